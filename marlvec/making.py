@@ -102,9 +102,9 @@ def make(
 
     Args:
         env: What to build: a registered id (``"simple_spread"``, ``"mpe/simple_spread_v3"``,
-            ``"pettingzoo/classic/connect_four_v3"``, ``"CartPole-v1"``, ``"envpool/Pong-v5"``), ``"module:attr"``, an
-            env class, a factory, or a list with one of these per env. A factory that declares an argument ``env_index``
-            or ``num_envs`` is given it.
+            ``"pettingzoo/classic/connect_four_v3"``, ``"CartPole-v1"``, ``"envpool/Pong-v5"``), ``"module:attr"``,
+            ``"FILE.py:attr"``, an env class, a factory, or a list with one of these per env. A factory that declares an
+            argument ``env_index`` or ``num_envs`` is given it.
         num_envs: N; default 1, or the length of the list.
         backend: ``"async"``, the default: worker processes that write into shared memory (Windows has none; there it
             is refused, and ``"sync"`` is the default); ``"thread"``: worker threads, for envs
@@ -135,10 +135,11 @@ def make(
             action spaces are Tuples of one length, or Dicts of the same keys, and the env has ``n_agents`` or
             ``num_agents`` of that number (lbforaging, rware, SMAClite), or the keys are ints (multigrid); else one
             agent's. ``"tuple"``, ``"dict"``: several agents', whatever the env says; ``"single"``: one agent's.
-        lenient: Take PettingZoo Parallel envs that leave two things out, which raise otherwise. Without
-            ``possible_agents``, the agents are those of a first reset, which is made when the env is built and has no
-            seed. An agent that leaves ``env.agents`` without a flag is truncated in that step, without a final
-            observation where the env gives none.
+        lenient: Take what raises otherwise: rewards that are arrays of one number, and flags that are 0 or 1, or arrays
+            of one flag; and PettingZoo Parallel envs that leave two things out. Without ``possible_agents``, the agents
+            are those of a first reset, which is made when the env is built and has no seed. An agent that leaves
+            ``env.agents`` without a flag is truncated in that step, without a final observation where the env gives
+            none.
         grouped: Give observations and actions as dicts of groups also where all agents are alike.
         render_mode: For the envs' constructors: one mode for all; ``"single_rgb_array"`` (``"single_"`` and any mode)
             for a renderer in env 0 alone; or a list of one mode or None per env.

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -25,7 +26,7 @@ from marlvec.envs.making.catalog import (
     openspiel_entry,
     vmas_entry,
 )
-from marlvec.envs.making.factory import EnvEntry, EnvFactory
+from marlvec.envs.making.factory import EnvEntry, EnvFactory, builder_hint
 from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, UnknownEnvError
 
 __all__ = ["EnvRow", "listing", "register", "resolve", "resolve_all", "EnvEntry", "EnvFactory"]
@@ -41,7 +42,7 @@ _OPEN_NAMESPACES: Mapping[str, Callable[[str], EnvEntry]] = {
 }
 """Namespaces whose libraries know their ids; whether there is such an env shows when it is built."""
 EnvLike = str | Callable[..., Any] | EnvFactory
-"""What stands for an env: a registered id, ``"module:attr"``, a class, a factory."""
+"""What stands for an env: a registered id, ``"module:attr"``, ``"FILE.py:attr"``, a class, a factory."""
 _entries: dict[str, EnvEntry] = {entry.id: entry for entry in catalog()}
 
 
@@ -95,19 +96,25 @@ def register(
 
 
 def resolve(env: EnvLike) -> EnvFactory:
-    """Find the factory that an id, ``"module:attr"``, class or callable stands for; nothing is imported or built.
+    """Find the factory that an id, ``"module:attr"``, class or callable stands for.
+
+    Nothing is built, and nothing imported, but a file: ``"FILE.py:attr"`` is what that file defines.
 
     An id may leave out its namespace and its version: ``"simple_spread"`` is the highest version of
     ``"mpe/simple_spread_v3"``. Gymnasium's ids are known with and without ``"gymnasium/"``.
 
     Raises:
-        UnknownEnvError: No such id; lists those that come near.
-        RegistryError: More than one env has this name.
+        UnknownEnvError: No such id or file; lists ids that come near.
+        RegistryError: More than one env has this name, or the file defines no such thing.
         ArgumentError: It stands for no env, e.g. because it is one.
     """
     if isinstance(env, EnvFactory):
         return env
     if isinstance(env, str):
+        source, _, attribute = env.rpartition(":")
+        if source.endswith(".py") and attribute:
+            # Workers may be unable to import it: they get the class or function itself.
+            return EnvFactory(EnvEntry(env, EnvEntry(env, env).load()))
         return EnvFactory(_entry_point(env) if ":" in env and not env.startswith(_GYMNASIUM) else _find(env))
     if isinstance(env, MultiAgentEnv) or (callable(getattr(env, "step", None)) and not isinstance(env, type)):
         name = type(env).__name__
@@ -117,6 +124,10 @@ def resolve(env: EnvLike) -> EnvFactory:
         )
     if callable(env):
         return EnvFactory(EnvEntry(getattr(env, "__qualname__", type(env).__name__), env))
+    if isinstance(env, ModuleType):
+        name = env.__name__
+        hint = builder_hint(env, name.rpartition(".")[2])
+        raise ArgumentError(f"expected an env id, 'module:attr', a class or a factory, got the module {name}{hint}")
     raise ArgumentError(f"expected an env id, 'module:attr', a class or a factory, got {type(env).__name__}: {env!r}")
 
 
@@ -181,7 +192,7 @@ def _is_installed(package: str) -> bool:
 def _entry_point(text: str) -> EnvEntry:
     """Entry of a ``"module:attr"``; what can be seen to be wrong without importing it is refused here."""
     if not _ENTRY_POINT.fullmatch(text):
-        raise ArgumentError(f"expected 'module:attr' (e.g. 'my_package.envs:MyEnv'), got {text!r}")
+        raise ArgumentError(f"expected 'module:attr' (e.g. 'my_package.envs:MyEnv') or 'FILE.py:attr', got {text!r}")
     module, _, attribute = text.partition(":")
     if module == "__main__":
         # A worker has another main module, so what it names is fetched here, and is sent as it is.
@@ -255,6 +266,8 @@ def _gymnasium_id(name: str) -> str | None:
 
 def _unknown(name: str) -> str:
     """Say that an id is unknown, which ones come near, and where all are listed."""
+    if name.endswith(".py"):
+        return f"unknown env {name!r}: expected FILE.py:ATTR for what a file defines, e.g. {name}:MyEnv"
     known: dict[str, str] = {}
     for env_id in (*_entries, *(_GYMNASIUM + env_id for env_id in _gymnasium_ids())):
         stem = _split(env_id)[0]

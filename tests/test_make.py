@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -28,6 +30,29 @@ class Told(CounterEnv):
         if box is not None:
             box.append(env_index)
             assert len(box) == 1, "this list is another env's too"
+
+
+@pytest.mark.mostly_slow("starts worker processes", quick=2)
+@pytest.mark.parametrize("how", [{"backend": b} for b in ("sync", "thread", "async")] + [{"context": "spawn"}], ids=str)
+def test_class_of_a_file_plays_as_an_imported_one(how: dict[str, Any], tmp_path: Path) -> None:
+    """With a module of its folder, and under a name that another module has already."""
+    (tmp_path / "random.py").write_text(
+        "from marlvec.testing import CounterEnv\nfrom lengths_of_envs import LENGTH\n"
+        "class Mine(CounterEnv):\n    def __init__(self):\n        super().__init__(LENGTH)\n"
+    )
+    (tmp_path / "lengths_of_envs.py").write_text("LENGTH = 4\n")
+    settings = {"num_envs": 4, **({} if how.get("backend") == "sync" else {"num_workers": 2}), **how}
+    known = sys.modules["random"]
+    with (
+        marlvec.make(f"{tmp_path}/random.py:Mine", **settings) as envs,
+        marlvec.make(lambda: CounterEnv(4), num_envs=4, backend="sync") as same,
+    ):
+        assert np.array_equal(envs.reset(seed=0)[0], same.reset(seed=0)[0])
+        for _ in range(9):
+            actions = same.random_action()
+            for ours, theirs in zip(envs.step(actions)[:4], same.step(actions)[:4], strict=True):
+                assert np.array_equal(ours, theirs)
+    assert sys.modules["random"] is known
 
 
 class Shift(gymnasium.RewardWrapper):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -219,11 +220,38 @@ def test_who_declares_its_index_gets_it() -> None:
     assert built("marlvec.testing:SingleEnv", **offer).world.env_index == 4
 
 
+def test_file_and_attribute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "my_file_of_envs.py"
+    file.write_text("class Env:\n    size = 1\nnumber = 3\n")
+    monkeypatch.chdir(tmp_path)
+    first = resolve("my_file_of_envs.py:Env").entry.load()
+    assert (first.size, first.__module__) == (1, "my_file_of_envs")
+    assert resolve(f"{file}:Env").entry.load() is first, "imported once"
+    for other in ("class Env:\n    size = 2\n", "import a_package_that_is_not_there\n"):
+        file.write_text(other)
+        os.utime(file, ns=(0, len(other)))
+        if "size" in other:
+            assert resolve("my_file_of_envs.py:Env").entry.load().size == 2, "changed, so imported again"
+    with pytest.raises(MissingExtraError, match="a_package_that_is_not_there"):
+        resolve("my_file_of_envs.py:Env")
+    assert sys.modules["my_file_of_envs"].Env.size == 2
+    file.write_text("number = 3\n")
+    for text, words in (
+        ("my_file_of_envs.py:Other", "has no 'Other'"),
+        ("my_file_of_envs.py:number", "int, expected a class or a factory"),
+        ("no_such_file.py:Env", f"no file no_such_file.py, seen from {tmp_path}"),
+        ("my_file_of_envs.py", "expected FILE.py:ATTR for what a file defines, e.g. my_file_of_envs.py:MyEnv"),
+    ):
+        with pytest.raises(RegistryError, match=words):
+            resolve(text)
+
+
 def test_module_and_attribute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_envs_for_test.py").write_text(
-        "raise_on_import = 1 / 1\n"
+        "import pickle\n"
         "from marlvec.testing import CounterEnv\n"
         "class Box:\n    Inner = CounterEnv\nnumber = 3\n"
+        "zoo_v1 = type(pickle)('zoo.zoo_v1')\nzoo_v1.parallel_env = CounterEnv\n"
     )
     (tmp_path / "my_broken_envs.py").write_text("import a_package_that_is_not_there\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -234,6 +262,10 @@ def test_module_and_attribute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         built("my_envs_for_test:Missing")
     with pytest.raises(RegistryError, match="int, expected a class or a factory"):
         built("my_envs_for_test:number")
+    with pytest.raises(RegistryError, match="is module, .*; take my_envs_for_test:zoo_v1.parallel_env"):
+        built("my_envs_for_test:zoo_v1")
+    with pytest.raises(ArgumentError, match=r"got the module zoo\.zoo_v1; take zoo_v1\.parallel_env"):
+        resolve(sys.modules["my_envs_for_test"].zoo_v1)
     with pytest.raises(MissingExtraError, match="a_package_that_is_not_there"):
         built("my_broken_envs:Env")
     with pytest.raises(UnknownEnvError, match="no module 'no_such_module_anywhere'"):

@@ -69,6 +69,7 @@ def test_the_wheel_has_every_file_of_the_tree_and_no_other(wheel: Path) -> None:
     expected = {
         *(name for name in tree("marlvec", "marlvec") if not name.startswith("marlvec/connectors/")),
         *tree("connectors", "marlvec/connectors"),
+        *tree("examples", "marlvec/examples"),
     }
     assert len(names) == len(set(names))
     assert {name for name in names if ".dist-info/" not in name} == expected
@@ -157,3 +158,5 @@ print("done")
 @pytest.mark.slow("builds a wheel and installs it")
 def test_the_command_is_installed(python: Path, tmp_path: Path) -> None:
     assert "rollout" in run(python.parent / "marlvec", "--help", cwd=tmp_path)
+    assert run(python.parent / "marlvec", "examples", "policies", "--copy", cwd=tmp_path) == "examples/policies.py\n"
+    assert (tmp_path / "examples/policies.py").read_bytes() == (ROOT / "examples/policies.py").read_bytes()

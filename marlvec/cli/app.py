@@ -508,3 +508,31 @@ def connectors(
     if as_json:
         return print_json(connectors_json(rows))
     print_connectors(stdout(), rows)
+
+
+@app.command()
+def examples(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Print the source of this one.", show_default=False)
+    ] = None,
+    copy: Annotated[
+        bool, typer.Option("--copy", help="Write a copy, in place of printing: of NAME, or of all.")
+    ] = False,
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="Where copies go.")] = Path("examples"),
+) -> None:
+    """List the example scripts that come with marlvec, print one, or copy them.
+
+    marlvec examples policies --copy
+    marlvec rollout simple_spread --policy examples/policies.py:seek
+    """
+    from marlvec.cli.commands.examples import copy_examples, example_files, print_examples
+
+    with plain_errors(traceback=False):
+        files = example_files(name)
+        if copy:
+            for file in copy_examples(files, to):
+                typer.echo(file)
+        elif name is None:
+            print_examples(stdout(), files)
+        else:
+            typer.echo(files[0].read_text(encoding="utf-8"), nl=False)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import inspect
 import re
-import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import marlvec.connectors as all_connectors
 from marlvec.cli.console import did_you_mean
-from marlvec.cli.neighbours import beside
 from marlvec.connectors import AgentConnector, Pipeline
+from marlvec.envs.making.python_file import load_file
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.policies import Policy, RandomPolicy, as_policy
 from marlvec.selfplay import Opponent, read_opponents
@@ -64,7 +62,7 @@ def load(text: str, what: str) -> Any:
     if not colon or not source or not path:
         raise ArgumentError(f"--policy {text}: expected random, MODULE:ATTR or FILE.py:ATTR, optionally after ID=")
     try:
-        found: Any = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+        found: Any = load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except (ModuleNotFoundError, FileNotFoundError) as error:
         raise ArgumentError(f"--policy {text}: cannot import {source} ({error})") from error
     for part in path.split("."):
@@ -73,29 +71,6 @@ def load(text: str, what: str) -> Any:
             raise ArgumentError(f"--policy {text}: {source} has no {path!r}{near}")
         found = getattr(found, part)
     return found
-
-
-def _load_file(path: Path) -> ModuleType:
-    """Import a file under its own name, so that dataclasses and pickles in it find their module.
-
-    While it is imported, it may import what stands beside it.
-    """
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None  # every path that ends in .py has one,
-    assert spec.loader is not None  # and this too
-    module = importlib.util.module_from_spec(spec)
-    with beside(path.parent):
-        before = sys.modules.get(path.stem)
-        sys.modules[path.stem] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            if before is None:
-                del sys.modules[path.stem]
-            else:
-                sys.modules[path.stem] = before
-            raise
-    return module
 
 
 def _policy(text: str, found: Any) -> Policy:
@@ -251,16 +226,22 @@ _PLAYER_ID = r"([\w./-]+)="
 def players(texts: Sequence[str]) -> dict[str, Policy | Opponent]:
     """Players of the arguments ``[ID=]WHAT``, in their order; a ``WHAT`` that ends in ``/*`` is several.
 
+    An opponent of a pool, given without ID, is called ``FOLDER/NAME`` if another player has its name.
+
     Raises:
         ArgumentError: One cannot be found, is no policy, or an id is used twice.
         CheckpointError: A pool's file is damaged.
     """
+    named = [(text, name, player) for text in texts for name, player in _players(text).items()]
+    times = Counter(name for _, name, _ in named)
     found: dict[str, Policy | Opponent] = {}
-    for text in texts:
-        for name, player in _players(text).items():
-            if name in found:
-                raise ArgumentError(f"{text}: there are two players {name!r}; give one another id: ID={text}")
-            found[name] = player
+    for text, name, player in named:
+        what, _, path = text.rpartition("@")
+        if times[name] > 1 and isinstance(player, Opponent) and re.match(_PLAYER_ID, what) is None:
+            name = f"{_pool_folder(Path(path))}/{name}"
+        if name in found:
+            raise ArgumentError(f"{text}: there are two players {name!r}; give one another id: ID={text}")
+        found[name] = player
     return found
 
 
@@ -291,9 +272,15 @@ def _players(text: str) -> dict[str, Policy | Opponent]:
     return {match[1]: only}
 
 
+def _pool_folder(path: Path) -> Path:
+    """The folder of the pool in a path, which may go on behind it."""
+    return path if (path / INDEX).exists() else path.parent
+
+
 def _opponents(text: str, what: str, path: Path) -> dict[str, Opponent]:
     """Of the pool in a folder the newest; or, where the path goes on behind the folder, one of them or all."""
-    folder, wanted = (path, None) if (path / INDEX).exists() else (path.parent, path.name)
+    folder = _pool_folder(path)
+    wanted = None if folder == path else path.name
     if not (folder / INDEX).exists():
         raise ArgumentError(f"{text}: there is no pool of opponents in {path}, nor in {path.parent}")
     make = load(text, what)

@@ -27,7 +27,14 @@ class CommandGroup(TyperGroup):
         command = super().get_command(ctx, cmd_name)
         if command is not None and command.help:
             command.help = _unwrapped(command.help)
+            _hide_types_of_flags(command.get_params(ctx))
         return command
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options of ``marlvec`` itself."""
+        options = super().get_params(ctx)
+        _hide_types_of_flags(options)
+        return options
 
     def main(
         self,
@@ -52,6 +59,13 @@ class CommandGroup(TyperGroup):
         if not standalone_mode:
             return code
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _hide_types_of_flags(options: Sequence[Any]) -> None:
+    """Let the help of flags show no ``<bool>``: they take no value."""
+    for option in options:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
 
 
 def _unwrapped(text: str) -> str:

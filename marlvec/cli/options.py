@@ -48,7 +48,10 @@ class Side(StrEnum):
 
 Env = Annotated[
     str,
-    typer.Argument(metavar="ENV", help="An id such as simple_spread ([b]marlvec envs[/] lists them), or MODULE:ATTR."),
+    typer.Argument(
+        metavar="ENV",
+        help="An id such as simple_spread ([b]marlvec envs[/] lists them), MODULE:ATTR or FILE.py:ATTR.",
+    ),
 ]
 Policies = Annotated[
     list[str] | None,

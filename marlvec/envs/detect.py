@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Any, NoReturn
 
@@ -32,7 +33,8 @@ def adapt(env: Any, *, agents: str = "auto", lenient: bool = False) -> MultiAgen
         env: A PettingZoo Parallel env, a PettingZoo AEC env, a Gymnasium env, an RLlib-style dict env, or a
             `MultiAgentEnv`, which is returned as it is.
         agents: Whether a Gymnasium env is of several agents, as in `marlvec.make`.
-        lenient: Whether a Parallel env may leave things out, as in `marlvec.make`.
+        lenient: Whether rewards and flags may have other forms, and a Parallel env may leave things out, as in
+            `marlvec.make`.
 
     Raises:
         ContractError: It is none of these.
@@ -46,22 +48,33 @@ def adapt(env: Any, *, agents: str = "auto", lenient: bool = False) -> MultiAgen
                 agents, f"{env.name} is behind an adapter already; write adapt(env, agents={agents!r}) there"
             )
         if lenient:
-            _refuse_lenient(f"{env.name} is behind an adapter already; write adapt(env, lenient=True) there")
+            raise ArgumentError(
+                f"lenient=True: expected an env without an adapter, and {env.name} is behind an adapter already; write "
+                f"adapt(env, lenient=True) there"
+            )
         return env
     if env is None or isinstance(env, (type, gymnasium.vector.VectorEnv)):
         _refuse(env)
-    adapter = _by_class(env) or _by_look(env)
+    adapter = _by_class(env)
+    if adapter in (None, RLlibAdapter) and _is_functional(env):  # JaxMARL's base class is called as RLlib's is
+        name = type(env).__name__
+        raise ContractError(
+            f"{name}.step(): expected a method that takes actions, got one that takes the state, too: {name} is a "
+            f"functional JAX env, as those of JaxMARL are, which marlvec does not take yet; write a PettingZoo "
+            f"ParallelEnv around it that keeps key and state as attributes"
+        )
+    adapter = adapter or _by_look(env)
     if adapter is None:
         _refuse(env)
     if adapter is GymnasiumAdapter and has_joint_spaces(env, agents):
         adapter = JointAdapter
     elif agents != "auto" and adapter is not GymnasiumAdapter:
         _refuse_agents(agents, f"{type(env).__name__} names its agents itself")
-    if not lenient:
-        return adapter(env)
-    if adapter is not ParallelAdapter:
-        _refuse_lenient(f"{type(env).__name__} is none")
-    return ParallelAdapter(env, lenient=True)
+    if adapter is ParallelAdapter:
+        return ParallelAdapter(env, lenient=lenient)
+    made = adapter(env)
+    made.is_lenient = lenient
+    return made
 
 
 def _by_class(env: Any) -> type[_Kind] | None:
@@ -96,12 +109,20 @@ def _by_look(env: Any) -> type[_Kind] | None:
     return ParallelAdapter if callable(space) and callable(getattr(env, "action_space", None)) else None
 
 
+def _is_functional(env: Any) -> bool:
+    """Whether ``step`` takes the state of the env, and ``reset`` the key of its random numbers."""
+    try:
+        reset, step = (
+            [p.name for p in inspect.signature(getattr(env, name)).parameters.values() if p.default is p.empty]
+            for name in ("reset", "step")
+        )
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return bool({"key", "rng", "rng_key"} & set(reset)) and len(step) > 1 and bool({"key", "state"} & set(step))
+
+
 def _refuse_agents(agents: str, why: str) -> NoReturn:
     raise ArgumentError(f"agents={agents!r}: expected a Gymnasium env without an adapter, and {why}")
-
-
-def _refuse_lenient(why: str) -> NoReturn:
-    raise ArgumentError(f"lenient=True: expected a PettingZoo Parallel env without an adapter, and {why}")
 
 
 def _refuse(env: Any) -> NoReturn:

@@ -50,10 +50,12 @@ def check_env(
     ================  ================================================================================================
     ``form``          it is an env in one of the forms that `marlvec.make` takes
     ``runs``          ``reset()`` and ``step()`` raise nothing
-    ``results``       they return tuples of the right length, with dicts in them
+    ``results``       they return tuples of the right length, with dicts in them; the old API (no infos from
+                      ``reset()``, 4 values from ``step()``) is a minor finding
     ``shared_state``  two instances that take turns do not disturb each other: attributes of the class, globals of the
                       module, ``np.random`` and ``random``, objects that both hold
-    ``seed``          the same seed brings the same episodes in a second instance
+    ``seed``          the same seed brings the same episodes in a second instance; if the env is random, another seed
+                      brings others
     ``reset``         the same seed brings them in the same instance, reset again
     ``life``          who has ended leaves, brings no more data and does not come back; no agent leaves without a flag
     ``agents``        agents are those of ``possible_agents``, once each
@@ -74,7 +76,8 @@ def check_env(
     leaves in doubt which agents there are, what may only follow from it is left out until the next episode.
 
     Args:
-        env: What builds the env: an id, ``"module:attr"``, a class or a factory, as for `marlvec.make`.
+        env: What builds the env: an id, ``"module:attr"``, ``"FILE.py:attr"``, a class or a factory, as for
+            `marlvec.make`.
         episodes: How many episodes to play; four times in all, or five.
         seed: Seed of the env and of the actions.
         max_steps: Within how many steps every episode must end.
@@ -179,9 +182,15 @@ def _player_of(env: Any, max_steps: int, findings: Findings) -> Player:
         Place(type(env).__name__, "__init__()").fault("form", "the env", "one that make() takes", got)
     if not isinstance(adapter, Adapter):
         return SlotPlayer(adapter, max_steps, findings)
+    player = _player_behind(adapter, max_steps, findings)
+    player.lenient = adapter.is_lenient
+    return player
+
+
+def _player_behind(adapter: Adapter, max_steps: int, findings: Findings) -> Player:
     raw, name = adapter.env, adapter.name
     if isinstance(adapter, ParallelAdapter):
-        return ParallelPlayer(raw, name, list(adapter.ids), max_steps, findings, lenient=adapter.is_lenient)
+        return ParallelPlayer(raw, name, list(adapter.ids), max_steps, findings)
     if isinstance(adapter, AECAdapter):
         return TurnPlayer(raw, name, max_steps, findings)
     if isinstance(adapter, JointAdapter):

@@ -96,6 +96,12 @@ def test_a_whole_pool_plays_and_may_be_given_a_name() -> None:
     assert "12 games" in printed
 
 
+def test_opponent_of_a_pool_with_the_name_of_another_player_gets_its_folder_as_well(folder: Path) -> None:
+    OpponentPool(RandomPolicy, folder=folder / "more").add("random", RandomPolicy())
+    printed = arena("players.py:make@more/*", "random", "--games", "2").stdout
+    assert all(re.search(rf"^ *{name} ", printed, re.M) for name in ("more/random", "random"))
+
+
 def test_intervals_are_of_the_confidence_that_was_asked_for() -> None:
     widths = []
     for confidence in ("0.5", "0.95"):

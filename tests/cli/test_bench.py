@@ -19,7 +19,8 @@ def test_it_says_what_each_backend_does_and_which_to_take() -> None:
     assert result.exit_code == 0, result.output
     for backend in ("sync", "thread", "async", "native"):
         assert f" {backend}" in result.output
-    assert "pool: " in result.output  # and why not
+    assert "without pool: " in result.output
+    assert "which is a single env" in " ".join(result.output.split())
     assert "Take " in result.output
 
 

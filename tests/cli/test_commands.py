@@ -66,7 +66,7 @@ plain = Plain()
 instance = RandomPolicy(seed=3)
 number = 3
 '''
-COMMANDS = ("rollout", "record", "play", "arena", "serve", "bench", "check", "envs", "connectors")
+COMMANDS = ("rollout", "record", "play", "arena", "serve", "bench", "check", "envs", "connectors", "examples")
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +191,8 @@ def test_arguments_reach_the_env() -> None:
 def test_an_env_from_a_file_beside_one(folder: Path) -> None:
     (folder / "my_env.py").write_text("from marlvec.testing import CounterEnv as Mine\n", encoding="utf-8")
     args = ("--num-envs", "3", "--env-steps", "30", "--num-workers", "1")
-    assert "3 envs × 3 agents" in succeed("rollout", "my_env:Mine", *args)
+    for env in ("my_env:Mine", "my_env.py:Mine", f"{folder}/my_env.py:Mine"):
+        assert "3 envs × 3 agents" in succeed("rollout", env, *args)
 
 
 def test_a_rollout_in_which_no_episode_ends(folder: Path) -> None:
@@ -562,6 +563,7 @@ def test_help_fits_80_columns_and_breaks_no_word(command: str, monkeypatch: pyte
             assert len(line) + 1 + len(after.split()[0]) > 76, line
     assert [line for line in lines if "\\" in line[:-1]] == []
     assert re.findall(r"<\w[^>\n]*  ", printed) == []  # choices that go on in the next line
+    assert "<bool>" not in printed
 
 
 def test_help_says_the_true_default_of_a_seed() -> None:
@@ -569,8 +571,24 @@ def test_help_says_the_true_default_of_a_seed() -> None:
     assert re.search(r"--seed N \[x>=0\] [^\[]*\[default: 0\]", printed)
 
 
+def test_examples_are_listed_printed_and_copied(folder: Path) -> None:
+    files = sorted((ROOT / "examples").glob("*.py"))
+    assert re.findall(r"^ ?(\w+)  +\S", succeed("examples"), re.M)[1:] == [file.stem for file in files]
+    assert succeed("examples", "policies") == (ROOT / "examples/policies.py").read_text(encoding="utf-8")
+    assert succeed("examples", "policies.py", "--copy") == "examples/policies.py\n"
+    assert "200 env steps" in small("--policy", "examples/policies.py:seek")
+    result = marlvec("examples", "--copy")
+    assert (result.exit_code, len(list(folder.glob("examples/*")))) == (2, 1)
+    assert "examples/policies.py exists already; move it, or copy to another folder with --to FOLDER" in result.stderr
+    succeed("examples", "--copy", "--to", "all")
+    assert [file.read_bytes() for file in sorted(folder.glob("all/*"))] == [file.read_bytes() for file in files]
+    result = marlvec("examples", "polices")
+    assert (result.exit_code, "no example 'polices' (did you mean policies?)" in result.stderr) == (2, True)
+
+
 def test_version_and_help() -> None:
     assert succeed("--version") == f"marlvec {__version__}\n"
     for args in (("--help",), ("rollout", "--help"), ("envs", "--help"), ("connectors", "--help")):
-        assert "Usage: marlvec" in succeed(*args)
+        assert "Usage: marlvec" in (shown := succeed(*args))
+        assert "<bool>" not in shown
     assert "rollout" in marlvec().output

@@ -88,8 +88,12 @@ PLAIN: dict[str, Any] = {
 @pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=8)
 @pytest.mark.parametrize("build", SCRIPTED.values(), ids=SCRIPTED)
 def test_scripted_envs_of_all_forms_pass(build: Callable[[], Any]) -> None:
+    options: dict[str, Any] = getattr(build, "keywords", {})
+    expected = 2 if options.get("old_api") else 0  # what reset() returns, and what step() does
     for seed in range(5):
-        check_env(rewound(build), episodes=4, seed=seed)
+        findings = check_env(rewound(build), episodes=4, seed=seed, raise_first=False)
+        assert [one.severity for one in findings if "the old API" in one.got] == ["minor"] * expected
+        assert len(findings) == expected
 
 
 @pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=3)
@@ -337,6 +341,57 @@ class InfoIsNone(Step):
         return obs, rewards, ended, cut, dict.fromkeys(infos)
 
 
+class FourValues(Step):
+    def spoil(self, obs: Any, rewards: Any, ended: Any, cut: Any, infos: Any) -> Any:
+        return obs, rewards, ended, infos
+
+
+class NoInfos(Good):
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(seed, options)[0]
+
+
+class NoObservations(Good):
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed, options)
+
+
+class SameSeed(Good):
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(0, options)
+
+
+class SameSeedOfNumpy(SameSeed):
+    """It draws in its resets alone."""
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        np.random.seed(0)  # noqa: NPY002  # that is the fault
+        self.left = np.random.random(2).astype(np.float32)  # noqa: NPY002  # that is the fault
+        return Good.reset(self, seed, options)
+
+    def see(self, agent: str) -> Any:
+        return {"camera": {"left": self.left}, "clock": self.t}
+
+
+class SpaceNotMethod(Good):
+    action_space: Any = Discrete(3)
+
+
+class MultiAgentEnv:
+    """JaxMARL's base class is called as RLlib's is."""
+
+
+class Functional(MultiAgentEnv):
+    agents = ["a_0", "a_1"]
+    observation_space = action_space = Good.observation_space
+
+    def reset(self, key: Any) -> Any:
+        raise AssertionError("not called")
+
+    def step(self, key: Any, state: Any, actions: Any, reset_state: Any = None) -> Any:
+        raise AssertionError("not called")
+
+
 class SixValues(Step):
     def spoil(self, obs: Any, rewards: Any, ended: Any, cut: Any, infos: Any) -> Any:
         return obs, rewards, ended, cut, infos, {}
@@ -458,6 +513,12 @@ class PaysInText(TurnBroken):
 class DropsAPlayer(TurnBroken):
     def spoil(self) -> None:
         self.agents = [agent for agent in self.agents if agent == self.agent_selection]
+
+
+class OldFlags(TurnBroken):
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        super().reset(seed, options)
+        self.dones = self.__dict__.pop("terminations")
 
 
 class DeadStay(TurnEnv):
@@ -638,6 +699,11 @@ class JointMask(GoodJoint):
         return {**whole, "infos": {"action_mask": np.eye(2, 3) if self.t < 3 else np.zeros((2, 3))}}
 
 
+class JointMaskNumber(GoodJoint):
+    def spoil(self, whole: dict[str, Any]) -> dict[str, Any]:
+        return {**whole, "infos": {"action_mask": 7}}
+
+
 class JointFillsTheAction(GoodJoint):
     action_space = Tuple([Box(0, 1, (1,)), Box(0, 1, (1,))])
 
@@ -677,10 +743,25 @@ BROKEN: list[tuple[Any, str]] = [
     (UnknownAgent, "step 1: rewards: expected agents of ['a_0', 'a_1'], got the unknown agent 'a_9'"),
     (DataAfterDeath, "step 4: observations: expected nothing of agent 'a_0', which has ended, got data"),
     (Rebirth, "step 4: env.agents: expected no agent 'a_0', which has ended, got it again"),
-    (Lingers, "step 3: env.agents: expected agent 'a_0', which has ended, to leave it, got it still there"),
+    (
+        Lingers,
+        "step 3: env.agents: expected agent 'a_0', which has ended, to leave it, got it still there\n"
+        "  To change: leave those that have ended out of env.agents: self.agents = ",
+    ),
     (LeavesInSilence, "step 3: env.agents: expected agent 'a_0', whose flags are False, got it has left"),
     (InfoIsNone, "step 1: info of agent 'a_0': expected a dict, got NoneType None"),
     (SixValues, "step 1: the result: expected a tuple of 4 or 5, got a tuple of 6"),
+    (FourValues, "FourValues.step(), episode 1, step 1: the result: expected a tuple of 5, got a tuple of 4 with one"),
+    (NoInfos, "NoInfos.reset(), episode 1: the result: expected a tuple of 2, got a dict without infos: the old API"),
+    (NoObservations, "the result: expected a tuple of 2, got NoneType None\n  To change: return (observations, infos)"),
+    (SameSeed, "the same one for the seeds 0 and 1: after both, self.rng is in the same state"),
+    (SameSeedOfNumpy, "the same one for the seeds 0 and 1: after both, np.random is in the same state"),
+    (SpaceNotMethod, "action_space: expected a method, got the space Discrete(3); write def action_space(self, agent)"),
+    (Functional, "Functional is a functional JAX env, as those of JaxMARL are, which marlvec does not take yet; write"),
+    (
+        OldFlags,
+        "turns.reset(), episode 1: env.terminations: expected a dict of flags by agent, got none, and env.dones",
+    ),
     (NeverEnds, "episode 1, step 201: the episode: expected its end within max_steps=200 steps, got none"),
     (EatsActions, "EatsActions.step(), episode 3, step 1: actions: expected it to be left as it was given, keys"),
     (ScalesActions, "step 1: actions, leaf 'a_0': expected it to be left as it was given, "),
@@ -720,6 +801,7 @@ BROKEN: list[tuple[Any, str]] = [
     (JointIntFlags, "step 1: termination of agent 'agent_0': expected a bool, got int64 "),
     (JointInfo, "step 1: info: expected a dict, got NoneType None"),
     (JointMask, "step 4: action mask of agent 'agent_1': expected at least one allowed action"),
+    (JointMaskNumber, "step 1: 'action_mask' of the info: expected one for each agent, 2 in all, got int 7"),
     (JointFillsTheAction, "step 1: the action, leaf '1': expected it to be left as it was given, "),
     (KeyedAfterDeath, "step 3: agent 'agent_0': expected no data, for it has ended, got an observation or a reward"),
 ]

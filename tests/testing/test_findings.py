@@ -31,19 +31,20 @@ CHECKS = {
     "life": "DataAfterDeath Rebirth Lingers LeavesInSilence DropsAPlayer DeadStay ActsWhenDead PaysTheDead "
     "VanishesFromSlot KeyedAfterDeath JointPaysTheDead",
     "infos": "InfoIsNone SingleNoInfo JointInfo",
-    "results": "SixValues JointOneObservation JointObjectives",
+    "form": "SpaceNotMethod Functional",
+    "results": "SixValues FourValues NoInfos NoObservations OldFlags JointOneObservation JointObjectives",
     "ends": "NeverEnds DoneTooSoon",
     "arguments": "EatsActions ScalesActions FillsOptions JointFillsTheAction",
     "runs": "Raises",
     "shared_state": "RandomFromStepTwo SingleNoisy",
-    "seed": "RandomInEpisodeThree",
+    "seed": "RandomInEpisodeThree SameSeed SameSeedOfNumpy",
     "reset": "RemembersBeforeTheSeed",
-    "masks": "NobodyMay ShortMask JointMask",
+    "masks": "NobodyMay ShortMask JointMask JointMaskNumber",
     "state": "WrongState",
     "rewards_once": "PaysTwice PaysTheLeaverTwice",
 }
 ONE_EACH = [(check, name) for check, names in CHECKS.items() for name in names.split()]
-MINOR = {"WrongDtype", "JointDtype", "ListForArray", "NoAxesReward", "WrongState", "NewSpaces"}
+MINOR = {"WrongDtype", "JointDtype", "ListForArray", "NoAxesReward", "WrongState", "NewSpaces", "FourValues", "NoInfos"}
 NUMBERS_EPISODES = {"SelectsAStranger", "PaysInText", "DropsAPlayer", "DeadStay", "NoAll", "KeyedAfterDeath"}
 
 
@@ -231,9 +232,16 @@ def test_a_process_of_its_own_is_not_advised_where_it_would_not_help() -> None:
 
 
 class SharedAndUnused(Good):
-    """Counts what nobody sees: no fault."""
+    """Counts what nobody sees, and holds a generator without a state that nothing is drawn from: no fault."""
 
     made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entropy = random.SystemRandom()
+
+    def see(self, agent: str) -> Any:
+        return {"camera": {"left": np.zeros(2, np.float32)}, "clock": self.t}
 
     def step(self, actions: dict[str, Any]) -> Any:
         SharedAndUnused.made += 1
@@ -320,6 +328,15 @@ class NewDict(LeavesThemStanding):
         super().step(action)
 
 
+class EndsForAllAtOnce(Game):
+    """No agent has a dead step."""
+
+    def step(self, action: Any) -> None:
+        super().step(action)
+        if self.t == 5:
+            self.truncations, self.agents = dict.fromkeys("ab", True), []
+
+
 class EachMoveCosts(Game):
     """The same reward in each step, and yet no two are one."""
 
@@ -329,8 +346,8 @@ class EachMoveCosts(Game):
         )
 
 
-@pytest.mark.parametrize("build", [Game, NewDict, EachMoveCosts])
-def test_games_that_give_each_reward_once(build: Any) -> None:
+@pytest.mark.parametrize("build", [Game, NewDict, EachMoveCosts, EndsForAllAtOnce])
+def test_games_without_a_fault(build: Any) -> None:
     assert found(build) == []
 
 
@@ -468,11 +485,29 @@ class LeavesItsAgentsOut(Good):
         )
 
 
+class JointTeamArrays(envs.GoodJoint):
+    def spoil(self, whole: dict[str, Any]) -> dict[str, Any]:
+        return {**whole, "rewards": np.ones(1), "ended": np.array([self.t >= 4])} if "ended" in whole else whole
+
+
+class SecretlyJoint(envs.GoodJoint):
+    n_agents = None
+
+    def spoil(self, whole: dict[str, Any]) -> dict[str, Any]:
+        over = {"ended": self.t >= 4, "rewards": [1.0, 1.0], "infos": {}} if "ended" in whole else {}
+        return {**whole, "obs": tuple(whole["obs"]), **over}
+
+
 def test_what_lenient_takes_is_no_finding_where_it_is_said() -> None:
     (one,) = found(LeavesItsAgentsOut)
     assert one.check == "form"
     assert "lenient=True" in one.got
-    assert found(lambda: adapt(LeavesItsAgentsOut(), lenient=True)) == []
+    for build in (LeavesItsAgentsOut, envs.ArrayReward, envs.IntFlag, envs.JointIntFlags, JointTeamArrays):
+        assert found(lambda build=build: adapt(build(), lenient=True)) == []
+    (one,) = found(SecretlyJoint)
+    assert (one.check, one.got) == ("form", "[1.0, 1.0]")
+    assert "agents='tuple'" in one.change
+    assert found(lambda: adapt(SecretlyJoint(), agents="tuple")) == []
 
 
 @pytest.mark.parametrize("env", ["mpe/simple_crypto_v3", "cards/kuhn_poker", "pettingzoo/classic/rps_v2"])

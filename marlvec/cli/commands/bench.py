@@ -173,7 +173,7 @@ def print_bench(
         )
     print_table(console, Text(f"{env} × {num_envs}, step() with random actions"), columns, rows)
     for name, why in refused.items():
-        console.print(f"{name}: {why}", style="dim", markup=False, highlight=False)
+        console.print(f"without {name}: {why}", style="dim", markup=False, highlight=False)
     others = [one for one in figures if one is not best]
     ahead = ", ".join(f"{_times(best, one)} × {one.backend}" for one in others)
     chosen = f'make("{env}", num_envs={num_envs}, backend="{best.backend}")'

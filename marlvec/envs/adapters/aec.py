@@ -13,8 +13,6 @@ from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.adapters.parallel import agents_and_spaces, space_of
 from marlvec.envs.adapters.return_values import (
     AgentId,
-    as_flag,
-    as_reward,
     contract_error,
     mapping,
     names_of,
@@ -81,6 +79,13 @@ class AECAdapter(Adapter):
         self._owed = [0.0] * len(self.ids)
         self._call_reset(seed, options)
         self._state_owner = state_owner(self.env)
+        if not hasattr(self._state_owner, "terminations") and hasattr(self._state_owner, "dones"):
+            contract_error(
+                self.name,
+                "reset()",
+                "env.terminations: expected a dict of flags by agent, got none, and env.dones (PettingZoo's old API); "
+                "set terminations and truncations in place of dones",
+            )
         agents = self._listed("reset()")
         for a, agent in enumerate(self.ids):
             if agent in agents:
@@ -154,7 +159,7 @@ class AECAdapter(Adapter):
         """Write the rewards of the env's last own step, and find out which agents came and went."""
         status, reward = self._status, slot.reward
         for agent, value in mapping(self._state_owner.rewards, self.name, "step()", "rewards").items():
-            number = as_reward(value, self.name, agent, _VECTOR_HINT)
+            number = self._reward(value, agent, _VECTOR_HINT)
             if number != 0.0:
                 a = self._place(agent, "step()")
                 if status[a] == _ENDED and agent not in last_infos:
@@ -249,8 +254,8 @@ class AECAdapter(Adapter):
         terminations = mapping(self._state_owner.terminations, self.name, call, "terminations")
         truncations = mapping(self._state_owner.truncations, self.name, call, "truncations")
         return (
-            as_flag(terminations.get(agent, False), self.name, agent, "termination"),
-            as_flag(truncations.get(agent, False), self.name, agent, "truncation"),
+            self._flag(terminations.get(agent, False), agent, "termination"),
+            self._flag(truncations.get(agent, False), agent, "truncation"),
         )
 
     def _infos(self, slot: Slot, last_infos: dict[AgentId, Any]) -> Info | None:

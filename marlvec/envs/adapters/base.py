@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Space
 
-from marlvec.envs.adapters.return_values import AgentId, contract_error
+from marlvec.envs.adapters.return_values import AgentId, as_flag, as_reward, contract_error
 from marlvec.envs.adapters.self_reset import resets_itself, take_finals
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
@@ -41,8 +41,10 @@ class Adapter(MultiAgentEnv):
     Attributes:
         env: The user's env, as it was handed in.
         ids: As above; `agents` has the same as strings.
+        is_lenient: Whether rewards and flags may be arrays of one element, and flags 0 or 1.
     """
 
+    is_lenient = False
     _copies_attributes = False
 
     def __init__(
@@ -174,6 +176,18 @@ class Adapter(MultiAgentEnv):
                     f"{kind} space of agent {agent!r}: expected the one that the env was built with, got another "
                     f"{differs}. Declare one space that has room for all",
                 )
+
+    def _reward(self, value: Any, agent: AgentId, vector_hint: str = "") -> float:
+        """Read one agent's reward; see `as_reward`."""
+        return (
+            value if type(value) is float else as_reward(value, self.name, agent, vector_hint, lenient=self.is_lenient)
+        )
+
+    def _flag(self, value: Any, agent: AgentId, what: str, several_hint: str = "") -> bool:
+        """Read one agent's termination or truncation flag; see `as_flag`."""
+        if value is True or value is False:
+            return value is True
+        return as_flag(value, self.name, agent, what, several_hint, lenient=self.is_lenient)
 
     def _observe(self, slot: Slot, a: int, value: Any, acting: bool) -> None:
         """Write agent number ``a``'s observation, and its mask if it has one; the mask of one not acting allows all."""

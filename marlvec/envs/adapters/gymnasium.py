@@ -10,13 +10,13 @@ from gymnasium.spaces import Dict, Tuple
 
 from marlvec.envs.adapters import infos as info_dicts
 from marlvec.envs.adapters.base import Adapter
-from marlvec.envs.adapters.return_values import AgentId, as_flag, as_reward, contract_error, step_length
+from marlvec.envs.adapters.return_values import AgentId, contract_error, step_length
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree
 
-__all__ = ["AGENT", "PLAIN_REWARDS", "GymnasiumAdapter", "has_form_of"]
+__all__ = ["AGENT", "PLAIN_REWARDS", "GymnasiumAdapter", "has_form_of", "joint_keys"]
 
 AGENT = "agent_0"
 """Name of the one agent of a Gymnasium env."""
@@ -25,11 +25,7 @@ AGENT = "agent_0"
 PLAIN_REWARDS: frozenset[Any] = frozenset({float, np.float64})
 """Classes of rewards that need no second look."""
 
-_VECTOR_HINT = (
-    "If it is one number per objective, make it one: mo_gymnasium.wrappers.LinearReward(env, weight=…). If it is one "
-    "per agent, and so are the spaces: make(…, agents='tuple')"
-)
-_FLAGS_HINT = "If it is one per agent, and so are the spaces: make(…, agents='tuple')"
+_VECTOR_HINT = "If it is one number per objective, make it one: mo_gymnasium.wrappers.LinearReward(env, weight=…)"
 
 
 class GymnasiumAdapter(Adapter):
@@ -50,6 +46,12 @@ class GymnasiumAdapter(Adapter):
         spaces = [getattr(env, kind, None) for kind in ("observation_space", "action_space")]
         super().__init__(env, (AGENT,), spaces[:1], spaces[1:])
         space = self.env.observation_space
+        joint = joint_keys(space, self.env.action_space)
+        form = "tuple" if isinstance(space, Tuple) else "dict"
+        self._flags_hint = (
+            f"If it is one per agent, as the spaces seem to be: make(…, agents={form!r})" if joint else ""
+        )
+        self._vector_hint = ". ".join(filter(None, (self._flags_hint, _VECTOR_HINT)))
         self._info_keys = (COMMON,)
         # With such a space, (first, {...}) may be an observation as well as an observation with its info.
         pair_like = isinstance(space, Tuple) and len(space.spaces) == 2 and isinstance(space.spaces[1], Dict)
@@ -108,10 +110,12 @@ class GymnasiumAdapter(Adapter):
             if isinstance(info, Mapping) and info.get("TimeLimit.truncated", False) is True:
                 terminated, truncated = False, terminated
         ended = (
-            terminated if terminated.__class__ is bool else as_flag(terminated, name, AGENT, "terminated", _FLAGS_HINT)
+            terminated
+            if terminated.__class__ is bool
+            else self._flag(terminated, AGENT, "terminated", self._flags_hint)
         )
-        cut = truncated if truncated.__class__ is bool else as_flag(truncated, name, AGENT, "truncated", _FLAGS_HINT)
-        slot.reward[0] = reward if reward.__class__ in PLAIN_REWARDS else as_reward(reward, name, AGENT, _VECTOR_HINT)
+        cut = truncated if truncated.__class__ is bool else self._flag(truncated, AGENT, "truncated", self._flags_hint)
+        slot.reward[0] = reward if reward.__class__ in PLAIN_REWARDS else self._reward(reward, AGENT, self._vector_hint)
         over = ended or cut
         new_infos = None
         if info.__class__ is not dict or info:
@@ -137,6 +141,17 @@ class GymnasiumAdapter(Adapter):
 
 def _is_dict(value: Any) -> bool:
     return value.__class__ is dict or isinstance(value, Mapping)  # the one question is quick, and nearly always enough
+
+
+def joint_keys(observation: Any, action: Any) -> list[Any] | None:
+    """Keys of the agents in joint spaces; None where the two are not joint, or have no agent in common."""
+    if isinstance(observation, Tuple) and isinstance(action, Tuple):
+        size = len(observation.spaces)
+        return list(range(size)) if 0 < size == len(action.spaces) else None
+    if isinstance(observation, Dict) and isinstance(action, Dict):
+        keys = list(observation.spaces)
+        return keys if keys and action.spaces.keys() == observation.spaces.keys() else None
+    return None
 
 
 def has_form_of(tree: SpaceTree, value: Any) -> bool:

@@ -11,12 +11,11 @@ from gymnasium.spaces import Dict, Discrete, Tuple
 
 from marlvec.envs.adapters import infos as info_dicts
 from marlvec.envs.adapters.base import Adapter
-from marlvec.envs.adapters.gymnasium import PLAIN_REWARDS, has_form_of
+from marlvec.envs.adapters.gymnasium import PLAIN_REWARDS, has_form_of, joint_keys
 from marlvec.envs.adapters.return_values import (
     AgentId,
-    as_flag,
-    as_reward,
     contract_error,
+    only_element,
     refuse_unknown,
     step_length,
 )
@@ -70,7 +69,7 @@ class JointAdapter(Adapter):
     def __init__(self, env: Any) -> None:
         joint = env.observation_space, env.action_space
         self.is_dict = isinstance(joint[0], Dict)
-        self.keys: list[Any] = _keys_of(*joint) or []
+        self.keys: list[Any] = joint_keys(*joint) or []
         ids = self.keys if self.is_dict else [f"agent_{key}" for key in self.keys]
         super().__init__(env, ids, *([space.spaces[key] for key in self.keys] for space in joint))
         self._live = [False] * len(self.ids)
@@ -163,10 +162,8 @@ class JointAdapter(Adapter):
         for a, agent in enumerate(self.ids):
             value = rewards if entries is None else entries[a]
             if live[a]:
-                slot.reward[a] = (
-                    value if value.__class__ in PLAIN_REWARDS else as_reward(value, name, agent, _VECTOR_HINT)
-                )
-            elif entries is not None and value is not None and as_reward(value, name, agent) != 0.0:
+                slot.reward[a] = value if value.__class__ in PLAIN_REWARDS else self._reward(value, agent, _VECTOR_HINT)
+            elif entries is not None and value is not None and self._reward(value, agent) != 0.0:
                 contract_error(name, "step()", f"agent {agent!r} has ended and gets a reward, {value!r}")
 
     def _write_flags(self, slot: Slot, terminated: Any, truncated: Any) -> None:
@@ -177,7 +174,7 @@ class JointAdapter(Adapter):
         for a, agent in enumerate(self.ids):
             if self._live[a]:
                 slot.terminated[a], slot.truncated[a] = (
-                    as_flag(value if entries is None else entries[a], self.name, agent, what)
+                    self._flag(value if entries is None else entries[a], agent, what)
                     for value, entries, what in (ended, cut)
                 )
 
@@ -200,6 +197,8 @@ class JointAdapter(Adapter):
                 contract_error(self.name, call, f"{what}: expected one for each agent, got none for {missing}")
             return [value.get(agent) for agent in self.ids]
         if not isinstance(value, (list, tuple)) and not (isinstance(value, np.ndarray) and value.ndim):
+            return None
+        if self.is_lenient and len(value) == 1 < len(self.ids) and only_element(value) is not None:
             return None
         if len(value) != len(self.ids):
             contract_error(self.name, call, f"{what}: expected one per agent, {len(self.ids)} in all, got {len(value)}")
@@ -280,7 +279,7 @@ def has_joint_spaces(env: Any, agents: str = "auto") -> bool:
     if agents == "single":
         return False
     observation, action = (getattr(env, name, None) for name in ("observation_space", "action_space"))
-    keys = _keys_of(observation, action)
+    keys = joint_keys(observation, action)
     if agents != "auto":
         wanted = Tuple if agents == "tuple" else Dict
         if keys is None or not isinstance(observation, wanted):
@@ -296,17 +295,6 @@ def has_joint_spaces(env: Any, agents: str = "auto") -> bool:
         return True
     said = (getattr(layer, name, None) for layer in wrapper_chain(env) for name in _COUNTS)
     return any(isinstance(number, (int, np.integer)) and number == len(keys) for number in said)
-
-
-def _keys_of(observation: Any, action: Any) -> list[Any] | None:
-    """Keys of the agents in joint spaces; None where the two are not joint, or have no agent in common."""
-    if isinstance(observation, Tuple) and isinstance(action, Tuple):
-        size = len(observation.spaces)
-        return list(range(size)) if 0 < size == len(action.spaces) else None
-    if isinstance(observation, Dict) and isinstance(action, Dict):
-        keys = list(observation.spaces)
-        return keys if keys and action.spaces.keys() == observation.spaces.keys() else None
-    return None
 
 
 def _is_info(value: Any) -> bool:

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Space
 
 from marlvec.envs.adapters import infos as info_dicts
 from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.adapters.return_values import (
     AgentId,
     agent_ids,
-    as_flag,
-    as_reward,
     contract_error,
     mapping,
     names_of,
@@ -47,13 +46,13 @@ class ParallelAdapter(Adapter):
 
     Args:
         env: The env. Needs ``possible_agents``, ``observation_space(agent)`` and ``action_space(agent)``.
-        lenient: Take envs that leave two things out. Without ``possible_agents``, the agents are those of a reset
-            (without a seed), which is made here. An agent that leaves ``env.agents`` without a flag is truncated in
-            that step; where the env gives no observation of it, its last one is marked as missing
-            (`Slot.final_missing`).
+        lenient: Take rewards and flags in other forms (`Adapter.is_lenient`), and envs that leave two things out.
+            Without ``possible_agents``, the agents are those of a reset (without a seed), which is made here. An agent
+            that leaves ``env.agents`` without a flag is truncated in that step; where the env gives no observation of
+            it, its last one is marked as missing (`Slot.final_missing`).
 
     Attributes:
-        is_lenient: Whether it takes such envs.
+        is_lenient: Whether it takes such envs; rewards and flags may then be arrays of one element, and flags 0 or 1.
 
     Raises:
         ContractError: Here, if a name or space is missing. In ``reset`` and ``step``, if the env returns data of an
@@ -204,7 +203,7 @@ class ParallelAdapter(Adapter):
             else:
                 slot.final_missing[a] = True
                 slot.clear_mask(a)
-            slot.reward[a] = as_reward(rewards[agent], name, agent, _VECTOR_HINT) if agent in rewards else 0.0
+            slot.reward[a] = self._reward(rewards[agent], agent, _VECTOR_HINT) if agent in rewards else 0.0
             slot.terminated[a] = ended
             slot.truncated[a] = cut
             slot.alive[a] = slot.acting[a] = here
@@ -225,7 +224,7 @@ class ParallelAdapter(Adapter):
         for (a, agent), flags in zip(self._live, ends, strict=True):
             if agent not in rewards:
                 contract_error(self.name, "step()", f"live agent {agent!r} is missing from rewards")
-            slot.reward[a] = as_reward(rewards[agent], self.name, agent, _VECTOR_HINT)
+            slot.reward[a] = self._reward(rewards[agent], agent, _VECTOR_HINT)
             slot.terminated[a], slot.truncated[a] = flags
         new_infos = self._end_and_begin(slot, new_infos)
         self._begin(slot, obs, "step()")
@@ -235,8 +234,8 @@ class ParallelAdapter(Adapter):
         self, agent: AgentId, terminations: Mapping[Any, Any], truncations: Mapping[Any, Any]
     ) -> tuple[bool, bool]:
         return (
-            agent in terminations and as_flag(terminations[agent], self.name, agent, "termination"),
-            agent in truncations and as_flag(truncations[agent], self.name, agent, "truncation"),
+            agent in terminations and self._flag(terminations[agent], agent, "termination"),
+            agent in truncations and self._flag(truncations[agent], agent, "truncation"),
         )
 
     def _tables(self, result: Any) -> tuple[Mapping[Any, Any], ...]:
@@ -336,6 +335,11 @@ def space_of(env: Any, kind: str, agent: AgentId, agents: Iterable[AgentId]) -> 
         return function(agent) if callable(function) and not inherited else getattr(env, f"{kind}_spaces")[agent]
     except (KeyError, AttributeError) as error:
         label = type(env).__name__
+        if isinstance(function, Space):
+            raise ContractError(
+                f"{label}.{kind}_space: expected a method, got the space {function}; write "
+                f"def {kind}_space(self, agent): return …"
+            ) from error
         raise ContractError(
             f"{label}.{kind}_space(): no space for agent {agent!r} ({type(error).__name__}: {error}); "
             f"possible agents are {names_of(agents)}"

@@ -18,8 +18,10 @@ __all__ = [
     "mapping",
     "names_of",
     "as_reward",
+    "only_element",
     "refuse_unknown",
     "step_length",
+    "zero_or_one",
 ]
 
 AgentId = Hashable
@@ -34,7 +36,24 @@ def contract_error(env: str, call: str, problem: str) -> NoReturn:
     raise ContractError(f"{env}.{call}: {problem}")
 
 
-def as_reward(value: Any, env: str, agent: AgentId, vector_hint: str = "") -> float:
+def only_element(value: Any) -> Any:
+    """Return the element of an array of one real number or bool, of numpy's or another library's; else None."""
+    if not hasattr(value, "__array__"):
+        return None
+    try:
+        array = np.asarray(value)
+    except Exception:  # a tensor on a GPU, or one that needs its gradient
+        return None
+    return array.reshape(())[()] if array.size == 1 and array.dtype.kind in "biuf" else None
+
+
+def zero_or_one(value: Any) -> bool | None:
+    """Return the flag that an int, or an array of one int or bool, stands for; None where it stands for none."""
+    number = value if isinstance(value, int) else only_element(value)
+    return bool(number) if isinstance(number, (int, np.integer, np.bool_)) and number in (0, 1) else None
+
+
+def as_reward(value: Any, env: str, agent: AgentId, vector_hint: str = "", *, lenient: bool = False) -> float:
     """Take one agent's reward as a float.
 
     NaN and infinities pass: they are the env's own, and those that mind can see them.
@@ -44,6 +63,7 @@ def as_reward(value: Any, env: str, agent: AgentId, vector_hint: str = "") -> fl
         env: The env's name.
         agent: Whose it is.
         vector_hint: What to do where it is one number per objective.
+        lenient: Whether it may be an array of one number, of any shape.
 
     Raises:
         ContractError: It is no real scalar: None, text, complex, an array with axes, or an int too large for a float.
@@ -58,13 +78,18 @@ def as_reward(value: Any, env: str, agent: AgentId, vector_hint: str = "") -> fl
             return float(plain)
         except OverflowError:
             contract_error(env, "step()", f"reward of agent {agent!r}: expected a real number, got an int too large")
+    number = only_element(value)
+    if number is not None and lenient:
+        return float(number)
     shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
     hint = f". {vector_hint}" if vector_hint and isinstance(value, (list, tuple, np.ndarray)) else ""
+    if number is not None:
+        hint = "; return a float, or make(…, lenient=True), which takes an array of one number"
     got = f"{type(value).__name__}{shape}: {short_repr(value)}{hint}"
     contract_error(env, "step()", f"reward of agent {agent!r}: expected a real number, got {got}")
 
 
-def as_flag(value: Any, env: str, agent: AgentId, what: str, several_hint: str = "") -> bool:
+def as_flag(value: Any, env: str, agent: AgentId, what: str, several_hint: str = "", *, lenient: bool = False) -> bool:
     """Take one agent's termination or truncation flag.
 
     Args:
@@ -73,6 +98,7 @@ def as_flag(value: Any, env: str, agent: AgentId, what: str, several_hint: str =
         agent: Whose it is.
         what: Which of the two.
         several_hint: What to do where it is several.
+        lenient: Whether it may be 0 or 1, or an array of one of those or of one bool.
 
     Raises:
         ContractError: It is neither a bool nor a numpy bool.
@@ -81,7 +107,12 @@ def as_flag(value: Any, env: str, agent: AgentId, what: str, several_hint: str =
         return bool(value)
     if isinstance(value, _FLAG):
         return bool(value)
+    flag = zero_or_one(value)
+    if flag is not None and lenient:
+        return flag
     hint = f". {several_hint}" if several_hint and isinstance(value, (list, tuple, np.ndarray)) else ""
+    if flag is not None:
+        hint = "; return a bool, or make(…, lenient=True), which takes 0 and 1, and arrays of one flag"
     contract_error(
         env,
         "step()",

@@ -13,8 +13,6 @@ from marlvec.envs.adapters.parallel import split_dones
 from marlvec.envs.adapters.return_values import (
     AgentId,
     agent_ids,
-    as_flag,
-    as_reward,
     contract_error,
     mapping,
     refuse_unknown,
@@ -102,8 +100,8 @@ class RLlibAdapter(Adapter):
         if ALL not in terminateds:
             _no_all(name, "terminateds")
         over = (
-            as_flag(terminateds[ALL], name, ALL, "terminateds"),
-            as_flag(truncateds.get(ALL, False), name, ALL, "truncateds"),
+            self._flag(terminateds[ALL], ALL, "terminateds"),
+            self._flag(truncateds.get(ALL, False), ALL, "truncateds"),
         )
         known = {**self._index, ALL: -1}
         for w, table, allowed in (
@@ -147,11 +145,10 @@ class RLlibAdapter(Adapter):
 
     def _all_flagged(self, terminateds: Mapping[Any, Any], truncateds: Mapping[Any, Any]) -> bool:
         """Whether every possible agent has ended by now, by flags of its own."""
-        name = self.name
         return all(
             status == _ENDED
-            or (agent in terminateds and as_flag(terminateds[agent], name, agent, "terminateds"))
-            or (agent in truncateds and as_flag(truncateds[agent], name, agent, "truncateds"))
+            or (agent in terminateds and self._flag(terminateds[agent], agent, "terminateds"))
+            or (agent in truncateds and self._flag(truncateds[agent], agent, "truncateds"))
             for agent, status in zip(self.ids, self._status, strict=True)
         )
 
@@ -167,19 +164,19 @@ class RLlibAdapter(Adapter):
     ) -> bool:
         """Write what a step says of one agent; return whether it acts next."""
         agent, name = self.ids[a], self.name
-        ended = agent in terminateds and as_flag(terminateds[agent], name, agent, "terminateds")
-        cut = agent in truncateds and as_flag(truncateds[agent], name, agent, "truncateds")
+        ended = agent in terminateds and self._flag(terminateds[agent], agent, "terminateds")
+        cut = agent in truncateds and self._flag(truncateds[agent], agent, "truncateds")
         if self._status[a] == _ENDED:
             # Flags that stay up are a habit of such envs and say nothing new; data would.
-            if agent in obs or (agent in rewards and as_reward(rewards[agent], name, agent) != 0.0):
+            if agent in obs or (agent in rewards and self._reward(rewards[agent], agent) != 0.0):
                 contract_error(name, "step()", f"agent {agent!r} has ended and cannot come back, yet it got data")
             return False
         if self._status[a] == _NOT_JOINED and agent not in obs:
-            if ended or cut or (agent in rewards and as_reward(rewards[agent], name, agent) != 0.0):
+            if ended or cut or (agent in rewards and self._reward(rewards[agent], agent) != 0.0):
                 contract_error(name, "step()", f"agent {agent!r} got a reward or flag before its first observation")
             return False
         if agent in rewards:
-            slot.reward[a] = as_reward(rewards[agent], name, agent)
+            slot.reward[a] = self._reward(rewards[agent], agent)
         if not (ended or cut):
             # "__all__" ends all agents that have not been ended by a flag of their own.
             ended, cut = over
@@ -203,7 +200,8 @@ def _no_all(env: str, what: str) -> None:
         env,
         "step()",
         f"{what} have no {ALL!r}: RLlib-style envs say there whether the episode is over. "
-        f"If this is a PettingZoo Parallel env, wrap it in ParallelAdapter yourself",
+        f"If this is a PettingZoo Parallel env, derive it from pettingzoo.ParallelEnv, or wrap it in ParallelAdapter "
+        f"yourself",
     )
 
 

@@ -8,11 +8,14 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from marlvec.errors import MissingExtraError, RegistryError
+from marlvec.envs.making.python_file import load_file
+from marlvec.errors import MissingExtraError, RegistryError, UnknownEnvError
 
-__all__ = ["OFFERED", "EnvEntry", "EnvFactory", "offer"]
+__all__ = ["OFFERED", "EnvEntry", "EnvFactory", "builder_hint", "offer"]
 
 OFFERED = ("env_index", "num_envs")
 """What a vectorizer offers to every factory and wrapper; only one that declares it gets it."""
@@ -24,7 +27,7 @@ class EnvEntry:
 
     Attributes:
         id: The name it goes by.
-        entry_point: What builds the env: a callable, or ``"module:attr"``, imported where the env is built.
+        entry_point: What builds the env: a callable, or ``"module:attr"`` or ``"FILE.py:attr"``, imported by `load`.
         kwargs: Defaults for its keyword arguments.
         family: Which collection it belongs to: ``"mpe"``, ``"classic"``, ``"gymnasium"``, …, ``"custom"``.
         extra: The extra of marlvec that installs what it needs, or None.
@@ -43,13 +46,18 @@ class EnvEntry:
 
         Raises:
             MissingExtraError: A package it needs is not installed.
-            RegistryError: The module has no such attribute, or it is not callable.
+            RegistryError: There is no such file, the module has no such attribute, or it is not callable.
         """
         if not isinstance(self.entry_point, str):
             return self.entry_point
-        module_name, _, path = self.entry_point.partition(":")
+        module_name, _, path = self.entry_point.rpartition(":")
+        is_file = module_name.endswith(".py")
         try:
-            found: Any = importlib.import_module(module_name)
+            found: Any = load_file(Path(module_name)) if is_file else importlib.import_module(module_name)
+        except FileNotFoundError as error:
+            if not is_file or Path(module_name).exists():  # the env's own
+                raise
+            raise UnknownEnvError(f"env {self.id!r}: no file {module_name}, seen from {Path.cwd()}") from error
         except ImportError as error:
             raise self.missing(error) from error
         for part in path.split("."):
@@ -62,6 +70,7 @@ class EnvEntry:
         if not callable(found):
             raise RegistryError(
                 f"env {self.id!r}: {self.entry_point!r} is {type(found).__name__}, expected a class or a factory"
+                f"{builder_hint(found, self.entry_point)}"
             )
         return found  # type: ignore[no-any-return]  # just tested
 
@@ -109,6 +118,20 @@ class EnvFactory:
         target = self.entry.load()
         given = {name: _copy(value) for name, value in {**self.entry.kwargs, **self.kwargs, **kwargs}.items()}
         return target(**{**offer(target, env_index, num_envs), **given})
+
+
+def builder_hint(found: Any, name: str) -> str:
+    """Return the end of a message that names the function of a PettingZoo module that builds its env.
+
+    Args:
+        found: What was given as an env.
+        name: How its user named it.
+    """
+    if isinstance(found, ModuleType):
+        for attribute in ("parallel_env", "env"):
+            if callable(getattr(found, attribute, None)):
+                return f"; take {name}.{attribute}"
+    return ""
 
 
 def offer(target: Callable[..., Any], env_index: int | None, num_envs: int | None) -> dict[str, int]:

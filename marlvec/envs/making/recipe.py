@@ -41,7 +41,7 @@ class EnvRecipe:
         max_episode_steps: After how many steps its episodes are truncated, or None.
         pad: Whether agents of different spaces are padded to one group.
         agents: Whether a Gymnasium env is of several agents, see `marlvec.envs.adapt`.
-        lenient: Whether a Parallel env may leave things out, see `marlvec.envs.adapt`.
+        lenient: Whether other forms of rewards and flags are taken, see `marlvec.envs.adapt`.
     """
 
     factory: EnvFactory

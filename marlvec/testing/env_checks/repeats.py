@@ -7,6 +7,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from marlvec.testing.env_checks.findings import CHECKS, Fault, Findings
+from marlvec.testing.env_checks.ignored_seed import fixed_generators
 from marlvec.testing.env_checks.players.base import Moment, Player
 from marlvec.testing.env_checks.report import Place, first_difference, leaf
 from marlvec.testing.env_checks.shared_state import SharedState
@@ -72,6 +73,8 @@ def check_repeats(
         return
     beside = None if again else _taking_turns(first, second, trace, episodes, seed, findings)
     if again is None and beside is None:
+        if "seed" not in skip:
+            _check_another_seed(first, trace, seed, findings)
         return
     apart = _difference(trace, second.play(episodes, seed), "a second instance")
     if apart is not None:
@@ -82,6 +85,20 @@ def check_repeats(
     elif beside is not None:
         moved = _what_moves(first, second, _alternate(first, second, [], episodes, seed))
         beside.write_down(findings, "shared_state", f"{moved or CHECKS['shared_state'].change}. {_OWN_PROCESS}")
+
+
+def _check_another_seed(player: Player, trace: Sequence[Moment], seed: int, findings: Findings) -> None:
+    """Play the first episode with another seed and the same actions; a random env must play another one."""
+    for before, now in zip(trace, player.moments(1, seed + 1, actions=seed), strict=False):
+        if _difference([before], [now], ""):
+            return
+    fixed = fixed_generators(player.env, lambda number: next(player.moments(1, number)), (seed, seed + 1))
+    if fixed:
+        names = " and ".join(fixed)
+        got = f"the same one for the seeds {seed} and {seed + 1}: after both, {names} is in the same state"
+        expected = "another episode for another seed, since the env is random"
+        change = f"seed {names} with the seed that reset(seed=…) gets, and not with a number of its own"
+        Difference(Place(player.name, "reset()"), "the seed", expected, got).write_down(findings, "seed", change)
 
 
 def _taking_turns(

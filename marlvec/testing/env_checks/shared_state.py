@@ -15,9 +15,10 @@ import numpy as np
 
 from marlvec.envs.wrapper_chain import wrapper_chain
 
-__all__ = ["SharedState"]
+__all__ = ["GENERATORS", "SharedState", "fingerprint", "reachable"]
 
-_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+"""Classes of random generators."""
 _LIBRARIES = ("abc", "builtins", "collections", "enum", "marlvec", "numpy", "pygame", "torch", "typing")
 _BASES = ("gymnasium.core", "gymnasium.spaces", "gymnasium.utils", "gymnasium.wrappers", "pettingzoo.utils")
 _MOST_OBJECTS, _MOST_BYTES, _MOST_PLACES = 5_000, 10_000_000, 3
@@ -37,8 +38,8 @@ class SharedState:
         self._moved: dict[str, bool] = {}
         self._generators: set[str] = set()
         layers = list(wrapper_chain(first))
-        own = _reachable([*layers, getattr(first, "unwrapped", first)])
-        others = _reachable([*wrapper_chain(second), getattr(second, "unwrapped", second)])
+        own = reachable([*layers, getattr(first, "unwrapped", first)])
+        others = reachable([*wrapper_chain(second), getattr(second, "unwrapped", second)])
         self._add_globals()
         kinds = {kind for one, _ in own.values() for kind in type(one).__mro__ if not _is_library(kind.__module__)}
         for kind in sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__)):
@@ -48,21 +49,21 @@ class SharedState:
         for name in sorted(used):
             self._add_module(used[name])
         for key, (one, path) in own.items():
-            if key in others and path and isinstance(one, (list, dict, set, bytearray, np.ndarray, *_GENERATORS)):
+            if key in others and path and isinstance(one, (list, dict, set, bytearray, np.ndarray, *GENERATORS)):
                 self._add(
                     path,
                     partial(_same, one),
                     f"{path} is the same object in both instances (a default argument, or made outside of the class?): "
                     f"make one for each instance, in __init__() or reset()",
                 )
-        self._before = {name: _fingerprint(read()) for name, read in self._places.items()}
+        self._before = {name: fingerprint(read()) for name, read in self._places.items()}
 
     def look(self) -> None:
         """Note what has changed since the last time."""
         for name, read in self._places.items():
             if self._moved.get(name):
                 continue
-            now = _fingerprint(read())
+            now = fingerprint(read())
             if now is not None and now != self._before[name]:
                 self._moved[name] = True
 
@@ -74,7 +75,7 @@ class SharedState:
 
     def _add(self, name: str, read: Callable[[], Any], advice: str) -> None:
         self._places[name], self._advice[name] = read, advice
-        if isinstance(read(), _GENERATORS):
+        if isinstance(read(), GENERATORS):
             self._generators.add(name)
 
     def _add_globals(self) -> None:
@@ -138,12 +139,12 @@ def _same(value: Any) -> Any:
 def _own(name: str, value: Any) -> str:
     if isinstance(value, random.Random):
         return f"set self.{name} = random.Random(seed) in reset(seed=…)"
-    if isinstance(value, _GENERATORS):
+    if isinstance(value, GENERATORS):
         return f"set self.{name} = np.random.default_rng(seed) in reset(seed=…)"
     return f"set self.{name} in __init__() or reset()"
 
 
-def _reachable(roots: list[Any]) -> dict[int, tuple[Any, str]]:
+def reachable(roots: list[Any]) -> dict[int, tuple[Any, str]]:
     """Objects that an env holds, by their ids, each with the path to it; first the env's own layers."""
     found: dict[int, tuple[Any, str]] = {}
     queue: list[tuple[Any, str]] = [(root, "") for root in roots]
@@ -176,10 +177,13 @@ def _is_data(value: Any) -> bool:
     return not hasattr(type(value), "__get__")
 
 
-def _fingerprint(value: Any) -> int | None:
+def fingerprint(value: Any) -> int | None:
     """A number that changes with the value; None where that cannot be said."""
     if isinstance(value, random.Random):
-        value = value.getstate()
+        try:
+            value = value.getstate()
+        except NotImplementedError:  # random.SystemRandom has no state
+            return None
     if isinstance(value, np.ndarray) and value.nbytes > _MOST_BYTES:
         return None
     if isinstance(value, (list, dict, set)) and len(value) > _MOST_BYTES // 100:

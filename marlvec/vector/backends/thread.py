@@ -98,7 +98,7 @@ class ThreadVectorEnv(VectorEnv):
                 survived += outcome.survived
             else:
                 failures += outcome
-        raise_failures(failures, self._place_name)
+        raise_failures(failures, self._place_name, starts=starts[:-1])
         ordered = [shards[w] for w in range(self.num_workers)]
         _check_apart([env for shard in ordered for env in shard.envs])
         self.shared_generators = drawn_by_several([sum((shard.generators for shard in ordered), Counter())])

@@ -121,7 +121,14 @@ def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, A
     return error
 
 
-def raise_failures(failures: Sequence[Failure], where: str, result: Any = None, *, can_go_on: bool = True) -> None:
+def raise_failures(
+    failures: Sequence[Failure],
+    where: str,
+    result: Any = None,
+    *,
+    can_go_on: bool = True,
+    starts: Sequence[int] = (),
+) -> None:
     """Raise one error that lists every failure; do nothing if there are none.
 
     Args:
@@ -129,6 +136,7 @@ def raise_failures(failures: Sequence[Failure], where: str, result: Any = None, 
         where: How to name the place, e.g. ``"worker process"``; goes into the text.
         result: Rows of the envs that did not fail.
         can_go_on: Whether a reset helps.
+        starts: First env of each worker, while these build their envs.
     """
     if not failures:
         return
@@ -138,14 +146,20 @@ def raise_failures(failures: Sequence[Failure], where: str, result: Any = None, 
     building = first.operation == "__init__"
     if isinstance(cause, _SPEAKS_FOR_ITSELF) or (building and isinstance(cause, ArgumentError)):
         raise type(cause)(f"env {first.env_id}, {first.operation}(): {cause}") from None
+    listed = ordered[:_MAX_LISTED]
+    names = [f"env {failure.env_id}" for failure in listed]
+    total = len(ordered)
+    if _fails_everywhere(ordered, starts):
+        # A worker stops at its first env that cannot be built.
+        listed, names, total = (first,), [f"all envs (the first of each of {total} workers was tried)"], 1
     if isinstance(cause, ContractError):  # its text says where and what; the traceback is ours
         lines = [
-            f"env {f.env_id}, {f.operation}(): {f.exception if isinstance(f.exception, ContractError) else f.summary}"
-            for f in ordered[:_MAX_LISTED]
+            f"{name}, {f.operation}(): {f.exception if isinstance(f.exception, ContractError) else f.summary}"
+            for name, f in zip(names, listed, strict=True)
         ]
-        raise EnvContractError(_shorten(_listing(lines, len(ordered))), ordered, result) from cause
-    lines = [f"env {f.env_id} raised in {f.operation}(): {f.summary}" for f in ordered[:_MAX_LISTED]]
-    head = _listing(lines, len(ordered))
+        raise EnvContractError(_shorten(_listing(lines, total)), ordered, result) from cause
+    lines = [f"{name} raised in {f.operation}(): {f.summary}" for name, f in zip(names, listed, strict=True)]
+    head = _listing(lines, total)
     whose = f"{where} {first.pid}, request {first.request}" if first.pid is not None else where
     text = f"{head}\n\n--- where it happened (env {first.env_id}, {whose}) ---\n{first.traceback}"
     if building:
@@ -154,6 +168,12 @@ def raise_failures(failures: Sequence[Failure], where: str, result: Any = None, 
     if first.operation in ("step", "reset") and can_go_on:
         text += "\nThese envs have no running episode now: reset() them (all, or env_ids=…) to go on, or close()."
     raise EnvRaised(text, ordered, result) from cause
+
+
+def _fails_everywhere(ordered: Sequence[Failure], starts: Sequence[int]) -> bool:
+    """Whether the first env of every worker could not be built, of several workers and for one reason."""
+    env_ids = [failure.env_id for failure in ordered]
+    return len(env_ids) > 1 and env_ids == list(starts) and len({failure.summary for failure in ordered}) == 1
 
 
 def _listing(lines: Sequence[str], total: int) -> str:

@@ -37,9 +37,11 @@ def adapt_pool(pool: Any, *, num_envs: int | None = None) -> Pool:
     if not isinstance(pool, Pool) and all(callable(getattr(pool, name, None)) for name in ("send", "recv", "reset")):
         return EnvPoolAdapter(form_of(pool), pool=pool, make_pool=_maker_of(pool), num_envs=num_envs)
     if not isinstance(pool, (Pool, gymnasium.vector.VectorEnv)):
+        is_env = callable(getattr(pool, "reset", None)) and callable(getattr(pool, "step", None))
+        hint = ", which is a single env; backend='async' runs those" if is_env else ""
         raise ContractError(
             f"expected a pool (send, recv and reset, as EnvPool's have them) or a Gymnasium vector env, "
-            f"got {type(pool).__name__}"
+            f"got {type(pool).__name__}{hint}"
         )
     found = pool if isinstance(pool, Pool) else GymnasiumPool(pool)
     if num_envs not in (None, found.num_envs):
@@ -94,7 +96,9 @@ def build_pool(recipes: Sequence[EnvRecipe], autoreset_mode: str) -> Pool:
     if first.agents != "auto":
         raise ArgumentError(f"{name}: a pool says itself who its agents are; leave agents={first.agents!r} out")
     if first.lenient:
-        raise ArgumentError(f"{name}: lenient=True is for PettingZoo Parallel envs, and a pool is none")
+        raise ArgumentError(
+            f"{name}: lenient=True is for envs that are stepped one by one, and a pool steps all at once"
+        )
     asked = {"render_mode": first.render_mode, "max_episode_steps": first.max_episode_steps}
     given = {key: value for key, value in asked.items() if value is not None}
     if factory.entry.family == "gymnasium":

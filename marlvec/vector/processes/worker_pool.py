@@ -272,7 +272,7 @@ class WorkerPool:
                     survived += survived_failures(map(unpack_failure, packed))
                 else:
                     failures.extend(map(unpack_failure, pickle.loads(reply.payload)))
-        raise_failures(failures, place)
+        raise_failures(failures, place, starts=self.partition.starts[:-1])
         return [specs[w] for w in range(len(self._plans))], survived
 
     def _retry_start(self, w: int, gone: ChannelClosed, budget: RestartBudget | None) -> Survived:

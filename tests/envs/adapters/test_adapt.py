@@ -184,7 +184,19 @@ def test_an_env_without_agents_or_spaces() -> None:
         def action_space(self, agent: str) -> Any:
             return 5
 
+    class SpaceNotMethod(CounterEnv):
+        observation_space: Any = Discrete(2)
+
+    class OldFlags(TurnEnv):
+        def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+            super().reset(seed, options)
+            self.dones = self.__dict__.pop("terminations")
+
+    rig = Rig(adapt(OldFlags()))
+    with pytest.raises(ContractError, match="got none, and env.dones .PettingZoo's old API"):
+        rig.reset()
     for broken, words in (
+        (SpaceNotMethod, "SpaceNotMethod.observation_space: expected a method, got the space Discrete"),
         (Nobody, "at least one agent"),
         (Unnamed, "possible_agents: missing"),
         (Spaceless, "no space for agent 'agent_0'"),

@@ -273,7 +273,7 @@ def test_rewards_of_agents_and_of_objectives_are_told_apart_in_words() -> None:
     env = lambda: Spaces(pair(BOX), pair(Discrete(3)), [1.0, 2.0], False, False, {})  # noqa: E731  # two uses
     with marlvec.make(env, 1, backend="sync") as envs:
         envs.reset(seed=0)
-        with pytest.raises(EnvRaised, match=r"LinearReward\(env, weight=…\).* make\(…, agents='tuple'\)"):
+        with pytest.raises(EnvRaised, match=r"make\(…, agents='tuple'\).*LinearReward\(env, weight=…\)"):
             envs.step(envs.random_action())
 
 

@@ -13,7 +13,8 @@ import marlvec
 from marlvec.envs import adapt
 from marlvec.errors import ArgumentError, ContractError, EnvFault
 from marlvec.interop.pettingzoo import ParallelView
-from marlvec.testing import CounterEnv, KeyedEnv, SingleEnv, TurnEnv
+from marlvec.testing import CounterEnv
+from tests.faults.harness.spoilt import FORMS, Spoil
 from tests.vector.support.incomplete_env import INCOMPLETE, IncompleteEnv
 from tests.vector.support.kinds import Factories
 from tests.vector.support.reference import MODES, record, replay
@@ -140,11 +141,27 @@ def test_an_env_that_only_looks_like_one() -> None:
         adapt(Looks())
 
 
-@pytest.mark.parametrize("env", [SingleEnv, TurnEnv, KeyedEnv])
-def test_other_kinds_take_no_lenient(env: Any) -> None:
-    with pytest.raises((ArgumentError, EnvFault), match="lenient=True: expected a PettingZoo Parallel env"):
-        marlvec.make(env, backend="sync", lenient=True)
+ODD = [
+    *(Spoil("reward", value, "2.0") for value in (np.full(1, 2.0), np.full((1, 1), 2, np.int8), np.array(2))),
+    *(Spoil("terminated", value, "0.0") for value in (0, np.int8(0), np.zeros(1, bool), np.array(0))),
+    *(Spoil("truncated", value, "1.0") for value in (1, np.uint8(1), np.ones((1, 1), int), np.array(True))),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_arrays_of_one_element_and_ints_are_taken_for_rewards_and_flags(form: str) -> None:
+    with marlvec.make(partial(FORMS[form], ODD, True), backend="sync", lenient=True) as envs:
+        whose = envs.agents.index({"single": "agent_0", "turns": "ann"}.get(form, "bob"))
+        for k, spoil in enumerate(ODD):
+            envs.reset(seed=0, options={"spoil": k})
+            envs.step(envs.random_action())
+            _, rewards, terminated, truncated, _ = envs.step(envs.random_action())
+            got = {"reward": rewards, "terminated": terminated, "truncated": truncated}[spoil.place]
+            assert got[0, whose] == float(spoil.words)
+
+
+def test_an_env_behind_an_adapter_takes_no_lenient() -> None:
     with pytest.raises(ArgumentError, match="is behind an adapter already"):
-        adapt(adapt(env()), lenient=True)
+        adapt(adapt(CounterEnv()), lenient=True)
     with pytest.raises(ArgumentError, match="lenient=True"):
         marlvec.make("simple_spread", backend="native", lenient=True)

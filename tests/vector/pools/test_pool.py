@@ -477,6 +477,8 @@ def test_make_says_what_a_pool_cannot_do() -> None:
         marlvec.make(shop, 1, backend="pool")
     with pytest.raises(ContractError, match="expected a pool"):
         marlvec.make(lambda: object(), 2, backend="pool")
+    with pytest.raises(ContractError, match="got CounterEnv, which is a single env; backend='async' runs those"):
+        marlvec.make(CounterEnv, 2, backend="pool")
     with pytest.raises(ArgumentError, match="no env but a pool|expected something that builds"):
         marlvec.make(shop(2), 2, backend="pool")
     turns = PoolShop(factories_of("turns", 2), num_spares=1, batch_size=2)

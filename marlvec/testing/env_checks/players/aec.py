@@ -94,7 +94,9 @@ class TurnPlayer(Player):
                     got = str(tables["rewards"][agent])
                     change = "set no reward of an agent that has left env.agents"
                     place.fault("life", f"reward of agent {agent!r}", "none, for it has ended", got, change)
-        for agent in now:
+        # An agent may end and leave in one step, without a dead step: its flags are in the dicts nevertheless.
+        left = [agent for agent in self.agents if agent in self.live - set(now) - self._flagged]
+        for agent in now + left:
             ended = self.ends(agent, *(tables[what].get(agent, False) for what in ("terminations", "truncations")))
             if agent in self._flagged and not ended:
                 change = "leave a termination or truncation True, once it is, till the agent has left env.agents"
@@ -102,7 +104,7 @@ class TurnPlayer(Player):
                     place.fault("life", f"flags of agent {agent!r}", "True until it leaves", "False again", change)
             if ended:
                 self._flagged.add(agent)
-            if agent not in infos:
+            if agent not in infos and agent in now:
                 with place.going_on():
                     place.fault("keys", "infos", f"one of agent {agent!r}", "none", kind="infos")
             if agent in self._selected:
@@ -131,7 +133,11 @@ class TurnPlayer(Player):
             self._once.check_last(self.place, selected, answer[1])
 
     def _table(self, what: str, now: list[AgentId]) -> Mapping[Any, Any]:
-        table = check_table(getattr(self.env, what), self.place, what)
+        if not hasattr(self.env, what) and hasattr(self.env, "dones"):
+            got = "none, and env.dones: PettingZoo's old API"
+            change = "set self.terminations and self.truncations in place of self.dones; last() returns 5 values"
+            self.place.fault("results", f"env.{what}", "a dict of flags by agent", got, change)
+        table = check_table(getattr(self.env, what, None), self.place, f"env.{what}")
         with self.place.going_on():
             check_agents(list(table), self.agents, self.place, what)
         for agent in now:

@@ -15,7 +15,7 @@ from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
 from marlvec.envs.adapters.base import keywords_of
-from marlvec.envs.adapters.return_values import AgentId
+from marlvec.envs.adapters.return_values import AgentId, only_element, zero_or_one
 from marlvec.envs.adapters.self_reset import resets_itself
 from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
@@ -23,7 +23,14 @@ from marlvec.spaces.action_masks import split_action_mask
 from marlvec.testing.env_checks.constant_spaces import ConstantSpaces
 from marlvec.testing.env_checks.findings import EpisodeLog, Fault, Findings
 from marlvec.testing.env_checks.report import Place, first_difference, leaf
-from marlvec.testing.env_checks.values import check_flag, check_mask, check_member, check_reward, check_table
+from marlvec.testing.env_checks.values import (
+    check_flag,
+    check_mask,
+    check_member,
+    check_reward,
+    check_table,
+    check_tuple,
+)
 
 __all__ = ["Moment", "Player"]
 
@@ -59,6 +66,7 @@ class Player(ABC):
         live: The agents that are in the episode.
         gone: The agents that have ended.
         over: Whether the episode is over.
+        lenient: Whether the env is played with ``lenient=True``, which takes other forms of rewards and flags.
         watch: Called after each call, when what it brought has been looked at, with whether the episode is over.
     """
 
@@ -87,6 +95,7 @@ class Player(ABC):
         self.live: set[AgentId] = set()
         self.gone: set[AgentId] = set()
         self.over = False
+        self.lenient = False
         self.watch: Callable[[bool], None] = lambda over: None
         self._moment = Moment(self.place)
 
@@ -112,17 +121,18 @@ class Player(ABC):
         """
         return list(self.moments(episodes, seed))
 
-    def moments(self, episodes: int, seed: int) -> Iterator[Moment]:
+    def moments(self, episodes: int, seed: int, actions: int | None = None) -> Iterator[Moment]:
         """Play so many episodes, one call at a time.
 
         Args:
             episodes: How many.
             seed: Seed of the env, in the first episode, and of the actions.
+            actions: Seed of the actions, where it is another one.
 
         Yields:
             What each call brought, when it has come back.
         """
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(seed if actions is None else actions)
         for episode in range(1, episodes + 1):
             self.log.begin()
             self.gone, self.over, step = set(), False, 0
@@ -213,6 +223,31 @@ class Player(ABC):
 
     # --- what comes back ---
 
+    def split_reset(self, result: Any) -> tuple[Any, Any]:
+        """Split what a reset returned into dicts of observations and infos; the old API has no infos."""
+        if not isinstance(result, Mapping):
+            observations, infos = check_tuple(result, self.place, 2)
+            return observations, infos
+        self.note_old_reset("a dict")
+        return result, {}
+
+    def note_old_reset(self, got: str) -> None:
+        """Report a reset that returns observations alone."""
+        self._note_old("a tuple of 2", f"{got} without infos", "return (observations, infos)")
+
+    def check_step(self, result: Any) -> tuple[Any, ...]:
+        """Check how many values a step returned, and report the 4 of the old API."""
+        values = check_tuple(result, self.place, 4, 5)
+        if len(values) == 4:
+            change = "return (observations, rewards, terminations, truncations, infos)"
+            self._note_old("a tuple of 5", "a tuple of 4 with one value for terminations and truncations", change)
+        return values
+
+    def _note_old(self, expected: str, got: str, change: str) -> None:
+        with self.place.going_on():
+            old = f"{got}: the old API, as of Gym before 0.26"
+            self.place.fault("results", "the result", expected, old, change, kind=self.place.call, minor=True)
+
     def note(self, what: str, value: Any) -> None:
         """Write a copy into the trace."""
         self._moment.facts[what] = deepcopy(value)
@@ -237,6 +272,8 @@ class Player(ABC):
 
     def note_reward(self, agent: AgentId, value: Any) -> None:
         """Check and note one agent's reward."""
+        if self.lenient and (number := only_element(value)) is not None:
+            value = float(number)
         with self.place.going_on():
             check_reward(value, self.place, agent)
         self.note(f"reward of agent {agent!r}", float(value) if isinstance(value, numbers.Real) else value)
@@ -249,6 +286,8 @@ class Player(ABC):
 
     def read_flag(self, value: Any, agent: AgentId, what: str) -> bool:
         """Check one flag; return what it says, or would say."""
+        if self.lenient and (flag := zero_or_one(value)) is not None:
+            value = flag
         with self.place.going_on():
             return check_flag(value, self.place, agent, what)
         return bool(np.any(value))

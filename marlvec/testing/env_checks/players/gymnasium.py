@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Tuple
 
-from marlvec.envs.adapters.gymnasium import AGENT
+from marlvec.envs.adapters.gymnasium import AGENT, joint_keys
 from marlvec.testing.env_checks.findings import Findings
 from marlvec.testing.env_checks.players.base import Player
-from marlvec.testing.env_checks.values import check_table, check_tuple
+from marlvec.testing.env_checks.report import short
+from marlvec.testing.env_checks.values import check_table
 
 __all__ = ["SinglePlayer"]
 
@@ -31,11 +33,15 @@ class SinglePlayer(Player):
         super().__init__(env, name, [AGENT], read, max_steps, findings)
         self._seen: Any = None
         self._info: Any = {}
+        self._joint = len(joint_keys(env.observation_space, env.action_space) or ())
+        self._form = "tuple" if isinstance(env.observation_space, Tuple) else "dict"
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin an episode."""
         result = self.ask_reset(seed, options)
         pair = isinstance(result, tuple) and len(result) == 2
+        if not pair:
+            self.note_old_reset(type(result).__name__)
         self._seen, self._info = result if pair else (result, {})
         with self.place.going_on():
             check_table(self._info, self.place, "info", "infos")
@@ -44,12 +50,18 @@ class SinglePlayer(Player):
     def step(self, rng: np.random.Generator) -> None:
         """Act."""
         action = self.draw(AGENT, self.allowed(AGENT, self._seen, self._info), rng)
-        result = check_tuple(self.ask(self.env.step, action, given="the action"), self.place, 4, 5)
+        result = self.check_step(self.ask(self.env.step, action, given="the action"))
         obs, reward, ended, *cut, self._info = result
         with self.place.going_on():
             check_table(self._info, self.place, "info", "infos")
         self._seen = obs
         self.observe(AGENT, obs)
+        if self._joint and isinstance(reward, (list, tuple, np.ndarray)) and len(reward) == self._joint:
+            change = (
+                "if each part of the spaces is one agent's, set self.n_agents to their number, or write make(…, "
+                f"agents={self._form!r}), and here marlvec.envs.adapt(env, agents={self._form!r})"
+            )
+            self.place.fault("form", "the reward", "one number, as of an env of one agent", short(reward), change)
         self.note_reward(AGENT, reward)
         self.over = self.ends(AGENT, ended, cut[0] if cut else False)
         if self.over and self.resets_itself:

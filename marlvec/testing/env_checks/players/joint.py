@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.adapters.joint import MASKS, JointAdapter
-from marlvec.envs.adapters.return_values import AgentId
+from marlvec.envs.adapters.return_values import AgentId, only_element
 from marlvec.spaces.action_masks import count_choices
 from marlvec.testing.env_checks.findings import Findings
 from marlvec.testing.env_checks.players.base import Player
-from marlvec.testing.env_checks.values import check_keys, check_table, check_tuple
+from marlvec.testing.env_checks.report import short
+from marlvec.testing.env_checks.values import check_keys, check_table
 
 __all__ = ["JointPlayer"]
 
@@ -42,7 +43,10 @@ class JointPlayer(Player):
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin an episode of all agents."""
-        obs, info = self._adapter.split_reset(self.ask_reset(seed, options))
+        result = self.ask_reset(seed, options)
+        obs, info = self._adapter.split_reset(result)
+        if obs is result:
+            self.note_old_reset(type(result).__name__)
         self.live = set(self.agents)
         self._take_infos({} if info is None else info)
         self._look(obs)
@@ -54,7 +58,7 @@ class JointPlayer(Player):
             for a, agent in enumerate(self.agents)
         ]
         joint = self._adapter.join(actions)
-        result = check_tuple(self.ask(self.env.step, joint, given="the action"), self.place, 4, 5)
+        result = self.check_step(self.ask(self.env.step, joint, given="the action"))
         obs, rewards, ended, *cut, info = result
         self._take_infos(info)
         self._take_rewards(rewards)
@@ -118,10 +122,16 @@ class JointPlayer(Player):
 
     def _masks_in(self, info: Mapping[Any, Any]) -> dict[AgentId, Any]:
         """Infos of the agents, with the masks that the common one has for each of them."""
+        choices = [count_choices(space) for space in self.action_spaces.values()]
+        takes_masks = None not in choices and not any(self._masked.values())
         for key in MASKS:
             value = info.get(key)
-            if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != len(self.agents):
+            if key not in info or not takes_masks:
                 continue
+            if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != len(self.agents):
+                got = f"{type(value).__name__} {short(value)}"
+                change = f"put a list with one mask for each agent under {key!r}"
+                self.place.fault("masks", f"{key!r} of the info", self._one_each(), got, change, kind="values")
             pairs = zip(self.agents, value, strict=True)
             return {agent: {"action_mask": self._cut(agent, mask)} for agent, mask in pairs}
         return {}
@@ -155,6 +165,8 @@ class JointPlayer(Player):
             check_keys(set(value) - (known - self.live), self.live, self.place, what)
             return value
         if not isinstance(value, (list, tuple)) and not (isinstance(value, np.ndarray) and value.ndim):
+            return None
+        if self.lenient and len(value) == 1 < len(self.agents) and only_element(value) is not None:
             return None
         if len(value) != len(self.agents):
             change = f"return one for each agent as {what}"

@@ -11,7 +11,7 @@ from marlvec.envs.adapters.return_values import AgentId
 from marlvec.testing.env_checks.constant_spaces import ZooSpaces
 from marlvec.testing.env_checks.findings import Findings
 from marlvec.testing.env_checks.players.base import Player
-from marlvec.testing.env_checks.values import check_agents, check_keys, check_table, check_tuple
+from marlvec.testing.env_checks.values import check_agents, check_keys, check_table
 
 __all__ = ["ParallelPlayer"]
 
@@ -27,28 +27,16 @@ class ParallelPlayer(Player):
         agents: Its agents, as it names them.
         max_steps: Within how many steps an episode must end.
         findings: Where findings go.
-        lenient: Whether an agent may leave without a flag.
     """
 
-    def __init__(
-        self,
-        env: Any,
-        name: str,
-        agents: list[AgentId],
-        max_steps: int,
-        findings: Findings,
-        *,
-        lenient: bool = False,
-    ) -> None:
+    def __init__(self, env: Any, name: str, agents: list[AgentId], max_steps: int, findings: Findings) -> None:
         super().__init__(env, name, agents, ZooSpaces(env, agents), max_steps, findings)
-        self._lenient = lenient
         self._seen: Mapping[Any, Any] = {}
         self._infos: Mapping[Any, Any] = {}
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin an episode with those who are in ``env.agents``."""
-        result = self.ask_reset(seed, options)
-        obs, infos = check_tuple(result, self.place, 2) if isinstance(result, tuple) else (result, {})
+        obs, infos = self.split_reset(self.ask_reset(seed, options))
         self._seen = check_table(obs, self.place, "observations")
         self._infos = self.check_infos(infos)
         self.live = set(self._listed())
@@ -66,7 +54,7 @@ class ParallelPlayer(Player):
         listed = [agent for agent in self.agents if agent in self.live]
         masks = {agent: self.allowed(agent, self._seen.get(agent), self._infos.get(agent)) for agent in listed}
         actions = {agent: self.draw(agent, masks[agent], rng) for agent in listed}
-        result = check_tuple(self.ask(self.env.step, actions, given="actions"), self.place, 4, 5)
+        result = self.check_step(self.ask(self.env.step, actions, given="actions"))
         if len(result) == 4:
             obs, rewards, dones, infos = result
             result = obs, rewards, dones, dict.fromkeys(check_table(dones, self.place, "dones"), False), infos
@@ -80,7 +68,7 @@ class ParallelPlayer(Player):
         if self.resets_itself and self._all_end(tables):
             return
         known = set(self.agents)
-        silent = self.live - set(now) if self._lenient else set()  # of them there may be data, or none
+        silent = self.live - set(now) if self.lenient else set()  # of them there may be data, or none
         born = ((set(now) | set(self._seen)) & known) - self.live - self.gone
         for what, table in tables.items():
             for agent in self.gone:
@@ -130,7 +118,11 @@ class ParallelPlayer(Player):
                 self.place.fault("life", "env.agents", f"no agent {agent!r}, which has ended", "it again")
             if agent in ended:
                 expected = f"agent {agent!r}, which has ended, to leave it"
-                self.place.fault("life", "env.agents", expected, "it still there")
+                change = (
+                    "leave those that have ended out of env.agents: self.agents = [agent for agent in self.agents if "
+                    "not (terminations[agent] or truncations[agent])]"
+                )
+                self.place.fault("life", "env.agents", expected, "it still there", change)
         for agent in sorted((self.live | born) - ended - set(now), key=str):
             self.place.fault("life", "env.agents", f"agent {agent!r}, whose flags are False", "it has left")
 

@@ -11,7 +11,7 @@ from marlvec.envs.adapters.return_values import AgentId
 from marlvec.envs.adapters.rllib import ALL
 from marlvec.testing.env_checks.findings import Findings
 from marlvec.testing.env_checks.players.base import Player
-from marlvec.testing.env_checks.values import check_agents, check_table, check_tuple
+from marlvec.testing.env_checks.values import check_agents, check_table
 
 __all__ = ["KeyedPlayer"]
 
@@ -41,8 +41,7 @@ class KeyedPlayer(Player):
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin an episode with those who are observed."""
-        result = self.ask_reset(seed, options)
-        obs, infos = check_tuple(result, self.place, 2) if isinstance(result, tuple) else (result, {})
+        obs, infos = self.split_reset(self.ask_reset(seed, options))
         self._seen, self._infos = check_table(obs, self.place, "observations"), self.check_infos(infos)
         self._acting = check_agents(list(self._seen), self.agents, self.place, "observations")
         if not self._seen:
@@ -55,7 +54,7 @@ class KeyedPlayer(Player):
         """Let those act who were observed last."""
         masks = {agent: self.allowed(agent, self._seen[agent], self._infos.get(agent)) for agent in self._acting}
         actions = {agent: self.draw(agent, masks[agent], rng) for agent in self._acting}
-        result = check_tuple(self.ask(self.env.step, actions, given="actions"), self.place, 4, 5)
+        result = self.check_step(self.ask(self.env.step, actions, given="actions"))
         if len(result) == 4:
             obs, rewards, dones, infos = result
             result = obs, rewards, dones, dict.fromkeys(check_table(dones, self.place, "dones"), False), infos

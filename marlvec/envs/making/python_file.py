@@ -1,0 +1,117 @@
+"""`load_file`: imports a Python file by its path; the file may import the modules of its folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+__all__ = ["load_file"]
+
+_homes: dict[str, Path] = {}  # of what files have imported so: top-level module to the folder that it is from
+_loaded: dict[Path, tuple[int, ModuleType]] = {}  # path to the time of the file's last change, and its module
+
+
+def load_file(path: Path) -> ModuleType:
+    """Import a file under its own name, or under a name like it where another module has its name.
+
+    It is imported again only if it has changed since, and then into the same module. Objects that it defines reach
+    worker processes by value, where these cannot import it by its name.
+
+    Args:
+        path: The file; a relative path is relative to the working directory.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        Exception: Whatever the file raises; it is not imported then.
+    """
+    path = path.resolve(strict=True)
+    changed = path.stat().st_mtime_ns
+    known = _loaded.get(path)
+    module = _new_module(path) if known is None else known[1]
+    before = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = module  # where dataclasses and pickles look for it
+    if known is not None and known[0] == changed:
+        return module
+    assert module.__spec__ is not None  # `_new_module` has made it from one,
+    assert module.__spec__.loader is not None  # which has this, too
+    try:
+        with _beside(path.parent):
+            module.__spec__.loader.exec_module(module)
+    except BaseException:
+        if before is None:
+            del sys.modules[module.__name__]
+        else:
+            sys.modules[module.__name__] = before
+        raise
+    _loaded[path] = changed, module
+    return module
+
+
+def _new_module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(_name_of(path), path)
+    assert spec is not None  # every path that ends in .py has one
+    return importlib.util.module_from_spec(spec)
+
+
+def _name_of(path: Path) -> str:
+    """The name of the file, or one like it where that would stand in the place of another module."""
+    name = path.stem
+    if name in sys.modules:
+        origin = getattr(sys.modules[name], "__file__", None) or ""
+    else:
+        spec = None if "." in name else PathFinder.find_spec(name)
+        origin = str(path) if spec is None or spec.origin is None else spec.origin
+    is_free = origin == str(path) or (Path(origin).is_file() and path.samefile(origin))
+    return name if is_free else f"{name}_{zlib.crc32(bytes(path)):08x}"
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[None]:
+    """Have modules in a folder found in here, after all others, so that none stands in an installed one's place.
+
+    ``sys.path`` is left alone: worker processes get a copy of it. Two files in two folders may each have a neighbour of
+    the same name; each gets its own.
+
+    Args:
+        folder: Where to look.
+    """
+    folder = folder.resolve()
+    for name in [name for name, home in _homes.items() if home != folder]:
+        del _homes[name]
+        for loaded in [key for key in sys.modules if key == name or key.startswith(f"{name}.")]:
+            del sys.modules[loaded]
+    finder = _Neighbours(folder)
+    sys.meta_path.append(finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Neighbours(MetaPathFinder):
+    """Finds top-level modules in one folder.
+
+    Args:
+        folder: The folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """As the import system asks; ``path`` is None for top-level modules."""
+        if path is not None:
+            return None
+        spec = PathFinder.find_spec(fullname, [str(self._folder)], target)
+        if spec is not None:
+            _homes[fullname] = self._folder
+        return spec
