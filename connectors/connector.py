@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
+from marlvec.arguments import signature_of
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, SerialisationError, StateError
 from marlvec.serialization.name_table import CLASSES
@@ -172,7 +173,7 @@ class Connector(ABC):
 
     def params(self) -> dict[str, Any]:
         """Constructor arguments, read back from the attributes of the same names."""
-        names = list(inspect.signature(type(self).__init__).parameters)[1:]
+        names = list(signature_of(type(self).__init__).parameters)[1:]
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     def to_config(self) -> Config:
@@ -227,7 +228,7 @@ class Connector(ABC):
 
     def _config_parts(self) -> Config:
         params = self.params()
-        if lost := [name for name in inspect.signature(type(self)).parameters if name not in params]:
+        if lost := [name for name in signature_of(type(self)).parameters if name not in params]:
             raise SerialisationError(
                 f"{type(self).__name__} does not keep its arguments {lost} under their own names: store them, or say "
                 f"them in params()"
@@ -236,7 +237,7 @@ class Connector(ABC):
 
     @classmethod
     def _from_parts(cls, config: Mapping[str, Any]) -> Self:
-        args, signature = decode(config["args"]), inspect.signature(cls)
+        args, signature = decode(config["args"]), signature_of(cls)
         if not isinstance(args, dict):
             raise TypeError(f"expected a dict of arguments, got {short(args)}")
         if unknown := [name for name in args if name not in signature.parameters]:
@@ -246,7 +247,7 @@ class Connector(ABC):
         return cls(*bound.args, **bound.kwargs)
 
     def __repr__(self) -> str:
-        defaults = inspect.signature(type(self).__init__).parameters
+        defaults = signature_of(type(self).__init__).parameters
         changed = (f"{k}={_shown(v)}" for k, v in self.params().items() if not _same(v, defaults[k].default))
         return f"{type(self).__name__}({', '.join(changed)})"
 

@@ -96,7 +96,6 @@ __all__ = [
     "UnknownEnvError",
     "UnsupportedSpaceError",
     "WorkerDied",
-    "is_interrupt",
 ]
 
 
@@ -294,11 +293,6 @@ class MissingExtraError(MarlvecError, ImportError, gymnasium.error.DependencyNot
 
 class ResourceError(MarlvecError, OSError):
     """The machine has not enough of something: memory, processes, file descriptors. Nothing is left behind."""
-
-
-def is_interrupt(error: BaseException) -> bool:
-    """Whether an exception may come at any line: Ctrl-C, `SystemExit` of a signal handler, or no memory is left."""
-    return not isinstance(error, Exception) or isinstance(error, MemoryError)
 
 
 class RestartQuietly(Exception):

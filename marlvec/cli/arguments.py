@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import marlvec.connectors as all_connectors
+from marlvec.arguments import signature_of
 from marlvec.cli.console import did_you_mean
 from marlvec.connectors import AgentConnector, Pipeline
 from marlvec.envs.making.python_file import load_file
@@ -79,7 +80,7 @@ def _policy(text: str, found: Any) -> Policy:
             raise ArgumentError(f"--policy {text}: {found.__name__} is no policy: it has no method act(rows)")
         needed = [
             name
-            for name, parameter in inspect.signature(found).parameters.items()
+            for name, parameter in signature_of(found).parameters.items()
             if parameter.default is parameter.empty
             and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         ]

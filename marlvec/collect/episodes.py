@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from time import perf_counter
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.arguments import signature_of
 from marlvec.collect.metrics.episode_table import FinishedEpisodes
 from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.env_ids import Where
@@ -419,7 +419,7 @@ def numbers_at(array: NDArray[Number], places: Where) -> NDArray[Number]:
 
 def _check_arity(function: Callable[[str, Episode], str]) -> None:
     try:
-        signature = inspect.signature(function)
+        signature = signature_of(function)
     except (ValueError, TypeError):  # written in C; calling it will show
         return
     try:

@@ -29,8 +29,9 @@ from marlvec.collect.scheduling.on_demand import scheduler_for
 from marlvec.collect.storage.unread_steps import UnreadSteps
 from marlvec.connectors import Rows
 from marlvec.env_ids import Where
-from marlvec.errors import ContractError, EnvFault, EnvsDriven, StateError, is_interrupt
+from marlvec.errors import ContractError, EnvFault, EnvsDriven, StateError
 from marlvec.serialization.state_fields import State, check_fields, flag_field, number_field
+from marlvec.vector.call_state import is_interrupt
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["RolloutLoop"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from typing import Any, NoReturn
 
 import gymnasium
 from gymnasium.spaces import Space
 
-from marlvec.arguments import check_choice
+from marlvec.arguments import check_choice, signature_of
 from marlvec.envs.adapters.aec import AECAdapter
 from marlvec.envs.adapters.gymnasium import GymnasiumAdapter
 from marlvec.envs.adapters.joint import AGENTS, JointAdapter, has_joint_spaces
@@ -113,7 +112,7 @@ def _is_functional(env: Any) -> bool:
     """Whether ``step`` takes the state of the env, and ``reset`` the key of its random numbers."""
     try:
         reset, step = (
-            [p.name for p in inspect.signature(getattr(env, name)).parameters.values() if p.default is p.empty]
+            [p.name for p in signature_of(getattr(env, name)).parameters.values() if p.default is p.empty]
             for name in ("reset", "step")
         )
     except (AttributeError, TypeError, ValueError):

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from gymnasium.spaces import Space
 
+from marlvec.arguments import signature_of
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError
 from marlvec.trees import Tree
@@ -37,7 +38,7 @@ PolicyState = dict[str, Any]
 def takes_explore(act: Callable[..., Any]) -> bool:
     """Whether an ``act`` takes ``explore``; one that takes rows alone does not."""
     try:
-        parameters = inspect.signature(act).parameters.values()
+        parameters = signature_of(act).parameters.values()
     except (ValueError, TypeError):  # of a function written in C
         return False
     return any(p.kind is p.VAR_KEYWORD or (p.name == "explore" and p.kind is not p.POSITIONAL_ONLY) for p in parameters)
@@ -290,7 +291,7 @@ def as_policy(given: PolicyLike, name: str = "policy", *, also: str = "") -> Pol
     if _is_module(given):
         raise ArgumentError(f"{what} a torch module: give TorchPolicy(module), of marlvec.interop.torch.policy")
     try:
-        signature = inspect.signature(given)
+        signature = signature_of(given)
     except (ValueError, TypeError):  # of a function written in C; calling it will show
         return FunctionPolicy(given)
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-import inspect
 import os
 import shutil
 import tempfile
@@ -20,7 +19,7 @@ from urllib.parse import quote
 
 from gymnasium.spaces import Space
 
-from marlvec.arguments import whole_number
+from marlvec.arguments import signature_of, whole_number
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, ResourceError
 from marlvec.policies.policy import Policy, PolicyLike, as_policy
 from marlvec.serialization.archive import FilePath, read_archive, write_archive
@@ -236,7 +235,7 @@ def policy_or_make(given: PolicyLike | Make, policy_id: str) -> Policy | Make:
     """
     if isinstance(given, type) or (callable(given) and not callable(getattr(given, "act", None))):
         try:
-            inspect.signature(given).bind()
+            signature_of(given).bind()
         except TypeError:
             pass  # a function of rows, say
         except ValueError:  # written in C; building will show

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
+from marlvec.arguments import signature_of
 from marlvec.connectors.connector import ActionConnector, AgentConnector, Connector, LearnerConnector
 from marlvec.errors import ArgumentError
 from marlvec.testing.connector_checks._support.report import Refused
@@ -189,7 +189,7 @@ def _maker(make: Connector | Callable[[], Connector]) -> tuple[Callable[[], Conn
     if not callable(make):
         return make, make
     try:
-        inspect.signature(make).bind()
+        signature_of(make).bind()
     except TypeError as error:
         name = getattr(make, "__name__", repr(make))
         raise ArgumentError(

@@ -14,8 +14,16 @@ from marlvec.env_ids import EnvIds, check_env_ids
 from marlvec.envs.autoreset import AutoresetRules
 from marlvec.envs.contract_warnings import warn_of_contract
 from marlvec.envs.spec import EnvSpec
-from marlvec.errors import ArgumentError, BrokenError, EnvFault, Failure, FetchTimeout, is_interrupt
-from marlvec.vector.call_state import CONTROL_CALLS, PUBLIC_CALLS, CallEvent, CallKind, CallPhase, CallState
+from marlvec.errors import ArgumentError, BrokenError, EnvFault, Failure, FetchTimeout
+from marlvec.vector.call_state import (
+    CONTROL_CALLS,
+    PUBLIC_CALLS,
+    CallEvent,
+    CallKind,
+    CallPhase,
+    CallState,
+    is_interrupt,
+)
 from marlvec.vector.commands import Command
 from marlvec.vector.data.buffer_reuse import BufferReuse
 from marlvec.vector.data.buffers import Buffers, Selection

@@ -20,7 +20,6 @@ from marlvec.errors import (
     MarlvecError,
     NothingPendingError,
     NotResetError,
-    is_interrupt,
 )
 
 __all__ = [
@@ -34,6 +33,7 @@ __all__ = [
     "CallState",
     "PublicCall",
     "exclusive",
+    "is_interrupt",
 ]
 
 
@@ -360,6 +360,11 @@ def _join(batches: list[NDArray[np.int64]]) -> NDArray[np.int64]:
     if len(batches) == 1:
         return batches[0]
     return np.concatenate(batches) if batches else np.zeros(0, np.int64)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether an exception may come at any line: Ctrl-C, `SystemExit` of a signal handler, or no memory is left."""
+    return not isinstance(error, Exception) or isinstance(error, MemoryError)
 
 
 class _HasCallState(Protocol):

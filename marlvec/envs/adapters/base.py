@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Space
 
+from marlvec.arguments import signature_of
 from marlvec.envs.adapters.return_values import AgentId, as_flag, as_reward, contract_error
 from marlvec.envs.adapters.self_reset import resets_itself, take_finals
 from marlvec.envs.env import MultiAgentEnv
@@ -291,7 +291,7 @@ def keywords_of(function: Callable[..., Any]) -> frozenset[str] | None:
         function: The callable.
     """
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = signature_of(function).parameters.values()
     except (TypeError, ValueError):
         return None
     if any(p.kind is p.VAR_KEYWORD for p in parameters):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from marlvec.arguments import signature_of
 from marlvec.envs.making.python_file import load_file
 from marlvec.errors import MissingExtraError, RegistryError, UnknownEnvError
 
@@ -159,7 +159,7 @@ def _declared(target: Callable[..., Any]) -> frozenset[str]:
     """Parameters a factory declares by name and has no value for yet; ``**kwargs`` declares nothing."""
     bound = frozenset(target.keywords) if isinstance(target, partial) else frozenset()
     try:
-        parameters = inspect.signature(target).parameters.values()
+        parameters = signature_of(target).parameters.values()
     except (TypeError, ValueError):
         return frozenset()
     named = (p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))

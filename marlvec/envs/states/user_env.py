@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
+from marlvec.arguments import signature_of
 from marlvec.envs.states.attributes import AttributeReader, AttributeWriter
 from marlvec.envs.states.plain import plain_copy
 from marlvec.envs.wrapper_chain import wrapper_chain
@@ -104,8 +104,8 @@ def _speaks(kind: Any) -> bool:
     if not (callable(get) and callable(put)):
         return False
     try:
-        inspect.signature(get).bind(None)
-        inspect.signature(put).bind(None, None)
+        signature_of(get).bind(None)
+        signature_of(put).bind(None, None)
     except (TypeError, ValueError):  # of another use: MuJoCo's envs have set_state(qpos, qvel)
         return False
     return True

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.errors import is_interrupt
+from marlvec.vector.call_state import is_interrupt
 from marlvec.vector.data.report import Report
 from marlvec.vector.settings import Settings
 from marlvec.vector.vector_env import VectorEnv

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.making.recipe import EnvRecipe
-from marlvec.errors import ArgumentError, BrokenError, ContractError, Failure, MissingExtraError, is_interrupt
+from marlvec.errors import ArgumentError, BrokenError, ContractError, Failure, MissingExtraError
 from marlvec.native.catalog import NativeEntry, native_entry
 from marlvec.native.native_env import NativeEnv, refuse
 from marlvec.native.padding import PaddedNativeEnv
 from marlvec.vector.backends.in_process import InProcessVectorEnv
-from marlvec.vector.call_state import CallEvent
+from marlvec.vector.call_state import CallEvent, is_interrupt
 from marlvec.vector.data.buffer_reuse import BufferReuse
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
