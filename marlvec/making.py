@@ -20,7 +20,7 @@ from marlvec.vector.backends.sync import SyncVectorEnv
 from marlvec.vector.backends.thread import ThreadVectorEnv
 from marlvec.vector.faults.restarts import RestartLimit
 from marlvec.vector.faults.shared_generators import warn_of_shared
-from marlvec.vector.processes.limits import HAS_WORKER_PROCESSES, check_worker_processes
+from marlvec.vector.processes.limits import HAS_WORKER_PROCESSES, refuse_worker_processes
 from marlvec.vector.processes.worker import WorkerLink
 from marlvec.vector.settings import SettingsArguments
 from marlvec.vector.vector_env import VectorEnv
@@ -247,9 +247,9 @@ def _choose(
 ) -> tuple[str, str]:
     """The backend that ``"auto"`` means for these envs, and why."""
     if process_options != _PROCESS_DEFAULTS:
-        check_worker_processes(
-            ", ".join(name for name, value in process_options.items() if value != _PROCESS_DEFAULTS[name])
-        )
+        if not HAS_WORKER_PROCESSES:
+            given = [name for name, value in process_options.items() if value != _PROCESS_DEFAULTS[name]]
+            refuse_worker_processes(", ".join(given))
         return "async", "what is asked for needs worker processes"
     if is_exact(recipes):
         return "native", "its compiled form has the same numbers"

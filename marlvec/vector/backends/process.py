@@ -19,7 +19,7 @@ from marlvec.vector.data.pickling import dump_each, summary_of
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import WorkerLost, capture, error_of, pickle_or_explain, raise_failures
 from marlvec.vector.processes import channel as ch
-from marlvec.vector.processes.limits import check_worker_processes
+from marlvec.vector.processes.limits import HAS_WORKER_PROCESSES, refuse_worker_processes
 from marlvec.vector.processes.report_packing import unpack_report
 from marlvec.vector.processes.watchdog import Watchdog
 from marlvec.vector.processes.worker import WorkerLink
@@ -94,7 +94,8 @@ class AsyncVectorEnv(VectorEnv):
         worker: Callable[[WorkerLink], None] | None = None,
         **settings: Unpack[SettingsArguments],
     ) -> None:
-        check_worker_processes(f"backend={self.backend!r}")
+        if not HAS_WORKER_PROCESSES:
+            refuse_worker_processes(f"backend={self.backend!r}")
         chosen = Settings(**settings)
         super().__init__(len(factories), chosen)
         if shared_memory not in (True, False, "require"):

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from marlvec.errors import ArgumentError, ResourceError
 from marlvec.vector.data.pickling import importing
@@ -29,8 +30,8 @@ __all__ = [
     "check_descriptors",
     "check_memory",
     "check_not_importing",
-    "check_worker_processes",
     "depth",
+    "refuse_worker_processes",
 ]
 
 DEPTH = "MARLVEC_DEPTH"
@@ -49,21 +50,17 @@ _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-def check_worker_processes(what: str) -> None:
-    """See that this system has what worker processes need.
+def refuse_worker_processes(what: str) -> NoReturn:
+    """Say that this system has no worker processes, and what runs here.
 
     Args:
-        what: Who asks, for the message.
-
-    Raises:
-        ArgumentError: It has not; names what runs here.
+        what: Who asks for them.
     """
-    if not HAS_WORKER_PROCESSES:
-        system = "Windows" if sys.platform == "win32" else sys.platform
-        raise ArgumentError(
-            f"{what}: worker processes need fork(), which {system} has not; use backend='thread' or backend='native', "
-            f"or run this under WSL"
-        )
+    system = "Windows" if sys.platform == "win32" else sys.platform
+    raise ArgumentError(
+        f"{what}: worker processes need fork(), which {system} has not; use backend='thread' or backend='native', or "
+        f"run this under WSL"
+    )
 
 
 def depth() -> int:
