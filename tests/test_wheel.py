@@ -78,6 +78,21 @@ def test_the_wheel_has_every_file_of_the_tree_and_no_other(wheel: Path) -> None:
 
 
 @pytest.mark.slow("builds a wheel and installs it")
+def test_a_checkout_without_links_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    """As Git makes one on Windows: the link to connectors/ is a file there."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no clone")
+    run("git", "clone", "--quiet", "-c", "core.symlinks=false", ROOT, tmp_path / "clone", cwd=tmp_path)
+    assert (tmp_path / "clone" / "marlvec" / "connectors").is_file()
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, tmp_path / "clone", cwd=tmp_path)
+    (other,) = tmp_path.glob("*.whl")
+    committed = {name for name in zipfile.ZipFile(other).namelist() if ".dist-info/" not in name}
+    ours = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert committed <= ours
+    assert "marlvec/connectors/agent/__init__.py" in committed
+
+
+@pytest.mark.slow("builds a wheel and installs it")
 def test_links_of_the_page_on_pypi_are_whole(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
