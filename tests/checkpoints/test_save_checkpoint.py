@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import marlvec
 from marlvec.connectors import NormalizeObs
 from marlvec.errors import ArgumentError, CheckpointError, SerialisationError
+from marlvec.policies import training_checkpoint
 from marlvec.serialization.archive import write_archive
 from marlvec.serialization.values import encode, outline
 from tests.dying import DYING
@@ -113,6 +114,34 @@ def test_a_collector_comes_back_whole(tmp_path: Path) -> None:
             marlvec.load_checkpoint(tmp_path, collector=other)
         marlvec.load_checkpoint(tmp_path, collector=other, exact=False)
         other.collect(env_steps=30)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("is_known", [True, False], ids=["of this process", "of another"])
+def test_a_training_of_another_env_is_replaced_only_where_that_is_said(
+    exact: bool, is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(env: str, score: float, **options: Any) -> None:
+        with marlvec.make(env, 1, backend="native", **options.pop("kwargs", {})) as envs:
+            collector = marlvec.Collector(envs, marlvec.RandomPolicy())
+            marlvec.save_checkpoint(tmp_path, collector=collector, score=score, keep=2, exact=exact, **options)
+
+    save("simple_spread", 8)
+    save("simple_spread", 9)
+    if not is_known:
+        monkeypatch.setattr(training_checkpoint, "_known_envs", {})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    expected = "expected one of connect_four_v3 .*'player_1'.*, got '.*', which holds a training of simple_spread_v3 .*"
+    with pytest.raises(ArgumentError, match=f"{expected}'agent_2'.*; save into another folder, or pass overwrite=True"):
+        save("connect_four", 1)
+    with pytest.raises(ArgumentError, match="simple_spread_v3 with the agents"):
+        save("simple_spread", 1, kwargs={"N": 2})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    save("connect_four", 1, overwrite=True)
+    save("connect_four", 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.npz", "last.npz", "old-000001.npz"]
+    (tmp_path / "last.npz").write_bytes(b"damaged")
+    save("simple_spread", 2)
 
 
 def test_the_best_is_kept_beside_the_last(tmp_path: Path) -> None:
