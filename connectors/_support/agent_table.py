@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from marlvec.connectors.connector import EnvIds, State
 from marlvec.errors import ArgumentError
+from marlvec.serialization.state_fields import array_field
 
 __all__ = ["AgentTable"]
 
@@ -91,13 +92,7 @@ class AgentTable:
         Raises:
             ArgumentError: Slots of another shape or dtype.
         """
-        values = np.array(state["values"])
-        if values.ndim < 2 or values.shape[2:] != self.shape or values.dtype != self.values.dtype:
-            raise ArgumentError(
-                f"expected slots of shape {self.shape} and dtype {self.values.dtype}, "
-                f"got {values.shape[2:]} and {values.dtype}"
-            )
-        self.values = values
+        self.values = array_field(state, "values", self.values.dtype, (None, None, *self.shape), "slots of agents")
 
     def _grow(self, env_id: NDArray[Any], agent_index: NDArray[Any]) -> None:
         if env_id.size and (env_id.min() < 0 or agent_index.min() < 0):

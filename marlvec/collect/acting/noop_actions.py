@@ -95,10 +95,12 @@ class NoopActions:
         where = "idle agents"
         check_fields(state, ("lanes", "last"), where)
         lanes = array_field(state, "lanes", np.int64, (None,), where)
-        own, last = dict(enumerate(self._last)), state["last"]
+        if (np.diff(lanes, prepend=-1) <= 0).any() or (len(lanes) and self._noop is None):
+            raise ArgumentError(f"{where}: lanes: expected ascending ones, and a no-op of theirs, got {lanes.tolist()}")
+        own, last = {f"last[{k}]": leaf for k, leaf in enumerate(self._last)}, state["last"]
         if not isinstance(last, list) or len(last) != len(own):
             raise ArgumentError(f"{where}: last: expected {len(own)} arrays, got {last!r:.200}")
-        found = arrays_like({k: leaf_from(leaf) for k, leaf in enumerate(last)}, own, where)
+        found = arrays_like(dict(zip(own, map(leaf_from, last), strict=True)), own, where)
         return partial(vars(self).update, lanes=lanes, _last=[found[k] for k in own])
 
     def clear(self) -> None:

@@ -324,8 +324,8 @@ class LockstepScheduler:
             "_behind": number_field(state, "behind", where),
             "living": array_field(state, "living", np.int64, (None,), where),
         }
-        if len(np.setdiff1d(new["living"], self.all_ids)):
-            raise ArgumentError(f"{where}: living: expected ids of envs, got {new['living'].tolist()}")
+        if not np.array_equal(np.intersect1d(new["living"], self.all_ids), new["living"]):
+            raise ArgumentError(f"{where}: living: expected ascending ids of envs, got {new['living'].tolist()}")
 
         def put() -> None:
             self._inbox.clear()

@@ -163,5 +163,5 @@ def test_refusals() -> None:
     with pytest.raises(ArgumentError, match="expected the actions of 2 leaves"):
         two.load_state_dict(one.state_dict())
     two.bind(vectors(1))
-    with pytest.raises(ArgumentError, match="expected slots of shape"):
+    with pytest.raises(ArgumentError, match="slots of agents: values: expected"):
         two.load_state_dict(one.state_dict())

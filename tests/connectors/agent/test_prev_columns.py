@@ -230,5 +230,5 @@ def test_refusals() -> None:
             adder(rows.replace(**{name: np.zeros(1)}))
     with pytest.raises(ArgumentError, match="expected the history of 1 leaves"):
         piece.load_state_dict({"x": 1})
-    with pytest.raises(ArgumentError, match="expected slots of shape"):
+    with pytest.raises(ArgumentError, match="slots of agents: values: expected"):
         piece.load_state_dict(bound(PrevActions(), spaces.MultiBinary(2)).state_dict())
