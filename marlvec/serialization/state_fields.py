@@ -36,7 +36,7 @@ def check_fields(state: Any, names: Collection[str], where: str) -> Mapping[str,
     missing = [name for name in names if name not in state]
     unknown = [name for name in state if name not in names]
     if missing or unknown:
-        raise ArgumentError(f"{where}: expected what get_state() returned; missing {missing}, unknown {unknown}")
+        raise ArgumentError(f"{where}: expected other fields; missing {missing}, unknown {unknown}")
     return state
 
 

@@ -13,9 +13,7 @@ from marlvec.collect.storage.columns import ColumnForms
 from marlvec.collect.storage.dense_buffer import DenseBuffer
 from marlvec.collect.storage.plain_columns import (
     columns_from,
-    leaf_from,
     plain_columns,
-    plain_leaf,
     plain_rows,
     rows_from,
 )
@@ -23,6 +21,7 @@ from marlvec.collect.storage.slot_buffer import SlotBuffer
 from marlvec.connectors import Rows
 from marlvec.connectors.pipeline import with_inner
 from marlvec.errors import ArgumentError, StateError
+from marlvec.serialization.plain_objects import array_from, plain_array
 from marlvec.serialization.state_fields import State, array_field, check_fields, flag_field, number_field
 
 __all__ = ["column_specs", "get_runner_state", "prepare_runner", "put_modes"]
@@ -69,14 +68,14 @@ def _get_rows(runner: PolicyRunner) -> State:
 
 def _get_answer(answer: PolicyAnswer, who: str) -> State:
     """An answer that its action connectors have seen, and that the envs have not got."""
-    parts = [[plain_leaf(leaf, who) for leaf in leaves] for leaves in answer.parts]
+    parts = [[plain_array(leaf, who) for leaf in leaves] for leaves in answer.parts]
     return {
         "lanes": answer.ready.lanes.copy(),
         "given": plain_rows(answer.given, who),
         "said": plain_columns({"actions": answer.actions, **answer.columns}, who),
         "version": answer.version,
         "rows": None if answer.rows is None else plain_rows(answer.rows, who),
-        "for_env": [plain_leaf(leaf, who) for leaf in answer.for_env],
+        "for_env": [plain_array(leaf, who) for leaf in answer.for_env],
         "parts": parts,
     }
 
@@ -167,9 +166,9 @@ def _answer_from(runner: PolicyRunner, state: Any, forms: ColumnForms, where: st
     said = columns_from(state["said"], len(given), f"{where}: said")
     specs.check(said, f"{where}: said")
     rows = None if state["rows"] is None else _rows_from(state["rows"], forms, specs, f"{where}: rows")
-    for_env = [leaf_from(leaf) for leaf in state["for_env"]]
+    for_env = [array_from(leaf) for leaf in state["for_env"]]
     specs.check({"actions_for_env": runner.env_tree.unflatten(for_env)}, f"{where}: for_env")
-    parts = [[leaf_from(leaf) for leaf in leaves] for leaves in state["parts"]]
+    parts = [[array_from(leaf) for leaf in leaves] for leaves in state["parts"]]
     if parts and len(parts) != len(forms.answers):
         raise ArgumentError(f"{where}: parts: expected {len(forms.answers)} columns, got {len(parts)}")
     if parts:
