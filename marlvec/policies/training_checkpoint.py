@@ -16,7 +16,7 @@ from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, Seriali
 from marlvec.extras import import_extra
 from marlvec.policies.policy import Policy
 from marlvec.serialization.archive import FilePath, read_archive, write_archive
-from marlvec.serialization.atomic_file import atomic_link, remove_drafts
+from marlvec.serialization.atomic_file import atomic_link, locked_folder, remove_drafts
 from marlvec.serialization.values import decode, encode
 
 __all__ = ["HasPolicies", "HasState", "HasWholeState", "load_checkpoint", "save_checkpoint"]
@@ -84,7 +84,8 @@ def save_checkpoint(
         done = marlvec.load_checkpoint("runs/mine", collector=collector, learner={"adam": adam})["done"]
 
     Args:
-        folder: Where to; made if it is not there. One training at a time writes there.
+        folder: Where to; made if it is not there. One training at a time writes there: of several, each leaves whole
+            files, and the last to finish wins.
         collector: A `Collector`, which is saved whole (see `Collector.get_state`): policies, connectors, envs in the
             middle of their episodes, rows that no batch holds yet, metrics, callbacks that have a state, opponents. Or
             `marlvec.distributed.Collectors`.
@@ -125,7 +126,13 @@ def save_checkpoint(
         "tensors": encode(tensors, "the checkpoint"),
     }
     Path(folder).mkdir(parents=True, exist_ok=True)
-    best, last = (Path(folder) / _FILES[which] for which in ("best", "last"))
+    with locked_folder(folder):
+        return _write(Path(folder), data, env, score, kept, overwrite=overwrite)
+
+
+def _write(folder: Path, data: dict[str, Any], env: Any, score: float | None, kept: int, *, overwrite: bool) -> Path:
+    """Write a checkpoint into a folder that is locked."""
+    best, last = (folder / _FILES[which] for which in ("best", "last"))
     remove_drafts(best)
     remove_drafts(last)
     replaces = _is_of_another_env(last, env, overwrite=overwrite)
@@ -179,8 +186,9 @@ def load_checkpoint(
         Exception: What an entry of ``learner`` raises in ``load_state_dict``: the collector, and the entries before it,
             have been loaded by then. Mend it, and call this again.
     """
-    path = _path_of(Path(folder), which)
-    parts = _read(path)["parts"]
+    with locked_folder(folder, shared=True):
+        path = _path_of(Path(folder), which)
+        parts = _read(path)["parts"]
     if learner is not None:
         _check_names(path, "learner", parts["learner"], learner)
     if collector is not None:
