@@ -143,6 +143,7 @@ def unsent() -> Collector:
 
 
 _RICH: dict[str, Callable[[Path], Collector]] = {
+    "waiting batches": lambda _: Plan("turns", policies="by lot", random_steps=30).make(),
     "memory": lambda _: Plan(
         "parallel", connectors="memory", random_steps=300, follows=True, frozen=True, policies="two"
     ).make(),
@@ -150,7 +151,6 @@ _RICH: dict[str, Callable[[Path], Collector]] = {
     "objects": lambda _: Plan("single").make(),
     "rewards": lambda _: rewarded(),
     "self-play": lambda folder: killed.league(folder).collector,
-    "waiting batches": lambda _: Plan("turns", policies="by lot", random_steps=30).make(),
     "an unsent answer": lambda _: unsent(),
 }
 
