@@ -115,8 +115,10 @@ def _is_alive(pid: int) -> bool:
 
 def _sync_folder(target: Path) -> None:
     """A new name is on the disk when its folder is."""
-    folder = os.open(target.parent, os.O_RDONLY)
+    folder = None
     try:
+        folder = os.open(target.parent, os.O_RDONLY)
         os.fsync(folder)
     finally:
-        os.close(folder)
+        if folder is not None:
+            os.close(folder)
