@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from marlvec.connectors.connector import EnvIds, State
 from marlvec.errors import ArgumentError
+from marlvec.serialization.state_fields import array_field, check_fields
 
-__all__ = ["AgentTable"]
+__all__ = ["AgentTable", "Tables", "load_tables", "save_tables"]
 
 
 class AgentTable:
@@ -91,13 +92,15 @@ class AgentTable:
         Raises:
             ArgumentError: Slots of another shape or dtype.
         """
-        values = np.array(state["values"])
-        if values.ndim < 2 or values.shape[2:] != self.shape or values.dtype != self.values.dtype:
-            raise ArgumentError(
-                f"expected slots of shape {self.shape} and dtype {self.values.dtype}, "
-                f"got {values.shape[2:]} and {values.dtype}"
-            )
-        self.values = values
+        self.values = self.checked(state, "slots of agents")
+
+    def checked(self, state: Mapping[str, Any], where: str) -> NDArray[Any]:
+        """Return the slots of a state, in new memory, which `load_state_dict` would take over.
+
+        Raises:
+            ArgumentError: As there.
+        """
+        return array_field(state, "values", self.values.dtype, (None, None, *self.shape), where)
 
     def _grow(self, env_id: NDArray[Any], agent_index: NDArray[Any]) -> None:
         if env_id.size and (env_id.min() < 0 or agent_index.min() < 0):
@@ -107,6 +110,34 @@ class AgentTable:
         grown[:] = self.fill
         grown[:n, :a] = self.values
         self.values = grown
+
+
+Tables = Mapping[str, AgentTable | Sequence[AgentTable]]
+
+
+def save_tables(tables: Tables) -> State:
+    """Return exact copies of tables, and of lists of them, by name."""
+    return {
+        name: table.state_dict() if isinstance(table, AgentTable) else [one.state_dict() for one in table]
+        for name, table in tables.items()
+    }
+
+
+def load_tables(state: Mapping[str, Any], tables: Tables, owner: str) -> None:
+    """Take over what `save_tables` returned of such tables, all of it or nothing.
+
+    Raises:
+        ArgumentError: A name is missing or unknown, a list has another length, or slots another shape or dtype.
+    """
+    check_fields(state, tables, owner)
+    found = []
+    for name, table in tables.items():
+        own, saved = ([table], [state[name]]) if isinstance(table, AgentTable) else (table, state[name])
+        if len(saved) != len(own):
+            raise ArgumentError(f"{owner}: {name}: expected {len(own)} leaves, got {len(saved)}")
+        found += [(one, one.checked(part, f"{owner}: {name}")) for one, part in zip(own, saved, strict=True)]
+    for one, values in found:
+        one.values = values
 
 
 def _room(have: int, index: NDArray[Any]) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable
+from marlvec.connectors._support.agent_table import AgentTable, load_tables, save_tables
 from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.connector import ActionConnector, EnvIds, State
 from marlvec.connectors.rows import Rows
@@ -80,16 +80,12 @@ class HeldActions(ActionConnector):
     def state_dict(self) -> State:
         if self._tree is None:
             return {}
-        return {"age": self._age.state_dict(), "actions": [table.state_dict() for table in self._tables]}
+        return save_tables({"age": self._age, "actions": self._tables})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._tree is None:
             raise self._not_set_up()
-        if state.keys() != {"age", "actions"} or len(state["actions"]) != len(self._tables):
-            raise ArgumentError(f"expected the actions of {len(self._tables)} leaves, got {list(state)}")
-        for table, slots in zip(self._tables, state["actions"], strict=True):
-            table.load_state_dict(slots)
-        self._age.load_state_dict(state["age"])
+        load_tables(state, {"age": self._age, "actions": self._tables}, self.name)
 
 
 def _fit(value_n: NDArray[Any], leaf: Leaf) -> NDArray[Any]:

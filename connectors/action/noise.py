@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable
+from marlvec.connectors._support.agent_table import AgentTable, load_tables, save_tables
 from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.action.bounds import FloatBoxes
 from marlvec.connectors.action.decay import Decay
@@ -166,11 +166,9 @@ class OrnsteinUhlenbeckNoise(ActionConnector):
         return space
 
     def state_dict(self) -> State:
-        return {} if self._boxes is None else {"x": self._x.state_dict()}
+        return {} if self._boxes is None else save_tables({"x": self._x})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._boxes is None:
             raise self._not_set_up()
-        if state.keys() != {"x"}:
-            raise ArgumentError(f"expected the state key 'x', got {list(state)}")
-        self._x.load_state_dict(state["x"])
+        load_tables(state, {"x": self._x}, self.name)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +14,7 @@ from marlvec.collect.metrics.episode_table import FinishedEpisodes
 from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.env_ids import Where
 from marlvec.errors import ArgumentError, ContractError, StateError
+from marlvec.serialization.saved import Saved, SavedField
 from marlvec.serialization.state_fields import State, array_field, arrays_like, check_fields
 
 __all__ = ["Episode", "EpisodeTracker", "PolicyMapping", "EndedAgents", "numbers_at"]
@@ -431,13 +431,16 @@ def _check_arity(function: Callable[[str, Episode], str]) -> None:
         ) from None
 
 
-class EndedAgents:
+class EndedAgents(Saved):
     """Notes which agents have ended in the running episodes, and which of them have come back.
 
     Args:
         num_envs: N.
         agents: Agent names, in order.
     """
+
+    saved_as = "ended agents"
+    saved_fields: ClassVar = {"gone": SavedField("_gone_NA")}
 
     def __init__(self, num_envs: int, agents: tuple[str, ...]) -> None:
         self._agents = agents
@@ -454,19 +457,9 @@ class EndedAgents:
         self._gone_NA[env_ids] = False
         self._any = bool(self._gone_NA.any())
 
-    def get_state(self) -> State:
-        """Which agents have ended."""
-        return {"gone": self._gone_NA.copy()}
-
-    def prepare(self, state: State) -> Callable[[], None]:
-        """Look at what `get_state` gave; returns what puts it in place.
-
-        Raises:
-            ArgumentError: It is none.
-        """
-        where = "ended agents"
-        gone = array_field(check_fields(state, ("gone",), where), "gone", np.bool_, self._gone_NA.shape, where)
-        return partial(vars(self).update, _gone_NA=gone, _any=bool(gone.any()))
+    def derive(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Add whether any agent has ended."""
+        return {**values, "_any": bool(values["_gone_NA"].any())}
 
     def check(self, env_step: EnvStep, seen_NA: NDArray[np.bool_]) -> None:
         """Let agents begin anew that are alive again, and make sure that no other agent that has ended is to act.

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, Literal, Protocol, cast
 
 from marlvec.arguments import whole_number
@@ -15,7 +16,7 @@ from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, Seriali
 from marlvec.extras import import_extra
 from marlvec.policies.policy import Policy
 from marlvec.serialization.archive import FilePath, read_archive, write_archive
-from marlvec.serialization.atomic_file import atomic_link, remove_drafts
+from marlvec.serialization.atomic_file import atomic_link, locked_folder, remove_drafts
 from marlvec.serialization.values import decode, encode
 
 __all__ = ["HasPolicies", "HasState", "HasWholeState", "load_checkpoint", "save_checkpoint"]
@@ -24,6 +25,7 @@ _CHAINS = ("agent_connectors", "action_connectors", "learner_connectors")
 _FILES = {"last": "last.npz", "best": "best.npz"}
 _OLD = re.compile(r"old-\d{6,12}\.npz", re.ASCII)
 _known_scores: dict[Path, tuple[tuple[int, ...], float]] = {}  # of best.npz as this process has written it
+_known_envs: dict[Path, tuple[tuple[int, ...], Any]] = {}  # likewise, of last.npz
 
 
 class HasState(Protocol):
@@ -71,6 +73,7 @@ def save_checkpoint(
     score: float | None = None,
     keep: int = 1,
     exact: bool = True,
+    overwrite: bool = False,
 ) -> Path:
     """Save a training, so that it goes on bit by bit: the last state as ``last.npz``, and the best one as ``best.npz``.
 
@@ -81,7 +84,8 @@ def save_checkpoint(
         done = marlvec.load_checkpoint("runs/mine", collector=collector, learner={"adam": adam})["done"]
 
     Args:
-        folder: Where to; made if it is not there. One training at a time writes there.
+        folder: Where to; made if it is not there. One training at a time writes there: of several, each leaves whole
+            files, and the last to finish wins.
         collector: A `Collector`, which is saved whole (see `Collector.get_state`): policies, connectors, envs in the
             middle of their episodes, rows that no batch holds yet, metrics, callbacks that have a state, opponents. Or
             `marlvec.distributed.Collectors`.
@@ -94,12 +98,15 @@ def save_checkpoint(
         keep: How many of the last states to keep: beside ``last.npz`` those before it, as ``old-000001.npz`` and so on.
         exact: False saves of a collector trained policies and their connectors alone: a small file, after which new
             episodes begin. So it is with external envs, which cannot be saved here.
+        overwrite: Whether a training of another env that is saved in the folder may be replaced, its best and older
+            states included.
 
     Returns:
         The path of ``last.npz``.
 
     Raises:
-        ArgumentError: ``keep`` is less than 1.
+        ArgumentError: ``keep`` is less than 1; or the folder holds a training of another env, and ``overwrite`` is
+            False.
         SerialisationError: There is something in it that a file cannot hold; nothing was written.
         StateError: The collector is in the middle of something; see `Collector.get_state`.
         CheckpointError: There is a ``best.npz`` that is damaged.
@@ -111,26 +118,39 @@ def save_checkpoint(
     if collector is not None:
         parts["collector"] = _state_of(collector) if exact else _policies_of(collector)
     tensors: list[list[Any]] = []
+    env = _env_of(collector)
     data = {
         "score": encode(None if score is None else float(score), "the score"),
+        "env": encode(env, "the env"),
         "parts": encode(_without_tensors(parts, [], tensors), "the checkpoint"),
         "tensors": encode(tensors, "the checkpoint"),
     }
     Path(folder).mkdir(parents=True, exist_ok=True)
-    best, last = (Path(folder) / _FILES[which] for which in ("best", "last"))
+    with locked_folder(folder):
+        return _write(Path(folder), data, env, score, kept, overwrite=overwrite)
+
+
+def _write(folder: Path, data: dict[str, Any], env: Any, score: float | None, kept: int, *, overwrite: bool) -> Path:
+    """Write a checkpoint into a folder that is locked."""
+    best, last = (folder / _FILES[which] for which in ("best", "last"))
     remove_drafts(best)
     remove_drafts(last)
+    replaces = _is_of_another_env(last, env, overwrite=overwrite)
+    if replaces:
+        for old in (best, *_older(last)):
+            old.unlink(missing_ok=True)
     is_best = score is not None and not math.isnan(score) and (not best.exists() or score >= _score_of(best))
     if is_best:
         write_archive(best, data)
         _known_scores[best] = _identity(best), cast(float, score)
-    if kept > 1:
+    if kept > 1 and not replaces:
         _keep_last(last)
     # The best first: killed in between, the training goes on from the last one and comes to the best once more.
     if is_best:
         atomic_link(best, last)
     else:
         write_archive(last, data)
+    _known_envs[last] = _identity(last), env
     for old in _older(last)[kept - 1 :]:
         old.unlink(missing_ok=True)
     return last
@@ -166,8 +186,9 @@ def load_checkpoint(
         Exception: What an entry of ``learner`` raises in ``load_state_dict``: the collector, and the entries before it,
             have been loaded by then. Mend it, and call this again.
     """
-    path = _path_of(Path(folder), which)
-    parts = _read(path)["parts"]
+    with locked_folder(folder, shared=True):
+        path = _path_of(Path(folder), which)
+        parts = _read(path)["parts"]
     if learner is not None:
         _check_names(path, "learner", parts["learner"], learner)
     if collector is not None:
@@ -264,6 +285,42 @@ def _score_of(best: Path) -> float:
     """Read from the file, unless it is the one that was written here."""
     identity, score = _known_scores.get(best, (None, math.nan))
     return score if identity == _identity(best) else float(_read(best)["score"])
+
+
+def _env_of(collector: Any) -> dict[str, Any] | None:
+    """Name and agents of the env that is collected from, as far as the collector knows them."""
+    envs, metrics = (getattr(collector, name, None) for name in ("envs", "metrics"))
+    if metrics is None:
+        return None
+    return {"name": None if envs is None else envs.spec.name, "agents": list(metrics.agents)}
+
+
+def _is_of_another_env(last: Path, env: Mapping[str, Any] | None, *, overwrite: bool) -> bool:
+    """Return whether the folder holds a training of another env; one that cannot be read is of none.
+
+    Raises:
+        ArgumentError: It does, and is not to be overwritten.
+    """
+    if env is None or not last.exists():
+        return False
+    identity, saved = _known_envs.get(last, (None, None))
+    if identity != _identity(last):
+        try:
+            saved = decode(read_archive(last)["env"])
+        except (KeyError, MarlvecError):
+            return False
+    if saved is None or all(env[name] == saved[name] for name in env if None not in (env[name], saved[name])):
+        return False
+    if not overwrite:
+        raise ArgumentError(
+            f"save_checkpoint(): folder: expected one of {_describe_env(env)}, or a new one, got {str(last.parent)!r}, "
+            f"which holds a training of {_describe_env(saved)}; save into another folder, or pass overwrite=True"
+        )
+    return True
+
+
+def _describe_env(env: Mapping[str, Any]) -> str:
+    return f"{env['name'] or 'an env'} with the agents {short(env['agents'])}"
 
 
 def _identity(path: Path) -> tuple[int, ...]:

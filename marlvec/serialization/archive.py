@@ -204,11 +204,16 @@ def _write(file: BinaryIO, data: Any) -> None:
 
     manifest = {"format": FORMAT, "marlvec": sys.modules["marlvec"].__version__, "data": data}
     text = json.dumps(manifest, default=aside, allow_nan=False).encode()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+    archive = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
+    try:
         for name, array in {"manifest": np.frombuffer(text, np.uint8), **arrays}.items():
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
                 npy.write_array(entry, array, allow_pickle=False)
         archive.comment = _END.format(FORMAT).encode() + b"0" * _DIGEST
+        archive.close()
+    except BaseException:
+        archive.fp = None  # else it is finished when it is dropped, and raises where an entry is open
+        raise
     digest = _digest(file)
     file.seek(-_DIGEST, os.SEEK_END)
     file.write(digest)

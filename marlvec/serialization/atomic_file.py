@@ -13,7 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["FilePath", "atomic_file", "atomic_link", "remove_drafts"]
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["FilePath", "atomic_file", "atomic_link", "locked_folder", "remove_drafts"]
 
 FilePath = str | os.PathLike[str]
 
@@ -36,8 +39,10 @@ def atomic_file(path: FilePath) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = str(target)  # as where the disk is full
         raise
     _sync_folder(target)
 
@@ -63,6 +68,28 @@ def atomic_link(source: FilePath, path: FilePath) -> None:
     finally:
         temporary.unlink(missing_ok=True)  # where both names were of one file nothing was replaced
     _sync_folder(target)
+
+
+@contextmanager
+def locked_folder(folder: FilePath, *, shared: bool = False) -> Iterator[None]:
+    """Wait until no other process or thread is in such a block with this folder; nothing is written there.
+
+    Without a folder, on a file system without locks, and on Windows, it does not wait.
+
+    Args:
+        folder: It.
+        shared: Whether others may be in a block that is shared, too.
+    """
+    handle = None
+    try:
+        with contextlib.suppress(OSError):
+            if sys.platform != "win32":
+                handle = os.open(folder, os.O_RDONLY)
+                fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def remove_drafts(path: FilePath) -> None:
@@ -99,8 +126,10 @@ def _sync_folder(target: Path) -> None:
     """A new name is on the disk when its folder is. Windows opens no folders."""
     if sys.platform == "win32":
         return
-    folder = os.open(target.parent, os.O_RDONLY)
+    folder = None
     try:
+        folder = os.open(target.parent, os.O_RDONLY)
         os.fsync(folder)
     finally:
-        os.close(folder)
+        if folder is not None:
+            os.close(folder)

@@ -1,4 +1,4 @@
-"""Objects in observations and actions, such as texts and graphs, as plain data."""
+"""Objects in observations and actions, such as texts and graphs, and arrays of them, as plain data."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from typing import Any
 
 import numpy as np
 from gymnasium.spaces import GraphInstance
+from numpy.typing import NDArray
 
-__all__ = ["object_from", "plain_object"]
+from marlvec.errors import SerialisationError
+from marlvec.trees import to_array
+
+__all__ = ["array_from", "object_from", "plain_array", "plain_object"]
 
 _GRAPH = "GraphInstance"
 
@@ -32,3 +36,27 @@ def object_from(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(object_from(item) for item in value)
     return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def plain_array(value: Any, where: str) -> Any:
+    """A copy of an array; of one of objects, a list of those.
+
+    Raises:
+        SerialisationError: It holds objects along more axes than one.
+    """
+    array = to_array(value)
+    if not array.dtype.hasobject:
+        return array.copy()
+    if array.dtype != object or array.ndim != 1:
+        raise SerialisationError(f"{where} holds Python objects in {array.dtype} of {array.shape}")
+    return [plain_object(item) for item in array.tolist()]
+
+
+def array_from(value: Any) -> NDArray[Any]:
+    """The array that `plain_array` was given, in new memory."""
+    if not isinstance(value, list):
+        return np.array(value)
+    array = np.empty(len(value), object)
+    for i, item in enumerate(value):
+        array[i] = object_from(item)
+    return array

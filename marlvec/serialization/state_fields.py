@@ -10,7 +10,16 @@ from numpy.typing import DTypeLike, NDArray
 
 from marlvec.errors import ArgumentError
 
-__all__ = ["State", "array_field", "arrays_like", "check_array", "check_fields", "flag_field", "number_field"]
+__all__ = [
+    "State",
+    "array_field",
+    "arrays_like",
+    "check_array",
+    "check_fields",
+    "check_value",
+    "flag_field",
+    "number_field",
+]
 
 State = dict[str, Any]
 """What ``get_state()`` returns: arrays, numbers and texts, in dicts and lists; later calls do not change it."""
@@ -27,7 +36,7 @@ def check_fields(state: Any, names: Collection[str], where: str) -> Mapping[str,
     missing = [name for name in names if name not in state]
     unknown = [name for name in state if name not in names]
     if missing or unknown:
-        raise ArgumentError(f"{where}: expected what get_state() returned; missing {missing}, unknown {unknown}")
+        raise ArgumentError(f"{where}: expected other fields; missing {missing}, unknown {unknown}")
     return state
 
 
@@ -57,7 +66,15 @@ def check_array(
     Raises:
         ArgumentError: It is missing, none, or of another dtype or shape.
     """
-    value = state.get(name)
+    return check_value(state.get(name), dtype, shape, f"{where}: {name}")
+
+
+def check_value(value: Any, dtype: DTypeLike, shape: Sequence[int | None], where: str) -> NDArray[Any]:
+    """Return a value, once it was found to be an array of this dtype and shape.
+
+    Raises:
+        ArgumentError: It is none.
+    """
     if (
         isinstance(value, np.ndarray)
         and (value.dtype, value.ndim) == (dtype, len(shape))
@@ -66,7 +83,7 @@ def check_array(
         return value
     lengths = ", ".join("any" if length is None else str(length) for length in shape)
     got = f"{value.dtype} of {value.shape}" if isinstance(value, np.ndarray) else f"{value!r:.200}"
-    raise ArgumentError(f"{where}: {name}: expected {np.dtype(dtype)} of ({lengths}), got {got}")
+    raise ArgumentError(f"{where}: expected {np.dtype(dtype)} of ({lengths}), got {got}")
 
 
 def arrays_like(state: Mapping[Any, Any], own: Mapping[Any, NDArray[Any]], where: str) -> dict[Any, NDArray[Any]]:

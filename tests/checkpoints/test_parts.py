@@ -280,13 +280,13 @@ def test_lines_after_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
     path, other = tmp_path / "episodes.jsonl", tmp_path / "other.jsonl"
     path.write_text("one\n")
     logger = JSONLinesLogger(path)
-    logger._file.write("two\n")
+    logger._file.add(b"two\n")
     state = through_a_file(logger.state_dict())
-    logger._file.write("three\n")
+    logger._file.add(b"three\n")
     logger.close()
     with JSONLinesLogger(path) as again:
         again.load_state_dict(state)
-        again._file.write("three, again\n")
+        again._file.add(b"three, again\n")
         with pytest.raises(ArgumentError, match="expected the state of a JSONLinesLogger"):
             again.load_state_dict({})
     assert path.read_text() == "one\ntwo\nthree, again\n"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,12 @@ from hypothesis import strategies as st
 import marlvec
 from marlvec.connectors import NormalizeObs
 from marlvec.errors import ArgumentError, CheckpointError, SerialisationError
-from marlvec.serialization.archive import write_archive
+from marlvec.policies import training_checkpoint
+from marlvec.serialization.archive import read_archive, write_archive
 from marlvec.serialization.values import encode, outline
 from tests.dying import DYING
+from tests.faults.test_resources import limited
+from tests.tracer import Tracer
 
 
 class Kept:
@@ -113,6 +119,34 @@ def test_a_collector_comes_back_whole(tmp_path: Path) -> None:
             marlvec.load_checkpoint(tmp_path, collector=other)
         marlvec.load_checkpoint(tmp_path, collector=other, exact=False)
         other.collect(env_steps=30)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("is_known", [True, False], ids=["of this process", "of another"])
+def test_a_training_of_another_env_is_replaced_only_where_that_is_said(
+    exact: bool, is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(env: str, score: float, **options: Any) -> None:
+        with marlvec.make(env, 1, backend="native", **options.pop("kwargs", {})) as envs:
+            collector = marlvec.Collector(envs, marlvec.RandomPolicy())
+            marlvec.save_checkpoint(tmp_path, collector=collector, score=score, keep=2, exact=exact, **options)
+
+    save("simple_spread", 8)
+    save("simple_spread", 9)
+    if not is_known:
+        monkeypatch.setattr(training_checkpoint, "_known_envs", {})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    expected = "expected one of connect_four_v3 .*'player_1'.*, got '.*', which holds a training of simple_spread_v3 .*"
+    with pytest.raises(ArgumentError, match=f"{expected}'agent_2'.*; save into another folder, or pass overwrite=True"):
+        save("connect_four", 1)
+    with pytest.raises(ArgumentError, match="simple_spread_v3 with the agents"):
+        save("simple_spread", 1, kwargs={"N": 2})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    save("connect_four", 1, overwrite=True)
+    save("connect_four", 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.npz", "last.npz", "old-000001.npz"]
+    (tmp_path / "last.npz").write_bytes(b"damaged")
+    save("simple_spread", 2)
 
 
 def test_the_best_is_kept_beside_the_last(tmp_path: Path) -> None:
@@ -270,6 +304,90 @@ def test_without_hard_links_files_are_copied(tmp_path: Path, monkeypatch: pytest
         marlvec.save_checkpoint(tmp_path, progress={"step": step}, score=float(step), keep=2)
     assert [marlvec.load_checkpoint(tmp_path, which=which)["step"] for which in ("best", 0, 1)] == [3, 3, 2]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.npz", "last.npz", "old-000003.npz"]
+
+
+# Not in the one line that closes a folder's descriptor, where Ctrl-C leaves it open.
+_WRITERS = "/marlvec/serialization/", "/marlvec/policies/", "/marlvec/collect/batch/", "zipfile", "contextlib"
+
+
+def _saves(folder: Path, collector: marlvec.Collector, batch: Any) -> dict[str, Callable[[], Any]]:
+    return {
+        "checkpoint": lambda: marlvec.save_checkpoint(folder, collector=collector, score=1.0, keep=3),
+        "collector": lambda: collector.save(folder / "one.npz"),
+        "pipeline": lambda: collector.agent_connectors["main"].save(folder / "one.npz"),
+        "npz": lambda: batch["main"].save(folder / "one.npz"),
+        "parquet": lambda: batch["main"].save(folder / "one.parquet"),
+    }
+
+
+# Where Ctrl-C comes in the middle of making or dropping a ZipFile, Python says that its __del__ has failed.
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*ZipFile:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.mostly_slow("writes each file at many lines and lengths", quick=5)
+@pytest.mark.parametrize("what", ["pipeline", "checkpoint", "collector", "npz", "parquet"])
+@pytest.mark.parametrize("stop", ["a full disk", "Ctrl-C"])
+def test_a_save_that_is_stopped_leaves_whole_files_and_nothing_else(what: str, stop: str, tmp_path: Path) -> None:
+    """Where the disk is full after each so many bytes; or Ctrl-C comes at each so manieth line."""
+    if what == "parquet":
+        pytest.importorskip("pyarrow")
+    with marlvec.make("simple_spread", 1, backend="native") as envs:
+        collector = collector_of(envs, Learner())
+        save = _saves(tmp_path, collector, collector.collect(env_steps=9))[what]
+        for _ in range(4):
+            save()
+        with Tracer(_WRITERS, 1 << 40, but=("atomic_file",)) as tracer:
+            save()
+        names = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+        lines, size = (1 << 40) - tracer.left, min(names.values())
+        for at in np.unique(np.linspace(1, lines if stop == "Ctrl-C" else size - 1, 30).astype(int)).tolist():
+            before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+            if stop == "Ctrl-C":
+                with (
+                    contextlib.suppress(KeyboardInterrupt),
+                    Tracer(_WRITERS, at, but=("atomic_file",)),
+                ):  # no other error comes of it
+                    save()
+            else:
+                with limited(resource.RLIMIT_FSIZE, at), pytest.raises(OSError, match="File too large") as caught:
+                    save()
+                assert Path(str(caught.value.filename)).parent == tmp_path
+                assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+            found = {path.name for path in tmp_path.iterdir()}
+            assert not [name for name in found if name.endswith(".tmp")]
+            for path in tmp_path.glob("*.npz"):
+                read_archive(path)
+        save()
+        assert len([*tmp_path.iterdir()]) == len(names)
+
+
+AT_ONCE = """
+import os, sys
+import marlvec
+from marlvec.errors import CheckpointError
+
+folder, children = sys.argv[1], []
+for who in range(3):
+    if (pid := os.fork()) == 0:
+        for step in range(150):
+            marlvec.save_checkpoint(folder, progress={"by": who, "step": step}, score=step % 7, keep=1 + step % 4)
+            for which in ("last", "best", 1):
+                try:
+                    marlvec.load_checkpoint(folder, which=which)
+                except CheckpointError as error:
+                    assert "holds 0 checkpoints before the last" in str(error)
+        os._exit(0)
+    children.append(pid)
+print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children])
+"""
+
+
+@pytest.mark.slow("runs three trainings")
+def test_several_processes_may_save_into_a_folder_and_load_from_it_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", AT_ONCE, str(tmp_path)]
+    result = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120)
+    assert (result.stdout, result.stderr) == ("[0, 0, 0]\n", "")
+    assert marlvec.load_checkpoint(tmp_path)["step"] == 149
+    assert {path.name for path in tmp_path.iterdir()} >= {"best.npz", "last.npz"}
+    assert not [*tmp_path.glob(".*")]
 
 
 SAVE = f"""{DYING}

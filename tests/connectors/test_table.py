@@ -60,7 +60,9 @@ def test_reset_of_all_and_of_envs_never_seen() -> None:
 
 def test_refusals() -> None:
     table = AgentTable((2,), np.float32)
-    with pytest.raises(ArgumentError, match=r"expected slots of shape \(2,\) and dtype float32, got \(3,\)"):
+    with pytest.raises(
+        ArgumentError, match=r"slots of agents: values: expected float32 of \(any, any, 2\), got float32 of \(1, 1, 3\)"
+    ):
         table.load_state_dict({"values": np.zeros((1, 1, 3), np.float32)})
     with pytest.raises(ArgumentError, match="negative"):
         table.get(np.array([-1]), np.array([0]))

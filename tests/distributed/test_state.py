@@ -460,7 +460,7 @@ def test_what_is_no_state_is_refused(tmp_path: Path) -> None:
             put(wrong, path, value)
             with pytest.raises(ArgumentError):
                 many.set_state(wrong)
-        with pytest.raises(ArgumentError, match="expected what get_state"):
+        with pytest.raises(ArgumentError, match="set_state.*: expected other fields; missing"):
             many.set_state({})
         with pytest.raises(CheckpointError, match="No such file"):
             many.load(tmp_path / "none.npz")

@@ -152,7 +152,7 @@ def test_a_state_that_is_refused_leaves_the_opponents_alone() -> None:
         before = without_clock(second.collector.get_state())
         names = list(second.collector.policies)
         for part in ("rollout", "episodes", "policies", "metrics", "running"):
-            with pytest.raises(ArgumentError, match=r"expected what get_state\(\) returned"):
+            with pytest.raises(ArgumentError, match=r"expected other fields; missing"):
                 second.collector.set_state({**state, part: {"odd": 1}})
             assert list(second.collector.policies) == names
         mapping, board = state["others"]

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable
+from marlvec.connectors._support.agent_table import AgentTable, load_tables, save_tables
 from marlvec.connectors.connector import EnvIds, State
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
@@ -144,7 +144,7 @@ class History:
 
     def state_dict(self) -> State:
         """Exact copy."""
-        return {"count": self.count.state_dict(), "rings": [ring.state_dict() for ring in self.rings]}
+        return save_tables({"count": self.count, "rings": self.rings})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave.
@@ -152,13 +152,7 @@ class History:
         Raises:
             ArgumentError: It is of values of other shapes or dtypes; nothing was loaded.
         """
-        if state.keys() != {"count", "rings"} or len(state["rings"]) != len(self.rings):
-            raise ArgumentError(f"expected the history of {len(self.rings)} leaves, got {list(state)}")
-        new = History(self.k, self.blanks)
-        new.count.load_state_dict(state["count"])
-        for ring, table in zip(new.rings, state["rings"], strict=True):
-            ring.load_state_dict(table)
-        self.count, self.rings = new.count, new.rings
+        load_tables(state, {"count": self.count, "rings": self.rings}, "history")
 
     def _slot(self, agent_index: AnyArray, number: AnyArray) -> AnyArray:
         # From the ring's back to its front, so that the first value makes room in the table for all of them.

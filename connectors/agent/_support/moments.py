@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError
+from marlvec.serialization.state_fields import array_field
 
 __all__ = ["Moments", "RunningMoments", "load_moments", "merge_moments", "save_moments"]
 
@@ -168,9 +169,11 @@ class Moments:
         """
         if state.keys() != set(cls.__slots__):
             raise ArgumentError(f"expected moments, {sorted(cls.__slots__)}, got {sorted(state)}")
-        new = cls._made(*(np.array(state[key], np.float64) for key in ("count", "mean", "rest", "m2")))
-        if new.count.ndim != 1 or not new.mean.shape == new.rest.shape == new.m2.shape == (len(new.count), *shape):
-            raise ArgumentError(f"expected moments of values of shape {shape}, got {new.mean.shape[1:]}")
+        count = array_field(state, "count", np.float64, (None,), "moments")
+        form = len(count), *shape
+        new = cls._made(
+            count, *(array_field(state, key, np.float64, form, "moments") for key in ("mean", "rest", "m2"))
+        )
         finite = all(np.isfinite(getattr(new, key)).all() for key in cls.__slots__)
         if not (finite and (new.count >= 0).all() and (new.m2 >= 0).all()):
             raise ArgumentError("expected moments of data, got a negative, NaN or infinite one")
@@ -319,7 +322,7 @@ def load_moments(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
             raise ArgumentError(f"expected {key} of the leaves {list(shapes)}, got {state}")
     leaves = []
     for path, shape in shapes.items():
-        own, shared = (Moments.from_state(state[key][path], shape) for key in ("own", "shared"))
+        _, own, shared = (Moments.from_state(state[key][path], shape) for key in _KEYS)
         if len(own.count) != len(shared.count):
             raise ArgumentError(f"expected as many groups that are shared as own, got {state}")
         out = None if handed is None else Moments.from_state(handed[path], shape)

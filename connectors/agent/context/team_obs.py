@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.spaces import Dict, MultiBinary, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable
+from marlvec.connectors._support.agent_table import AgentTable, load_tables, save_tables
 from marlvec.connectors._support.leaf_spaces import map_space
 from marlvec.connectors.agent._support.declared_space import (
     DeclaredSpace,
@@ -120,18 +120,12 @@ class TeamObs(AgentConnector):
     def state_dict(self) -> State:
         if self._tree is None:
             return {}
-        return {"episode": self._episode.state_dict(), "seen": [table.state_dict() for table in self._seen]}
+        return save_tables({"episode": self._episode, "seen": self._seen})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._tree is None:
             raise self._not_set_up()
-        if state.keys() != {"episode", "seen"} or len(state["seen"]) != len(self._seen):
-            raise ArgumentError(f"expected the observations of {len(self._seen)} leaves, got {list(state)}")
-        seen = [AgentTable(table.shape, table.values.dtype) for table in self._seen]
-        for table, part in zip(seen, state["seen"], strict=True):
-            table.load_state_dict(part)
-        self._episode.load_state_dict(state["episode"])
-        self._seen = seen
+        load_tables(state, {"episode": self._episode, "seen": self._seen}, self.name)
 
     def _take_in(self, rows: Rows, leaves: list[Any]) -> NDArray[np.int64]:
         """Remember what the rows' agents see; returns (n,) their episodes."""

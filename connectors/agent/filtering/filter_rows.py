@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable
+from marlvec.connectors._support.agent_table import AgentTable, Tables, load_tables, save_tables
 from marlvec.connectors.agent._support.history import cast_row_leaf
 from marlvec.connectors.connector import AgentConnector, EnvIds, State
 from marlvec.connectors.rows import Rows
@@ -88,15 +88,14 @@ class RowFilter(AgentConnector):
                 raise ArgumentError(f"{self.name}: noop {value!r} is not in {leaf.space}")
 
     def state_dict(self) -> State:
-        return {"pending": self._pending.state_dict(), "first": self._first.state_dict()}
+        return save_tables(self._tables)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state.keys() != self.state_dict().keys():
-            raise ArgumentError(f"expected the state of {self.name}, {list(self.state_dict())}; got {list(state)}")
-        pending, first = AgentTable((), np.float64), AgentTable((), np.bool_)
-        pending.load_state_dict(state["pending"])
-        first.load_state_dict(state["first"])
-        self._pending, self._first = pending, first
+        load_tables(state, self._tables, self.name)
+
+    @property
+    def _tables(self) -> Tables:
+        return {"pending": self._pending, "first": self._first}
 
     def _checked(self, keep: Any, n: int) -> BoolArray:
         array = np.asarray(keep)

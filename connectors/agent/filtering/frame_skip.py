@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable
+from marlvec.connectors._support.agent_table import AgentTable, Tables
 from marlvec.connectors.agent.filtering.filter_rows import RowFilter
-from marlvec.connectors.connector import EnvIds, State
+from marlvec.connectors.connector import EnvIds
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError
 
@@ -49,9 +48,6 @@ class FrameSkip(RowFilter):
         super().reset(env_ids)
         self._count.reset(env_ids)
 
-    def state_dict(self) -> State:
-        return {**super().state_dict(), "count": self._count.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._count.load_state_dict(state["count"])
+    @property
+    def _tables(self) -> Tables:
+        return {**super()._tables, "count": self._count}

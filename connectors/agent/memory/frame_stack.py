@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable
+from marlvec.connectors._support.agent_table import AgentTable, Tables, load_tables, save_tables
 from marlvec.connectors._support.leaf_spaces import map_space
 from marlvec.connectors.connector import AgentConnector, EnvIds, State
 from marlvec.connectors.rows import Rows
@@ -90,16 +90,16 @@ class FrameStack(AgentConnector):
     def state_dict(self) -> State:
         if self._tree is None:
             return {}
-        return {"started": self._started.state_dict(), "frames": [f.table.state_dict() for f in self._frames]}
+        return save_tables(self._tables)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._tree is None:
             raise self._not_set_up()
-        if state.keys() != {"started", "frames"} or len(state["frames"]) != len(self._frames):
-            raise ArgumentError(f"expected the history of {len(self._frames)} leaves, got {list(state)}")
-        for frames, table in zip(self._frames, state["frames"], strict=True):
-            frames.table.load_state_dict(table)
-        self._started.load_state_dict(state["started"])
+        load_tables(state, self._tables, self.name)
+
+    @property
+    def _tables(self) -> Tables:
+        return {"started": self._started, "frames": [frames.table for frames in self._frames]}
 
     def _tree_of(self, space: Space[Any]) -> SpaceTree:
         tree = SpaceTree(space)

@@ -14,7 +14,7 @@ from marlvec.collect.storage.plain_columns import columns_from, plain_columns
 from marlvec.connectors import Rows
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.serialization.plain_objects import object_from, plain_object
-from marlvec.serialization.state_fields import State, check_fields, flag_field
+from marlvec.serialization.state_fields import State, check_fields, check_value, flag_field
 from marlvec.spaces import SpaceTree, describe_difference
 from marlvec.trees import Tree, map_tree, to_array, zip_trees
 
@@ -125,7 +125,11 @@ class GivenActions:
         for one in state["actions"]:
             if not isinstance(one, list) or len(one) != 2 or len(one[1]) != leaves:
                 raise ArgumentError(f"{where}: expected a lane and {leaves} arrays, got {one!r:.200}")
-            actions[int(one[0])] = [object_from(value) for value in one[1]]
+            values = [object_from(value) for value in one[1]]
+            for value, leaf in zip(values, self._tree.leaves, strict=True):
+                if not leaf.is_object:
+                    check_value(value, leaf.dtype, leaf.shape, f"{where}: {leaf}")
+            actions[int(one[0])] = values
         new = {
             "_actions": actions,
             "_blanks": columns_from(state["blanks"], 1, where),

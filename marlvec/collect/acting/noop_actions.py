@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.storage.plain_columns import leaf_from, plain_leaf
 from marlvec.connectors import ActionPipeline, AgentPipeline, Pipeline, Rows
 from marlvec.connectors.agent._support.history import blank_action
 from marlvec.errors import ArgumentError, ContractError
-from marlvec.serialization.state_fields import State, array_field, arrays_like, check_fields
+from marlvec.serialization.saved import Saved, SavedField
 from marlvec.spaces import SpaceTree
 from marlvec.trees import Tree, map_tree
 
@@ -40,7 +38,7 @@ class GroupActions(NamedTuple):
     leaves: Sequence[AnyArray]
 
 
-class NoopActions:
+class NoopActions(Saved):
     """The idle agents of one policy, and what is sent for them.
 
     Args:
@@ -53,6 +51,9 @@ class NoopActions:
     Attributes:
         lanes: (n,) the agents that are idle now, ascending.
     """
+
+    saved_as = "idle agents"
+    saved_fields: ClassVar = {"lanes": SavedField("lanes", (None,)), "last": SavedField("_last")}
 
     def __init__(self, noop: str | list[AnyArray] | None, tree: SpaceTree, num_envs: int, num_agents: int) -> None:
         self._noop = noop
@@ -82,24 +83,12 @@ class NoopActions:
         for last, blank in zip(self._last, self._blanks, strict=True):
             last.reshape(-1, self._agents, *last.shape[1:])[env_ids] = blank
 
-    def get_state(self) -> State:
-        """Who is idle, and each agent's last action where that is repeated."""
-        return {"lanes": self.lanes.copy(), "last": [plain_leaf(leaf, "last actions") for leaf in self._last]}
-
-    def prepare(self, state: State) -> Callable[[], None]:
-        """Look at what `get_state` gave; returns what puts it in place.
-
-        Raises:
-            ArgumentError: It is none.
-        """
-        where = "idle agents"
-        check_fields(state, ("lanes", "last"), where)
-        lanes = array_field(state, "lanes", np.int64, (None,), where)
-        own, last = dict(enumerate(self._last)), state["last"]
-        if not isinstance(last, list) or len(last) != len(own):
-            raise ArgumentError(f"{where}: last: expected {len(own)} arrays, got {last!r:.200}")
-        found = arrays_like({k: leaf_from(leaf) for k, leaf in enumerate(last)}, own, where)
-        return partial(vars(self).update, lanes=lanes, _last=[found[k] for k in own])
+    def derive(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Check who is idle."""
+        lanes = values["lanes"]
+        if (np.diff(lanes, prepend=-1) <= 0).any() or (len(lanes) and self._noop is None):
+            raise ArgumentError(f"{self.saved_as}: lanes: expected ascending ones with a no-op, got {lanes.tolist()}")
+        return values
 
     def clear(self) -> None:
         """No agent is idle."""

@@ -169,6 +169,7 @@ class PolicyRunner:
         ready: Rows that wait for its answer.
         noops: Agents whose rows its connectors took out; there once it is bound.
         off_policy: What its agents do without asking it; likewise.
+        env_tree: The action space of its agents; likewise.
         trajectories: What it saw and did; where that is not read, the `unread` of all such policies.
         unsent: An answer that its action connectors have seen, and that did not get to the envs because another policy
             failed; given again to the same rows, so that connectors see every answer once. To be set to None before
@@ -180,8 +181,8 @@ class PolicyRunner:
 
     noops: NoopActions
     off_policy: GivenActions
-    _env_tree: SpaceTree  # there once it is bound, likewise
-    _policy_tree: SpaceTree
+    env_tree: SpaceTree
+    _policy_tree: SpaceTree  # there once it is bound, likewise
 
     def __init__(
         self,
@@ -224,10 +225,10 @@ class PolicyRunner:
         self.noops = NoopActions(noop, group.action_tree, num_envs, len(agents))
         self._declared = noop is not None
         self.off_policy = GivenActions(SpaceTree(action_space), group.action_space, self._who)
-        self._env_tree, self._policy_tree = group.action_tree, SpaceTree(action_space)
-        forms = {(leaf.dtype, leaf.shape) for tree in (self._env_tree, self._policy_tree) for leaf in tree.leaves}
-        if self._env_tree.is_leaf and self._policy_tree.is_leaf and len(forms) == 1:
-            self._plain = None if self._env_tree.leaves[0].is_object else forms.pop()
+        self.env_tree, self._policy_tree = group.action_tree, SpaceTree(action_space)
+        forms = {(leaf.dtype, leaf.shape) for tree in (self.env_tree, self._policy_tree) for leaf in tree.leaves}
+        if self.env_tree.is_leaf and self._policy_tree.is_leaf and len(forms) == 1:
+            self._plain = None if self.env_tree.leaves[0].is_object else forms.pop()
         self.set_up(self.policy, seed)
         self.group_index = group_index
 
@@ -551,7 +552,7 @@ class PolicyRunner:
         given, forms = answer.given.keys(), self._forms
         columns = {} if rows is None else {name: column for name, column in rows.items() if name not in given}
         columns["actions"] = self._policy_tree.unflatten(own)
-        columns["actions_for_env"] = self._env_tree.unflatten(for_env)
+        columns["actions_for_env"] = self.env_tree.unflatten(for_env)
         columns["policy_version"] = self._version_n
         parts = forms.check_answer(columns, asked=not _all_given(columns))
         self._stores_plain = (
@@ -586,11 +587,11 @@ class PolicyRunner:
 
     def _env_leaves(self, answer: PolicyAnswer, value: Tree) -> list[AnyArray]:
         """Leaves of what is sent to the envs."""
-        leaves = self._env_tree.leaves
+        leaves = self.env_tree.leaves
         if _is_plain(value, leaves, len(answer.given)):
             self._refuse_nan(value, answer, "actions_for_env")
             return [value]
-        sent = self._flatten(self._env_tree, value, "actions_for_env")
+        sent = self._flatten(self.env_tree, value, "actions_for_env")
         return [
             self._cast(self._checked(one, leaf, answer, "actions_for_env"), leaf)
             for one, leaf in zip(sent, leaves, strict=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from operator import itemgetter
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 from marlvec.collect.acting.policy_runner import PolicyRunner, ReadyRows
 from marlvec.policies.row_draws import RowDraws
 from marlvec.sampling import SpaceSampler
-from marlvec.serialization.state_fields import State, array_field, check_fields, number_field
+from marlvec.serialization.saved import Saved, SavedField
 from marlvec.spaces import SpaceTree
 from marlvec.trees import map_tree
 
@@ -22,7 +20,7 @@ __all__ = ["RandomSteps"]
 IntArray = NDArray[np.int64]
 
 
-class RandomSteps:
+class RandomSteps(Saved):
     """Gives agents random actions in place of their policies', in the first steps of every env.
 
     These are actions that no policy was asked for, like those that an env gives: see `GivenActions`.
@@ -36,6 +34,9 @@ class RandomSteps:
     Attributes:
         is_over: Whether no env has such a step to come.
     """
+
+    saved_as = "random steps"
+    saved_fields: ClassVar = {"left": SavedField("_left_N"), "seed": SavedField("_seed")}
 
     def __init__(self, steps: int, num_envs: int, agents: tuple[str, ...], seed: int) -> None:
         self._left_N = np.full(num_envs, steps // num_envs)
@@ -66,20 +67,9 @@ class RandomSteps:
         for i, lane in enumerate(ready.lanes.tolist()):
             runner.off_policy.note(lane, map_tree(itemgetter(i), actions), where(i))
 
-    def get_state(self) -> State:
-        """How many such steps envs have to come, and the seed of the draws."""
-        return {"left": self._left_N.copy(), "seed": self._seed}
-
-    def prepare(self, state: State) -> Callable[[], None]:
-        """Look at what `get_state` gave; returns what puts it in place.
-
-        Raises:
-            ArgumentError: It is none.
-        """
-        where = "random steps"
-        check_fields(state, ("left", "seed"), where)
-        left, seed = array_field(state, "left", np.int64, self._left_N.shape, where), number_field(state, "seed", where)
-        return partial(vars(self).update, _left_N=left, _seed=seed, is_over=not (left > 0).any())
+    def derive(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Add whether a step is to come."""
+        return {**values, "is_over": not (values["_left_N"] > 0).any()}
 
     def count(self, env_ids: IntArray) -> None:
         """These envs have made a step."""

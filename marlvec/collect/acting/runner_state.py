@@ -8,22 +8,23 @@ from typing import Any
 import numpy as np
 
 from marlvec.collect.acting.policy_runner import PolicyAnswer, PolicyRunner, ReadyRows
+from marlvec.collect.storage.column_specs import ColumnSpecs
 from marlvec.collect.storage.columns import ColumnForms
 from marlvec.collect.storage.dense_buffer import DenseBuffer
 from marlvec.collect.storage.plain_columns import (
     columns_from,
-    leaf_from,
     plain_columns,
-    plain_leaf,
     plain_rows,
     rows_from,
 )
 from marlvec.collect.storage.slot_buffer import SlotBuffer
+from marlvec.connectors import Rows
 from marlvec.connectors.pipeline import with_inner
 from marlvec.errors import ArgumentError, StateError
+from marlvec.serialization.plain_objects import array_from, plain_array
 from marlvec.serialization.state_fields import State, array_field, check_fields, flag_field, number_field
 
-__all__ = ["get_runner_state", "prepare_runner", "put_modes"]
+__all__ = ["column_specs", "get_runner_state", "prepare_runner", "put_modes"]
 
 _FIELDS = ("version", "policy", "connectors", "training", "frozen", "seed_number", "bound", "rows")
 _ROWS = ("forms", "stored", "ready", "unsent", "noops", "off_policy")
@@ -67,14 +68,14 @@ def _get_rows(runner: PolicyRunner) -> State:
 
 def _get_answer(answer: PolicyAnswer, who: str) -> State:
     """An answer that its action connectors have seen, and that the envs have not got."""
-    parts = [[plain_leaf(leaf, who) for leaf in leaves] for leaves in answer.parts]
+    parts = [[plain_array(leaf, who) for leaf in leaves] for leaves in answer.parts]
     return {
         "lanes": answer.ready.lanes.copy(),
         "given": plain_rows(answer.given, who),
         "said": plain_columns({"actions": answer.actions, **answer.columns}, who),
         "version": answer.version,
         "rows": None if answer.rows is None else plain_rows(answer.rows, who),
-        "for_env": [plain_leaf(leaf, who) for leaf in answer.for_env],
+        "for_env": [plain_array(leaf, who) for leaf in answer.for_env],
         "parts": parts,
     }
 
@@ -114,18 +115,31 @@ def put_modes(runner: PolicyRunner, training: list[list[bool]]) -> None:
             piece.training = flag
 
 
+def column_specs(runner: PolicyRunner, *, of_batch: bool = False) -> ColumnSpecs:
+    """Return what saved rows of a bound runner are checked against, or rows of a batch, behind learner connectors."""
+    spaces = {
+        "obs": runner.agent_connectors.output_space_,
+        "actions": runner.action_connectors.policy_space_,
+        "actions_for_env": runner.env_tree.space,
+    }
+    exact = {"actions_for_env", *(["obs"] if runner.agent_connectors.is_identity else [])}
+    return ColumnSpecs(spaces, exact, any_shape=of_batch and len(runner.learner_connectors) > 0)
+
+
 def _prepare_rows(runner: PolicyRunner, state: Any, where: str) -> Callable[[], None]:
     check_fields(state, _ROWS, where)
-    forms = ColumnForms(where)
-    forms.prepare(state["forms"])()
+    specs = column_specs(runner)
+    forms = ColumnForms.from_state(state["forms"], specs, where)
     stored, ready = state["stored"], check_fields(state["ready"], ("lanes", "rows"), where)
     slots = None if stored is None else SlotBuffer.from_state(stored, forms, *runner.slot_settings)
-    rows = rows_from(ready["rows"], where)
+    rows = _rows_from(ready["rows"], forms, specs, f"{where}: ready rows")
     if len(rows) and forms.rows and (rows.keys() ^ forms.rows.keys()) - {"action_mask"}:
         raise ArgumentError(f"{where}: ready rows have the columns {list(rows.keys())}, stored ones {list(forms.rows)}")
     lanes = array_field(ready, "lanes", np.int64, (len(rows),), where)
-    answer = None if state["unsent"] is None else _answer_from(runner, state["unsent"], where)
+    answer = None if state["unsent"] is None else _answer_from(runner, state["unsent"], forms, f"{where}: unsent")
     puts = runner.noops.prepare(state["noops"]), runner.off_policy.prepare(state["off_policy"])
+    if runner.action_connectors.only_converts:  # else the columns that are stored may be others
+        forms.fit_saved(columns_from(state["off_policy"]["blanks"], 1, where), f"{where}: blanks", known=forms.answers)
 
     def put() -> None:
         for part in puts:
@@ -135,11 +149,31 @@ def _prepare_rows(runner: PolicyRunner, state: Any, where: str) -> Callable[[], 
     return put
 
 
-def _answer_from(runner: PolicyRunner, state: Any, where: str) -> PolicyAnswer:
+def _rows_from(state: Any, forms: ColumnForms, specs: ColumnSpecs, where: str) -> Rows:
+    """The rows of a state, once the dtype and shape of each column were found to be right."""
+    rows = rows_from(state, where)
+    columns = dict(rows.items())
+    specs.check(columns, where)
+    forms.fit_saved(columns, where, known=forms.rows)
+    return rows
+
+
+def _answer_from(runner: PolicyRunner, state: Any, forms: ColumnForms, where: str) -> PolicyAnswer:
     check_fields(state, ("lanes", "given", "said", "version", "rows", "for_env", "parts"), where)
-    given = rows_from(state["given"], where)
+    specs = column_specs(runner)
+    given = _rows_from(state["given"], forms, specs, f"{where}: given")
     lanes = array_field(state, "lanes", np.int64, (len(given),), where)
-    said = columns_from(state["said"], len(given), where)
+    said = columns_from(state["said"], len(given), f"{where}: said")
+    specs.check(said, f"{where}: said")
+    rows = None if state["rows"] is None else _rows_from(state["rows"], forms, specs, f"{where}: rows")
+    for_env = [array_from(leaf) for leaf in state["for_env"]]
+    specs.check({"actions_for_env": runner.env_tree.unflatten(for_env)}, f"{where}: for_env")
+    parts = [[array_from(leaf) for leaf in leaves] for leaves in state["parts"]]
+    if parts and len(parts) != len(forms.answers):
+        raise ArgumentError(f"{where}: parts: expected {len(forms.answers)} columns, got {len(parts)}")
+    if parts:
+        columns = {name: form.tree(leaves) for (name, form), leaves in zip(forms.answers.items(), parts, strict=True)}
+        forms.fit_saved(columns, f"{where}: parts")
     return PolicyAnswer(
         runner,
         ReadyRows(lanes, lanes, given),
@@ -147,7 +181,7 @@ def _answer_from(runner: PolicyRunner, state: Any, where: str) -> PolicyAnswer:
         said.pop("actions"),
         said,
         number_field(state, "version", where),
-        None if state["rows"] is None else rows_from(state["rows"], where),
-        [leaf_from(leaf) for leaf in state["for_env"]],
-        [[leaf_from(leaf) for leaf in leaves] for leaves in state["parts"]],
+        rows,
+        for_env,
+        parts,
     )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import stat
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
+from marlvec.collect.callbacks.append_file import AppendFile
 from marlvec.collect.callbacks.callback import Callback
 from marlvec.collect.callbacks.episode_step import RunningEpisode
 from marlvec.collect.metrics.episode_table import EpisodeRecord
@@ -28,8 +27,8 @@ class JSONLinesLogger(Callback):
     agents), ``duration``, the lists ``returns``, ``decisions``, ``present`` and ``policies`` in the order of the
     agents, and ``custom``. Callbacks before it in the list have put their numbers into ``custom`` by then; NaN and
     infinities are null. All numbers are that episode's own, nothing is a mean over several; what
-    `Metrics.add_value` is given belongs to no episode and is not here. Lines are on disk at the end of each batch.
-    Close it, or use it in a ``with`` block.
+    `Metrics.add_value` is given belongs to no episode and is not here. Lines are on disk at the end of each batch;
+    where the disk was full, or Ctrl-C came, at that of the next one. Close it, or use it in a ``with`` block.
 
     In a training that goes on from a checkpoint its collector brings its state back: lines that a run that was killed
     had written after the checkpoint are cut off, for their episodes come again.
@@ -43,7 +42,7 @@ class JSONLinesLogger(Callback):
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = Path(path)
-        self._file = self._path.open("a", encoding="utf-8")
+        self._file = AppendFile(self._path)
 
     def on_episode_end(self, episode: RunningEpisode, record: EpisodeRecord) -> None:
         line = {
@@ -59,7 +58,7 @@ class JSONLinesLogger(Callback):
             "policies": record.policies,
             "custom": {name: float(value) for name, value in record.custom.items()},
         }
-        self._file.write(json.dumps(_plain(line), allow_nan=False) + "\n")
+        self._file.add(json.dumps(_plain(line), allow_nan=False).encode() + b"\n")
 
     def on_sample_end(self, *_: object) -> None:
         self._file.flush()
@@ -91,8 +90,7 @@ class JSONLinesLogger(Callback):
     def _size(self) -> int:
         """In bytes, once all lines are in it; 0 of a pipe."""
         self._file.flush()
-        about = os.fstat(self._file.fileno())
-        return about.st_size if stat.S_ISREG(about.st_mode) else 0
+        return self._file.size or 0
 
     def _digest_before(self, size: int) -> str:
         """A digest of the last bytes before a place."""

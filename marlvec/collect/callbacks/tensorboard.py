@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import os
+import socket
 import time
 from collections.abc import Collection, Iterable, Mapping
-from os import PathLike, fspath
+from itertools import count
+from os import PathLike
+from pathlib import Path
 from typing import Any, Self
 
 from marlvec.collect.batch import MultiAgentBatch
+from marlvec.collect.callbacks.append_file import AppendFile
 from marlvec.collect.callbacks.callback import Callback
 from marlvec.collect.metrics.metrics import Metrics, Stats
 from marlvec.errors import ArgumentError, MissingExtraError
 
 __all__ = ["TensorBoardLogger"]
+
+_numbers = count()  # of the files of this process
 
 
 class TensorBoardLogger(Callback):
@@ -56,14 +64,24 @@ class TensorBoardLogger(Callback):
         try:
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
             from tensorboard.compat.proto.summary_pb2 import Summary
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+            from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
             raise MissingExtraError(
                 f"TensorBoardLogger needs tensorboard, which cannot be imported ({error}); install it with: "
                 f'pip install "marlvec[tensorboard]"'
             ) from error
-        self._event, self._summary, self._session = Event, Summary, SessionLog
-        self._writer: Any = EventFileWriter(fspath(folder))
+        self._event, self._summary, self._session, self._records = Event, Summary, SessionLog, RecordWriter
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        # Named as by TensorBoard's own writer: files are read in the order of their names. (That writer has a thread,
+        # which ends where the disk is full.)
+        name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
+        self._file = AppendFile(Path(folder) / name)
+        try:
+            self._write(file_version="brain.Event:2")
+        except BaseException:
+            self._file.forget()
+            self._file.close()
+            raise
         self._agents, self._first_step = agents, first_step
         self._policies = None if policies is None else frozenset(policies)
         self._began = time.perf_counter()
@@ -78,17 +96,23 @@ class TensorBoardLogger(Callback):
             **self._pace(metrics),
         }
         summary = self._summary(value=[self._summary.Value(tag=k, simple_value=v) for k, v in values.items()])
-        step = self._first_step + metrics.env_steps
-        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
-        self._writer.flush()
+        self._file.forget()  # what a call that failed has left is of the same batch
+        self._write(step=self._first_step + metrics.env_steps, summary=summary)
+        self._began, self._env_steps = time.perf_counter(), metrics.env_steps
+        self._seconds = {name: timer.seconds for name, timer in metrics.timers.items()}
+
+    def _write(self, **fields: Any) -> None:
+        """Write an event, now."""
+        record = io.BytesIO()
+        self._records(record).write(self._event(wall_time=time.time(), **fields).SerializeToString())
+        self._file.add(record.getvalue())
+        self._file.flush()
 
     def _pace(self, metrics: Metrics) -> dict[str, float]:
         now = time.perf_counter()
         values = {"speed/env_steps_per_second": (metrics.env_steps - self._env_steps) / max(now - self._began, 1e-9)}
         for name, timer in metrics.timers.items():
             values[f"seconds/{name}"] = timer.seconds - self._seconds.get(name, 0.0)
-            self._seconds[name] = timer.seconds
-        self._began, self._env_steps = now, metrics.env_steps
         return values
 
     def state_dict(self) -> dict[str, Any]:
@@ -114,13 +138,11 @@ class TensorBoardLogger(Callback):
         self._seconds = {str(name): float(seconds) for name, seconds in state["seconds"].items()}
         self._began = time.perf_counter()
         start = self._session(status=self._session.START)
-        step = self._first_step + self._env_steps + 1
-        self._writer.add_event(self._event(wall_time=time.time(), step=step, session_log=start))
-        self._writer.flush()
+        self._write(step=self._first_step + self._env_steps + 1, session_log=start)
 
     def close(self) -> None:
         """Close the file. May be called twice."""
-        self._writer.close()
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self

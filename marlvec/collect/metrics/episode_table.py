@@ -225,7 +225,7 @@ class EpisodeTable:
         kept = None if state["kept"] is None else number_field(state, "kept", where)
         rows = len(array_field(state, "eps_id", np.int64, (None,), where))
         if not min(size, self.window) <= rows <= size:
-            raise ArgumentError(f"{where}: of {size}, {rows} were saved, and metrics are to be over {self.window}")
+            raise ArgumentError(f"{where}: eps_id: {rows} of {size} were saved, metrics are over {self.window}")
         shapes = {name: (rows, self._num_agents) if name in _PER_AGENT else (rows,) for name in _COLUMNS}
         arrays: dict[str, Any] = {name: array_field(state, name, _DTYPES[name], shapes[name], where) for name in _SAVED}
         places = array_field(state, "policy", np.int64, shapes["policy"], where)

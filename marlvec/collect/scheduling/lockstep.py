@@ -6,16 +6,17 @@ Axis letters: N envs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.errors import ArgumentError, EnvFault, EnvsDriven, StateError
-from marlvec.serialization.state_fields import State, array_field, check_fields, number_field
+from marlvec.serialization.saved import Saved, SavedField
+from marlvec.serialization.state_fields import State
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["EnvsNeeded", "LockstepScheduler"]
@@ -28,7 +29,7 @@ EnvsNeeded = Callable[[int], int]
 _NO_ENVS: IntArray = np.zeros(0, np.int64)
 
 
-class LockstepScheduler:
+class LockstepScheduler(Saved):
     """Sends to the envs and receives from them.
 
     Envs go in *rounds*: in each, all that live make a step, or as many as are still needed. Without overlap a round
@@ -50,6 +51,14 @@ class LockstepScheduler:
         is_waiting: Whether the envs were asked for rows, and have not handed them out. True after a `receive` that was
             stopped while it waited, with nothing lost, so that it can be called again.
     """
+
+    saved_as = "rounds"
+    saved_fields: ClassVar = {
+        "round": SavedField("round_N"),
+        "open": SavedField("_open"),
+        "behind": SavedField("_behind"),
+        "living": SavedField("living", (None,)),
+    }
 
     def __init__(self, envs: VectorEnv, *, overlap: bool) -> None:
         self._envs, self._overlap = envs, overlap
@@ -308,35 +317,22 @@ class LockstepScheduler:
         """
         if self._num_away:
             raise StateError(f"{self._num_away} envs have not come back")
-        return {"round": self.round_N.copy(), "open": self._open, "behind": self._behind, "living": self.living.copy()}
+        return super().get_state()
 
-    def prepare(self, state: State) -> Callable[[], None]:
-        """Look at what `get_state` gave; returns what puts it in place, once the envs are in the state of that moment.
+    def derive(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Check the ids of envs."""
+        living = values["living"]
+        if not np.array_equal(np.intersect1d(living, self.all_ids), living):
+            raise ArgumentError(f"{self.saved_as}: living: expected ascending ids of envs, got {living.tolist()}")
+        return {**values, "_going": living, "_num_away": 0, "is_waiting": False}
 
-        Raises:
-            ArgumentError: It is none.
-        """
-        where = "rounds"
-        check_fields(state, ("round", "open", "behind", "living"), where)
-        new: dict[str, Any] = {
-            "round_N": array_field(state, "round", np.int64, self.round_N.shape, where),
-            "_open": number_field(state, "open", where),
-            "_behind": number_field(state, "behind", where),
-            "living": array_field(state, "living", np.int64, (None,), where),
-        }
-        if len(np.setdiff1d(new["living"], self.all_ids)):
-            raise ArgumentError(f"{where}: living: expected ids of envs, got {new['living'].tolist()}")
-
-        def put() -> None:
-            self._inbox.clear()
-            self._sent.clear()
-            self._away_N[:] = False
-            vars(self).update(
-                new, _going=new["living"], _num_away=0, is_waiting=False, _drive_count=self._envs.drive_count
-            )
-            self._resting_N[:] = False
-
-        return put
+    def install(self, values: Mapping[str, Any]) -> None:
+        """Set the attributes, once the envs are in the state of that moment."""
+        self._inbox.clear()
+        self._sent.clear()
+        self._away_N[:] = False
+        super().install({**values, "_drive_count": self._envs.drive_count})
+        self._resting_N[:] = False
 
     # --- who is out for good
 

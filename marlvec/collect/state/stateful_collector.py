@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.acting.policy_set import PolicySet
+from marlvec.collect.acting.runner_state import column_specs
 from marlvec.collect.background import Background, CollectingThread, UpdateLock
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.batch_builder import BatchBuilder
@@ -339,7 +340,9 @@ class StatefulCollector(ABC):
         put_metrics = self.metrics.prepare(state["metrics"], numbers)
         put_running = self._callback_list.prepare(state["running"], self._episodes)
         loader = self._loader(state)
-        waiting = tuple(map(batch_from, state["waiting"]))
+        bound = (runner for runner in self._policy_set.runners.values() if runner.group_index >= 0)
+        specs = {runner.policy_id: column_specs(runner, of_batch=True) for runner in bound}
+        waiting = tuple(batch_from(batch, specs) for batch in state["waiting"])
 
         def put_all() -> None:
             put_episodes()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
 from itertools import count
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.collect.storage.column_specs import ColumnSpecs
 from marlvec.collect.storage.plain_columns import columns_from, plain_columns
 from marlvec.connectors import Rows
 from marlvec.errors import ArgumentError, ContractError
@@ -163,21 +163,45 @@ class ColumnForms:
 
         return {"rows": blank(self.rows), "answers": blank(self.answers), "asked": self._asked}
 
-    def prepare(self, state: State) -> Callable[[], None]:
-        """Look at what `get_state` gave; returns what puts it in place.
+    @classmethod
+    def from_state(cls, state: State, specs: ColumnSpecs, owner: str) -> ColumnForms:
+        """Return the forms of which `get_state` was called.
 
         Raises:
-            ArgumentError: It is none.
+            ArgumentError: It is no such state, or a column has a dtype or shape that it cannot have.
         """
-        check_fields(state, ("rows", "answers", "asked"), self._owner)
-        new: dict[str, Any] = {"_asked": flag_field(state, "asked", self._owner)}
+        check_fields(state, ("rows", "answers", "asked"), owner)
+        forms = cls(owner)
+        forms._asked = flag_field(state, "asked", owner)
         for part in ("rows", "answers"):
-            columns = columns_from(state[part], 0, self._owner)
+            columns = columns_from(state[part], 0, f"{owner}: forms: {part}")
+            specs.check(columns, f"{owner}: forms: {part}")
+            setattr(forms, part, {name: ColumnForm(owner, name, value) for name, value in columns.items()})
+        return forms
+
+    def fit_saved(
+        self, columns: Mapping[str, Tree], where: str, *, known: Collection[str] | None = None
+    ) -> dict[str, Leaves]:
+        """Return the leaves of saved columns, each of which has the form of its name.
+
+        Args:
+            columns: Columns of n rows.
+            where: What they belong to, for messages.
+            known: Names of the columns that are compared, and returned; None: all.
+
+        Raises:
+            ArgumentError: A column has another form, or none.
+        """
+        found = {}
+        for name in columns if known is None else columns.keys() & set(known):
+            form = self.rows.get(name) or self.answers.get(name)
+            if form is None:
+                raise ArgumentError(f"{where}: column {name!r} is in no form")
             try:
-                new[part] = {name: ColumnForm(self._owner, name, value) for name, value in columns.items()}
+                found[name] = form.fit(columns[name])
             except ContractError as error:
-                raise ArgumentError(str(error)) from error
-        return partial(vars(self).update, new)
+                raise ArgumentError(f"{where}: {error}") from error
+        return found
 
     def check_rows(self, rows: Rows, *, final: bool = False) -> None:
         """Make sure that rows have the columns they had until now; the first rows settle which these are.

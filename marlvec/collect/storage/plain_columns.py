@@ -7,14 +7,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from marlvec.connectors import Rows
-from marlvec.errors import ArgumentError, SerialisationError
-from marlvec.serialization.plain_objects import object_from, plain_object
-from marlvec.trees import Tree, map_tree, to_array, tree_leaves
+from marlvec.errors import ArgumentError
+from marlvec.serialization.plain_objects import array_from, plain_array
+from marlvec.trees import Tree, map_tree, tree_leaves
 
-__all__ = ["columns_from", "leaf_from", "plain_columns", "plain_leaf", "plain_rows", "rows_from"]
+__all__ = ["columns_from", "plain_columns", "plain_rows", "rows_from"]
 
 
 def plain_columns(columns: Mapping[str, Tree], where: str) -> dict[str, Tree]:
@@ -23,31 +22,7 @@ def plain_columns(columns: Mapping[str, Tree], where: str) -> dict[str, Tree]:
     Raises:
         SerialisationError: One holds objects along more axes than one.
     """
-    return {name: map_tree(partial(plain_leaf, where=f"{where}: column {name!r}"), columns[name]) for name in columns}
-
-
-def plain_leaf(leaf: Any, where: str) -> Any:
-    """A copy of an array; of one of objects, a list of those.
-
-    Raises:
-        SerialisationError: It holds objects along more axes than one.
-    """
-    array = to_array(leaf)
-    if not array.dtype.hasobject:
-        return array.copy()
-    if array.dtype != object or array.ndim != 1:
-        raise SerialisationError(f"{where} holds Python objects in {array.dtype} of {array.shape}")
-    return [plain_object(value) for value in array.tolist()]
-
-
-def leaf_from(leaf: Any) -> NDArray[Any]:
-    """The array that `plain_leaf` was given, in new memory."""
-    if not isinstance(leaf, list):
-        return np.array(leaf)
-    array = np.empty(len(leaf), object)
-    for i, value in enumerate(leaf):
-        array[i] = object_from(value)
-    return array
+    return {name: map_tree(partial(plain_array, where=f"{where}: column {name!r}"), columns[name]) for name in columns}
 
 
 def plain_rows(rows: Rows, where: str) -> dict[str, Any]:
@@ -80,4 +55,4 @@ def columns_from(columns: Any, length: int, where: str) -> dict[str, Tree]:
             is_array = isinstance(leaf, np.ndarray) and leaf.ndim > 0
             if not (is_array or isinstance(leaf, list)) or len(leaf) != length:
                 raise ArgumentError(f"{where}: column {name!r} {path}: expected an array of {length} rows")
-    return {name: map_tree(leaf_from, column) for name, column in columns.items()}
+    return {name: map_tree(array_from, column) for name, column in columns.items()}

@@ -22,7 +22,7 @@ from marlvec.collect.storage.dense_buffer import DenseBuffer
 from marlvec.collect.storage.plain_columns import columns_from, plain_columns
 from marlvec.connectors import Rows
 from marlvec.env_ids import Where
-from marlvec.errors import ArgumentError, ContractError
+from marlvec.errors import ArgumentError
 from marlvec.serialization.state_fields import State, array_field, check_fields
 from marlvec.trees import Tree
 
@@ -208,14 +208,7 @@ class SlotBuffer:
         odd = buffer._lane[(buffer._lane < 0) | (buffer._lane >= num_lanes)]
         if len(odd) or max(buffer.slot_L.max(initial=-1), buffer._next.max(initial=-1)) >= size:
             raise ArgumentError(f"{where}: there are {size} in {num_lanes} lanes, and some lead to others")
-        for name, column in columns_from(state["columns"], size, where).items():
-            form = forms.rows.get(name) or forms.answers.get(name)
-            if form is None:
-                raise ArgumentError(f"{where}: column {name!r} is in no form")
-            try:
-                buffer._columns[name] = form.fit(column)
-            except ContractError as error:
-                raise ArgumentError(f"{where}: {error}") from error
+        buffer._columns = forms.fit_saved(columns_from(state["columns"], size, where), where)
         wanted = (forms.rows.keys() if size else set()) | (forms.answers.keys() if (buffer._next >= 0).any() else set())
         if missing := sorted(wanted - buffer._columns.keys() - _UNREAD - _LATE):
             raise ArgumentError(f"{where}: the columns {missing} are missing")

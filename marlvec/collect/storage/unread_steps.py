@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Collection
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.storage.transition_buffer import Slots
-from marlvec.serialization.state_fields import State, array_field, check_fields
+from marlvec.serialization.saved import Saved, SavedField
 
 __all__ = ["UnreadSteps"]
 
@@ -19,7 +19,7 @@ _START = 256
 _LANE, _TICK, _EPS_ID = range(3)
 
 
-class UnreadSteps:
+class UnreadSteps(Saved):
     """Which lanes decided something, and when its outcome came; one for all policies whose rows are not read.
 
     Ctrl-C may come at any line, see `SlotBuffer`.
@@ -31,6 +31,9 @@ class UnreadSteps:
     Attributes:
         slot_L: (L,) 0 where a lane waits for an action or for its outcome, else -1; for reading.
     """
+
+    saved_as = "steps that are not read"
+    saved_fields: ClassVar = {"steps": SavedField("_steps", (3, None)), "slot_L": SavedField("slot_L")}
 
     def __init__(self, num_lanes: int, num_agents: int) -> None:
         self.slot_L = np.full(num_lanes, -1, np.int64)
@@ -70,21 +73,14 @@ class UnreadSteps:
 
     # --- saved
 
-    def get_state(self) -> State:
-        """All steps."""
-        return {"steps": self._table[:, : self._size].copy(), "slot_L": self.slot_L.copy()}
+    @property
+    def _steps(self) -> IntArray:
+        return self._table[:, : self._size]
 
-    def prepare(self, state: State) -> Callable[[], None]:
-        """Look at what `get_state` gave; returns what puts it in place.
-
-        Raises:
-            ArgumentError: It is none.
-        """
-        where = "steps that are not read"
-        check_fields(state, ("steps", "slot_L"), where)
-        table = array_field(state, "steps", np.int64, (3, None), where)
-        slot_L = array_field(state, "slot_L", np.int64, self.slot_L.shape, where)
-        return partial(vars(self).update, _table=table, _size=table.shape[1], slot_L=slot_L)
+    def derive(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Make the table of the steps."""
+        table = values["_steps"]
+        return {"_table": table, "_size": table.shape[1], "slot_L": values["slot_L"]}
 
     # --- looking: slots are numbers of closed steps, in the order in which they were closed
 

@@ -49,7 +49,7 @@ def answer_from(state: Any) -> Answer:
     return Answer(
         number_field(state, "id", where),
         number_field(state, "epoch", where),
-        () if state["batch"] is None else (batch_from(state["batch"]),),
+        () if state["batch"] is None else (batch_from(state["batch"], {}),),
         delta,
         seconds=(waited, worked),
     )

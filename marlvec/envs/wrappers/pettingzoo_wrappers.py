@@ -7,19 +7,16 @@ from pettingzoo.utils import BaseParallelWrapper, BaseWrapper
 
 from marlvec.envs.wrappers.seed_stream import ClearDeadStepRewards, SeedStream
 
-__all__ = ["SEED_STREAMS", "AECClearDeadStepRewards"]
+__all__ = ["AECClearDeadStepRewards", "AECSeedStream", "ParallelSeedStream"]
 
 
-class _AECSeedStream(SeedStream, BaseWrapper):  # type: ignore[misc]  # PettingZoo has no types
-    pass
+class AECSeedStream(SeedStream, BaseWrapper, of=AECEnv):  # type: ignore[misc]  # PettingZoo has no types
+    """What `SeedStream` makes of an AEC env."""
 
 
-class _ParallelSeedStream(SeedStream, BaseParallelWrapper):  # type: ignore[misc]  # likewise
-    pass
+class ParallelSeedStream(SeedStream, BaseParallelWrapper, of=ParallelEnv):  # type: ignore[misc]  # likewise
+    """What `SeedStream` makes of a Parallel env."""
 
 
-class AECClearDeadStepRewards(ClearDeadStepRewards, BaseWrapper):  # type: ignore[misc]  # likewise
+class AECClearDeadStepRewards(ClearDeadStepRewards, BaseWrapper, of=AECEnv):  # type: ignore[misc]  # likewise
     """What `ClearDeadStepRewards` makes."""
-
-
-SEED_STREAMS: dict[type, type[SeedStream]] = {AECEnv: _AECSeedStream, ParallelEnv: _ParallelSeedStream}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import re
+import string
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -38,7 +41,8 @@ class RecordVideo:
     so the last frame is there in every autoreset mode, and no frame crosses to another process. A video is complete,
     and has its name, when the step that ended its episode returns. One whose episode was cut off, by a reset, an error
     or ``close()``, has ``-cut`` at the end of its name. An episode in which no step was taken leaves none, and does not
-    count. A worker that is killed may leave a ``.part`` file. Files of the same names are replaced.
+    count. A worker that is killed may leave a ``.part`` file. Files of the same names are replaced, and a warning says
+    so where the folder holds some.
 
     It comes last in ``wrappers``: what it returns is a `MultiAgentEnv`, round which wrappers of other libraries do not
     fit.
@@ -85,6 +89,13 @@ class RecordVideo:
             self.folder.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
             raise ArgumentError(f"RecordVideo: expected a folder, {self.folder} is a file") from None
+        if found := self._files_there():
+            warnings.warn(
+                f"RecordVideo: {self.folder} holds {len(found)} videos of such names, {found[0].name} for one; those "
+                f"of the same env and episode are replaced: choose another folder or name, if they are to stay",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def __call__(self, env: Any, env_index: int = 0) -> Any:
         """Wrap an env, in any of the forms that marlvec knows.
@@ -122,6 +133,14 @@ class RecordVideo:
 
     def _file_name(self, env: str, env_index: int, episode: int) -> str:
         return f"{self.name.format(env=env, env_index=env_index, episode=episode)}.{self.format}"
+
+    def _files_there(self) -> list[Path]:
+        """Videos in the folder, of any env and episode, that have such names."""
+        pattern = "".join(
+            glob.escape(text) + ("*" if field is not None else "")
+            for text, field, _, _ in string.Formatter().parse(self.name)
+        )
+        return sorted({path for end in ("", _CUT) for path in self.folder.glob(f"{pattern}{end}.{self.format}")})
 
     def _check_name(self) -> None:
         fields = "{env}, {env_index} and {episode}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -13,7 +14,35 @@ __all__ = ["ClearDeadStepRewards", "SeedStream"]
 _LIMIT = 2**31
 
 
-class SeedStream:
+class _WrapperForms:
+    """Base of a class whose objects are of a subclass: the one that is registered for the kind of the wrapped env.
+
+    A subclass registers itself by ``class Form(Base, LibraryWrapper, of=LibraryEnv)``. Those of PettingZoo are in a
+    module that is loaded when the first env needs it: it imports PettingZoo, which not everyone needs.
+    """
+
+    _forms: ClassVar[dict[type, type]]
+    _wraps: ClassVar[str]
+
+    def __init_subclass__(cls, *, of: type | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if of is not None:
+            cls._forms[of] = cls
+
+    def __new__(cls, env: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return object.__new__(cls._form_of(env) if "_forms" in vars(cls) else cls)
+
+    @classmethod
+    def _form_of(cls, env: Any) -> type:
+        for load in (lambda: None, lambda: importlib.import_module("marlvec.envs.wrappers.pettingzoo_wrappers")):
+            load()
+            for kind, form in cls._forms.items():
+                if isinstance(env, kind):
+                    return form
+        raise TypeError(f"{cls.__name__}: expected {cls._wraps}, got {type(env).__name__}")
+
+
+class SeedStream(_WrapperForms):
     """Makes an env as repeatable as Gymnasium's rules want it: one seed settles this episode and all that follow.
 
     For envs that keep a generator of their own: those that go back to the system's entropy at a reset without a seed,
@@ -32,11 +61,10 @@ class SeedStream:
         TypeError: The env is none of these.
     """
 
+    _forms: ClassVar[dict[type, type]] = {}
+    _wraps = "a PettingZoo AEC or Parallel env or a Gymnasium env"
     _stream: np.random.Generator
     _set_seed: Callable[[Any, int], Any] | None
-
-    def __new__(cls, env: Any = None, set_seed: Any = None) -> Any:
-        return object.__new__(_form_of(env) if cls is SeedStream else cls)
 
     def __init__(self, env: Any, set_seed: Callable[[Any, int], Any] | None = None) -> None:
         super().__init__(env)  # type: ignore[call-arg]  # the other base is a library's wrapper
@@ -67,25 +95,11 @@ class SeedStream:
         return env.env.reset() if options is None else env.env.reset(options=options)
 
 
-class _GymnasiumSeedStream(SeedStream, gymnasium.Wrapper[Any, Any, Any, Any]):
+class _GymnasiumSeedStream(SeedStream, gymnasium.Wrapper[Any, Any, Any, Any], of=gymnasium.Env):
     pass
 
 
-def _form_of(env: Any) -> type[SeedStream]:
-    if isinstance(env, gymnasium.Env):
-        return _GymnasiumSeedStream
-    # Imports PettingZoo, which not everyone needs.
-    from marlvec.envs.wrappers.pettingzoo_wrappers import SEED_STREAMS
-
-    for kind, form in SEED_STREAMS.items():
-        if isinstance(env, kind):
-            return form
-    raise TypeError(
-        f"SeedStream: expected a PettingZoo AEC or Parallel env or a Gymnasium env, got {type(env).__name__}"
-    )
-
-
-class ClearDeadStepRewards:
+class ClearDeadStepRewards(_WrapperForms):
     """Clears an AEC env's rewards before the dead step of an agent, as PettingZoo's own envs do.
 
     For envs that leave them as they are, so that a loop over ``agent_iter()`` and ``last()`` counts them twice: with
@@ -94,12 +108,13 @@ class ClearDeadStepRewards:
 
     Args:
         env: A PettingZoo AEC env.
+
+    Raises:
+        TypeError: The env is none.
     """
 
-    def __new__(cls, env: Any = None) -> Any:
-        from marlvec.envs.wrappers.pettingzoo_wrappers import AECClearDeadStepRewards
-
-        return object.__new__(AECClearDeadStepRewards)
+    _forms: ClassVar[dict[type, type]] = {}
+    _wraps = "a PettingZoo AEC env"
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)  # type: ignore[call-arg]  # the other base is PettingZoo's wrapper

@@ -149,7 +149,7 @@ class Session:
         weights: WeightStore,
         limits: Limits,
         clock: Callable[[], float],
-        queue: SlotQueue,
+        queue: SlotQueue[Session],
         account: Account,
     ) -> None:
         self.key, self.name = key, name

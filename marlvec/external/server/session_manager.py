@@ -95,7 +95,7 @@ class SessionManager:
         self.connections: dict[Connection, ServerHandshake | Session | None] = {}
         self.sessions: dict[bytes, Session] = {}
         self.counters = ServerCounters()
-        self._queue = SlotQueue()
+        self._queue = SlotQueue[Session]()
         self._failures: dict[str, list[float]] = {}
         self._penalties: dict[Connection, tuple[float, RefusedError]] = {}
         self._held: set[Session] = set()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from itertools import count
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from marlvec.external.server.session import Session
+from typing import Generic, TypeVar
 
 __all__ = ["SlotQueue"]
+
+
+Client = TypeVar("Client", bound=Hashable)
 
 
 class _Turn:
@@ -28,7 +28,7 @@ class _Turn:
         self.episodes: OrderedDict[int, None] = OrderedDict()
 
 
-class SlotQueue:
+class SlotQueue(Generic[Client]):
     """Episodes that wait for a slot. Used by the server's thread alone.
 
     There is a line for each slot that a client wants in particular, and one for any slot. In each, clients have their
@@ -37,8 +37,8 @@ class SlotQueue:
     """
 
     def __init__(self) -> None:
-        self._lines: dict[int | None, OrderedDict[Session, _Turn]] = {}
-        self._pending_requests = count()
+        self._lines: dict[int | None, OrderedDict[Client, _Turn]] = {}
+        self._next_turn = count()
 
     def __bool__(self) -> bool:
         return bool(self._lines)
@@ -46,44 +46,44 @@ class SlotQueue:
     def __len__(self) -> int:
         return sum(len(turn.episodes) for line in self._lines.values() for turn in line.values())
 
-    def add(self, session: Session, number: int, slot: int | None) -> None:
+    def add(self, client: Client, number: int, slot: int | None) -> None:
         """An episode waits from now on.
 
         Args:
-            session: Whose it is.
+            client: Whose it is.
             number: Its number there.
             slot: The slot that it wants, or None: any.
         """
         line = self._lines.setdefault(slot, OrderedDict())
-        if session not in line:
-            line[session] = _Turn(next(self._pending_requests))
-        line[session].episodes[number] = None
+        if client not in line:
+            line[client] = _Turn(next(self._next_turn))
+        line[client].episodes[number] = None
 
-    def remove(self, session: Session, number: int, slot: int | None, *, served: bool = False) -> None:
+    def remove(self, client: Client, number: int, slot: int | None, *, served: bool = False) -> None:
         """It waits no longer.
 
         Args:
-            session: As `add`.
+            client: As `add`.
             number: Likewise.
             slot: Likewise.
             served: Whether it has got a slot, so that others come before this client's next one.
         """
         line = self._lines[slot]
-        turn = line[session]
+        turn = line[client]
         del turn.episodes[number]
         if served:
-            turn.order = next(self._pending_requests)
-            line.move_to_end(session)
+            turn.order = next(self._next_turn)
+            line.move_to_end(client)
         if not turn.episodes:
-            del line[session]
+            del line[client]
         if not line:
             del self._lines[slot]
 
-    def first(self, free: Iterable[int]) -> tuple[Session, int] | None:
+    def first(self, free: Iterable[int]) -> tuple[Client, int] | None:
         """Whose turn it is, given the slots that are free; None where no client waits for one of these."""
         for slot in free:
             heads = [next(iter(self._lines[key].items())) for key in (None, slot) if key in self._lines]
             if heads:
-                session, turn = min(heads, key=lambda head: head[1].order)
-                return session, next(iter(turn.episodes))
+                client, turn = min(heads, key=lambda head: head[1].order)
+                return client, next(iter(turn.episodes))
         return None

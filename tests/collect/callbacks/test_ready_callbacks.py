@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ from marlvec.collect.callbacks import JSONLinesLogger, LiveTable, RunningEpisode
 from marlvec.errors import ArgumentError, MissingExtraError
 from marlvec.policies import FunctionPolicy
 from tests.collect.helpers.mortal import dying_counters
+from tests.faults.test_resources import limited
+from tests.tracer import Tracer
 
 
 def noop() -> FunctionPolicy:
@@ -206,6 +209,45 @@ def test_a_line_of_json_for_each_episode(tmp_path: Path) -> None:
             "policies": ["main", "main"],
             "custom": {"won": float(record.number == 0), "odd": None},
         }
+
+
+@pytest.mark.mostly_slow("interrupts at each line", quick=2)
+@pytest.mark.parametrize("stop", ["a full disk", "Ctrl-C"])
+@pytest.mark.parametrize("kind", [JSONLinesLogger, TensorBoardLogger])
+def test_records_are_whole_and_each_is_there_once_whatever_stops_a_call(kind: Any, stop: str, tmp_path: Path) -> None:
+    if kind is TensorBoardLogger:
+        pytest.importorskip("tensorboard")
+    for at in range(1, 200):
+        path = tmp_path / str(at)
+        with dying_counters({}, length=[2, 3]) as envs, kind(path) as logger:
+            collector = Collector(envs, noop(), callbacks=[logger], seed=0)
+            collector.collect(env_steps=20)
+            file = path if path.is_file() else next(path.iterdir())
+            try:
+                if stop == "a full disk":
+                    with limited(resource.RLIMIT_FSIZE, file.stat().st_size + 99 * at - 98):
+                        collector.collect(env_steps=20)
+                else:
+                    with Tracer(("/collect/callbacks/append_file",), at, everywhere=True):
+                        collector.collect(env_steps=20)
+                break
+            except OSError as error:
+                assert error.filename == str(file)  # noqa: PT017  (of one way of two)
+            except KeyboardInterrupt:
+                assert stop == "Ctrl-C"
+            for _ in range(2):  # the batch that was not returned is returned first
+                collector.collect(env_steps=20)
+        if kind is JSONLinesLogger:
+            found = [json.loads(line)["eps_id"] for line in path.read_text().splitlines()]
+            known = [record.eps_id for record in collector.metrics.episodes]
+            assert found == [eps_id for eps_id in known if eps_id in found]
+            assert len(found) >= len(known) - (stop == "Ctrl-C"), "where its hook was ended"
+        else:
+            steps = [step for step, _ in read_events(path)]
+            assert sorted({*steps, collector.metrics.env_steps}) == sorted({20, 40, 60, *steps})
+            assert len(steps) <= 4
+    else:
+        raise AssertionError("it was stopped each time")
 
 
 # --- the live table

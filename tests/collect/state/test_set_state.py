@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,27 @@ from hypothesis import strategies as st
 
 import marlvec
 from marlvec import Collector
-from marlvec.connectors.agent import AgentPipeline, FrameStack, NormalizeObs
+from marlvec.connectors import Rows
+from marlvec.connectors.agent import (
+    AgentPipeline,
+    DelayObs,
+    FrameStack,
+    NormalizeObs,
+    NormalizeReward,
+    PrevRewards,
+)
 from marlvec.errors import ArgumentError, CheckpointError, EnvsDriven, StateError
 from marlvec.policies import RandomPolicy
 from marlvec.serialization.archive import write_archive
+from marlvec.serialization.saved_value import read_value, write_value
+from tests.checkpoints import killed
 from tests.collect.state.saved import batches_of, without_clock
+from tests.collect.state.test_exact_resume import Drawing, Plan
 from tests.tracer import Tracer
 from tests.vector.api.test_saved_states import same
-from tests.vector.support.kinds import vectorize
+from tests.vector.support.kinds import factories_of, vectorize
 from tests.vector.support.walks import walks
+from tests.waiting import until
 
 LATER = [{"env_steps": 9}, {"episodes": 3}, {"agent_steps": 20}]
 
@@ -105,6 +118,114 @@ def test_bad_states_change_nothing(data: st.DataObject) -> None:
         with pytest.raises(ArgumentError):
             collector.set_state(broken(state, place, how))
         same(without_clock(collector.get_state()), before)
+
+
+def rewarded() -> Collector:
+    envs = vectorize("sync", factories_of("parallel", 4), env_state="deepcopy")
+    connectors = AgentPipeline([NormalizeReward(), DelayObs(1), PrevRewards(), NormalizeObs(per_agent=True)])
+    return Collector(envs, Drawing(), agent_connectors=connectors, batch_mode="complete", seed=0)
+
+
+class Failing(Drawing):
+    """Fails once, when another policy has answered already."""
+
+    def act(self, rows: Rows, *, explore: bool = True) -> Any:
+        if self.calls == 40:
+            self.calls = 41
+            raise OSError("once")
+        return super().act(rows, explore=explore)
+
+
+def unsent() -> Collector:
+    collector = Plan("parallel", connectors="memory").make()
+    mapping: Any = dict(zip(collector.envs.agents, ("a", "b", "b"), strict=True))
+    return Collector(collector.envs, {"a": Drawing(), "b": Failing()}, mapping, seed=1)
+
+
+_RICH: dict[str, Callable[[Path], Collector]] = {
+    "waiting batches": lambda _: Plan("turns", policies="by lot", random_steps=30).make(),
+    "memory": lambda _: Plan(
+        "parallel", connectors="memory", random_steps=300, follows=True, frozen=True, policies="two"
+    ).make(),
+    "turns": lambda _: Plan("turns", batch_mode="complete", policies="by lot", connectors="repeat", frozen=True).make(),
+    "objects": lambda _: Plan("single").make(),
+    "rewards": lambda _: rewarded(),
+    "self-play": lambda folder: killed.league(folder).collector,
+    "an unsent answer": lambda _: unsent(),
+}
+
+
+def _saved(collector: Collector, case: str) -> Any:
+    """A state in which all is that a collector of this kind may have."""
+    if case == "waiting batches":
+        with collector.background(env_steps=14, ahead=3) as batches:
+            next(batches)
+            until(lambda: len(batches) > 1)
+            state = collector.get_state()
+        assert state["waiting"]
+        return state
+    with nullcontext() if case != "an unsent answer" else pytest.raises(OSError, match="once"):
+        for _ in range(20 if case == "an unsent answer" else 2):
+            collector.collect(env_steps=25)
+    return collector.get_state()
+
+
+def _arrays(value: Any, upto: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], np.ndarray[Any, Any]]]:
+    if isinstance(value, np.ndarray):
+        yield upto, value
+    elif isinstance(value, (dict, list, tuple)):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _arrays(part, (*upto, key))
+
+
+def _at(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, Any]]:
+    for key in path:
+        value = value[key]
+    return list(value.items() if isinstance(value, dict) else enumerate(value))
+
+
+def _replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    part = _replaced(value[path[0]], path[1:], new)
+    if isinstance(value, dict):
+        return {**value, path[0]: part}
+    return type(value)(part if k == path[0] else one for k, one in enumerate(value))
+
+
+@pytest.mark.mostly_slow("loads some hundred states", quick=4)
+@pytest.mark.parametrize("case", _RICH)
+def test_an_array_of_another_dtype_or_shape_is_named_and_changes_nothing(case: str, tmp_path: Path) -> None:
+    """Each array of each part, one after the other; but for those that envs and policies of users' own check."""
+    one, other, twin = (_RICH[case](tmp_path / name) for name in ("one", "other", "twin"))
+    with one.envs, other.envs, twin.envs:
+        state = _saved(one, case)
+        for collector in (other, twin):
+            collector.collect(env_steps=9)
+        tried = 0
+        places = [
+            (path, array)
+            for path, array in _arrays(state)
+            if not ("user" in path or path[-2:-1] == ("policy",) or ("waiting" in path and path[-1] == "call"))
+        ]
+        for path, array in places:
+            longer = np.concatenate([array, np.zeros((1, *array.shape[1:]), array.dtype)])
+            wrong = [np.zeros(array.shape, complex), np.full(array.shape, "x"), array[..., None], longer]
+            for bad in wrong[:3] if "connectors" in path and path[-1] == "values" else wrong:
+                with pytest.raises(ArgumentError) as caught:
+                    other.set_state(_replaced(state, path, bad))
+                said = "; ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+                names = [key for key in path if isinstance(key, str)][-1:]
+                if bad is longer:  # where one array says how long the others are
+                    names += [key for key, part in _at(state, path[:-1]) if isinstance(part, np.ndarray)]
+                assert any(name in said for name in names), (path, said)
+                tried += 1
+        assert tried > 200
+        write_value(tmp_path / "bad.npz", "collector", _replaced(state, path, wrong[1]), "it")
+        with pytest.raises(ArgumentError):
+            other.load(tmp_path / "bad.npz")
+        later = [{"env_steps": 20}, {"env_steps": 30}]
+        same(batches_of(other, later), batches_of(twin, later))
 
 
 def test_counts_that_cannot_be_are_refused_before_they_are_stepped_for() -> None:
@@ -190,6 +311,17 @@ def test_a_new_collector_has_a_state_too(tmp_path: Path) -> None:
         want = batches_of(collector, LATER)
         collector.load(tmp_path / "new.npz")  # which begins anew, with the seed that it was built with
         same(batches_of(collector, LATER), want)
+
+
+def test_a_file_of_an_older_version_of_this_format_loads() -> None:
+    """Written at 3015ca7 by ``make(2)`` after ``collect(env_steps=31)``."""
+    path = Path(__file__).with_name("format_1.npz")
+    collector = make(2)
+    with collector.envs:
+        collector.load(path)
+        same(without_clock(collector.get_state()), without_clock(read_value(path, "collector", "collector")))
+        assert collector.metrics.env_steps == 31
+        batches_of(collector, LATER)
 
 
 def test_files_that_are_damaged_or_of_something_else_are_refused(tmp_path: Path) -> None:

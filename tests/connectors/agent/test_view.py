@@ -277,6 +277,6 @@ def test_refusals_of_states() -> None:
         piece(piece(rows))
     with pytest.raises(ContractError, match="expected numbers"):
         RnnState({"h": "x", "c": None})
-    with pytest.raises(ArgumentError, match="expected slots of shape"):
+    with pytest.raises(ArgumentError, match="history: rings: values: expected"):
         piece.load_state_dict(RnnState((np.zeros(2), np.zeros(3))).state_dict())
     assert RnnState(np.zeros(2), "memory_in", "memory").params().keys() == {"initial", "column", "source"}

@@ -443,6 +443,18 @@ def test_envs_that_reset_themselves_are_refused(tmp_path: Path) -> None:
         recorded(Restless, 1, RecordVideo(tmp_path))
 
 
+@pytest.mark.parametrize(("name", "file"), [("[a]{{}}-{episode:03d}", "[a]{}-007"), ("in/{episode}x", "in/3x-cut")])
+def test_files_that_would_be_replaced_are_named(name: str, file: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for other in ("mine.mp4", "[a]{}-007.gif", "in/3.mp4", "a-1.mp4"):
+        (tmp_path / other).touch()
+    options: dict[str, Any] = {"env_ids": [0], "name": name}
+    RecordVideo(tmp_path, **options)
+    (tmp_path / f"{file}.mp4").touch()
+    with pytest.warns(UserWarning, match=f"{tmp_path} holds 1 videos of such names, {re.escape(Path(file).name)}.mp4"):
+        RecordVideo(tmp_path, **options)
+
+
 def test_without_the_extra_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(MissingExtraError, match=r'pip install "marlvec\[video\]"'):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -127,8 +128,11 @@ def test_it_is_a_wrapper_of_the_envs_own_kind() -> None:
         wrapped = SeedStream(factory())
         assert isinstance(wrapped, kind)
         assert isinstance(wrapped, SeedStream)
+        assert type(pickle.loads(pickle.dumps(wrapped))) is type(wrapped)
     with pytest.raises(TypeError, match="expected a PettingZoo AEC or Parallel env or a Gymnasium env, got object"):
         SeedStream(object())
+    with pytest.raises(TypeError, match="^ClearDeadStepRewards: expected a PettingZoo AEC env, got Both$"):
+        ClearDeadStepRewards(Both())
 
 
 def test_shimmys_envs_pay_once() -> None:

@@ -1,0 +1,103 @@
+"""`ColumnSpecs`: the dtypes and shapes that columns of saved rows may have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
+
+from marlvec.errors import ArgumentError, ContractError
+from marlvec.spaces import Leaf, SpaceTree
+from marlvec.trees import Tree, to_array, tree_leaves
+
+__all__ = ["ColumnSpecs"]
+
+
+class _Spec(NamedTuple):
+    """What a leaf may be: a dtype, or the kinds of dtypes (`numpy.dtype.kind`); and the shape of one row, None: any."""
+
+    dtype: np.dtype[Any] | str
+    shape: tuple[int, ...] | None
+
+    def allows(self, array: NDArray[Any]) -> bool:
+        """Return whether an array of rows may be this leaf."""
+        is_kind = array.dtype.kind in self.dtype if isinstance(self.dtype, str) else array.dtype == self.dtype
+        return is_kind and self.shape in (None, array.shape[1:])
+
+
+_WHOLE = _Spec("iu", ())
+_FLAG = _Spec("b", ())
+_NUMBERS = "fiub"
+_COLLECTOR_COLUMNS = {
+    **dict.fromkeys(("env_id", "agent_index", "eps_id", "t", "env_t", "next_env_t"), _WHOLE),
+    **dict.fromkeys(("unroll_id", "policy_version"), _WHOLE),
+    **dict.fromkeys(("terminated", "truncated", "first", "last", "next_obs_missing", "off_policy"), _FLAG),
+    "rewards": _Spec(_NUMBERS, ()),
+    "action_mask": _Spec("b", None),
+    "state": _Spec(_NUMBERS, None),
+    "next_state": _Spec(_NUMBERS, None),
+}
+
+
+class ColumnSpecs:
+    """What saved columns are checked against: spaces, and the table of the columns that the collector makes.
+
+    Columns that connectors and policies add are in no table. Where one is saved twice, `ColumnForms` compares them.
+
+    Args:
+        spaces: Space by column name; of ``obs`` it is that behind the connectors.
+        exact: Names of columns that have the very dtypes of their spaces; others may have any of numbers.
+        any_shape: Whether learner connectors have seen the rows, which may have changed shapes and structure.
+    """
+
+    def __init__(
+        self, spaces: Mapping[str, Space[Any]], exact: Collection[str] = (), *, any_shape: bool = False
+    ) -> None:
+        self._trees = {name: SpaceTree(space) for name, space in spaces.items()}
+        if "obs" in spaces:
+            self._trees["next_obs"] = self._trees["obs"]
+        self._exact, self._any_shape = exact, any_shape
+
+    def check(self, columns: Mapping[str, Tree], where: str) -> None:
+        """Check columns of n rows each.
+
+        Args:
+            columns: By name.
+            where: What they belong to, for messages.
+
+        Raises:
+            ArgumentError: One has a dtype or shape that it cannot have; names it.
+        """
+        for name, column in columns.items():
+            for path, leaf, spec in self._specs(name, column, where):
+                got = to_array(leaf)
+                if not spec.allows(got):
+                    at = f"column {name!r}" + (f" at {path}" if path else "")
+                    kind = f"one of the kinds {spec.dtype!r}" if isinstance(spec.dtype, str) else spec.dtype
+                    shape = "" if spec.shape is None else f" of shape {spec.shape} a row"
+                    raise ArgumentError(f"{where}: {at}: expected {kind}{shape}, got {got.dtype} of {got.shape}")
+
+    def _specs(self, name: str, column: Tree, where: str) -> list[tuple[str, Any, _Spec]]:
+        """The leaves of a column for which something is known, each with its path."""
+        tree = self._trees.get(name)
+        if tree is None or self._any_shape:
+            spec = _COLLECTOR_COLUMNS.get(name) if tree is None else _Spec("".join(map(_kinds, tree.leaves)), None)
+            if spec is not None and self._any_shape:
+                spec = spec._replace(shape=None)
+            return [] if spec is None else [(path, leaf, spec) for path, leaf in tree_leaves(column)]
+        try:
+            leaves = tree.flatten(column)
+        except ContractError as error:
+            raise ArgumentError(f"{where}: column {name!r}: {error}") from error
+        specs = [
+            _Spec(leaf.dtype if name in self._exact and not leaf.is_object else _kinds(leaf), leaf.shape)
+            for leaf in tree.leaves
+        ]
+        return [(leaf.path, one, spec) for leaf, one, spec in zip(tree.leaves, leaves, specs, strict=True)]
+
+
+def _kinds(leaf: Leaf) -> str:
+    return "OU" if leaf.is_object else _NUMBERS

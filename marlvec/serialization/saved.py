@@ -1,0 +1,95 @@
+"""`Saved`: objects whose state follows from a table of their attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from marlvec.errors import ArgumentError
+from marlvec.serialization.plain_objects import array_from, plain_array
+from marlvec.serialization.state_fields import State, array_field, check_fields, check_value, number_field
+
+__all__ = ["Saved", "SavedField"]
+
+
+class SavedField(NamedTuple):
+    """A field of a state: an array, a list of arrays or an integer, as the object's own attribute is.
+
+    Attributes:
+        attribute: The attribute's name.
+        shape: Shape of the array, None for an axis of any length; without one, that of the object's own.
+    """
+
+    attribute: str
+    shape: tuple[int | None, ...] | None = None
+
+    def save(self, value: Any) -> Any:
+        """Return a copy of the attribute as plain data."""
+        if isinstance(value, list):
+            return [plain_array(array, self.attribute) for array in value]
+        return value.copy() if isinstance(value, np.ndarray) else value
+
+    def load(self, own: Any, state: State, name: str, where: str) -> Any:
+        """Return a copy of the field of a state.
+
+        Raises:
+            ArgumentError: It is of another type, dtype or shape than ``own``; names it.
+        """
+        if isinstance(own, np.ndarray):
+            return array_field(state, name, own.dtype, own.shape if self.shape is None else self.shape, where)
+        if isinstance(own, int):
+            return number_field(state, name, where)
+        saved = state[name]
+        if not isinstance(saved, list) or len(saved) != len(own):
+            raise ArgumentError(f"{where}: {name}: expected {len(own)} arrays, got {saved!r:.200}")
+        return [
+            check_value(array_from(one), like.dtype, like.shape, f"{where}: {name}[{k}]")
+            for k, (one, like) in enumerate(zip(saved, own, strict=True))
+        ]
+
+
+class Saved:
+    """An object whose state is some of its attributes.
+
+    A subclass names it and lists its fields; `derive` checks fields against each other.
+
+    Attributes:
+        saved_as: What messages call the state.
+        saved_fields: Field by name, in the order of the state.
+    """
+
+    saved_as: ClassVar[str]
+    saved_fields: ClassVar[Mapping[str, SavedField]]
+
+    def get_state(self) -> State:
+        """Return copies of all fields."""
+        return {name: field.save(getattr(self, field.attribute)) for name, field in self.saved_fields.items()}
+
+    def prepare(self, state: State) -> Callable[[], None]:
+        """Validate a state from `get_state`; return a function that installs it.
+
+        Raises:
+            ArgumentError: A field is missing, unknown, of another dtype or shape, or cannot be; names it.
+        """
+        where = self.saved_as
+        check_fields(state, self.saved_fields, where)
+        values = {
+            field.attribute: field.load(getattr(self, field.attribute), state, name, where)
+            for name, field in self.saved_fields.items()
+        }
+        return partial(self.install, self.derive(values))
+
+    def derive(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Check loaded attributes against each other; return all that are to be set.
+
+        Raises:
+            ArgumentError: They cannot be together.
+        """
+        return values
+
+    def install(self, values: Mapping[str, Any]) -> None:
+        """Set attributes that `derive` returned."""
+        vars(self).update(values)
