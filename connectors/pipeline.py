@@ -560,8 +560,17 @@ class Pipeline(Connector, Generic[P]):
     def _take_over(self, saved: SavedPipeline) -> None:
         modes = list(zip(with_inner(self), saved.training, strict=True))
         self.load_state_dict(saved.state)
+        self._forget_unsaved(saved.state)
         for piece, training in modes:
             piece.training = training
+
+    def _forget_unsaved(self, state: Mapping[str, Any]) -> None:
+        """Have pieces that remembered nothing when they were saved remember nothing, which `load_state_dict` leaves."""
+        for stage in self._stages:
+            if isinstance(stage.piece, Pipeline):
+                stage.piece._forget_unsaved(state[stage.name])
+            elif not state[stage.name] and stage.piece.state_dict():
+                stage.piece.load_state_dict({})
 
     # --- spaces
 

@@ -148,6 +148,9 @@ class View(AgentConnector):
         return {"from_policy": bool(self._from_policy), "history": self._history.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if not state and self.source not in ("obs", "actions", "rewards"):  # of one that has seen no row
+            self._from_policy, self._form, self._history, self._loaded = None, None, None, {}
+            return
         if state.keys() != {"from_policy", "history"} or self._from_policy not in (None, bool(state["from_policy"])):
             raise ArgumentError(f"expected the history of column {self.source!r}, got {list(state)}")
         if self._history is not None:

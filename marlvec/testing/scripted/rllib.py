@@ -46,7 +46,7 @@ class KeyedEnv:
         self.action_spaces = dict.fromkeys(self.possible_agents, self.world.action_space)
         self.closed = False
         self._waits, self._last_obs, self._old_api = waits, last_obs, old_api
-        self._acting: set[Any] = set()
+        self._acting: list[Any] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Begin the next episode; all agents that are there at the reset are observed."""
@@ -54,13 +54,13 @@ class KeyedEnv:
         world.reset(seed)
         alive = world.script.alive(0)
         obs = {agent: world.observe_masked(a) for a, agent in enumerate(self.possible_agents) if alive[a]}
-        self._acting = set(obs)
+        self._acting = list(obs)
         return obs if self._old_api else (obs, self._infos(list(obs)))
 
     def step(self, actions: dict[Any, Any]) -> Any:
         """Take one step."""
         world, script = self.world, self.world.script
-        if actions.keys() != self._acting:
+        if actions.keys() != set(self._acting):
             raise ValueError(f"expected actions of {self._acting}, got {list(actions)}")
         before = script.alive(world.t)
         world.act({self.possible_agents.index(agent): action for agent, action in actions.items()})
@@ -76,7 +76,7 @@ class KeyedEnv:
             waits = alive[a] and not born and self._waits is not None and self._waits(t, a)
             if not waits and (alive[a] or born or self._last_obs):
                 obs[agent] = world.observe_masked(a)
-        self._acting = {agent for a, agent in enumerate(self.possible_agents) if agent in obs and alive[a]}
+        self._acting = [agent for a, agent in enumerate(self.possible_agents) if agent in obs and alive[a]]
         flagged = [(agent, ended[a], cut[a]) for a, agent in enumerate(self.possible_agents) if agent in rewards]
         over = not any(alive)
         terminateds = {agent: end for agent, end, _ in flagged} | {"__all__": over}

@@ -24,6 +24,7 @@ from marlvec.connectors import (
     FrameStack,
     NormalizeObs,
     Rows,
+    View,
     agent_connector,
 )
 from marlvec.connectors.learner.advantages import GeneralAdvantageEstimation
@@ -379,3 +380,18 @@ def test_an_interrupt_at_any_line_of_loading_comes_out_as_itself_and_loads_all_o
             break
     same_tree(pipeline.state_dict(), new)
     assert len(lines) >= 7
+
+
+def test_what_had_seen_no_row_when_it_was_saved_forgets_what_it_saw(tmp_path: Path) -> None:
+    """A view of a column whose form only rows show; in a pipeline in a pipeline."""
+    chain = AgentPipeline([AgentPipeline([View("before", "h", -1, fill=np.zeros(2, np.float32))])])
+    chain.bind(OBS, AGENTS, ACTION)
+    chain.save(tmp_path / "chain.npz")
+    used = AgentPipeline.load(tmp_path / "chain.npz")
+    live(used, story(2, 5))
+    assert used.state_dict() != chain.state_dict()
+    used.restore(tmp_path / "chain.npz")
+    assert used.state_dict() == chain.state_dict()
+    moments = story(1, 9)[3:]
+    for expected, got in zip(live(chain, moments), live(used, moments), strict=True):
+        same_tree(got, expected)
