@@ -7,9 +7,11 @@ and the order of a batch (env, agent, time), at the same time. The k-th answer o
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -68,6 +70,7 @@ class _Index:
         order: (R,) row numbers by lane, then time.
         after: (R,) number of the row that closes a row's transition; -1: none.
         answer: (R,) number of the answer to a row; -1: none.
+        row_starts, answer_starts: Number of the first row of each moment, and of the first answer of each call.
     """
 
     def __init__(self, moments: list[_Moment], answers: list[_Answers], num_lanes: int) -> None:
@@ -87,6 +90,7 @@ class _Index:
         self.after = np.full(len(self.order), -1)
         self.after[self.order[at]] = self.order[at + 1]
         self.answer = self._matched(answers, kind, num_lanes)
+        self.row_starts, self.answer_starts = _starts(moments), _starts(answers)
 
     def _matched(self, answers: list[_Answers], kind: Any, num_lanes: int) -> IntArray:
         found = np.full(len(self.lane), -1)
@@ -102,6 +106,10 @@ class _Index:
         is_answered = np.arange(len(decisions)) - starts[self.lane[decisions]] < counts[self.lane[decisions]]
         found[decisions[is_answered]] = np.argsort(lanes.astype(kind), kind="stable")
         return found
+
+
+def _starts(parts: Sequence[_Moment | _Answers]) -> list[int]:
+    return [0, *accumulate(len(part.lanes) for part in parts)]
 
 
 class RowLog:
@@ -258,8 +266,12 @@ class RowLog:
 
     def _take(self, name: str, numbers: IntArray, *, of_answers: bool = False) -> Leaves:
         """Leaves of one column, of some rows or answers."""
-        parts: list[_Moment] | list[_Answers] = self._kept[1] if of_answers else self._kept[0]
         form = (self.forms.answers if of_answers else self.forms.rows)[name]
+        parts: Sequence[_Moment | _Answers] = self._kept[1] if of_answers else self._kept[0]
+        starts = self._index.answer_starts if of_answers else self._index.row_starts
+        if len(numbers) < starts[-1]:  # what is kept of a log stands at its end
+            first = bisect_right(starts, int(numbers.min(initial=starts[-1] - 1))) - 1
+            parts, numbers = parts[first:], numbers - starts[first]
         found = [part.columns.get(name) or _blank(form, len(part.lanes)) for part in parts]
         out = []
         for leaves in zip(*found, strict=True):
