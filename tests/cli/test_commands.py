@@ -578,7 +578,7 @@ def test_examples_are_listed_printed_and_copied(folder: Path) -> None:
     assert succeed("examples", "policies.py", "--copy") == "examples/policies.py\n"
     assert "200 env steps" in small("--policy", "examples/policies.py:seek")
     result = marlvec("examples", "--copy")
-    assert (result.exit_code, len(list(folder.glob("examples/*")))) == (2, 1)
+    assert (result.exit_code, len(list(folder.glob("examples/*.py")))) == (2, 1)
     assert "examples/policies.py exists already; move it, or copy to another folder with --to FOLDER" in result.stderr
     succeed("examples", "--copy", "--to", "all")
     assert [file.read_bytes() for file in sorted(folder.glob("all/*"))] == [file.read_bytes() for file in files]

@@ -94,7 +94,7 @@ def test_one_that_is_left_out_rllibs_way_waits(backend: str) -> None:
     def leave_out(env: Any, result: Any) -> None:
         for table in result[: env.world.t]:  # of the observations; of the rewards, too; of the flags, too
             table.pop("agent_1", None)
-        env._acting.discard("agent_1")
+        env._acting = [agent for agent in env._acting if agent != "agent_1"]
 
     with vectorize(backend, [tampered(KeyedEnv, leave_out, script=Script.together(3, 4))] * 2) as envs:
         envs.reset(seed=0)

@@ -27,6 +27,7 @@ from marlvec.errors import ContractError
 __all__ = ["AECAdapter", "state_owner"]
 
 _NOT_JOINED, _LIVE, _ENDED = range(3)
+_ROUNDING = 0.01  # of the rewards that are summed up, float16 among them
 _VECTOR_HINT = (
     "If it is one number per objective, make it one, by a wrapper whose `rewards` are numbers; docs/envs.md has one "
     "(momaland.utils.aec_wrappers.LinearizeReward changes what last() says, and nothing else)"
@@ -63,6 +64,7 @@ class AECAdapter(Adapter):
         self._seen = [False] * len(self.ids)  # who has been selected in this game, and so may be observed
         self._acting: int | None = None
         self._owed = [0.0] * len(self.ids)  # rewards since each one's last turn, as last() sums them up
+        self._size = [0.0] * len(self.ids)  # the same of their absolute values, for what rounding may come to
         self._agrees_with_last = True  # as far as is known
         self._state_owner = self.env
         if self.resets_itself:
@@ -76,7 +78,7 @@ class AECAdapter(Adapter):
         self._status = [_NOT_JOINED] * len(self.ids)
         self._seen = [False] * len(self.ids)
         self._acting = None
-        self._owed = [0.0] * len(self.ids)
+        self._owed, self._size = [0.0] * len(self.ids), [0.0] * len(self.ids)
         self._call_reset(seed, options)
         self._state_owner = state_owner(self.env)
         if not hasattr(self._state_owner, "terminations") and hasattr(self._state_owner, "dones"):
@@ -109,7 +111,7 @@ class AECAdapter(Adapter):
         env.step(slot.read_actions()[mover])
         slot.acting[mover] = False
         slot.clear_mask(mover)
-        self._owed[mover] = 0.0
+        self._owed[mover] = self._size[mover] = 0.0
         last_infos: dict[AgentId, Any] = {}
         self._read_step(slot, last_infos)
         # The dead take their turns until a live agent is selected or none is left.
@@ -151,6 +153,7 @@ class AECAdapter(Adapter):
         self._status, self._seen, self._acting = status, seen, now["acting"]
         self._state_owner = state_owner(self.env)
         self._owed = [self._cumulative_reward(a) for a in range(len(self.ids))]
+        self._size = [abs(owed) for owed in self._owed]
 
     def _space_of(self, kind: str, agent: AgentId) -> Any:
         return space_of(self.env, kind, agent, self.ids)
@@ -166,6 +169,7 @@ class AECAdapter(Adapter):
                     contract_error(self.name, "step()", f"agent {agent!r} has ended and gets a reward, {number!r}")
                 reward[a] += number
                 self._owed[a] += number
+                self._size[a] += abs(number)
         agents = self._listed("step()")
         for a, agent in enumerate(self.ids):
             if agent in agents:
@@ -214,7 +218,7 @@ class AECAdapter(Adapter):
     def _compare_with_last(self, a: int) -> None:
         """Warn where PettingZoo's ``last()`` has another sum of rewards for the agent whose turn it is."""
         said, owed = self._cumulative_reward(a), self._owed[a]
-        if said == owed or not self._agrees_with_last or math.isclose(said, owed, rel_tol=1e-5, abs_tol=1e-6):
+        if said == owed or not self._agrees_with_last or abs(said - owed) <= _ROUNDING * max(self._size[a], 1.0):
             return
         self._agrees_with_last = math.isnan(said) and math.isnan(owed)
         if not self._agrees_with_last:
