@@ -97,6 +97,13 @@ class AgentTable:
     def checked(self, state: Mapping[str, Any], where: str) -> NDArray[Any]:
         """Return the slots of a state, in new memory, which `load_state_dict` would take over.
 
+        Args:
+            state: What `state_dict` gave.
+            where: What they belong to, for messages.
+
+        Returns:
+            (N, A, *shape), of the table's dtype.
+
         Raises:
             ArgumentError: As there.
         """

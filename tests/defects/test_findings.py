@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis.errors import FlakyFailure
 
+from marlvec.connectors import Rows
 from marlvec.errors import ContractError, EnvRaised
 from marlvec.vector.processes.worker_pool import WorkerState
 from marlvec.vector.shards.shard import Shard
@@ -43,8 +44,11 @@ def test_what_the_tests_and_marlvec_itself_raise_is_a_find() -> None:
     assert is_find(KeyError(WorkerState.REAPED))
 
 
-def test_what_is_not_in_a_dict_is_no_find() -> None:
+def test_what_is_not_in_a_dict_is_no_find_unless_it_is_one_of_marlvecs() -> None:
     assert not is_find(KeyError("seed"))
+    with pytest.raises(KeyError) as found:
+        Rows()["nothing"]
+    assert is_find(found.value)
 
 
 def test_what_happens_in_some_runs_only_is_a_find_if_it_is_one() -> None:

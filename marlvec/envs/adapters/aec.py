@@ -152,6 +152,7 @@ class AECAdapter(Adapter):
         status, seen = (one_each(now[name], len(self.ids), f"{self.name}: {name}") for name in ("status", "seen"))
         self._status, self._seen, self._acting = status, seen, now["acting"]
         self._state_owner = state_owner(self.env)
+        self._owed = [0.0] * len(self.ids)
         self._owed = [self._cumulative_reward(a) for a in range(len(self.ids))]
         self._size = [abs(owed) for owed in self._owed]
 
