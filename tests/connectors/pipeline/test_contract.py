@@ -271,6 +271,13 @@ def test_and_so_do_chains(make: Callable[[], Connector], more: dict[str, Any]) -
     check_connector(make, **more)
 
 
+@each_case
+def test_it_keeps_its_arguments_under_their_names(name: str, args: Any, space: Any, more: dict[str, Any]) -> None:
+    piece = _make(name, args)
+    params = piece.params()
+    assert repr(_make(name, params["paths"] if name == "DropKeys" else params)) == repr(piece)
+
+
 FIRST = {case[0]: case[1] for case in reversed(CASES)} | {"PrevRewards": {"into_obs": True}}
 NEED_NO_SPACE = {"ClipReward", "FilterRows", "FrameSkip", "MapActions", "MapReward", "NormalizeReward"} | {
     *("ReadOnlyActions", "RnnState", "ScaleReward", "StateInObs"),
