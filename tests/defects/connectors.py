@@ -19,7 +19,7 @@ LEARNER = "tests/connectors/learner"
 PIPELINE = "tests/connectors/pipeline"
 
 
-@found_by(f"{AGENT}/test_frame_stack.py", f"{PIPELINE}/test_batching.py")
+@found_by(f"{AGENT}/test_memory.py", f"{PIPELINE}/test_contract.py")
 def connector_frames_of_the_episode_before(patch: Patch) -> None:
     """Frames of an episode that has ended are stacked with those of the next one."""
     push = FrameStack.__call__
@@ -31,7 +31,7 @@ def connector_frames_of_the_episode_before(patch: Patch) -> None:
     patch.setattr(FrameStack, "reset", lambda stack, env_ids=None: None)
 
 
-@found_by("tests/connectors/test_table.py", f"{AGENT}/test_frame_stack.py")
+@found_by("tests/connectors/test_table.py", f"{AGENT}/test_memory.py")
 def connector_memory_of_all_envs_reset(patch: Patch) -> None:
     """Where the episode of one env begins, what connectors remember of all envs is forgotten."""
     reset = AgentTable.reset

@@ -8,17 +8,10 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.connectors import (
-    ActionPipeline,
-    ClipActions,
-    ReadOnlyActions,
-    Rows,
-    ToNumpy,
-    UnsquashActions,
-)
+from marlvec import connectors as c
 from marlvec.errors import ContractError
-from marlvec.trees import map_tree, tree_leaves
-from tests.connectors.helpers.samples import all_inside, batch, same_tree
+from marlvec.trees import tree_leaves
+from tests.connectors.helpers.samples import batch, same_tree
 
 NAMES = ("ToNumpy", "UnsquashActions", "ClipActions", "ReadOnlyActions")
 ARM = spaces.Box(np.array([-2.0, 0.1], np.float32), np.array([3.0, 0.3], np.float32))
@@ -70,8 +63,8 @@ class Lazy:
         return self.array
 
 
-def default(space: spaces.Space[Any], *without: str) -> ActionPipeline:
-    pipeline = ActionPipeline.default()
+def default(space: spaces.Space[Any], *without: str) -> c.ActionPipeline:
+    pipeline = c.ActionPipeline.default()
     for name in without:
         pipeline.remove(name)
     pipeline.bind(space)
@@ -99,7 +92,7 @@ def test_the_default_chain_and_each_piece_taken_out(without: tuple[str, ...]) ->
         pipeline.remove("ClipActions")
     actions = policy_actions()
     given = {key: getattr(value, "array", value) for key, value in actions.items()}
-    out = pipeline(Rows(actions=actions)).actions_for_env
+    out = pipeline(c.Rows(actions=actions)).actions_for_env
 
     if "ToNumpy" in pipeline:
         assert all(type(leaf) is np.ndarray for _, leaf in tree_leaves(out))
@@ -148,24 +141,17 @@ def test_unsquash_is_exact_at_the_ends_and_stays_between(dtype: Any, data: st.Da
     actions = np.array([[-1.0], [1.0], *([data.draw(st.floats(-1, 1, width=width))] for _ in range(4))], dtype)
     for policy_dtype in (dtype, np.float64):
         piece = default(space, "ClipActions")
-        out = piece(Rows(actions=actions.astype(policy_dtype))).actions_for_env
+        out = piece(c.Rows(actions=actions.astype(policy_dtype))).actions_for_env
         assert out.dtype == dtype
         assert out[0, 0] == space.low[0]
         assert out[1, 0] == space.high[0]
         assert ((space.low <= out) & (out <= space.high)).all()
 
 
-def test_bounds_whose_difference_overflows() -> None:
-    top = np.finfo(np.float32).max
-    pipeline = default(spaces.Box(-top, top, (1,)))
-    out = pipeline(Rows(actions=np.array([[-1], [0], [1], [-9], [9]], np.float32))).actions_for_env
-    assert out.ravel().tolist() == [-top, 0, top, -top, top]
-
-
 def test_unsquash_is_linear_and_declares_its_space() -> None:
     pipeline = default(spaces.Box(-2, 4, (1,)), "ClipActions")
     assert pipeline.policy_space_ == spaces.Box(-1, 1, (1,))
-    out = pipeline(Rows(actions=np.array([[-1], [-0.5], [0], [0.5], [1], [2], [-2]], np.float32))).actions_for_env
+    out = pipeline(c.Rows(actions=np.array([[-1], [-0.5], [0], [0.5], [1], [2], [-2]], np.float32))).actions_for_env
     assert out.ravel().tolist() == [-2, -0.5, 1, 2.5, 4, 7, -5]
 
 
@@ -180,53 +166,34 @@ def test_unsquash_is_linear_and_declares_its_space() -> None:
     ],
 )
 def test_unsquash_leaves_the_rest_alone(space: spaces.Space[Any]) -> None:
-    pipeline = ActionPipeline([UnsquashActions()])
+    pipeline = c.ActionPipeline([c.UnsquashActions()])
     pipeline.bind(space)
     assert pipeline.policy_space_ == space
-    rows = Rows(actions=batch(space, 4))
+    rows = c.Rows(actions=batch(space, 4))
     assert pipeline(rows).actions_for_env is rows.actions
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        SPACE,
-        spaces.Tuple([ARM, spaces.Tuple([spaces.Discrete(2), FREE])]),
-        spaces.Box(0, np.inf, (2,)),
-        spaces.Box(-1, 1, (), np.float64),
-    ],
-)
-def test_what_lies_in_the_policy_space_arrives_in_the_envs(space: spaces.Space[Any]) -> None:
-    pipeline = default(space)
-    actions = batch(pipeline.policy_space_, 20)
-    before = map_tree(np.copy, actions)
-    rows = pipeline(Rows(actions=actions))
-    assert all_inside(space, rows.actions_for_env, 20)
-    same_tree(rows.actions, before)
-    same_tree(actions, before)
 
 
 def test_clip_casts_only_where_nothing_is_lost() -> None:
     pipeline = default(spaces.Box(0, 1, (1,)), "UnsquashActions")
-    out = pipeline(Rows(actions=np.array([[0.3], [7.0]]))).actions_for_env
+    out = pipeline(c.Rows(actions=np.array([[0.3], [7.0]]))).actions_for_env
     assert out.dtype == np.float32
     assert out.tolist() == [[np.float32(0.3)], [1.0]]
     ints = default(spaces.Box(0, 9, (1,), np.int8))
-    assert ints(Rows(actions=np.array([[300], [-4]]))).actions_for_env.dtype == np.int8
-    assert ints(Rows(actions=np.array([[0.7]]))).actions_for_env.tolist() == [[0.7]]
+    assert ints(c.Rows(actions=np.array([[300], [-4]]))).actions_for_env.dtype == np.int8
+    assert ints(c.Rows(actions=np.array([[0.7]]))).actions_for_env.tolist() == [[0.7]]
 
 
 def test_nan_is_an_error() -> None:
     pipeline = default(spaces.Dict({"arm": ARM}))
     with pytest.raises(ContractError, match="the policy gave NaN for leaf 'arm' in row 1") as raised:
-        pipeline(Rows(actions={"arm": np.array([[0, 0], [0, np.nan]])}))
+        pipeline(c.Rows(actions={"arm": np.array([[0, 0], [0, np.nan]])}))
     assert raised.value.__notes__ == ["in connector 'ClipActions' of ActionPipeline"]
 
 
 def test_to_numpy_takes_extra_columns_along() -> None:
     pipeline = default(spaces.Discrete(3))
     actions = Tensor([1, 2])
-    out = pipeline(Rows(actions=actions, logp=Lazy([0.5, 1]), state=({"h": Tensor([[1.0], [2.0]])},), n=[1, 2]))
+    out = pipeline(c.Rows(actions=actions, logp=Lazy([0.5, 1]), state=({"h": Tensor([[1.0], [2.0]])},), n=[1, 2]))
     same_tree(out.actions, np.array([1, 2]))
     same_tree(out.actions_for_env, np.array([1, 2]))
     same_tree(out.logp, np.array([0.5, 1]))
@@ -235,47 +202,47 @@ def test_to_numpy_takes_extra_columns_along() -> None:
 
 
 def test_a_list_is_never_cut_down_to_ints() -> None:
-    out = default(spaces.Discrete(3))(Rows(actions=[0.7, 1])).actions_for_env
+    out = default(spaces.Discrete(3))(c.Rows(actions=[0.7, 1])).actions_for_env
     assert out.tolist() == [0.7, 1.0]
-    assert default(ARM)(Rows(actions=[[0, 0], [1, 1]])).actions_for_env.dtype == np.float32
+    assert default(ARM)(c.Rows(actions=[[0, 0], [1, 1]])).actions_for_env.dtype == np.float32
 
 
 def test_a_tuple_space_takes_a_list_of_leaves() -> None:
     space = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)])
-    out = default(space)(Rows(actions=[np.array([0, 1]), [2, 0]])).actions_for_env
+    out = default(space)(c.Rows(actions=[np.array([0, 1]), [2, 0]])).actions_for_env
     same_tree(out, (np.array([0, 1]), np.array([2, 0])))
 
 
 @pytest.mark.parametrize("bad", [[[1], [1, 2]], ["a", object()], [None, None]])
 def test_what_is_no_array_of_numbers_is_an_error(bad: Any) -> None:
     with pytest.raises(ContractError, match="expected numbers"):
-        default(spaces.Discrete(3))(Rows(actions=bad))
+        default(spaces.Discrete(3))(c.Rows(actions=bad))
 
 
 def test_a_wrong_structure_is_an_error() -> None:
     with pytest.raises(ContractError, match="expected a dict with keys"):
-        default(SPACE)(Rows(actions={"arm": np.zeros((1, 2))}))
+        default(SPACE)(c.Rows(actions={"arm": np.zeros((1, 2))}))
 
 
 def test_objects_pass_unchanged() -> None:
     space = spaces.Dict({"say": spaces.Text(5), "go": spaces.Box(-2, 2, (1,))})
     words = np.array(["hello", "x"], object)
-    out = default(space)(Rows(actions={"say": words, "go": np.ones((2, 1), np.float32)})).actions_for_env
+    out = default(space)(c.Rows(actions={"say": words, "go": np.ones((2, 1), np.float32)})).actions_for_env
     assert out["say"].tolist() == ["hello", "x"]
     assert not out["say"].flags.writeable
     np.testing.assert_array_equal(out["go"], np.full((2, 1), 2, np.float32))
 
 
 def test_actions_for_env_that_is_there_is_kept() -> None:
-    pipeline = ActionPipeline([ReadOnlyActions()])
+    pipeline = c.ActionPipeline([c.ReadOnlyActions()])
     pipeline.bind(spaces.Discrete(9))
-    out = pipeline(Rows(actions=np.array([1]), actions_for_env=np.array([5])))
+    out = pipeline(c.Rows(actions=np.array([1]), actions_for_env=np.array([5])))
     assert out.actions_for_env.tolist() == [5]
     assert out.actions.tolist() == [1]
-    assert ActionPipeline()(Rows(actions=np.array([1]))).actions_for_env.tolist() == [1]
-    assert [type(piece) for piece in ActionPipeline.default()] == [
-        ToNumpy,
-        UnsquashActions,
-        ClipActions,
-        ReadOnlyActions,
+    assert c.ActionPipeline()(c.Rows(actions=np.array([1]))).actions_for_env.tolist() == [1]
+    assert [type(piece) for piece in c.ActionPipeline.default()] == [
+        c.ToNumpy,
+        c.UnsquashActions,
+        c.ClipActions,
+        c.ReadOnlyActions,
     ]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.connectors.action.epsilon_greedy import EpsilonGreedy
-from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
+from marlvec.errors import ContractError
 from tests.connectors.helpers.action_samples import bind, decisions
 from tests.connectors.helpers.samples import all_inside, discretes, multi_discretes
 
@@ -71,11 +71,7 @@ def test_an_action_is_the_policys_or_an_allowed_one(space: Any, seed: int, epsil
 
 def test_the_discrete_leaves_of_a_tree_are_drawn_and_the_others_stay() -> None:
     space = spaces.Dict({"arm": spaces.Box(0, 1, (2,)), "gear": GEAR, "head": spaces.Tuple([DIALS])})
-    actions = {
-        "arm": np.zeros((N, 2), np.float32),
-        "gear": np.zeros(N, int),
-        "head": (np.tile([1, 7], (N, 1)),),
-    }
+    actions = {"arm": np.zeros((N, 2), np.float32), "gear": np.zeros(N, int), "head": (np.tile([1, 7], (N, 1)),)}
     rows = decisions(actions, envs=N, action_mask=np.zeros((N, 3), bool))  # masks are of whole actions: not of this
     out = bind(EpsilonGreedy(1.0), space)(rows).actions_for_env
     assert out["arm"] is actions["arm"]
@@ -137,15 +133,3 @@ def test_masks_that_make_no_sense() -> None:
     mask[1] = False
     with pytest.raises(ContractError, match="the action mask of env 1, agent 0 allows nothing"):
         pipeline(decisions(np.array([0, 0]), envs=2, action_mask=mask))
-
-
-def test_refusals() -> None:
-    for epsilon in (1.5, -0.1, math.nan):
-        with pytest.raises(ArgumentError, match="epsilon must be a probability"):
-            EpsilonGreedy(epsilon)
-    with pytest.raises(ArgumentError, match="final must be a probability"):
-        EpsilonGreedy(0.5, final=2, decay_steps=1)
-    with pytest.raises(ArgumentError, match="give final and decay_steps, or neither"):
-        EpsilonGreedy(0.5, decay_steps=5)
-    with pytest.raises(UnsupportedSpaceError, match="needs a Discrete or MultiDiscrete.*GaussianNoise"):
-        bind(EpsilonGreedy(), spaces.Box(0, 1, (2,)))

@@ -14,7 +14,7 @@ from marlvec.connectors import ActionPipeline, UnsquashActions
 from marlvec.connectors.action.conversions import MapActions, PadActions
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from tests.connectors.helpers.action_samples import bind, decisions
-from tests.connectors.helpers.samples import Space, all_inside, any_spaces, batch, same_tree
+from tests.connectors.helpers.samples import all_inside, any_spaces, batch, same_tree
 
 ARM = spaces.Box(-2, 2, (2,))
 
@@ -98,23 +98,3 @@ def test_each_discrete_of_a_tree_is_widened_and_the_rest_stays(space: Any, seed:
 def test_what_is_not_of_the_policys_space_is_an_error(actions: Any) -> None:
     with pytest.raises(ContractError, match="expected (an action|actions) of Discrete"):
         bind(PadActions(7), spaces.Discrete(3, start=1))(decisions(np.array(actions)))
-
-
-@pytest.mark.parametrize(
-    ("piece", "space", "error", "message"),
-    [
-        (PadActions(2), spaces.Discrete(3), UnsupportedSpaceError, "fewer choices than the env's.*give it 3 at least"),
-        (PadActions(5, invalid=3), spaces.Discrete(3), ArgumentError, "invalid=3 must be an action of .*: 0 to 2"),
-        (PadActions(5, invalid=0), spaces.Discrete(3, start=1), ArgumentError, "invalid=0 must be an action"),
-        (PadActions(5), ARM, UnsupportedSpaceError, "make.*pad=True"),
-    ],
-)
-def test_spaces_it_cannot_widen(piece: PadActions, space: Space, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        bind(piece, space)
-
-
-@pytest.mark.parametrize("n", [0, -1, 2.5, True, None])
-def test_n_is_an_int_from_1_on(n: Any) -> None:
-    with pytest.raises(ArgumentError, match="n must be an int from 1 on"):
-        PadActions(n)

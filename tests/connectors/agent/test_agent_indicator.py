@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box
 
 from marlvec.connectors import AgentIndicator, AgentPipeline
-from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
+from marlvec.errors import ContractError
 from tests.connectors.helpers.samples import rows_of, vectors
 
 NAMES = ("wolf_0", "hare_0", "wolf_1")
@@ -41,29 +41,6 @@ def test_it_appends_who_the_agent_is(args: Any, kwargs: Any, codes: list[list[in
     assert pipeline.output_space_ == Box(
         np.array([2, 2] + [0] * width, dtype), np.array([9, 9] + [1] * width, dtype), dtype=dtype
     )
-
-
-@pytest.mark.parametrize("space", [Box(0, 1, (2, 2)), Box(0, 1, ()), Discrete(3)])
-def test_what_is_no_vector_is_refused_with_the_way_out(space: Any) -> None:
-    with pytest.raises(UnsupportedSpaceError, match="needs a vector: put FlattenObs before it"):
-        AgentPipeline([AgentIndicator(2)]).bind(space)
-
-
-def test_refusals() -> None:
-    with pytest.raises(ArgumentError, match="mode must be"):
-        AgentIndicator(mode="x")  # type: ignore[arg-type]  # a wrong value is the point
-    with pytest.raises(ArgumentError, match='only used with mode="type"'):
-        AgentIndicator(types=["a"])
-    for piece, text in (
-        (AgentIndicator(), "the agents are not known"),
-        (AgentIndicator(0), "the agents are not known"),
-        (AgentIndicator(2, mode="type"), "need agents by name"),
-        (AgentIndicator(2, mode="type", types={"a": "x"}), "need agents by name"),
-        (AgentIndicator(["a", "b"], mode="type", types={"a": "x"}), r"no type is given for the agents \['b'\]"),
-        (AgentIndicator(2, mode="type", types=["x"]), "1 types are given for 2 agents"),
-    ):
-        with pytest.raises(ArgumentError, match=text):
-            AgentPipeline([piece]).bind(vectors())
 
 
 def test_an_agent_beyond_the_last_is_an_error() -> None:

@@ -78,13 +78,3 @@ def test_a_vector_that_is_flat_already_is_not_copied() -> None:
 def test_a_category_that_is_not_there_is_an_error(space: Space, obs: Any) -> None:
     with pytest.raises(ContractError, match=r"the value is \d in row 1, outside of"):
         bound(space)(Rows(obs=obs))
-
-
-def test_refusals() -> None:
-    with pytest.raises(ArgumentError, match="not both"):
-        FlattenObs(keys=["a"], drop=["b"])
-    space = spaces.Dict({"a": spaces.Discrete(2), "ab": spaces.Tuple([spaces.Discrete(2)])})
-    for kwargs in ({"keys": ["b"]}, {"drop": ["ab/1"]}):
-        with pytest.raises(ArgumentError, match=r"no key '.*' in the space; its leaves are \['a', 'ab/0'\]"):
-            bound(space, **kwargs)
-    assert repr(FlattenObs(drop=["a"])) == "FlattenObs(drop=('a',))"

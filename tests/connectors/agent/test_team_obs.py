@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,25 +9,16 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.connectors import AgentIndicator, AgentPipeline, FlattenObs, Rows
-from marlvec.connectors.agent.context.death_mask import DeathMask
-from marlvec.connectors.agent.context.team_obs import TeamObs
-from marlvec.connectors.agent.shape.pad_obs import PadObs
-from marlvec.connectors.agent.values.map_obs import MapObs
-from marlvec.connectors.agent.values.per_agent import PerAgent
-from marlvec.errors import ArgumentError, ContractError, StateError, UnsupportedSpaceError
+from marlvec import connectors as c
+from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree
 from marlvec.trees import map_tree
+from tests.connectors.helpers import samples
 from tests.connectors.helpers.samples import Space, all_inside, any_spaces, batch, rows_of, same_tree, vectors
 
 NAMES = ("wolf_0", "wolf_1", "hare_0")
+bound = partial(samples.bound, agents=NAMES)
 EVERYONE = [(0, 0), (0, 1), (0, 2)]
-
-
-def bound(piece: Any, space: Space, agents: Any = NAMES) -> AgentPipeline:
-    pipeline = AgentPipeline([piece])
-    pipeline.bind(space, agents)
-    return pipeline
 
 
 class Team:
@@ -62,7 +54,7 @@ def test_each_sees_what_its_team_last_saw(space: Space, with_episodes: bool, dat
 
     With ``eps_id`` an episode may end unseen, without a reset: nothing of it is left in the next one.
     """
-    piece = TeamObs()
+    piece = c.TeamObs()
     pipeline, team = bound(piece, space), Team(space)
     tree, after = SpaceTree(space), SpaceTree(pipeline.output_space_)
     episode = np.zeros(3, np.int64)
@@ -95,60 +87,31 @@ def test_each_sees_what_its_team_last_saw(space: Space, with_episodes: bool, dat
             episode[data.draw(st.integers(0, 2))] += 1
 
 
-def test_a_game_of_turns_from_first_to_last() -> None:
-    pipeline = bound(TeamObs(), vectors(1))
-
-    def tick(pairs: Any, values: Any, last: bool = False, eps_id: int = 0) -> Any:
-        obs = np.array(values, np.float32).reshape(-1, 1)
-        flags = {"last": np.full(len(pairs), last), "eps_id": np.full(len(pairs), eps_id)}
-        out = pipeline(rows_of(pairs, obs, **flags)).obs
-        return out["team"][..., 0].tolist(), out["team_mask"].tolist()
-
-    assert tick([(0, 1)], [5]) == ([[0, 5, 0]], [[0, 1, 0]])
-    assert tick([(0, 0)], [6]) == ([[6, 5, 0]], [[1, 1, 0]])
-    assert tick([(1, 2)], [7]) == ([[0, 0, 7]], [[0, 0, 1]])
-    assert tick([(0, 1), (0, 0)], [8, 9], last=True) == ([[9, 8, 0]] * 2, [[1, 1, 0]] * 2)
-    assert tick([(0, 2)], [4]) == ([[0, 0, 4]], [[0, 0, 1]])
-    assert tick([(0, 0)], [3], eps_id=1) == ([[3, 0, 0]], [[1, 0, 0]])
-
-
 def test_a_function_makes_of_it_what_it_likes() -> None:
     """How far the others are: what RLlib's examples do for two agents by hand."""
 
-    def distances(team_obs_nA: Any, team_mask_nA: Any, rows: Rows) -> Any:
+    def distances(team_obs_nA: Any, team_mask_nA: Any, rows: c.Rows) -> Any:
         assert rows.keys() == {"env_id", "agent_index", "obs"}
         for array in (team_obs_nA, team_mask_nA, rows.obs):
             assert not array.flags.writeable
         far = np.linalg.norm(team_obs_nA - rows.obs[:, None], axis=-1)
         return np.where(team_mask_nA, far, 99)
 
-    pipeline = bound(TeamObs(distances, spaces.Box(0, 99, (3,))), vectors(2))
+    pipeline = bound(c.TeamObs(distances, spaces.Box(0, 99, (3,))), vectors(2))
     obs = np.array([[3, 4], [0, 0]], np.float32)
     out = pipeline(rows_of([(0, 2), (0, 0)], obs)).obs
     assert out.tolist() == [[5, 99, 0], [0, 99, 5]]
     assert out.dtype == np.float32
-    wrong = bound(TeamObs(lambda team, mask, rows: team, vectors(2)), vectors(2))
+    wrong = bound(c.TeamObs(lambda team, mask, rows: team, vectors(2)), vectors(2))
     with pytest.raises(ContractError, match=r"the function of TeamObs returned float32 of shape \(2, 3, 2\)"):
         wrong(rows_of([(0, 2), (0, 0)], obs))
 
 
-def test_it_flattens_to_the_joint_observation() -> None:
-    pipeline = AgentPipeline([TeamObs(), FlattenObs(drop=["own"])])
-    pipeline.bind(spaces.Discrete(2, start=1), NAMES)
-    out = pipeline(rows_of([(0, 0), (0, 2)], np.array([1, 2]))).obs
-    assert out.tolist() == [[1, 0, 1, 0, 0, 1, 1, 0, 1]] * 2
-
-
-def test_a_state_is_exact_and_loads_whole_or_not_at_all() -> None:
+def test_a_state_loads_whole_or_not_at_all() -> None:
     space = spaces.Dict({"x": vectors(2), "k": spaces.Discrete(3)})
-    one, two = bound(TeamObs(), space), bound(TeamObs(), space)
+    one, two = bound(c.TeamObs(), space), bound(c.TeamObs(), space)
     one(rows_of(EVERYONE, batch(space, 3, 1)))
     one(rows_of([(2, 1), (0, 1)], batch(space, 2, 2), last=np.array([False, True])))
-    two.load_state_dict(one.state_dict())
-    for seed in (3, 4):
-        again = rows_of([(0, 0), (2, 2), (1, 1)], batch(space, 3, seed))
-        same_tree(one(again), two(again))
-        same_tree(one.state_dict(), two.state_dict())
     before = two.state_dict()
     one(rows_of(EVERYONE, batch(space, 3, 5)))
     other = one["TeamObs"].state_dict()
@@ -162,27 +125,12 @@ def test_a_state_is_exact_and_loads_whole_or_not_at_all() -> None:
         same_tree(two.state_dict(), before)
 
 
-def test_refusals() -> None:
-    for arguments in ((len,), (None, vectors())):
-        with pytest.raises(ArgumentError, match="a function needs an output_space"):
-            TeamObs(*arguments)  # type: ignore[arg-type]  # a wrong value is the point
-    with pytest.raises(ArgumentError, match="TeamObs takes a function, got int"):
-        TeamObs(3, vectors())  # type: ignore[arg-type]  # a wrong value is the point
-    with pytest.raises(ArgumentError, match="the agents are not known"):
-        bound(TeamObs(), vectors(), ())
-    with pytest.raises(UnsupportedSpaceError, match="no fixed size"):
-        bound(TeamObs(), spaces.Text(3))
+def test_an_agent_beyond_the_last_is_an_error() -> None:
     with pytest.raises(ContractError, match="agent_index 3 in rows of 3 agents"):
-        bound(TeamObs(), vectors())(rows_of([(0, 3)], np.zeros((1, 3), np.float32)))
-    piece = TeamObs()
-    assert piece.state_dict() == {}
-    with pytest.raises(StateError, match="does not know its space"):
-        piece.load_state_dict({})
-    with pytest.raises(StateError, match="does not know its space"):
-        piece(rows_of([], np.zeros((0, 3))))
+        bound(c.TeamObs(), vectors())(rows_of([(0, 3)], np.zeros((1, 3), np.float32)))
 
 
-def joint(team_obs_nA: Any, team_mask_nA: Any, rows: Rows) -> Any:
+def joint(team_obs_nA: Any, team_mask_nA: Any, rows: c.Rows) -> Any:
     return np.concatenate([team_obs_nA.reshape(len(rows), -1), team_mask_nA], axis=1)
 
 
@@ -191,14 +139,14 @@ def joint(team_obs_nA: Any, team_mask_nA: Any, rows: Rows) -> Any:
 @given(mode=st.sampled_from(["one_hot", "type"]), data=st.data())
 def test_who_i_am_padding_death_functions_and_the_team_in_one_chain(mode: Any, data: st.DataObject) -> None:
     """Agents die at times of their own in 2 envs; each row against the same worked out by hand, one row at a time."""
-    pipeline = AgentPipeline(
+    pipeline = c.AgentPipeline(
         [
-            MapObs(lambda obs: obs * 2),
-            PerAgent(lambda obs, agent: -obs if agent == "hare_0" else obs),
-            DeathMask(append=True),
-            PadObs(4),
-            TeamObs(joint, spaces.Box(-np.inf, np.inf, (15,))),
-            AgentIndicator(mode=mode),
+            c.MapObs(lambda obs: obs * 2),
+            c.PerAgent(lambda obs, agent: -obs if agent == "hare_0" else obs),
+            c.DeathMask(append=True),
+            c.PadObs(4),
+            c.TeamObs(joint, spaces.Box(-np.inf, np.inf, (15,))),
+            c.AgentIndicator(mode=mode),
         ]
     )
     pipeline.bind(vectors(2, -9, 9), NAMES)

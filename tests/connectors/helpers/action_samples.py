@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box
 
 from marlvec.connectors import ActionPipeline, Rows
 from marlvec.connectors.connector import ActionConnector
-from tests.connectors.helpers.samples import Space, batch
+from marlvec.testing.connector_checks._support.story import SampledRows
+from tests.connectors.helpers.samples import Space
 
 AGENTS = ("wolf", "hare")
+OBS = Box(-1, 1, (2,))
 
 
 def bind(piece: ActionConnector, space: Space, *, training: bool = True) -> ActionPipeline:
@@ -37,45 +40,12 @@ def decisions(actions: Any, *, envs: int = 1, agents: int = 1, t: int = 0, eps: 
 
 
 def play(
-    space: Space, ticks: int, *, envs: int = 3, agents: int = 2, seed: int = 0, mask: int | None = None
+    space: Space, ticks: int, *, envs: int = 3, agents: int = 2, seed: int = 0, mask: Space | None = None
 ) -> list[Rows]:
-    """Ticks of an imagined rollout, whose actions are members of the space.
-
-    Episodes are of any length from 1, agents are absent now and then, and rows stand in any order.
-
-    Args:
-        space: Of the policy's actions.
-        ticks: How many.
-        envs: Number of envs.
-        agents: Number of agents.
-        seed: Equal seeds give equal rows.
-        mask: Length of action masks to give, which allow the first choice at least, and the last one; None: no masks.
-    """
-    rng = np.random.default_rng(seed)
-    n = envs * agents
-    env_id, agent_index = np.divmod(np.arange(n), agents)
-    t, eps = np.zeros(n, np.int64), np.arange(envs)
-    out = []
-    for tick in range(ticks):
-        ends = rng.random(envs) < 0.25
-        eps[ends] = eps.max() + 1 + np.arange(ends.sum())
-        t[ends[env_id]] = 0
-        columns: dict[str, Any] = {
-            "env_id": env_id,
-            "agent_index": agent_index,
-            "eps_id": eps[env_id],
-            "t": t.copy(),
-            "first": t == 0,
-            "obs": rng.normal(size=(n, 2)),
-            "actions": batch(space, n, seed * 1000 + tick),
-        }
-        if mask is not None:
-            columns["action_mask"] = rng.random((n, mask)) < 0.5
-            columns["action_mask"][:, [0, -1]] = True
-        here = rng.permutation(np.flatnonzero(rng.random(n) < 0.8))
-        out.append(Rows(columns).take(here))
-        t[here] += 1
-    return out
+    """Draw ticks of an imagined rollout, whose actions are members of ``space``, with action masks of ``mask``."""
+    story = SampledRows(OBS, space, OBS if mask is None else mask, {}, envs, agents, seed)
+    acting = [moment.take(~moment.rows.last) for moment in story.moments(ticks)]
+    return [moment.rows.replace(**moment.answer) for moment in acting]
 
 
 def send(pipeline: ActionPipeline, ticks: Sequence[Rows]) -> list[Rows]:

@@ -8,9 +8,7 @@ from typing import Any, Self
 import numpy as np
 from gymnasium.spaces import Space
 
-from marlvec.connectors import AgentTable, Connector, Rows
-from marlvec.connectors.connector import LearnerConnector
-from marlvec.connectors.registry import register_connector
+from marlvec import connectors as c
 from marlvec.errors import ArgumentError
 from tests.connectors.helpers.sound import Centre, Change, Later
 
@@ -18,7 +16,7 @@ from tests.connectors.helpers.sound import Centre, Change, Later
 
 
 class IgnoresFirst(Change):
-    def _turn(self, rows: Rows) -> Any:
+    def _turn(self, rows: c.Rows) -> Any:
         last = self._last.get(rows.env_id, rows.agent_index)
         self._last.set(rows.env_id, rows.agent_index, rows.obs)
         return last
@@ -56,7 +54,7 @@ class CountsResets(Change):
         super().__init__()
         self._resets = 0
 
-    def __call__(self, rows: Rows) -> Rows:
+    def __call__(self, rows: c.Rows) -> c.Rows:
         return rows.replace(obs=super().__call__(rows).obs + np.float32(self._resets))
 
     def reset(self, env_ids: Any = None) -> None:
@@ -82,7 +80,7 @@ class SharesInCopies(Change):
 
 class ForgetsAtSetup(Change):
     def setup(self, space: Space[Any]) -> None:
-        self._last = AgentTable((3,), np.float32)
+        self._last = c.AgentTable((3,), np.float32)
 
 
 class ForgetsWhenAsked(Change):
@@ -136,7 +134,7 @@ class StumblesOverAnything(Change):
 
 
 class LearnsInEval(Centre):
-    def __call__(self, rows: Rows) -> Rows:
+    def __call__(self, rows: c.Rows) -> c.Rows:
         self._learn(rows)
         return rows
 
@@ -154,7 +152,7 @@ class NeverSwitches(Change):
 class CountsCalls(Centre):
     """A mean of the calls' means."""
 
-    def _learn(self, rows: Rows) -> None:
+    def _learn(self, rows: c.Rows) -> None:
         if len(rows):
             self._parts[0] += [*rows.obs.mean(axis=0, dtype=np.float64), 1]
 
@@ -181,8 +179,8 @@ class MergesHistories(Change):
 class LosesWhatComesBetween(Centre):
     """What it learns between the two calls is gone: those of the base class."""
 
-    hand_over = Connector.hand_over
-    take_merged = Connector.take_merged
+    hand_over = c.Connector.hand_over
+    take_merged = c.Connector.take_merged
 
 
 class HandsOverAllAgain(Centre):
@@ -210,7 +208,7 @@ class HandsOverHistories(Change):
 # --- configs
 
 
-@register_connector
+@c.register_connector
 class ShrinksItsArgument(Change):
     """What it keeps under an argument's name is not what it was given."""
 
@@ -218,48 +216,48 @@ class ShrinksItsArgument(Change):
         super().__init__()
         self.factor = factor / 2
 
-    def __call__(self, rows: Rows) -> Rows:
+    def __call__(self, rows: c.Rows) -> c.Rows:
         return rows.replace(obs=super().__call__(rows).obs * np.float32(self.factor))
 
 
 # --- the learner side
 
 
-class LosesTransitions(LearnerConnector):
-    def __call__(self, rows: Rows) -> Rows:
+class LosesTransitions(c.LearnerConnector):
+    def __call__(self, rows: c.Rows) -> c.Rows:
         return rows.take(~rows.terminated)
 
 
-class TurnsTransitions(LearnerConnector):
-    def __call__(self, rows: Rows) -> Rows:
+class TurnsTransitions(c.LearnerConnector):
+    def __call__(self, rows: c.Rows) -> c.Rows:
         return rows.take(slice(None, None, -1))
 
 
-class WritesIntoRewards(LearnerConnector):
-    def __call__(self, rows: Rows) -> Rows:
+class WritesIntoRewards(c.LearnerConnector):
+    def __call__(self, rows: c.Rows) -> c.Rows:
         rows.rewards[:] = np.clip(rows.rewards, -0.1, 0.1)
         return rows
 
 
 class WantsTransitions(Later):
-    def _later(self, rows: Rows) -> Any:
+    def _later(self, rows: c.Rows) -> Any:
         return super()._later(rows) + (0.0 * rows.rewards[0])
 
 
 class MixesFragments(Later):
-    def _later(self, rows: Rows) -> Any:
+    def _later(self, rows: c.Rows) -> Any:
         return np.roll(rows.rewards, -1)
 
 
 class CentresRewards(Later):
-    def _later(self, rows: Rows) -> Any:
+    def _later(self, rows: c.Rows) -> Any:
         return rows.rewards - (rows.rewards.mean() if len(rows) else 0.0)
 
 
 class CountsFromTheFirst(Later):
     across_agents = True
 
-    def _later(self, rows: Rows) -> Any:
+    def _later(self, rows: c.Rows) -> Any:
         return np.arange(len(rows))
 
 
@@ -271,8 +269,8 @@ class CountsBatches(Later):
     def __init__(self) -> None:
         self._batches = 0
 
-    def see_batch(self, batch: Mapping[str, Rows]) -> None:
+    def see_batch(self, batch: Mapping[str, c.Rows]) -> None:
         self._batches += len(batch)
 
-    def _later(self, rows: Rows) -> Any:
+    def _later(self, rows: c.Rows) -> Any:
         return np.full(len(rows), self._batches)

@@ -16,35 +16,8 @@ import numpy as np
 from gymnasium.spaces import Box
 from hypothesis import strategies as st
 
-from marlvec.connectors import (
-    ActionConnector,
-    ActionPipeline,
-    AgentConnector,
-    AgentIndicator,
-    AgentPipeline,
-    AgentTable,
-    ClipReward,
-    FlattenObs,
-    FrameStack,
-    NormalizeObs,
-    Rows,
-    action_connector,
-    agent_connector,
-)
-from marlvec.connectors.action.held_actions import RepeatActions, StickyActions
-from marlvec.connectors.action.noise import GaussianNoise, OrnsteinUhlenbeckNoise
-from marlvec.connectors.agent.context.time_feature import TimeFeature
-from marlvec.connectors.agent.filtering.filter_rows import FilterRows
-from marlvec.connectors.agent.filtering.frame_skip import FrameSkip
-from marlvec.connectors.agent.images.max_obs import MaxObs
-from marlvec.connectors.agent.memory.delay_obs import DelayObs
-from marlvec.connectors.agent.memory.prev_actions import PrevActions
-from marlvec.connectors.agent.memory.prev_rewards import PrevRewards
-from marlvec.connectors.agent.memory.rnn_state import RnnState
-from marlvec.connectors.agent.memory.view import View
-from marlvec.connectors.agent.rewards.normalize_reward import NormalizeReward
+from marlvec import connectors as c
 from marlvec.connectors.connector import EnvIds, State
-from marlvec.connectors.registry import register_connector, register_function
 from marlvec.testing.connector_checks._support.story import Moment, SampledRows
 
 OBS = Box(-np.inf, np.inf, (3,), np.float32)
@@ -52,16 +25,16 @@ ACTION = Box(-1.0, 1.0, (2,), np.float32)
 AGENTS = ("wolf_0", "wolf_1", "hare")
 
 
-@register_connector(name="tests/LastObs")
-class LastObs(AgentConnector):
+@c.register_connector(name="tests/LastObs")
+class LastObs(c.AgentConnector):
     """A user's own: appends the agent's observation before, times a factor."""
 
     def __init__(self, factor: Any) -> None:
         self.factor = factor
-        self.table = AgentTable((1,), np.float32)
+        self.table = c.AgentTable((1,), np.float32)
         self.seen = 0
 
-    def __call__(self, rows: Rows) -> Rows:
+    def __call__(self, rows: c.Rows) -> c.Rows:
         before = np.where(rows.first[:, None], 0, self.table.get(rows.env_id, rows.agent_index))
         self.table.set(rows.env_id, rows.agent_index, rows.obs[:, :1])
         self.seen += len(rows)
@@ -81,75 +54,75 @@ class LastObs(AgentConnector):
         self.seen = state["seen"]
 
 
-@agent_connector
-@register_function(name="tests/halve")
-def halve(rows: Rows) -> Rows:
+@c.agent_connector
+@c.register_function(name="tests/halve")
+def halve(rows: c.Rows) -> c.Rows:
     return rows.replace(obs=rows.obs * np.float32(0.5))
 
 
-@action_connector
-@register_function(name="tests/turn")
-def turn(rows: Rows) -> Rows:
+@c.action_connector
+@c.register_function(name="tests/turn")
+def turn(rows: c.Rows) -> c.Rows:
     return rows.replace(actions_for_env=-rows.actions_for_env)
 
 
-@register_function(name="tests/keep")
-def keep(rows: Rows) -> Any:
+@c.register_function(name="tests/keep")
+def keep(rows: c.Rows) -> Any:
     return rows.first | rows.last | (rows.rewards > -0.5)
 
 
-def agent_pieces() -> st.SearchStrategy[AgentConnector]:
+def agent_pieces() -> st.SearchStrategy[c.AgentConnector]:
     """Pieces that go together in any order; nearly all of them remember something."""
     flag = st.booleans()
     return st.one_of(
-        st.builds(FrameStack, st.integers(1, 3), pad=st.sampled_from(["zero", "repeat"])),
-        st.builds(NormalizeObs, per_agent=flag, clip=st.sampled_from([None, 5.0])),
+        st.builds(c.FrameStack, st.integers(1, 3), pad=st.sampled_from(["zero", "repeat"])),
+        st.builds(c.NormalizeObs, per_agent=flag, clip=st.sampled_from([None, 5.0])),
         st.builds(LastObs, st.sampled_from([2, 0.5, np.float32(3), np.array([1.5])])),
-        st.builds(PrevActions, st.integers(1, 2), into_obs=flag),
-        st.builds(PrevRewards, st.integers(1, 2), into_obs=flag),
-        st.builds(NormalizeReward, per_agent=flag),
-        st.builds(DelayObs, st.integers(1, 3)),
-        st.builds(MaxObs, st.integers(1, 3)),
-        st.builds(FrameSkip, st.integers(1, 3)),
-        st.sampled_from(["-3:-1", -1, [-2, 0]]).map(lambda shift: View("past", "obs", shift)),
-        st.just(None).map(lambda _: View("odds", "logp", "-2:-1", fill=np.float32(0))),
-        st.just(None).map(lambda _: RnnState({"h": np.ones((2,), np.float32)})),
-        st.just(None).map(lambda _: FilterRows(keep)),
-        st.just(None).map(lambda _: TimeFeature(20)),
-        st.just(None).map(lambda _: AgentIndicator()),
-        st.just(None).map(lambda _: ClipReward(limit=0.7)),
-        st.just(None).map(lambda _: FlattenObs()),
+        st.builds(c.PrevActions, st.integers(1, 2), into_obs=flag),
+        st.builds(c.PrevRewards, st.integers(1, 2), into_obs=flag),
+        st.builds(c.NormalizeReward, per_agent=flag),
+        st.builds(c.DelayObs, st.integers(1, 3)),
+        st.builds(c.MaxObs, st.integers(1, 3)),
+        st.builds(c.FrameSkip, st.integers(1, 3)),
+        st.sampled_from(["-3:-1", -1, [-2, 0]]).map(lambda shift: c.View("past", "obs", shift)),
+        st.just(None).map(lambda _: c.View("odds", "logp", "-2:-1", fill=np.float32(0))),
+        st.just(None).map(lambda _: c.RnnState({"h": np.ones((2,), np.float32)})),
+        st.just(None).map(lambda _: c.FilterRows(keep)),
+        st.just(None).map(lambda _: c.TimeFeature(20)),
+        st.just(None).map(lambda _: c.AgentIndicator()),
+        st.just(None).map(lambda _: c.ClipReward(limit=0.7)),
+        st.just(None).map(lambda _: c.FlattenObs()),
         st.just(None).map(lambda _: halve),
     )
 
 
 @st.composite
-def agent_pipelines(draw: st.DrawFn) -> AgentPipeline:
+def agent_pipelines(draw: st.DrawFn) -> c.AgentPipeline:
     """A chain, bound to the story's spaces, whose last pieces stand in a chain of their own."""
     pieces = draw(st.lists(agent_pieces(), min_size=1, max_size=5, unique_by=_column))
     at = draw(st.integers(0, len(pieces)))
-    pipeline = AgentPipeline([*pieces[:at], AgentPipeline(pieces[at:])])
+    pipeline = c.AgentPipeline([*pieces[:at], c.AgentPipeline(pieces[at:])])
     pipeline.bind(OBS, AGENTS, ACTION)
     return pipeline
 
 
-def _column(piece: AgentConnector) -> Any:
+def _column(piece: c.AgentConnector) -> Any:
     """The column it adds, which no other may add."""
-    return type(piece) if isinstance(piece, (PrevActions, PrevRewards)) else getattr(piece, "column", id(piece))
+    return type(piece) if isinstance(piece, (c.PrevActions, c.PrevRewards)) else getattr(piece, "column", id(piece))
 
 
-def action_pipelines() -> st.SearchStrategy[ActionPipeline]:
-    pieces: st.SearchStrategy[ActionConnector] = st.one_of(
-        st.builds(StickyActions, st.sampled_from([0.3, 0.8])),
-        st.builds(RepeatActions, st.integers(1, 3)),
-        st.builds(GaussianNoise, st.just(0.3), final=st.just(0.1), decay_steps=st.just(7)),
-        st.just(None).map(lambda _: OrnsteinUhlenbeckNoise()),
+def action_pipelines() -> st.SearchStrategy[c.ActionPipeline]:
+    pieces: st.SearchStrategy[c.ActionConnector] = st.one_of(
+        st.builds(c.StickyActions, st.sampled_from([0.3, 0.8])),
+        st.builds(c.RepeatActions, st.integers(1, 3)),
+        st.builds(c.GaussianNoise, st.just(0.3), final=st.just(0.1), decay_steps=st.just(7)),
+        st.just(None).map(lambda _: c.OrnsteinUhlenbeckNoise()),
         st.just(None).map(lambda _: turn),
     )
-    return st.lists(pieces, min_size=1, max_size=4).map(ActionPipeline).map(_bound)
+    return st.lists(pieces, min_size=1, max_size=4).map(c.ActionPipeline).map(_bound)
 
 
-def _bound(pipeline: ActionPipeline) -> ActionPipeline:
+def _bound(pipeline: c.ActionPipeline) -> c.ActionPipeline:
     pipeline.bind(ACTION, AGENTS)
     return pipeline
 
@@ -159,11 +132,11 @@ def story(seed: int, count: int) -> list[Moment]:
     return SampledRows(OBS, ACTION, ACTION, columns, 3, len(AGENTS), seed).moments(count)
 
 
-def live(pipeline: AgentPipeline | ActionPipeline, moments: Sequence[Moment]) -> list[dict[str, Any]]:
+def live(pipeline: c.AgentPipeline | c.ActionPipeline, moments: Sequence[Moment]) -> list[dict[str, Any]]:
     """Play the moments to a pipeline as a collector would; all columns that came out, moment by moment."""
     outs = []
     for moment in moments:
-        if isinstance(pipeline, ActionPipeline):
+        if isinstance(pipeline, c.ActionPipeline):
             acting = ~moment.rows.last
             outs.append(pipeline(moment.rows.replace(**moment.answer).take(acting)))
         else:
@@ -178,17 +151,25 @@ def live(pipeline: AgentPipeline | ActionPipeline, moments: Sequence[Moment]) ->
     return outs
 
 
-def _keys(rows: Rows) -> list[tuple[int, int]]:
+def _keys(rows: c.Rows) -> list[tuple[int, int]]:
     return list(zip(rows.env_id.tolist(), rows.agent_index.tolist(), strict=True))
 
 
-def whole() -> AgentPipeline:
+def whole() -> c.AgentPipeline:
     """Pieces of every kind: nested, named, a user's own, and of functions."""
-    inner = AgentPipeline([NormalizeObs(clip=None, per_agent=True), NormalizeObs()])
+    inner = c.AgentPipeline([c.NormalizeObs(clip=None, per_agent=True), c.NormalizeObs()])
     inner.name = "norm"
-    view = View("past", "obs", "-3:-1")
-    pieces = [LastObs(np.float32(1.5)), halve, inner, FrameStack(3), PrevActions(into_obs=True), view, FilterRows(keep)]
-    pipeline = AgentPipeline(pieces)
+    view = c.View("past", "obs", "-3:-1")
+    pieces = [
+        LastObs(np.float32(1.5)),
+        halve,
+        inner,
+        c.FrameStack(3),
+        c.PrevActions(into_obs=True),
+        view,
+        c.FilterRows(keep),
+    ]
+    pipeline = c.AgentPipeline(pieces)
     inner.remove(0)
     pipeline.bind(OBS, AGENTS, ACTION)
     inner[0].eval()
@@ -206,7 +187,7 @@ def main(way: str, file: str, out: str = "") -> None:
         live(pipeline, moments[:HALF])
         pipeline.save(file)
         os.kill(os.getpid(), signal.SIGKILL)
-    pipeline = AgentPipeline.load(file)
+    pipeline = c.AgentPipeline.load(file)
     columns = live(pipeline, moments[HALF:])
     np.savez(out, **{f"{i}/{name}": value for i, row in enumerate(columns) for name, value in row.items()})
     pipeline.save(file)

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from marlvec.connectors import Rows
+from marlvec.connectors import AgentConnector, AgentPipeline, Rows
 from marlvec.trees import zip_trees
 
 Space = spaces.Space[Any]
@@ -87,6 +87,20 @@ def unbatch(space: Space, tree: Any, i: int) -> Any:
 
 def all_inside(space: Space, tree: Any, n: int) -> bool:
     return all(space.contains(unbatch(space, tree, i)) for i in range(n))
+
+
+def bound(
+    piece: AgentConnector, space: Space, agents: Sequence[str] = (), action_space: Space | None = None
+) -> AgentPipeline:
+    """The piece in a pipeline that knows its spaces."""
+    pipeline = AgentPipeline([piece])
+    pipeline.bind(space, agents, action_space)
+    return pipeline
+
+
+def through(piece: AgentConnector, space: Space, obs: Any) -> Any:
+    """What becomes of observations of this space."""
+    return bound(piece, space)(Rows(obs=obs)).obs
 
 
 def vectors(d: int = 3, low: float = -np.inf, high: float = np.inf, dtype: Any = np.float32) -> spaces.Box:

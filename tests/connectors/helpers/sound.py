@@ -8,25 +8,23 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Space
 
-from marlvec.connectors import ActionConnector, AgentConnector, AgentTable, Rows
-from marlvec.connectors._support.row_random import RowRandom
-from marlvec.connectors.connector import LearnerConnector
+from marlvec import connectors as c
 from marlvec.errors import ArgumentError
 
 VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
 UNIT = Box(-1.0, 1.0, (3,), np.float32)
 
 
-class Change(AgentConnector):
+class Change(c.AgentConnector):
     """Sound: puts an observation's change since the agent's last one in its place."""
 
     def __init__(self) -> None:
-        self._last = AgentTable((3,), np.float32)
+        self._last = c.AgentTable((3,), np.float32)
 
-    def __call__(self, rows: Rows) -> Rows:
+    def __call__(self, rows: c.Rows) -> c.Rows:
         return rows.replace(obs=rows.obs - self._turn(rows))
 
-    def _turn(self, rows: Rows) -> Any:
+    def _turn(self, rows: c.Rows) -> Any:
         last = self._last.get(rows.env_id, rows.agent_index)
         last[rows.first] = 0
         self._last.set(rows.env_id, rows.agent_index, rows.obs)
@@ -44,7 +42,7 @@ class Change(AgentConnector):
         self._last.load_state_dict(state)
 
 
-class Centre(AgentConnector):
+class Centre(c.AgentConnector):
     """Sound: subtracts the mean of all observations that it saw in training.
 
     Its parts are sums and a count: learnt since the last `hand_over`, handed over, and merged.
@@ -53,14 +51,14 @@ class Centre(AgentConnector):
     def __init__(self) -> None:
         self._parts = np.zeros((3, 4))
 
-    def __call__(self, rows: Rows) -> Rows:
+    def __call__(self, rows: c.Rows) -> c.Rows:
         if self.training:
             self._learn(rows)
         total = self._parts.sum(axis=0)
         mean = total[:3] / max(total[3], 1)
         return rows.replace(obs=(rows.obs - mean).astype(np.float32))
 
-    def _learn(self, rows: Rows) -> None:
+    def _learn(self, rows: c.Rows) -> None:
         self._parts[0] += [*rows.obs.sum(axis=0, dtype=np.float64), len(rows)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -85,31 +83,31 @@ class Centre(AgentConnector):
             self._parts[1:] = [np.zeros(4), state["sum"].sum(axis=0)]
 
 
-class Team(AgentConnector):
+class Team(c.AgentConnector):
     """Sound: subtracts the mean over the agents of the env that are in the call."""
 
     across_agents = True
 
-    def __call__(self, rows: Rows) -> Rows:
+    def __call__(self, rows: c.Rows) -> c.Rows:
         same = rows.env_id[:, None] == rows.env_id
         mean = np.stack([rows.obs[mates].mean(axis=0) for mates in same]) if len(rows) else rows.obs
         return rows.replace(obs=(rows.obs - mean).astype(np.float32))
 
 
-class Noise(AgentConnector):
+class Noise(c.AgentConnector):
     """Sound: noise that belongs to its row."""
 
     def __init__(self) -> None:
-        self._random = RowRandom(0, "noise")
+        self._random = c.RowRandom(0, "noise")
 
-    def __call__(self, rows: Rows) -> Rows:
+    def __call__(self, rows: c.Rows) -> c.Rows:
         return rows.replace(obs=(rows.obs + self._random.normal(rows, 3)).astype(np.float32))
 
 
-class Halve(ActionConnector):
+class Halve(c.ActionConnector):
     """Sound: halves actions; the policy's space is twice the env's."""
 
-    def __call__(self, rows: Rows) -> Rows:
+    def __call__(self, rows: c.Rows) -> c.Rows:
         return rows.replace(actions_for_env=rows.actions_for_env / np.float32(2))
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
@@ -117,22 +115,22 @@ class Halve(ActionConnector):
         return Box(space.low * 2, space.high * 2, dtype=np.float32)
 
 
-class Awake(AgentConnector):
+class Awake(c.AgentConnector):
     """Sound: removes the rows of agents whose first number is below 0; they do nothing."""
 
     changes_length = True
     noop = 0
 
-    def __call__(self, rows: Rows) -> Rows:
+    def __call__(self, rows: c.Rows) -> c.Rows:
         return rows.take((rows.obs[:, 0] >= 0) | rows.last)
 
 
-class Later(LearnerConnector):
+class Later(c.LearnerConnector):
     """Sound: adds the reward of a fragment's next row."""
 
-    def __call__(self, rows: Rows) -> Rows:
+    def __call__(self, rows: c.Rows) -> c.Rows:
         return rows.replace(later=self._later(rows))
 
-    def _later(self, rows: Rows) -> Any:
+    def _later(self, rows: c.Rows) -> Any:
         goes_on = rows.unroll_id[1:] == rows.unroll_id[:-1]
         return np.append(np.where(goes_on, rows.rewards[1:], 0.0), np.zeros(min(1, len(rows))))

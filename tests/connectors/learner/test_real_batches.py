@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 import marlvec
-from marlvec.connectors.learner.advantages import GeneralAdvantageEstimation
-from marlvec.connectors.learner.neighbours import AddLastObs
-from marlvec.connectors.learner.pipeline import LearnerPipeline
-from marlvec.connectors.learner.returns import NStep, ReturnsToGo
-from marlvec.connectors.learner.sequences import PadSequences, UnpadSequences
-from marlvec.connectors.learner.standardize import Standardize
-from marlvec.connectors.rows import Rows
+from marlvec import connectors as c
 from tests.connectors.helpers.samples import same_tree
 
 GAMMA, LAMBDA = 0.97, 0.9
@@ -28,24 +22,24 @@ class Linear(marlvec.Policy):
     def reseed(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
 
-    def values(self, rows: Rows) -> Any:
+    def values(self, rows: c.Rows) -> Any:
         """(n,) values of rows; also the value function of the learner side."""
         obs = rows["obs"].astype(np.float64)
         return obs @ np.linspace(1.0, 2.0, obs.shape[1])
 
-    def act(self, rows: Rows, *, explore: bool = True) -> Any:
+    def act(self, rows: c.Rows, *, explore: bool = True) -> Any:
         assert self.action_space is not None
         actions = self.rng.integers(0, self.action_space.n, len(rows))  # type: ignore[attr-defined]  # a Discrete
         return actions, {"values": self.values(rows)}
 
 
-def gather(env_id: str, num_envs: int = 3, calls: int = 3) -> tuple[Linear, list[Rows]]:
+def gather(env_id: str, num_envs: int = 3, calls: int = 3) -> tuple[Linear, list[c.Rows]]:
     """Rows of some batches, cut wherever the steps ran out."""
     policy = Linear()
     with marlvec.make(env_id, num_envs=num_envs, backend="sync", max_episode_steps=ENVS[env_id]) as envs:
         collector = marlvec.Collector(envs, {"main": policy}, "main", seed=3)
         batches = [collector.collect(env_steps=23 * num_envs)["main"] for _ in range(calls)]
-    return policy, [Rows(batch) for batch in batches]
+    return policy, [c.Rows(batch) for batch in batches]
 
 
 def v(obs: Any) -> float:
@@ -53,7 +47,7 @@ def v(obs: Any) -> float:
     return float(np.dot(obs.astype(np.float64), np.linspace(1.0, 2.0, len(obs))))
 
 
-def reference(rows: Rows) -> list[float]:
+def reference(rows: c.Rows) -> list[float]:
     """Advantages row by row, from the end of the batch; whether a row is its fragment's last is read off its ids."""
     advantages = [0.0] * len(rows)
     for i in reversed(range(len(rows))):
@@ -72,7 +66,7 @@ def test_the_final_observation_is_what_a_truncated_row_bootstraps_from(env_id: s
     policy, batches = gather(env_id)
     kinds = set()
     for rows, following in zip(batches, [*batches[1:], None], strict=True):
-        out = LearnerPipeline([GeneralAdvantageEstimation(GAMMA, LAMBDA, policy.values)])(rows)
+        out = c.LearnerPipeline([c.GeneralAdvantageEstimation(GAMMA, LAMBDA, policy.values)])(rows)
         np.testing.assert_allclose(out["advantages"], reference(rows), rtol=1e-6, atol=1e-6)
 
         ends = np.flatnonzero(np.append(rows["unroll_id"][1:] != rows["unroll_id"][:-1], True))
@@ -106,9 +100,9 @@ def test_where_a_batch_is_cut_changes_no_return(env_id: str) -> None:
         true = policy.values(rows)
         after = policy.values(rows.replace(obs=rows["next_obs"])) * ~rows["terminated"]
         paid = rows.replace(rewards=true - GAMMA * after)
-        out = ReturnsToGo(GAMMA, policy.values)(paid)
+        out = c.ReturnsToGo(GAMMA, policy.values)(paid)
         np.testing.assert_allclose(out["returns_to_go"], true, rtol=1e-5, atol=1e-5)
-        steps = NStep(4, GAMMA)(paid)
+        steps = c.NStep(4, GAMMA)(paid)
         targets = steps["rewards"] + steps["discounts"] * policy.values(steps.replace(obs=steps["next_obs"]))
         np.testing.assert_allclose(targets, true, rtol=1e-5, atol=1e-5)
 
@@ -119,14 +113,14 @@ def test_one_pass_over_all_sequences_values_everything(env_id: str) -> None:
     """The chain of a policy that remembers: values of all rows at once, phantom ones included, in sequences."""
     policy, batches = gather(env_id)
     rows = batches[0]
-    sequences = LearnerPipeline([AddLastObs(), PadSequences(8)])(rows.drop("values"))
+    sequences = c.LearnerPipeline([c.AddLastObs(), c.PadSequences(8)])(rows.drop("values"))
     b, t = sequences["loss_mask"].shape
-    flat = policy.values(Rows(obs=sequences["obs"].reshape(b * t, -1)))
-    learner = LearnerPipeline([UnpadSequences(), GeneralAdvantageEstimation(GAMMA, LAMBDA)])
+    flat = policy.values(c.Rows(obs=sequences["obs"].reshape(b * t, -1)))
+    learner = c.LearnerPipeline([c.UnpadSequences(), c.GeneralAdvantageEstimation(GAMMA, LAMBDA)])
     out = learner(sequences.replace(values=flat.reshape(b, t)))
-    want = GeneralAdvantageEstimation(GAMMA, LAMBDA, policy.values)(rows)
+    want = c.GeneralAdvantageEstimation(GAMMA, LAMBDA, policy.values)(rows)
     true = out.take(~out["phantom"]).drop("phantom", "loss_mask")
     np.testing.assert_allclose(true["advantages"], want["advantages"], rtol=1e-6, atol=1e-6)
     same_tree({name: true[name] for name in ("obs", "actions", "t")}, {n: rows[n] for n in ("obs", "actions", "t")})
-    standard = Standardize()(out)
+    standard = c.Standardize()(out)
     assert standard["advantages"][~out["phantom"]].std() == pytest.approx(1, rel=1e-4)

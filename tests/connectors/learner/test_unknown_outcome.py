@@ -9,21 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.connectors import (
-    AddLastObs,
-    GeneralAdvantageEstimation,
-    NStep,
-    PadSequences,
-    ReturnsToGo,
-    Rows,
-    Standardize,
-    VTrace,
-)
+from marlvec import connectors as c
 
 pytestmark = pytest.mark.checklist(109)
 
 
-def batch(lengths: list[int], ends: list[str], seed: int = 0) -> Rows:
+def batch(lengths: list[int], ends: list[str], seed: int = 0) -> c.Rows:
     """One fragment each; "lost" is truncated without a final observation, "dead" terminated without one."""
     rng = np.random.default_rng(seed)
     n = sum(lengths)
@@ -34,7 +25,7 @@ def batch(lengths: list[int], ends: list[str], seed: int = 0) -> Rows:
         flags["truncated"][row] = end in ("lost", "truncated")
         flags["next_obs_missing"][row] = end in ("lost", "dead")
     obs = rng.normal(size=(n, 2))
-    return Rows(
+    return c.Rows(
         obs=obs,
         next_obs=rng.normal(size=(n, 2)),
         rewards=rng.normal(size=n),
@@ -51,7 +42,7 @@ ENDS = st.sampled_from(["terminated", "dead", "truncated", "lost", "cut"])
 SHAPES = st.lists(st.tuples(st.integers(1, 6), ENDS), min_size=1, max_size=6)
 
 
-def shortened(rows: Rows) -> tuple[Rows, Any]:
+def shortened(rows: c.Rows) -> tuple[c.Rows, Any]:
     """The rows without those whose outcome nobody knows, with the values of their obs beside; and which these are."""
     lost = np.asarray(rows["truncated"] & rows["next_obs_missing"])
     next_values = np.full(len(rows), np.nan)
@@ -60,7 +51,7 @@ def shortened(rows: Rows) -> tuple[Rows, Any]:
     return rows.replace(next_values=next_values).take(~lost), ~lost
 
 
-def value_function(rows: Rows) -> Any:
+def value_function(rows: c.Rows) -> Any:
     return rows["obs"].sum(axis=1)
 
 
@@ -71,9 +62,9 @@ def test_the_rows_before_come_out_as_if_the_fragment_had_been_cut_there(
     rows = batch([length for length, _ in shape], [end for _, end in shape], seed)
     rest, kept = shortened(rows)
     for connector, columns in (
-        (GeneralAdvantageEstimation(0.9, 0.7, value_function), ["advantages", "value_targets"]),
-        (VTrace(0.9, value_function=value_function), ["vs", "pg_advantages"]),
-        (ReturnsToGo(0.9, bootstrap=value_function), ["returns_to_go"]),
+        (c.GeneralAdvantageEstimation(0.9, 0.7, value_function), ["advantages", "value_targets"]),
+        (c.VTrace(0.9, value_function=value_function), ["vs", "pg_advantages"]),
+        (c.ReturnsToGo(0.9, bootstrap=value_function), ["returns_to_go"]),
     ):
         out = connector(rows)
         if kept.any():
@@ -90,9 +81,9 @@ def test_the_rows_before_come_out_as_if_the_fragment_had_been_cut_there(
 def test_n_steps_do_not_reach_across(shape: list[tuple[int, str]], n: int) -> None:
     rows = batch([length for length, _ in shape], [end for _, end in shape])
     rest, kept = shortened(rows)
-    out = NStep(n, 0.9)(rows)
+    out = c.NStep(n, 0.9)(rows)
     if kept.any():
-        expected = NStep(n, 0.9)(rest.drop("next_values"))
+        expected = c.NStep(n, 0.9)(rest.drop("next_values"))
         for name in ("rewards", "next_obs", "terminated", "truncated", "next_obs_missing", "discounts"):
             np.testing.assert_array_equal(out[name][kept], expected[name], err_msg=name)
     np.testing.assert_array_equal(out["discounts"][~kept], 0)
@@ -105,36 +96,36 @@ def test_n_steps_do_not_reach_across(shape: list[tuple[int, str]], n: int) -> No
 def test_nobody_is_asked_what_they_are_worth() -> None:
     asked: list[int] = []
 
-    def counting(rows: Rows) -> Any:
+    def counting(rows: c.Rows) -> Any:
         asked.append(len(rows))
         return np.zeros(len(rows))
 
     rows = batch([3, 2, 1, 4], ["lost", "dead", "lost", "terminated"])
-    GeneralAdvantageEstimation(value_function=counting)(rows)
+    c.GeneralAdvantageEstimation(value_function=counting)(rows)
     assert not asked
-    GeneralAdvantageEstimation(value_function=counting)(batch([3, 2], ["lost", "truncated"]))
+    c.GeneralAdvantageEstimation(value_function=counting)(batch([3, 2], ["lost", "truncated"]))
     assert asked == [1]
-    GeneralAdvantageEstimation()(rows)  # nor is a function needed
+    c.GeneralAdvantageEstimation()(rows)  # nor is a function needed
 
 
 def test_a_phantom_row_changes_nothing() -> None:
     rows = batch([3, 2, 1], ["lost", "truncated", "lost"])
-    plain = GeneralAdvantageEstimation(value_function=value_function)(rows)
-    spread = AddLastObs()(rows)
+    plain = c.GeneralAdvantageEstimation(value_function=value_function)(rows)
+    spread = c.AddLastObs()(rows)
     values = np.where(spread["phantom"], spread["obs"].sum(axis=1), spread["values"])
-    again = GeneralAdvantageEstimation()(spread.replace(values=values))
+    again = c.GeneralAdvantageEstimation()(spread.replace(values=values))
     np.testing.assert_array_equal(again["advantages"][~spread["phantom"]], plain["advantages"])
 
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_their_0_is_no_part_of_the_mean(padded: bool) -> None:
-    rows = GeneralAdvantageEstimation(value_function=value_function)(batch([3, 2, 4], ["lost", "truncated", "lost"]))
+    rows = c.GeneralAdvantageEstimation(value_function=value_function)(batch([3, 2, 4], ["lost", "truncated", "lost"]))
     known = ~(rows["truncated"] & rows["next_obs_missing"])
     if padded:
-        rows = PadSequences(4)(rows)
-        out = Standardize()(rows)["advantages"][rows["loss_mask"]]
+        rows = c.PadSequences(4)(rows)
+        out = c.Standardize()(rows)["advantages"][rows["loss_mask"]]
     else:
-        out = Standardize()(rows)["advantages"]
+        out = c.Standardize()(rows)["advantages"]
     assert out[known].mean() == pytest.approx(0, abs=1e-6)
     assert out[known].std() == pytest.approx(1, rel=1e-5)
     assert (out[~known] == 0).all()

@@ -6,35 +6,22 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete, Space
+from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.connectors import (
-    ActionPipeline,
-    AgentConnector,
-    AgentIndicator,
-    AgentPipeline,
-    ClipReward,
-    Connector,
-    FlattenObs,
-    FrameStack,
-    NormalizeObs,
-    Rows,
-    ToNumpy,
-    agent_connector,
-)
+from marlvec import connectors as c
 from marlvec.errors import ArgumentError, ContractError, StateError, UnsupportedSpaceError
 from tests.connectors.helpers.samples import pairs_of, rows_of, same_tree, vectors
 
 
-class Trace(AgentConnector):
+class Trace(c.AgentConnector):
     """Writes its letter into the observation, so that order and number of calls show."""
 
     def __init__(self, letter: str = "?") -> None:
         self.letter = letter
 
-    def __call__(self, rows: Rows) -> Rows:
+    def __call__(self, rows: c.Rows) -> c.Rows:
         return rows.replace(obs=np.char.add(rows.obs, self.letter))
 
 
@@ -54,8 +41,8 @@ KINDS = (TraceA, TraceB, TraceC)
 WAYS = ("append", "prepend", "insert_before", "insert_after", "replace", "remove")
 
 
-def run(pipeline: AgentPipeline) -> str:
-    return str(pipeline(Rows(obs=np.array([""], "U64"))).obs[0])
+def run(pipeline: c.AgentPipeline) -> str:
+    return str(pipeline(c.Rows(obs=np.array([""], "U64"))).obs[0])
 
 
 @pytest.mark.slow("draws many batches")
@@ -64,7 +51,7 @@ def run(pipeline: AgentPipeline) -> str:
 @given(data=st.data())
 def test_a_pipeline_is_edited_like_a_list(data: st.DataObject) -> None:
     """Any edits, with any kind of target, against a plain list of (name, piece); names are unique; misses raise."""
-    pipeline = AgentPipeline()
+    pipeline = c.AgentPipeline()
     pipeline.bind(vectors())
     model: list[tuple[str, Trace]] = []
     for count in range(data.draw(st.integers(0, 12))):
@@ -109,7 +96,7 @@ def _draw_target(data: st.DataObject, model: list[tuple[str, Trace]]) -> tuple[A
         name = data.draw(st.sampled_from([*(name for name, _ in model), "TraceB", "Nobody"]))
         return name, next((i for i, pair in enumerate(model) if pair[0] == name), None)
     if kind == "type":
-        cls = data.draw(st.sampled_from([*KINDS, FlattenObs]))
+        cls = data.draw(st.sampled_from([*KINDS, c.FlattenObs]))
         found = [i for i, (_, piece) in enumerate(model) if isinstance(piece, cls)]
         return cls, found[0] if len(found) == 1 else None
     piece = data.draw(st.sampled_from([*(piece for _, piece in model), TraceA("x")]))
@@ -124,7 +111,7 @@ def _free_name(wanted: str, taken: list[str]) -> str:
     return next(name for name in [wanted, *(f"{wanted}_{i}" for i in range(2, 99))] if name not in taken)
 
 
-def _equal(pipeline: AgentPipeline, model: list[tuple[str, Trace]]) -> None:
+def _equal(pipeline: c.AgentPipeline, model: list[tuple[str, Trace]]) -> None:
     assert list(pipeline.names) == [name for name, _ in model]
     assert len(set(pipeline.names)) == len(pipeline) == len(model)
     assert list(pipeline) == [piece for _, piece in model]
@@ -137,77 +124,77 @@ def _equal(pipeline: AgentPipeline, model: list[tuple[str, Trace]]) -> None:
         if sum(type(other) is type(piece) for _, other in model) == 1:
             assert pipeline[type(piece)] is piece
     assert "Nobody" not in pipeline
-    assert FlattenObs not in pipeline
+    assert c.FlattenObs not in pipeline
 
 
 def test_names_of_two_pieces_of_one_class_and_chosen_names() -> None:
-    first = NormalizeObs()
-    pipeline = AgentPipeline([first, NormalizeObs()])
-    named = NormalizeObs()
+    first = c.NormalizeObs()
+    pipeline = c.AgentPipeline([first, c.NormalizeObs()])
+    named = c.NormalizeObs()
     named.name = "mine"
     pipeline.append(named)
     assert pipeline.names == ("NormalizeObs", "NormalizeObs_2", "mine")
     pipeline.remove(first)
     assert list(pipeline.names) == ["NormalizeObs_2", "mine"]
     with pytest.raises(ArgumentError, match=r"\['NormalizeObs_2', 'mine'\] are all NormalizeObs"):
-        pipeline[NormalizeObs]
+        pipeline[c.NormalizeObs]
     with pytest.raises(KeyError, match=r"no connector 'NormalizeObs' in AgentPipeline; .*NormalizeObs_2"):
-        pipeline.insert_before("NormalizeObs", FlattenObs())
+        pipeline.insert_before("NormalizeObs", c.FlattenObs())
 
 
 @pytest.mark.parametrize(
     ("piece", "text"),
     [
-        (ToNumpy(), r"takes AgentConnectors, got ToNumpy\(\)$"),
-        (FlattenObs, "give an instance, not the class"),
+        (c.ToNumpy(), r"takes AgentConnectors, got ToNumpy\(\)$"),
+        (c.FlattenObs, "give an instance, not the class"),
         (lambda rows: rows, "decorate the function with @agent_connector"),
         (None, "takes AgentConnectors, got None$"),
     ],
 )
 def test_a_piece_of_the_wrong_kind(piece: Any, text: str) -> None:
     with pytest.raises(ArgumentError, match=text):
-        AgentPipeline([piece])
+        c.AgentPipeline([piece])
     with pytest.raises(ArgumentError, match="takes ActionConnectors"):
-        ActionPipeline([FlattenObs()])  # type: ignore[list-item]  # the wrong side is the point
+        c.ActionPipeline([c.FlattenObs()])  # type: ignore[list-item]  # the wrong side is the point
 
 
 def test_no_piece_sees_a_row_twice() -> None:
-    piece = NormalizeObs()
-    inner = AgentPipeline([piece])
-    outer = AgentPipeline([inner])
+    piece = c.NormalizeObs()
+    inner = c.AgentPipeline([piece])
+    outer = c.AgentPipeline([inner])
     for again in (piece, inner, outer):
         with pytest.raises(ArgumentError, match="already"):
             outer.append(again)
     with pytest.raises(ArgumentError, match="already"):
         inner.append(outer)
     with pytest.raises(ArgumentError, match="already"):
-        AgentPipeline([piece, piece])
+        c.AgentPipeline([piece, piece])
     with pytest.raises(ArgumentError, match="part of a pipeline"):
-        AgentPipeline([inner])
-    other = AgentPipeline([FlattenObs()])
+        c.AgentPipeline([inner])
+    other = c.AgentPipeline([c.FlattenObs()])
     with pytest.raises(ArgumentError, match="takes AgentConnectors"):
-        AgentPipeline([other, None])  # type: ignore[list-item]  # fails after the first piece came in
+        c.AgentPipeline([other, None])  # type: ignore[list-item]  # fails after the first piece came in
     outer.append(other)
     outer.remove(inner)
-    AgentPipeline([inner])
+    c.AgentPipeline([inner])
     assert outer.replace(other, piece) is other
 
 
 def test_an_unbound_pipeline_says_so() -> None:
-    rows = Rows(obs=np.zeros((1, 2)))
-    assert AgentPipeline.default()(rows) is rows
-    pipeline = AgentPipeline([NormalizeObs()])
+    rows = c.Rows(obs=np.zeros((1, 2)))
+    assert c.AgentPipeline.default()(rows) is rows
+    pipeline = c.AgentPipeline([c.NormalizeObs()])
     assert not pipeline.bound
     for use in (lambda: pipeline(rows), lambda: pipeline.input_space, lambda: pipeline.output_space_):
         with pytest.raises(StateError, match=r"AgentPipeline is not bound: call bind\(space\) first"):
             use()
 
 
-class Breaks(AgentConnector):
+class Breaks(c.AgentConnector):
     def __init__(self, answer: Any = None) -> None:
         self.answer = answer
 
-    def __call__(self, rows: Rows) -> Rows:
+    def __call__(self, rows: c.Rows) -> c.Rows:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer(rows)  # type: ignore[no-any-return]  # a wrong answer is the point
@@ -220,13 +207,13 @@ class Breaks(AgentConnector):
         (lambda rows: None, "connector 'Breaks' of inner must return Rows, got NoneType"),
         (dict, "connector 'Breaks' of inner must return Rows, got dict"),
         (lambda rows: rows.take([0]), "connector 'Breaks' of inner got 2 rows and returned 1"),
-        (lambda rows: Rows.concat([rows, rows]), "connector 'Breaks' of inner got 2 rows and returned 4"),
+        (lambda rows: c.Rows.concat([rows, rows]), "connector 'Breaks' of inner got 2 rows and returned 4"),
     ],
 )
 def test_a_wrong_answer_is_an_error_at_its_piece(answer: Any, text: str) -> None:
-    inner = AgentPipeline([Breaks(answer)])
+    inner = c.AgentPipeline([Breaks(answer)])
     inner.name = "inner"
-    pipeline = AgentPipeline([ClipReward(sign=True), inner, FrameStack(2)])
+    pipeline = c.AgentPipeline([c.ClipReward(sign=True), inner, c.FrameStack(2)])
     pipeline.bind(vectors())
     rows = rows_of([(0, 0), (1, 0)], np.zeros((2, 3), np.float32), rewards=np.zeros(2))
     with pytest.raises(ContractError, match=text) as raised:
@@ -241,18 +228,18 @@ def test_a_wrong_answer_is_an_error_at_its_piece(answer: Any, text: str) -> None
 @pytest.mark.fault("E6")
 def test_an_exception_names_every_pipeline_on_its_way_and_reset_makes_the_pieces_whole() -> None:
     """The pieces before it keep the rows, as documented; after a reset the pipeline works as a new one."""
-    assert AgentPipeline.__call__.__doc__ is not None
-    assert "reset those envs" in AgentPipeline.__call__.__doc__
+    assert c.AgentPipeline.__call__.__doc__ is not None
+    assert "reset those envs" in c.AgentPipeline.__call__.__doc__
     breaks = Breaks(ValueError("boom"))
-    inner = AgentPipeline([FrameStack(2), breaks])
+    inner = c.AgentPipeline([c.FrameStack(2), breaks])
     inner.name = "inner"
-    pipeline = AgentPipeline([inner, NormalizeObs()])
+    pipeline = c.AgentPipeline([inner, c.NormalizeObs()])
     pipeline.bind(vectors(1))
     rows = rows_of([(0, 0)], np.ones((1, 1), np.float32))
     with pytest.raises(ValueError, match="boom") as raised:
         pipeline(rows)
     assert raised.value.__notes__ == ["in connector 'Breaks' of inner", "in connector 'inner' of AgentPipeline"]
-    assert pipeline[NormalizeObs].state_dict()["moments"][""]["count"].tolist() == [0]
+    assert pipeline[c.NormalizeObs].state_dict()["moments"][""]["count"].tolist() == [0]
     breaks.answer = lambda rows: rows
     pipeline.reset([0])
     pipeline.eval()
@@ -260,38 +247,38 @@ def test_an_exception_names_every_pipeline_on_its_way_and_reset_makes_the_pieces
 
 
 def test_a_piece_may_declare_that_it_changes_the_number_of_rows() -> None:
-    class Drops(AgentConnector):
+    class Drops(c.AgentConnector):
         changes_length = True
 
-        def __call__(self, rows: Rows) -> Rows:
+        def __call__(self, rows: c.Rows) -> c.Rows:
             return rows.take(rows.obs[:, 0] > 0)
 
-    inner = AgentPipeline([AgentPipeline([Drops()]), FlattenObs()])
-    pipeline = AgentPipeline([inner])
+    inner = c.AgentPipeline([c.AgentPipeline([Drops()]), c.FlattenObs()])
+    pipeline = c.AgentPipeline([inner])
     pipeline.bind(vectors(1))
-    out = pipeline(Rows(obs=np.array([[1], [-1], [2]], np.float32)))
+    out = pipeline(c.Rows(obs=np.array([[1], [-1], [2]], np.float32)))
     assert out.obs.tolist() == [[1], [2]]
-    inner.remove(AgentPipeline)
+    inner.remove(c.AgentPipeline)
     assert not pipeline.changes_length
 
 
 def test_each_piece_has_its_own_timer() -> None:
-    pipeline = AgentPipeline([FlattenObs(), AgentPipeline([NormalizeObs()])])
+    pipeline = c.AgentPipeline([c.FlattenObs(), c.AgentPipeline([c.NormalizeObs()])])
     pipeline.bind(vectors())
     for _ in range(3):
-        pipeline(Rows(obs=np.zeros((2, 3), np.float32)))
+        pipeline(c.Rows(obs=np.zeros((2, 3), np.float32)))
     timings = pipeline.timings
     assert {name: t.calls for name, t in timings.items()} == {"FlattenObs": 3, "AgentPipeline": 3}
     assert all(t.seconds > 0 for t in timings.values())
     inner = pipeline["AgentPipeline"]
-    assert isinstance(inner, AgentPipeline)
+    assert isinstance(inner, c.AgentPipeline)
     assert inner.timings["NormalizeObs"] == timings["AgentPipeline"]
 
 
 def test_mode_reaches_every_piece_and_newcomers() -> None:
-    inner = AgentPipeline([NormalizeObs()])
-    pipeline = AgentPipeline([inner]).eval()
-    late = NormalizeObs()
+    inner = c.AgentPipeline([c.NormalizeObs()])
+    pipeline = c.AgentPipeline([inner]).eval()
+    late = c.NormalizeObs()
     inner.append(late)
     assert not late.training
     assert pipeline.train().training
@@ -300,14 +287,14 @@ def test_mode_reaches_every_piece_and_newcomers() -> None:
 
 def test_an_edit_that_does_not_fit_is_taken_back_whole() -> None:
     """Also one far inside, whose error arises in the outer pipeline; state and mode are what they were."""
-    inner = AgentPipeline([FlattenObs()])
-    pipeline = AgentPipeline([inner, FrameStack(2), AgentIndicator()])
+    inner = c.AgentPipeline([c.FlattenObs()])
+    pipeline = c.AgentPipeline([inner, c.FrameStack(2), c.AgentIndicator()])
     pipeline.bind(Box(-1, 1, (2, 2)), ["a", "b"])
     pipeline.eval()
     rows = rows_of(pairs_of(1, 2), np.ones((2, 2, 2), np.float32))
     pipeline(rows)
     state = pipeline.state_dict()
-    outside = NormalizeObs()
+    outside = c.NormalizeObs()
     with pytest.raises(UnsupportedSpaceError, match="FlattenObs") as raised:
         inner.remove("FlattenObs")
     assert raised.value.__notes__ == ["in connector 'AgentIndicator' of AgentPipeline"]
@@ -321,32 +308,20 @@ def test_an_edit_that_does_not_fit_is_taken_back_whole() -> None:
     assert pipeline(rows).obs.tolist() == [[1] * 8 + [1, 0], [1] * 8 + [0, 1]]
     state = pipeline.state_dict()
     with pytest.raises(ArgumentError, match="no key"):
-        pipeline.prepend(FlattenObs(keys=["x"]))
+        pipeline.prepend(c.FlattenObs(keys=["x"]))
     with pytest.raises(ArgumentError, match="agents are not known"):
         pipeline.bind(Box(-1, 1, (2, 2)))
     same_tree(pipeline.state_dict(), state)
     assert pipeline.agents == ("a", "b")
 
 
-def test_a_failing_setup_is_taken_back_too() -> None:
-    class Picky(Trace):
-        def setup(self, space: Space[Any]) -> None:
-            raise RuntimeError("not here")
-
-    pipeline = AgentPipeline([TraceA("a")])
-    pipeline.bind(vectors())
-    with pytest.raises(RuntimeError, match="not here"):
-        pipeline.append(Picky())
-    assert run(pipeline) == "a"
-
-
 def test_an_edit_keeps_the_state_of_the_pieces_it_does_not_concern() -> None:
-    pipeline = AgentPipeline([NormalizeObs(), FrameStack(2)])
+    pipeline = c.AgentPipeline([c.NormalizeObs(), c.FrameStack(2)])
     pipeline.bind(vectors())
     pipeline(rows_of(pairs_of(2, 2), np.ones((4, 3), np.float32)))
     state = pipeline.state_dict()
-    pipeline.prepend(FlattenObs())
-    pipeline.append(AgentIndicator(2))
+    pipeline.prepend(c.FlattenObs())
+    pipeline.append(c.AgentIndicator(2))
     pipeline.remove("FlattenObs")
     pipeline.remove("AgentIndicator")
     same_tree(pipeline.state_dict(), state)
@@ -355,10 +330,10 @@ def test_an_edit_keeps_the_state_of_the_pieces_it_does_not_concern() -> None:
 
 
 def test_state_is_kept_by_name() -> None:
-    def make(*, turned: bool) -> AgentPipeline:
-        inner = AgentPipeline([NormalizeObs(clip=None), NormalizeObs()])
+    def make(*, turned: bool) -> c.AgentPipeline:
+        inner = c.AgentPipeline([c.NormalizeObs(clip=None), c.NormalizeObs()])
         inner.name = "inner"
-        pipeline = AgentPipeline([FlattenObs(), inner, FrameStack(2)])
+        pipeline = c.AgentPipeline([c.FlattenObs(), inner, c.FrameStack(2)])
         if turned:
             pipeline.append(pipeline.remove("inner"))
             pipeline.prepend(pipeline.remove("FrameStack"))
@@ -378,7 +353,7 @@ def test_state_is_kept_by_name() -> None:
     two.load_state_dict(merged)
     same_tree(two.state_dict()["FrameStack"], history)
     assert two.state_dict()["inner"]["NormalizeObs_2"]["moments"][""]["count"].tolist() == [32]
-    other = AgentPipeline([NormalizeObs()])
+    other = c.AgentPipeline([c.NormalizeObs()])
     for wrong in (one.state_dict(), {}):
         with pytest.raises(ArgumentError, match=r"has the connectors \['NormalizeObs'\], the state is of"):
             other.load_state_dict(wrong)
@@ -388,11 +363,11 @@ def test_state_is_kept_by_name() -> None:
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda p: cloudpickle.loads(cloudpickle.dumps(p))])
 def test_a_copy_goes_on_by_itself(duplicate: Any) -> None:
-    @agent_connector
-    def double(rows: Rows) -> Rows:
+    @c.agent_connector
+    def double(rows: c.Rows) -> c.Rows:
         return rows.replace(obs=rows.obs * 2)
 
-    pipeline = AgentPipeline([double, AgentPipeline([NormalizeObs()]), FrameStack(2)])
+    pipeline = c.AgentPipeline([double, c.AgentPipeline([c.NormalizeObs()]), c.FrameStack(2)])
     pipeline.bind(vectors())
     rows = rows_of(pairs_of(2, 2), np.arange(12, dtype=np.float32).reshape(4, 3))
     pipeline(rows)
@@ -405,14 +380,14 @@ def test_a_copy_goes_on_by_itself(duplicate: Any) -> None:
     for _ in range(2):
         pipeline(rows)
     same_tree(other.state_dict(), pipeline.state_dict())
-    other[1].append(ClipReward(sign=True))
+    other[1].append(c.ClipReward(sign=True))
     assert len(pipeline[1]) == 1  # type: ignore[arg-type]  # a pipeline
 
 
 def test_it_describes_itself() -> None:
-    inner = AgentPipeline([NormalizeObs(clip=5.0), NormalizeObs()])
+    inner = c.AgentPipeline([c.NormalizeObs(clip=5.0), c.NormalizeObs()])
     inner.name = "norm"
-    pipeline = AgentPipeline([FlattenObs(), inner, FrameStack(4), AgentIndicator()])
+    pipeline = c.AgentPipeline([c.FlattenObs(), inner, c.FrameStack(4), c.AgentIndicator()])
     assert repr(pipeline) == (
         "AgentPipeline([FlattenObs(), AgentPipeline([NormalizeObs(clip=5.0), NormalizeObs()]), FrameStack(k=4), "
         "AgentIndicator()])"
@@ -434,7 +409,7 @@ def test_it_describes_itself() -> None:
         "  3. AgentIndicator()",
         "     Box (26,) float32 [-10, 10]",
     ]
-    actions = ActionPipeline.default().eval()
+    actions = c.ActionPipeline.default().eval()
     actions.bind(Box(-2, 3, (2,)))
     assert actions.describe().splitlines()[:4] == [
         "ActionPipeline (eval)",
@@ -447,8 +422,8 @@ def test_it_describes_itself() -> None:
 
 
 def test_an_inner_pipeline_is_bound_by_the_outer_one() -> None:
-    inner = ActionPipeline.default()
-    outer = ActionPipeline([inner])
+    inner = c.ActionPipeline.default()
+    outer = c.ActionPipeline([inner])
     outer.bind(Box(-2, 3, (2,)))
     assert inner.policy_space_ == outer.policy_space_ == Box(-1, 1, (2,))
     assert inner.env_space == Box(-2, 3, (2,))
@@ -456,6 +431,6 @@ def test_an_inner_pipeline_is_bound_by_the_outer_one() -> None:
     assert outer.policy_space_ == Box(-2, 3, (2,))
     with pytest.raises(ArgumentError, match="is part of ActionPipeline; bind that one"):
         inner.bind(Discrete(2))
-    out = outer(Rows(actions=np.array([[9.0, 0.5]], np.float32)))
+    out = outer(c.Rows(actions=np.array([[9.0, 0.5]], np.float32)))
     assert out.actions_for_env.tolist() == [[3.0, 0.5]]
-    assert isinstance(inner, Connector)
+    assert isinstance(inner, c.Connector)
