@@ -238,7 +238,7 @@ def make(
         raise
     envs.backend_reason = reason
     if envs.shared_generators:
-        warn_of_shared(envs.shared_generators, envs.num_envs, 2)
+        warn_of_shared(envs.shared_generators, envs.num_envs)
     return envs
 
 

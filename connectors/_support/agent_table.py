@@ -98,7 +98,7 @@ class AgentTable:
         """Return the slots of a state, in new memory, which `load_state_dict` would take over.
 
         Args:
-            state: What `state_dict` gave.
+            state: A state from `state_dict`.
             where: What they belong to, for messages.
 
         Returns:

@@ -13,14 +13,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.errors import (
-    BrokenError,
-    BusyError,
-    ClosedError,
-    MarlvecError,
-    NothingPendingError,
-    NotResetError,
-)
+from marlvec.errors import BrokenError, BusyError, ClosedError, MarlvecError, NothingPendingError, NotResetError
 
 __all__ = [
     "CONTROL_CALLS",

@@ -152,7 +152,7 @@ class AECAdapter(Adapter):
         status, seen = (one_each(now[name], len(self.ids), f"{self.name}: {name}") for name in ("status", "seen"))
         self._status, self._seen, self._acting = status, seen, now["acting"]
         self._state_owner = state_owner(self.env)
-        self._owed = [0.0] * len(self.ids)
+        self._owed = [0.0] * len(self.ids)  # where the env keeps no sum
         self._owed = [self._cumulative_reward(a) for a in range(len(self.ids))]
         self._size = [abs(owed) for owed in self._owed]
 
@@ -218,8 +218,10 @@ class AECAdapter(Adapter):
 
     def _compare_with_last(self, a: int) -> None:
         """Warn where PettingZoo's ``last()`` has another sum of rewards for the agent whose turn it is."""
+        if not self._agrees_with_last:
+            return
         said, owed = self._cumulative_reward(a), self._owed[a]
-        if said == owed or not self._agrees_with_last or abs(said - owed) <= _ROUNDING * max(self._size[a], 1.0):
+        if said == owed or abs(said - owed) <= _ROUNDING * max(self._size[a], 1.0):
             return
         self._agrees_with_last = math.isnan(said) and math.isnan(owed)
         if not self._agrees_with_last:

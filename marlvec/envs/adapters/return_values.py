@@ -68,8 +68,6 @@ def as_reward(value: Any, env: str, agent: AgentId, vector_hint: str = "", *, le
     Raises:
         ContractError: It is no real scalar: None, text, complex, an array with axes, or an int too large for a float.
     """
-    if value.__class__ is float:
-        return float(value)
     plain = value
     if isinstance(value, np.ndarray) and value.shape == ():
         plain = value[()]
@@ -103,8 +101,6 @@ def as_flag(value: Any, env: str, agent: AgentId, what: str, several_hint: str =
     Raises:
         ContractError: It is neither a bool nor a numpy bool.
     """
-    if value is True or value is False:
-        return bool(value)
     if isinstance(value, _FLAG):
         return bool(value)
     flag = zero_or_one(value)

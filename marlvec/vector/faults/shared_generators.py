@@ -4,40 +4,36 @@ from __future__ import annotations
 
 import dis
 import random
-import warnings
 from collections.abc import Collection
 from types import FunctionType
 
 import numpy as np
 
-from marlvec.errors import ContractWarning
+from marlvec.envs.contract_warnings import warn_of_contract
 
 __all__ = ["GENERATORS", "is_drawn_by_all", "warn_of_shared"]
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
-def warn_of_shared(names: Collection[str], num_envs: int, level: int) -> None:
+def warn_of_shared(names: Collection[str], num_envs: int) -> None:
     """Warn, once, that envs disturb each other.
 
     Args:
         names: The generators.
         num_envs: N.
-        level: As ``stacklevel``, seen from the caller.
     """
     if not names:
         return
     first = min(names)
     others = f" (and {', '.join(sorted(names)[1:])})" if len(names) > 1 else ""
     name = first.rpartition(".")[2]
-    warnings.warn(
+    warn_of_contract(
         f"{first}{others} is a random generator in the class of the envs, expected one for each env: those of one "
         f"process share it, so that what one draws changes what the others get, and seeds bring other episodes than "
         f"they do alone. Set self.{name} = np.random.default_rng(seed) in reset(seed=…). Until then, where "
         f'reset(seed=…) seeds it, give each env a process of its own: make(…, num_envs={num_envs}, backend="async", '
-        f"num_workers={num_envs}). marlvec.testing.check_env() says what else is shared",
-        ContractWarning,
-        stacklevel=level + 1,
+        f"num_workers={num_envs}). marlvec.testing.check_env() says what else is shared"
     )
 
 

@@ -52,7 +52,7 @@ class ActionWriter:
         self._schedule = CheckSchedule("strict" if always else validate)
         self._mask_schedule = CheckSchedule(validate) if always else None
         self._validate = validate
-        self._warned = False
+        self._warned = False  # of a forbidden action, where that is said once
         self._bounds = [[_bounds(leaf.space) for leaf in group.action_tree.leaves] for group in spec.groups]
         leaves = [
             (g, k, leaf) for g, group in enumerate(spec.groups) for k, leaf in enumerate(group.action_tree.leaves)
@@ -173,7 +173,7 @@ class ActionWriter:
         for g, k, leaf in self._of_own_mind:
             group = self._groups[g]
             check_members(leaf, arrays[g][k], acting[:, group.agents], partial(self._cell, group, env_ids))
-        if self._masks_are_due():
+        if not self._warned and self._masks_are_due():
             self._check_masks(arrays, buffers, env_ids, rows)
 
     def _masks_are_due(self) -> bool:
@@ -192,7 +192,7 @@ class ActionWriter:
         found = []
         masks = buffers.masks_given(rows)
         for group, array, mask, own in zip(self._groups, arrays, masks, buffers.own_choices, strict=True):
-            if mask is not None and not self._warned:
+            if mask is not None:
                 # A choice that padding has added raises in the env.
                 allowed = mask[rows] | np.logical_not(own)
                 forbidden = find_forbidden(group.action_space, array[0], allowed)

@@ -19,13 +19,9 @@ from marlvec.collect.storage.slot_buffer import SlotBuffer
 from marlvec.connectors import Rows
 from marlvec.errors import ContractError
 from marlvec.trees import map_tree, tree_leaves
+from tests.collect.storage.test_row_log import OBS
 
 AGENTS = 3
-OBS: Mapping[str, Any] = {
-    "box": np.zeros((0, 2), np.float32),
-    "dict": {"image": np.zeros((0, 2, 2), np.uint8), "pair": (np.zeros(0, np.int64), np.zeros((0, 1)))},
-    "empty": np.zeros((0, 0), np.float32),
-}
 
 
 @dataclass

@@ -110,7 +110,7 @@ class Both:
         self.t_L[lanes] += 1
 
     def turn_over(self, share: float) -> None:
-        """In some envs in which nobody is left the next episode begins."""
+        """Begin the next episode in some of the envs without living agents."""
         over = np.flatnonzero(~self.is_open_L.reshape(-1, AGENTS).any(axis=1))
         self._begin(over[self.rng.random(len(over)) < share])
 
