@@ -22,6 +22,8 @@ from marlvec.making import make
 
 HERE = Path(marlvec.__file__).resolve().parent
 FOLDERS = (f"{HERE}{os.sep}", f"{(HERE / 'connectors').resolve()}{os.sep}")
+# Called once for each time that the kernel hands something over, so as often as the workers' timing has it.
+BY_TIMING = {"WorkerPool.wait", "AdaptivePoller.wait", "Channel.take", "Channel._more"}
 
 
 def calls_by_file(call: Callable[[], Any]) -> Counter[str]:
@@ -30,7 +32,7 @@ def calls_by_file(call: Callable[[], Any]) -> Counter[str]:
 
     def note(frame: Any, event: str, _: Any) -> None:
         code = frame.f_code
-        if event == "call" and not code.co_name.startswith("<"):
+        if event == "call" and not code.co_name.startswith("<") and code.co_qualname not in BY_TIMING:
             file = os.path.realpath(code.co_filename)
             if file.startswith(FOLDERS):
                 files[file] += 1
@@ -62,7 +64,7 @@ def warm(envs: VectorEnv) -> Any:
 
 
 @pytest.mark.slow("plays whole episodes in worker processes")
-@pytest.mark.parametrize(("backend", "calls", "files"), [("sync", 36, 10), ("async", 40, 9)])
+@pytest.mark.parametrize(("backend", "calls", "files"), [("sync", 36, 10), ("async", 34, 8)])
 def test_step(backend: str, calls: int, files: int) -> None:
     options = {"num_workers": 2} if backend == "async" else {}
     with make("simple_spread", num_envs=2, backend=backend, **options) as envs:
@@ -73,7 +75,7 @@ def test_step(backend: str, calls: int, files: int) -> None:
 
 
 @pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
-@pytest.mark.parametrize(("backend", "calls", "files"), [("sync", 260, 35), ("async", 280, 36)])
+@pytest.mark.parametrize(("backend", "calls", "files"), [("sync", 260, 35), ("async", 270, 36)])
 def test_make(backend: str, calls: int, files: int) -> None:
     options = {"num_workers": 2} if backend == "async" else {}
 
