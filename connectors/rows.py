@@ -235,7 +235,7 @@ class Rows:
 def _reader(name: str) -> property:
     def read(rows: Rows) -> Tree:
         try:
-            return rows._columns[name]
+            return rows[name]
         except KeyError:
             raise AttributeError(f"no column {name!r}; the columns are {list(rows._columns)}") from None
 

@@ -17,17 +17,15 @@ from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.rollout_state import CurrentState, RolloutState
 from marlvec.collect.sample_target import SampleTarget
-from marlvec.collect.storage.slot_buffer import SlotBuffer
-from marlvec.collect.storage.transition_buffer import Slots
-from marlvec.collect.storage.unread_steps import UnreadSteps
+from marlvec.collect.storage.row_log import RowLog, RowNumbers
 from marlvec.connectors import Rows
 from marlvec.errors import StateError
 
 __all__ = ["BatchBuilder", "BuiltBatch"]
 
 IntArray = NDArray[np.int64]
-Chosen: TypeAlias = Mapping[PolicyRunner | None, Slots]
-"""Slots of some transitions, per runner that keeps rows; None: of those that are not read."""
+Chosen: TypeAlias = Mapping[PolicyRunner | None, RowNumbers]
+"""Row numbers of some transitions, per runner that keeps rows; None: of those that are not read."""
 _EVERYTHING = (np.iinfo(np.int64).max, 0)
 
 
@@ -66,7 +64,7 @@ class BatchBuilder:
         self,
         current: CurrentState,
         runners: Mapping[int, PolicyRunner],
-        unread: UnreadSteps,
+        unread: RowLog,
         episodes: EpisodeTracker,
         metrics: Metrics,
         policies: Collection[str],
@@ -141,17 +139,17 @@ class BatchBuilder:
                 there += getattr(state.finished[whole], goal.unit)
                 whole += 1
             taken = state.finished[:whole]
-            slots = self.of_episodes([episode.eps_id for episode in taken])
+            numbers = self.of_episodes([episode.eps_id for episode in taken])
             env_steps = sum(episode.env_steps for episode in taken)
             delivered = taken[-1].round, taken[-1].env_id
         elif goal.unit == "agent_steps" and goal.amount < counters.closed_steps:
             delivered = self._last_of_first(goal.amount)
-            slots = self.closed_until(delivered)
+            numbers = self.closed_until(delivered)
             env_steps = counters.waiting_env_steps
         else:
-            slots, env_steps, delivered = self.all_closed(), counters.waiting_env_steps, _EVERYTHING
-        batches, unroll_id = self.make(slots, counters.unroll_id, trained, self._episodes.untrained)
-        decisions = sum(map(len, slots.values()))
+            numbers, env_steps, delivered = self.all_closed(), counters.waiting_env_steps, _EVERYTHING
+        batches, unroll_id = self.make(numbers, counters.unroll_id, trained, self._episodes.untrained)
+        decisions = sum(map(len, numbers.values()))
         batch = MultiAgentBatch(batches, env_steps=env_steps, known=tuple(self._policies), agent_steps=decisions)
         self._metrics.timers["batch"].add(perf_counter() - began)
         return BuiltBatch(batch, delivered, whole, unroll_id)
@@ -190,16 +188,14 @@ class BatchBuilder:
         finished = state.finished
         if self._complete:
             taken = [episode for episode in finished if episode[:2] <= state.delivered]
-            slots = self.of_episodes([episode.eps_id for episode in taken])
+            numbers = self.of_episodes([episode.eps_id for episode in taken])
             finished = finished[len(taken) :]
         else:
-            slots = self.closed_until(state.delivered)
+            numbers = self.closed_until(state.delivered)
             self._episodes.hand_over()
-        for runner, own in slots.items():
-            if runner is None:
-                self._unread.forget(own)
-            else:
-                runner.forget(own)
+        logs = self._logs()
+        for runner, own in numbers.items():
+            logs[runner].forget(own)
         untrained = self._episodes.untrained
         for eps_id in tuple(untrained):
             if eps_id not in self._episodes.eps_id_N and not self.holds(eps_id):
@@ -209,34 +205,30 @@ class BatchBuilder:
     # --- which transitions
 
     def all_closed(self) -> Chosen:
-        """Slots of all closed transitions."""
-        runners = [runner for runner in self._runners.values() if runner.keeps_rows]
-        return {**{runner: runner.trajectories.closed() for runner in runners}, None: self._unread.closed()}
+        """All closed transitions."""
+        return {runner: log.closed() for runner, log in self._logs().items()}
 
-    def _tables(self) -> dict[PolicyRunner | None, SlotBuffer | UnreadSteps]:
-        """Where transitions are stored one by one, as they are from now on."""
+    def _logs(self) -> dict[PolicyRunner | None, RowLog]:
         runners = [runner for runner in self._runners.values() if runner.keeps_rows]
-        return {**{runner: runner.use_slots() for runner in runners}, None: self._unread}
+        return {**{runner: runner.log for runner in runners}, None: self._unread}
 
     def of_episodes(self, eps_ids: Sequence[int]) -> Chosen:
-        """Slots of these episodes' transitions."""
+        """Transitions of these episodes."""
         wanted = np.array(eps_ids, np.int64)
-        return {runner: table.closed(wanted) for runner, table in self._tables().items()}
+        return {runner: log.closed(wanted) for runner, log in self._logs().items()}
 
     def closed_until(self, last: tuple[int, int]) -> Chosen:
-        """Slots of the transitions that were closed up to this (round, lane)."""
+        """Transitions that were closed up to this (round, lane)."""
         if last is _EVERYTHING:
             return self.all_closed()
         found = {}
-        for runner, table in self._tables().items():
-            slots = table.closed()
-            rounds, lanes = table.closing_order(slots)
-            found[runner] = slots[(rounds < last[0]) | ((rounds == last[0]) & (lanes <= last[1]))]
+        for runner, log in self._logs().items():
+            found[runner] = log.closed_until(last)
         return found
 
     def _last_of_first(self, amount: int) -> tuple[int, int]:
         """Round and lane of the last of the ``amount`` transitions that were closed first: by round, env and agent."""
-        orders = [table.closing_order(table.closed()) for table in self._tables().values()]
+        orders = [log.closing_order(log.closed()) for log in self._logs().values()]
         rounds, lanes = (np.concatenate(part) for part in zip(*orders, strict=True))
         last = np.lexsort((lanes, rounds))[amount - 1]
         return int(rounds[last]), int(lanes[last])
@@ -244,11 +236,11 @@ class BatchBuilder:
     def holds(self, eps_id: int) -> bool:
         """Whether rows of an episode are still to come."""
         wanted = np.array([eps_id])
-        return any(len(table.of_episodes(wanted)) for table in self._tables().values())
+        return any(len(log.of_episodes(wanted)) for log in self._logs().values())
 
     def make(
         self,
-        slots: Chosen,
+        numbers: Chosen,
         unroll_id: int = 0,
         is_trained: Callable[[str], bool] = lambda policy_id: True,
         untrained: Collection[int] = (),
@@ -256,7 +248,7 @@ class BatchBuilder:
         """Make batches of these transitions.
 
         Args:
-            slots: Which, ascending.
+            numbers: Which, ascending.
             unroll_id: Number of the first fragment.
             is_trained: Whether a policy gets a batch. Rows of the others are only shown to learner connectors.
             untrained: Ids of episodes that are for no batch, and shown to no callback.
@@ -265,16 +257,14 @@ class BatchBuilder:
             Policy id to batch; and the number after the last fragment's.
         """
         found: dict[str, Rows] = {}
-        shown = {
-            runner: runner.trajectories.without(own, untrained) for runner, own in slots.items() if runner is not None
-        }
+        shown = {runner: runner.log.without(own, untrained) for runner, own in numbers.items() if runner is not None}
         trained = [
             runner
             for runner, own in shown.items()
             if len(own) and not runner.is_frozen and is_trained(runner.policy_id)
         ]
         all_are_shown = any(len(runner.learner_connectors) for runner in trained)
-        if all_are_shown and len(self._unread.without(slots[None], untrained)):
+        if all_are_shown and len(self._unread.without(numbers[None], untrained)):
             unread = [repr(runner.policy_id) for runner in self._runners.values() if not runner.keeps_rows]
             raise StateError(
                 f"learner connectors have come, and rows of the frozen policies {', '.join(unread)} were not kept for "
@@ -282,8 +272,7 @@ class BatchBuilder:
             )
         for runner, own in shown.items():
             if len(own) and (all_are_shown or runner in trained):
-                assert not isinstance(runner.trajectories, UnreadSteps)  # those are not among them
-                columns, unroll_id = runner.trajectories.read(own, unroll_id)
+                columns, unroll_id = runner.log.read(own, unroll_id)
                 if self._reward_dtype is not None:
                     columns["rewards"] = columns["rewards"].astype(self._reward_dtype, copy=False)
                 found[runner.policy_id] = Rows(columns)

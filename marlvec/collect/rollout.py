@@ -5,8 +5,7 @@ Axis letters: N envs, A agents, n rows or envs of one call, L lanes (N * A, one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from itertools import chain
 from time import perf_counter
 
@@ -15,9 +14,9 @@ from numpy.typing import NDArray
 
 from marlvec.collect.acting.noop_actions import GroupActions
 from marlvec.collect.acting.policy_router import PolicyRouter
-from marlvec.collect.acting.policy_runner import PolicyRunner, ReadyRows, Selection
+from marlvec.collect.acting.policy_runner import PolicyRunner, ReadyRows
 from marlvec.collect.acting.random_steps import RandomSteps
-from marlvec.collect.acting.row_builder import BuiltRows, RowBuilder
+from marlvec.collect.acting.row_builder import RowBuilder
 from marlvec.collect.callbacks.callback import LossReason
 from marlvec.collect.callbacks.callback_list import CallbackList
 from marlvec.collect.episodes import EndedAgents, EpisodeTracker
@@ -26,9 +25,9 @@ from marlvec.collect.rollout_state import Counters, CurrentState, RolloutState, 
 from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.collect.scheduling.lockstep import EnvsNeeded, LockstepScheduler
 from marlvec.collect.scheduling.on_demand import scheduler_for
-from marlvec.collect.storage.unread_steps import UnreadSteps
+from marlvec.collect.storage.policy_rows import copied_rows, part_of
+from marlvec.collect.storage.row_log import Moment, RowLog
 from marlvec.connectors import Rows
-from marlvec.env_ids import Where
 from marlvec.errors import ContractError, EnvFault, EnvsDriven, StateError
 from marlvec.serialization.state_fields import State, check_fields, flag_field, number_field
 from marlvec.vector.call_state import is_interrupt
@@ -37,14 +36,10 @@ from marlvec.vector.vector_env import VectorEnv
 __all__ = ["RolloutLoop"]
 
 IntArray = NDArray[np.int64]
-Missing = NDArray[np.bool_] | None  # see SlotBuffer.append
 Waiting = tuple[PolicyRunner, ReadyRows]
 Idle = tuple[PolicyRunner, IntArray]  # and the lanes
-_NONE_IDLE: list[Idle] = []
 
 _NONE = ReadyRows.none()
-_NO_NUMBERS = np.zeros(0, np.int64)
-_DENSE_TRIES = 3  # calls in a row that turned out to need slots, after which no more try without
 
 
 def _none_needed(pending: int) -> int:
@@ -60,9 +55,8 @@ class RolloutLoop:
 
     A tick has two halves: sending, from when the envs may have moved until it is on record what they were sent; and
     taking in, from when rows have left the envs until they are ready. Deciding, and waiting for the envs, change
-    nothing. Each half publishes a state as its last act; where all agents act in each step (see `choose_storage`) the
-    two have one state, and the first half has its own only where the wait for the envs fails. Where an interrupt or an
-    error ends a half, the number of what was begun is not that of the published state: `is_dirty`, until `recover`.
+    nothing. Each half publishes a state as its last act. Where an interrupt or an error ends a half, the number of what
+    was begun is not that of the published state: `is_dirty`, until `recover`.
 
     Args:
         envs: The envs.
@@ -75,12 +69,11 @@ class RolloutLoop:
         overlap: Whether policies answer for some envs while others step.
         callback_list: What callbacks are called with.
         random_steps: In which steps agents act at random.
-        unread: Where steps of policies are counted whose rows are not read.
+        unread: Where rows of policies are counted that are not read.
 
     Attributes:
         explore: Whether policies explore.
         scheduler: What goes to the envs and comes back.
-        steps_left: So many steps of all envs are needed in any case, as `choose_storage` was called with.
     """
 
     def __init__(
@@ -96,20 +89,19 @@ class RolloutLoop:
         overlap: bool,
         callback_list: CallbackList,
         random_steps: RandomSteps,
-        unread: UnreadSteps,
+        unread: RowLog,
     ) -> None:
         self._envs, self._router, self._episodes, self._metrics = envs, router, episodes, metrics
         self._runners, self._unread = router.runners, unread
-        self._row_builder = RowBuilder(router, episodes, metrics)
+        self._row_builder = RowBuilder(router, episodes, metrics, copies=envs.copy)
+        self._open_L = np.zeros(episodes.policy_NA.size, np.bool_)  # lanes that wait for an action or its outcome
+        self._open_NA = self._open_L.reshape(episodes.policy_NA.shape)
         self._keep_finished = keep_finished
         self._ended_agents = EndedAgents(envs.num_envs, envs.agents)
         self.scheduler = scheduler_for(envs, overlap=overlap)
         self._callback_list, self._random_steps = callback_list, random_steps
         self.explore = explore
         self._current = current
-        self._dense: list[tuple[PolicyRunner, Selection]] = []  # the runners that play, where they have dense buffers
-        self.steps_left = 0
-        self._failed_tries = 0  # at that, in a row
         self._begun = 0  # number of the last state that was begun
         self._counters = current.state.counters  # of the state in the making
         self._finished: tuple[WholeEpisode, ...] = ()  # likewise
@@ -170,7 +162,7 @@ class RolloutLoop:
             runner.clear()
         self._unread.clear()
         self._choose_columns()
-        self._entropy, self._finished, self._failed_tries = entropy, (), 0
+        self._entropy, self._finished = entropy, ()
         # What is in no batch now never will be.
         counters.env_steps_lost = counters.env_steps - counters.env_steps_delivered
         counters.agent_steps_lost = counters.agent_steps - counters.agent_steps_delivered
@@ -193,12 +185,10 @@ class RolloutLoop:
             return
         before = self._current.state
         counters = self._begin_state()
-        self._unread.keep_ended(before.ended_N)
-        kept = len(self._unread.closed())
         for runner in self._runners.values():
             runner.keep_ended(before.ended_N)
-            if runner.keeps_rows:
-                kept += len(runner.trajectories.closed())
+        self._unread.keep_ended(before.ended_N, self._envs.agent_num)
+        kept = sum(len(log.closed()) for log in self._logs)
         self._metrics.forget_unpublished()
         self._episodes.number_N = before.number_N
         counters.env_steps_lost = counters.env_steps - counters.env_steps_delivered - counters.ended_env_steps
@@ -208,7 +198,8 @@ class RolloutLoop:
         self._begin_anew(None, "interrupt")
 
     def _begin_anew(self, seed: int | None, why: LossReason) -> None:
-        self._current.tick_counters, self._dense = self._counters, []
+        self._current.tick_counters = self._counters
+        self._open_L[:] = False
         self._callback_list.lose_all(why)
         self.scheduler.abandon()
         self._episodes.leave(self.scheduler.all_ids)
@@ -232,7 +223,6 @@ class RolloutLoop:
             "reached": self._current.state.get_state(),
             "entropy": self._entropy,
             "explore": self.explore,
-            "failed_tries": 0 if self._dense else self._failed_tries,
             "rounds": self.scheduler.get_state(),
             "random_steps": self._random_steps.get_state(),
             "ended_agents": self._ended_agents.get_state(),
@@ -247,8 +237,8 @@ class RolloutLoop:
         """
         parts: dict[str, LockstepScheduler | RandomSteps | EndedAgents]
         parts = {"rounds": self.scheduler, "random_steps": self._random_steps, "ended_agents": self._ended_agents}
-        check_fields(state, ("reached", "entropy", "explore", "failed_tries", *parts), "rollout")
-        entropy, tries = number_field(state, "entropy", "rollout"), number_field(state, "failed_tries", "rollout")
+        check_fields(state, ("reached", "entropy", "explore", *parts), "rollout")
+        entropy = number_field(state, "entropy", "rollout")
         reached, explore = self._current.state.with_state(state["reached"]), flag_field(state, "explore", "rollout")
         puts = [part.prepare(state[name]) for name, part in parts.items()]
 
@@ -257,8 +247,10 @@ class RolloutLoop:
                 part()
             if reached.tick:
                 self._router.update()
-            self._dense, self.steps_left = [], 0
-            self._entropy, self._failed_tries, self.explore = entropy, tries, explore
+            self._open_L[:] = False
+            for log in self._logs:
+                self._open_L[log.open_lanes] = True
+            self._entropy, self.explore = entropy, explore
             self._begun, self._counters, self._finished = reached.tick, reached.counters, reached.finished
             self._publish(reached.tick)
 
@@ -288,30 +280,23 @@ class RolloutLoop:
 
     # --- where rows are stored
 
-    def choose_storage(self, length: int) -> None:
-        """Have rows stored in dense buffers where all agents act in each of the steps to come, as far as is known.
-
-        Where that turns out not to be so, slots take over all that is stored, and nothing that can be seen differs.
+    def begin_call(self, needed: EnvsNeeded, length: int) -> None:
+        """Get ready for the steps of one call of `Collector.collect`.
 
         Args:
+            needed: How many envs' steps are needed.
             length: How many steps all envs are to make; 0 where they make different numbers of them.
         """
+        self.scheduler.begin_call(needed)
         self._choose_columns()
-        if self._dense:
-            self._failed_tries = 0  # it was so to the end
-        self._dense, self.steps_left = [], 0
-        playing = self._router.playing
-        if length and self._failed_tries < _DENSE_TRIES and self._all_act:
-            tick = int(self.scheduler.round_N[0])
-            with suppress(MemoryError):  # where so much is asked for that an interrupt is to end it
-                for runner in playing:
-                    runner.use_dense(length, tick, self._episodes.length_N)
-                everyone = self.scheduler.all_ids
-                self._dense = [(runner, self._router.everyone(runner, everyone)) for runner in playing]
-                self.steps_left = length
-                return
-        for runner in playing:
-            runner.use_slots()
+        if length and self._episodes.is_static and self.scheduler.all_go_together:
+            for runner in self._router.playing:
+                if len(runner.ready.lanes) == len(self._router.everyone(runner, self.scheduler.all_ids).lanes):
+                    runner.log.begin_block(length)
+
+    @property
+    def _logs(self) -> list[RowLog]:
+        return [*(runner.log for runner in self._runners.values()), self._unread]
 
     def _choose_columns(self) -> None:
         """Keep no rows of frozen policies where nothing reads them: where there are no learner connectors."""
@@ -319,24 +304,6 @@ class RolloutLoop:
         are_shown = any(len(runner.learner_connectors) for runner in runners)
         for runner in runners:
             runner.keep_rows(are_shown or not runner.is_frozen)
-
-    @property
-    def _all_act(self) -> bool:
-        """Whether all agents of all envs are to act now, and will go on doing so as far as is known."""
-        if not self.scheduler.all_go_together or not self._random_steps.is_over:
-            return False
-        if not self._episodes.is_static or self._episodes.untrained:
-            return False
-        playing = self._router.playing
-        waiting = sum(len(runner.ready.lanes) for runner in playing)
-        return waiting == self._episodes.policy_NA.size and all(runner.decides_for_all for runner in playing)
-
-    def _use_slots(self) -> None:
-        """Not all agents act, or not in all envs: have slots take over."""
-        self._dense, self.steps_left = [], 0
-        self._failed_tries += 1
-        for runner in self._router.playing:
-            runner.use_slots()
 
     # --- one tick
 
@@ -363,22 +330,15 @@ class RolloutLoop:
         """
         if not len(self.scheduler.living):
             raise StateError("all envs are masked after faults, so there is none left to step; make() new ones")
-        is_dense = bool(self._dense)
-        if is_dense:
-            self._act(None)
-        else:
-            while (env_ids := self.scheduler.due(needed, self._episodes.steps_N)) is None or len(env_ids):
-                self._act(env_ids)
-                self._publish()
-            self._begin_state()
+        while (env_ids := self.scheduler.due(needed, self._episodes.steps_N)) is None or len(env_ids):
+            self._act(env_ids)
+            self._publish()
+        self._begin_state()
         began = perf_counter()
         try:
             env_step = self.scheduler.receive()
         except BaseException as error:
-            sent = self._current.state.tick + is_dense  # the state in which it is on record what was sent
-            self._begun = sent + self._is_lost(error)
-            if is_dense:
-                self._publish(sent)
+            self._begun = self._current.state.tick + self._is_lost(error)
             raise
         timers = self._metrics.timers
         now = perf_counter()
@@ -389,13 +349,10 @@ class RolloutLoop:
         self._current.tick_counters = self._counters
         if env_step.is_first:
             self._welcome(env_step)
-        elif is_dense and not self._callback_list.follows and env_step.is_uneventful:
-            self._take_in_all(env_step)
         else:
             self._take_in(env_step)
         ingesting.seconds += perf_counter() - now - (connecting.seconds + calling.seconds - before)
         ingesting.calls += 1
-        self.steps_left -= self.steps_left > 0
         self._publish()
         if self._callback_list.follows:
             self._callback_list.raise_held()
@@ -414,11 +371,7 @@ class RolloutLoop:
         Until the envs have taken the actions nothing changes here, so that a call that fails can be made again.
         """
         began = perf_counter()
-        if self._dense:
-            asked, idle = [(runner, runner.ready) for runner, _ in self._dense], _NONE_IDLE
-            waiting = [(runner, _NONE) for runner, _ in self._dense]
-        else:
-            asked, waiting, idle = self._waiting_rows(env_ids)
+        asked, waiting, idle = self._waiting_rows(env_ids)
         acting_envs = self.scheduler.all_ids if env_ids is None else env_ids
         try:
             answers = [runner.act(ready, explore=self.explore) for runner, ready in asked]
@@ -436,8 +389,6 @@ class RolloutLoop:
         except BaseException as error:
             if not is_interrupt(error):
                 self._begun = self._current.state.tick  # nothing was sent
-            for runner, _ in asked:
-                runner.restore_ready()
             raise
         if not self._random_steps.is_over:
             self._random_steps.count(acting_envs)
@@ -478,15 +429,6 @@ class RolloutLoop:
 
     # --- from the envs to ready rows
 
-    def _take_in_all(self, env_step: EnvStep) -> None:
-        """Take in a step of all envs in which no agent ended and after which all act: `_take_in` without its ifs."""
-        self._counters.env_steps += len(env_step.env_ids)
-        self._episodes.add_rewards_of_all(env_step.rewards)
-        for runner, chosen in self._dense:
-            rows, is_own = self._row_builder.next_rows(runner, chosen, env_step)
-            self._store(runner, rows, chosen.lanes, chosen.places)
-            runner.ready = ReadyRows(chosen.lanes, chosen.places, rows, is_lent=is_own and self._envs.copy)
-
     def _take_in(self, env_step: EnvStep) -> None:
         """Take in one step of some envs."""
         envs = env_step.where
@@ -495,8 +437,6 @@ class RolloutLoop:
         if self._callback_list.follows:
             self._callback_list.step(env_step)
         if env_step.eventful:
-            if self._dense and (env_step.fault.any() or (env_step.ended != env_step.done[:, None]).any()):
-                self._use_slots()
             if np.count_nonzero(env_step.fault):  # a fifth of the time of any()
                 self._lose(env_step)
             if np.count_nonzero(env_step.ended):
@@ -517,12 +457,11 @@ class RolloutLoop:
     def _drop(self, env_ids: IntArray) -> None:
         """Drop what is stored of the episodes that run in these envs, and count it as lost."""
         eps_ids, counters = self._episodes.eps_id_N[env_ids], self._counters
-        still_open = int(np.count_nonzero(self._open_rows(env_ids)))
-        closed = 0
-        for table in (*(runner.use_slots() for runner in self._runners.values() if runner.keeps_rows), self._unread):
-            closed += len(table.closed(eps_ids))
-            table.forget(table.of_episodes(eps_ids))
-        self._unread.forget_open(env_ids)
+        still_open, closed = int(np.count_nonzero(self._open_NA[env_ids])), 0
+        for log in self._logs:
+            closed += len(log.closed(eps_ids))
+            log.forget(log.of_episodes(eps_ids))
+        self._open_NA[env_ids] = False
         counters.closed_steps -= closed
         counters.env_steps_lost += self._episodes.waiting_steps(env_ids)
         counters.agent_steps_lost += closed + still_open
@@ -537,36 +476,37 @@ class RolloutLoop:
         missing = env_step.missing[where]
         if np.count_nonzero(missing):  # agents without a final observation have no last row if they had no row before
             lanes = lanes[~missing | self._episodes.seen_L[lanes]]
-        for runner, chosen, rows, *_ in self._rows(env_step, self._close_unseen(lanes), last=True):
-            if not runner.keeps_rows:
-                self._count(chosen.lanes, final=True)
-                continue
-            lanes, missing = chosen.lanes, self._router.pick(runner.group_index, chosen, env_step.missing)
-            acted = runner.trajectories.slot_L[lanes] >= 0
+        unread: list[Moment] = []
+        for built in self._row_builder.build(env_step, lanes, last=True):
+            runner, lanes, _, columns, part, _, env_t, ends, shared = built
+            assert ends is not None  # these are last rows
+            acted = self._open_L[lanes]
             # Agents that ended before they ever acted: the connectors saw their last row, but it closes nothing.
             if np.count_nonzero(acted) < len(acted):
-                rows, lanes, missing = rows.take(acted), lanes[acted], missing[acted]
+                rows = Rows({name: part_of(column, part) for name, column in columns.items()}).take(acted)
+                lanes, ends, env_t = lanes[acted], ends[acted], env_t[acted]
+                columns, part = dict(rows.items()), None
             if not len(lanes):
                 continue
-            self._store(runner, rows, lanes, lanes, missing)
+            if runner.keeps_rows:
+                runner.log.append(columns, lanes, self._rounds(lanes), env_t, ends, part=part, shared=shared)
+            else:
+                unread.append(Moment(lanes, self._rounds(lanes), env_t, True, ends, columns, part))
+            self._open_L[lanes] = False
+            self._counters.closed_steps += len(lanes)
+        self._unread.count(unread)
 
-    def _close_unseen(self, lanes: IntArray) -> IntArray:
-        """Close what was decided by policies whose last rows nothing looks at; returns the other lanes."""
-        runners = [runner for runner in self._router.playing if not runner.needs_last_rows]
-        if not runners:
-            return lanes
-        is_unseen = self._router.played_by(runners, lanes)
-        unseen = lanes[is_unseen]
-        self._episodes.settle(unseen, unseen)
-        self._count(unseen, final=True)
-        return lanes[~is_unseen]
+    def _rounds(self, lanes: IntArray) -> IntArray | int:
+        """The round that rows of these lanes come in: of each, or of all."""
+        rounds = self.scheduler.round_N
+        return int(rounds[0]) if self.scheduler.all_go_together else rounds[lanes // self._envs.agent_num]
 
     def _turn_over(self, env_step: EnvStep) -> None:
         """Finish the episodes that ended, and begin the next ones, also where one was lost."""
         ended = env_ids = env_step.env_ids[env_step.done]
         if np.count_nonzero(env_step.fault):
             env_ids = env_step.env_ids[env_step.done & ~env_step.fault]
-        open_nA = self._open_rows(env_ids)
+        open_nA = self._open_NA[env_ids]
         if np.count_nonzero(open_nA):
             i, a = np.argwhere(open_nA)[0].tolist()
             raise ContractError(
@@ -592,13 +532,6 @@ class RolloutLoop:
             self._episodes.leave(np.setdiff1d(ended, begun, assume_unique=True))
         self._begin(begun)
 
-    def _open_rows(self, env_ids: IntArray) -> NDArray[np.bool_]:
-        """Agents of these envs that wait for an action or its outcome: (n, A)."""
-        waiting_nA = np.zeros((len(env_ids), self._envs.agent_num), np.bool_)
-        for table in (*(runner.trajectories for runner in self._router.playing if runner.keeps_rows), self._unread):
-            waiting_nA |= table.slot_L.reshape(-1, self._envs.agent_num)[env_ids] >= 0
-        return waiting_nA
-
     def _idle_actions(self, env_ids: IntArray) -> object:
         return self._router.actions((), env_ids, grouped=self._envs.grouped)
 
@@ -622,73 +555,43 @@ class RolloutLoop:
     def _observe(self, env_step: EnvStep) -> None:
         """Take in the observations of agents that must act now."""
         all_act = np.count_nonzero(env_step.acting) == env_step.acting.size
-        if self._dense and (not all_act or env_step.given or env_step.untrained):
-            self._use_slots()
-        if not self._dense or env_step.eventful:  # else the same agents are alive as before
-            self._episodes.see(env_step.where, env_step.alive)
-            self._ended_agents.check(env_step, self._episodes.seen_NA)
+        self._episodes.see(env_step.where, env_step.alive)
+        self._ended_agents.check(env_step, self._episodes.seen_NA)
         if env_step.given:
             self._note_given(env_step)
         if env_step.untrained:
             self._episodes.untrained.update(self._episodes.eps_id_N[env_step.untrained].tolist())
-        unread: list[IntArray] = []
         all_in_place = all_act and (self._episodes.is_static or not self._router.is_shared)
         acting = None if all_in_place else self._router.lanes(env_step.env_ids, env_step.acting)
-        for runner, chosen, rows, kept, spare in self._rows(env_step, acting, last=False):
-            lanes, places = chosen.lanes, chosen.places
+        hands_over = self._envs.copy and not self._callback_list.follows
+        unread: list[Moment] = []
+        for built in self._row_builder.build(env_step, acting, last=False):
+            runner, lanes, places, columns, part, kept, env_t, _, shared = built
             if kept is not None:  # no policy is asked about the others; their open rows stay open
                 runner.noops.add(lanes[~kept])
                 lanes = places = lanes[kept]
                 if not len(lanes):
                     continue
+            rounds, spare = self._rounds(lanes), None
             if runner.keeps_rows:
-                self._store(runner, rows, lanes, places)
+                stored = runner.log.append(columns, lanes, rounds, env_t, part=part, shared=shared)
+                is_copied = stored.block is not None and not shared and runner.agent_connectors.is_identity
+                if is_copied and hands_over:  # no other code has these arrays but for two, which the router remembers
+                    own = {name: part_of(column, part) for name, column in columns.items()}
+                    own |= {name: np.array(own[name]) for name in ("env_id", "agent_index")}
+                    spare = Rows.of_length(own, len(lanes))
             else:
-                unread.append(lanes)
-            ready = ReadyRows(lanes, places, rows, spare is not None, spare)
+                if shared:
+                    columns = dict(copied_rows(Rows(columns)).items())
+                stored = Moment(lanes, rounds, env_t, False, None, columns, part)
+                unread.append(stored)
+            self._counters.closed_steps += int(np.count_nonzero(self._open_L[places]))
+            self._open_L[places] = True
+            ready = ReadyRows(lanes, places, stored, spare)
             runner.ready = runner.ready.join(ready) if len(runner.ready.lanes) else ready
-        if unread:
-            self._count(np.concatenate(unread), final=False)
+        self._unread.count(unread)
         if self._callback_list.follows:
             self._callback_list.start()
-
-    def _rows(self, env_step: EnvStep, some: IntArray | None, *, last: bool) -> Iterator[BuiltRows]:
-        """Each policy's rows behind its agent connectors.
-
-        Args:
-            env_step: Where they are.
-            some: Lanes; None for all agents of these envs.
-            last: Whether these are final observations.
-        """
-        for runner in self._router.playing:
-            if some is None:
-                chosen = self._router.everyone(runner, env_step.env_ids)
-            elif self._router.plays_alone(runner):
-                chosen = self._router.select(runner, env_step.env_ids, some)
-            else:
-                continue
-            if len(chosen.lanes):
-                rows, kept = self._row_builder.rows(runner, chosen, env_step, last=last)
-                yield BuiltRows(runner, chosen, rows, kept, None)
-        if some is not None:
-            yield from self._row_builder.shared(env_step, some, last=last)
-
-    def _store(self, runner: PolicyRunner, rows: Rows, lanes: IntArray, places: Where, missing: Missing = None) -> None:
-        """Store rows and close the transitions that led to them."""
-        if self._dense:
-            env_t = rounds = _NO_NUMBERS  # which follow from where the rows stand
-        else:
-            env_id = rows["env_id"]
-            env_t, rounds = self._episodes.length_N[env_id], self.scheduler.round_N[env_id]
-        stored = runner.trajectories
-        assert not isinstance(stored, UnreadSteps)
-        self._counters.closed_steps += stored.append(rows, lanes, places, rounds, env_t, missing)
-
-    def _count(self, lanes: IntArray, *, final: bool) -> None:
-        """Count the steps that led to rows which are not read."""
-        env_id = lanes // self._envs.agent_num
-        rounds, eps_id = self.scheduler.round_N[env_id], self._episodes.eps_id_N[env_id]
-        self._counters.closed_steps += self._unread.append(lanes, rounds, eps_id, final=final)
 
     def _note_given(self, env_step: EnvStep) -> None:
         """Note what agents do without asking their policies."""

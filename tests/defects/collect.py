@@ -17,7 +17,7 @@ from marlvec.collect.batch_builder import BatchBuilder
 from marlvec.collect.episodes import Episode, EpisodeTracker
 from marlvec.collect.rollout import RolloutLoop
 from marlvec.collect.scheduling.env_step import EnvStep
-from marlvec.collect.storage.slot_buffer import SlotBuffer
+from marlvec.collect.storage.row_log import RowLog
 from marlvec.connectors import Rows
 from tests.defects.registry import Patch, after, during, found_by
 
@@ -211,8 +211,8 @@ def collected_half_a_tick_kept(patch: Patch) -> None:
 @found_by(REFERENCE)
 def collected_leftovers_doubled(patch: Patch) -> None:
     """Rows that were handed over come again in the next batch."""
-    forget = SlotBuffer.forget
-    patch.setattr(SlotBuffer, "forget", lambda kept, slots: forget(kept, slots[1:]))
+    forget = RowLog.forget
+    patch.setattr(RowLog, "forget", lambda log, numbers: forget(log, log._numbers(numbers)[1:]))
 
 
 @found_by(REFERENCE)
@@ -229,8 +229,8 @@ def collected_more_than_asked(patch: Patch) -> None:
 @found_by(REFERENCE)
 def collected_newest_rows_first(patch: Patch) -> None:
     """Where rows are left over for the next batch, they are the oldest."""
-    order = SlotBuffer.closing_order
-    patch.setattr(SlotBuffer, "closing_order", lambda kept, slots: tuple(-numbers for numbers in order(kept, slots)))
+    order = RowLog.closing_order
+    patch.setattr(RowLog, "closing_order", lambda log, numbers: tuple(-part for part in order(log, numbers)))
 
 
 @found_by(REFERENCE)
@@ -286,7 +286,7 @@ def collected_rows_of_lost_episodes(patch: Patch) -> None:
     def keep(loop: RolloutLoop, env_step: EnvStep) -> None:
         with ExitStack() as stack:
             for runner in loop._runners.values():
-                stack.enter_context(during(runner.use_slots(), "of_episodes", lambda eps_ids: np.zeros(0, np.int64)))
+                stack.enter_context(during(runner.log, "of_episodes", lambda eps_ids: np.zeros(0, np.int64)))
             lose(loop, env_step)
 
     patch.setattr(RolloutLoop, "_lose", keep)

@@ -17,7 +17,7 @@ from gymnasium.spaces import Box, Discrete, Space
 from pettingzoo import ParallelEnv
 
 from marlvec import Collector, FunctionPolicy, SyncVectorEnv, VectorEnv, make
-from marlvec.collect.storage.slot_buffer import SlotBuffer
+from marlvec.collect.storage.row_log import RowLog
 from marlvec.envs import adapt
 from marlvec.errors import ContractError, EnvContractError, EnvRaised, NotResetError
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, TurnEnv, decode, decode_reward
@@ -347,8 +347,8 @@ class Hermit(KeyedEnv):
         return obs, rewards | {"agent_1": 0.5}, *rest
 
 
-def trajectories() -> list[SlotBuffer]:
-    return [found for found in gc.get_objects() if isinstance(found, SlotBuffer)]
+def trajectories() -> list[RowLog]:
+    return [found for found in gc.get_objects() if isinstance(found, RowLog)]
 
 
 @pytest.fixture

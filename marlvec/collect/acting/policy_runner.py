@@ -14,19 +14,17 @@ from marlvec.collect.acting.given_actions import GivenActions
 from marlvec.collect.acting.noop_actions import NoopActions, declared_noop
 from marlvec.collect.storage.batch_memory import BatchMemory
 from marlvec.collect.storage.columns import BATCH_COLUMNS, ColumnForms
-from marlvec.collect.storage.dense_buffer import DenseBuffer
-from marlvec.collect.storage.slot_buffer import SlotBuffer
-from marlvec.collect.storage.transition_buffer import Slots, TransitionBuffer
-from marlvec.collect.storage.unread_steps import UnreadSteps
+from marlvec.collect.storage.policy_rows import copied_rows
+from marlvec.collect.storage.row_log import Moment, RowLog
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Rows
 from marlvec.env_ids import Where
 from marlvec.envs.spec import AgentGroup
 from marlvec.errors import ContractError
 from marlvec.policies import Policy, PolicyOutput
 from marlvec.spaces import Leaf, SpaceTree
-from marlvec.trees import Tree, map_tree, to_array, tree_leaves
+from marlvec.trees import Tree, to_array, tree_leaves
 
-__all__ = ["Selection", "copied_rows", "kinds_for", "ReadyRows", "PolicyAnswer", "PolicyRunner", "split_output"]
+__all__ = ["Selection", "kinds_for", "ReadyRows", "PolicyAnswer", "PolicyRunner", "split_output"]
 
 
 @dataclass(slots=True)
@@ -74,18 +72,26 @@ class ReadyRows:
     Attributes:
         lanes: (n,) whose they are: ``env * A + agent``.
         places: The same as an index.
-        rows: As they came out of the agent connectors.
-        is_lent: Whether the policy may write into these very rows: nothing else reads their arrays any more, and what
-            they say is there once more, in a dense buffer or as `spare`, out of which `PolicyRunner.restore_ready`
-            makes them anew. Else the policy is given a copy.
-        spare: The same rows stand in these, from one position to another: one copy for several policies; or None.
+        stored: As they came out of the agent connectors; nothing writes into their arrays.
+        spare: The same rows in arrays that no other code has, which the policy is given once; or None.
     """
 
     lanes: IntArray
     places: Where
-    rows: Rows
-    is_lent: bool = False
-    spare: tuple[Rows, int, int] | None = None
+    stored: Moment | Rows
+    spare: Rows | None = None
+
+    @property
+    def rows(self) -> Rows:
+        """The rows; nothing may write into their arrays."""
+        return self.stored if isinstance(self.stored, Rows) else self.stored.rows
+
+    def given(self) -> Rows:
+        """The rows for their policy, which may write into their arrays; each call gives others."""
+        rows, self.spare = self.spare, None
+        if rows is not None:
+            return rows
+        return copied_rows(self.stored) if isinstance(self.stored, Rows) else self.stored.given()
 
     @classmethod
     def none(cls) -> ReadyRows:
@@ -162,7 +168,7 @@ class PolicyRunner:
         learner_connectors: Behind the batches.
         num_agents: A.
         num_lanes: N × A.
-        unread: Where steps of all policies are counted whose rows are not read.
+        unread: Where rows of all policies are counted that are not read.
 
     Attributes:
         group_index: Position of the group of agents it plays; -1 while it has none.
@@ -170,7 +176,8 @@ class PolicyRunner:
         noops: Agents whose rows its connectors took out; there once it is bound.
         off_policy: What its agents do without asking it; likewise.
         env_tree: The action space of its agents; likewise.
-        trajectories: What it saw and did; where that is not read, the `unread` of all such policies.
+        log: What it saw and did, where that may be read; empty where it is not.
+        keeps_rows: Whether its rows are in its log; else they are counted in `unread`.
         unsent: An answer that its action connectors have seen, and that did not get to the envs because another policy
             failed; given again to the same rows, so that connectors see every answer once. To be set to None before
             anything is sent.
@@ -194,7 +201,7 @@ class PolicyRunner:
         learner_connectors: LearnerPipeline,
         num_agents: int,
         num_lanes: int,
-        unread: UnreadSteps,
+        unread: RowLog,
     ) -> None:
         self.number, self.policy_id, self._policies = number, policy_id, policies
         self.seed_number = number
@@ -203,9 +210,8 @@ class PolicyRunner:
         self.group_index = -1
         self.ready = ReadyRows.none()
         self._who, self._num_agents = f"policy {policy_id!r}", num_agents
-        self._num_lanes = num_lanes
-        self._forms, self._memory, self._unread = ColumnForms(self._who), BatchMemory(), unread
-        self.trajectories: TransitionBuffer | UnreadSteps = self.new_slots()
+        self.log = RowLog(ColumnForms(self._who), num_lanes, BatchMemory())
+        self.keeps_rows, self._unread = True, unread
         self.is_frozen = self.is_retired = False
         self.unsent: PolicyAnswer | None = None
         self._declared = False
@@ -312,21 +318,16 @@ class PolicyRunner:
         Args:
             ended_N: (N,) episodes of an env with smaller ids than this have.
         """
-        if self.keeps_rows:
-            self.use_slots().keep_ended(ended_N)
+        self.log.keep_ended(ended_N, self._num_agents)
         self._forget_waiting()
 
     def clear(self) -> None:
         """Drop all rows."""
-        self.trajectories = self.new_slots()
+        self.log.clear()
+        self.keeps_rows = True
         self._forget_waiting()
 
     # --- where rows are stored
-
-    @property
-    def keeps_rows(self) -> bool:
-        """Whether its rows may be read."""
-        return self.trajectories is not self._unread
 
     @property
     def needs_last_rows(self) -> bool:
@@ -335,59 +336,8 @@ class PolicyRunner:
 
     def keep_rows(self, keeps_rows: bool) -> None:
         """Have rows kept from now on, or counted alone; nothing changes where there are some."""
-        if keeps_rows != self.keeps_rows and not len(self.trajectories):
-            self.trajectories = self.new_slots() if keeps_rows else self._unread
-
-    @property
-    def decides_for_all(self) -> bool:
-        """Whether every row that came out of its envs waits for its answer, and for nothing else."""
-        if self.agent_connectors.changes_length or self.off_policy.used or len(self.noops.lanes):
-            return False
-        return not self.keeps_rows or np.count_nonzero(self.trajectories.slot_L >= 0) == len(self.ready.lanes)
-
-    def use_dense(self, length: int, tick: int, length_N: IntArray) -> None:
-        """Store the next steps in a `DenseBuffer`; nothing is stored but rows that are ready, of all its agents.
-
-        Args:
-            length: How many steps.
-            tick: The round in which the ready rows came.
-            length_N: (N,) env steps that the running episodes have made.
-        """
-        lanes, rows = self.ready.lanes, self.ready.rows
-        env_t = length_N[lanes // self._num_agents]
-        self._memory.begin()
-        dense = DenseBuffer(self._forms, self._num_lanes, self._num_agents, length, rows, tick, env_t, self._memory)
-        if self.keeps_rows:
-            self.trajectories = dense
-        else:  # in one line: its rows wait in one place, whatever interrupts
-            self.trajectories, self._unread.slot_L[lanes] = dense, -1
-
-    def restore_ready(self) -> None:
-        """A policy to which rows were lent may have written into them: take those that are there once more."""
-        ready = self.ready
-        if ready.spare is not None:
-            rows, start, stop = ready.spare
-            self.ready = ReadyRows(ready.lanes, ready.places, rows.slice(start, stop))
-        elif isinstance(self.trajectories, DenseBuffer) and len(ready.lanes):
-            self.ready = ReadyRows(ready.lanes, ready.places, self.trajectories.waiting())
-
-    def use_slots(self) -> SlotBuffer | UnreadSteps:
-        """Store what comes in a `SlotBuffer`, and all that is stored; where rows are counted alone, nothing changes."""
-        stored = self.trajectories
-        if isinstance(stored, DenseBuffer):
-            slots = self.new_slots()
-            slots.adopt(stored)
-            self.trajectories = stored = slots
-            self.ready.is_lent = False
-        assert isinstance(stored, (SlotBuffer, UnreadSteps))  # there are no others
-        return stored
-
-    def forget(self, slots: Slots) -> None:
-        """Drop closed transitions; all of them where the buffer is dense."""
-        if isinstance(self.trajectories, DenseBuffer):
-            self.trajectories = self.trajectories.resized(0)
-        else:
-            self.use_slots().forget(np.asarray(slots))
+        if keeps_rows != self.keeps_rows and not len(self.log if self.keeps_rows else self._unread):
+            self.keeps_rows = keeps_rows
 
     def forget_ready(self, env_ids: IntArray) -> int:
         """Drop the rows of some envs that wait for an answer, and agents there that are idle; returns how many rows."""
@@ -409,30 +359,11 @@ class PolicyRunner:
     @property
     def forms(self) -> ColumnForms:
         """The columns' forms."""
-        return self._forms
+        return self.log.forms
 
-    @property
-    def slot_settings(self) -> tuple[int, BatchMemory]:
-        """What a `SlotBuffer` wants besides the forms."""
-        return self._num_lanes, self._memory
-
-    def new_slots(self) -> SlotBuffer:
-        """A `SlotBuffer` in which nothing is stored yet."""
-        return SlotBuffer(self._forms, *self.slot_settings)
-
-    def take_rows(
-        self, forms: ColumnForms, slots: SlotBuffer | None, ready: ReadyRows, unsent: PolicyAnswer | None
-    ) -> None:
-        """Go on with these rows in place of its own.
-
-        Args:
-            forms: The columns' forms.
-            slots: What is stored; None where rows are counted alone.
-            ready: The rows that wait for its answer.
-            unsent: See above.
-        """
-        self._forms, self._stores_plain = forms, False
-        self.trajectories = self._unread if slots is None else slots
+    def take_ready(self, ready: ReadyRows, unsent: PolicyAnswer | None) -> None:
+        """Go on with these rows that wait for an answer, once the log has those that are stored."""
+        self._stores_plain = False
         self.ready, self.unsent = ready, unsent
 
     # --- from ready rows to actions
@@ -452,7 +383,7 @@ class PolicyRunner:
         if unsent is not None and np.array_equal(unsent.ready.lanes, ready.lanes):
             unsent.ready = ready
             return unsent
-        rows = ready.rows if ready.is_lent else copied_rows(ready.rows)  # for the policy to write into
+        rows = ready.given()
         policy = self._policies[self.policy_id]
         version = int(policy.version)
         columns: Mapping[str, Tree]
@@ -549,7 +480,7 @@ class PolicyRunner:
         self, answer: PolicyAnswer, rows: Rows | None, own: list[AnyArray], for_env: list[AnyArray]
     ) -> list[list[AnyArray]]:
         """Leaves of all columns that are stored of an answer."""
-        given, forms = answer.given.keys(), self._forms
+        given, forms = answer.given.keys(), self.log.forms
         columns = {} if rows is None else {name: column for name, column in rows.items() if name not in given}
         columns["actions"] = self._policy_tree.unflatten(own)
         columns["actions_for_env"] = self.env_tree.unflatten(for_env)
@@ -563,8 +494,8 @@ class PolicyRunner:
 
     def note_sent(self, answer: PolicyAnswer) -> None:
         """The envs have taken an answer: store it, and call the agent connectors with it."""
-        if not isinstance(self.trajectories, UnreadSteps):
-            self.trajectories.answer(answer.ready.places, answer.parts)
+        if self.keeps_rows:
+            self.log.answer(answer.ready.lanes, answer.parts)
         if self._declared:
             self.noops.note_sent(answer.ready.lanes, answer.for_env)
         if self.off_policy.used:
@@ -639,14 +570,6 @@ class PolicyRunner:
 
 
 _NO_COLUMNS: Mapping[str, Tree] = {}
-
-
-def copied_rows(rows: Rows) -> Rows:
-    """Rows with copies of all columns."""
-    columns = dict(rows.items())
-    for name, column in columns.items():
-        columns[name] = column.copy() if isinstance(column, np.ndarray) else map_tree(np.array, column)
-    return Rows.of_length(columns, len(rows))
 
 
 def _is_plain(value: Any, leaves: Sequence[Leaf], n: int) -> bool:

@@ -13,7 +13,9 @@ from marlvec.collect.acting.policy_router import PolicyRouter
 from marlvec.collect.acting.policy_runner import PolicyRunner
 from marlvec.collect.acting.runner_state import get_runner_state, prepare_runner
 from marlvec.collect.episodes import EpisodeTracker
-from marlvec.collect.storage.unread_steps import UnreadSteps
+from marlvec.collect.storage.batch_memory import BatchMemory
+from marlvec.collect.storage.columns import ColumnForms
+from marlvec.collect.storage.row_log import RowLog
 from marlvec.connectors import ActionPipeline, AgentPipeline, Connector, LearnerPipeline, Pipeline
 from marlvec.connectors.pipeline import with_inner
 from marlvec.errors import ArgumentError, StateError
@@ -196,7 +198,9 @@ class PolicySet:
             for kind, given in zip(_KINDS, connectors, strict=True)
         )
         self._count = self.seed_count = 0
-        self.unread = UnreadSteps(envs.num_envs * envs.agent_num, envs.agent_num)
+        self.unread = RowLog(
+            ColumnForms("policies whose rows are not read"), envs.num_envs * envs.agent_num, BatchMemory()
+        )
         self.runners: dict[int, PolicyRunner] = {}
         for name in policies:
             self._append(name)
@@ -407,7 +411,7 @@ class PolicySet:
     def drop_retired(self) -> None:
         """Let removed policies go for good whose last rows are in a batch, or will be in none."""
         for runner in tuple(self.runners.values()):
-            if runner.is_retired and not (runner.keeps_rows and len(runner.trajectories.closed())):
+            if runner.is_retired and not (runner.keeps_rows and len(runner.log.closed())):
                 del self.runners[runner.number]
         self._report_policies()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -10,124 +10,124 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.acting.policy_router import PolicyRouter
-from marlvec.collect.acting.policy_runner import PolicyRunner, Selection, copied_rows
+from marlvec.collect.acting.policy_runner import PolicyRunner, Selection
 from marlvec.collect.episodes import EpisodeTracker, numbers_at
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.scheduling.env_step import EnvStep
+from marlvec.collect.storage.policy_rows import part_of
 from marlvec.connectors import Rows
+from marlvec.env_ids import Where
 from marlvec.trees import Tree
 
 __all__ = ["BuiltRows", "RowBuilder"]
 
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
 
 class BuiltRows(NamedTuple):
-    """A policy's rows.
+    """A policy's rows behind its agent connectors.
 
     Attributes:
         runner: The policy's.
-        chosen: Which rows were asked for.
-        rows: Behind its agent connectors.
-        kept: (n,) bool, which of those asked for they are; None for all.
-        spare: See `ReadyRows.spare`.
+        lanes: (n,) lanes of the rows that went into the connectors; ascending.
+        places: The same as an index.
+        columns: The rows that came out, and perhaps others.
+        part: Which rows of the columns these are; None: all.
+        kept: (n,) bool, which of the rows came out; None for all.
+        env_t: Env steps that the episodes of the rows that came out had made.
+        missing: (n,) bool, which last rows have no observation of their own; None where they are not last.
+        shared: Columns whose arrays other code may write into later, or that connectors have made.
     """
 
     runner: PolicyRunner
-    chosen: Selection
-    rows: Rows
-    kept: NDArray[np.bool_] | None
-    spare: tuple[Rows, int, int] | None
+    lanes: IntArray
+    places: Where
+    columns: Mapping[str, Tree]
+    part: slice | None
+    kept: BoolArray | None
+    env_t: IntArray
+    missing: BoolArray | None
+    shared: Collection[str]
 
 
 class RowBuilder:
-    """Makes a policy's rows, and sends them through its agent connectors.
+    """Makes policies' rows, and sends them through the agent connectors.
 
     Args:
         router: Which policy plays which agent.
         episodes: The accounts of the running episodes.
         metrics: Where the time goes.
+        copies: Whether the envs' observations are arrays that the envs do not write into again.
     """
 
-    def __init__(self, router: PolicyRouter, episodes: EpisodeTracker, metrics: Metrics) -> None:
+    def __init__(self, router: PolicyRouter, episodes: EpisodeTracker, metrics: Metrics, *, copies: bool) -> None:
         self._router, self._episodes, self._metrics = router, episodes, metrics
+        self._of_envs = () if copies else ("obs", "action_mask")
 
-    def rows(
-        self, runner: PolicyRunner, chosen: Selection, env_step: EnvStep, *, last: bool
-    ) -> tuple[Rows, NDArray[np.bool_] | None]:
-        """Rows behind the agent connectors, and which of those asked for they are: (n,) bool, or None for all.
-
-        Args:
-            runner: Whose rows.
-            chosen: Which.
-            env_step: Where they are.
-            last: Whether these are final observations.
-        """
-        columns, leaves = self._columns(runner.group_index, chosen, env_step, last=last)
-        columns["obs"] = self._router.groups[runner.group_index].observation_tree.unflatten(leaves)
-        return self._observed(runner, Rows.of_length(columns, len(chosen.lanes)))
-
-    def next_rows(self, runner: PolicyRunner, chosen: Selection, env_step: EnvStep) -> tuple[Rows, bool]:
-        """`rows` of all agents of a policy, in a step of all envs that ended no agent and after which all are to act.
-
-        Returns:
-            The rows; and whether they came out of the connectors as they went in: then no other code has their arrays,
-            where those of ``env_step`` are not.
-        """
-        episodes, places, g, n = self._episodes, chosen.places, runner.group_index, len(chosen.lanes)
-        columns: dict[str, Any] = {
-            "env_id": chosen.env_id.copy(),
-            "agent_index": chosen.agent_index.copy(),
-            "eps_id": episodes.eps_id_N[chosen.env_id],
-            "t": episodes.turn_L[places].copy(),
-            "obs": _NOTHING,
-            "rewards": episodes.owed_L[places].copy(),
-            "terminated": np.zeros(n, np.bool_),
-            "truncated": np.zeros(n, np.bool_),
-            "first": np.zeros(n, np.bool_),
-            "last": np.zeros(n, np.bool_),
-        }
-        episodes.owed_L[places] = 0.0
-        mask, leaves = env_step.masks[g], env_step.obs[g]
-        if mask is not None:
-            columns["action_mask"] = chosen.pick(mask)
-        if env_step.state is not None:
-            columns["state"] = _state(chosen, env_step, last=False)
-        tree = self._router.groups[g].observation_tree
-        columns["obs"] = chosen.pick(leaves[0]) if tree.is_leaf else tree.unflatten([*map(chosen.pick, leaves)])
-        rows = Rows.of_length(columns, n)
-        if runner.agent_connectors.is_identity:
-            return rows, True
-        out, _ = self._observed(runner, rows)
-        return out, out is rows
-
-    def shared(self, env_step: EnvStep, lanes: NDArray[np.int64], *, last: bool) -> Iterator[BuiltRows]:
-        """Rows of all policies in the groups that several play in: columns are made once, and divided up.
+    def build(self, env_step: EnvStep, lanes: IntArray | None, *, last: bool) -> Iterator[BuiltRows]:
+        """Each policy's rows; those of several policies in one group are made together, and are parts of the same.
 
         Args:
             env_step: Where they are.
-            lanes: Which.
+            lanes: Which; None for all agents of these envs, where no agent's policy changes.
             last: Whether these are final observations.
         """
-        for g, chosen, shares in self._router.split(env_step.env_ids, lanes):
-            columns, leaves = self._columns(g, chosen, env_step, last=last)
-            tree = self._router.groups[g].observation_tree
-            if tree.is_leaf:
-                columns["obs"] = leaves[0]
-            spare = None
-            if not last:
-                spare = copied_rows(Rows.of_length({**columns, "obs": tree.unflatten(leaves)}, len(chosen.lanes)))
-            flat = chosen.flat
-            assert flat is not None  # so split() makes them
+        router = self._router
+        for runner in router.playing:
+            if lanes is None:
+                chosen = router.everyone(runner, env_step.env_ids)
+            elif router.plays_alone(runner):
+                chosen = router.select(runner, env_step.env_ids, lanes)
+            else:
+                continue
+            if len(chosen.lanes):
+                made = self._make(runner.group_index, chosen, env_step, last=last)
+                shared = self._of_envs if chosen.flat is None else ()
+                yield self._observed(runner, chosen.lanes, chosen.places, *made, None, shared)
+        if lanes is None or not router.is_shared:
+            return
+        for g, chosen, shares in router.split(env_step.env_ids, lanes):
+            columns, env_t, missing = self._make(g, chosen, env_step, last=last)
             for runner, start, stop in shares:
-                own: dict[str, Tree] = {name: column[start:stop] for name, column in columns.items()}
-                if not tree.is_leaf:
-                    own["obs"] = tree.unflatten([leaf[start:stop] for leaf in leaves])
-                own_lanes = chosen.lanes[start:stop]
-                mine = Selection(flat[start:stop], own["env_id"], own["agent_index"], own_lanes, own_lanes)
-                rows = Rows.of_length(own, stop - start)
-                if runner.agent_connectors.is_identity:
-                    yield BuiltRows(runner, mine, rows, None, None if spare is None else (spare, start, stop))
-                else:
-                    yield BuiltRows(runner, mine, *self._observed(runner, rows), None)
+                part = slice(start, stop)
+                own = chosen.lanes[part]
+                own_missing = None if missing is None else missing[part]
+                yield self._observed(runner, own, own, columns, env_t[part], own_missing, part, ())
+
+    def _observed(
+        self,
+        runner: PolicyRunner,
+        lanes: IntArray,
+        places: Where,
+        columns: Mapping[str, Tree],
+        env_t: IntArray,
+        missing: BoolArray | None,
+        part: slice | None,
+        shared: Collection[str],
+    ) -> BuiltRows:
+        """Send a policy's rows through its agent connectors."""
+        if runner.agent_connectors.is_identity:
+            return BuiltRows(runner, lanes, places, columns, part, None, env_t, missing, shared)
+        began = perf_counter()
+        own = {name: part_of(column, part) for name, column in columns.items()}
+        out, kept = runner.observe(Rows.of_length(own, len(lanes)))
+        timer = self._metrics.timers["agent_connectors"]
+        timer.seconds, timer.calls = timer.seconds + perf_counter() - began, timer.calls + 1
+        if kept is not None:
+            env_t = env_t[kept]
+        made = [name for name, column in out.items() if name in shared or column is not own.get(name)]
+        return BuiltRows(runner, lanes, places, dict(out.items()), None, kept, env_t, missing, made)
+
+    def _make(
+        self, g: int, chosen: Selection, env_step: EnvStep, *, last: bool
+    ) -> tuple[dict[str, Tree], IntArray, BoolArray | None]:
+        """Columns of rows of one group; env steps made; and which last rows have no observation of their own."""
+        columns, leaves = self._columns(g, chosen, env_step, last=last)
+        tree = self._router.groups[g].observation_tree
+        columns["obs"] = leaves[0] if tree.is_leaf else tree.unflatten(leaves)
+        missing = self._router.pick(g, chosen, env_step.missing) if last else None
+        return columns, self._episodes.length_N[chosen.env_id], missing
 
     def _columns(
         self, group_index: int, chosen: Selection, env_step: EnvStep, *, last: bool
@@ -156,13 +156,6 @@ class RowBuilder:
         if env_step.state is not None:
             columns["state"] = _state(chosen, env_step, last=last)
         return columns, [chosen.pick(leaf) for leaf in leaves]
-
-    def _observed(self, runner: PolicyRunner, rows: Rows) -> tuple[Rows, NDArray[np.bool_] | None]:
-        began = perf_counter()
-        out, kept = runner.observe(rows)
-        timer = self._metrics.timers["agent_connectors"]
-        timer.seconds, timer.calls = timer.seconds + perf_counter() - began, timer.calls + 1
-        return out, kept
 
 
 _NOTHING = np.zeros(0)

@@ -10,14 +10,12 @@ import numpy as np
 from marlvec.collect.acting.policy_runner import PolicyAnswer, PolicyRunner, ReadyRows
 from marlvec.collect.storage.column_specs import ColumnSpecs
 from marlvec.collect.storage.columns import ColumnForms
-from marlvec.collect.storage.dense_buffer import DenseBuffer
 from marlvec.collect.storage.plain_columns import (
     columns_from,
     plain_columns,
     plain_rows,
     rows_from,
 )
-from marlvec.collect.storage.slot_buffer import SlotBuffer
 from marlvec.connectors import Rows
 from marlvec.connectors.pipeline import with_inner
 from marlvec.errors import ArgumentError, StateError
@@ -51,14 +49,10 @@ def get_runner_state(runner: PolicyRunner) -> State:
 
 
 def _get_rows(runner: PolicyRunner) -> State:
-    stored, who = runner.trajectories, f"policy {runner.policy_id!r}"
-    if isinstance(stored, DenseBuffer):  # which is another way to store the same
-        slots = runner.new_slots()
-        slots.adopt(stored)
-        stored = slots
+    who = f"policy {runner.policy_id!r}"
     return {
         "forms": runner.forms.get_state(),
-        "stored": stored.get_state(runner.ready.lanes) if isinstance(stored, SlotBuffer) else None,
+        "stored": runner.log.get_state() if runner.keeps_rows else None,
         "ready": {"lanes": runner.ready.lanes.copy(), "rows": plain_rows(runner.ready.rows, who)},
         "unsent": None if runner.unsent is None else _get_answer(runner.unsent, who),
         "noops": runner.noops.get_state(),
@@ -131,7 +125,7 @@ def _prepare_rows(runner: PolicyRunner, state: Any, where: str) -> Callable[[], 
     specs = column_specs(runner)
     forms = ColumnForms.from_state(state["forms"], specs, where)
     stored, ready = state["stored"], check_fields(state["ready"], ("lanes", "rows"), where)
-    slots = None if stored is None else SlotBuffer.from_state(stored, forms, *runner.slot_settings)
+    put_log = None if stored is None else runner.log.prepare(stored, forms)
     rows = _rows_from(ready["rows"], forms, specs, f"{where}: ready rows")
     if len(rows) and forms.rows and (rows.keys() ^ forms.rows.keys()) - {"action_mask"}:
         raise ArgumentError(f"{where}: ready rows have the columns {list(rows.keys())}, stored ones {list(forms.rows)}")
@@ -142,9 +136,15 @@ def _prepare_rows(runner: PolicyRunner, state: Any, where: str) -> Callable[[], 
         forms.fit_saved(columns_from(state["off_policy"]["blanks"], 1, where), f"{where}: blanks", known=forms.answers)
 
     def put() -> None:
+        runner.clear()
+        runner.keeps_rows = put_log is not None
+        if put_log is None:
+            runner.log.forms = forms
+        else:
+            put_log()
         for part in puts:
             part()
-        runner.take_rows(forms, slots, ReadyRows(lanes, lanes, rows), answer)
+        runner.take_ready(ReadyRows(lanes, lanes, rows), answer)
 
     return put
 

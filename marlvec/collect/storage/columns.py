@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from marlvec.collect.storage.column_specs import ColumnSpecs
 from marlvec.collect.storage.plain_columns import columns_from, plain_columns
-from marlvec.connectors import Rows
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.serialization.state_fields import State, check_fields, flag_field
 from marlvec.trees import Tree, map_tree, to_array, tree_leaves
@@ -203,11 +202,11 @@ class ColumnForms:
                 raise ArgumentError(f"{where}: {error}") from error
         return found
 
-    def check_rows(self, rows: Rows, *, final: bool = False) -> None:
+    def check_rows(self, rows: Mapping[str, Tree], *, final: bool = False) -> None:
         """Make sure that rows have the columns they had until now; the first rows settle which these are.
 
         Args:
-            rows: n rows behind the agent connectors.
+            rows: Columns of rows behind the agent connectors.
             final: Whether they are last rows, which may lack what connectors add.
 
         Raises:
@@ -218,7 +217,7 @@ class ColumnForms:
                 if name not in rows and name in ROW_COLUMNS:
                     raise ContractError(f"{self._owner}: its agent connectors dropped column {name!r} of last rows")
         elif rows.keys() != self.rows.keys():
-            self._learn(dict(rows.items()))
+            self._learn(rows)
 
     def _learn(self, columns: Mapping[str, Tree]) -> None:
         if self.rows and columns.keys() - self.rows.keys() == {"action_mask"} and self.rows.keys() < columns.keys():

@@ -1,122 +1,211 @@
-"""`RowLog`: one policy's rows and answers as they came; what belongs together is found when a batch is read.
+"""`RowLog`: one policy's rows and answers, in the order in which they came; a batch sorts them when it is read.
 
-A *lane* is one (env, agent): number ``env * A + agent``. Rows of a lane stand in order of time. A transition runs from
-a row that an agent acted on to the lane's next row: its next turn, or its end. One stable sort by lane gives the links,
-and the order of a batch (env, agent, time), at the same time. The k-th answer of a lane is that to its k-th row.
+A *lane* is one (env, agent): number ``env * A + agent``. A *moment* holds the rows of some lanes that came together:
+rows to act on, or last rows. Rows of a lane are in order of time. A transition runs from a row that an agent acted on
+to the lane's next row, its next turn or its end. The k-th answer of a lane belongs to the k-th row it acted on. So
+nothing links rows while they are collected: one stable sort by lane gives the links, and the order of a batch (env,
+agent, time), at the same time.
+
+Where all lanes act in each step and their number is known, rows are written into a `Block`, in the order of the batch;
+the moments are views of it, and a full block is read in place.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.storage.batch_memory import BatchMemory
+from marlvec.collect.storage.block import Block
 from marlvec.collect.storage.columns import ColumnForm, ColumnForms, Leaves, order_columns
+from marlvec.collect.storage.plain_columns import columns_from, plain_columns
+from marlvec.collect.storage.policy_rows import PolicyRows, copied_rows, part_of
 from marlvec.connectors import Rows
-from marlvec.env_ids import Where
+from marlvec.errors import ArgumentError
+from marlvec.serialization.state_fields import State, array_field, check_fields
 from marlvec.trees import Tree
 
-__all__ = ["RowLog"]
+__all__ = ["Moment", "RowLog", "RowNumbers"]
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 AnyArray = NDArray[Any]
+RowNumbers: TypeAlias = IntArray | range
+"""Numbers of a log's rows, ascending; a range: all closed transitions of a full block."""
 
-_UNREAD = {"first", "last"}
-_OUTCOME = ("rewards", "terminated", "truncated", "first", "last")  # of a transition those of its second row
+_OUTCOME = ("rewards", "terminated", "truncated")  # of a transition: those of its second row
+_UNREAD = ("first", "last")
+_LATE = {"action_mask", "off_policy"}  # columns that may come at any time
+_VERSION = "policy_version"  # one number for all rows of an answer
 
 
 @dataclass(slots=True)
-class _Moment:
-    """Rows that came together, or what is left of older ones; in order of time where a lane has several.
+class Moment:
+    """Rows that came together; or the remains of older moments, in which a lane may have several.
 
     Attributes:
-        lanes: (n,) whose they are.
-        ticks: (n,) the rounds they came in.
+        lanes: (n,) whose they are; ascending where they came together.
+        ticks: The round they came in, or (n,).
         env_t: (n,) env steps that their episodes had made by then.
-        final: (n,) which are last rows.
-        missing: (n,) which of those have no observation of their own.
-        columns: Leaves (n, …) of each column; last rows may lack what connectors add.
+        final: Whether they are last rows, or (n,).
+        missing: (n,) which last rows have no observation of their own; None where there are no last rows.
+        columns: By name; last rows may lack columns that connectors add. Empty where they are in a block.
+        part: Which rows of the columns these are; None: all.
+        block: Where the columns are, and the step there; or None.
     """
 
     lanes: IntArray
-    ticks: IntArray
+    ticks: IntArray | int
     env_t: IntArray
-    final: BoolArray
-    missing: BoolArray
-    columns: dict[str, Leaves]
+    final: BoolArray | bool
+    missing: BoolArray | None
+    columns: Mapping[str, Tree]
+    part: slice | None = None
+    block: Block | None = None
+    t: int = 0
+
+    @property
+    def rows(self) -> Rows:
+        """The rows; nothing may write into their arrays."""
+        if self.block is not None:
+            return self.block.read_rows(self.t)
+        return Rows.of_length({name: part_of(self.columns[name], self.part) for name in self.columns}, len(self.lanes))
+
+    def given(self) -> Rows:
+        """The rows for a policy, which may write into their arrays; each call gives others."""
+        if self.block is not None:  # whose arrays are those of a batch later
+            return copied_rows(self.block.read_rows(self.t))
+        return PolicyRows(self.columns, self.part, len(self.lanes))
+
+    def column(self, name: str) -> Tree | None:
+        """One column; None where these rows do not have it."""
+        block = self.block
+        if block is None:
+            return part_of(self.columns[name], self.part) if name in self.columns else None
+        if name in block.fixed:
+            return block.fixed[name]
+        tables = block.rows.get(name)
+        return None if tables is None else block.forms.rows[name].tree([table[:, self.t] for table in tables])
 
 
 @dataclass(slots=True)
 class _Answers:
-    """What was decided about rows, and for which lanes; in order of time where a lane has several."""
+    """What was decided about rows; in order of time where a lane has several.
+
+    Attributes:
+        lanes: (n,) whose rows these were.
+        columns: Leaves (n, …) by name; of those that are in a block, the version alone.
+        block: Where the others are, and the step there; or None.
+    """
 
     lanes: IntArray
     columns: dict[str, Leaves]
+    block: Block | None = None
+    t: int = 0
+
+    def leaves(self, name: str) -> Leaves | None:
+        """Leaves of one column; None where these answers do not have it."""
+        block = self.block
+        if block is None or name in self.columns:
+            return self.columns.get(name)
+        tables = block.answers.get(name)
+        return None if tables is None else [table[:, self.t] for table in tables]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """All that a log holds; replaced as a whole where something is dropped.
+
+    Attributes:
+        moments, answers: In order of time.
+        block: Where the rows of the next step go, and all before; None: rows are stored as they come.
+        steps: So many moments are in the block; one more than it has room for: it is full, and the rows behind its last
+            step have come.
+    """
+
+    moments: list[Moment] = field(default_factory=list)
+    answers: list[_Answers] = field(default_factory=list)
+    block: Block | None = None
+    steps: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the block can be read in place: it holds all rows but last ones and those behind it."""
+        return self.block is not None and self.steps > self.block.length
 
 
 class _Index:
     """All rows of a log in one line, and how they follow each other.
 
     Attributes:
-        lane, tick, env_t, final, missing: (R,) as in `_Moment`.
+        lane, env_t, tick, final, missing: (R,) as in `Moment`.
         order: (R,) row numbers by lane, then time.
         after: (R,) number of the row that closes a row's transition; -1: none.
-        answer: (R,) number of the answer to a row; -1: none.
-        row_starts, answer_starts: Number of the first row of each moment, and of the first answer of each call.
+        starts: Number of the first row of each moment; and how many rows there are.
     """
 
-    def __init__(self, moments: list[_Moment], answers: list[_Answers], num_lanes: int) -> None:
-        def joined(name: str, dtype: Any) -> AnyArray:
-            return np.concatenate([np.zeros(0, dtype), *(getattr(moment, name) for moment in moments)])
-
-        self.lane, self.tick, self.env_t = (joined(name, np.int64) for name in ("lanes", "ticks", "env_t"))
-        self.final, self.missing = joined("final", np.bool_), joined("missing", np.bool_)
-        # A stable sort of 16-bit keys is a radix sort.
-        kind = np.uint16 if num_lanes <= np.iinfo(np.uint16).max else np.int64
-        self.order = np.argsort(self.lane.astype(kind), kind="stable")
+    def __init__(self, moments: Sequence[Moment], num_lanes: int) -> None:
+        self.starts = _starts(moments)
+        size = self.starts[-1]
+        none = np.zeros(0, np.int64)
+        self.lane = np.concatenate([none, *(moment.lanes for moment in moments)])
+        self.env_t = np.concatenate([none, *(moment.env_t for moment in moments)])
+        self.tick = np.empty(size, np.int64)
+        self.final, self.missing = np.zeros((2, size), np.bool_)
+        for moment, start, stop in zip(moments, self.starts, self.starts[1:], strict=False):
+            self.tick[start:stop] = moment.ticks
+            if moment.missing is not None:
+                self.final[start:stop], self.missing[start:stop] = moment.final, moment.missing
+        self.order = self.lane.astype(_key_dtype(num_lanes)).argsort(kind="stable")
         sorted_lane = self.lane[self.order]
-        has_next = np.zeros(len(self.order), np.bool_)
+        has_next = np.zeros(size, np.bool_)
         has_next[:-1] = sorted_lane[1:] == sorted_lane[:-1]
         has_next &= ~self.final[self.order]
-        at = np.flatnonzero(has_next)
-        self.after = np.full(len(self.order), -1)
+        at = has_next.nonzero()[0]
+        self.after = np.full(size, -1)
         self.after[self.order[at]] = self.order[at + 1]
-        self.answer = self._matched(answers, kind, num_lanes)
-        self.row_starts, self.answer_starts = _starts(moments), _starts(answers)
 
-    def _matched(self, answers: list[_Answers], kind: Any, num_lanes: int) -> IntArray:
+    def answer_of(self, lanes: IntArray, num_lanes: int) -> IntArray:
+        """Number of the answer to each row, -1: none: (R,).
+
+        Args:
+            lanes: (K,) whose the answers are, in order of time.
+            num_lanes: N × A.
+        """
         found = np.full(len(self.lane), -1)
-        lanes = np.concatenate([np.zeros(0, np.int64), *(answer.lanes for answer in answers)])
-        decisions = np.flatnonzero(~self.final)
+        decisions = (~self.final).nonzero()[0]
         own = self.lane[decisions]
         if np.array_equal(own[: len(lanes)], lanes):  # each moment was answered as it came
             found[decisions[: len(lanes)]] = np.arange(len(lanes))
             return found
-        decisions = self.order[~self.final[self.order]]  # by lane; each lane's first ones are those answered
+        decisions = self.order[~self.final[self.order]]  # by lane; each lane's first rows are the answered ones
         counts, starts = np.bincount(lanes, minlength=num_lanes), np.zeros(num_lanes, np.int64)
         np.cumsum(np.bincount(own, minlength=num_lanes)[:-1], out=starts[1:])
         is_answered = np.arange(len(decisions)) - starts[self.lane[decisions]] < counts[self.lane[decisions]]
-        found[decisions[is_answered]] = np.argsort(lanes.astype(kind), kind="stable")
+        found[decisions[is_answered]] = lanes.astype(_key_dtype(num_lanes)).argsort(kind="stable")
         return found
 
 
-def _starts(parts: Sequence[_Moment | _Answers]) -> list[int]:
+def _starts(parts: Sequence[Moment | _Answers]) -> list[int]:
     return [0, *accumulate(len(part.lanes) for part in parts)]
 
 
-class RowLog:
-    """Rows and answers of one policy, appended to as they come.
+def _key_dtype(num_lanes: int) -> Any:
+    # A stable sort of 16-bit keys is a radix sort.
+    return np.uint16 if num_lanes <= np.iinfo(np.uint16).max else np.int64
 
-    Ctrl-C may come at any line: rows and answers are built first and appended by one call; what drops some builds a new
-    moment, and puts it in the place of all by one assignment.
+
+class RowLog:
+    """Rows and answers of one policy.
+
+    Ctrl-C may come at any line: a moment, or an answer, is made first and appended by one call; to drop rows, the rest
+    is made anew and replaces all by one store.
 
     Args:
         forms: The columns' forms.
@@ -125,118 +214,218 @@ class RowLog:
 
     Attributes:
         forms: As given.
-        is_open_L: (L,) bool, a row of the lane waits for an action or for its outcome; for reading.
     """
 
     def __init__(self, forms: ColumnForms, num_lanes: int, memory: BatchMemory) -> None:
         self.forms, self._memory, self._num_lanes = forms, memory, num_lanes
-        self._kept: tuple[list[_Moment], list[_Answers]] = ([], [])
-        self.is_open_L = np.zeros(num_lanes, np.bool_)
+        self._kept = _Kept()
+        self._last_index: tuple[_Kept, _Index] | None = None  # of which it is the index
 
     def __len__(self) -> int:
-        return sum(len(moment.lanes) for moment in self._kept[0])
+        """How many rows are stored."""
+        return sum(len(moment.lanes) for moment in self._kept.moments)
 
     # --- in
 
-    def append(
-        self,
-        rows: Rows,
-        lanes: IntArray,
-        places: Where,
-        tick: IntArray | int,
-        env_t: IntArray,
-        missing: BoolArray | None = None,
-    ) -> int:
-        """Store rows, and close the transitions that led to them.
+    def begin_block(self, length: int) -> None:
+        """Have the rows of the next steps written into a block, where no rows are stored but those that wait.
 
         Args:
-            rows: n rows behind the agent connectors.
-            lanes: (n,) whose rows they are; ascending.
-            places: The same as an index.
-            tick: (n,) the rounds they came in, or that of all.
-            env_t: (n,) env steps that their episodes had made by then.
-            missing: None where an agent is to act on them. Else they are last rows, which may lack what connectors add;
-                (n,) which of them have no observation of their own, so that the one there does not count.
+            length: How many steps all lanes are to make.
+        """
+        moments = self._kept.moments
+        if len(moments) != 1 or self._kept.answers or moments[0].missing is not None:
+            return
+        [waiting] = moments
+        if np.count_nonzero(waiting.lanes[1:] <= waiting.lanes[:-1]):
+            return
+        self._memory.begin()
+        rows = dict(waiting.rows.items())
+        try:
+            block = Block(self.forms, waiting.lanes, rows, length, self._memory)
+        except MemoryError:  # so much may be asked for that only an interrupt ends it
+            return
+        block.write(rows, 0)
+        moment = Moment(waiting.lanes, waiting.ticks, waiting.env_t, False, None, {}, None, block)
+        self._kept = _Kept([moment], [], block, 1)
 
-        Returns:
-            How many transitions were closed.
+    def append(
+        self,
+        columns: Mapping[str, Tree],
+        lanes: IntArray,
+        ticks: IntArray | int,
+        env_t: IntArray,
+        missing: BoolArray | None = None,
+        *,
+        part: slice | None = None,
+        shared: Collection[str] = (),
+    ) -> Moment:
+        """Store rows, which close the transitions that led to them.
+
+        Args:
+            columns: Of rows behind the agent connectors, by name.
+            lanes: (n,) whose rows they are; ascending.
+            ticks: The round they came in, or (n,).
+            env_t: (n,) env steps that their episodes had made by then.
+            missing: None where an agent is to act on them. Else they are last rows, which may lack columns that
+                connectors add; (n,) which of them have no observation of their own, so that theirs does not count.
+            part: Which rows of the columns these are; None: all.
+            shared: Names of columns that other code may write into later, or that connectors have made: they are
+                checked, and copied. The other arrays are stored as they are.
 
         Raises:
             ContractError: A column is missing, new, or has changed its form.
         """
-        is_last, n = missing is not None, len(lanes)
-        self.forms.check_rows(rows, final=is_last)
-        columns = {
-            name: [leaf.copy() for leaf in form.fit(rows[name])]
-            for name, form in self.forms.rows.items()
-            if name in rows and name not in _UNREAD
-        }
-        moment = _Moment(
-            lanes,
-            np.full(n, tick) if np.ndim(tick) == 0 else np.array(tick),
-            np.array(env_t),
-            np.full(n, is_last),
-            np.zeros(n, np.bool_) if missing is None else missing.copy(),
-            columns,
-        )
-        closed = int(np.count_nonzero(self.is_open_L[places]))
-        self._kept[0].append(moment)
-        self._forget_index()
-        self.is_open_L[places] = not is_last
-        return closed
+        kept, forms = self._kept, self.forms
+        is_last = missing is not None
+        forms.check_rows(columns, final=is_last)
+        block = None if is_last else self._block_for(lanes)
+        if block is not None:
+            own = columns if part is None else {name: part_of(column, part) for name, column in columns.items()}
+            block.write(own, kept.steps)
+            moment = Moment(lanes, ticks, env_t, False, None, {}, None, block, kept.steps)
+        else:
+            if shared:
+                own = {name: forms.rows[name] for name in shared if name in columns and name in forms.rows}
+                copies = {
+                    name: form.tree([leaf.copy() for leaf in form.fit(columns[name])]) for name, form in own.items()
+                }
+                columns = {**columns, **copies}
+            moment = Moment(lanes, ticks, env_t, is_last, missing, columns, part)
+        kept.moments.append(moment)
+        kept.steps += not is_last
+        return moment
 
-    def answer(self, lanes: IntArray, parts: list[Leaves]) -> None:
-        """Write down what the policy answered to these lanes' last rows: what `ColumnForms.check_answer` returned."""
-        columns = {
-            name: [leaf.copy() for leaf in leaves] for name, leaves in zip(self.forms.answers, parts, strict=True)
+    def count(self, parts: Sequence[Moment]) -> None:
+        """Store whose rows these are that came together, and of which episodes, alone."""
+        if not parts:
+            return
+        first, several = parts[0], len(parts) > 1
+
+        def joined(arrays: list[Any]) -> Any:
+            return np.concatenate(arrays) if several else arrays[0]
+
+        eps_ids = joined([part.column("eps_id") for part in parts])
+        lanes, env_t = joined([part.lanes for part in parts]), joined([part.env_t for part in parts])
+        missing = None if first.missing is None else joined([part.missing for part in parts])
+        ticks = first.ticks if isinstance(first.ticks, int) else joined([part.ticks for part in parts])
+        self._kept.moments.append(Moment(lanes, ticks, env_t, first.final, missing, {"eps_id": eps_ids}))
+
+    def _block_for(self, lanes: IntArray) -> Block | None:
+        """The block, where it has room for these lanes' rows; from where it has none on there is none."""
+        kept = self._kept
+        block = kept.block
+        if block is None:
+            return None
+        is_regular = lanes is block.lanes or np.array_equal(lanes, block.lanes)
+        if not is_regular or kept.steps > block.length or len(block.rows) + len(block.fixed) < len(self.forms.rows):
+            kept.block = None
+            return None
+        return block if kept.steps < block.length else None
+
+    def answer(self, lanes: IntArray, parts: Sequence[Leaves]) -> None:
+        """Store what the policy answered to these lanes' last rows: what `ColumnForms.check_answer` returned."""
+        kept = self._kept
+        columns = dict(zip(self.forms.answers, parts, strict=True))
+        version = columns.pop(_VERSION)  # an array that nothing writes into
+        block = kept.block
+        if block is not None:
+            t = len(kept.answers)
+            is_next = t < block.length and t == kept.steps - 1 and len(lanes) == len(block.lanes)
+            if is_next and block.write_answer(columns, t):
+                kept.answers.append(_Answers(lanes, {_VERSION: version}, block, t))
+                return
+            kept.block = None
+        said = columns["actions"]
+        own = {
+            name: [leaf.copy() for leaf in leaves]
+            for name, leaves in columns.items()
+            if leaves is not said or name == "actions"
         }
-        self._kept[1].append(_Answers(lanes, columns))
-        self._forget_index()
+        stored = {name: own.get(name, own["actions"]) for name in columns}
+        kept.answers.append(_Answers(lanes, {**stored, _VERSION: version}))
 
     # --- looking
 
-    @cached_property
+    @property
     def _index(self) -> _Index:
-        return _Index(*self._kept, self._num_lanes)
+        kept, found = self._kept, self._last_index
+        if found is None or found[0] is not kept or len(found[1].starts) != len(kept.moments) + 1:
+            self._last_index = found = kept, _Index(kept.moments, self._num_lanes)
+        return found[1]
 
-    def _forget_index(self) -> None:
-        vars(self).pop("_index", None)
-
-    def closed(self, eps_ids: IntArray | None = None) -> IntArray:
-        """Numbers of the rows whose transitions' outcome is known, of all episodes or of some; ascending."""
-        numbers = np.flatnonzero(self._index.after >= 0)
+    def closed(self, eps_ids: IntArray | None = None) -> RowNumbers:
+        """Numbers of the rows whose transitions' outcome is known, of all episodes or of some."""
+        kept = self._kept
+        if eps_ids is None and kept.is_whole:
+            assert kept.block is not None
+            return range(len(kept.block.lanes) * kept.block.length)
+        numbers = (self._index.after >= 0).nonzero()[0]
         return numbers if eps_ids is None else numbers[np.isin(self._eps_id(numbers), eps_ids)]
 
     def of_episodes(self, eps_ids: IntArray) -> IntArray:
-        """Numbers of all rows of some episodes, ends and rows that wait for an action included; ascending."""
+        """Numbers of all rows of some episodes, last rows and rows that wait for an action included."""
         numbers = np.arange(len(self))
         return numbers[np.isin(self._eps_id(numbers), eps_ids)]
 
-    def without(self, numbers: IntArray, eps_ids: Collection[int]) -> IntArray:
+    def without(self, numbers: RowNumbers, eps_ids: Collection[int]) -> RowNumbers:
         """Those of some rows that are of none of these episodes."""
-        return numbers[~np.isin(self._eps_id(numbers), list(eps_ids))] if eps_ids else numbers
+        if not eps_ids or not len(numbers):
+            return numbers
+        numbers = self._numbers(numbers)
+        return numbers[~np.isin(self._eps_id(numbers), list(eps_ids))]
+
+    def _numbers(self, numbers: RowNumbers) -> IntArray:
+        return (self._index.after >= 0).nonzero()[0] if isinstance(numbers, range) else numbers
 
     def _eps_id(self, numbers: IntArray) -> IntArray:
-        found: IntArray = self._take("eps_id", numbers)[0] if len(numbers) else np.zeros(0, np.int64)
+        parts = [moment.column("eps_id") for moment in self._kept.moments]
+        found: IntArray = np.concatenate([np.zeros(0, np.int64), *parts])[numbers]
         return found
 
-    def closing_order(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
-        """Tick at which each transition was closed, and its lane."""
-        index = self._index
+    def closing_order(self, numbers: RowNumbers) -> tuple[IntArray, IntArray]:
+        """Round in which each transition was closed, and its lane."""
+        index, numbers = self._index, self._numbers(numbers)
         return index.tick[index.after[numbers]], index.lane[numbers]
+
+    def closed_until(self, last: tuple[int, int]) -> RowNumbers:
+        """Numbers of the rows whose transitions were closed up to this (round, lane)."""
+        numbers = self._numbers(self.closed())
+        rounds, lanes = self.closing_order(numbers)
+        found: IntArray = numbers[(rounds < last[0]) | ((rounds == last[0]) & (lanes <= last[1]))]
+        return found
+
+    @property
+    def open_lanes(self) -> IntArray:
+        """Lanes with a row that waits for an action, or for its outcome; ascending."""
+        index = self._index
+        return np.sort(index.lane[(index.after < 0) & ~index.final])
 
     # --- out
 
-    def read(self, numbers: IntArray, unroll_id: int) -> tuple[dict[str, Tree], int]:
+    def read(self, numbers: RowNumbers, unroll_id: int) -> tuple[dict[str, Tree], int]:
         """Columns of transitions, ordered by env, agent and time.
 
         Args:
-            numbers: Some of `closed`, ascending; at least one.
+            numbers: Some of `closed`; at least one.
             unroll_id: Number of the first fragment, a stretch of one agent's episode.
 
         Returns:
             The columns, and the number after the last fragment's.
         """
+        if isinstance(numbers, range):
+            columns, lane = self._read_block()
+        else:
+            columns, lane = self._read_sorted(numbers)
+        eps_id, ended = columns["eps_id"], columns["terminated"] | columns["truncated"]
+        starts = np.zeros(len(lane), np.int64)
+        starts[1:] = (lane[1:] != lane[:-1]) | (eps_id[1:] != eps_id[:-1])
+        starts[1:] |= ended[:-1]  # an agent that came back has a new life
+        columns["unroll_id"] = np.cumsum(starts, out=self._memory.empty(starts.shape, np.int64))
+        columns["unroll_id"] += unroll_id
+        return order_columns(columns), int(columns["unroll_id"][-1]) + 1
+
+    def _read_sorted(self, numbers: IntArray) -> tuple[dict[str, Tree], IntArray]:
         self._memory.begin()
         index, rows = self._index, self.forms.rows
         wanted = np.zeros(len(index.lane), np.bool_)
@@ -244,91 +433,277 @@ class RowLog:
         numbers = index.order[wanted[index.order]]
         after = index.after[numbers]
         missing, lane = index.missing[after], index.lane[numbers]
-        columns = {name: self._tree(name, numbers) for name in rows if name not in _OUTCOME}
-        columns |= {name: self._tree(name, after) for name in ("rewards", "terminated", "truncated")}
+        columns = {
+            name: self._tree(name, after if name in _OUTCOME else numbers) for name in rows if name not in _UNREAD
+        }
         columns["next_obs"] = self._tree("obs", np.where(missing, numbers, after))
         columns["next_obs_missing"] = missing
         if "state" in columns:
             columns["next_state"] = self._tree("state", after)
         columns["env_t"], columns["next_env_t"] = index.env_t[numbers], index.env_t[after]
-        starts = np.zeros(len(numbers), np.int64)
-        starts[1:] = (lane[1:] != lane[:-1]) | (columns["eps_id"][1:] != columns["eps_id"][:-1])
-        starts[1:] |= (columns["terminated"] | columns["truncated"])[:-1]  # an agent that came back has a new life
-        columns["unroll_id"] = np.cumsum(starts) + unroll_id
-        answers = index.answer[numbers]
-        columns |= {
-            name: form.tree(self._take(name, answers, of_answers=True)) for name, form in self.forms.answers.items()
-        }
-        return order_columns(columns), int(columns["unroll_id"][-1]) + 1
+        answers, starts = index.answer_of(self._answered, self._num_lanes)[numbers], _starts(self._kept.answers)
+        for name, form in self.forms.answers.items():
+            found = [part.leaves(name) or _blank(form, len(part.lanes)) for part in self._kept.answers]
+            columns[name] = form.tree(self._take(found, starts, answers))
+        return columns, lane
+
+    @property
+    def _answered(self) -> IntArray:
+        return np.concatenate([np.zeros(0, np.int64), *(answer.lanes for answer in self._kept.answers)])
 
     def _tree(self, name: str, numbers: IntArray) -> Tree:
-        return self.forms.rows[name].tree(self._take(name, numbers))
+        """One column of some rows."""
+        form, moments = self.forms.rows[name], self._kept.moments
+        columns = [moment.column(name) for moment in moments]
+        found = [
+            _blank(form, len(moment.lanes)) if column is None else form.fit(column)
+            for moment, column in zip(moments, columns, strict=True)
+        ]
+        return form.tree(self._take(found, self._index.starts, numbers))
 
-    def _take(self, name: str, numbers: IntArray, *, of_answers: bool = False) -> Leaves:
-        """Leaves of one column, of some rows or answers."""
-        form = (self.forms.answers if of_answers else self.forms.rows)[name]
-        parts: Sequence[_Moment | _Answers] = self._kept[1] if of_answers else self._kept[0]
-        starts = self._index.answer_starts if of_answers else self._index.row_starts
+    def _take(self, parts: Sequence[Leaves], starts: Sequence[int], numbers: IntArray) -> Leaves:
+        """Rows of parts that are numbered through, as new arrays: per leaf (n, …).
+
+        Args:
+            parts: Leaves of each.
+            starts: Number of the first row of each.
+            numbers: (n,) which rows.
+        """
         if len(numbers) < starts[-1]:  # what is kept of a log stands at its end
             first = bisect_right(starts, int(numbers.min(initial=starts[-1] - 1))) - 1
             parts, numbers = parts[first:], numbers - starts[first]
-        found = [part.columns.get(name) or _blank(form, len(part.lanes)) for part in parts]
         out = []
-        for leaves in zip(*found, strict=True):
+        for leaves in zip(*parts, strict=True):
             whole = np.concatenate(leaves) if len(leaves) > 1 else leaves[0]
             leaf = self._memory.empty((len(numbers), *whole.shape[1:]), whole.dtype)
             # With another mode numpy takes into an array of its own first.
             out.append(whole.take(numbers, axis=0, out=leaf, mode="clip"))
         return out
 
+    def _read_block(self) -> tuple[dict[str, Tree], IntArray]:
+        """All closed transitions of a full block: its own arrays wherever a batch has the same."""
+        kept, forms, block = self._kept, self.forms, self._kept.block
+        assert block is not None
+        lanes, steps = block.lanes, block.length
+        decisions = [moment for moment in kept.moments if moment.missing is None]
+        ends: list[tuple[int, IntArray, Moment]] = []  # the step after which it came, whose rows by position, the rows
+        steps_by = accumulate(int(moment.missing is None) for moment in kept.moments)
+        for steps_before, moment in zip(steps_by, kept.moments, strict=True):
+            if moment.missing is not None:
+                ends.append((steps_before - 1, np.searchsorted(lanes, moment.lanes), moment))
+
+        def spread(values: Sequence[AnyArray]) -> AnyArray:
+            out = self._memory.empty((len(lanes), steps), values[0].dtype)
+            out[...] = np.array(values).T
+            return out
+
+        columns: dict[str, Tree] = {name: np.repeat(values, steps) for name, values in block.fixed.items()}
+        for name, tables in block.rows.items():
+            if name in _OUTCOME:
+                columns[name] = self._following(name, decisions[-1], ends)
+            elif name not in _UNREAD:
+                columns[name] = forms.rows[name].tree([self._flat(table) for table in tables])
+        for name in ("obs", "state"):
+            if name in block.rows:
+                columns[f"next_{name}"] = self._following(name, decisions[-1], ends)
+        missing = np.zeros((len(lanes), steps), np.bool_)
+        env_ts = [moment.env_t for moment in decisions]
+        next_env_t = spread(env_ts[1:])
+        for t, places, end in ends:
+            assert end.missing is not None
+            missing[places, t], next_env_t[places, t] = end.missing, end.env_t
+        columns |= {"next_obs_missing": missing.reshape(-1)}
+        columns |= {"env_t": spread(env_ts[:-1]).reshape(-1), "next_env_t": next_env_t.reshape(-1)}
+        for name, tables in block.answers.items():
+            is_own = name == "actions" or tables is not block.answers["actions"]
+            columns[name] = forms.answers[name].tree([self._flat(table, is_own=is_own) for table in tables])
+        columns[_VERSION] = spread([answer.columns[_VERSION][0] for answer in kept.answers]).reshape(-1)
+        return columns, np.repeat(lanes, steps)
+
+    def _flat(self, table: AnyArray, *, is_own: bool = True) -> AnyArray:
+        """A table (L, T, …) as a column of a batch: a view where it is in that order, and no other column reads it."""
+        if is_own and table.flags.c_contiguous:
+            return _as_rows(table)
+        out = self._memory.empty(table.shape, table.dtype)
+        out[...] = table
+        return _as_rows(out)
+
+    def _following(self, name: str, behind: Moment, ends: Sequence[tuple[int, IntArray, Moment]]) -> Tree:
+        """A column of the rows that come after each row of a full block.
+
+        Args:
+            name: The column's.
+            behind: The rows behind the last step.
+            ends: Of last rows: the step after which they came, whose they are by position, and the rows.
+        """
+        block = self._kept.block
+        assert block is not None
+        form, tables = self.forms.rows[name], block.rows[name]
+        found = form.room(len(block.lanes), block.length, empty=self._memory.empty)
+        for leaf, table, last in zip(found, tables, form.fit(behind.column(name)), strict=True):
+            leaf[:, :-1] = table[:, 1:]
+            leaf[:, -1] = last
+        for t, places, end in ends:
+            for leaf, table, part in zip(found, tables, form.fit(end.column(name)), strict=True):
+                leaf[places, t] = part
+                if name == "obs" and end.missing is not None and np.count_nonzero(end.missing):
+                    without = places[end.missing]
+                    leaf[without, t] = table[without, t]
+        return form.tree([_as_rows(leaf) for leaf in found])
+
     # --- dropping
 
-    def forget(self, numbers: IntArray) -> None:
-        """Drop transitions that were handed over or lost, and with them the ends that nothing leads to any more."""
+    def forget(self, numbers: RowNumbers) -> None:
+        """Drop transitions that were handed over or lost, and with them the last rows that nothing leads to."""
+        if isinstance(numbers, range):
+            self._replace(self._kept.moments[-1:], [])
+            return
+        if not len(numbers):
+            return
         index = self._index
         keep = ~index.final
         keep[numbers] = False
         after = index.after[keep]
         keep[after[after >= 0]] = True
-        self._keep(np.flatnonzero(keep))
+        self._keep(keep.nonzero()[0])
 
     def keep_ended(self, ended_N: IntArray, num_agents: int) -> None:
-        """Drop all rows but those of episodes whose ids are below that of their env, of which none waits any more.
+        """Drop all rows but those of episodes whose ids are below that of their env.
 
         Args:
             ended_N: (N,) episodes of an env with smaller ids than this have ended.
             num_agents: A.
         """
-        self.is_open_L[:] = False
         numbers = np.arange(len(self))
         self._keep(numbers[self._eps_id(numbers) < ended_N[self._index.lane // num_agents]])
 
     def clear(self) -> None:
         """Drop everything; the columns' forms stay known."""
-        self._kept = [], []
-        self._forget_index()
-        self.is_open_L[:] = False
+        self._replace([], [])
+
+    def _replace(self, moments: list[Moment], answers: list[_Answers]) -> None:
+        self._kept = _Kept(moments, answers)
 
     def _keep(self, numbers: IntArray) -> None:
         """Keep some rows, ascending, and the answers to them."""
-        index = self._index
-        answered = index.answer[numbers]
-        answered = answered[answered >= 0]
-        names = {name for moment in self._kept[0] for name in moment.columns}
-        columns = {name: self._take(name, numbers) for name in self.forms.rows if name in names}
-        lane, tick, env_t = index.lane[numbers], index.tick[numbers], index.env_t[numbers]
-        rows = _Moment(lane, tick, env_t, index.final[numbers], index.missing[numbers], columns)
-        names = {name for answer in self._kept[1] for name in answer.columns}
-        answer_lanes = np.concatenate([np.zeros(0, np.int64), *(answer.lanes for answer in self._kept[1])])
-        answers = _Answers(
-            answer_lanes[answered],
-            {name: self._take(name, answered, of_answers=True) for name in self.forms.answers if name in names},
+        self._replace(*self._merged(numbers))
+
+    def _merged(self, numbers: IntArray) -> tuple[list[Moment], list[_Answers]]:
+        """Some rows, ascending, as one moment, and the answers to them, in new arrays."""
+        index, moments, answers = self._index, self._kept.moments, self._kept.answers
+        if not len(numbers):
+            return [], []
+        final, missing = index.final[numbers], index.missing[numbers]
+        names = [name for name in self.forms.rows if any(moment.column(name) is not None for moment in moments)]
+        columns: dict[str, Tree] = {name: self._tree(name, numbers) for name in names}
+        if not names:  # rows that are counted alone
+            columns["eps_id"] = self._eps_id(numbers)
+        rows = Moment(index.lane[numbers], index.tick[numbers], index.env_t[numbers], final, missing, columns)
+        if not np.count_nonzero(final):
+            rows.final, rows.missing = False, None
+        answered = index.answer_of(self._answered, self._num_lanes)[numbers]
+        answered, starts = answered[answered >= 0], _starts(answers)
+        own: dict[str, Leaves] = {}
+        for name, form in self.forms.answers.items():
+            found = [part.leaves(name) for part in answers]
+            if any(leaves is not None for leaves in found):
+                parts = [leaves or _blank(form, len(part.lanes)) for leaves, part in zip(found, answers, strict=True)]
+                own[name] = self._take(parts, starts, answered)
+        return [rows], [_Answers(self._answered[answered], own)] if len(answered) else []
+
+    # --- saved
+
+    def get_state(self) -> State:
+        """All rows and answers, as arrays that later calls do not change."""
+        moments, answers = self._merged(np.arange(len(self)))
+        none: dict[str, Tree] = {}
+        index, forms = self._index, self.forms.answers
+        rows: dict[str, Any] = {name: getattr(index, name).copy() for name in _ARRAYS}
+        rows["eps_id"] = self._eps_id(np.arange(len(self)))
+        columns = {name: column for name, column in moments[0].columns.items() if name != "eps_id"} if moments else none
+        rows["columns"] = plain_columns(columns, "stored rows")
+        said = {name: forms[name].tree(leaves) for name, leaves in answers[0].columns.items()} if answers else none
+        return {
+            "rows": rows,
+            "answers": {
+                "lane": answers[0].lanes if answers else np.zeros(0, np.int64),
+                "columns": plain_columns(said, "stored answers"),
+            },
+        }
+
+    def prepare(self, state: State, forms: ColumnForms | None = None) -> Callable[[], None]:
+        """Validate a state from `get_state()`; return a function that installs it.
+
+        Args:
+            state: The state.
+            forms: The columns' forms at that time; None: the rows are counted alone.
+
+        Raises:
+            ArgumentError: It is no such state.
+        """
+        where = "stored rows"
+        check_fields(state, ("rows", "answers"), where)
+        rows = check_fields(state["rows"], (*_ARRAYS, "eps_id", "columns"), where)
+        answers = check_fields(state["answers"], ("lane", "columns"), where)
+        size = len(array_field(rows, "lane", np.int64, (None,), where))
+        arrays = {name: array_field(rows, name, dtype, (size,), where) for name, dtype in _ARRAYS.items()}
+        eps_id = array_field(rows, "eps_id", np.int64, (size,), where)
+        said_lanes = array_field(answers, "lane", np.int64, (None if forms else 0,), where)
+        columns = columns_from(rows["columns"], size, where)
+        said_columns = columns_from(answers["columns"], len(said_lanes), f"stored answers of {len(said_lanes)} in lane")
+        forms, keeps_rows = self.forms if forms is None else forms, forms is not None
+        wanted = (forms.rows.keys() if size and keeps_rows else set()) - _LATE - {"eps_id"}
+        if missing := sorted(wanted - columns.keys()):
+            raise ArgumentError(f"{where}: the columns {missing} are missing")
+        if missing := sorted((forms.answers.keys() if len(said_lanes) else set()) - _LATE - said_columns.keys()):
+            raise ArgumentError(f"{where}: answers to {len(said_lanes)} in lane lack the columns {missing}")
+        leaves = forms.fit_saved(columns, where)
+        columns = {**{name: forms.rows[name].tree(leaves[name]) for name in columns}, "eps_id": eps_id}
+        new = RowLog(forms, self._num_lanes, self._memory)
+        for lanes in (arrays["lane"], said_lanes):
+            if len(lanes) and not 0 <= lanes.min() <= lanes.max() < self._num_lanes:
+                raise ArgumentError(
+                    f"{where}: lanes from {lanes.min()} to {lanes.max()}, and there are {self._num_lanes}"
+                )
+        final, missing_R = arrays["final"], arrays["missing"]
+        has_ends = bool(np.count_nonzero(final))
+        moment = Moment(
+            arrays["lane"],
+            arrays["tick"],
+            arrays["env_t"],
+            final if has_ends else False,
+            missing_R if has_ends else None,
+            columns,
         )
-        self._kept = ([rows] if len(numbers) else []), ([answers] if len(answered) else [])
-        self._forget_index()
+        stored = [_Answers(said_lanes, forms.fit_saved(said_columns, where))] if len(said_lanes) else []
+        new._replace([moment] if size else [], stored)
+        if keeps_rows:
+            acted, said = (
+                np.bincount(lanes, minlength=self._num_lanes) for lanes in (arrays["lane"][~final], said_lanes)
+            )
+            answered = new._index.answer_of(said_lanes, self._num_lanes) if (said <= acted).all() else np.full(size, -1)
+            if (answered[new._index.after >= 0] < 0).any():
+                raise ArgumentError(f"{where}: there are not as many answers as rows that were answered")
+
+        def put() -> None:
+            self.forms = forms
+            self._replace(new._kept.moments, new._kept.answers)
+
+        return put
+
+
+_ARRAYS: dict[str, Any] = {
+    **dict.fromkeys(("lane", "tick", "env_t"), np.int64),
+    **dict.fromkeys(("final", "missing"), np.bool_),
+}
 
 
 def _blank(form: ColumnForm, n: int) -> Leaves:
     leaves = form.room(n)
     form.blank(leaves)
     return leaves
+
+
+def _as_rows(table: AnyArray) -> AnyArray:
+    """View an array (L, T, …) as (L * T, …)."""
+    return table.reshape(table.shape[0] * table.shape[1], *table.shape[2:])

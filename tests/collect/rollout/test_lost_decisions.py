@@ -62,6 +62,9 @@ def test_decisions_of_lost_episodes_are_all_counted(tmp_path_factory: pytest.Tem
     for on_fault in ("restart", "mask", "raise"):
         for batch_mode in BATCH_MODES:
             recount(tmp_path_factory, "turns", "same_step", 3, on_fault, batch_mode, deaths, False, calls)
+    deaths = {(0, 0): ("step", 0, True), (0, 1): ("reset", 2, False)}  # one ends in the tick in which another fails
+    calls = [("episodes", 2), ("episodes", 3)]
+    recount(tmp_path_factory, "turns", "next_step", 2, "raise", "truncate", deaths, False, calls)
     units = st.sampled_from(["env_steps", "agent_steps", "episodes", "reset"])
     for_examples(
         examples,
@@ -91,8 +94,11 @@ def recount(
     marks: Path = tmp_path_factory.mktemp("marks")
     policies = {"a": Recounting(0), "b": Recounting(1)}
     held: Counter[Key] = Counter()
-    lost: set[int] = set()
-    callback_list = {"on_episode_lost": lambda episode, why: lost.add(episode.eps_id)}
+    over: set[int] = set()  # lost, or ended, perhaps in a tick that was not finished
+    callback_list = {
+        "on_episode_lost": lambda episode, why: over.add(episode.eps_id),
+        "on_episode_end": lambda episode, record: over.add(episode.eps_id),
+    }
     options = {"autoreset_mode": mode, "on_fault": on_fault}
     with SyncVectorEnv(mortals(kind, 3, agent_num, deaths, marks), **options) as envs:
         collector = Collector(
@@ -118,4 +124,4 @@ def recount(
         assert metrics.agent_steps == decided.total()
         assert metrics.agent_steps_lost == (decided - held).total()
         if batch_mode == "truncate":
-            assert {eps_id for eps_id, _, _ in decided - held} <= lost | {r.eps_id for r in metrics.episodes}
+            assert {eps_id for eps_id, _, _ in decided - held} <= over

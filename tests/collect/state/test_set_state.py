@@ -314,8 +314,8 @@ def test_a_new_collector_has_a_state_too(tmp_path: Path) -> None:
 
 
 def test_a_file_of_an_older_version_of_this_format_loads() -> None:
-    """Written at 3015ca7 by ``make(2)`` after ``collect(env_steps=31)``."""
-    path = Path(__file__).with_name("format_1.npz")
+    """Written by ``make(2)`` after ``collect(env_steps=31)``."""
+    path = Path(__file__).with_name("format_2.npz")
     collector = make(2)
     with collector.envs:
         collector.load(path)

@@ -1,4 +1,4 @@
-"""Whole collects twice, with dense buffers where they can be had and with slots alone: nobody can tell which it was."""
+"""Whole collects twice, read in place from blocks where that can be, and always sorted: both give the same."""
 
 from __future__ import annotations
 
@@ -177,34 +177,34 @@ class Setting:
         )
 
 
-def play(setting: Setting, calls: Sequence[tuple[str, int]], demotions: Sequence[int] | None) -> tuple[Any, int]:
-    """All that can be seen of some calls, and how many of them ended in dense buffers.
+def play(setting: Setting, calls: Sequence[tuple[str, int]], given_up: Sequence[int] | None) -> tuple[Any, int]:
+    """All that can be seen of some calls, and how many of their batches were read in place.
 
     Args:
         setting: How things are made.
         calls: What is collected.
-        demotions: Numbers of the ticks at which slots take over in any case; None: slots alone.
+        given_up: Numbers of the ticks at which blocks are given up in any case; None: there are no blocks.
     """
-    seen, dense, tick = [], 0, 0
+    seen, in_place, tick = [], 0, 0
     with setting.envs() as envs:
         collector = setting.collector(envs)
         loop: RolloutLoop = collector._loop
-        choose, step = loop.choose_storage, loop.step
+        begin_call, step = loop.begin_call, loop.step
 
         def forced(needed: Any) -> None:
             nonlocal tick
             tick += 1
-            if loop._dense and demotions is not None and tick in demotions:
-                loop._use_slots()
-                loop._failed_tries = 0
+            if given_up is not None and tick in given_up:
+                for runner in collector._runners.values():
+                    runner.log._kept.block = None
             step(needed)
 
         loop.step = forced  # type: ignore[method-assign]
-        if demotions is None:
-            loop.choose_storage = lambda length: choose(0)  # type: ignore[method-assign]
+        if given_up is None:
+            loop.begin_call = lambda needed, length: begin_call(needed, 0)  # type: ignore[method-assign]
         for unit, amount in calls:
             batch = collector.collect(**{unit: amount})
-            dense += bool(loop._dense)
+            in_place += any(isinstance(runner.log.closed(), range) for runner in collector._runners.values())
             seen.append((batch.env_steps, batch.agent_steps))
             for name, rows in batch.items():
                 for key, column in rows.items():
@@ -215,7 +215,7 @@ def play(setting: Setting, calls: Sequence[tuple[str, int]], demotions: Sequence
         seen += [metrics["return"], metrics["length"], metrics["env_steps"], metrics["agent_steps"]]
         seen += [metrics["env_steps_lost"], metrics["agent_steps_lost"], metrics["episodes_restarted"]]
         seen += [(e.eps_id, e.number, e.length, e.returns_A.tolist()) for e in collector.metrics.episodes]
-    return seen, dense
+    return seen, in_place
 
 
 settings_of = partial(
@@ -242,10 +242,10 @@ settings_of = partial(
 @given(
     setting=settings_of(backend=st.just("sync")),
     calls=st.lists(st.tuples(st.sampled_from([1, 1, 1, 3, 0]), st.integers(1, 9)), min_size=1, max_size=5),
-    demotions=st.sets(st.integers(1, 30), max_size=3),
+    given_up=st.sets(st.integers(1, 30), max_size=3),
 )
-def test_dense_is_slots(setting: Setting, calls: list[Any], demotions: set[int]) -> None:
-    """Steps of all envs, parts of such, agent steps; slots take over when they must, or at any other tick."""
+def test_a_block_is_read_as_rows_are_sorted(setting: Setting, calls: list[Any], given_up: set[int]) -> None:
+    """Steps of all envs, parts of such, agent steps; blocks are given up when they must be, or at any other tick."""
     amounts = [
         ("env_steps", k * setting.num_envs)
         if kind == 1
@@ -255,17 +255,17 @@ def test_dense_is_slots(setting: Setting, calls: list[Any], demotions: set[int])
         for kind, k in calls
     ]
     want, none = play(setting, amounts, None)
-    got, dense = play(setting, amounts, sorted(demotions))
+    got, in_place = play(setting, amounts, sorted(given_up))
     assert got == want
     assert not none
-    if not setting.odd and not demotions and setting.batch_mode == "truncate" and setting.mode == "same_step":
-        assert dense or all(kind == 0 for kind, _ in calls)
+    if not setting.odd and not given_up and setting.batch_mode == "truncate" and setting.mode == "same_step":
+        assert in_place or all(kind == 0 for kind, _ in calls)
 
 
 @pytest.mark.mostly_slow("collects whole runs on several backends", quick=8)
 @pytest.mark.parametrize("backend", ["sync", "thread", "async", "pipes"])
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
-def test_dense_is_slots_on_every_backend(backend: str, mode: str) -> None:
+def test_a_block_is_read_as_rows_are_sorted_on_every_backend(backend: str, mode: str) -> None:
     setting = Setting(
         space="dict",
         odd="",
@@ -289,24 +289,9 @@ def test_dense_is_slots_on_every_backend(backend: str, mode: str) -> None:
         ("env_steps", 3 * 4),
     ]
     want, _ = play(setting, calls, None)
-    got, dense = play(setting, calls, [])
+    got, in_place = play(setting, calls, [])
     assert got == want
-    assert dense == 4
-
-
-def test_who_needs_slots_again_and_again_is_not_tried_for_ever() -> None:
-    """In three calls in a row agents die before the others; a reset tries again."""
-    setting = Setting(
-        "box", "death", None, 4, "sync", "same_step", True, False, dict.fromkeys("abc", "p"), "default", "truncate", 0
-    )
-    with setting.envs() as envs:
-        collector = setting.collector(envs)
-        for _ in range(30):
-            collector.collect(env_steps=4 * 12)
-            assert not collector._loop._dense
-        assert collector._loop._failed_tries == 3
-        collector.reset()
-        assert collector._loop._failed_tries == 0
+    assert in_place == 3  # in the first, the first mask comes
 
 
 class Scribbler(Chooser):
