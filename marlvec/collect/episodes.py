@@ -275,21 +275,22 @@ class EpisodeTracker:
         self.length_N[envs] += 1
         self.steps_N[envs] += 1
 
-    def settle(self, lanes: IntArray, places: Where) -> tuple[NDArray[np.float64], BoolArray]:
-        """Agents get their next rows: the rewards owed to them, and for which it is the episode's first row.
+    def settle(self, lanes: IntArray, places: Where) -> tuple[NDArray[np.float64], BoolArray | None]:
+        """Agents get their next rows: the rewards owed to them, and which are an episode's first (None: none).
 
         Args:
             lanes: (n,) their lanes.
             places: The same as an index.
         """
-        first = ~self.seen_L[places]
+        seen = self.seen_L[places]
         rewards = numbers_at(self.owed_L, places)
-        if np.count_nonzero(first):  # rewards from before an agent's first row goes to its first transition
-            rewards[first] = 0.0
-            self.owed_L[lanes[~first]] = 0.0
-            self.seen_L[places] = True
-        else:
+        if np.count_nonzero(seen) == len(lanes):
             self.owed_L[places] = 0.0
+            return rewards, None
+        first = ~seen  # rewards from before an agent's first row go to its first transition
+        rewards[first] = 0.0
+        self.owed_L[lanes[seen]] = 0.0
+        self.seen_L[places] = True
         return rewards, first
 
     def add_rewards_of_all(self, rewards_NA: NDArray[np.float64]) -> None:

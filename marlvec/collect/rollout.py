@@ -5,7 +5,7 @@ Axis letters: N envs, A agents, n rows or envs of one call, L lanes (N * A, one 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from time import perf_counter
 
@@ -25,9 +25,10 @@ from marlvec.collect.rollout_state import Counters, CurrentState, RolloutState, 
 from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.collect.scheduling.lockstep import EnvsNeeded, LockstepScheduler
 from marlvec.collect.scheduling.on_demand import scheduler_for
-from marlvec.collect.storage.policy_rows import copied_rows, part_of
+from marlvec.collect.storage.policy_rows import PolicyRows, copied_rows, part_of
 from marlvec.collect.storage.row_log import Moment, RowLog
 from marlvec.connectors import Rows
+from marlvec.env_ids import Where
 from marlvec.errors import ContractError, EnvFault, EnvsDriven, StateError
 from marlvec.serialization.state_fields import State, check_fields, flag_field, number_field
 from marlvec.vector.call_state import is_interrupt
@@ -40,6 +41,12 @@ Waiting = tuple[PolicyRunner, ReadyRows]
 Idle = tuple[PolicyRunner, IntArray]  # and the lanes
 
 _NONE = ReadyRows.none()
+_ENVS_COLUMNS = ("obs", "action_mask", "state")  # which come from the envs as they are
+
+
+def _all_places(parts: Sequence[ReadyRows]) -> Where:
+    """Lanes of several rows, as an index."""
+    return parts[0].places if len(parts) == 1 else np.concatenate([ready.lanes for ready in parts])
 
 
 def _none_needed(pending: int) -> int:
@@ -394,8 +401,9 @@ class RolloutLoop:
             self._random_steps.count(acting_envs)
         for answer in answers:
             answer.runner.note_sent(answer)
-            self._episodes.turn_L[answer.ready.places] += 1
-            counters.agent_steps += len(answer.ready.lanes)
+        if answers:
+            self._episodes.turn_L[_all_places([answer.ready for answer in answers])] += 1
+            counters.agent_steps += sum(len(answer.ready.lanes) for answer in answers)
         for runner, rest in waiting:
             runner.ready = rest
         for runner, lanes in idle:
@@ -476,7 +484,7 @@ class RolloutLoop:
         missing = env_step.missing[where]
         if np.count_nonzero(missing):  # agents without a final observation have no last row if they had no row before
             lanes = lanes[~missing | self._episodes.seen_L[lanes]]
-        unread: list[Moment] = []
+        unread: list[IntArray] = []
         for built in self._row_builder.build(env_step, lanes, last=True):
             runner, lanes, _, columns, part, _, env_t, ends, shared = built
             assert ends is not None  # these are last rows
@@ -491,10 +499,18 @@ class RolloutLoop:
             if runner.keeps_rows:
                 runner.log.append(columns, lanes, self._rounds(lanes), env_t, ends, part=part, shared=shared)
             else:
-                unread.append(Moment(lanes, self._rounds(lanes), env_t, True, ends, columns, part))
+                unread.append(lanes)
             self._open_L[lanes] = False
             self._counters.closed_steps += len(lanes)
-        self._unread.count(unread)
+        self._count(unread, final=True)
+
+    def _count(self, unread: Sequence[IntArray], *, final: bool) -> None:
+        """Store whose rows came that are not read."""
+        if unread:
+            lanes = unread[0] if len(unread) == 1 else np.concatenate(unread)
+            env_id, episodes = lanes // self._envs.agent_num, self._episodes
+            env_t, eps_id = episodes.length_N[env_id], episodes.eps_id_N[env_id]
+            self._unread.count(lanes, self._rounds(lanes), env_t, eps_id, final=final)
 
     def _rounds(self, lanes: IntArray) -> IntArray | int:
         """The round that rows of these lanes come in: of each, or of all."""
@@ -563,8 +579,9 @@ class RolloutLoop:
             self._episodes.untrained.update(self._episodes.eps_id_N[env_step.untrained].tolist())
         all_in_place = all_act and (self._episodes.is_static or not self._router.is_shared)
         acting = None if all_in_place else self._router.lanes(env_step.env_ids, env_step.acting)
-        hands_over = self._envs.copy and not self._callback_list.follows
-        unread: list[Moment] = []
+        owned = _ENVS_COLUMNS if self._envs.copy and not self._callback_list.follows else ()
+        seen: list[ReadyRows] = []
+        unread: list[IntArray] = []
         for built in self._row_builder.build(env_step, acting, last=False):
             runner, lanes, places, columns, part, kept, env_t, _, shared = built
             if kept is not None:  # no policy is asked about the others; their open rows stay open
@@ -572,24 +589,24 @@ class RolloutLoop:
                 lanes = places = lanes[kept]
                 if not len(lanes):
                     continue
-            rounds, spare = self._rounds(lanes), None
+            rounds, given = self._rounds(lanes), None
             if runner.keeps_rows:
                 stored = runner.log.append(columns, lanes, rounds, env_t, part=part, shared=shared)
-                is_copied = stored.block is not None and not shared and runner.agent_connectors.is_identity
-                if is_copied and hands_over:  # no other code has these arrays but for two, which the router remembers
-                    own = {name: part_of(column, part) for name, column in columns.items()}
-                    own |= {name: np.array(own[name]) for name in ("env_id", "agent_index")}
-                    spare = Rows.of_length(own, len(lanes))
+                if stored.block is not None and not shared and runner.agent_connectors.is_identity:
+                    given = PolicyRows(columns, part, len(lanes), owned)  # the log has copies
             else:
                 if shared:
                     columns = dict(copied_rows(Rows(columns)).items())
                 stored = Moment(lanes, rounds, env_t, False, None, columns, part)
-                unread.append(stored)
+                unread.append(lanes)
+            ready = ReadyRows(lanes, places, stored, given)
+            seen.append(ready)
+            runner.ready = runner.ready.join(ready) if len(runner.ready.lanes) else ready
+        if seen:
+            places = _all_places(seen)
             self._counters.closed_steps += int(np.count_nonzero(self._open_L[places]))
             self._open_L[places] = True
-            ready = ReadyRows(lanes, places, stored, spare)
-            runner.ready = runner.ready.join(ready) if len(runner.ready.lanes) else ready
-        self._unread.count(unread)
+        self._count(unread, final=False)
         if self._callback_list.follows:
             self._callback_list.start()
 

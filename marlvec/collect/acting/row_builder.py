@@ -64,6 +64,8 @@ class RowBuilder:
     def __init__(self, router: PolicyRouter, episodes: EpisodeTracker, metrics: Metrics, *, copies: bool) -> None:
         self._router, self._episodes, self._metrics = router, episodes, metrics
         self._of_envs = () if copies else ("obs", "action_mask")
+        self._false_L = np.zeros(episodes.policy_NA.size, np.bool_)
+        self._false_L.flags.writeable = False
 
     def build(self, env_step: EnvStep, lanes: IntArray | None, *, last: bool) -> Iterator[BuiltRows]:
         """Each policy's rows; those of several policies in one group are made together, and are parts of the same.
@@ -135,6 +137,7 @@ class RowBuilder:
         """Columns of rows of one group, and the leaves of their observations, for which there is a place in order."""
         episodes, lanes, places, n = self._episodes, chosen.lanes, chosen.places, len(chosen.lanes)
         rewards, first = episodes.settle(lanes, places)
+        false = self._false_L[:n]
         leaves = (env_step.final if last else env_step.obs)[group_index]
         columns: dict[str, Any] = {
             "env_id": chosen.env_id,
@@ -143,12 +146,10 @@ class RowBuilder:
             "t": numbers_at(episodes.turn_L, places),
             "obs": _NOTHING,
             "rewards": rewards,
-            "terminated": self._router.pick(group_index, chosen, env_step.terminated)
-            if last
-            else np.zeros(n, np.bool_),
-            "truncated": self._router.pick(group_index, chosen, env_step.truncated) if last else np.zeros(n, np.bool_),
-            "first": first,
-            "last": (np.ones if last else np.zeros)(n, np.bool_),
+            "terminated": self._router.pick(group_index, chosen, env_step.terminated) if last else false,
+            "truncated": self._router.pick(group_index, chosen, env_step.truncated) if last else false,
+            "first": false if first is None else first,
+            "last": np.ones(n, np.bool_) if last else false,
         }
         mask = env_step.masks[group_index]
         if mask is not None:

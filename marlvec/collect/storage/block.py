@@ -69,9 +69,11 @@ class Block:
         Raises:
             ContractError: A column has changed its form.
         """
-        forms = self.forms.rows
+        forms, never = self.forms.rows, rows["last"]  # which is False in all rows that an agent acts on
         for name, tables in self.rows.items():
             value, form = rows[name], forms[name]
+            if value is never:
+                continue
             if value.__class__ is np.ndarray and value.dtype == form.dtype and value.shape[1:] == form.shape:
                 if name in self._items and value.flags.c_contiguous:
                     self._items[name][:, t] = items(value, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import KeysView, Mapping
+from collections.abc import Collection, KeysView, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,18 +38,25 @@ class PolicyRows(Rows):
         source: The columns, which nothing writes into.
         part: Which of their rows; None: all.
         length: How many these are; -1: they are columns of the caller's own, as those of `Rows`.
+        owned: Names of columns that no other code has, so that they need not be copied.
     """
 
-    __slots__ = ("_copied", "_part", "_source")
+    __slots__ = ("_copied", "_owned", "_part", "_source")
 
     _source: Mapping[str, Tree]
     _copied: dict[str, Tree]
 
-    def __init__(self, source: Mapping[str, Tree], part: slice | None = None, length: int = -1) -> None:
+    def __init__(
+        self,
+        source: Mapping[str, Tree],
+        part: slice | None = None,
+        length: int = -1,
+        owned: Collection[str] = (),
+    ) -> None:
         if length < 0:
             super().__init__(source)
             return
-        self._source, self._part, self._copied = source, part, {}
+        self._source, self._part, self._copied, self._owned = source, part, {}, owned
         self._n = length
 
     @property
@@ -66,8 +73,10 @@ class PolicyRows(Rows):
             return found
         if name not in self._source:
             raise KeyError(f"no column {name!r}; the columns are {list(self._source)}")
-        column = part_of(self._source[name], self._part)
-        self._copied[name] = found = column.copy() if isinstance(column, np.ndarray) else map_tree(_copy, column)
+        found = part_of(self._source[name], self._part)
+        if name not in self._owned:
+            found = found.copy() if isinstance(found, np.ndarray) else map_tree(_copy, found)
+        self._copied[name] = found
         return found
 
     def __getattr__(self, name: str) -> Tree:

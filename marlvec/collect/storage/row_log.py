@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ __all__ = ["Moment", "RowLog", "RowNumbers"]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 AnyArray = NDArray[Any]
+Part = TypeVar("Part", "Moment", "_Answers")
 RowNumbers: TypeAlias = IntArray | range
 """Numbers of a log's rows, ascending; a range: all closed transitions of a full block."""
 
@@ -196,6 +197,12 @@ def _starts(parts: Sequence[Moment | _Answers]) -> list[int]:
     return [0, *accumulate(len(part.lanes) for part in parts)]
 
 
+def _narrowed(parts: Sequence[Part], starts: Sequence[int], numbers: IntArray) -> tuple[Sequence[Part], IntArray]:
+    """The parts from that of the first number on, and the numbers there: what is kept of a log is at its end."""
+    first = bisect_right(starts, int(numbers.min(initial=starts[-1] - 1))) - 1
+    return (parts[first:], numbers - starts[first]) if first > 0 else (parts, numbers)
+
+
 def _key_dtype(num_lanes: int) -> Any:
     # A stable sort of 16-bit keys is a radix sort.
     return np.uint16 if num_lanes <= np.iinfo(np.uint16).max else np.int64
@@ -296,20 +303,18 @@ class RowLog:
         kept.steps += not is_last
         return moment
 
-    def count(self, parts: Sequence[Moment]) -> None:
-        """Store whose rows these are that came together, and of which episodes, alone."""
-        if not parts:
-            return
-        first, several = parts[0], len(parts) > 1
+    def count(self, lanes: IntArray, ticks: IntArray | int, env_t: IntArray, eps_id: IntArray, *, final: bool) -> None:
+        """Store rows that are not read: whose they are alone; see `append`.
 
-        def joined(arrays: list[Any]) -> Any:
-            return np.concatenate(arrays) if several else arrays[0]
-
-        eps_ids = joined([part.column("eps_id") for part in parts])
-        lanes, env_t = joined([part.lanes for part in parts]), joined([part.env_t for part in parts])
-        missing = None if first.missing is None else joined([part.missing for part in parts])
-        ticks = first.ticks if isinstance(first.ticks, int) else joined([part.ticks for part in parts])
-        self._kept.moments.append(Moment(lanes, ticks, env_t, first.final, missing, {"eps_id": eps_ids}))
+        Args:
+            lanes: (n,) whose rows they are, none twice.
+            ticks: The round they came in, or (n,).
+            env_t: (n,) env steps that their episodes had made by then.
+            eps_id: (n,) their episodes.
+            final: Whether they are last rows.
+        """
+        missing = np.zeros(len(lanes), np.bool_) if final else None
+        self._kept.moments.append(Moment(lanes, ticks, env_t, final, missing, {"eps_id": eps_id}))
 
     def _block_for(self, lanes: IntArray) -> Block | None:
         """The block, where it has room for these lanes' rows; from where it has none on there is none."""
@@ -441,10 +446,8 @@ class RowLog:
         if "state" in columns:
             columns["next_state"] = self._tree("state", after)
         columns["env_t"], columns["next_env_t"] = index.env_t[numbers], index.env_t[after]
-        answers, starts = index.answer_of(self._answered, self._num_lanes)[numbers], _starts(self._kept.answers)
-        for name, form in self.forms.answers.items():
-            found = [part.leaves(name) or _blank(form, len(part.lanes)) for part in self._kept.answers]
-            columns[name] = form.tree(self._take(found, starts, answers))
+        answers = index.answer_of(self._answered, self._num_lanes)[numbers]
+        columns |= {name: self._said(name, answers) for name in self.forms.answers}
         return columns, lane
 
     @property
@@ -453,25 +456,16 @@ class RowLog:
 
     def _tree(self, name: str, numbers: IntArray) -> Tree:
         """One column of some rows."""
-        form, moments = self.forms.rows[name], self._kept.moments
-        columns = [moment.column(name) for moment in moments]
-        found = [
-            _blank(form, len(moment.lanes)) if column is None else form.fit(column)
-            for moment, column in zip(moments, columns, strict=True)
-        ]
-        return form.tree(self._take(found, self._index.starts, numbers))
+        form = self.forms.rows[name]
+        moments, numbers = _narrowed(self._kept.moments, self._index.starts, numbers)
+        found = []
+        for moment in moments:
+            column = moment.column(name)
+            found.append(_blank(form, len(moment.lanes)) if column is None else form.fit(column))
+        return form.tree(self._take(found, numbers))
 
-    def _take(self, parts: Sequence[Leaves], starts: Sequence[int], numbers: IntArray) -> Leaves:
-        """Rows of parts that are numbered through, as new arrays: per leaf (n, …).
-
-        Args:
-            parts: Leaves of each.
-            starts: Number of the first row of each.
-            numbers: (n,) which rows.
-        """
-        if len(numbers) < starts[-1]:  # what is kept of a log stands at its end
-            first = bisect_right(starts, int(numbers.min(initial=starts[-1] - 1))) - 1
-            parts, numbers = parts[first:], numbers - starts[first]
+    def _take(self, parts: Sequence[Leaves], numbers: IntArray) -> Leaves:
+        """Rows of parts that are numbered through, as new arrays: per leaf (n, …)."""
         out = []
         for leaves in zip(*parts, strict=True):
             whole = np.concatenate(leaves) if len(leaves) > 1 else leaves[0]
@@ -479,6 +473,16 @@ class RowLog:
             # With another mode numpy takes into an array of its own first.
             out.append(whole.take(numbers, axis=0, out=leaf, mode="clip"))
         return out
+
+    def _said(self, name: str, numbers: IntArray) -> Tree:
+        """One column of some answers."""
+        form, answers = self.forms.answers[name], self._kept.answers
+        parts, numbers = _narrowed(answers, _starts(answers), numbers)
+        found = []
+        for part in parts:
+            leaves = part.leaves(name)
+            found.append(_blank(form, len(part.lanes)) if leaves is None else leaves)
+        return form.tree(self._take(found, numbers))
 
     def _read_block(self) -> tuple[dict[str, Tree], IntArray]:
         """All closed transitions of a full block: its own arrays wherever a batch has the same."""
@@ -594,22 +598,23 @@ class RowLog:
         if not len(numbers):
             return [], []
         final, missing = index.final[numbers], index.missing[numbers]
-        names = [name for name in self.forms.rows if any(moment.column(name) is not None for moment in moments)]
+        some, _ = _narrowed(moments, index.starts, numbers)
+        names = [name for name in self.forms.rows if any(moment.column(name) is not None for moment in some)]
         columns: dict[str, Tree] = {name: self._tree(name, numbers) for name in names}
         if not names:  # rows that are counted alone
             columns["eps_id"] = self._eps_id(numbers)
         rows = Moment(index.lane[numbers], index.tick[numbers], index.env_t[numbers], final, missing, columns)
         if not np.count_nonzero(final):
             rows.final, rows.missing = False, None
-        answered = index.answer_of(self._answered, self._num_lanes)[numbers]
-        answered, starts = answered[answered >= 0], _starts(answers)
-        own: dict[str, Leaves] = {}
-        for name, form in self.forms.answers.items():
-            found = [part.leaves(name) for part in answers]
-            if any(leaves is not None for leaves in found):
-                parts = [leaves or _blank(form, len(part.lanes)) for leaves, part in zip(found, answers, strict=True)]
-                own[name] = self._take(parts, starts, answered)
-        return [rows], [_Answers(self._answered[answered], own)] if len(answered) else []
+        lanes = self._answered
+        answered = index.answer_of(lanes, self._num_lanes)[numbers]
+        answered = answered[answered >= 0]
+        if not len(answered):
+            return [rows], []
+        said, _ = _narrowed(answers, _starts(answers), answered)
+        names = [name for name in self.forms.answers if any(part.leaves(name) is not None for part in said)]
+        own = {name: self.forms.answers[name].fit(self._said(name, answered)) for name in names}
+        return [rows], [_Answers(lanes[answered], own)]
 
     # --- saved
 
