@@ -252,7 +252,7 @@ class Replay(ExternalEnv):
 def replay(
     dataset: Dataset, envs: ExternalVectorEnv, *, repeat: int | None = 1, training_enabled: bool = True
 ) -> Replay:
-    """Feed logged episodes to the vectorizer, as rows that no policy is asked about.
+    """Feed logged episodes to the vectorizer, as rows whose actions are the log's, and not a policy's.
 
         envs = marlvec.external.make({"agent": (observations, actions)}, num_envs=8)
         with replay("run.npz", envs):
@@ -263,8 +263,8 @@ def replay(
 
     Observations and actions of a saved batch are those on the policy's side of the connectors they were collected
     with: let the agent connectors pass on what these have done already. What policies added (``logp``, …) says
-    nothing, as in every row that is off-policy. Actions of a Minari dataset are those that the env was given; see
-    `Episode.log_action`.
+    nothing, as in every row that is off-policy; only a recurrent policy is asked, for its state (see `RnnState`).
+    Actions of a Minari dataset are those that the env was given; see `Episode.log_action`.
 
     Args:
         dataset: A `MultiAgentBatch` or `SampleBatch`, a file that one saved (``.npz``, ``.parquet``), a list of these,

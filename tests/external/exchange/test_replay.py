@@ -13,6 +13,7 @@ from gymnasium.spaces import Box, Discrete
 
 import marlvec
 from marlvec import Collector, FunctionPolicy, MultiAgentBatch, SampleBatch, external
+from marlvec.connectors import RnnState
 from marlvec.errors import ArgumentError, CheckpointError, DriverGone
 from marlvec.external import replay
 from tests.external.exchange.test_same_batches import CASES, factory, leaves
@@ -63,6 +64,33 @@ def test_episodes_come_out_as_they_went_in(kind: str, tmp_path: Path) -> None:
                 again.collect(episodes=1)
         assert again.metrics.episodes_total == 10
         assert envs.faults == ()
+
+
+def test_recurrent_policy_gets_its_states_of_logged_episodes() -> None:
+    """States are those of a live run with the same observations; actions are the log's."""
+
+    def act(rows: Any) -> Any:
+        return np.full(len(rows), 1), {"state_out": rows["state_in"] + rows.obs.sum(axis=1, keepdims=True)}
+
+    log = recorded("leaving early", 1, episodes=4)
+    with external.make(partial(factory, "leaving early", 0)) as envs, replay(log, envs):
+        recurrent = Collector(
+            envs,
+            {"a": FunctionPolicy(act), "b": FunctionPolicy(act)},
+            mapping,
+            agent_connectors=[RnnState(np.zeros(1))],
+            batch_mode="complete",
+            seed=0,
+        )
+        found = recurrent.collect(episodes=4)
+    same(found, log)
+    for rows in found.values():
+        assert rows.off_policy.all()
+        for unroll in np.unique(rows.unroll_id):
+            mine = rows.take(rows.unroll_id == unroll)
+            total = np.cumsum(mine.obs.sum(axis=1))[:, None]
+            np.testing.assert_array_equal(mine.state_out, total)
+            np.testing.assert_array_equal(mine.state_in, np.concatenate([[[0]], total[:-1]]))
 
 
 def test_many_at_a_time_and_cut_where_the_data_ends() -> None:
