@@ -41,7 +41,8 @@ def following(rows: Rows, at: NDArray[np.int64]) -> Rows:
     """The moments after some rows, as rows to look at.
 
     Every column takes its next one's place where there is one: ``obs`` is ``next_obs``, ``state`` is ``next_state`` and
-    so on; ``state_in`` is ``state_out`` (see `state_columns`), and ``t`` one more. The other columns stay those of the row before.
+    so on; ``state_in`` is ``state_out`` (see `state_columns`), and ``t`` one more. The other columns stay those of the
+    row before.
 
     Args:
         rows: All rows.
