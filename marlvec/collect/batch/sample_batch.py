@@ -34,7 +34,8 @@ class SampleBatch(Rows):
     ``actions``           (n, …)          what the policy answered
     ``actions_for_env``   (n, …)          what the env was given, behind the action connectors
     ``rewards``           (n,)            summed from this decision until the agent's next turn or its end; float64,
-                                          behind the agent connectors
+                                          behind the agent connectors. What an agent got before its first decision
+                                          (a late joiner, a player who waits for its first turn) is in its first row
     ``next_obs``          (n, …)          what the agent saw at its next turn, or its final observation
     ``terminated``        (n,) bool       the agent's episode ended so, before its next turn
     ``truncated``         (n,) bool       likewise
