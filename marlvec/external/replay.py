@@ -266,6 +266,10 @@ def replay(
     nothing, as in every row that is off-policy; only a recurrent policy is asked, for its state (see `RnnState`).
     Actions of a Minari dataset are those that the env was given; see `Episode.log_action`.
 
+    ``t``, ``env_t`` and ``next_env_t`` are the log's where it has an episode from its reset, and the row of some agent
+    at each env step. Otherwise they count from the first row of the log, and leave out env steps at which no agent of
+    the log decides.
+
     Args:
         dataset: A `MultiAgentBatch` or `SampleBatch`, a file that one saved (``.npz``, ``.parquet``), a list of these,
             which may hold parts of the same episodes, or a Minari dataset.
