@@ -283,7 +283,10 @@ class AgentConnector(Connector):
 
 
 class ActionConnector(Connector):
-    """Stands behind the policy: works on ``actions_for_env``; ``actions`` stays what the policy gave."""
+    """Stands behind the policy: works on ``actions_for_env``; ``actions`` stays what the policy gave.
+
+    One that explores, in the policy's own space, also replaces ``actions_executed``, as `EpsilonGreedy` does.
+    """
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
         """Space of one action before this connector, for ``space`` after it. Pure: changes nothing.

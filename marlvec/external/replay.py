@@ -148,7 +148,8 @@ def _check_whole(rows: SampleBatch, own: NDArray[np.int64], whose: str) -> None:
 
 def _note(rows: SampleBatch, i: int, agent: str, moments: dict[int, LoggedStep]) -> None:
     begins = moments.setdefault(int(rows["env_t"][i]), LoggedStep())
-    begins.obs[agent], begins.actions[agent] = _at(rows["obs"], i), _at(rows["actions"], i)
+    actions = rows["actions_executed"] if "actions_executed" in rows else rows["actions"]
+    begins.obs[agent], begins.actions[agent] = _at(rows["obs"], i), _at(actions, i)
     if "action_mask" in rows:
         begins.masks[agent] = rows["action_mask"][i]
     ends = moments.setdefault(int(rows["next_env_t"][i]), LoggedStep())
@@ -262,9 +263,10 @@ def replay(
     and a call waits for more, it raises `DriverGone`.
 
     Observations and actions of a saved batch are those on the policy's side of the connectors they were collected
-    with: let the agent connectors pass on what these have done already. What policies added (``logp``, …) says
-    nothing, as in every row that is off-policy; only a recurrent policy is asked, for its state (see `RnnState`).
-    Actions of a Minari dataset are those that the env was given; see `Episode.log_action`.
+    with: let the agent connectors pass on what these have done already. Where exploration changed actions, those that
+    were executed are replayed (``actions_executed``), and exploration leaves them alone. What policies added
+    (``logp``, …) says nothing, as in every row that is off-policy; only a recurrent policy is asked, for its state (see
+    `RnnState`). Actions of a Minari dataset are those that the env was given; see `Episode.log_action`.
 
     ``t``, ``env_t`` and ``next_env_t`` are the log's where it has an episode from its reset, and the row of some agent
     at each env step. Otherwise they count from the first row of the log, and leave out env steps at which no agent of

@@ -32,6 +32,8 @@ class SampleBatch(Rows):
     ====================  ==============  =======================================================================
     ``obs``               (n, …)          what the policy saw, behind the agent connectors; a tree for Dict and Tuple
     ``actions``           (n, …)          what the policy answered
+    ``actions_executed``  (n, …)          the same behind exploration (`EpsilonGreedy`, noise), in the policy's space;
+                                          only where action connectors explore. Off-policy learners take it
     ``actions_for_env``   (n, …)          what the env was given, behind the action connectors
     ``rewards``           (n,)            summed from this decision until the agent's next turn or its end; float64,
                                           behind the agent connectors. What an agent got before its first decision
