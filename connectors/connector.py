@@ -82,6 +82,15 @@ class Connector(ABC):
         return False
 
     @property
+    def policy_columns(self) -> tuple[str, ...]:
+        """Columns of the policy's output, beside ``actions``, that `on_policy_output` needs in every row.
+
+        In a collector the policy then also acts on rows whose action is given (``random_steps``, logged actions). The
+        given action replaces the policy's action; these columns are the policy's.
+        """
+        return ()
+
+    @property
     def name(self) -> str:
         """Name it asks for in a pipeline; the class's name unless set. A pipeline adds ``_2`` where it is taken."""
         return self._name if self._name is not None else type(self).__name__
@@ -274,7 +283,10 @@ class AgentConnector(Connector):
 
 
 class ActionConnector(Connector):
-    """Stands behind the policy: works on ``actions_for_env``; ``actions`` stays what the policy gave."""
+    """Stands behind the policy: works on ``actions_for_env``; ``actions`` stays what the policy gave.
+
+    One that explores, in the policy's own space, also replaces ``actions_executed``, as `EpsilonGreedy` does.
+    """
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
         """Space of one action before this connector, for ``space`` after it. Pure: changes nothing.

@@ -199,6 +199,12 @@ class Pipeline(Connector, Generic[P]):
         own = type(self).on_policy_output is not Pipeline.on_policy_output
         return own or bool((self._program or self._compile()).watchful)
 
+    @property
+    def policy_columns(self) -> tuple[str, ...]:
+        """Columns of the policy's output that any piece here needs in every row."""
+        pieces = (self._program or self._compile()).watchful
+        return tuple(dict.fromkeys(name for piece in pieces for name in piece.policy_columns))
+
     def on_policy_output(self, rows: Rows) -> None:
         for piece in (self._program or self._compile()).watchful:
             piece.on_policy_output(rows)

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box, Space
 from numpy.typing import NDArray
 
+from marlvec.connectors._support.executed_actions import ExecutedActions
 from marlvec.connectors._support.leaf_spaces import map_space
 from marlvec.connectors.connector import ActionConnector
 from marlvec.connectors.rows import Rows
@@ -71,10 +72,11 @@ class ClipActions(ActionConnector):
 
     def __init__(self) -> None:
         self._tree: SpaceTree | None = None
+        self._executed: ExecutedActions | None = None
         self._boxes: list[tuple[int, Leaf, Any, Any]] = []
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None:
+        if self._tree is None or self._executed is None:
             raise self._not_set_up()
         leaves = self._tree.flatten(rows.actions_for_env)
         for i, leaf, low, high in self._boxes:
@@ -85,7 +87,7 @@ class ClipActions(ActionConnector):
             if np.can_cast(clipped.dtype, leaf.dtype, "same_kind"):
                 clipped = clipped.astype(leaf.dtype, copy=False)
             leaves[i] = clipped
-        return rows.replace(actions_for_env=self._tree.unflatten(leaves))
+        return self._executed.send(rows, self._tree.unflatten(leaves))
 
     @property
     def is_identity(self) -> bool:
@@ -93,6 +95,7 @@ class ClipActions(ActionConnector):
 
     def setup(self, space: Space[Any]) -> None:
         self._tree = SpaceTree(space)
+        self._executed = ExecutedActions(space, self.action_space)
         self._boxes = []
         for i, leaf in enumerate(self._tree.leaves):
             if isinstance(leaf.space, Box) and (leaf.space.bounded_below.any() or leaf.space.bounded_above.any()):

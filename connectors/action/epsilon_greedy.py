@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
+from marlvec.connectors._support.executed_actions import ExecutedActions, is_given
 from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.action.decay import Decay
 from marlvec.connectors.action.valid_actions import Choices, row_name
@@ -22,6 +23,10 @@ __all__ = ["EpsilonGreedy"]
 
 class EpsilonGreedy(ActionConnector):
     """Replaces an agent's action by a random one with probability ``epsilon``, while training.
+
+    The batch gets a column ``actions_executed``: what the agent did, in the policy's space. Off-policy learners
+    (Q-learning) take this column; ``actions`` stays what the policy chose. Actions that no policy chose
+    (``off_policy``) pass unchanged.
 
     Draws evenly from every Discrete and MultiDiscrete of the action; from what ``action_mask`` allows where the action
     is one of the two itself and rows have the column. Other leaves pass unchanged.
@@ -55,16 +60,17 @@ class EpsilonGreedy(ActionConnector):
         self._decay = Decay(final, decay_steps)
         self._random = RowRandom(seed, "EpsilonGreedy")
         self._tree: SpaceTree | None = None
+        self._executed: ExecutedActions | None = None
         self._choices: list[tuple[int, Choices]] = []
         self._size = 0
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None:
+        if self._tree is None or self._executed is None:
             raise self._not_set_up()
         if not self.training:
-            return rows
+            return self._executed.send(rows, rows.actions_for_env, explores=True)
         drawn = self._random.uniform(rows, 1 + self._size)
-        which = np.flatnonzero(drawn[:, :1] < self._decay(self.epsilon, rows))
+        which = np.flatnonzero((drawn[:, :1] < self._decay(self.epsilon, rows))[:, 0] & ~is_given(rows))
         self._decay.count(rows)
         mask = self._mask(rows)
         leaves = self._tree.flatten(rows.actions_for_env)
@@ -81,7 +87,7 @@ class EpsilonGreedy(ActionConnector):
             leaves[i] = given.astype(np.result_type(given, picked))
             leaves[i][which] = picked
             at = end
-        return rows.replace(actions_for_env=self._tree.unflatten(leaves))
+        return self._executed.send(rows, self._tree.unflatten(leaves), explores=True)
 
     def _mask(self, rows: Rows) -> NDArray[np.bool_] | None:
         """What the rows' actions may be, where masks are of the action as a whole."""
@@ -92,6 +98,7 @@ class EpsilonGreedy(ActionConnector):
 
     def setup(self, space: Space[Any]) -> None:
         self._tree, self._choices = SpaceTree(space), _choices(space)
+        self._executed = ExecutedActions(space, self.action_space)
         self._size = sum(len(choices.sizes) for _, choices in self._choices)
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:

@@ -11,6 +11,7 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from marlvec.connectors._support.agent_table import AgentTable, load_tables, save_tables
+from marlvec.connectors._support.executed_actions import ExecutedActions
 from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.connector import ActionConnector, EnvIds, State
 from marlvec.connectors.rows import Rows
@@ -26,8 +27,11 @@ class HeldActions(ActionConnector):
     Never at the start of an episode, or after `reset`: there is nothing yet to repeat.
     """
 
+    _is_choice = True  # False: the env is said to repeat the action, and not the agent
+
     def __init__(self) -> None:
         self._tree: SpaceTree | None = None
+        self._executed: ExecutedActions | None = None
         self._tables: list[AgentTable] = []
         self._age = AgentTable((), np.int64, fill=-1)
 
@@ -41,7 +45,7 @@ class HeldActions(ActionConnector):
         """
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None:
+        if self._tree is None or self._executed is None:
             raise self._not_set_up()
         env_id, agent_index = rows.env_id, rows.agent_index
         age = self._age.get(env_id, agent_index) + 1
@@ -56,13 +60,15 @@ class HeldActions(ActionConnector):
             sent.append(np.where(where, table.get(env_id, agent_index), leaf_n))
             table.set(env_id, agent_index, sent[-1])
         self._age.set(env_id, agent_index, np.where(holds, age, 0))
-        return rows.replace(actions_for_env=self._tree.unflatten(sent))
+        actions = self._tree.unflatten(sent)
+        return self._executed.send(rows, actions) if self._is_choice else rows.replace(actions_for_env=actions)
 
     def reset(self, env_ids: EnvIds | None = None) -> None:
         self._age.reset(env_ids)
 
     def setup(self, space: Space[Any]) -> None:
         self._tree = SpaceTree(space)
+        self._executed = ExecutedActions(space, self.action_space)
         slots = [(leaf.shape, leaf.dtype) for leaf in self._tree.leaves]
         if slots != [(table.shape, table.values.dtype) for table in self._tables]:
             self._tables = [AgentTable(shape, dtype) for shape, dtype in slots]
@@ -131,7 +137,8 @@ class StickyActions(HeldActions):
     """Sends an agent's last sent action again with probability ``p``, whatever the policy chose.
 
     Never at the start of an episode: there is nothing yet to repeat. As this makes the env less predictable, and is no
-    exploration, it works in evaluation as in training: Machado et al., "Revisiting the Arcade Learning Environment",
+    exploration, it works in evaluation as in training, and ``actions_executed`` (see `EpsilonGreedy`) stays the action
+    before it: Machado et al., "Revisiting the Arcade Learning Environment",
     JAIR 2018. A repeated action may be one that ``action_mask`` forbids by now: let `MaskInvalid` follow.
 
     Args:
@@ -143,6 +150,8 @@ class StickyActions(HeldActions):
         UnsupportedSpaceError: Where a space is first seen: a leaf has no fixed size.
         ContractError: In a call: an action does not fit the dtype of a leaf of ints.
     """
+
+    _is_choice = False
 
     def __init__(self, p: float = 0.25, *, seed: int = 0) -> None:
         if not 0 <= p <= 1:

@@ -10,6 +10,7 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from marlvec.connectors._support.agent_table import AgentTable, load_tables, save_tables
+from marlvec.connectors._support.executed_actions import ExecutedActions, is_given
 from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.action.bounds import FloatBoxes
 from marlvec.connectors.action.decay import Decay
@@ -20,8 +21,29 @@ from marlvec.errors import ArgumentError, UnsupportedSpaceError
 __all__ = ["GaussianNoise", "OrnsteinUhlenbeckNoise"]
 
 
+def _noisy(
+    rows: Rows, boxes: FloatBoxes, noise_nD: NDArray[np.float64], executed: ExecutedActions, *, clip: bool
+) -> Rows:
+    """Add noise to the actions that a policy chose."""
+    given = is_given(rows)
+    actions = boxes.add(rows.actions_for_env, noise_nD, clip=clip)
+    if given.any():
+        parts = zip(boxes.tree.flatten(actions), boxes.tree.flatten(rows.actions_for_env), strict=True)
+        kept = []
+        for noisy, before in parts:
+            leaf = np.array(noisy)
+            leaf[given] = np.asarray(before)[given]
+            kept.append(leaf)
+        actions = boxes.tree.unflatten(kept)
+    return executed.send(rows, actions, explores=True)
+
+
 class GaussianNoise(ActionConnector):
     """Adds independent normal noise to every element of every Box of floats, while training.
+
+    The batch gets a column ``actions_executed``: the action with its noise, in the policy's space. Off-policy learners
+    (DDPG, TD3) take this column; ``actions`` stays what the policy chose. Actions that no policy chose (``off_policy``)
+    pass unchanged.
 
     Other leaves pass unchanged. ``std`` is in the units of the actions: before `UnsquashActions` they go from -1 to 1,
     whatever the env's bounds, and that is where this belongs.
@@ -63,19 +85,21 @@ class GaussianNoise(ActionConnector):
         self._decay = Decay(final, decay_steps)
         self._random = RowRandom(seed, "GaussianNoise")
         self._boxes: FloatBoxes | None = None
+        self._executed: ExecutedActions | None = None
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._boxes is None:
+        if self._boxes is None or self._executed is None:
             raise self._not_set_up()
         if not self.training:
-            return rows
+            return self._executed.send(rows, rows.actions_for_env, explores=True)
         std: NDArray[np.float64] = self._decay(np.asarray(self.std, np.float64), rows)
         self._decay.count(rows)
         noise = self._random.normal(rows, self._boxes.size) * std
-        return rows.replace(actions_for_env=self._boxes.add(rows.actions_for_env, noise, clip=self.clip))
+        return _noisy(rows, self._boxes, noise, self._executed, clip=self.clip)
 
     def setup(self, space: Space[Any]) -> None:
         self._boxes = FloatBoxes(space)
+        self._executed = ExecutedActions(space, self.action_space)
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
         boxes, given = FloatBoxes(space), np.shape(self.std)
@@ -102,6 +126,7 @@ class GaussianNoise(ActionConnector):
 class OrnsteinUhlenbeckNoise(ActionConnector):
     """Adds an Ornstein–Uhlenbeck process to every element of every Box of floats, while training.
 
+    The batch gets a column ``actions_executed``, and ``off_policy`` actions pass unchanged, as with `GaussianNoise`.
     Each agent has a process of its own, which starts at 0 in each episode and takes one step before each decision:
 
         x += -theta * x * dt + sigma * sqrt(dt) * N(0, 1)
@@ -136,10 +161,11 @@ class OrnsteinUhlenbeckNoise(ActionConnector):
         self.seed = seed
         self._random = RowRandom(seed, "OrnsteinUhlenbeckNoise")
         self._boxes: FloatBoxes | None = None
+        self._executed: ExecutedActions | None = None
         self._x = AgentTable()
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._boxes is None:
+        if self._boxes is None or self._executed is None:
             raise self._not_set_up()
         x = self._x.get(rows.env_id, rows.agent_index)
         if "first" in rows:
@@ -150,14 +176,15 @@ class OrnsteinUhlenbeckNoise(ActionConnector):
         # In evaluation too: the episodes that end there must not pass their noise on to the next ones.
         self._x.set(rows.env_id, rows.agent_index, x)
         if not self.training:
-            return rows
-        return rows.replace(actions_for_env=self._boxes.add(rows.actions_for_env, x, clip=self.clip))
+            return self._executed.send(rows, rows.actions_for_env, explores=True)
+        return _noisy(rows, self._boxes, x, self._executed, clip=self.clip)
 
     def reset(self, env_ids: EnvIds | None = None) -> None:
         self._x.reset(env_ids)
 
     def setup(self, space: Space[Any]) -> None:
         self._boxes = FloatBoxes(space)
+        self._executed = ExecutedActions(space, self.action_space)
         if self._x.shape != (self._boxes.size,):
             self._x = AgentTable((self._boxes.size,))
 

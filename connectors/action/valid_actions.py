@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
+from marlvec.connectors._support.executed_actions import ExecutedActions
 from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.action.bounds import FloatBoxes
 from marlvec.connectors.connector import ActionConnector
@@ -151,11 +152,11 @@ class MaskInvalid(ActionConnector):
         self.fallback = fallback
         self.seed = seed
         self._random = RowRandom(seed, "MaskInvalid")
-        self._is_set_up = False
+        self._executed: ExecutedActions | None = None
         self._choices: Choices | None = None
 
     def __call__(self, rows: Rows) -> Rows:
-        if not self._is_set_up:
+        if self._executed is None:
             raise self._not_set_up()
         if self._choices is None or "action_mask" not in rows:
             return rows
@@ -163,7 +164,7 @@ class MaskInvalid(ActionConnector):
         chosen = self._choices.read(rows.actions_for_env, rows)
         allowed = self._choices.allowed(mask, chosen)
         if allowed.all():
-            return rows.replace(actions_for_env=self._choices.write(chosen))  # in the space's dtype, as below
+            return self._executed.send(rows, self._choices.write(chosen))  # in the space's dtype, as below
         if self.fallback == "raise":
             i = int(np.flatnonzero(~allowed.all(axis=1))[0])
             raise ContractError(
@@ -175,10 +176,10 @@ class MaskInvalid(ActionConnector):
         else:
             uniform = np.zeros(chosen.shape)
         instead = self._choices.pick(uniform, mask, lambda i: row_name(rows, i))
-        return rows.replace(actions_for_env=self._choices.write(np.where(allowed, chosen, instead)))
+        return self._executed.send(rows, self._choices.write(np.where(allowed, chosen, instead)))
 
     def setup(self, space: Space[Any]) -> None:
-        self._is_set_up = True
+        self._executed = ExecutedActions(space, self.action_space)
         self._choices = Choices.of(space)
 
 
@@ -206,9 +207,10 @@ class ReplaceNaN(ActionConnector):
         self._uniform = RowRandom(seed, "ReplaceNaN")
         self._normal = RowRandom(seed, "ReplaceNaN, normal")
         self._boxes: FloatBoxes | None = None
+        self._executed: ExecutedActions | None = None
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._boxes is None:
+        if self._boxes is None or self._executed is None:
             raise self._not_set_up()
         leaves = self._boxes.tree.flatten(rows.actions_for_env)
         found = False
@@ -224,10 +226,11 @@ class ReplaceNaN(ActionConnector):
             size = self._boxes.size
             fill = self._draw(rows, box, size, part) if self.fill == "random" else np.clip(0, box.low, box.high)
             leaves[i] = np.where(missing, np.asarray(fill, box.low.dtype), value)
-        return rows.replace(actions_for_env=self._boxes.tree.unflatten(leaves)) if found else rows
+        return self._executed.send(rows, self._boxes.tree.unflatten(leaves)) if found else rows
 
     def setup(self, space: Space[Any]) -> None:
         self._boxes = FloatBoxes(space)
+        self._executed = ExecutedActions(space, self.action_space)
 
     def _draw(self, rows: Rows, box: Box, size: int, part: slice) -> NDArray[Any]:
         """(n, *shape) members of the Box, by its part of each row's numbers."""

@@ -14,17 +14,35 @@ from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.trees import to_array
 
-__all__ = ["ValueFunction", "end_values", "following", "next_values", "GeneralAdvantageEstimation", "VTrace"]
+__all__ = [
+    "ValueFunction",
+    "end_values",
+    "following",
+    "next_values",
+    "state_columns",
+    "GeneralAdvantageEstimation",
+    "VTrace",
+]
 
 ValueFunction = Callable[[Rows], Any]
 """Rows in, (n,) values of them out; an array or a tensor."""
+
+
+def state_columns(rows: Rows) -> dict[str, str]:
+    """Return the columns of recurrent states after a decision, each with the column of the state before it.
+
+    ``state_out`` belongs to ``state_in``, and any other ``x_out`` to the ``x_in`` that the rows have.
+    """
+    pairs = {name: f"{name.removesuffix('_out')}_in" for name, _ in rows.items() if name.endswith("_out")}
+    return {after: before for after, before in pairs.items() if before in rows or after == "state_out"}
 
 
 def following(rows: Rows, at: NDArray[np.int64]) -> Rows:
     """The moments after some rows, as rows to look at.
 
     Every column takes its next one's place where there is one: ``obs`` is ``next_obs``, ``state`` is ``next_state`` and
-    so on; ``state_in`` is ``state_out``, and ``t`` one more. The other columns stay those of the row before.
+    so on; ``state_in`` is ``state_out`` (see `state_columns`), and ``t`` one more. The other columns stay those of the
+    row before.
 
     Args:
         rows: All rows.
@@ -33,8 +51,7 @@ def following(rows: Rows, at: NDArray[np.int64]) -> Rows:
     before = rows.take(at)
     names = [name for name, _ in rows.items() if f"next_{name}" in rows]
     after = {name: before[f"next_{name}"] for name in names}
-    if "state_out" in rows:
-        after["state_in"] = before["state_out"]
+    after |= {state_in: before[state_out] for state_out, state_in in state_columns(rows).items()}
     if "t" in rows:
         after["t"] = before["t"] + 1
     return before.replace(**after)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from marlvec.connectors.connector import LearnerConnector
-from marlvec.connectors.learner.advantages import ValueFunction, end_values
+from marlvec.connectors.learner.advantages import ValueFunction, end_values, state_columns
 from marlvec.connectors.learner.fragments import Fragments, check_share, column, flags, numbers, unknown_outcome
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError
@@ -57,11 +57,13 @@ class NStep(LearnerConnector):
     Row t sums up ``k`` rewards, n of them or as many as its fragment still has, and takes the outcome of the last::
 
         rewards[t]   = sum of gamma ** i * rewards[t + i] for i in 0 … k - 1
-        next_*[t]    = next_*[t + k - 1]          (next_obs, and every other column named so)
+        next_*[t]    = next_*[t + k - 1]          (next_obs, next_state, next_env_t, next_obs_missing, …)
+        state_out[t] = state_out[t + k - 1]       (and every x_out beside a column x_in)
         terminated, truncated likewise
         discounts[t] = gamma ** k, or 0 where the outcome is terminated
 
-    so that ``rewards + discounts * V(next_obs)`` is the target for every row, those near a fragment's end included.
+    so that ``rewards + discounts * V(next_obs, state_out)`` is the target for every row, those near a fragment's end
+    included. All other columns stay those of the row's own decision (obs, state_in, actions, logp, t, env_t, …).
     Phantom rows keep what they have, with discount 0. So does a row in which an agent was truncated without a final
     observation (``next_obs_missing``): no other row reaches across it, and ``loss_mask`` (n,) bool is False there.
 
@@ -93,7 +95,7 @@ class NStep(LearnerConnector):
         rewards = single.copy()
         for i in range(1, int(steps.max(initial=0))):
             rewards[:-i] += np.where(steps[:-i] > i, self.gamma**i * single[i:], 0.0)
-        changed = [name for name, _ in rows.items() if name.startswith("next_")]
+        changed = [*(name for name, _ in rows.items() if name.startswith("next_")), *state_columns(rows)]
         discounts = self.gamma**steps * (real & ~flags(rows, "terminated")[outcome])
         if unknown.any():
             mask = flags(rows, "loss_mask") if "loss_mask" in rows else np.ones(len(rows), np.bool_)

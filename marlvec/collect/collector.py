@@ -91,8 +91,8 @@ class Collector(StatefulCollector):
             draws from one random stream for all rows, or keeps running statistics, meets rows in another order, which
             is the same one each time. Callbacks hear of half of the envs at a time.
         random_steps: So many env steps, the first of this collector, are made with uniformly random legal actions, as
-            many in every env. No policy is asked; rows of them are marked in the column ``off_policy``, and what
-            policies add says nothing there (NaN, 0).
+            many in every env. No policy is asked, but a recurrent one for its state (see `RnnState`); rows of them are
+            marked in the column ``off_policy``, and what else policies add says nothing there (NaN, 0).
         reward_dtype: Dtype of rewards in batches, e.g. ``np.float32``; None leaves float64. Metrics stay float64.
         callbacks: What is called, in this order: a `Callback`, or a dict of its methods' names to functions,
             or a function that has one of these names. They belong to the caller, too, who closes them.

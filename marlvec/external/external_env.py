@@ -332,7 +332,9 @@ class ExternalEnv:
         as_policy: bool = False,
         timeout: float | None = _DEFAULT,
     ) -> None:
-        """Say what was done at what observation; no policy is asked. Waits only where too many rows wait already.
+        """Say what was done at what observation; no policy is asked for an action.
+
+        Waits only where too many rows wait already.
 
         Args:
             episode_id: The episode.

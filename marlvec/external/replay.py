@@ -148,7 +148,8 @@ def _check_whole(rows: SampleBatch, own: NDArray[np.int64], whose: str) -> None:
 
 def _note(rows: SampleBatch, i: int, agent: str, moments: dict[int, LoggedStep]) -> None:
     begins = moments.setdefault(int(rows["env_t"][i]), LoggedStep())
-    begins.obs[agent], begins.actions[agent] = _at(rows["obs"], i), _at(rows["actions"], i)
+    actions = rows["actions_executed"] if "actions_executed" in rows else rows["actions"]
+    begins.obs[agent], begins.actions[agent] = _at(rows["obs"], i), _at(actions, i)
     if "action_mask" in rows:
         begins.masks[agent] = rows["action_mask"][i]
     ends = moments.setdefault(int(rows["next_env_t"][i]), LoggedStep())
@@ -252,7 +253,7 @@ class Replay(ExternalEnv):
 def replay(
     dataset: Dataset, envs: ExternalVectorEnv, *, repeat: int | None = 1, training_enabled: bool = True
 ) -> Replay:
-    """Feed logged episodes to the vectorizer, as rows that no policy is asked about.
+    """Feed logged episodes to the vectorizer, as rows whose actions are the log's, and not a policy's.
 
         envs = marlvec.external.make({"agent": (observations, actions)}, num_envs=8)
         with replay("run.npz", envs):
@@ -262,9 +263,14 @@ def replay(
     and a call waits for more, it raises `DriverGone`.
 
     Observations and actions of a saved batch are those on the policy's side of the connectors they were collected
-    with: let the agent connectors pass on what these have done already. What policies added (``logp``, …) says
-    nothing, as in every row that is off-policy. Actions of a Minari dataset are those that the env was given; see
-    `Episode.log_action`.
+    with: let the agent connectors pass on what these have done already. Where exploration changed actions, those that
+    were executed are replayed (``actions_executed``), and exploration leaves them alone. What policies added
+    (``logp``, …) says nothing, as in every row that is off-policy; only a recurrent policy is asked, for its state (see
+    `RnnState`). Actions of a Minari dataset are those that the env was given; see `Episode.log_action`.
+
+    ``t``, ``env_t`` and ``next_env_t`` are the log's where it has an episode from its reset, and the row of some agent
+    at each env step. Otherwise they count from the first row of the log, and leave out env steps at which no agent of
+    the log decides.
 
     Args:
         dataset: A `MultiAgentBatch` or `SampleBatch`, a file that one saved (``.npz``, ``.parquet``), a list of these,

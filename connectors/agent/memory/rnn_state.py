@@ -22,7 +22,8 @@ class RnnState(AgentConnector):
     """Gives the policy back the state that it returned for the agent's row before; per (env, agent).
 
     A column ``state_in``: a tree of ``(n, …)`` arrays. At an episode's start it is ``initial``, then what the policy
-    returned as its column ``state_out`` for that agent's last row.
+    returned as its column ``state_out`` for that agent's last row. In rows whose action is given (``random_steps``,
+    logged actions) the policy is asked for its state, and the given action replaces its action.
 
     Args:
         initial: State of one row, without a row axis: an array, or a dict or tuple of those. It gives the shapes and
@@ -47,6 +48,10 @@ class RnnState(AgentConnector):
         self._history.begin(rows)
         state = self._form.unflatten(self._history.look(rows, _LAST))
         return rows.replace(**{self.column: map_tree(lambda leaf: leaf[:, 0], state)})
+
+    @property
+    def policy_columns(self) -> tuple[str, ...]:
+        return (self.source,)
 
     def on_policy_output(self, rows: Rows) -> None:
         if self.source not in rows:

@@ -106,6 +106,10 @@ class View(AgentConnector):
             **{self.column: form.unflatten([leaf[:, 0] for leaf in leaves] if self._single else leaves)}
         )
 
+    @property
+    def policy_columns(self) -> tuple[str, ...]:
+        return (self.source,) if self._from_policy and self.source != "actions" else ()
+
     def on_policy_output(self, rows: Rows) -> None:
         if not self._from_policy or self._history is None or self._form is None:
             return

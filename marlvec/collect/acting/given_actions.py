@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,11 @@ COLUMN = "off_policy"
 
 
 class GivenActions:
-    """What the agents of one policy do without asking it.
+    """Actions of one policy's agents that the policy does not choose.
+
+    The policy is not asked about these rows, unless a connector needs a column of its output there
+    (`Connector.policy_columns`), as `RnnState` needs the state: then it acts on them, and the given action replaces its
+    action.
 
     Args:
         tree: Space of one action of the policy.
@@ -36,7 +40,7 @@ class GivenActions:
         who: The policy, for messages.
 
     Attributes:
-        used: Whether there has ever been such an action; from then on answers have column ``off_policy``.
+        used: Whether an action was ever given; from then on answers have column ``off_policy``.
         knows_columns: Whether `learn` was called.
     """
 
@@ -44,13 +48,29 @@ class GivenActions:
         self._tree, self._who = tree, who
         self._differs = describe_difference(env_space, tree.space)
         self._actions: dict[int, list[Any]] = {}
-        self._blanks: dict[str, Tree] = {}  # of the columns that the policy adds: one row that says nothing
+        self._blanks: dict[str, Tree] = {}  # of the columns that the policy adds: one row, filled with NaN or 0
+        self._dtypes: list[np.dtype[Any]] | None = None  # of actions in batches, leaf by leaf; None: not known yet
         self.used = self.knows_columns = False
 
-    def learn(self, columns: Mapping[str, Tree]) -> None:
-        """See what the policy adds to its actions: columns (n, …)."""
+    def learn(self, columns: Mapping[str, Tree], actions: Tree) -> None:
+        """Note which columns (n, …) the policy adds, and, if no action was given before, the dtypes of its actions."""
         self._blanks = {name: map_tree(_blank, column) for name, column in columns.items()}
         self.knows_columns = True
+        if self._dtypes is None:
+            self._settle(actions)
+
+    def _settle(self, actions: Tree) -> None:
+        try:
+            leaves = self._arrays(actions)
+        except ContractError:  # the collector refuses these actions, and says why
+            return
+        pairs = zip(leaves, self._tree.leaves, strict=True)
+        self._dtypes = [leaf.dtype if leaf.is_object else value.dtype for value, leaf in pairs]
+
+    def _arrays(self, actions: Tree) -> list[Any]:
+        """Return the leaves of actions: arrays, but for leaves of objects, which stay as they are."""
+        pairs = zip(self._tree.flatten(actions), self._tree.leaves, strict=True)
+        return [value if leaf.is_object else to_array(value) for value, leaf in pairs]
 
     def __len__(self) -> int:
         return len(self._actions)
@@ -105,10 +125,14 @@ class GivenActions:
         self._actions.clear()
 
     def get_state(self) -> State:
-        """What is noted, and what is known of the policy's columns."""
+        """Return the noted actions, and one blank row of the policy's columns and actions."""
+        blanks = dict(self._blanks)
+        if self._dtypes is not None:
+            pairs = zip(self._tree.leaves, self._dtypes, strict=True)
+            blanks["actions"] = self._tree.unflatten([np.zeros((1, *leaf.shape), dtype) for leaf, dtype in pairs])
         return {
             "actions": [[lane, [plain_object(value) for value in values]] for lane, values in self._actions.items()],
-            "blanks": plain_columns(self._blanks, "columns of the policy"),
+            "blanks": plain_columns(blanks, "columns of the policy"),
             "used": self.used,
             "knows_columns": self.knows_columns,
         }
@@ -130,9 +154,17 @@ class GivenActions:
                 if not leaf.is_object:
                     check_value(value, leaf.dtype, leaf.shape, f"{where}: {leaf}")
             actions[int(one[0])] = values
+        blanks = columns_from(state["blanks"], 1, where)
+        dtypes = None
+        if "actions" in blanks:
+            try:
+                dtypes = [value.dtype for value in self._tree.flatten(blanks.pop("actions"))]
+            except ContractError as error:
+                raise ArgumentError(f"{where}: {error}") from error
         new = {
             "_actions": actions,
-            "_blanks": columns_from(state["blanks"], 1, where),
+            "_blanks": blanks,
+            "_dtypes": dtypes,
             "used": flag_field(state, "used", where),
             "knows_columns": flag_field(state, "knows_columns", where),
         }
@@ -142,40 +174,76 @@ class GivenActions:
         """For which of these an action is noted: (n,)."""
         return np.fromiter((lane in self._actions for lane in lanes.tolist()), np.bool_, len(lanes))
 
-    def answer(self, rows: Rows, lanes: IntArray, ask: Ask) -> tuple[Tree, dict[str, Tree]]:
-        """Actions and columns of all rows; the policy is asked about those alone for which nothing is noted.
+    def answer(self, rows: Rows, lanes: IntArray, ask: Ask, needed: Sequence[str] = ()) -> tuple[Tree, dict[str, Tree]]:
+        """Return actions and columns of all rows, with the noted actions in their rows.
 
-        Columns that the policy adds say nothing where it was not asked: NaN in floats, 0 elsewhere. An ``x_out`` beside
-        a column ``x_in`` of the rows says what came in: a state that the policy has not touched.
+        In rows with a noted action a column of the policy is NaN (floats) or 0 (others), and an ``x_out`` beside a
+        column ``x_in`` of the rows repeats it: a state that the policy has not touched. The ``needed`` columns are the
+        policy's there, too.
 
         Args:
             rows: n rows.
             lanes: (n,) whose they are.
             ask: Gives the policy's actions and columns for some rows.
+            needed: Columns that connectors need in every row. None: the policy acts only on rows without a noted
+                action. Else on all of them.
         """
         given = self.among(lanes)
-        extras: dict[str, Tree] = {}
-        if not given.all():
-            actions, own = ask(rows.take(~given) if given.any() else rows)
+        asked = np.ones(len(rows), np.bool_) if needed else ~given
+        if asked.any():
+            actions, own = ask(rows if asked.all() else rows.take(asked))
+            if self._dtypes is None:
+                self._settle(actions)
             if not given.any():
-                return actions, {**own, COLUMN: given}
-            extras = {name: self._spread(column, name, rows, given) for name, column in own.items()}
-            parts = self._tree.flatten(map_tree(to_array, actions))
+                return self._cast(actions), {**own, COLUMN: given}
+            extras = {
+                name: column if name in needed else self._spread(column, name, rows, given, asked)
+                for name, column in own.items()
+            }
+            parts = [to_array(value) for value in self._tree.flatten(self._cast(actions))]
         else:
-            parts = [np.empty((0, *leaf.shape), leaf.dtype) for leaf in self._tree.leaves]
-            extras = {name: self._spread(None, name, rows, given) for name in self._blanks}
+            if self._dtypes is None:
+                self._dtypes = [leaf.dtype for leaf in self._tree.leaves]
+            extras = {name: self._spread(None, name, rows, given, asked) for name in self._blanks}
+            pairs = zip(self._tree.leaves, self._dtypes, strict=True)
+            parts = [np.empty((0, *leaf.shape), dtype) for leaf, dtype in pairs]
         noted = [self._actions[lane] for lane in lanes[given].tolist()]
         whole = []
         for k, (leaf, part) in enumerate(zip(self._tree.leaves, parts, strict=True)):
-            column = np.empty((len(rows), *leaf.shape), leaf.dtype if given.all() else part.dtype)
-            column[~given] = part
+            column = np.empty((len(rows), *leaf.shape), object if leaf.is_object else part.dtype)
+            column[asked] = part
             for i, action in zip(np.flatnonzero(given).tolist(), noted, strict=True):
                 column[i] = action[k]
+                if column.dtype.kind in "iub" and not np.array_equal(column[i], action[k]):
+                    raise ContractError(
+                        f"{self._who} returns its actions of {leaf} as {part.dtype}, which cannot hold the given "
+                        f"action {action[k]!r}: return {leaf.dtype}"
+                    )
             whole.append(column)
         return self._tree.unflatten(whole), {**extras, COLUMN: given}
 
-    def _spread(self, own: Tree | None, name: str, rows: Rows, given: BoolArray) -> Tree:
-        """A column of all rows from that of the rows the policy was asked about."""
+    def _cast(self, actions: Tree) -> Tree:
+        """Return the policy's actions in the dtypes that batches have, where those can hold them."""
+        try:
+            leaves = self._arrays(actions)
+        except ContractError:  # the collector refuses these actions, and says why
+            return actions
+        if self._dtypes is None:
+            return actions
+        pairs = zip(leaves, self._dtypes, strict=True)
+        cast = [value if dtype.hasobject else _held(value, dtype) for value, dtype in pairs]
+        return actions if all(a is b for a, b in zip(cast, leaves, strict=True)) else self._tree.unflatten(cast)
+
+    def _spread(self, own: Tree | None, name: str, rows: Rows, given: BoolArray, asked: BoolArray) -> Tree:
+        """Return a column of all rows: the policy's where no action was given, and blank elsewhere.
+
+        Args:
+            own: The column of the rows that the policy was asked about; None where there are none.
+            name: Its name.
+            rows: All rows.
+            given: (n,) rows with a noted action.
+            asked: (n,) rows that the policy was asked about.
+        """
         blank = self._blanks[name]
         came = name[:-4] + "_in" if name.endswith("_out") else ""
         whole = map_tree(lambda leaf: np.repeat(leaf, len(rows), axis=0), blank)
@@ -186,10 +254,22 @@ class GivenActions:
 
         def put(pair: list[Any]) -> NDArray[Any]:
             column: NDArray[Any] = pair[0]
-            column[~given] = to_array(pair[1])
+            column[~given] = to_array(pair[1])[~given[asked]]
             return column
 
         return zip_trees(put, [whole, own])
+
+
+def _held(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an array in a dtype; the array itself where that would change its meaning."""
+    if array.dtype == dtype:
+        return array
+    if dtype.kind == "f":
+        return array.astype(dtype) if array.dtype.kind in "fiu" else array
+    if array.dtype.kind not in "iub":
+        return array
+    cast = array.astype(dtype)
+    return cast if np.array_equal(cast, array) else array
 
 
 def _blank(leaf: Any) -> NDArray[Any]:

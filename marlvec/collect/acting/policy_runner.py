@@ -392,7 +392,7 @@ class PolicyRunner:
             def ask(some: Rows) -> tuple[Tree, Mapping[str, Tree]]:
                 return self._ask(policy, some, explore=explore)
 
-            actions, columns = self.off_policy.answer(rows, ready.lanes, ask)
+            actions, columns = self.off_policy.answer(rows, ready.lanes, ask, self.agent_connectors.policy_columns)
         else:
             actions, columns = self._ask(policy, rows, explore=explore)
         return PolicyAnswer(self, ready, rows, actions, columns, version)
@@ -420,7 +420,7 @@ class PolicyRunner:
                         f"one for each row"
                     )
         if not self.off_policy.knows_columns:
-            self.off_policy.learn(extras)
+            self.off_policy.learn(extras, actions)
         return actions, extras
 
     def _split(self, output: PolicyOutput) -> tuple[Tree, Mapping[str, Tree]]:

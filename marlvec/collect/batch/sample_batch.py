@@ -32,9 +32,12 @@ class SampleBatch(Rows):
     ====================  ==============  =======================================================================
     ``obs``               (n, …)          what the policy saw, behind the agent connectors; a tree for Dict and Tuple
     ``actions``           (n, …)          what the policy answered
+    ``actions_executed``  (n, …)          the same behind exploration (`EpsilonGreedy`, noise), in the policy's space;
+                                          only where action connectors explore. Off-policy learners take it
     ``actions_for_env``   (n, …)          what the env was given, behind the action connectors
     ``rewards``           (n,)            summed from this decision until the agent's next turn or its end; float64,
-                                          behind the agent connectors
+                                          behind the agent connectors. What an agent got before its first decision
+                                          (a late joiner, a player who waits for its first turn) is in its first row
     ``next_obs``          (n, …)          what the agent saw at its next turn, or its final observation
     ``terminated``        (n,) bool       the agent's episode ended so, before its next turn
     ``truncated``         (n,) bool       likewise

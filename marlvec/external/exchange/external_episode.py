@@ -139,7 +139,7 @@ class ExternalEpisode:
         masks: Mapping[str, Any] | None = None,
         as_policy: bool = False,
     ) -> None:
-        """Say what agents did, at what observation. No policy is asked, and no answer comes.
+        """Say what agents did, at what observation. No policy is asked for an action, and no answer comes.
 
         Args:
             obs: Agent name to observation, of all who act now.

@@ -14,12 +14,13 @@ from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, MissingExtraError, StateError
 from marlvec.policies.policy import Policy, PolicyOutput, PolicyState
 from marlvec.spaces import SpaceTree
-from marlvec.trees import Tree, map_tree
+from marlvec.trees import Tree, map_tree, to_array, tree_leaves
 
 try:
     import torch
 
     from marlvec.interop.torch.action_heads import Distribution, Head, MakeDistribution
+    from marlvec.interop.torch.sequences import PaddedDistribution, Padding
 except ImportError as error:
     raise MissingExtraError(
         f"TorchPolicy needs torch, which cannot be imported ({error}); install it as https://pytorch.org says"
@@ -49,6 +50,14 @@ class TorchPolicy(Policy):
     How many numbers k a space needs, and in which order: see `marlvec.interop.torch.action_heads.Head`. With an action
     mask, what is not allowed has no probability. The batch gets a column ``logp`` (n,), of the actions taken, under
     what the actions were drawn from; also where they were not drawn, but the most likely were taken.
+
+    Padded sequences (B, T, …), as `PadSequences` and `SampleBatch.right_zero_pad` make them, go through `forward`,
+    `values` and `probabilities`, too, and give (B, T, …), with zeros in the padding. A recurrent module is called once
+    per step, for the sequences that have this step; it begins with each sequence's ``state_in`` (B, …), and goes on
+    from its own ``state_out``, through which gradients flow (backpropagation through time). So the same module acts
+    and learns, and the padding never reaches it. A module that is faster over whole sequences (`torch.nn.LSTM`) has a
+    method ``forward_sequences(obs, state_in)``, which takes ``obs`` (B, T, …), zeros in the padding, and ``state_in``
+    (B, …); it returns ``inputs`` (B, T, k) and, if any, ``values`` (B, T) or (B, T, 1); other columns as it likes.
 
     In `act` there is no gradient, the module is in eval mode, and random numbers come from the policy's own generator:
     torch's global one is neither read nor moved.
@@ -147,10 +156,17 @@ class TorchPolicy(Policy):
         """What the module makes of rows, with gradients, for a learner's loss; the module's mode is left as it is.
 
         Args:
-            rows: n rows, or a batch: ``policy.forward(batch["main"])``.
+            rows: n rows, or a batch: ``policy.forward(batch["main"])``; or sequences (B, T, …) with a column
+                ``seq_lens``.
 
         Returns:
-            The distribution of their actions, and the module's other columns, tensors: ``values``, …
+            The distribution of their actions, and the module's other columns, tensors: ``values``, … Of sequences the
+            distribution's ``logp(actions)`` takes actions (B, T, …), and gives (B, T), as ``entropy()`` does; both are
+            0 in the padding. Multiply by ``loss_mask`` what must not count.
+
+        Raises:
+            StateError: `setup` was not called.
+            ContractError: The module gave something of another form, or NaN.
         """
         return self._forward(rows, "row {}".format)
 
@@ -158,7 +174,7 @@ class TorchPolicy(Policy):
         """What rows are worth, (n,) floats: a value function for learner connectors such as GAE.
 
         Returns:
-            (n,) floats.
+            (n,) floats; (B, T) of sequences.
 
         Raises:
             ContractError: The module gives no ``values``.
@@ -173,7 +189,7 @@ class TorchPolicy(Policy):
         """How likely each action is, for n rows: (n, k) floats; what is masked has 0.
 
         Returns:
-            (n, k) floats.
+            (n, k) floats; (B, T, k) of sequences, without meaning in the padding.
 
         Raises:
             ArgumentError: The action space is not Discrete.
@@ -183,8 +199,9 @@ class TorchPolicy(Policy):
         first, k = int(self.action_space.start), int(self.action_space.n)
         with torch.no_grad(), _eval_mode(self.module):
             distribution, _ = self._forward(rows, "row {}".format)
-            every = [torch.full((len(rows),), first + i, device=self.device) for i in range(k)]
-            return _to_numpy(torch.stack([distribution.logp(action).exp() for action in every], dim=1))
+            shape = (len(rows), _length(rows)) if "seq_lens" in rows else (len(rows),)
+            every = [torch.full(shape, first + i, device=self.device) for i in range(k)]
+            return _to_numpy(torch.stack([distribution.logp(action).exp() for action in every], dim=-1))
 
     def _forward(self, rows: Rows, where: Callable[[int], str]) -> tuple[Distribution, dict[str, Tree]]:
         if self._make is None:
@@ -198,22 +215,53 @@ class TorchPolicy(Policy):
             found = torch.from_numpy(array if direct else array.copy()).to(self.device)
             return found.to(dtype) if found.is_floating_point() else found
 
-        given = [map_tree(tensor, rows["obs"])]
-        if "state_in" in rows:
-            given.append(map_tree(tensor, rows["state_in"]))
-        said = self.module(*given)
+        padding = Padding(rows["seq_lens"], _length(rows), self.device) if "seq_lens" in rows else None
+        obs = map_tree(tensor, rows["obs"])
+        state = (map_tree(tensor, rows["state_in"]),) if "state_in" in rows else ()
+        mask = tensor(rows["action_mask"]) if "action_mask" in rows else None
+        if padding is None:
+            columns = self._call(self.module, obs, *state)
+            return self._distribution(columns, mask, len(rows), where), columns
+        if mask is not None:
+            mask = padding.take(mask)
+        if hasattr(self.module, "forward_sequences"):
+            columns = self._call(self.module.forward_sequences, obs, *state)
+            flat: dict[str, Tree] = {}
+            for name in ("inputs", "values"):
+                if name in columns:
+                    flat[name] = padding.take(columns[name])
+            distribution = self._distribution(flat, mask, padding.count, padding.place)
+            del columns["inputs"]
+            return PaddedDistribution(distribution, padding), {**columns, **map_tree(padding.fill, flat)}
+        if state:
+            flat = padding.unroll(lambda *given: self._call(self.module, *given), obs, *state)
+        else:
+            flat = self._call(self.module, padding.take(obs))
+        distribution = self._distribution(flat, mask, padding.count, padding.place)
+        return PaddedDistribution(distribution, padding), {name: padding.fill(column) for name, column in flat.items()}
+
+    def _call(self, module: Callable[..., Any], *given: Tree) -> dict[str, Tree]:
+        """Call the module, or its `forward_sequences`, and return its columns, ``inputs`` among them."""
+        said = module(*given)
         columns = dict(said) if isinstance(said, Mapping) else {"inputs": said}
         if "inputs" not in columns:
             raise ContractError(f"the module of {self!r} returned a dict without 'inputs', only {list(columns)}")
         if "logp" in columns:
             raise ContractError(f"the module of {self!r} returned 'logp', which the policy gives")
+        return columns
+
+    def _distribution(
+        self, columns: dict[str, Tree], mask: Tensor | None, n: int, where: Callable[[int], str]
+    ) -> Distribution:
+        """Take ``inputs`` out of n rows' columns, check ``values``, and make the distribution."""
         inputs = columns.pop("inputs")
         if isinstance(inputs, torch.Tensor) and bool((bad := torch.isnan(inputs)).any()):
             row = int(bad.nonzero()[0, 0])
             raise ContractError(f"the module of {self!r} gave NaN as 'inputs', first for {where(row)}")
         if "values" in columns:
-            columns["values"] = self._one_number(columns["values"], len(rows))
-        return self._make(inputs, tensor(rows["action_mask"]) if "action_mask" in rows else None), columns
+            columns["values"] = self._one_number(columns["values"], n)
+        assert self._make is not None  # `_forward` refuses otherwise
+        return self._make(inputs, mask)
 
     def _one_number(self, values: Any, n: int) -> Any:
         """Values as (n,)."""
@@ -272,6 +320,12 @@ class TorchPolicy(Policy):
         return (
             torch.from_numpy(array).view(own.dtype) if array.ndim else torch.from_numpy(array[None]).view(own.dtype)[0]
         )
+
+
+def _length(rows: Rows) -> int:
+    """Return T of sequences (B, T, …)."""
+    _, leaf = next(tree_leaves(rows["obs"]))
+    return int(to_array(leaf).shape[1])
 
 
 @contextmanager

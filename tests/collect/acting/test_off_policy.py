@@ -1,4 +1,4 @@
-"""Actions that an env says were taken: they stand in the batch, and the policy is not asked about them."""
+"""Actions that an env gives: they are in the batch, and the policy is asked only for columns that connectors need."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
-from marlvec.collect import Collector
-from marlvec.connectors import RnnState, Rows
+from marlvec.collect import Collector, SampleBatch
+from marlvec.connectors import PrevActions, RnnState, Rows, View
 from marlvec.errors import ContractError
 from marlvec.policies import FunctionPolicy, Policy
 from marlvec.testing.scripted import CounterEnv, SampledEnv
@@ -126,19 +126,85 @@ def test_it_may_begin_at_any_time_and_columns_come_when_the_policy_is_first_aske
             np.testing.assert_array_equal(rows["asks"], ~given)
 
 
-def test_a_state_that_the_policy_has_not_touched_is_the_one_that_came_in() -> None:
-    def act(rows: Rows) -> Any:
-        return np.zeros(len(rows), np.int64), {"state_out": rows["state_in"] + 1}
+def sum_of_obs(rows: Rows) -> Any:
+    """A recurrent policy: its state is the sum of all observations of the episode."""
+    n = len(rows)
+    columns = {"logp": -np.ones(n, np.float32), "asks": np.ones(n, np.bool_)}
+    return np.full(n, 4), {"state_out": rows["state_in"] + rows["obs"], **columns}
 
-    with envs_of("some", "same_step") as envs:
-        chain = [RnnState(np.zeros(2, np.float32))]
-        rows = Collector(envs, FunctionPolicy(act), agent_connectors=chain, seed=0).collect(env_steps=60)["main"]
-        for unroll in np.unique(rows["unroll_id"]):
-            mine = rows.take(rows["unroll_id"] == unroll)
-            asked = np.cumsum(~mine["off_policy"])
-            base = mine["state_in"][0, 0] - 0
-            np.testing.assert_array_equal(mine["state_out"][:, 0], base + asked)
-            np.testing.assert_array_equal(mine["state_in"][1:], mine["state_out"][:-1])
+
+WIDTH = 7
+
+
+def check_states(rows: Any) -> None:
+    """Add up the observations of each agent's episode by hand, whoever chose the actions."""
+    sums: dict[tuple[int, ...], Any] = {}
+    for i in range(len(rows)):
+        who = int(rows["eps_id"][i]), int(rows["agent_index"][i])
+        before = sums.get(who, np.zeros(WIDTH))
+        assert (int(rows["t"][i]) == 0) == (who not in sums)
+        np.testing.assert_array_equal(rows["state_in"][i], before)
+        sums[who] = before + rows["obs"][i]
+        np.testing.assert_array_equal(rows["state_out"][i], sums[who])
+
+
+@pytest.mark.parametrize("rule", ["some", "all", "none"])
+@pytest.mark.parametrize("random_steps", [0, 20])
+def test_recurrent_policy_is_asked_for_its_state_and_the_given_action_replaces_its_action(
+    rule: str, random_steps: int
+) -> None:
+    with envs_of(rule, "same_step") as envs:
+        chain = [RnnState(np.zeros(WIDTH)), PrevActions()]
+        options: dict[str, Any] = {"agent_connectors": chain, "random_steps": random_steps, "seed": 0}
+        collector = Collector(envs, FunctionPolicy(sum_of_obs), **options)
+        parts = [collector.collect(env_steps=amount)["main"] for amount in (6, 1, 40)]
+    rows = SampleBatch.concat(parts)
+    rows = rows.take(np.lexsort((rows["t"], rows["agent_index"], rows["eps_id"])))
+    check_states(rows)
+    given, env = rows["off_policy"] if "off_policy" in rows else np.zeros(len(rows), np.bool_), rows["env_id"]
+    clock = rows["obs"][:, CLOCK].astype(int)
+    by_env = np.broadcast_to(taken(env, rows["agent_index"], clock, rule=rule), len(rows))
+    np.testing.assert_array_equal(rows["actions"][by_env], human(env, rows["agent_index"], clock)[by_env])
+    np.testing.assert_array_equal(rows["actions"][~given], 4)
+    assert not (by_env & ~given).any()
+    assert (given & ~by_env).any() == (random_steps > 0 and rule != "all")
+    follows = rows["t"] > 0
+    np.testing.assert_array_equal(rows["prev_actions"][follows], rows["actions"][:-1][follows[1:]])
+    if "off_policy" in rows:
+        np.testing.assert_array_equal(np.isnan(rows["logp"]), given)  # the policy's other columns stay blank
+        np.testing.assert_array_equal(rows["asks"], ~given)
+
+
+def test_view_of_a_policys_column_from_the_first_random_step_on() -> None:
+    with envs_of("none", "same_step") as envs:
+        chain = [View("heard", "asks", -1, fill=7)]
+        rows = Collector(envs, Machine(), agent_connectors=chain, random_steps=20, seed=0).collect(env_steps=40)["main"]
+    assert 0 < rows["off_policy"].sum() < len(rows)
+    np.testing.assert_array_equal(rows["heard"], np.where(rows["t"] == 0, 7, 1))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
+@pytest.mark.parametrize("random_steps", [1, 5, 6])
+def test_given_actions_and_a_policy_with_another_dtype(random_steps: int, dtype: Any) -> None:
+    """The first actions of a batch settle the dtype of all that follow."""
+
+    def act(rows: Rows) -> Any:
+        return np.ones((len(rows), 2), dtype)
+
+    with SyncVectorEnv([lambda: SampledEnv(Box(-1, 1, (1,)), Box(-2, 2, (2,)))] * 2) as envs:
+        collector = Collector(envs, FunctionPolicy(act), random_steps=random_steps, seed=0)
+        if random_steps == 1 and dtype == np.int64:  # asked first: ints cannot hold what is drawn next
+            with pytest.raises(ContractError, match=r"int64, which cannot hold the given action .*: return float32"):
+                collector.collect(env_steps=4)
+            return
+        for _ in range(4):
+            rows = collector.collect(env_steps=4)["main"]
+            assert rows["actions"].dtype == (np.float32 if random_steps > 1 else dtype)
+            assert (rows["actions"][~rows["off_policy"]] == 1).all()
+            assert (np.abs(rows["actions"][rows["off_policy"]]) < 2).all()
+            again = Collector(envs, FunctionPolicy(act), random_steps=random_steps, seed=0)
+            again.set_state(collector.get_state())
+            collector = again
 
 
 def test_actions_are_the_policys_and_go_through_the_action_connectors() -> None:

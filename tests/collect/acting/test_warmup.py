@@ -11,8 +11,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from hypothesis import strategies as st
 
 from marlvec.collect import Collector
-from marlvec.connectors import Rows
+from marlvec.connectors import RnnState, Rows
 from marlvec.errors import ArgumentError
+from marlvec.policies import FunctionPolicy
 from marlvec.policies.row_draws import RowDraws
 from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
@@ -91,6 +92,27 @@ def test_it_is_over_once_and_for_all() -> None:
         collector.reset()
         collector.collect(env_steps=1)
         assert policy.calls
+
+
+@pytest.mark.parametrize("kind", ["parallel", "masked turns", "keyed"])
+def test_recurrent_policy_has_its_states_in_the_first_steps_also_with_overlap(kind: str) -> None:
+    def act(rows: Rows) -> Any:
+        actions = rows["action_mask"].argmax(axis=1) if "action_mask" in rows else np.zeros(len(rows), np.int64)
+        return actions, {"state_out": rows["state_in"] + 1}
+
+    def options() -> dict[str, Any]:
+        return {"agent_connectors": [RnnState(np.zeros((), np.int64))], "random_steps": 9, "seed": 3}
+
+    with sync(kind, 3, 2) as envs, Scattered(factories(kind, 3, 2), 5) as others:
+        collector = Collector(envs, FunctionPolicy(act), **options())
+        overlapping = Collector(others, FunctionPolicy(act), overlap=True, **options())
+        for amount in (4, 20):
+            batch = collector.collect(env_steps=amount)
+            same_batch(overlapping.collect(env_steps=amount), batch)
+            rows = batch["main"]
+            assert rows["off_policy"].any()
+            np.testing.assert_array_equal(rows["state_in"], rows["t"])
+            np.testing.assert_array_equal(rows["state_out"], rows["t"] + 1)
 
 
 @pytest.mark.parametrize("steps", [-1, 1.5, "3", None])

@@ -124,3 +124,36 @@ def test_one_pass_over_all_sequences_values_everything(env_id: str) -> None:
     same_tree({name: true[name] for name in ("obs", "actions", "t")}, {n: rows[n] for n in ("obs", "actions", "t")})
     standard = c.Standardize()(out)
     assert standard["advantages"][~out["phantom"]].std() == pytest.approx(1, rel=1e-4)
+
+
+@pytest.mark.parametrize("n", [1, 3, 50])
+def test_all_columns_of_the_successor_are_of_one_moment_after_n_steps(n: int) -> None:
+    """The truth is read off the rows before NStep, by episode, agent and decision."""
+
+    def act(rows: c.Rows) -> Any:
+        after = {"sum": rows["state_in"]["sum"] + rows["obs"][:, :2], "turns": rows["state_in"]["turns"] + 1}
+        return np.zeros(len(rows), np.int64), {"state_out": after, "h_out": rows["h_in"] - 1}
+
+    chain = [
+        c.RnnState({"sum": np.zeros(2, np.float32), "turns": np.zeros((), np.int64)}),
+        c.RnnState(np.zeros(1), "h_in", "h_out"),
+    ]
+    cut = False
+    with marlvec.make("simple_spread", num_envs=2, backend="sync", max_episode_steps=7, state=True) as envs:
+        collector = marlvec.Collector(envs, marlvec.FunctionPolicy(act), agent_connectors=chain, seed=1)
+        for _ in range(4):
+            rows = c.Rows(collector.collect(env_steps=2 * 11)["main"])
+            out = c.NStep(n, GAMMA)(rows)
+            moved = {"next_obs", "next_state", "next_env_t", "next_obs_missing", "state_out", "h_out"}
+            moved |= {"terminated", "truncated"}
+            for name in rows.keys() - {*moved, "rewards"}:
+                same_tree(out[name], rows[name])
+            for i in range(len(rows)):
+                unroll = rows["unroll_id"][i]
+                last = max(j for j in range(len(rows)) if rows["unroll_id"][j] == unroll and j < i + n)
+                cut |= not rows["truncated"][last]
+                for name in moved:
+                    same_tree(out.take([i])[name], rows.take([last])[name])
+                # The state that goes with next_obs has seen all observations before it, and not that one.
+                assert out["state_out"]["turns"][i] == out["next_env_t"][i] == -out["h_out"][i, 0]
+    assert cut

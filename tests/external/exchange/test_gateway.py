@@ -13,6 +13,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
 from marlvec import Collector, FunctionPolicy, external
+from marlvec.connectors import RnnState
 from marlvec.errors import (
     AnswerTimeout,
     ArgumentError,
@@ -152,6 +153,26 @@ def test_logged_actions_need_no_policy(envs: ExternalVectorEnv) -> None:
     assert rows.actions.tolist() == [0, 1, 2, 3] * 3
     assert rows.rewards.tolist() == [0, 1, 2, 3] * 3
     assert rows.actions_for_env.tolist() == rows.actions.tolist()
+
+
+def test_logged_actions_before_the_first_request_of_a_recurrent_policy(envs: ExternalVectorEnv) -> None:
+    def act(rows: Any) -> Any:
+        state = rows["state_in"] + rows["obs"][:, 1:]
+        return state[:, 0].astype(np.int64) % 5, {"state_out": state}
+
+    chain = [RnnState(np.zeros(1))]
+    collecting = Collecting(envs, FunctionPolicy(act), agent_connectors=chain).collect(episodes=1)
+    episode = envs.gateway.begin(timeout=30)
+    episode.log_action({"a": see(1, 1)}, {"a": 0})
+    episode.log_action({"a": see(1, 2)}, {"a": 4})
+    assert ask(episode, {"a": see(1, 4)}) == {"a": 2}  # (1 + 2 + 4) % 5
+    episode.log_action({"a": see(1, 8)}, {"a": 3})
+    episode.end({"a": see(1, 9)})
+    rows = collecting.wait()["main"]
+    assert rows.actions.tolist() == [0, 4, 2, 3]
+    assert rows.off_policy.tolist() == [True, True, False, True]
+    assert rows.state_in.ravel().tolist() == [0, 1, 3, 7]
+    assert rows.state_out.ravel().tolist() == [1, 3, 7, 15]
 
 
 def test_of_some_agents_actions_are_logged_and_others_are_asked(envs: ExternalVectorEnv) -> None:

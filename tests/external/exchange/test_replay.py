@@ -13,8 +13,10 @@ from gymnasium.spaces import Box, Discrete
 
 import marlvec
 from marlvec import Collector, FunctionPolicy, MultiAgentBatch, SampleBatch, external
+from marlvec.connectors import RnnState
 from marlvec.errors import ArgumentError, CheckpointError, DriverGone
 from marlvec.external import replay
+from marlvec.testing.scripted import Script, TurnEnv
 from tests.external.exchange.test_same_batches import CASES, factory, leaves
 from tests.external.helpers.drivers import by_sight
 
@@ -65,6 +67,33 @@ def test_episodes_come_out_as_they_went_in(kind: str, tmp_path: Path) -> None:
         assert envs.faults == ()
 
 
+def test_recurrent_policy_gets_its_states_of_logged_episodes() -> None:
+    """States are those of a live run with the same observations; actions are the log's."""
+
+    def act(rows: Any) -> Any:
+        return np.full(len(rows), 1), {"state_out": rows["state_in"] + rows.obs.sum(axis=1, keepdims=True)}
+
+    log = recorded("leaving early", 1, episodes=4)
+    with external.make(partial(factory, "leaving early", 0)) as envs, replay(log, envs):
+        recurrent = Collector(
+            envs,
+            {"a": FunctionPolicy(act), "b": FunctionPolicy(act)},
+            mapping,
+            agent_connectors=[RnnState(np.zeros(1))],
+            batch_mode="complete",
+            seed=0,
+        )
+        found = recurrent.collect(episodes=4)
+    same(found, log)
+    for rows in found.values():
+        assert rows.off_policy.all()
+        for unroll in np.unique(rows.unroll_id):
+            mine = rows.take(rows.unroll_id == unroll)
+            total = np.cumsum(mine.obs.sum(axis=1))[:, None]
+            np.testing.assert_array_equal(mine.state_out, total)
+            np.testing.assert_array_equal(mine.state_in, np.concatenate([[[0]], total[:-1]]))
+
+
 def test_many_at_a_time_and_cut_where_the_data_ends() -> None:
     kind = "leaving early"
     with marlvec.make([partial(factory, kind, i) for i in range(3)], backend="sync") as envs:
@@ -83,6 +112,29 @@ def test_many_at_a_time_and_cut_where_the_data_ends() -> None:
 def rows_of(rows: SampleBatch) -> list[Any]:
     columns = (rows.obs, rows.actions[:, None], rows.rewards[:, None], rows.next_obs, rows.terminated[:, None])
     return sorted(np.concatenate(columns, axis=1).tolist())
+
+
+def times(rows: Any) -> list[list[int]]:
+    return np.stack([rows.t, rows.env_t, rows.next_env_t], axis=1).tolist()
+
+
+def test_env_steps_are_the_logs_where_it_is_whole_and_count_its_rows_elsewhere() -> None:
+    """By hand: two players in turns; the log lacks one of them, or the first decision of each."""
+    with marlvec.make([lambda: TurnEnv(Script.together(2, 5, "terminated"), agent_num=2)], backend="sync") as envs:
+        log = Collector(envs, by_sight(), agent_connectors=[], batch_mode="complete", seed=0).collect(episodes=1)
+        spaces = {agent: (envs.agent_observation_space(agent), envs.agent_action_space(agent)) for agent in envs.agents}
+    assert times(log["main"]) == [[0, 0, 2], [1, 2, 4], [2, 4, 5], [0, 1, 3], [1, 3, 5]]
+    one_side = log.map(lambda rows: rows.take(rows.agent_index == 0))
+    later = log.map(lambda rows: rows.take(rows.t > 0))
+    for part, wanted in (
+        (log, times(log["main"])),
+        (one_side, [[0, 0, 1], [1, 1, 2], [2, 2, 3]]),  # env steps of the other player are left out
+        (later, [[0, 0, 2], [1, 2, 3], [0, 1, 3]]),  # counted from the first row that is there
+    ):
+        with external.make(spaces) as envs, replay(part, envs):
+            found = Collector(envs, refuse(), agent_connectors=[], batch_mode="complete").collect(episodes=1)["main"]
+        assert times(found) == wanted
+        assert found.rewards.tolist() == part["main"].rewards.tolist()
 
 
 class Minari:

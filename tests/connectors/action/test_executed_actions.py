@@ -1,0 +1,135 @@
+"""`actions_executed`: what agents did behind exploration, in the space of their policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete, Space
+
+from marlvec import connectors as c
+from marlvec import external
+from marlvec.collect import Collector
+from marlvec.external import replay
+from marlvec.policies import FunctionPolicy
+from marlvec.testing.scripted import SampledEnv
+from marlvec.vector.backends.sync import SyncVectorEnv
+
+OBS = Box(-1, 1, (3,), np.float32)
+ARM = Box(np.float32(2), np.float32(6), (1,))
+
+
+def constant(action: Any) -> FunctionPolicy:
+    return FunctionPolicy(lambda rows: np.stack([np.asarray(action)] * len(rows)))
+
+
+def collected(space: Space[Any], policy: Any, chain: list[Any], env_steps: int = 200, **options: Any) -> Any:
+    with SyncVectorEnv([lambda i=i: SampledEnv(OBS, space, env_index=i) for i in range(2)]) as envs:
+        collector = Collector(envs, policy, action_connectors=chain, seed=0, **options)
+        return collector.collect(env_steps=env_steps)["main"]
+
+
+def test_discrete_choice_behind_epsilon_greedy_of_a_box() -> None:
+    """5 choices for an arm from 2 to 6: choice k is position 2 + k."""
+    rows = collected(ARM, constant(0), [c.EpsilonGreedy(0.5), c.DiscretizeActions(5, joint=True)])
+    done = rows["actions_executed"]
+    assert (rows["actions"] == 0).all()
+    assert done.dtype == np.int64
+    np.testing.assert_array_equal(rows["actions_for_env"], 2 + done[:, None])
+    counts = np.bincount(done, minlength=5) / len(rows)
+    np.testing.assert_allclose(counts, [0.6, 0.1, 0.1, 0.1, 0.1], atol=0.08)
+
+
+@pytest.mark.parametrize("noise", [c.GaussianNoise(0.5), c.OrnsteinUhlenbeckNoise(sigma=5.0)])
+def test_noise_before_the_bounds_of_the_env(noise: Any) -> None:
+    rows = collected(ARM, constant([0.0]), [noise, *c.ActionPipeline.default()])
+    done = rows["actions_executed"]
+    assert (rows["actions"] == 0).all()
+    assert done.dtype == np.float32
+    assert np.abs(done).max() <= 1
+    assert np.unique(done).size > len(rows) / 2
+    np.testing.assert_allclose(rows["actions_for_env"], 4 + 2 * done, rtol=1e-5)
+
+
+def test_later_connectors_in_the_policys_space_keep_it_true() -> None:
+    mask = np.array([True, False, True, True, True])
+
+    def forbid(rows: c.Rows) -> c.Rows:
+        return rows.replace(action_mask=np.tile(mask, (len(rows), 1)))
+
+    chain = [c.EpsilonGreedy(0.5), c.action_connector(forbid), c.MaskInvalid(), c.RepeatActions(2)]
+    rows = collected(Discrete(5), constant(1), [*chain, c.StickyActions(0.5)], batch_mode="complete", env_steps=400)
+    done = rows["actions_executed"]
+    assert set(done.tolist()) == {0, 2, 3, 4}
+    assert (done != rows["actions_for_env"]).any()  # sticky actions are the env's
+    held = rows["t"] % 2 == 1
+    np.testing.assert_array_equal(done[held], done[:-1][held[1:]])
+    alone = collected(Discrete(5), constant(1), [c.EpsilonGreedy(0.5), c.RepeatActions(2)])
+    np.testing.assert_array_equal(alone["actions_executed"], alone["actions_for_env"])
+
+
+def test_noise_that_leaves_the_bounds_is_clipped_in_the_column_too() -> None:
+    space = Box(-1, 1, (1,), np.float32)
+    chain = [c.GaussianNoise(2.0, clip=False), c.ClipActions()]
+    rows = collected(space, constant([0.0]), chain)
+    np.testing.assert_array_equal(rows["actions_executed"], rows["actions_for_env"])
+    assert (np.abs(rows["actions_executed"]) == 1).mean() > 0.3
+
+
+def test_no_column_without_exploration_or_in_another_space() -> None:
+    for space, policy, chain in (
+        (ARM, constant([0.0]), None),
+        (Discrete(5), constant(1), [c.MaskInvalid(), c.StickyActions(0.5)]),
+        (ARM, constant([0]), [c.DiscretizeActions(5), c.GaussianNoise(0.5)]),
+    ):
+        options = {} if chain is None else {"action_connectors": chain}
+        with SyncVectorEnv([lambda space=space: SampledEnv(OBS, space)]) as envs:
+            assert "actions_executed" not in Collector(envs, policy, seed=0, **options).collect(env_steps=9)["main"]
+
+
+def test_column_stays_where_training_is_off_whatever_the_policys_dtype() -> None:
+    chain = [c.EpsilonGreedy(0.5), c.DiscretizeActions(5, joint=True)]
+    with SyncVectorEnv([lambda: SampledEnv(OBS, ARM)]) as envs:
+        policy = FunctionPolicy(lambda rows: np.zeros(len(rows), np.int16))
+        collector = Collector(envs, policy, action_connectors=chain, seed=0)
+        shares = []
+        for train in (True, False, True):
+            pipeline: Any = collector.action_connectors["main"]
+            pipeline.train() if train else pipeline.eval()
+            rows = collector.collect(env_steps=40)["main"]
+            shares.append((rows["actions_executed"] != 0).mean())
+    assert shares[0] > 0.1
+    assert shares[1] == 0
+    assert shares[2] > 0.1
+
+
+def test_exploration_leaves_actions_that_no_policy_chose() -> None:
+    options = {"random_steps": 100}
+    rows = collected(ARM, constant(0), [c.EpsilonGreedy(1.0), c.DiscretizeActions(5, joint=True)], **options)
+    given = rows["off_policy"]
+    assert 0 < given.sum() < len(rows)
+    np.testing.assert_array_equal(rows["actions_executed"][given], rows["actions"][given])
+    assert (rows["actions_executed"][~given] != 0).mean() > 0.6
+    for noise in (c.GaussianNoise(0.5), c.OrnsteinUhlenbeckNoise(sigma=5.0)):
+        rows = collected(ARM, constant([0.0]), [noise, *c.ActionPipeline.default()], **options)
+        same = (rows["actions_executed"] == rows["actions"]).all(axis=1)
+        assert same[rows["off_policy"]].all()
+        assert not same[~rows["off_policy"]].all()
+
+
+def test_replay_gives_the_actions_that_were_executed() -> None:
+    chain = [c.EpsilonGreedy(0.5), c.DiscretizeActions(5, joint=True)]
+    log = collected(ARM, constant(0), chain, batch_mode="complete")
+    with external.make({"agent_0": (OBS, ARM), "agent_1": (OBS, ARM)}, num_envs=1) as envs, replay(log, envs):
+        again = Collector(
+            envs,
+            constant(0),
+            action_connectors=[c.EpsilonGreedy(0.5, seed=9), c.DiscretizeActions(5, joint=True)],
+            batch_mode="complete",
+        ).collect(episodes=len(np.unique(log.eps_id)))["main"]
+    order = np.lexsort((log.t, log.eps_id, log.agent_index))
+    for name in ("actions", "actions_executed"):
+        np.testing.assert_array_equal(again[name], log["actions_executed"][order])
+    np.testing.assert_array_equal(again["actions_for_env"], log["actions_for_env"][order])
+    np.testing.assert_array_equal(again["rewards"], log["rewards"][order])
