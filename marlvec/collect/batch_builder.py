@@ -101,16 +101,12 @@ class BatchBuilder:
                     "episodes": pending,
                 }[unit]
             return all_envs if there < goal.amount else 0
-        there = {
-            "env_steps": counters.waiting_env_steps,
-            "agent_steps": counters.closed_steps,
-            "episodes": counters.ended_episodes,
-        }[unit]
-        lacking = goal.amount - there - pending * self._rows_a_step(goal)
-        if unit == "agent_steps":
-            lacking = -(-lacking // self._agent_num)
-        elif unit == "episodes" and lacking > 0:
-            lacking = all_envs
+        if unit == "env_steps":
+            lacking = goal.amount - counters.waiting_env_steps - pending
+        elif unit == "agent_steps":  # a step closes at most one transition an agent
+            lacking = -(-(goal.amount - counters.closed_steps) // self._agent_num) - pending
+        else:
+            lacking = all_envs if goal.amount > counters.ended_episodes + pending else 0
         return max(0, min(all_envs, lacking))
 
     def steps_of_all(self, goal: SampleTarget) -> int:
@@ -121,10 +117,6 @@ class BatchBuilder:
             return 0
         steps, rest = divmod(goal.amount, per_step)
         return 0 if rest else steps
-
-    def _rows_a_step(self, goal: SampleTarget) -> int:
-        """What an env's step brings at most: it closes at most one transition an agent."""
-        return self._agent_num if goal.unit == "agent_steps" else 1
 
     # --- the batch
 

@@ -271,6 +271,12 @@ class EpisodeTracker:
 
     def add_rewards(self, envs: IntArray | slice, rewards_nA: NDArray[np.float64]) -> None:
         """Account for one step of these envs: every agent's reward, whether it acts or not."""
+        if len(rewards_nA) == len(self.steps_N):  # the same in half the time
+            self._returns_NA += rewards_nA
+            self._owed_NA += rewards_nA
+            self.length_N += 1
+            self.steps_N += 1
+            return
         self._rewards_2NA[:, envs] += rewards_nA
         self.length_N[envs] += 1
         self.steps_N[envs] += 1
@@ -282,8 +288,9 @@ class EpisodeTracker:
             lanes: (n,) their lanes.
             places: The same as an index.
         """
-        seen = self.seen_L[places]
-        rewards = numbers_at(self.owed_L, places)
+        seen, rewards = self.seen_L[places], self.owed_L[places]
+        if isinstance(places, slice):
+            rewards = rewards.copy()
         if np.count_nonzero(seen) == len(lanes):
             self.owed_L[places] = 0.0
             return rewards, None
@@ -292,13 +299,6 @@ class EpisodeTracker:
         self.owed_L[lanes[seen]] = 0.0
         self.seen_L[places] = True
         return rewards, first
-
-    def add_rewards_of_all(self, rewards_NA: NDArray[np.float64]) -> None:
-        """`add_rewards` for all envs, in half the time."""
-        self._returns_NA += rewards_NA
-        self._owed_NA += rewards_NA
-        self.length_N += 1
-        self.steps_N += 1
 
     def see(self, envs: IntArray | slice, alive_nA: BoolArray) -> None:
         """Note who is in the episode."""

@@ -40,6 +40,7 @@ class Block:
     Attributes:
         forms, lanes, length: As given.
         rows: Tables by column.
+        width: How many columns rows have.
         answers: Likewise, of the columns of answers; empty before the first answer.
         fixed: Columns (L, …) that are the same at each step.
     """
@@ -51,17 +52,22 @@ class Block:
         self.fixed: dict[str, AnyArray] = {name: np.array(rows[name]) for name in _LANE_COLUMNS}
         self.rows: dict[str, Leaves] = {}
         self.answers: dict[str, Leaves] = {}
-        self._items: dict[str, AnyArray] = {}  # large rows, each as one item
+        # Of columns that are one array: the table, also with large rows as items, and the form.
+        self._arrays: list[tuple[str, AnyArray, AnyArray | None, np.dtype[Any], tuple[int, ...]]] = []
         for name, form in forms.rows.items():
             if name in _LANE_COLUMNS:
                 continue
-            self.rows[name] = tables = form.table(len(lanes), length, memory.empty)
+            self.rows[name] = tables = self._table(form)
             if name in _FLAGS:
                 for table in tables:
                     table[...] = 0
-            is_plain = form.dtype is not None and not form.dtype.hasobject and tables[0].flags.c_contiguous
-            if is_plain and tables[0].nbytes >= max(1, length) * _LARGE:
-                self._items[name] = items(tables[0], 2)
+            if form.dtype is not None and form.shape is not None:
+                [table] = tables
+                is_large = table.nbytes >= max(1, length) * _LARGE and table.flags.c_contiguous
+                wide = items(table, 2) if is_large and not form.dtype.hasobject else None
+                self._arrays.append((name, table, wide, form.dtype, form.shape))
+        self.width = len(self.rows) + len(self.fixed)
+        self._trees = [name for name in self.rows if forms.rows[name].dtype is None]
 
     def write(self, rows: Mapping[str, Tree], t: int) -> None:
         """Write the rows of step ``t``.
@@ -69,19 +75,20 @@ class Block:
         Raises:
             ContractError: A column has changed its form.
         """
-        forms, never = self.forms.rows, rows["last"]  # which is False in all rows that an agent acts on
-        for name, tables in self.rows.items():
-            value, form = rows[name], forms[name]
+        never = rows["last"]  # which is False in all rows that an agent acts on
+        for name, table, wide, dtype, shape in self._arrays:
+            value = rows[name]
             if value is never:
                 continue
-            if value.__class__ is np.ndarray and value.dtype == form.dtype and value.shape[1:] == form.shape:
-                if name in self._items and value.flags.c_contiguous:
-                    self._items[name][:, t] = items(value, 1)
-                elif name not in _FLAGS or np.count_nonzero(value):
-                    tables[0][:, t] = value
+            if value.__class__ is not np.ndarray or value.dtype != dtype or value.shape[1:] != shape:
+                [value] = self.forms.rows[name].fit(value)
+            if wide is not None and value.flags.c_contiguous:
+                wide[:, t] = items(value, 1)
             else:
-                for table, leaf in zip(tables, form.fit(value), strict=True):
-                    table[:, t] = leaf
+                table[:, t] = value
+        for name in self._trees:
+            for table, leaf in zip(self.rows[name], self.forms.rows[name].fit(rows[name]), strict=True):
+                table[:, t] = leaf
 
     def read_rows(self, t: int) -> Rows:
         """The rows of step ``t``, as views."""

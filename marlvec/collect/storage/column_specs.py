@@ -37,6 +37,7 @@ _COLLECTOR_COLUMNS = {
     **dict.fromkeys(("terminated", "truncated", "first", "last", "next_obs_missing", "off_policy"), _FLAG),
     "rewards": _Spec(_NUMBERS, ()),
     "action_mask": _Spec("b", None),
+    "next_action_mask": _Spec("b", None),
     "state": _Spec(_NUMBERS, None),
     "next_state": _Spec(_NUMBERS, None),
 }

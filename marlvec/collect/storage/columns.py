@@ -30,18 +30,20 @@ ROW_COLUMNS = (
 """Columns of rows that the collector itself gives; what else comes out of the connectors, they added."""
 
 BATCH_COLUMNS = (
-    *("actions", "actions_for_env", "next_obs", "next_state", "next_obs_missing"),
+    *("actions", "actions_for_env", "next_obs", "next_state", "next_action_mask", "next_obs_missing"),
     *("env_t", "next_env_t", "unroll_id", "policy_version", "off_policy"),
 )
 """Names that the collector gives to columns of its own."""
 
 _MADE_HERE = ("rewards", "next_obs", "next_obs_missing", "env_t", "next_env_t", "unroll_id")
 
+_FOLLOWED = ("obs", "state", "action_mask")
+
 _LATER = {"off_policy"}  # may come at any time, and was False until then
 
 _FIRST = (
     *("obs", "actions", "actions_for_env", "rewards", "next_obs", "terminated", "truncated", "next_obs_missing"),
-    *("state", "next_state", "action_mask", "t", "env_t", "next_env_t", "eps_id", "unroll_id"),
+    *("state", "next_state", "action_mask", "next_action_mask", "t", "env_t", "next_env_t", "eps_id", "unroll_id"),
     *("env_id", "agent_index", "policy_version"),
 )
 
@@ -229,9 +231,23 @@ class ColumnForms:
                 f"{self._owner}: its agent connectors gave the columns {sorted(columns)}, until now {sorted(self.rows)}"
             )
         for name in columns:
-            if name in BATCH_COLUMNS:
+            if name in BATCH_COLUMNS or (name.startswith("next_") and name[5:] in columns):
                 raise ContractError(f"{self._owner}: its agent connectors may not add a column named {name!r}")
         self.rows = {name: ColumnForm(self._owner, name, value) for name, value in columns.items()}
+
+    @property
+    def followed(self) -> list[str]:
+        """Columns of rows of which a batch has the successor's, too, as ``next_…``; a state in is the state out."""
+        return [
+            name
+            for name in self.rows
+            if name in _FOLLOWED
+            or (name not in ROW_COLUMNS and not (name.endswith("_in") and f"{name[:-3]}_out" in self.answers))
+        ]
+
+    @property
+    def _following(self) -> list[str]:
+        return [f"next_{name}" for name in self.followed]
 
     def check_answer(self, columns: Mapping[str, Tree], *, asked: bool = True) -> list[Leaves]:
         """Leaves of an answer's columns, per column of `answers`.
@@ -250,7 +266,7 @@ class ColumnForms:
                     f"{self._owner}: gave the columns {sorted(columns)}, until now {sorted(self.answers)}; "
                     f"they must stay the same"
                 )
-            taken = [name for name in new if name in self.rows or name in _MADE_HERE]
+            taken = [name for name in new if name in self.rows or name in _MADE_HERE or name in self._following]
             if taken:
                 raise ContractError(
                     f"{self._owner}: it or its action connectors add columns named {taken}; such there are already"

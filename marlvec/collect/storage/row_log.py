@@ -323,7 +323,7 @@ class RowLog:
         if block is None:
             return None
         is_regular = lanes is block.lanes or np.array_equal(lanes, block.lanes)
-        if not is_regular or kept.steps > block.length or len(block.rows) + len(block.fixed) < len(self.forms.rows):
+        if not is_regular or kept.steps > block.length or block.width < len(self.forms.rows):
             kept.block = None
             return None
         return block if kept.steps < block.length else None
@@ -441,10 +441,9 @@ class RowLog:
         columns = {
             name: self._tree(name, after if name in _OUTCOME else numbers) for name in rows if name not in _UNREAD
         }
-        columns["next_obs"] = self._tree("obs", np.where(missing, numbers, after))
+        for name in self.forms.followed:
+            columns[f"next_{name}"] = self._tree(name, np.where(missing, numbers, after) if name == "obs" else after)
         columns["next_obs_missing"] = missing
-        if "state" in columns:
-            columns["next_state"] = self._tree("state", after)
         columns["env_t"], columns["next_env_t"] = index.env_t[numbers], index.env_t[after]
         answers = index.answer_of(self._answered, self._num_lanes)[numbers]
         columns |= {name: self._said(name, answers) for name in self.forms.answers}
@@ -507,9 +506,8 @@ class RowLog:
                 columns[name] = self._following(name, decisions[-1], ends)
             elif name not in _UNREAD:
                 columns[name] = forms.rows[name].tree([self._flat(table) for table in tables])
-        for name in ("obs", "state"):
-            if name in block.rows:
-                columns[f"next_{name}"] = self._following(name, decisions[-1], ends)
+        for name in forms.followed:
+            columns[f"next_{name}"] = self._following(name, decisions[-1], ends)
         missing = np.zeros((len(lanes), steps), np.bool_)
         env_ts = [moment.env_t for moment in decisions]
         next_env_t = spread(env_ts[1:])
@@ -548,7 +546,9 @@ class RowLog:
             leaf[:, :-1] = table[:, 1:]
             leaf[:, -1] = last
         for t, places, end in ends:
-            for leaf, table, part in zip(found, tables, form.fit(end.column(name)), strict=True):
+            column = end.column(name)
+            parts = _blank(form, len(places)) if column is None else form.fit(column)
+            for leaf, table, part in zip(found, tables, parts, strict=True):
                 leaf[places, t] = part
                 if name == "obs" and end.missing is not None and np.count_nonzero(end.missing):
                     without = places[end.missing]
