@@ -298,7 +298,7 @@ class Collector(StatefulCollector):
             self._policy_set.drop_retired()
             needed = partial(self._batch_builder.envs_needed, goal)
             loop.begin_call(needed, self._batch_builder.steps_of_all(goal))
-            while needed() or loop.scheduler.is_in_a_round:
+            while loop.steps_left or needed() or loop.scheduler.is_in_a_round:
                 if is_stopped is not None and is_stopped():
                     raise CollectingStopped
                 with lock:

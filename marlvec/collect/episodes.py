@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from time import perf_counter
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,10 @@ from marlvec.errors import ArgumentError, ContractError, StateError
 from marlvec.serialization.saved import Saved, SavedField
 from marlvec.serialization.state_fields import State, array_field, arrays_like, check_fields
 
-__all__ = ["Episode", "EpisodeTracker", "PolicyMapping", "EndedAgents", "numbers_at"]
+__all__ = ["Episode", "EpisodeTracker", "PolicyMapping", "EndedAgents"]
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
-Number = TypeVar("Number", np.int64, np.float64)
 _EPISODE_STREAM = 0x657069736F6465  # "episode"
 _SHARED_STREAM = 0x736861726564  # "shared"
 
@@ -136,6 +135,7 @@ class EpisodeTracker:
         self._lengths_2N = np.zeros((2, n), np.int64)
         self._owed_NA, self._returns_NA = self._rewards_2NA
         self.seen_NA, self._present_NA, self._truncated_NA = self._flags_3NA
+        self._all_are_present = False
         self.length_N, self._handed_N = self._lengths_2N  # the second: how much of it batches have counted
         self.owed_L, self.seen_L = self._owed_NA.reshape(-1), self.seen_NA.reshape(-1)
         self._truncated_L = self._truncated_NA.reshape(-1)
@@ -221,6 +221,7 @@ class EpisodeTracker:
         for array in (self._rewards_2NA, self._flags_3NA, self._lengths_2N):
             array[:, env_ids] = 0
         self._turn_NA[env_ids] = 0
+        self._all_are_present = False
         self._began_N[env_ids] = perf_counter()
         function = self._function
         if function is None or not len(env_ids):
@@ -302,7 +303,9 @@ class EpisodeTracker:
 
     def see(self, envs: IntArray | slice, alive_nA: BoolArray) -> None:
         """Note who is in the episode."""
-        self._present_NA[envs] |= alive_nA
+        if not self._all_are_present:
+            self._present_NA[envs] |= alive_nA
+            self._all_are_present = np.count_nonzero(self._present_NA) == self._present_NA.size
 
     @property
     def steps_running(self) -> int:
@@ -391,7 +394,7 @@ class EpisodeTracker:
                 array[...] = values
             self.untrained.clear()
             self.untrained.update(untrained)
-            vars(self).update(new, _began_N=perf_counter() - seconds)
+            vars(self).update(new, _began_N=perf_counter() - seconds, _all_are_present=False)
 
         return put
 
@@ -411,11 +414,6 @@ class EpisodeTracker:
 
 _WRITTEN = ("steps_N", "_rewards_2NA", "_flags_3NA", "_lengths_2N")
 _SAVED = (*_WRITTEN, "eps_id_N", "ended_N", "number_N", "_next_id_N")
-
-
-def numbers_at(array: NDArray[Number], places: Where) -> NDArray[Number]:
-    """Entries of an array, copied."""
-    return array[places].copy() if isinstance(places, slice) else array.take(places)
 
 
 def _check_arity(function: Callable[[str, Episode], str]) -> None:
@@ -438,6 +436,9 @@ class EndedAgents(Saved):
     Args:
         num_envs: N.
         agents: Agent names, in order.
+
+    Attributes:
+        any_gone: Whether any agent has ended in an episode that runs.
     """
 
     saved_as = "ended agents"
@@ -446,21 +447,21 @@ class EndedAgents(Saved):
     def __init__(self, num_envs: int, agents: tuple[str, ...]) -> None:
         self._agents = agents
         self._gone_NA = np.zeros((num_envs, len(agents)), np.bool_)
-        self._any = False
+        self.any_gone = False
 
     def note(self, env_step: EnvStep) -> None:
         """Some agents have ended."""
         self._gone_NA[env_step.where] |= env_step.ended
-        self._any = True
+        self.any_gone = True
 
     def forget(self, env_ids: NDArray[np.int64]) -> None:
         """New episodes begin in these envs."""
         self._gone_NA[env_ids] = False
-        self._any = bool(self._gone_NA.any())
+        self.any_gone = bool(self._gone_NA.any())
 
     def derive(self, values: dict[str, Any]) -> dict[str, Any]:
         """Add whether any agent has ended."""
-        return {**values, "_any": bool(values["_gone_NA"].any())}
+        return {**values, "any_gone": bool(values["_gone_NA"].any())}
 
     def check(self, env_step: EnvStep, seen_NA: NDArray[np.bool_]) -> None:
         """Let agents begin anew that are alive again, and make sure that no other agent that has ended is to act.
@@ -473,8 +474,6 @@ class EndedAgents(Saved):
         Raises:
             ContractError: An agent has ended and is to act; names env and agent.
         """
-        if not self._any:
-            return
         gone = self._gone_NA[env_step.where]
         back = gone & env_step.alive
         if back.any():

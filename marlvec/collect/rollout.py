@@ -46,7 +46,7 @@ _ENVS_COLUMNS = ("obs", "action_mask", "state")  # which come from the envs as t
 
 def _all_places(parts: Sequence[ReadyRows]) -> Where:
     """Lanes of several rows, as an index."""
-    return parts[0].places if len(parts) == 1 else np.concatenate([ready.lanes for ready in parts])
+    return np.concatenate([ready.lanes for ready in parts])
 
 
 def _none_needed(pending: int) -> int:
@@ -82,6 +82,7 @@ class RolloutLoop:
     Attributes:
         explore: Whether policies explore.
         scheduler: What goes to the envs and comes back.
+        steps_left: So many steps of all envs are needed in any case.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class RolloutLoop:
         self._callback_list, self._random_steps = callback_list, random_steps
         self.explore = explore
         self._current = current
+        self.steps_left = 0
         self._begun = 0  # number of the last state that was begun
         self._counters = current.state.counters  # of the state in the making
         self._finished: tuple[WholeEpisode, ...] = ()  # likewise
@@ -206,7 +208,7 @@ class RolloutLoop:
         self._begin_anew(None, "interrupt")
 
     def _begin_anew(self, seed: int | None, why: LossReason) -> None:
-        self._current.tick_counters = self._counters
+        self._current.tick_counters, self.steps_left = self._counters, 0
         self._open_L[:] = False
         self._callback_list.lose_all(why)
         self.scheduler.abandon()
@@ -255,7 +257,7 @@ class RolloutLoop:
                 part()
             if reached.tick:
                 self._router.update()
-            self._open_L[:] = False
+            self._open_L[:], self.steps_left = False, 0
             for log in self._logs:
                 self._open_L[log.open_lanes] = True
             self._entropy, self.explore = entropy, explore
@@ -297,7 +299,8 @@ class RolloutLoop:
         """
         self.scheduler.begin_call(needed)
         self._choose_columns()
-        if length and self._episodes.is_static and self.scheduler.all_go_together:
+        self.steps_left = length if self.scheduler.all_go_together else 0
+        if self.steps_left and self._episodes.is_static:
             for runner in self._router.playing:
                 if len(runner.ready.lanes) == len(self._router.everyone(runner, self.scheduler.all_ids).lanes):
                     runner.log.begin_block(length)
@@ -340,8 +343,11 @@ class RolloutLoop:
             raise StateError("all envs are masked after faults, so there is none left to step; make() new ones")
         scheduler, steps_N = self.scheduler, self._episodes.steps_N
         is_one_step = scheduler.all_go_together  # then a tick has one state
-        env_ids = scheduler.due(needed, steps_N)
-        is_one_step &= env_ids is None
+        if is_one_step and self.steps_left:
+            env_ids, self.steps_left = None, self.steps_left - 1
+        else:
+            env_ids, self.steps_left = scheduler.due(needed, steps_N), 0
+            is_one_step &= env_ids is None
         while env_ids is None or len(env_ids):
             self._act(env_ids)
             if is_one_step:
@@ -414,7 +420,8 @@ class RolloutLoop:
         for answer in answers:
             answer.runner.note_sent(answer)
         if answers:
-            self._episodes.turn_L[_all_places([answer.ready for answer in answers])] += 1
+            places = answers[0].ready.places if len(answers) == 1 else _all_places([one.ready for one in answers])
+            self._episodes.turn_L[places] += 1
             counters.agent_steps += sum(len(answer.ready.lanes) for answer in answers)
         for runner, rest in waiting:
             runner.ready = rest
@@ -428,7 +435,7 @@ class RolloutLoop:
 
     def _waiting_rows(self, env_ids: IntArray | None) -> tuple[list[Waiting], list[Waiting], list[Idle]]:
         """Of some envs, or of all: each policy's ready rows; what is ready besides; agents that are idle."""
-        chosen = self.scheduler.among_those_back(env_ids)
+        chosen = None if env_ids is None else self.scheduler.among_those_back(env_ids)
         asked: list[Waiting] = []
         waiting: list[Waiting] = []
         idle: list[Idle] = []
@@ -514,20 +521,25 @@ class RolloutLoop:
                 unread.append(lanes)
             self._open_L[lanes] = False
             self._counters.closed_steps += len(lanes)
-        self._count(unread, final=True)
+        if unread:
+            self._count(unread, final=True)
 
     def _count(self, unread: Sequence[IntArray], *, final: bool) -> None:
         """Store whose rows came that are not read."""
-        if unread:
-            lanes = unread[0] if len(unread) == 1 else np.concatenate(unread)
-            env_id, episodes = lanes // self._envs.agent_num, self._episodes
-            env_t, eps_id = episodes.length_N[env_id], episodes.eps_id_N[env_id]
-            self._unread.count(lanes, self._rounds(lanes), env_t, eps_id, final=final)
+        lanes = unread[0] if len(unread) == 1 else np.concatenate(unread)
+        env_id, episodes = lanes // self._envs.agent_num, self._episodes
+        env_t, eps_id = episodes.length_N[env_id], episodes.eps_id_N[env_id]
+        self._unread.count(lanes, self._rounds(lanes), env_t, eps_id, final=final)
+
+    @property
+    def _round_of_all(self) -> int:
+        """The round that all envs are in; -1 where they are in several."""
+        return int(self.scheduler.round_N[0]) if self.scheduler.all_go_together else -1
 
     def _rounds(self, lanes: IntArray) -> IntArray | int:
         """The round that rows of these lanes come in: of each, or of all."""
-        rounds = self.scheduler.round_N
-        return int(rounds[0]) if self.scheduler.all_go_together else rounds[lanes // self._envs.agent_num]
+        found = self._round_of_all
+        return found if found >= 0 else self.scheduler.round_N[lanes // self._envs.agent_num]
 
     def _turn_over(self, env_step: EnvStep) -> None:
         """Finish the episodes that ended, and begin the next ones, also where one was lost."""
@@ -584,7 +596,8 @@ class RolloutLoop:
         """Take in the observations of agents that must act now."""
         all_act = np.count_nonzero(env_step.acting) == env_step.acting.size
         self._episodes.see(env_step.where, env_step.alive)
-        self._ended_agents.check(env_step, self._episodes.seen_NA)
+        if self._ended_agents.any_gone:
+            self._ended_agents.check(env_step, self._episodes.seen_NA)
         if env_step.given:
             self._note_given(env_step)
         if env_step.untrained:
@@ -594,6 +607,7 @@ class RolloutLoop:
         owned = _ENVS_COLUMNS if self._envs.copy and not self._callback_list.follows else ()
         seen: list[ReadyRows] = []
         unread: list[IntArray] = []
+        round_all = self._round_of_all
         for built in self._row_builder.build(env_step, acting, last=False):
             runner, lanes, places, columns, part, kept, env_t, _, shared = built
             if kept is not None:  # no policy is asked about the others; their open rows stay open
@@ -601,7 +615,8 @@ class RolloutLoop:
                 lanes = places = lanes[kept]
                 if not len(lanes):
                     continue
-            rounds, given = self._rounds(lanes), None
+            rounds = round_all if round_all >= 0 else self._rounds(lanes)
+            given = None
             if runner.keeps_rows:
                 stored = runner.log.append(columns, lanes, rounds, env_t, part=part, shared=shared)
                 if stored.block is not None and not shared and runner.agent_connectors.is_identity:
@@ -615,10 +630,11 @@ class RolloutLoop:
             seen.append(ready)
             runner.ready = runner.ready.join(ready) if len(runner.ready.lanes) else ready
         if seen:
-            places = _all_places(seen)
+            places = seen[0].places if len(seen) == 1 else _all_places(seen)
             self._counters.closed_steps += int(np.count_nonzero(self._open_L[places]))
             self._open_L[places] = True
-        self._count(unread, final=False)
+        if unread:
+            self._count(unread, final=False)
         if self._callback_list.follows:
             self._callback_list.start()
 

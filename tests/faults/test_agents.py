@@ -348,7 +348,7 @@ class Hermit(KeyedEnv):
 
 
 def trajectories() -> list[RowLog]:
-    return [found for found in gc.get_objects() if isinstance(found, RowLog)]
+    return [found for found in gc.get_objects() if type(found) is RowLog]
 
 
 @pytest.fixture

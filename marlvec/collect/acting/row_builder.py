@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from marlvec.collect.acting.policy_router import PolicyRouter
 from marlvec.collect.acting.policy_runner import PolicyRunner, Selection
-from marlvec.collect.episodes import EpisodeTracker, numbers_at
+from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.collect.storage.policy_rows import part_of
@@ -67,7 +67,7 @@ class RowBuilder:
         self._false_L = np.zeros(episodes.policy_NA.size, np.bool_)
         self._false_L.flags.writeable = False
 
-    def build(self, env_step: EnvStep, lanes: IntArray | None, *, last: bool) -> Iterator[BuiltRows]:
+    def build(self, env_step: EnvStep, lanes: IntArray | None, *, last: bool) -> list[BuiltRows]:
         """Each policy's rows; those of several policies in one group are made together, and are parts of the same.
 
         Args:
@@ -75,7 +75,7 @@ class RowBuilder:
             lanes: Which; None for all agents of these envs, where no agent's policy changes.
             last: Whether these are final observations.
         """
-        router = self._router
+        router, found = self._router, []
         for runner in router.playing:
             if lanes is None:
                 chosen = router.everyone(runner, env_step.env_ids)
@@ -84,82 +84,58 @@ class RowBuilder:
             else:
                 continue
             if len(chosen.lanes):
-                made = self._make(runner.group_index, chosen, env_step, last=last)
+                columns, env_t, missing = self._make(runner.group_index, chosen, env_step, last=last)
                 shared = self._of_envs if chosen.flat is None else ()
-                yield self._observed(runner, chosen.lanes, chosen.places, *made, None, shared)
-        if lanes is None or not router.is_shared:
-            return
-        for g, chosen, shares in router.split(env_step.env_ids, lanes):
+                found.append(
+                    BuiltRows(runner, chosen.lanes, chosen.places, columns, None, None, env_t, missing, shared)
+                )
+        for g, chosen, shares in () if lanes is None or not router.is_shared else router.split(env_step.env_ids, lanes):
             columns, env_t, missing = self._make(g, chosen, env_step, last=last)
             for runner, start, stop in shares:
                 part = slice(start, stop)
-                own = chosen.lanes[part]
-                own_missing = None if missing is None else missing[part]
-                yield self._observed(runner, own, own, columns, env_t[part], own_missing, part, ())
+                own, own_missing = chosen.lanes[part], None if missing is None else missing[part]
+                found.append(BuiltRows(runner, own, own, columns, part, None, env_t[part], own_missing, ()))
+        return [built if built.runner.agent_connectors.is_identity else self._observed(built) for built in found]
 
-    def _observed(
-        self,
-        runner: PolicyRunner,
-        lanes: IntArray,
-        places: Where,
-        columns: Mapping[str, Tree],
-        env_t: IntArray,
-        missing: BoolArray | None,
-        part: slice | None,
-        shared: Collection[str],
-    ) -> BuiltRows:
+    def _observed(self, built: BuiltRows) -> BuiltRows:
         """Send a policy's rows through its agent connectors."""
-        if runner.agent_connectors.is_identity:
-            return BuiltRows(runner, lanes, places, columns, part, None, env_t, missing, shared)
         began = perf_counter()
-        own = {name: part_of(column, part) for name, column in columns.items()}
-        out, kept = runner.observe(Rows.of_length(own, len(lanes)))
+        own = {name: part_of(column, built.part) for name, column in built.columns.items()}
+        out, kept = built.runner.observe(Rows.of_length(own, len(built.lanes)))
         timer = self._metrics.timers["agent_connectors"]
         timer.seconds, timer.calls = timer.seconds + perf_counter() - began, timer.calls + 1
-        if kept is not None:
-            env_t = env_t[kept]
-        made = [name for name, column in out.items() if name in shared or column is not own.get(name)]
-        return BuiltRows(runner, lanes, places, dict(out.items()), None, kept, env_t, missing, made)
+        made = [name for name, column in out.items() if name in built.shared or column is not own.get(name)]
+        env_t = built.env_t if kept is None else built.env_t[kept]
+        return built._replace(columns=dict(out.items()), part=None, kept=kept, env_t=env_t, shared=made)
 
     def _make(
         self, g: int, chosen: Selection, env_step: EnvStep, *, last: bool
     ) -> tuple[dict[str, Tree], IntArray, BoolArray | None]:
         """Columns of rows of one group; env steps made; and which last rows have no observation of their own."""
-        columns, leaves = self._columns(g, chosen, env_step, last=last)
-        tree = self._router.groups[g].observation_tree
-        columns["obs"] = leaves[0] if tree.is_leaf else tree.unflatten(leaves)
-        missing = self._router.pick(g, chosen, env_step.missing) if last else None
-        return columns, self._episodes.length_N[chosen.env_id], missing
-
-    def _columns(
-        self, group_index: int, chosen: Selection, env_step: EnvStep, *, last: bool
-    ) -> tuple[dict[str, Any], list[NDArray[Any]]]:
-        """Columns of rows of one group, and the leaves of their observations, for which there is a place in order."""
-        episodes, lanes, places, n = self._episodes, chosen.lanes, chosen.places, len(chosen.lanes)
-        rewards, first = episodes.settle(lanes, places)
-        false = self._false_L[:n]
-        leaves = (env_step.final if last else env_step.obs)[group_index]
+        router, episodes, places, n = self._router, self._episodes, chosen.places, len(chosen.lanes)
+        rewards, first = episodes.settle(chosen.lanes, places)
+        false, turns = self._false_L[:n], episodes.turn_L[places]
+        leaves = [chosen.pick(leaf) for leaf in (env_step.final if last else env_step.obs)[g]]
+        tree = router.groups[g].observation_tree
         columns: dict[str, Any] = {
             "env_id": chosen.env_id,
             "agent_index": chosen.agent_index,
             "eps_id": episodes.eps_id_N[chosen.env_id],
-            "t": numbers_at(episodes.turn_L, places),
-            "obs": _NOTHING,
+            "t": turns.copy() if isinstance(places, slice) else turns,
+            "obs": leaves[0] if tree.is_leaf else tree.unflatten(leaves),
             "rewards": rewards,
-            "terminated": self._router.pick(group_index, chosen, env_step.terminated) if last else false,
-            "truncated": self._router.pick(group_index, chosen, env_step.truncated) if last else false,
+            "terminated": router.pick(g, chosen, env_step.terminated) if last else false,
+            "truncated": router.pick(g, chosen, env_step.truncated) if last else false,
             "first": false if first is None else first,
             "last": np.ones(n, np.bool_) if last else false,
         }
-        mask = env_step.masks[group_index]
+        mask = env_step.masks[g]
         if mask is not None:
             columns["action_mask"] = np.ones((n, mask.shape[2]), np.bool_) if last else chosen.pick(mask)
         if env_step.state is not None:
             columns["state"] = _state(chosen, env_step, last=last)
-        return columns, [chosen.pick(leaf) for leaf in leaves]
-
-
-_NOTHING = np.zeros(0)
+        missing = router.pick(g, chosen, env_step.missing) if last else None
+        return columns, episodes.length_N[chosen.env_id], missing
 
 
 def _state(chosen: Selection, env_step: EnvStep, *, last: bool) -> NDArray[Any]:

@@ -110,9 +110,9 @@ class LockstepScheduler(Saved):
         """Whether some envs have made a step that the others have not made yet."""
         return self._overlap and (self._num_away > 0 or self._behind > 0)
 
-    def among_those_back(self, env_ids: IntArray | None) -> NDArray[np.bool_] | None:
+    def among_those_back(self, env_ids: IntArray) -> NDArray[np.bool_] | None:
         """(N,) which envs these are; None where no other is back, so that all rows that wait are theirs."""
-        if env_ids is None or len(env_ids) + self._num_away == len(self.living):
+        if len(env_ids) + self._num_away == len(self.living):
             return None
         chosen = np.zeros(len(self.all_ids), np.bool_)
         chosen[env_ids] = True

@@ -152,17 +152,26 @@ class _Index:
     """
 
     def __init__(self, moments: Sequence[Moment], num_lanes: int) -> None:
-        self.starts = _starts(moments)
-        size = self.starts[-1]
-        none = np.zeros(0, np.int64)
-        self.lane = np.concatenate([none, *(moment.lanes for moment in moments)])
-        self.env_t = np.concatenate([none, *(moment.env_t for moment in moments)])
-        self.tick = np.empty(size, np.int64)
-        self.final, self.missing = np.zeros((2, size), np.bool_)
-        for moment, start, stop in zip(moments, self.starts, self.starts[1:], strict=False):
-            self.tick[start:stop] = moment.ticks
-            if moment.missing is not None:
-                self.final[start:stop], self.missing[start:stop] = moment.final, moment.missing
+        self.starts, sizes = _starts(moments), [len(moment.lanes) for moment in moments]
+        size, none = self.starts[-1], np.zeros(0, np.int64)
+        self.lane = np.concatenate([none, *[moment.lanes for moment in moments]])
+        self.env_t = np.concatenate([none, *[moment.env_t for moment in moments]])
+        ticks = [moment.ticks for moment in moments]
+        if all(tick.__class__ is int for tick in ticks):
+            self.tick = np.array(ticks, np.int64).repeat(sizes)
+        else:
+            self.tick = np.concatenate([none, *[np.full(n, tick) for n, tick in zip(sizes, ticks, strict=True)]])
+        self.final = np.array([moment.missing is not None for moment in moments], np.bool_).repeat(sizes)
+        self.missing = np.zeros(size, np.bool_)
+        if len(moments):
+            first = moments[0]
+            if first.missing is not None:  # the remains of older moments, perhaps not all of them last rows
+                self.final[: sizes[0]] = first.final
+            missing = [moment.missing for moment in moments if moment.missing is not None]
+            if missing:
+                self.missing[np.array([moment.missing is not None for moment in moments]).repeat(sizes)] = (
+                    np.concatenate(missing)
+                )
         self.order = self.lane.astype(_key_dtype(num_lanes)).argsort(kind="stable")
         sorted_lane = self.lane[self.order]
         has_next = np.zeros(size, np.bool_)
@@ -285,8 +294,9 @@ class RowLog:
         """
         kept, forms = self._kept, self.forms
         is_last = missing is not None
-        forms.check_rows(columns, final=is_last)
-        block = None if is_last else self._block_for(lanes)
+        if is_last or columns.keys() != forms.rows.keys():
+            forms.check_rows(columns, final=is_last)
+        block = None if is_last or kept.block is None else self._block_for(lanes)
         if block is not None:
             own = columns if part is None else {name: part_of(column, part) for name, column in columns.items()}
             block.write(own, kept.steps)
@@ -459,8 +469,14 @@ class RowLog:
         moments, numbers = _narrowed(self._kept.moments, self._index.starts, numbers)
         found = []
         for moment in moments:
-            column = moment.column(name)
-            found.append(_blank(form, len(moment.lanes)) if column is None else form.fit(column))
+            column = moment.columns[name] if name in moment.columns else moment.column(name)
+            if column is None:
+                leaves = _blank(form, len(moment.lanes))
+            elif form.dtype is None:
+                leaves = form.fit(part_of(column, moment.part))
+            else:  # what is stored was found to have this form
+                leaves = [column if moment.part is None else column[moment.part]]
+            found.append(leaves)
         return form.tree(self._take(found, numbers))
 
     def _take(self, parts: Sequence[Leaves], numbers: IntArray) -> Leaves:

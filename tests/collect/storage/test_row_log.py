@@ -104,8 +104,9 @@ class Book:
         }
         seen = [b["row"] if not b["missing"] else a["row"] for a, b in zip(first, then, strict=True)]
         found["next_obs"] = column(self.columns["obs"], "obs", seen)
-        if "state" in self.columns:
-            found["next_state"] = column(self.columns["state"], "state", later)
+        for name in ("state", "action_mask", "added"):
+            if name in self.columns:
+                found[f"next_{name}"] = column(self.columns[name], name, later)
         found["next_obs_missing"] = np.array([r["missing"] for r in then], np.bool_)
         found["env_t"], found["next_env_t"] = (np.array([r["env_t"] for r in part], np.int64) for part in (first, then))
         fragments = []
