@@ -48,7 +48,8 @@ class Connector(ABC):
         policy_id: Id of the policy whose rows all of these are, in a collector; None elsewhere.
         changes_length: Whether this connector may return another number of rows than it was given.
         across_agents: Whether a row's outcome depends on other agents of its env (learner side: on other fragments of
-            its batch), so that those belong in one call.
+            its batch), so that those belong in one call. On the agent side that call may then hold last rows of agents
+            that ended beside the next rows of agents that go on.
     """
 
     training: bool = True

@@ -40,9 +40,9 @@ def state_columns(rows: Rows) -> dict[str, str]:
 def following(rows: Rows, at: NDArray[np.int64]) -> Rows:
     """The moments after some rows, as rows to look at.
 
-    Every column takes its next one's place where there is one: ``obs`` is ``next_obs``, ``state`` is ``next_state`` and
-    so on; ``state_in`` is ``state_out`` (see `state_columns`), and ``t`` one more. The other columns stay those of the
-    row before.
+    Each column that has a ``next_…`` beside it becomes that: ``obs`` is ``next_obs``, ``state`` is ``next_state``, and
+    so are masks and columns of agent connectors; ``state_in`` is ``state_out`` (see `state_columns`), and ``t`` one
+    more. The policy's own columns stay those of the row before.
 
     Args:
         rows: All rows.

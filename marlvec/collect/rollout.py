@@ -16,7 +16,7 @@ from marlvec.collect.acting.noop_actions import GroupActions
 from marlvec.collect.acting.policy_router import PolicyRouter
 from marlvec.collect.acting.policy_runner import PolicyRunner, ReadyRows
 from marlvec.collect.acting.random_steps import RandomSteps
-from marlvec.collect.acting.row_builder import RowBuilder
+from marlvec.collect.acting.row_builder import BuiltRows, RowBuilder
 from marlvec.collect.callbacks.callback import LossReason
 from marlvec.collect.callbacks.callback_list import CallbackList
 from marlvec.collect.episodes import EndedAgents, EpisodeTracker
@@ -25,8 +25,9 @@ from marlvec.collect.rollout_state import Counters, CurrentState, RolloutState, 
 from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.collect.scheduling.lockstep import EnvsNeeded, LockstepScheduler
 from marlvec.collect.scheduling.on_demand import scheduler_for
+from marlvec.collect.storage.moment import Moment
 from marlvec.collect.storage.policy_rows import PolicyRows, copied_rows, part_of
-from marlvec.collect.storage.row_log import Moment, RowLog
+from marlvec.collect.storage.row_log import RowLog
 from marlvec.connectors import Rows
 from marlvec.env_ids import Where
 from marlvec.errors import ContractError, EnvFault, EnvsDriven, StateError
@@ -463,14 +464,15 @@ class RolloutLoop:
         self._episodes.add_rewards(envs, env_step.rewards)
         if self._callback_list.follows:
             self._callback_list.step(env_step)
+        later = None
         if env_step.eventful:
             if np.count_nonzero(env_step.fault):  # a fifth of the time of any()
                 self._lose(env_step)
             if np.count_nonzero(env_step.ended):
-                self._close(env_step)
+                later = self._close(env_step)
             if np.count_nonzero(env_step.done):
                 self._turn_over(env_step)
-        self._observe(env_step)
+        self._observe(env_step, later)
 
     def _lose(self, env_step: EnvStep) -> None:
         """Drop what is stored of the episodes that were lost."""
@@ -493,8 +495,8 @@ class RolloutLoop:
         counters.env_steps_lost += self._episodes.waiting_steps(env_ids)
         counters.agent_steps_lost += closed + still_open
 
-    def _close(self, env_step: EnvStep) -> None:
-        """Take in the final observations of agents that ended."""
+    def _close(self, env_step: EnvStep) -> IntArray | None:
+        """Take in the final observations of agents that ended, but for those of `_closed_later`, which it returns."""
         self._episodes.see(env_step.where, env_step.ended)
         self._ended_agents.note(env_step)
         lanes = self._router.lanes(env_step.env_ids, env_step.ended)
@@ -503,8 +505,28 @@ class RolloutLoop:
         missing = env_step.missing[where]
         if np.count_nonzero(missing):  # agents without a final observation have no last row if they had no row before
             lanes = lanes[~missing | self._episodes.seen_L[lanes]]
+        later = self._closed_later(env_step, lanes)
+        if later is not None:
+            lanes = np.setdiff1d(lanes, later, assume_unique=True)
+        self._end(self._row_builder.build(env_step, lanes, last=True))
+        return later
+
+    def _closed_later(self, env_step: EnvStep, lanes: IntArray) -> IntArray | None:
+        """Those of some lanes that have ended whose last rows pass their connectors with the next rows of their team.
+
+        Where connectors look at other agents, and an episode goes on after some of its agents have ended.
+        """
+        runners = [runner for runner in self._router.playing if runner.agent_connectors.across_agents]
+        if not runners:
+            return None
+        goes_on = env_step.ended & ~env_step.done[:, None] & ~env_step.acting  # an agent may come back at once
+        found = lanes[goes_on[self._router.index(env_step.env_ids, lanes)] & self._router.played_by(runners, lanes)]
+        return found if len(found) else None
+
+    def _end(self, all_built: Sequence[BuiltRows]) -> None:
+        """Store last rows, which close their lanes' transitions."""
         unread: list[IntArray] = []
-        for built in self._row_builder.build(env_step, lanes, last=True):
+        for built in all_built:
             runner, lanes, _, columns, part, _, env_t, ends, shared = built
             assert ends is not None  # these are last rows
             acted = self._open_L[lanes]
@@ -524,13 +546,6 @@ class RolloutLoop:
         if unread:
             self._count(unread, final=True)
 
-    def _count(self, unread: Sequence[IntArray], *, final: bool) -> None:
-        """Store whose rows came that are not read."""
-        lanes = unread[0] if len(unread) == 1 else np.concatenate(unread)
-        env_id, episodes = lanes // self._envs.agent_num, self._episodes
-        env_t, eps_id = episodes.length_N[env_id], episodes.eps_id_N[env_id]
-        self._unread.count(lanes, self._rounds(lanes), env_t, eps_id, final=final)
-
     @property
     def _round_of_all(self) -> int:
         """The round that all envs are in; -1 where they are in several."""
@@ -540,6 +555,13 @@ class RolloutLoop:
         """The round that rows of these lanes come in: of each, or of all."""
         found = self._round_of_all
         return found if found >= 0 else self.scheduler.round_N[lanes // self._envs.agent_num]
+
+    def _count(self, unread: Sequence[IntArray], *, final: bool) -> None:
+        """Store whose rows came that are not read."""
+        lanes = unread[0] if len(unread) == 1 else np.concatenate(unread)
+        env_id, episodes = lanes // self._envs.agent_num, self._episodes
+        env_t, eps_id = episodes.length_N[env_id], episodes.eps_id_N[env_id]
+        self._unread.count(lanes, self._rounds(lanes), env_t, eps_id, final=final)
 
     def _turn_over(self, env_step: EnvStep) -> None:
         """Finish the episodes that ended, and begin the next ones, also where one was lost."""
@@ -592,8 +614,8 @@ class RolloutLoop:
             policy_ids = {number: runner.policy_id for number, runner in self._runners.items()}
             self._callback_list.create(env_ids, self._episodes, policy_ids, self._entropy)
 
-    def _observe(self, env_step: EnvStep) -> None:
-        """Take in the observations of agents that must act now."""
+    def _observe(self, env_step: EnvStep, later: IntArray | None = None) -> None:
+        """Take in the observations of agents that must act now, and those of `_closed_later`."""
         all_act = np.count_nonzero(env_step.acting) == env_step.acting.size
         self._episodes.see(env_step.where, env_step.alive)
         if self._ended_agents.any_gone:
@@ -608,7 +630,13 @@ class RolloutLoop:
         seen: list[ReadyRows] = []
         unread: list[IntArray] = []
         round_all = self._round_of_all
-        for built in self._row_builder.build(env_step, acting, last=False):
+        if later is None:
+            all_built = self._row_builder.build(env_step, acting, last=False)
+        else:
+            all_built = self._row_builder.build_moment(env_step, acting, later)
+            self._end([built for built in all_built if built.missing is not None])
+            all_built = [built for built in all_built if built.missing is None]
+        for built in all_built:
             runner, lanes, places, columns, part, kept, env_t, _, shared = built
             if kept is not None:  # no policy is asked about the others; their open rows stay open
                 runner.noops.add(lanes[~kept])

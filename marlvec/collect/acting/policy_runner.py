@@ -14,8 +14,9 @@ from marlvec.collect.acting.given_actions import GivenActions
 from marlvec.collect.acting.noop_actions import NoopActions, declared_noop
 from marlvec.collect.storage.batch_memory import BatchMemory
 from marlvec.collect.storage.columns import BATCH_COLUMNS, ColumnForms
+from marlvec.collect.storage.moment import Moment
 from marlvec.collect.storage.policy_rows import copied_rows
-from marlvec.collect.storage.row_log import Moment, RowLog
+from marlvec.collect.storage.row_log import RowLog
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Rows
 from marlvec.env_ids import Where
 from marlvec.envs.spec import AgentGroup
@@ -293,7 +294,7 @@ class PolicyRunner:
         what = f"the agent connectors of policy {self.policy_id!r} got {len(rows)} rows and returned {len(out)}"
         if len(out) > len(rows):
             raise ContractError(f"{what}; they may take rows out, and add none")
-        if rows["last"].any():
+        if (rows["last"] & ~kept).any():
             raise ContractError(f"{what}; the last row of an agent must stay")
         if not self._declared:
             raise ContractError(

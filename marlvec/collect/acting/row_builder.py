@@ -75,6 +75,31 @@ class RowBuilder:
             lanes: Which; None for all agents of these envs, where no agent's policy changes.
             last: Whether these are final observations.
         """
+        found = self._before_connectors(env_step, lanes, last=last)
+        return [built if built.runner.agent_connectors.is_identity else self._observed(built) for built in found]
+
+    def build_moment(self, env_step: EnvStep, acting: IntArray | None, ended: IntArray) -> list[BuiltRows]:
+        """Like `build`, of agents that act next and of others that have ended while their episodes go on.
+
+        A policy's rows of both kinds pass its connectors in one call: what a connector shows of other agents is then of
+        the same moment.
+
+        Args:
+            env_step: Where they are.
+            acting: Lanes that act next; None for all agents of these envs.
+            ended: Lanes that have ended; none of them acts next.
+        """
+        over = {built.runner: built for built in self._before_connectors(env_step, ended, last=True)}
+        found = []
+        for built in self._before_connectors(env_step, acting, last=False):
+            ends = over.pop(built.runner, None)
+            if ends is not None:
+                found += self._observed_together(ends, built)
+            else:
+                found.append(built if built.runner.agent_connectors.is_identity else self._observed(built))
+        return [*map(self._observed, over.values()), *found]
+
+    def _before_connectors(self, env_step: EnvStep, lanes: IntArray | None, *, last: bool) -> list[BuiltRows]:
         router, found = self._router, []
         for runner in router.playing:
             if lanes is None:
@@ -95,7 +120,7 @@ class RowBuilder:
                 part = slice(start, stop)
                 own, own_missing = chosen.lanes[part], None if missing is None else missing[part]
                 found.append(BuiltRows(runner, own, own, columns, part, None, env_t[part], own_missing, ()))
-        return [built if built.runner.agent_connectors.is_identity else self._observed(built) for built in found]
+        return found
 
     def _observed(self, built: BuiltRows) -> BuiltRows:
         """Send a policy's rows through its agent connectors."""
@@ -107,6 +132,26 @@ class RowBuilder:
         made = [name for name, column in out.items() if name in built.shared or column is not own.get(name)]
         env_t = built.env_t if kept is None else built.env_t[kept]
         return built._replace(columns=dict(out.items()), part=None, kept=kept, env_t=env_t, shared=made)
+
+    def _observed_together(self, ends: BuiltRows, following: BuiltRows) -> list[BuiltRows]:
+        """Send last rows and rows to act on through their policy's connectors in one call, in the order of lanes."""
+        parts = [{name: part_of(c, built.part) for name, c in built.columns.items()} for built in (ends, following)]
+        lanes, env_t = (np.concatenate([getattr(ends, name), getattr(following, name)]) for name in ("lanes", "env_t"))
+        order = lanes.argsort(kind="stable")
+        columns = dict(Rows.concat([Rows(part) for part in parts]).take(order).items())
+        both = self._observed(
+            BuiltRows(ends.runner, lanes[order], lanes[order], columns, None, None, env_t[order], None, ())
+        )
+        rows, is_last = Rows(both.columns), columns["last"]
+        is_last_out = is_last if both.kept is None else is_last[both.kept]
+        found = []
+        for built, mine, mine_out in ((ends, is_last, is_last_out), (following, ~is_last, ~is_last_out)):
+            out = dict(rows.take(mine_out).items())
+            kept = None if built is ends or both.kept is None else both.kept[mine]
+            found.append(
+                built._replace(columns=out, part=None, kept=kept, env_t=both.env_t[mine_out], shared=tuple(out))
+            )
+        return found
 
     def _make(
         self, g: int, chosen: Selection, env_step: EnvStep, *, last: bool

@@ -44,6 +44,7 @@ class SampleBatch(Rows):
     ``next_obs_missing``  (n,) bool       it ended without a final observation: ``next_obs`` repeats ``obs``, and
                                           what it would be worth is not known
     ``action_mask``       (n, k) bool     where the env gives one
+    ``next_action_mask``  (n, k) bool     likewise, what is allowed at ``next_obs``; all True at ends
     ``t``                 (n,) int64      number of this decision in the agent's episode, from 0
     ``env_t``             (n,) int64      env steps that the episode had made when it was taken: 0 at the reset
     ``next_env_t``        (n,) int64      likewise, when its outcome came: at the agent's next turn, or at its end
@@ -57,7 +58,8 @@ class SampleBatch(Rows):
     ====================  ==============  =======================================================================
 
     ``state``, ``next_state`` (n, …) where the envs were made with ``state=True``; and whatever the policy (``logp``, …)
-    and the connectors added. Learner connectors may make other rows of it, e.g. sequences (B, T, …).
+    and the connectors added; a column ``x`` of an agent connector has ``next_x`` beside it, the agent's next row's.
+    Learner connectors may make other rows of it, e.g. sequences (B, T, …).
 
     No method changes a batch. Those that choose rows move every column, columns of Python objects included.
 

@@ -16,7 +16,18 @@ from marlvec.errors import ArgumentError, ContractError
 from marlvec.serialization.state_fields import State, check_fields, flag_field
 from marlvec.trees import Tree, map_tree, to_array, tree_leaves
 
-__all__ = ["BATCH_COLUMNS", "ROW_COLUMNS", "ColumnForm", "ColumnForms", "Empty", "Leaves", "order_columns"]
+__all__ = [
+    "BATCH_COLUMNS",
+    "OUTCOME",
+    "ROW_COLUMNS",
+    "UNREAD",
+    "VERSION",
+    "ColumnForm",
+    "ColumnForms",
+    "Empty",
+    "Leaves",
+    "order_columns",
+]
 
 AnyArray = NDArray[Any]
 Leaves = list[AnyArray]
@@ -28,6 +39,15 @@ ROW_COLUMNS = (
     *("env_id", "agent_index", "eps_id", "t", "action_mask", "state"),
 )
 """Columns of rows that the collector itself gives; what else comes out of the connectors, they added."""
+
+OUTCOME = ("rewards", "terminated", "truncated")
+"""Columns of a transition that are those of its second row."""
+
+UNREAD = ("first", "last")
+"""Columns of rows that are in no batch."""
+
+VERSION = "policy_version"
+"""The column that is one number for all rows of an answer."""
 
 BATCH_COLUMNS = (
     *("actions", "actions_for_env", "next_obs", "next_state", "next_action_mask", "next_obs_missing"),
@@ -133,6 +153,12 @@ class ColumnForm:
                 leaf[...] = True  # until an env gives its first mask everything is allowed
             else:
                 leaf[...] = np.nan if leaf.dtype.kind in "fc" and self.name not in _LATER else 0
+
+    def blanks(self, n: int) -> Leaves:
+        """Rows (n, …) that stand for rows of before the column came."""
+        leaves = self.room(n)
+        self.blank(leaves)
+        return leaves
 
     def tree(self, leaves: Leaves) -> Tree:
         """These leaves in the column's structure."""

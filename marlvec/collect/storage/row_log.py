@@ -23,100 +23,25 @@ from numpy.typing import NDArray
 
 from marlvec.collect.storage.batch_memory import BatchMemory
 from marlvec.collect.storage.block import Block
-from marlvec.collect.storage.columns import ColumnForm, ColumnForms, Leaves, order_columns
+from marlvec.collect.storage.block_reader import read_block
+from marlvec.collect.storage.columns import OUTCOME, UNREAD, VERSION, ColumnForms, Leaves, order_columns
+from marlvec.collect.storage.moment import Answers, Moment
 from marlvec.collect.storage.plain_columns import columns_from, plain_columns
-from marlvec.collect.storage.policy_rows import PolicyRows, copied_rows, part_of
-from marlvec.connectors import Rows
+from marlvec.collect.storage.policy_rows import part_of
 from marlvec.errors import ArgumentError
 from marlvec.serialization.state_fields import State, array_field, check_fields
 from marlvec.trees import Tree
 
-__all__ = ["Moment", "RowLog", "RowNumbers"]
+__all__ = ["RowLog", "RowNumbers"]
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 AnyArray = NDArray[Any]
-Part = TypeVar("Part", "Moment", "_Answers")
+Part = TypeVar("Part", Moment, Answers)
 RowNumbers: TypeAlias = IntArray | range
 """Numbers of a log's rows, ascending; a range: all closed transitions of a full block."""
 
-_OUTCOME = ("rewards", "terminated", "truncated")  # of a transition: those of its second row
-_UNREAD = ("first", "last")
 _LATE = {"action_mask", "off_policy"}  # columns that may come at any time
-_VERSION = "policy_version"  # one number for all rows of an answer
-
-
-@dataclass(slots=True)
-class Moment:
-    """Rows that came together; or the remains of older moments, in which a lane may have several.
-
-    Attributes:
-        lanes: (n,) whose they are; ascending where they came together.
-        ticks: The round they came in, or (n,).
-        env_t: (n,) env steps that their episodes had made by then.
-        final: Whether they are last rows, or (n,).
-        missing: (n,) which last rows have no observation of their own; None where there are no last rows.
-        columns: By name; last rows may lack columns that connectors add. Empty where they are in a block.
-        part: Which rows of the columns these are; None: all.
-        block: Where the columns are, and the step there; or None.
-    """
-
-    lanes: IntArray
-    ticks: IntArray | int
-    env_t: IntArray
-    final: BoolArray | bool
-    missing: BoolArray | None
-    columns: Mapping[str, Tree]
-    part: slice | None = None
-    block: Block | None = None
-    t: int = 0
-
-    @property
-    def rows(self) -> Rows:
-        """The rows; nothing may write into their arrays."""
-        if self.block is not None:
-            return self.block.read_rows(self.t)
-        return Rows.of_length({name: part_of(self.columns[name], self.part) for name in self.columns}, len(self.lanes))
-
-    def given(self) -> Rows:
-        """The rows for a policy, which may write into their arrays; each call gives others."""
-        if self.block is not None:  # whose arrays are those of a batch later
-            return copied_rows(self.block.read_rows(self.t))
-        return PolicyRows(self.columns, self.part, len(self.lanes))
-
-    def column(self, name: str) -> Tree | None:
-        """One column; None where these rows do not have it."""
-        block = self.block
-        if block is None:
-            return part_of(self.columns[name], self.part) if name in self.columns else None
-        if name in block.fixed:
-            return block.fixed[name]
-        tables = block.rows.get(name)
-        return None if tables is None else block.forms.rows[name].tree([table[:, self.t] for table in tables])
-
-
-@dataclass(slots=True)
-class _Answers:
-    """What was decided about rows; in order of time where a lane has several.
-
-    Attributes:
-        lanes: (n,) whose rows these were.
-        columns: Leaves (n, …) by name; of those that are in a block, the version alone.
-        block: Where the others are, and the step there; or None.
-    """
-
-    lanes: IntArray
-    columns: dict[str, Leaves]
-    block: Block | None = None
-    t: int = 0
-
-    def leaves(self, name: str) -> Leaves | None:
-        """Leaves of one column; None where these answers do not have it."""
-        block = self.block
-        if block is None or name in self.columns:
-            return self.columns.get(name)
-        tables = block.answers.get(name)
-        return None if tables is None else [table[:, self.t] for table in tables]
 
 
 @dataclass(slots=True)
@@ -131,7 +56,7 @@ class _Kept:
     """
 
     moments: list[Moment] = field(default_factory=list)
-    answers: list[_Answers] = field(default_factory=list)
+    answers: list[Answers] = field(default_factory=list)
     block: Block | None = None
     steps: int = 0
 
@@ -202,7 +127,7 @@ class _Index:
         return found
 
 
-def _starts(parts: Sequence[Moment | _Answers]) -> list[int]:
+def _starts(parts: Sequence[Moment | Answers]) -> list[int]:
     return [0, *accumulate(len(part.lanes) for part in parts)]
 
 
@@ -342,13 +267,13 @@ class RowLog:
         """Store what the policy answered to these lanes' last rows: what `ColumnForms.check_answer` returned."""
         kept = self._kept
         columns = dict(zip(self.forms.answers, parts, strict=True))
-        version = columns.pop(_VERSION)  # an array that nothing writes into
+        version = columns.pop(VERSION)  # an array that nothing writes into
         block = kept.block
         if block is not None:
             t = len(kept.answers)
             is_next = t < block.length and t == kept.steps - 1 and len(lanes) == len(block.lanes)
             if is_next and block.write_answer(columns, t):
-                kept.answers.append(_Answers(lanes, {_VERSION: version}, block, t))
+                kept.answers.append(Answers(lanes, {VERSION: version}, block, t))
                 return
             kept.block = None
         said = columns["actions"]
@@ -358,7 +283,7 @@ class RowLog:
             if leaves is not said or name == "actions"
         }
         stored = {name: own.get(name, own["actions"]) for name in columns}
-        kept.answers.append(_Answers(lanes, {**stored, _VERSION: version}))
+        kept.answers.append(Answers(lanes, {**stored, VERSION: version}))
 
     # --- looking
 
@@ -429,7 +354,9 @@ class RowLog:
             The columns, and the number after the last fragment's.
         """
         if isinstance(numbers, range):
-            columns, lane = self._read_block()
+            kept = self._kept
+            assert kept.block is not None
+            columns, lane = read_block(kept.block, kept.moments, kept.answers, self._memory)
         else:
             columns, lane = self._read_sorted(numbers)
         eps_id, ended = columns["eps_id"], columns["terminated"] | columns["truncated"]
@@ -448,9 +375,7 @@ class RowLog:
         numbers = index.order[wanted[index.order]]
         after = index.after[numbers]
         missing, lane = index.missing[after], index.lane[numbers]
-        columns = {
-            name: self._tree(name, after if name in _OUTCOME else numbers) for name in rows if name not in _UNREAD
-        }
+        columns = {name: self._tree(name, after if name in OUTCOME else numbers) for name in rows if name not in UNREAD}
         for name in self.forms.followed:
             columns[f"next_{name}"] = self._tree(name, np.where(missing, numbers, after) if name == "obs" else after)
         columns["next_obs_missing"] = missing
@@ -471,7 +396,7 @@ class RowLog:
         for moment in moments:
             column = moment.columns[name] if name in moment.columns else moment.column(name)
             if column is None:
-                leaves = _blank(form, len(moment.lanes))
+                leaves = form.blanks(len(moment.lanes))
             elif form.dtype is None:
                 leaves = form.fit(part_of(column, moment.part))
             else:  # what is stored was found to have this form
@@ -496,80 +421,8 @@ class RowLog:
         found = []
         for part in parts:
             leaves = part.leaves(name)
-            found.append(_blank(form, len(part.lanes)) if leaves is None else leaves)
+            found.append(form.blanks(len(part.lanes)) if leaves is None else leaves)
         return form.tree(self._take(found, numbers))
-
-    def _read_block(self) -> tuple[dict[str, Tree], IntArray]:
-        """All closed transitions of a full block: its own arrays wherever a batch has the same."""
-        kept, forms, block = self._kept, self.forms, self._kept.block
-        assert block is not None
-        lanes, steps = block.lanes, block.length
-        decisions = [moment for moment in kept.moments if moment.missing is None]
-        ends: list[tuple[int, IntArray, Moment]] = []  # the step after which it came, whose rows by position, the rows
-        steps_by = accumulate(int(moment.missing is None) for moment in kept.moments)
-        for steps_before, moment in zip(steps_by, kept.moments, strict=True):
-            if moment.missing is not None:
-                ends.append((steps_before - 1, np.searchsorted(lanes, moment.lanes), moment))
-
-        def spread(values: Sequence[AnyArray]) -> AnyArray:
-            out = self._memory.empty((len(lanes), steps), values[0].dtype)
-            out[...] = np.array(values).T
-            return out
-
-        columns: dict[str, Tree] = {name: np.repeat(values, steps) for name, values in block.fixed.items()}
-        for name, tables in block.rows.items():
-            if name in _OUTCOME:
-                columns[name] = self._following(name, decisions[-1], ends)
-            elif name not in _UNREAD:
-                columns[name] = forms.rows[name].tree([self._flat(table) for table in tables])
-        for name in forms.followed:
-            columns[f"next_{name}"] = self._following(name, decisions[-1], ends)
-        missing = np.zeros((len(lanes), steps), np.bool_)
-        env_ts = [moment.env_t for moment in decisions]
-        next_env_t = spread(env_ts[1:])
-        for t, places, end in ends:
-            assert end.missing is not None
-            missing[places, t], next_env_t[places, t] = end.missing, end.env_t
-        columns |= {"next_obs_missing": missing.reshape(-1)}
-        columns |= {"env_t": spread(env_ts[:-1]).reshape(-1), "next_env_t": next_env_t.reshape(-1)}
-        for name, tables in block.answers.items():
-            is_own = name == "actions" or tables is not block.answers["actions"]
-            columns[name] = forms.answers[name].tree([self._flat(table, is_own=is_own) for table in tables])
-        columns[_VERSION] = spread([answer.columns[_VERSION][0] for answer in kept.answers]).reshape(-1)
-        return columns, np.repeat(lanes, steps)
-
-    def _flat(self, table: AnyArray, *, is_own: bool = True) -> AnyArray:
-        """A table (L, T, …) as a column of a batch: a view where it is in that order, and no other column reads it."""
-        if is_own and table.flags.c_contiguous:
-            return _as_rows(table)
-        out = self._memory.empty(table.shape, table.dtype)
-        out[...] = table
-        return _as_rows(out)
-
-    def _following(self, name: str, behind: Moment, ends: Sequence[tuple[int, IntArray, Moment]]) -> Tree:
-        """A column of the rows that come after each row of a full block.
-
-        Args:
-            name: The column's.
-            behind: The rows behind the last step.
-            ends: Of last rows: the step after which they came, whose they are by position, and the rows.
-        """
-        block = self._kept.block
-        assert block is not None
-        form, tables = self.forms.rows[name], block.rows[name]
-        found = form.room(len(block.lanes), block.length, empty=self._memory.empty)
-        for leaf, table, last in zip(found, tables, form.fit(behind.column(name)), strict=True):
-            leaf[:, :-1] = table[:, 1:]
-            leaf[:, -1] = last
-        for t, places, end in ends:
-            column = end.column(name)
-            parts = _blank(form, len(places)) if column is None else form.fit(column)
-            for leaf, table, part in zip(found, tables, parts, strict=True):
-                leaf[places, t] = part
-                if name == "obs" and end.missing is not None and np.count_nonzero(end.missing):
-                    without = places[end.missing]
-                    leaf[without, t] = table[without, t]
-        return form.tree([_as_rows(leaf) for leaf in found])
 
     # --- dropping
 
@@ -601,14 +454,14 @@ class RowLog:
         """Drop everything; the columns' forms stay known."""
         self._replace([], [])
 
-    def _replace(self, moments: list[Moment], answers: list[_Answers]) -> None:
+    def _replace(self, moments: list[Moment], answers: list[Answers]) -> None:
         self._kept = _Kept(moments, answers)
 
     def _keep(self, numbers: IntArray) -> None:
         """Keep some rows, ascending, and the answers to them."""
         self._replace(*self._merged(numbers))
 
-    def _merged(self, numbers: IntArray) -> tuple[list[Moment], list[_Answers]]:
+    def _merged(self, numbers: IntArray) -> tuple[list[Moment], list[Answers]]:
         """Some rows, ascending, as one moment, and the answers to them, in new arrays."""
         index, moments, answers = self._index, self._kept.moments, self._kept.answers
         if not len(numbers):
@@ -630,7 +483,7 @@ class RowLog:
         said, _ = _narrowed(answers, _starts(answers), answered)
         names = [name for name in self.forms.answers if any(part.leaves(name) is not None for part in said)]
         own = {name: self.forms.answers[name].fit(self._said(name, answered)) for name in names}
-        return [rows], [_Answers(lanes[answered], own)]
+        return [rows], [Answers(lanes[answered], own)]
 
     # --- saved
 
@@ -696,7 +549,7 @@ class RowLog:
             missing_R if has_ends else None,
             columns,
         )
-        stored = [_Answers(said_lanes, forms.fit_saved(said_columns, where))] if len(said_lanes) else []
+        stored = [Answers(said_lanes, forms.fit_saved(said_columns, where))] if len(said_lanes) else []
         new._replace([moment] if size else [], stored)
         if keeps_rows:
             acted, said = (
@@ -717,14 +570,3 @@ _ARRAYS: dict[str, Any] = {
     **dict.fromkeys(("lane", "tick", "env_t"), np.int64),
     **dict.fromkeys(("final", "missing"), np.bool_),
 }
-
-
-def _blank(form: ColumnForm, n: int) -> Leaves:
-    leaves = form.room(n)
-    form.blank(leaves)
-    return leaves
-
-
-def _as_rows(table: AnyArray) -> AnyArray:
-    """View an array (L, T, …) as (L * T, …)."""
-    return table.reshape(table.shape[0] * table.shape[1], *table.shape[2:])

@@ -1,0 +1,93 @@
+"""`Moment` and `Answers`: what a log is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.collect.storage.block import Block
+from marlvec.collect.storage.columns import Leaves
+from marlvec.collect.storage.policy_rows import PolicyRows, copied_rows, part_of
+from marlvec.connectors import Rows
+from marlvec.trees import Tree
+
+__all__ = ["Answers", "Moment"]
+
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class Moment:
+    """Rows that came together; or the remains of older moments, in which a lane may have several.
+
+    Attributes:
+        lanes: (n,) whose they are; ascending where they came together.
+        ticks: The round they came in, or (n,).
+        env_t: (n,) env steps that their episodes had made by then.
+        final: Whether they are last rows, or (n,).
+        missing: (n,) which last rows have no observation of their own; None where there are no last rows.
+        columns: By name; last rows may lack columns that connectors add. Empty where they are in a block.
+        part: Which rows of the columns these are; None: all.
+        block: Where the columns are, and the step there; or None.
+    """
+
+    lanes: IntArray
+    ticks: IntArray | int
+    env_t: IntArray
+    final: BoolArray | bool
+    missing: BoolArray | None
+    columns: Mapping[str, Tree]
+    part: slice | None = None
+    block: Block | None = None
+    t: int = 0
+
+    @property
+    def rows(self) -> Rows:
+        """The rows; nothing may write into their arrays."""
+        if self.block is not None:
+            return self.block.read_rows(self.t)
+        return Rows.of_length({name: part_of(self.columns[name], self.part) for name in self.columns}, len(self.lanes))
+
+    def given(self) -> Rows:
+        """The rows for a policy, which may write into their arrays; each call gives others."""
+        if self.block is not None:  # whose arrays are those of a batch later
+            return copied_rows(self.block.read_rows(self.t))
+        return PolicyRows(self.columns, self.part, len(self.lanes))
+
+    def column(self, name: str) -> Tree | None:
+        """One column; None where these rows do not have it."""
+        block = self.block
+        if block is None:
+            return part_of(self.columns[name], self.part) if name in self.columns else None
+        if name in block.fixed:
+            return block.fixed[name]
+        tables = block.rows.get(name)
+        return None if tables is None else block.forms.rows[name].tree([table[:, self.t] for table in tables])
+
+
+@dataclass(slots=True)
+class Answers:
+    """What was decided about rows; in order of time where a lane has several.
+
+    Attributes:
+        lanes: (n,) whose rows these were.
+        columns: Leaves (n, …) by name; of those that are in a block, the version alone.
+        block: Where the others are, and the step there; or None.
+    """
+
+    lanes: IntArray
+    columns: dict[str, Leaves]
+    block: Block | None = None
+    t: int = 0
+
+    def leaves(self, name: str) -> Leaves | None:
+        """Leaves of one column; None where these answers do not have it."""
+        block = self.block
+        if block is None or name in self.columns:
+            return self.columns.get(name)
+        tables = block.answers.get(name)
+        return None if tables is None else [table[:, self.t] for table in tables]
