@@ -17,6 +17,8 @@ from marlvec.collect.batch_builder import BatchBuilder
 from marlvec.collect.episodes import Episode, EpisodeTracker
 from marlvec.collect.rollout import RolloutLoop
 from marlvec.collect.scheduling.env_step import EnvStep
+from marlvec.collect.storage import block_reader, row_log
+from marlvec.collect.storage.columns import ColumnForms
 from marlvec.collect.storage.row_log import RowLog
 from marlvec.connectors import Rows
 from tests.defects.registry import Patch, after, during, found_by
@@ -29,26 +31,20 @@ LOST = "tests/collect/rollout/test_lost_episodes.py"
 # --- what a row holds
 
 
-def give(
-    patch: Patch, column: str, values: Callable[[RowBuilder, PolicyRunner, Selection, EnvStep], Any], *, of_last: bool
-) -> None:
+Values = Callable[[RowBuilder, int, Selection, EnvStep], Any]
+
+
+def give(patch: Patch, column: str, values: Values, *, of_last: bool) -> None:
     """Put other values into a column of rows before the agent connectors see them; of last rows, or of all."""
-    rows_of, next_of = RowBuilder.rows, RowBuilder.next_rows
+    make = RowBuilder._make
 
-    def rows(row_builder: RowBuilder, runner: PolicyRunner, chosen: Selection, env_step: EnvStep, *, last: bool) -> Any:
-        if of_last and not last:
-            return rows_of(row_builder, runner, chosen, env_step, last=last)
-        observe, wrong = runner.observe, values(row_builder, runner, chosen, env_step)
-        with during(runner, "observe", lambda found: observe(found.replace(**{column: wrong}))):
-            return rows_of(row_builder, runner, chosen, env_step, last=last)
+    def wrong(row_builder: RowBuilder, g: int, chosen: Selection, env_step: EnvStep, *, last: bool) -> Any:
+        columns, *more = make(row_builder, g, chosen, env_step, last=last)
+        if last or not of_last:
+            columns[column] = values(row_builder, g, chosen, env_step)
+        return columns, *more
 
-    def next_rows(row_builder: RowBuilder, runner: PolicyRunner, chosen: Selection, env_step: EnvStep) -> Any:
-        found, _ = next_of(row_builder, runner, chosen, env_step)
-        return found.replace(**{column: values(row_builder, runner, chosen, env_step)}), False
-
-    patch.setattr(RowBuilder, "rows", rows)
-    if not of_last:
-        patch.setattr(RowBuilder, "next_rows", next_rows)
+    patch.setattr(RowBuilder, "_make", wrong)
 
 
 @found_by(REFERENCE)
@@ -67,8 +63,8 @@ def collected_rows_are_views(patch: Patch) -> None:
 def collected_truncated_is_terminated(patch: Patch) -> None:
     """Whoever is truncated is said to be terminated."""
 
-    def ended(row_builder: RowBuilder, runner: PolicyRunner, chosen: Selection, env_step: EnvStep) -> Any:
-        return row_builder._router.pick(runner.group_index, chosen, env_step.ended)
+    def ended(row_builder: RowBuilder, g: int, chosen: Selection, env_step: EnvStep) -> Any:
+        return row_builder._router.pick(g, chosen, env_step.ended)
 
     give(patch, "terminated", ended, of_last=True)
 
@@ -77,37 +73,35 @@ def collected_truncated_is_terminated(patch: Patch) -> None:
 def collected_early_rewards_dropped(patch: Patch) -> None:
     """What an agent is paid before its first row is dropped."""
 
-    def drop(_: Any, row_builder: RowBuilder, runner: PolicyRunner, chosen: Selection, *rest: Any) -> None:
+    def drop(_: Any, row_builder: RowBuilder, g: int, chosen: Selection, *rest: Any, **more: Any) -> None:
         row_builder._episodes.owed_L[chosen.lanes] = 0.0
 
-    after(patch, RowBuilder, "rows", drop)
+    after(patch, RowBuilder, "_make", drop)
 
 
 @found_by(REFERENCE)
 def collected_idle_rewards_dropped(patch: Patch) -> None:
     """A row's reward is that of the last step alone: what an idle agent was paid before is dropped."""
-    rows_of = RowBuilder.rows
+    make = RowBuilder._make
 
-    def rows(row_builder: RowBuilder, runner: PolicyRunner, chosen: Selection, env_step: EnvStep, *, last: bool) -> Any:
-        row_builder._episodes.owed_L[chosen.places] = row_builder._router.pick(
-            runner.group_index, chosen, env_step.rewards
-        )
-        return rows_of(row_builder, runner, chosen, env_step, last=last)
+    def wrong(row_builder: RowBuilder, g: int, chosen: Selection, env_step: EnvStep, *, last: bool) -> Any:
+        row_builder._episodes.owed_L[chosen.places] = row_builder._router.pick(g, chosen, env_step.rewards)
+        return make(row_builder, g, chosen, env_step, last=last)
 
-    patch.setattr(RowBuilder, "rows", rows)
+    patch.setattr(RowBuilder, "_make", wrong)
 
 
 @found_by(REFERENCE)
 def collected_final_obs_of_the_next_episode(patch: Patch) -> None:
     """The final observation is the next episode's first."""
-    rows_of = RowBuilder.rows
+    make = RowBuilder._make
 
-    def rows(row_builder: RowBuilder, runner: PolicyRunner, chosen: Selection, env_step: EnvStep, *, last: bool) -> Any:
+    def wrong(row_builder: RowBuilder, g: int, chosen: Selection, env_step: EnvStep, *, last: bool) -> Any:
         env_step = copy.copy(env_step)
         env_step.final = env_step.obs
-        return rows_of(row_builder, runner, chosen, env_step, last=last)
+        return make(row_builder, g, chosen, env_step, last=last)
 
-    patch.setattr(RowBuilder, "rows", rows)
+    patch.setattr(RowBuilder, "_make", wrong)
 
 
 @found_by(REFERENCE)
@@ -213,6 +207,58 @@ def collected_leftovers_doubled(patch: Patch) -> None:
     """Rows that were handed over come again in the next batch."""
     forget = RowLog.forget
     patch.setattr(RowLog, "forget", lambda log, numbers: forget(log, log._numbers(numbers)[1:]))
+
+
+@found_by("tests/collect/storage/test_row_log.py")
+def collected_block_without_ends(patch: Patch) -> None:
+    """Where a block is read in place, what follows an end is the next episode's first row."""
+    follow = block_reader._following
+    patch.setattr(block_reader, "_following", lambda *what: follow(*what[:3], [], *what[4:]))
+
+
+@found_by("tests/collect/storage/test_row_log.py")
+def collected_block_of_others(patch: Patch) -> None:
+    """A block goes on although the rows of some of its lanes do not come."""
+
+    def go_on(log: RowLog, lanes: Any) -> Any:
+        block = log._kept.block
+        return (
+            block if block is not None and log._kept.steps < block.length and len(lanes) == len(block.lanes) else None
+        )
+
+    patch.setattr(RowLog, "_block_for", go_on)
+
+
+@found_by("tests/collect/storage/test_row_log.py")
+def collected_answers_as_they_came(patch: Patch) -> None:
+    """The k-th answer belongs to the k-th row, whichever lanes were answered."""
+
+    def in_order(index: Any, lanes: Any, num_lanes: int) -> Any:
+        found = np.full(len(index.lane), -1)
+        decisions = (~index.final).nonzero()[0]
+        found[decisions[: len(lanes)]] = np.arange(len(lanes))
+        return found
+
+    patch.setattr(row_log._Index, "answer_of", in_order)
+
+
+@found_by("tests/collect/storage/test_block_is_sorted.py")
+def collected_policies_write_into_the_log(patch: Patch) -> None:
+    """A policy is given the stored observations themselves."""
+    given = ReadyRows.given
+    patch.setattr(ReadyRows, "given", lambda ready: given(ready).replace(obs=ready.rows["obs"]))
+
+
+@found_by("tests/collect/rollout/test_successors.py")
+def collected_stale_successors(patch: Patch) -> None:
+    """At a cut, a value function sees the masks and previous actions of the moment before."""
+    patch.setattr(ColumnForms, "followed", property(lambda forms: [n for n in ("obs", "state") if n in forms.rows]))
+
+
+@found_by("tests/collect/rollout/test_moments.py")
+def collected_ends_before_their_moment(patch: Patch) -> None:
+    """The last row of an agent whose team goes on passes the connectors before the team's rows of that moment."""
+    patch.setattr(RolloutLoop, "_closed_later", lambda *what: None)
 
 
 @found_by(REFERENCE)

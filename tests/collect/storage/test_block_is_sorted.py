@@ -324,6 +324,7 @@ def test_a_policy_may_write_into_its_rows_and_fail(fails_at: int, copy: bool) ->
                 batch = collector.collect(env_steps=18)
             except KeyboardInterrupt:
                 batch = collector.collect(env_steps=18)
+            np.testing.assert_array_equal(batch["p"]["obs"], batch["p"]["seen"])
             found.append([(name, column["x"] if name == "more" else column) for name, column in batch["p"].items()])
     for (name, got), (_, want) in zip(*found, strict=True):
         np.testing.assert_array_equal(got, want, err_msg=name)
@@ -349,6 +350,9 @@ def test_several_policies_may_write_into_their_rows_and_one_may_fail(fails_at: i
                     batches.append(collector.collect(env_steps=18))
                 except KeyboardInterrupt:
                     batches.append(collector.collect(env_steps=18))
+            for batch in batches:
+                for rows in batch.values():
+                    np.testing.assert_array_equal(rows["obs"], rows["seen"])
             found.append(
                 [
                     (name, column["x"] if name == "more" else column)
