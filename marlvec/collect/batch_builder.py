@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from marlvec.collect.acting.policy_logs import EVERYTHING, Chosen, PolicyLogs
 from marlvec.collect.acting.policy_runner import PolicyRunner
 from marlvec.collect.acting.policy_set import TrainedPolicies
 from marlvec.collect.batch import MultiAgentBatch, SampleBatch
@@ -17,16 +17,12 @@ from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.rollout_state import CurrentState, RolloutState
 from marlvec.collect.sample_target import SampleTarget
-from marlvec.collect.storage.row_log import RowLog, RowNumbers
 from marlvec.connectors import Rows
 from marlvec.errors import StateError
 
 __all__ = ["BatchBuilder", "BuiltBatch"]
 
 IntArray = NDArray[np.int64]
-Chosen: TypeAlias = Mapping[PolicyRunner | None, RowNumbers]
-"""Row numbers of some transitions, per runner that keeps rows; None: of those that are not read."""
-_EVERYTHING = (np.iinfo(np.int64).max, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +43,12 @@ class BuiltBatch:
 
 
 class BatchBuilder:
-    """Makes batches of what runners have stored; nothing that is stored changes before `drop_delivered`.
+    """Makes batches of what runners have stored; nothing that is stored changes.
 
     Args:
         current: Where states are published.
-        runners: Whose trajectories, by number; looked at anew each time.
-        unread: Steps of those that keep no rows.
+        runners: The policies' runners, by number; looked at again each time.
+        logs: Their logs.
         episodes: The accounts of the running episodes.
         metrics: Where the time goes.
         policies: Policy ids, of those that were not removed; looked at anew each time.
@@ -64,7 +60,7 @@ class BatchBuilder:
         self,
         current: CurrentState,
         runners: Mapping[int, PolicyRunner],
-        unread: RowLog,
+        logs: PolicyLogs,
         episodes: EpisodeTracker,
         metrics: Metrics,
         policies: Collection[str],
@@ -73,7 +69,7 @@ class BatchBuilder:
         reward_dtype: DTypeLike | None,
     ) -> None:
         self._current, self._runners, self._episodes, self._metrics = current, runners, episodes, metrics
-        self._unread = unread
+        self._logs = logs
         self._policies, self._complete = policies, complete
         self._num_envs, self._agent_num = episodes.policy_NA.shape
         self._reward_dtype = None if reward_dtype is None else np.dtype(reward_dtype)
@@ -131,15 +127,15 @@ class BatchBuilder:
                 there += getattr(state.finished[whole], goal.unit)
                 whole += 1
             taken = state.finished[:whole]
-            numbers = self.of_episodes([episode.eps_id for episode in taken])
+            numbers = self._logs.of_episodes([episode.eps_id for episode in taken])
             env_steps = sum(episode.env_steps for episode in taken)
             delivered = taken[-1].round, taken[-1].env_id
         elif goal.unit == "agent_steps" and goal.amount < counters.closed_steps:
-            delivered = self._last_of_first(goal.amount)
-            numbers = self.closed_until(delivered)
+            delivered = self._logs.last_of_first(goal.amount)
+            numbers = self._logs.closed_until(delivered)
             env_steps = counters.waiting_env_steps
         else:
-            numbers, env_steps, delivered = self.all_closed(), counters.waiting_env_steps, _EVERYTHING
+            numbers, env_steps, delivered = self._logs.closed(), counters.waiting_env_steps, EVERYTHING
         batches, unroll_id = self.make(numbers, counters.unroll_id, trained, self._episodes.untrained)
         decisions = sum(map(len, numbers.values()))
         batch = MultiAgentBatch(batches, env_steps=env_steps, known=tuple(self._policies), agent_steps=decisions)
@@ -172,63 +168,7 @@ class BatchBuilder:
             counters.ended_episodes = counters.ended_env_steps = 0
         return state._replace(counters=counters, delivered=built.delivered)
 
-    def drop_delivered(self) -> None:
-        """Drop what is in the last batch, before anything else happens. May be interrupted, and called again."""
-        state = self._current.state
-        if state.delivered is None:
-            return
-        finished = state.finished
-        if self._complete:
-            taken = [episode for episode in finished if episode[:2] <= state.delivered]
-            numbers = self.of_episodes([episode.eps_id for episode in taken])
-            finished = finished[len(taken) :]
-        else:
-            numbers = self.closed_until(state.delivered)
-            self._episodes.hand_over()
-        logs = self._logs()
-        for runner, own in numbers.items():
-            logs[runner].forget(own)
-        untrained = self._episodes.untrained
-        for eps_id in tuple(untrained):
-            if eps_id not in self._episodes.eps_id_N and not self.holds(eps_id):
-                untrained.discard(eps_id)
-        self._current.state = state._replace(finished=finished, delivered=None)
-
-    # --- which transitions
-
-    def all_closed(self) -> Chosen:
-        """All closed transitions."""
-        return {runner: log.closed() for runner, log in self._logs().items()}
-
-    def _logs(self) -> dict[PolicyRunner | None, RowLog]:
-        runners = [runner for runner in self._runners.values() if runner.keeps_rows]
-        return {**{runner: runner.log for runner in runners}, None: self._unread}
-
-    def of_episodes(self, eps_ids: Sequence[int]) -> Chosen:
-        """Transitions of these episodes."""
-        wanted = np.array(eps_ids, np.int64)
-        return {runner: log.closed(wanted) for runner, log in self._logs().items()}
-
-    def closed_until(self, last: tuple[int, int]) -> Chosen:
-        """Transitions that were closed up to this (round, lane)."""
-        if last is _EVERYTHING:
-            return self.all_closed()
-        found = {}
-        for runner, log in self._logs().items():
-            found[runner] = log.closed_until(last)
-        return found
-
-    def _last_of_first(self, amount: int) -> tuple[int, int]:
-        """Round and lane of the last of the ``amount`` transitions that were closed first: by round, env and agent."""
-        orders = [log.closing_order(log.closed()) for log in self._logs().values()]
-        rounds, lanes = (np.concatenate(part) for part in zip(*orders, strict=True))
-        last = np.lexsort((lanes, rounds))[amount - 1]
-        return int(rounds[last]), int(lanes[last])
-
-    def holds(self, eps_id: int) -> bool:
-        """Whether rows of an episode are still to come."""
-        wanted = np.array([eps_id])
-        return any(len(log.of_episodes(wanted)) for log in self._logs().values())
+    # --- of which transitions
 
     def make(
         self,
@@ -256,7 +196,7 @@ class BatchBuilder:
             if len(own) and not runner.is_frozen and is_trained(runner.policy_id)
         ]
         all_are_shown = any(len(runner.learner_connectors) for runner in trained)
-        if all_are_shown and len(self._unread.without(numbers[None], untrained)):
+        if all_are_shown and len(self._logs.unread.without(numbers[None], untrained)):
             unread = [repr(runner.policy_id) for runner in self._runners.values() if not runner.keeps_rows]
             raise StateError(
                 f"learner connectors have come, and rows of the frozen policies {', '.join(unread)} were not kept for "

@@ -183,12 +183,12 @@ class Collector(StatefulCollector):
             overlap=overlap,
             callback_list=self._callback_list,
             random_steps=self._random_steps(random_steps),
-            unread=self._policy_set.unread,
+            logs=self._policy_set.logs,
         )
         self._batch_builder = BatchBuilder(
             self._current,
             self._runners,
-            self._policy_set.unread,
+            self._policy_set.logs,
             self._episodes,
             self.metrics,
             self.policies.keys(),
@@ -287,13 +287,11 @@ class Collector(StatefulCollector):
             self._check_ready()
             loop, lock, goal = self._loop, self._update_lock, schedule.next_goal
             assert goal is not None  # says who calls
-            self._batch_builder.drop_delivered()  # first, so that what is recovered is in no batch
+            with lock:
+                was_dirty = loop.come_to_order()
             if loop.is_new:
                 loop.start(entropy=self._entropy, seed=self._seed)
-            elif loop.is_dirty:
-                with lock:
-                    loop.recover()
-            else:
+            elif not was_dirty:
                 loop.scheduler.check_alone()
             self._policy_set.drop_retired()
             needed = partial(self._batch_builder.envs_needed, goal)

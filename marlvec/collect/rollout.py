@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.acting.noop_actions import GroupActions
+from marlvec.collect.acting.policy_logs import PolicyLogs
 from marlvec.collect.acting.policy_router import PolicyRouter
 from marlvec.collect.acting.policy_runner import PolicyRunner, ReadyRows
 from marlvec.collect.acting.random_steps import RandomSteps
@@ -27,7 +28,6 @@ from marlvec.collect.scheduling.lockstep import EnvsNeeded, LockstepScheduler
 from marlvec.collect.scheduling.on_demand import scheduler_for
 from marlvec.collect.storage.moment import Moment
 from marlvec.collect.storage.policy_rows import PolicyRows, copied_rows, part_of
-from marlvec.collect.storage.row_log import RowLog
 from marlvec.connectors import Rows
 from marlvec.env_ids import Where
 from marlvec.errors import ContractError, EnvFault, EnvsDriven, StateError
@@ -78,7 +78,7 @@ class RolloutLoop:
         overlap: Whether policies answer for some envs while others step.
         callback_list: What callbacks are called with.
         random_steps: In which steps agents act at random.
-        unread: Where rows of policies are counted that are not read.
+        logs: Where rows are stored.
 
     Attributes:
         explore: Whether policies explore.
@@ -99,10 +99,10 @@ class RolloutLoop:
         overlap: bool,
         callback_list: CallbackList,
         random_steps: RandomSteps,
-        unread: RowLog,
+        logs: PolicyLogs,
     ) -> None:
         self._envs, self._router, self._episodes, self._metrics = envs, router, episodes, metrics
-        self._runners, self._unread = router.runners, unread
+        self._runners, self._logs = router.runners, logs
         self._row_builder = RowBuilder(router, episodes, metrics, copies=envs.copy)
         self._open_L = np.zeros(episodes.policy_NA.size, np.bool_)  # lanes that wait for an action or its outcome
         self._open_NA = self._open_L.reshape(episodes.policy_NA.shape)
@@ -169,9 +169,7 @@ class RolloutLoop:
         """
         counters = self._begin_state()
         self._starting = entropy, seed
-        for runner in self._runners.values():
-            runner.clear()
-        self._unread.clear()
+        self._logs.clear()
         self._choose_columns()
         self._entropy, self._finished = entropy, ()
         # What is in no batch now never will be.
@@ -180,6 +178,45 @@ class RolloutLoop:
         counters.closed_steps = counters.ended_episodes = counters.ended_env_steps = counters.ended_agent_steps = 0
         self._episodes.restart(numbers=seed is not None)
         self._begin_anew(seed, "reset")
+
+    def come_to_order(self) -> bool:
+        """Bring what is stored to the published state: the one way to begin anything that looks at it.
+
+        Rows of the batch that was delivered last are dropped; then, where something was begun and not finished, what
+        ran is declared lost. In this order, so that what is recovered is in no batch. May be interrupted, and called
+        again.
+
+        Returns:
+            Whether something was, so that all envs have begun anew.
+
+        Raises:
+            EnvFault, BrokenError: The envs cannot begin; make new ones.
+            BaseException: What a callback raised, once all is done.
+        """
+        self._drop_delivered()
+        if self.is_new or not self.is_dirty:
+            return False
+        self.recover()
+        return True
+
+    def _drop_delivered(self) -> None:
+        state = self._current.state
+        if state.delivered is None:
+            return
+        finished = state.finished
+        if self._keep_finished:  # batches are of whole episodes
+            taken = [episode for episode in finished if episode[:2] <= state.delivered]
+            chosen = self._logs.of_episodes([episode.eps_id for episode in taken])
+            finished = finished[len(taken) :]
+        else:
+            chosen = self._logs.closed_until(state.delivered)
+            self._episodes.hand_over()
+        self._logs.forget(chosen)
+        untrained = self._episodes.untrained
+        for eps_id in tuple(untrained):
+            if eps_id not in self._episodes.eps_id_N and not self._logs.holds(eps_id):
+                untrained.discard(eps_id)
+        self._current.state = state._replace(finished=finished, delivered=None)
 
     def recover(self) -> None:
         """Where something was begun and not finished: declare lost what ran, and begin new episodes in all envs.
@@ -196,10 +233,7 @@ class RolloutLoop:
             return
         before = self._current.state
         counters = self._begin_state()
-        for runner in self._runners.values():
-            runner.keep_ended(before.ended_N)
-        self._unread.keep_ended(before.ended_N, self._envs.agent_num)
-        kept = sum(len(log.closed()) for log in self._logs)
+        kept = self._logs.keep_ended(before.ended_N)
         self._metrics.forget_unpublished()
         self._episodes.number_N = before.number_N
         counters.env_steps_lost = counters.env_steps - counters.env_steps_delivered - counters.ended_env_steps
@@ -259,8 +293,7 @@ class RolloutLoop:
             if reached.tick:
                 self._router.update()
             self._open_L[:], self.steps_left = False, 0
-            for log in self._logs:
-                self._open_L[log.open_lanes] = True
+            self._open_L[self._logs.open_lanes] = True
             self._entropy, self.explore = entropy, explore
             self._begun, self._counters, self._finished = reached.tick, reached.counters, reached.finished
             self._publish(reached.tick)
@@ -305,10 +338,6 @@ class RolloutLoop:
             for runner in self._router.playing:
                 if len(runner.ready.lanes) == len(self._router.everyone(runner, self.scheduler.all_ids).lanes):
                     runner.log.begin_block(length)
-
-    @property
-    def _logs(self) -> list[RowLog]:
-        return [*(runner.log for runner in self._runners.values()), self._unread]
 
     def _choose_columns(self) -> None:
         """Keep no rows of frozen policies where nothing reads them: where there are no learner connectors."""
@@ -486,10 +515,7 @@ class RolloutLoop:
     def _drop(self, env_ids: IntArray) -> None:
         """Drop what is stored of the episodes that run in these envs, and count it as lost."""
         eps_ids, counters = self._episodes.eps_id_N[env_ids], self._counters
-        still_open, closed = int(np.count_nonzero(self._open_NA[env_ids])), 0
-        for log in self._logs:
-            closed += len(log.closed(eps_ids))
-            log.forget(log.of_episodes(eps_ids))
+        still_open, closed = int(np.count_nonzero(self._open_NA[env_ids])), self._logs.lose(eps_ids)
         self._open_NA[env_ids] = False
         counters.closed_steps -= closed
         counters.env_steps_lost += self._episodes.waiting_steps(env_ids)
@@ -561,7 +587,7 @@ class RolloutLoop:
         lanes = unread[0] if len(unread) == 1 else np.concatenate(unread)
         env_id, episodes = lanes // self._envs.agent_num, self._episodes
         env_t, eps_id = episodes.length_N[env_id], episodes.eps_id_N[env_id]
-        self._unread.count(lanes, self._rounds(lanes), env_t, eps_id, final=final)
+        self._logs.unread.count(lanes, self._rounds(lanes), env_t, eps_id, final=final)
 
     def _turn_over(self, env_step: EnvStep) -> None:
         """Finish the episodes that ended, and begin the next ones, also where one was lost."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from marlvec.collect import batch_builder
+from marlvec.collect.acting.policy_logs import PolicyLogs
 from marlvec.collect.acting.policy_router import PolicyRouter
 from marlvec.collect.acting.policy_runner import PolicyRunner, ReadyRows, Selection
 from marlvec.collect.acting.row_builder import RowBuilder
@@ -282,7 +283,7 @@ def collected_newest_rows_first(patch: Patch) -> None:
 @found_by(REFERENCE)
 def collected_parts_of_episodes(patch: Patch) -> None:
     """Batches of whole episodes hold the beginnings of others."""
-    patch.setattr(BatchBuilder, "of_episodes", lambda batch_builder, eps_ids: batch_builder.all_closed())
+    patch.setattr(PolicyLogs, "of_episodes", lambda logs, eps_ids: logs.closed())
 
 
 @found_by(REFERENCE)

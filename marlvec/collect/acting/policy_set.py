@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.collect.acting.policy_logs import PolicyLogs
 from marlvec.collect.acting.policy_router import PolicyRouter
 from marlvec.collect.acting.policy_runner import PolicyRunner
 from marlvec.collect.acting.runner_state import get_runner_state, prepare_runner
@@ -180,7 +181,8 @@ class PolicySet:
         runners: All runners by number, in order, retired ones too.
         seed_count: How many policies have got seeds.
         router: Which policy plays which agent.
-        unread: Where steps of policies are counted whose rows are not read.
+        unread: Where rows are counted that are not read.
+        logs: That, and the logs of all others.
     """
 
     def __init__(
@@ -198,10 +200,10 @@ class PolicySet:
             for kind, given in zip(_KINDS, connectors, strict=True)
         )
         self._count = self.seed_count = 0
-        self.unread = RowLog(
-            ColumnForms("policies whose rows are not read"), envs.num_envs * envs.agent_num, BatchMemory()
-        )
+        forms = ColumnForms("policies whose rows are not read")
+        self.unread = RowLog(forms, envs.num_envs * envs.agent_num, BatchMemory())
         self.runners: dict[int, PolicyRunner] = {}
+        self.logs = PolicyLogs(self.runners, self.unread)
         for name in policies:
             self._append(name)
         self.router = PolicyRouter(self.runners, envs.spec.groups, envs.agents, episodes.policy_NA, seed)

@@ -34,7 +34,7 @@ from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["StatefulCollector"]
 
-FORMAT = 1
+FORMAT = 2
 _RESTART_STREAM = 0x72657374617274  # "restart"
 _FIELDS = (
     *("format", "belongs_to", "seed", "entropy", "evaluations", "rollout", "episodes", "policies", "metrics"),
@@ -255,9 +255,7 @@ class StatefulCollector(ABC):
         if loop.is_new:
             return
         with self._update_lock:
-            self._batch_builder.drop_delivered()
-            if loop.is_dirty:
-                loop.recover()
+            loop.come_to_order()
             loop.scheduler.check_alone()
             loop.settle()
 

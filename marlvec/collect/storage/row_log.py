@@ -154,11 +154,11 @@ class RowLog:
         memory: What makes the arrays of batches.
 
     Attributes:
-        forms: As given.
+        forms, num_lanes: As given.
     """
 
     def __init__(self, forms: ColumnForms, num_lanes: int, memory: BatchMemory) -> None:
-        self.forms, self._memory, self._num_lanes = forms, memory, num_lanes
+        self.forms, self._memory, self.num_lanes = forms, memory, num_lanes
         self._kept = _Kept()
         self._last_index: tuple[_Kept, _Index] | None = None  # of which it is the index
 
@@ -291,7 +291,7 @@ class RowLog:
     def _index(self) -> _Index:
         kept, found = self._kept, self._last_index
         if found is None or found[0] is not kept or len(found[1].starts) != len(kept.moments) + 1:
-            self._last_index = found = kept, _Index(kept.moments, self._num_lanes)
+            self._last_index = found = kept, _Index(kept.moments, self.num_lanes)
         return found[1]
 
     def closed(self, eps_ids: IntArray | None = None) -> RowNumbers:
@@ -380,7 +380,7 @@ class RowLog:
             columns[f"next_{name}"] = self._tree(name, np.where(missing, numbers, after) if name == "obs" else after)
         columns["next_obs_missing"] = missing
         columns["env_t"], columns["next_env_t"] = index.env_t[numbers], index.env_t[after]
-        answers = index.answer_of(self._answered, self._num_lanes)[numbers]
+        answers = index.answer_of(self._answered, self.num_lanes)[numbers]
         columns |= {name: self._said(name, answers) for name in self.forms.answers}
         return columns, lane
 
@@ -476,7 +476,7 @@ class RowLog:
         if not np.count_nonzero(final):
             rows.final, rows.missing = False, None
         lanes = self._answered
-        answered = index.answer_of(lanes, self._num_lanes)[numbers]
+        answered = index.answer_of(lanes, self.num_lanes)[numbers]
         answered = answered[answered >= 0]
         if not len(answered):
             return [rows], []
@@ -533,11 +533,11 @@ class RowLog:
             raise ArgumentError(f"{where}: answers to {len(said_lanes)} in lane lack the columns {missing}")
         leaves = forms.fit_saved(columns, where)
         columns = {**{name: forms.rows[name].tree(leaves[name]) for name in columns}, "eps_id": eps_id}
-        new = RowLog(forms, self._num_lanes, self._memory)
+        new = RowLog(forms, self.num_lanes, self._memory)
         for lanes in (arrays["lane"], said_lanes):
-            if len(lanes) and not 0 <= lanes.min() <= lanes.max() < self._num_lanes:
+            if len(lanes) and not 0 <= lanes.min() <= lanes.max() < self.num_lanes:
                 raise ArgumentError(
-                    f"{where}: lanes from {lanes.min()} to {lanes.max()}, and there are {self._num_lanes}"
+                    f"{where}: lanes from {lanes.min()} to {lanes.max()}, and there are {self.num_lanes}"
                 )
         final, missing_R = arrays["final"], arrays["missing"]
         has_ends = bool(np.count_nonzero(final))
@@ -553,9 +553,9 @@ class RowLog:
         new._replace([moment] if size else [], stored)
         if keeps_rows:
             acted, said = (
-                np.bincount(lanes, minlength=self._num_lanes) for lanes in (arrays["lane"][~final], said_lanes)
+                np.bincount(lanes, minlength=self.num_lanes) for lanes in (arrays["lane"][~final], said_lanes)
             )
-            answered = new._index.answer_of(said_lanes, self._num_lanes) if (said <= acted).all() else np.full(size, -1)
+            answered = new._index.answer_of(said_lanes, self.num_lanes) if (said <= acted).all() else np.full(size, -1)
             if (answered[new._index.after >= 0] < 0).any():
                 raise ArgumentError(f"{where}: there are not as many answers as rows that were answered")
 

@@ -380,8 +380,8 @@ class Setting:
 
             found = sweep(call, after)
             assert 0 in np.diff(lost), "some cost nothing"
-            collector._batch_builder.drop_delivered()
-            stored = collector._batch_builder.all_closed().values()
+            collector._loop._drop_delivered()
+            stored = collector._policy_set.logs.closed().values()
             assert collector._current.state.counters.closed_steps == sum(map(len, stored))
             if self.decides and not complete and not self.frozen:
                 healed(collector)
