@@ -132,6 +132,7 @@ class Row:
     next_env_t: int = -1
     reward: float = 0.0
     next_obs: Any = None
+    next_mask: Any = None
     terminated: bool = False
     truncated: bool = False
     missing: bool = False
@@ -287,20 +288,22 @@ class Reference:
             world.returns[agent] = world.returns.get(agent, 0.0) + reward
         self.paid[world.eps_id].append([news.rewards.get(a, 0.0) for a in range(len(world.names))])
         for agent, (obs, terminated, truncated) in news.ended.items():
-            self._close(world, agent, obs, terminated, truncated)
+            self._close(world, agent, obs, None, terminated=terminated, truncated=truncated)
             world.truncated |= {agent} if truncated and not terminated else set()
-        for agent, (obs, _) in news.acting.items():
-            self._close(world, agent, obs, terminated=False, truncated=False)
+        for agent, (obs, mask) in news.acting.items():
+            self._close(world, agent, obs, mask, terminated=False, truncated=False)
         world.acting = news.acting
         self.results += 1
         return news.over
 
-    def _close(self, world: World, agent: int, obs: Any, terminated: bool, truncated: bool) -> None:
+    def _close(self, world: World, agent: int, obs: Any, mask: Any, *, terminated: bool, truncated: bool) -> None:
         row = world.open.pop(agent, None)
         if row is None:
             return
         row.reward, row.missing = self.worth(world.owed.pop(agent, 0.0)), obs is None
         row.next_obs = row.obs if row.missing else self.see(obs)
+        if row.mask is not None:
+            row.next_mask = np.ones_like(row.mask) if terminated or truncated else mask
         row.terminated, row.truncated, row.next_env_t = terminated, truncated, world.length
         self.closed.append((self.ticks, row))
 
@@ -449,6 +452,7 @@ def check_batch(reference: Reference, batch: Any, expected: tuple[dict[str, list
         }
         if rows[0].mask is not None:
             columns["action_mask"] = [row.mask for row in rows]
+            columns["next_action_mask"] = [row.next_mask for row in rows]
         assert set(own.keys()) == set(columns)
         for name, values in columns.items():
             np.testing.assert_array_equal(own[name], np.array(values), err_msg=f"{policy} {name}", strict=True)
