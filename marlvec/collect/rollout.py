@@ -26,6 +26,7 @@ from marlvec.collect.rollout_state import Counters, CurrentState, RolloutState, 
 from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.collect.scheduling.lockstep import EnvsNeeded, LockstepScheduler
 from marlvec.collect.scheduling.on_demand import scheduler_for
+from marlvec.collect.storage.column_table import COLUMNS
 from marlvec.collect.storage.moment import Moment
 from marlvec.collect.storage.policy_rows import PolicyRows, copied_rows, part_of
 from marlvec.connectors import Rows
@@ -42,7 +43,7 @@ Waiting = tuple[PolicyRunner, ReadyRows]
 Idle = tuple[PolicyRunner, IntArray]  # and the lanes
 
 _NONE = ReadyRows.none()
-_ENVS_COLUMNS = ("obs", "action_mask", "state")  # which come from the envs as they are
+_ENVS_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.from_env)
 
 
 def _all_places(parts: Sequence[ReadyRows]) -> Where:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.storage.batch_memory import BatchMemory
-from marlvec.collect.storage.columns import ColumnForm, ColumnForms, Leaves
+from marlvec.collect.storage.column_table import BOOL, COLUMNS
+from marlvec.collect.storage.columns import ROW_COLUMNS, ColumnForm, ColumnForms, Leaves
 from marlvec.connectors import Rows
 from marlvec.trees import Tree
 
@@ -21,7 +22,8 @@ IntArray = NDArray[np.int64]
 AnyArray = NDArray[Any]
 
 _LANE_COLUMNS = ("env_id", "agent_index")  # the same in each step
-_FLAGS = ("terminated", "truncated", "first", "last")  # nearly always False: written where they are not
+# Nearly always False: written where they are not.
+_FLAGS = tuple(name for name in ROW_COLUMNS if COLUMNS[name].kinds == BOOL and not COLUMNS[name].is_wide)
 _LARGE = 1 << 16  # bytes
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from marlvec.collect.storage.batch_memory import BatchMemory
 from marlvec.collect.storage.block import Block
-from marlvec.collect.storage.columns import OUTCOME, UNREAD, VERSION
+from marlvec.collect.storage.column_table import VERSION, Source, names
 from marlvec.collect.storage.moment import Answers, Moment
 from marlvec.trees import Tree
 
@@ -19,6 +19,7 @@ __all__ = ["read_block"]
 
 IntArray = NDArray[np.int64]
 AnyArray = NDArray[Any]
+_OUTCOME, _UNREAD = names(Source.OUTCOME), names(Source.NONE)
 
 
 class _Ends(NamedTuple):
@@ -57,9 +58,9 @@ def read_block(
 
     columns: dict[str, Tree] = {name: np.repeat(values, steps) for name, values in block.fixed.items()}
     for name, tables in block.rows.items():
-        if name in OUTCOME:
+        if name in _OUTCOME:
             columns[name] = _following(block, name, behind, ends, memory)
-        elif name not in UNREAD:
+        elif name not in _UNREAD:
             columns[name] = forms.rows[name].tree([_flat(table, memory) for table in tables])
     for name in forms.followed:
         columns[f"next_{name}"] = _following(block, name, behind, ends, memory)

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
+from marlvec.collect.storage.column_table import COLUMNS, NUMBER
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import Leaf, SpaceTree
 from marlvec.trees import Tree, to_array, tree_leaves
@@ -28,18 +29,11 @@ class _Spec(NamedTuple):
         return is_kind and self.shape in (None, array.shape[1:])
 
 
-_WHOLE = _Spec("iu", ())
-_FLAG = _Spec("b", ())
-_NUMBERS = "fiub"
+_NUMBERS = NUMBER
 _COLLECTOR_COLUMNS = {
-    **dict.fromkeys(("env_id", "agent_index", "eps_id", "t", "env_t", "next_env_t"), _WHOLE),
-    **dict.fromkeys(("unroll_id", "policy_version"), _WHOLE),
-    **dict.fromkeys(("terminated", "truncated", "first", "last", "next_obs_missing", "off_policy"), _FLAG),
-    "rewards": _Spec(_NUMBERS, ()),
-    "action_mask": _Spec("b", None),
-    "next_action_mask": _Spec("b", None),
-    "state": _Spec(_NUMBERS, None),
-    "next_state": _Spec(_NUMBERS, None),
+    name: _Spec(column.kinds, None if column.is_wide else ())
+    for name, column in COLUMNS.items()
+    if column.kinds is not None
 }
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.storage.column_specs import ColumnSpecs
+from marlvec.collect.storage.column_table import COLUMNS, Source, names
 from marlvec.collect.storage.plain_columns import columns_from, plain_columns
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.serialization.state_fields import State, check_fields, flag_field
@@ -18,10 +19,8 @@ from marlvec.trees import Tree, map_tree, to_array, tree_leaves
 
 __all__ = [
     "BATCH_COLUMNS",
-    "OUTCOME",
+    "LATE",
     "ROW_COLUMNS",
-    "UNREAD",
-    "VERSION",
     "ColumnForm",
     "ColumnForms",
     "Empty",
@@ -34,45 +33,25 @@ Leaves = list[AnyArray]
 Empty = Callable[[tuple[int, ...], Any], AnyArray]
 """Takes shape and dtype, and makes an array that may hold anything."""
 
-ROW_COLUMNS = (
-    *("obs", "rewards", "terminated", "truncated", "first", "last"),
-    *("env_id", "agent_index", "eps_id", "t", "action_mask", "state"),
-)
+ROW_COLUMNS = names(Source.ROW, Source.OUTCOME, Source.NONE)
 """Columns of rows that the collector itself gives; what else comes out of the connectors, they added."""
 
-OUTCOME = ("rewards", "terminated", "truncated")
-"""Columns of a transition that are those of its second row."""
-
-UNREAD = ("first", "last")
-"""Columns of rows that are in no batch."""
-
-VERSION = "policy_version"
-"""The column that is one number for all rows of an answer."""
-
-BATCH_COLUMNS = (
-    *("actions", "actions_for_env", "next_obs", "next_state", "next_action_mask", "next_obs_missing"),
-    *("env_t", "next_env_t", "unroll_id", "policy_version", "off_policy"),
-)
+BATCH_COLUMNS = names(Source.ANSWER, Source.READ)
 """Names that the collector gives to columns of its own."""
 
-_MADE_HERE = ("rewards", "next_obs", "next_obs_missing", "env_t", "next_env_t", "unroll_id")
+LATE = {name for name, column in COLUMNS.items() if column.is_late}
+"""Columns that may come at any time."""
 
-_FOLLOWED = ("obs", "state", "action_mask")
-
-_LATER = {"off_policy"}  # may come at any time, and was False until then
-
-_FIRST = (
-    *("obs", "actions", "actions_for_env", "rewards", "next_obs", "terminated", "truncated", "next_obs_missing"),
-    *("state", "next_state", "action_mask", "next_action_mask", "t", "env_t", "next_env_t", "eps_id", "unroll_id"),
-    *("env_id", "agent_index", "policy_version"),
-)
+_READ = names(Source.READ)
+_LATE_ANSWERS = LATE & set(names(Source.ANSWER))
+_FIRST = tuple(name for name in COLUMNS if name not in _LATE_ANSWERS)
 
 
 def order_columns(columns: Mapping[str, Tree]) -> dict[str, Tree]:
     """Columns of a batch in their order: the collector's, then what connectors and policy added, as it came."""
     names = [name for name in _FIRST if name in columns]
-    names += [name for name in columns if name not in _FIRST and name not in _LATER]
-    return {name: columns[name] for name in (*names, *(name for name in columns if name in _LATER))}
+    names += [name for name in columns if name not in COLUMNS]
+    return {name: columns[name] for name in (*names, *(name for name in columns if name in _LATE_ANSWERS))}
 
 
 _NARROW = 16  # bytes
@@ -152,7 +131,7 @@ class ColumnForm:
             if self.name == "action_mask":
                 leaf[...] = True  # until an env gives its first mask everything is allowed
             else:
-                leaf[...] = np.nan if leaf.dtype.kind in "fc" and self.name not in _LATER else 0
+                leaf[...] = np.nan if leaf.dtype.kind in "fc" and self.name not in _LATE_ANSWERS else 0
 
     def blanks(self, n: int) -> Leaves:
         """Rows (n, …) that stand for rows of before the column came."""
@@ -267,8 +246,7 @@ class ColumnForms:
         return [
             name
             for name in self.rows
-            if name in _FOLLOWED
-            or (name not in ROW_COLUMNS and not (name.endswith("_in") and f"{name[:-3]}_out" in self.answers))
+            if (COLUMNS[name].from_env if name in COLUMNS else not _is_state_in(name, self.answers))
         ]
 
     @property
@@ -287,12 +265,14 @@ class ColumnForms:
         """
         if columns.keys() != self.answers.keys():
             new = {name: column for name, column in columns.items() if name not in self.answers}
-            if self.answers and (len(new) + len(self.answers) > len(columns) or (self._asked and set(new) - _LATER)):
+            if self.answers and (
+                len(new) + len(self.answers) > len(columns) or (self._asked and set(new) - _LATE_ANSWERS)
+            ):
                 raise ContractError(
                     f"{self._owner}: gave the columns {sorted(columns)}, until now {sorted(self.answers)}; "
                     f"they must stay the same"
                 )
-            taken = [name for name in new if name in self.rows or name in _MADE_HERE or name in self._following]
+            taken = [name for name in new if name in self.rows or name in _READ or name in self._following]
             if taken:
                 raise ContractError(
                     f"{self._owner}: it or its action connectors add columns named {taken}; such there are already"
@@ -307,6 +287,11 @@ class ColumnForms:
             else:
                 found.append(form.fit(value))
         return found
+
+
+def _is_state_in(name: str, answers: Collection[str]) -> bool:
+    """Whether a column is a recurrent state that the policy returns, as ``…_out``."""
+    return name.endswith("_in") and f"{name.removesuffix('_in')}_out" in answers
 
 
 def _per_row(shape: tuple[int, ...]) -> str:

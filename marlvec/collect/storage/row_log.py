@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from marlvec.collect.storage.batch_memory import BatchMemory
 from marlvec.collect.storage.block import Block
 from marlvec.collect.storage.block_reader import read_block
-from marlvec.collect.storage.columns import OUTCOME, UNREAD, VERSION, ColumnForms, Leaves, order_columns
+from marlvec.collect.storage.column_table import VERSION, Source, names
+from marlvec.collect.storage.columns import LATE, ColumnForms, Leaves, order_columns
 from marlvec.collect.storage.moment import Answers, Moment
 from marlvec.collect.storage.plain_columns import columns_from, plain_columns
 from marlvec.collect.storage.policy_rows import part_of
@@ -41,7 +42,7 @@ Part = TypeVar("Part", Moment, Answers)
 RowNumbers: TypeAlias = IntArray | range
 """Numbers of a log's rows, ascending; a range: all closed transitions of a full block."""
 
-_LATE = {"action_mask", "off_policy"}  # columns that may come at any time
+_OUTCOME, _UNREAD = names(Source.OUTCOME), names(Source.NONE)
 
 
 @dataclass(slots=True)
@@ -375,7 +376,9 @@ class RowLog:
         numbers = index.order[wanted[index.order]]
         after = index.after[numbers]
         missing, lane = index.missing[after], index.lane[numbers]
-        columns = {name: self._tree(name, after if name in OUTCOME else numbers) for name in rows if name not in UNREAD}
+        columns = {
+            name: self._tree(name, after if name in _OUTCOME else numbers) for name in rows if name not in _UNREAD
+        }
         for name in self.forms.followed:
             columns[f"next_{name}"] = self._tree(name, np.where(missing, numbers, after) if name == "obs" else after)
         columns["next_obs_missing"] = missing
@@ -526,10 +529,10 @@ class RowLog:
         columns = columns_from(rows["columns"], size, where)
         said_columns = columns_from(answers["columns"], len(said_lanes), f"stored answers of {len(said_lanes)} in lane")
         forms, keeps_rows = self.forms if forms is None else forms, forms is not None
-        wanted = (forms.rows.keys() if size and keeps_rows else set()) - _LATE - {"eps_id"}
+        wanted = (forms.rows.keys() if size and keeps_rows else set()) - LATE - {"eps_id"}
         if missing := sorted(wanted - columns.keys()):
             raise ArgumentError(f"{where}: the columns {missing} are missing")
-        if missing := sorted((forms.answers.keys() if len(said_lanes) else set()) - _LATE - said_columns.keys()):
+        if missing := sorted((forms.answers.keys() if len(said_lanes) else set()) - LATE - said_columns.keys()):
             raise ArgumentError(f"{where}: answers to {len(said_lanes)} in lane lack the columns {missing}")
         leaves = forms.fit_saved(columns, where)
         columns = {**{name: forms.rows[name].tree(leaves[name]) for name in columns}, "eps_id": eps_id}
