@@ -17,7 +17,8 @@ from marlvec.collect.acting.policy_logs import PolicyLogs
 from marlvec.collect.acting.policy_router import PolicyRouter
 from marlvec.collect.acting.policy_runner import PolicyRunner, ReadyRows
 from marlvec.collect.acting.random_steps import RandomSteps
-from marlvec.collect.acting.row_builder import BuiltRows, RowBuilder
+from marlvec.collect.acting.row_builder import RowBuilder
+from marlvec.collect.acting.row_store import RowStore
 from marlvec.collect.callbacks.callback import LossReason
 from marlvec.collect.callbacks.callback_list import CallbackList
 from marlvec.collect.episodes import EndedAgents, EpisodeTracker
@@ -26,10 +27,6 @@ from marlvec.collect.rollout_state import Counters, CurrentState, RolloutState, 
 from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.collect.scheduling.lockstep import EnvsNeeded, LockstepScheduler
 from marlvec.collect.scheduling.on_demand import scheduler_for
-from marlvec.collect.storage.column_table import COLUMNS
-from marlvec.collect.storage.moment import Moment
-from marlvec.collect.storage.policy_rows import PolicyRows, copied_rows, part_of
-from marlvec.connectors import Rows
 from marlvec.env_ids import Where
 from marlvec.errors import ContractError, EnvFault, EnvsDriven, StateError
 from marlvec.serialization.state_fields import State, check_fields, flag_field, number_field
@@ -43,7 +40,6 @@ Waiting = tuple[PolicyRunner, ReadyRows]
 Idle = tuple[PolicyRunner, IntArray]  # and the lanes
 
 _NONE = ReadyRows.none()
-_ENVS_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.from_env)
 
 
 def _all_places(parts: Sequence[ReadyRows]) -> Where:
@@ -105,11 +101,10 @@ class RolloutLoop:
         self._envs, self._router, self._episodes, self._metrics = envs, router, episodes, metrics
         self._runners, self._logs = router.runners, logs
         self._row_builder = RowBuilder(router, episodes, metrics, copies=envs.copy)
-        self._open_L = np.zeros(episodes.policy_NA.size, np.bool_)  # lanes that wait for an action or its outcome
-        self._open_NA = self._open_L.reshape(episodes.policy_NA.shape)
         self._keep_finished = keep_finished
         self._ended_agents = EndedAgents(envs.num_envs, envs.agents)
         self.scheduler = scheduler_for(envs, overlap=overlap)
+        self._row_store = RowStore(logs, episodes, self.scheduler)
         self._callback_list, self._random_steps = callback_list, random_steps
         self.explore = explore
         self._current = current
@@ -245,7 +240,7 @@ class RolloutLoop:
 
     def _begin_anew(self, seed: int | None, why: LossReason) -> None:
         self._current.tick_counters, self.steps_left = self._counters, 0
-        self._open_L[:] = False
+        self._row_store.open_L[:] = False
         self._callback_list.lose_all(why)
         self.scheduler.abandon()
         self._episodes.leave(self.scheduler.all_ids)
@@ -293,8 +288,8 @@ class RolloutLoop:
                 part()
             if reached.tick:
                 self._router.update()
-            self._open_L[:], self.steps_left = False, 0
-            self._open_L[self._logs.open_lanes] = True
+            self._row_store.open_L[:], self.steps_left = False, 0
+            self._row_store.open_L[self._logs.open_lanes] = True
             self._entropy, self.explore = entropy, explore
             self._begun, self._counters, self._finished = reached.tick, reached.counters, reached.finished
             self._publish(reached.tick)
@@ -516,8 +511,8 @@ class RolloutLoop:
     def _drop(self, env_ids: IntArray) -> None:
         """Drop what is stored of the episodes that run in these envs, and count it as lost."""
         eps_ids, counters = self._episodes.eps_id_N[env_ids], self._counters
-        still_open, closed = int(np.count_nonzero(self._open_NA[env_ids])), self._logs.lose(eps_ids)
-        self._open_NA[env_ids] = False
+        still_open, closed = int(np.count_nonzero(self._row_store.open_NA[env_ids])), self._logs.lose(eps_ids)
+        self._row_store.open_NA[env_ids] = False
         counters.closed_steps -= closed
         counters.env_steps_lost += self._episodes.waiting_steps(env_ids)
         counters.agent_steps_lost += closed + still_open
@@ -535,7 +530,7 @@ class RolloutLoop:
         later = self._closed_later(env_step, lanes)
         if later is not None:
             lanes = np.setdiff1d(lanes, later, assume_unique=True)
-        self._end(self._row_builder.build(env_step, lanes, last=True))
+        self._counters.closed_steps += self._row_store.close(self._row_builder.build(env_step, lanes, last=True))
         return later
 
     def _closed_later(self, env_step: EnvStep, lanes: IntArray) -> IntArray | None:
@@ -550,52 +545,12 @@ class RolloutLoop:
         found = lanes[goes_on[self._router.index(env_step.env_ids, lanes)] & self._router.played_by(runners, lanes)]
         return found if len(found) else None
 
-    def _end(self, all_built: Sequence[BuiltRows]) -> None:
-        """Store last rows, which close their lanes' transitions."""
-        unread: list[IntArray] = []
-        for built in all_built:
-            runner, lanes, _, columns, part, _, env_t, ends, shared = built
-            assert ends is not None  # these are last rows
-            acted = self._open_L[lanes]
-            # Agents that ended before they ever acted: the connectors saw their last row, but it closes nothing.
-            if np.count_nonzero(acted) < len(acted):
-                rows = Rows({name: part_of(column, part) for name, column in columns.items()}).take(acted)
-                lanes, ends, env_t = lanes[acted], ends[acted], env_t[acted]
-                columns, part = dict(rows.items()), None
-            if not len(lanes):
-                continue
-            if runner.keeps_rows:
-                runner.log.append(columns, lanes, self._rounds(lanes), env_t, ends, part=part, shared=shared)
-            else:
-                unread.append(lanes)
-            self._open_L[lanes] = False
-            self._counters.closed_steps += len(lanes)
-        if unread:
-            self._count(unread, final=True)
-
-    @property
-    def _round_of_all(self) -> int:
-        """The round that all envs are in; -1 where they are in several."""
-        return int(self.scheduler.round_N[0]) if self.scheduler.all_go_together else -1
-
-    def _rounds(self, lanes: IntArray) -> IntArray | int:
-        """The round that rows of these lanes come in: of each, or of all."""
-        found = self._round_of_all
-        return found if found >= 0 else self.scheduler.round_N[lanes // self._envs.agent_num]
-
-    def _count(self, unread: Sequence[IntArray], *, final: bool) -> None:
-        """Store whose rows came that are not read."""
-        lanes = unread[0] if len(unread) == 1 else np.concatenate(unread)
-        env_id, episodes = lanes // self._envs.agent_num, self._episodes
-        env_t, eps_id = episodes.length_N[env_id], episodes.eps_id_N[env_id]
-        self._logs.unread.count(lanes, self._rounds(lanes), env_t, eps_id, final=final)
-
     def _turn_over(self, env_step: EnvStep) -> None:
         """Finish the episodes that ended, and begin the next ones, also where one was lost."""
         ended = env_ids = env_step.env_ids[env_step.done]
         if np.count_nonzero(env_step.fault):
             env_ids = env_step.env_ids[env_step.done & ~env_step.fault]
-        open_nA = self._open_NA[env_ids]
+        open_nA = self._row_store.open_NA[env_ids]
         if np.count_nonzero(open_nA):
             i, a = np.argwhere(open_nA)[0].tolist()
             raise ContractError(
@@ -653,43 +608,14 @@ class RolloutLoop:
             self._episodes.untrained.update(self._episodes.eps_id_N[env_step.untrained].tolist())
         all_in_place = all_act and (self._episodes.is_static or not self._router.is_shared)
         acting = None if all_in_place else self._router.lanes(env_step.env_ids, env_step.acting)
-        owned = _ENVS_COLUMNS if self._envs.copy and not self._callback_list.follows else ()
-        seen: list[ReadyRows] = []
-        unread: list[IntArray] = []
-        round_all = self._round_of_all
         if later is None:
-            all_built = self._row_builder.build(env_step, acting, last=False)
+            built = self._row_builder.build(env_step, acting, last=False)
         else:
-            all_built = self._row_builder.build_moment(env_step, acting, later)
-            self._end([built for built in all_built if built.missing is not None])
-            all_built = [built for built in all_built if built.missing is None]
-        for built in all_built:
-            runner, lanes, places, columns, part, kept, env_t, _, shared = built
-            if kept is not None:  # no policy is asked about the others; their open rows stay open
-                runner.noops.add(lanes[~kept])
-                lanes = places = lanes[kept]
-                if not len(lanes):
-                    continue
-            rounds = round_all if round_all >= 0 else self._rounds(lanes)
-            given = None
-            if runner.keeps_rows:
-                stored = runner.log.append(columns, lanes, rounds, env_t, part=part, shared=shared)
-                if stored.block is not None and not shared and runner.agent_connectors.is_identity:
-                    given = PolicyRows(columns, part, len(lanes), owned)  # the log has copies
-            else:
-                if shared:
-                    columns = dict(copied_rows(Rows(columns)).items())
-                stored = Moment(lanes, rounds, env_t, False, None, columns, part)
-                unread.append(lanes)
-            ready = ReadyRows(lanes, places, stored, given)
-            seen.append(ready)
-            runner.ready = runner.ready.join(ready) if len(runner.ready.lanes) else ready
-        if seen:
-            places = seen[0].places if len(seen) == 1 else _all_places(seen)
-            self._counters.closed_steps += int(np.count_nonzero(self._open_L[places]))
-            self._open_L[places] = True
-        if unread:
-            self._count(unread, final=False)
+            moment = self._row_builder.build_moment(env_step, acting, later)
+            self._counters.closed_steps += self._row_store.close([one for one in moment if one.missing is not None])
+            built = [one for one in moment if one.missing is None]
+        hands_over = self._envs.copy and not self._callback_list.follows
+        self._counters.closed_steps += self._row_store.wait(built, hands_over=hands_over)
         if self._callback_list.follows:
             self._callback_list.start()
 

@@ -1,0 +1,123 @@
+"""`RowStore`: puts rows that came into the logs of their policies, and notes which lanes are open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.collect.acting.policy_logs import PolicyLogs
+from marlvec.collect.acting.policy_runner import ReadyRows
+from marlvec.collect.acting.row_builder import BuiltRows
+from marlvec.collect.episodes import EpisodeTracker
+from marlvec.collect.scheduling.lockstep import LockstepScheduler
+from marlvec.collect.storage.column_table import COLUMNS
+from marlvec.collect.storage.moment import Moment
+from marlvec.collect.storage.policy_rows import PolicyRows, copied_rows, part_of
+from marlvec.connectors import Rows
+from marlvec.env_ids import Where
+
+__all__ = ["RowStore"]
+
+IntArray = NDArray[np.int64]
+_ENVS_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.from_env)
+
+
+class RowStore:
+    """Stores rows of one moment.
+
+    Args:
+        logs: The policies' logs.
+        episodes: The accounts of the running episodes.
+        scheduler: Knows the rounds that envs are in.
+
+    Attributes:
+        open_L, open_NA: (N * A,) and (N, A) bool, lanes that wait for an action or for its outcome.
+    """
+
+    def __init__(self, logs: PolicyLogs, episodes: EpisodeTracker, scheduler: LockstepScheduler) -> None:
+        self._logs, self._episodes, self._scheduler = logs, episodes, scheduler
+        self.open_L = np.zeros(episodes.policy_NA.size, np.bool_)
+        self.open_NA = self.open_L.reshape(episodes.policy_NA.shape)
+
+    def close(self, all_built: Sequence[BuiltRows]) -> int:
+        """Store last rows; return how many transitions they close."""
+        closed, unread = 0, []
+        for built in all_built:
+            runner, lanes, _, columns, part, _, env_t, missing, shared = built
+            assert missing is not None  # these are last rows
+            acted = self.open_L[lanes]
+            # Agents that ended before they ever acted: the connectors saw their last row, but it closes nothing.
+            if np.count_nonzero(acted) < len(acted):
+                rows = Rows({name: part_of(column, part) for name, column in columns.items()}).take(acted)
+                lanes, missing, env_t = lanes[acted], missing[acted], env_t[acted]
+                columns, part = dict(rows.items()), None
+            if not len(lanes):
+                continue
+            if runner.keeps_rows:
+                runner.log.append(columns, lanes, self._rounds(lanes), env_t, missing, part=part, shared=shared)
+            else:
+                unread.append(lanes)
+            self.open_L[lanes] = False
+            closed += len(lanes)
+        if unread:
+            self._count(unread, final=True)
+        return closed
+
+    def wait(self, all_built: Sequence[BuiltRows], *, hands_over: bool) -> int:
+        """Store rows to act on, and have them wait, ready, for their policies.
+
+        Args:
+            all_built: The rows.
+            hands_over: Whether no other code has the envs' observations, so that a policy may be given those arrays.
+
+        Returns:
+            How many transitions they close.
+        """
+        owned = _ENVS_COLUMNS if hands_over else ()
+        seen: list[ReadyRows] = []
+        unread: list[IntArray] = []
+        for built in all_built:
+            runner, lanes, places, columns, part, kept, env_t, _, shared = built
+            if kept is not None:  # no policy is asked about the others; their open rows stay open
+                runner.noops.add(lanes[~kept])
+                lanes = places = lanes[kept]
+                if not len(lanes):
+                    continue
+            rounds, given = self._rounds(lanes), None
+            if runner.keeps_rows:
+                stored = runner.log.append(columns, lanes, rounds, env_t, part=part, shared=shared)
+                if stored.block is not None and not shared and runner.agent_connectors.is_identity:
+                    given = PolicyRows(columns, part, len(lanes), owned)  # the log has copies
+            else:
+                if shared:
+                    columns = dict(copied_rows(Rows(columns)).items())
+                stored = Moment(lanes, rounds, env_t, False, None, columns, part)
+                unread.append(lanes)
+            ready = ReadyRows(lanes, places, stored, given)
+            seen.append(ready)
+            runner.ready = runner.ready.join(ready) if len(runner.ready.lanes) else ready
+        if unread:
+            self._count(unread, final=False)
+        if not seen:
+            return 0
+        everyone: Where = seen[0].places if len(seen) == 1 else np.concatenate([ready.lanes for ready in seen])
+        closed = int(np.count_nonzero(self.open_L[everyone]))
+        self.open_L[everyone] = True
+        return closed
+
+    def _count(self, unread: Sequence[IntArray], *, final: bool) -> None:
+        """Store whose rows came that are not read."""
+        lanes = unread[0] if len(unread) == 1 else np.concatenate(unread)
+        env_id, episodes = lanes // self.open_NA.shape[1], self._episodes
+        env_t, eps_id = episodes.length_N[env_id], episodes.eps_id_N[env_id]
+        self._logs.unread.count(lanes, self._rounds(lanes), env_t, eps_id, final=final)
+
+    def _rounds(self, lanes: IntArray) -> IntArray | int:
+        """The round that rows of these lanes come in: of all, or (n,) of each."""
+        rounds = self._scheduler.round_N
+        if self._scheduler.all_go_together:
+            return int(rounds[0])
+        found: IntArray = rounds[lanes // self.open_NA.shape[1]]
+        return found
