@@ -103,6 +103,7 @@ class EpisodeTracker:
         eps_id_N: (N,) int64, id of the running episode, or -1; another array each time it changes.
         ended_N: (N,) int64, episodes of an env with smaller ids than this have ended; likewise.
         number_N: (N,) int64, it is the env's n-th episode that runs or ran last; likewise.
+        is_static: Whether every episode is played by the same policies.
         steps_N: (N,) int64, env steps since the collector was made or reset.
         length_N: (N,) int64, env steps made in the running episode.
         turn_L: (N * A,) int64, decisions made in the running episode.
@@ -145,17 +146,13 @@ class EpisodeTracker:
         self._next_id_N = first_id + np.arange(n)  # of each env's next episode
         self.untrained: set[int] = set()
         self._function = mapping if callable(mapping) else None
+        self.is_static = self._function is None
         self._fixed_A: list[int] = []  # each agent's policy where that is fixed
         if callable(mapping):
             _check_arity(mapping)
         else:
             self._fixed_A = self._static(mapping)
             self.policy_NA[:] = self._fixed_A
-
-    @property
-    def is_static(self) -> bool:
-        """Whether every episode is played by the same policies."""
-        return self._function is None
 
     @property
     def mapping(self) -> PolicyMapping:

@@ -15,11 +15,11 @@ from marlvec.collect.acting.policy_router import PolicyRouter
 from marlvec.collect.acting.policy_runner import PolicyRunner, ReadyRows, Selection
 from marlvec.collect.acting.row_builder import RowBuilder
 from marlvec.collect.batch_builder import BatchBuilder
+from marlvec.collect.columns.forms import ColumnForms
 from marlvec.collect.episodes import Episode, EpisodeTracker
 from marlvec.collect.rollout import RolloutLoop
 from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.collect.storage import block_reader, row_log
-from marlvec.collect.storage.columns import ColumnForms
 from marlvec.collect.storage.row_log import RowLog
 from marlvec.connectors import Rows
 from tests.defects.registry import Patch, after, during, found_by

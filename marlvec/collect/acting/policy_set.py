@@ -13,9 +13,9 @@ from marlvec.collect.acting.policy_logs import PolicyLogs
 from marlvec.collect.acting.policy_router import PolicyRouter
 from marlvec.collect.acting.policy_runner import PolicyRunner
 from marlvec.collect.acting.runner_state import get_runner_state, prepare_runner
+from marlvec.collect.columns.forms import ColumnForms
 from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.storage.batch_memory import BatchMemory
-from marlvec.collect.storage.columns import ColumnForms
 from marlvec.collect.storage.row_log import RowLog
 from marlvec.connectors import ActionPipeline, AgentPipeline, Connector, LearnerPipeline, Pipeline
 from marlvec.connectors.pipeline import with_inner

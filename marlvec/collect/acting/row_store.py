@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from marlvec.collect.acting.policy_logs import PolicyLogs
 from marlvec.collect.acting.policy_runner import ReadyRows
 from marlvec.collect.acting.row_builder import BuiltRows
+from marlvec.collect.columns.table import COLUMNS
 from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.scheduling.lockstep import LockstepScheduler
-from marlvec.collect.storage.column_table import COLUMNS
 from marlvec.collect.storage.moment import Moment
 from marlvec.collect.storage.policy_rows import PolicyRows, copied_rows, part_of
 from marlvec.connectors import Rows

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from marlvec.collect.acting.policy_runner import PolicyAnswer, PolicyRunner, ReadyRows
-from marlvec.collect.storage.column_specs import ColumnSpecs
-from marlvec.collect.storage.columns import ColumnForms
-from marlvec.collect.storage.plain_columns import (
+from marlvec.collect.columns.forms import ColumnForms
+from marlvec.collect.columns.plain import (
     columns_from,
     plain_columns,
     plain_rows,
     rows_from,
 )
+from marlvec.collect.columns.specs import ColumnSpecs
 from marlvec.connectors import Rows
 from marlvec.connectors.pipeline import with_inner
 from marlvec.errors import ArgumentError, StateError

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from marlvec.collect.batch import MultiAgentBatch, SampleBatch
-from marlvec.collect.storage.column_specs import ColumnSpecs
-from marlvec.collect.storage.plain_columns import plain_rows, rows_from
+from marlvec.collect.columns.plain import plain_rows, rows_from
+from marlvec.collect.columns.specs import ColumnSpecs
 from marlvec.serialization.state_fields import State, check_fields, number_field
 
 __all__ = ["batch_from", "get_batch_state"]

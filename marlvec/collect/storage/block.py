@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.collect.columns.forms import ROW_COLUMNS, ColumnForm, ColumnForms, Leaves
+from marlvec.collect.columns.table import BOOL, COLUMNS
 from marlvec.collect.storage.batch_memory import BatchMemory
-from marlvec.collect.storage.column_table import BOOL, COLUMNS
-from marlvec.collect.storage.columns import ROW_COLUMNS, ColumnForm, ColumnForms, Leaves
 from marlvec.connectors import Rows
 from marlvec.trees import Tree
 

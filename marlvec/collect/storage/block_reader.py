@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.collect.columns.table import VERSION, Source, names
 from marlvec.collect.storage.batch_memory import BatchMemory
 from marlvec.collect.storage.block import Block
-from marlvec.collect.storage.column_table import VERSION, Source, names
 from marlvec.collect.storage.moment import Answers, Moment
 from marlvec.trees import Tree
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.collect.columns.forms import Leaves
 from marlvec.collect.storage.block import Block
-from marlvec.collect.storage.columns import Leaves
 from marlvec.collect.storage.policy_rows import PolicyRows, copied_rows, part_of
 from marlvec.connectors import Rows
 from marlvec.trees import Tree

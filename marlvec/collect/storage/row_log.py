@@ -21,13 +21,13 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.collect.columns.forms import LATE, ColumnForms, Leaves, order_columns
+from marlvec.collect.columns.plain import columns_from, plain_columns
+from marlvec.collect.columns.table import VERSION, Source, names
 from marlvec.collect.storage.batch_memory import BatchMemory
 from marlvec.collect.storage.block import Block
 from marlvec.collect.storage.block_reader import read_block
-from marlvec.collect.storage.column_table import VERSION, Source, names
-from marlvec.collect.storage.columns import LATE, ColumnForms, Leaves, order_columns
 from marlvec.collect.storage.moment import Answers, Moment
-from marlvec.collect.storage.plain_columns import columns_from, plain_columns
 from marlvec.collect.storage.policy_rows import part_of
 from marlvec.errors import ArgumentError
 from marlvec.serialization.state_fields import State, array_field, check_fields

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marlvec.collect.columns.forms import ColumnForms
 from marlvec.collect.storage.batch_memory import BatchMemory
-from marlvec.collect.storage.columns import ColumnForms
 from marlvec.collect.storage.row_log import RowLog
 from marlvec.connectors import Rows
 from marlvec.errors import ContractError

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.storage.column_specs import ColumnSpecs
-from marlvec.collect.storage.column_table import COLUMNS, Source, names
-from marlvec.collect.storage.plain_columns import columns_from, plain_columns
+from marlvec.collect.columns.plain import columns_from, plain_columns
+from marlvec.collect.columns.specs import ColumnSpecs
+from marlvec.collect.columns.table import COLUMNS, Source, names
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.serialization.state_fields import State, check_fields, flag_field
 from marlvec.trees import Tree, map_tree, to_array, tree_leaves

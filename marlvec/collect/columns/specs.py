@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from marlvec.collect.storage.column_table import COLUMNS, NUMBER
+from marlvec.collect.columns.table import COLUMNS, NUMBER
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import Leaf, SpaceTree
 from marlvec.trees import Tree, to_array, tree_leaves

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from marlvec.collect.storage.plain_columns import columns_from, plain_columns
+from marlvec.collect.columns.plain import columns_from, plain_columns
 from marlvec.connectors import Rows
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.serialization.plain_objects import object_from, plain_object
