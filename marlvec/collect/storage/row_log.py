@@ -430,7 +430,11 @@ class RowLog:
     # --- dropping
 
     def forget(self, numbers: RowNumbers) -> None:
-        """Drop transitions that were handed over or lost, and with them the last rows that nothing leads to."""
+        """Drop transitions that were handed over or lost, and with them the last rows that nothing leads to.
+
+        Args:
+            numbers: Of each lane's closed transitions the first ones.
+        """
         if isinstance(numbers, range):
             self._replace(self._kept.moments[-1:], [])
             return

@@ -242,13 +242,19 @@ class Both:
             table.reshape(-1, AGENTS)[envs] = value
 
     def deliver(self, share: float) -> None:
-        """A batch of all that is closed, or of a part of it."""
+        """A batch of all that is closed, or of what was closed first."""
         self.compare()
         numbers = self.book.closed()
-        numbers = numbers if share > 0.7 else numbers[self.rng.random(len(numbers)) < share]
+        if share > 0.7:
+            chosen: Any = self.log.closed()
+        else:
+            last = int(share * (self.tick + 1)), int(self.rng.integers(self.num_lanes))
+            order = zip(*(part.tolist() for part in self.book.closing_order(numbers)), strict=True)
+            numbers = numbers[np.array([pair <= last for pair in order], np.bool_)]
+            chosen = self.log.closed_until(last)
+            same(chosen, numbers)
         if not len(numbers):
             return
-        chosen = self.log.closed() if share > 0.7 else numbers
         want, stop = self.book.read(numbers, self.unroll)
         got, got_stop = self.log.read(chosen, self.unroll)
         assert got.keys() == want.keys()
