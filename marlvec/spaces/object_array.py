@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector import utils
 from numpy.typing import NDArray
 
-from marlvec.spaces.difference import describe_difference
+from marlvec.spaces.equality import describe_difference
 from marlvec.spaces.tree import SpaceTree
 
 __all__ = ["ObjectArray", "batch_space"]

@@ -15,9 +15,8 @@ from marlvec.envs.adapters.return_values import names_of
 from marlvec.envs.slot import fit
 from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError
-from marlvec.spaces import Leaf, SpaceTree, check_member, snapshot
+from marlvec.spaces import Leaf, Membership, SpaceTree, check_member, membership, snapshot
 from marlvec.spaces.action_masks import read_mask
-from marlvec.vector.validation.value_bounds import Membership, membership
 
 __all__ = ["ValueChecker"]
 

@@ -1,4 +1,4 @@
-"""Whether values of many rows lie in a leaf's space."""
+"""Members of a leaf's space: one value is refused with a message, many rows are told apart at once."""
 
 from __future__ import annotations
 
@@ -11,14 +11,34 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.spaces import Leaf
+from marlvec.errors import ContractError
+from marlvec.spaces.tree import Leaf
 
-__all__ = ["Finite", "Membership", "membership"]
+__all__ = ["Finite", "Membership", "check_member", "membership"]
+
+_SHOWN = 200  # characters of a value in messages
 
 AnyArray = NDArray[Any]
 BoolArray = NDArray[np.bool_]
 _QuickTest = Callable[[AnyArray], bool]
 _Extreme = Callable[..., Any]
+
+
+def check_member(leaf: Leaf, value: Any) -> None:
+    """Refuse a value that the leaf's space does not contain.
+
+    Raises:
+        ContractError: It does not contain it, or it cannot be checked; names the leaf.
+    """
+    doubt = ""
+    try:
+        if leaf.space.contains(value):
+            return
+    except Exception as error:  # gymnasium's own raise on some values of other types
+        doubt = f" (contains() raised {type(error).__name__}: {error})"
+    text = repr(value)
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    raise ContractError(f"{leaf}: expected a member of {leaf.space}, got {shown}{doubt}")
 
 
 class Membership(ABC):
