@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from marlvec.errors import ContractError
-from marlvec.spaces import Leaf, SpaceTree
+from marlvec.spaces import Leaf, SpaceTree, membership
 from marlvec.spaces.equality import Difference, difference, short
 
 __all__ = ["Difference", "difference", "nearly", "outsider", "summed"]
@@ -64,34 +64,14 @@ def _in(leaf: Leaf, value: Any, n: int, exact: bool) -> Difference | None:
         return Difference(leaf.path, (), f"shape {(n, *leaf.shape)}", str(value.shape))
     if value.dtype != leaf.dtype and (exact or not _fits(value, leaf.dtype)):
         return Difference(leaf.path, (), f"dtype {leaf.dtype}", str(value.dtype))
-    wrong = np.argwhere(~_contained(leaf, value))
-    if not len(wrong):
+    members, everywhere = membership(leaf, in_buffer=False), np.ones((n, 1), np.bool_)
+    if members is None or (good := members.rows(value[:, None], everywhere)).all():
         return None
-    at = tuple(wrong[0].tolist())
-    return Difference(leaf.path, at, _bounds(leaf, at[1:]), str(value[at]))
+    row = int(np.argmin(good))
+    return Difference(leaf.path, (row,), *members.refuse(value[row, ...]))
 
 
 def _fits(value: NDArray[Any], dtype: np.dtype[Any]) -> bool:
     return np.can_cast(value.dtype, dtype, "same_kind") and bool(
         (value.astype(dtype) == value).all() or dtype.kind == "f"
     )
-
-
-def _contained(leaf: Leaf, value: NDArray[Any]) -> NDArray[np.bool_]:
-    space = leaf.space
-    if isinstance(space, Box):
-        inside: NDArray[np.bool_] = (value >= space.low) & (value <= space.high)
-        return inside
-    if isinstance(space, (Discrete, MultiDiscrete)):
-        sizes = space.n if isinstance(space, Discrete) else space.nvec
-        inside = (value >= space.start) & (value < space.start + sizes)
-        return inside
-    if isinstance(space, MultiBinary):
-        return np.isin(value, (0, 1))
-    return np.array([space.contains(one) for one in value], np.bool_)
-
-
-def _bounds(leaf: Leaf, at: tuple[int, ...]) -> str:
-    if isinstance(leaf.space, Box):
-        return f"a number from {leaf.space.low[at]} to {leaf.space.high[at]}"
-    return f"a member of {leaf.space}"
