@@ -16,7 +16,7 @@ from marlvec.envs.autoreset import AutoresetMode
 from marlvec.envs.spec import COMMON, AgentGroup
 from marlvec.errors import ActionError, ArgumentError, ContractError
 from marlvec.interop.rows.infos import merged
-from marlvec.interop.rows.view_checks import check_view, render_mode_of, value_at
+from marlvec.interop.rows.view_checks import check_view, render_mode_of, value_at, viewed
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.vector.data.infos import infos_to_list
@@ -97,11 +97,7 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
             MarlvecError: As `marlvec.make`.
         """
         envs = make(env, 1, backend=backend, autoreset_mode="disabled", **kwargs)
-        try:
-            return cls(envs)
-        except BaseException:
-            envs.close()
-            raise
+        return viewed(cls, envs)
 
     def observation_space(self, agent: str) -> Space[Any]:
         """One agent's observation space, the same object each time."""
