@@ -10,12 +10,13 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.leaf_spaces import map_space, space_summary
+from marlvec.connectors._support.leaf_spaces import space_summary
 from marlvec.connectors.connector import AgentConnector
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
 from marlvec.spaces.action_masks import choice_sizes
+from marlvec.spaces.tree import map_space
 
 __all__ = ["check_keys", "is_below", "LeafPlan", "LeafwiseObs", "append_to_obs", "appended_space", "OneHot"]
 
