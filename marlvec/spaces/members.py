@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from marlvec.errors import ContractError
 from marlvec.spaces.tree import Leaf
 
-__all__ = ["Contained", "Finite", "Membership", "check_member", "membership"]
+__all__ = ["Contained", "Finite", "Membership", "check_member", "fit", "membership"]
 
 _SHOWN = 200  # characters of a value in messages
 
@@ -50,6 +50,26 @@ def _refusal(space: Space[Any], value: Any) -> Refusal | None:
     text = repr(value)
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
     return f"a member of {space}", f"{shown}{doubt}"
+
+
+def fit(row: AnyArray, value: Any, where: Leaf | str) -> AnyArray:
+    """Make an array of a value that can be assigned to its row, refusing what numpy would broadcast or convert."""
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # a ragged list, an object that refuses to become an array, each with its own error
+        raise ContractError(f"{where}: expected shape {row.shape}, got no array at all ({error})") from None
+    if array.shape != row.shape:
+        raise ContractError(f"{where}: expected shape {row.shape}, got {array.shape}")
+    if not array.size or np.can_cast(array.dtype, row.dtype, "safe"):
+        return array
+    if array.dtype.kind in "iub" and row.dtype.kind in "iub":
+        cast = array.astype(row.dtype)
+        if np.array_equal(cast, array):
+            return cast
+        raise ContractError(f"{where}: the value {value!r} does not fit dtype {row.dtype}")
+    if array.dtype.kind in "iubf" and row.dtype.kind == "f":
+        return array
+    raise ContractError(f"{where}: expected dtype {row.dtype}, got {array.dtype}, which would change the value")
 
 
 class Membership(ABC):

@@ -14,9 +14,9 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
-from marlvec.envs.slot import fit
 from marlvec.errors import ContractError
 from marlvec.spaces.action_masks import choice_sizes, count_choices, read_mask
+from marlvec.spaces.members import fit
 from marlvec.spaces.tree import has_arrays
 from marlvec.testing.env_checks.report import Place, leaf, short
 
