@@ -17,6 +17,7 @@ from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, SerialisationError, StateError
 from marlvec.serialization.name_table import CLASSES
 from marlvec.serialization.values import Config, decode, encode
+from marlvec.spaces.equality import difference
 
 __all__ = ["ActionConnector", "AgentConnector", "Connector", "EnvIds", "LearnerConnector", "State"]
 
@@ -258,7 +259,7 @@ class Connector(ABC):
 
     def __repr__(self) -> str:
         defaults = signature_of(type(self).__init__).parameters
-        changed = (f"{k}={_shown(v)}" for k, v in self.params().items() if not _same(v, defaults[k].default))
+        changed = (f"{k}={_shown(v)}" for k, v in self.params().items() if difference(v, defaults[k].default))
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def _not_set_up(self) -> StateError:
@@ -319,7 +320,3 @@ class LearnerConnector(Connector):
 
 def _shown(value: Any) -> str:
     return str(value.__name__) if inspect.isroutine(value) else repr(value)  # not its address
-
-
-def _same(value: Any, default: Any) -> bool:
-    return value is default or (type(value) is type(default) and bool(value == default))

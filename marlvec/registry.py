@@ -16,16 +16,7 @@ import gymnasium
 
 from marlvec.arguments import whole_number
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.making.catalog import (
-    ENVPOOL,
-    OPENSPIEL,
-    VMAS,
-    catalog,
-    envpool_entry,
-    gymnasium_entry,
-    openspiel_entry,
-    vmas_entry,
-)
+from marlvec.envs.making.catalog import LIBRARIES, catalog, gymnasium_entry, library_entry
 from marlvec.envs.making.factory import EnvEntry, EnvFactory, builder_hint
 from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, UnknownEnvError
 
@@ -35,12 +26,6 @@ _ID = re.compile(r"[\w.-]+(/[\w.-]+)*")
 _ENTRY_POINT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _VERSION = re.compile(r"(.+)[_-]v(\d+)")
 _GYMNASIUM = "gymnasium/"
-_OPEN_NAMESPACES: Mapping[str, Callable[[str], EnvEntry]] = {
-    ENVPOOL: envpool_entry,
-    OPENSPIEL: openspiel_entry,
-    VMAS: vmas_entry,
-}
-"""Namespaces whose libraries know their ids; whether there is such an env shows when it is built."""
 EnvLike = str | Callable[..., Any] | EnvFactory
 """What stands for an env: a registered id, ``"module:attr"``, ``"FILE.py:attr"``, a class, a factory."""
 _entries: dict[str, EnvEntry] = {entry.id: entry for entry in catalog()}
@@ -210,9 +195,9 @@ def _find(name: str) -> EnvEntry:
     """Look up an id, whole or shortened."""
     if name in _entries:
         return _entries[name]
-    for namespace, entry_of in _OPEN_NAMESPACES.items():
-        if name.startswith(f"{namespace}/"):
-            return entry_of(name.removeprefix(f"{namespace}/"))
+    family, _, own_name = name.partition("/")
+    if own_name and family in LIBRARIES:
+        return library_entry(family, own_name)
     wanted, version = _split(name)
     matches = []
     for entries in _by_name().get(wanted, {}).values():

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
+from marlvec.spaces.action_masks import choice_sizes, pick_allowed
 
 __all__ = ["SpaceSampler"]
 
@@ -38,7 +39,8 @@ class SpaceSampler:
     def __init__(self, tree: SpaceTree) -> None:
         self._tree = tree
         self._draws = [_draw_of(leaf) for leaf in tree.leaves]
-        self._choices = _choices(tree.space)
+        space = tree.space
+        self._choices = choice_sizes(space) if isinstance(space, (Discrete, MultiDiscrete)) else None
 
     def sample(self, rng: Generator, n: int, mask: BoolArray | None = None, where: Where = "row {}".format) -> Any:
         """Draw n members.
@@ -63,37 +65,16 @@ class SpaceSampler:
 
     def _choose_allowed(self, rng: Generator, mask: BoolArray, sizes: AnyArray, where: Where) -> AnyArray:
         leaf = self._tree.leaves[0]
-        bounds = np.concatenate([[0], np.cumsum(sizes.ravel())])
+        bounds = np.concatenate([[0], np.cumsum(sizes)])
         if mask.shape[1] != bounds[-1]:
             raise ContractError(
                 f"an action mask has {mask.shape[1]} entries, the action space has {bounds[-1]} choices"
             )
-        dims = [_choose(rng, mask[:, low:high], where) for low, high in pairwise(bounds.tolist())]
+        dims = [pick_allowed(mask[:, low:high], rng.integers, where) for low, high in pairwise(bounds.tolist())]
         drawn = dims[0] if not leaf.shape else np.stack(dims, axis=1).reshape(len(mask), *leaf.shape)
         space: Any = leaf.space
         chosen: AnyArray = (drawn + space.start).astype(leaf.dtype, copy=False)
         return chosen
-
-
-def _choices(space: Space[Any]) -> AnyArray | None:
-    """Number of choices in each dimension of a space that can have a mask."""
-    if isinstance(space, Discrete):
-        return np.asarray([space.n])
-    return np.asarray(space.nvec) if isinstance(space, MultiDiscrete) else None
-
-
-def _choose(rng: Generator, mask: BoolArray, where: Where) -> AnyArray:
-    """Position of one allowed entry per row: (n,) int64."""
-    count = mask.sum(axis=1)
-    if not count.all():
-        row = int(np.flatnonzero(count == 0)[0])
-        raise ContractError(
-            f"the action mask of {where(row)} allows nothing; an agent that must act needs one action at least"
-        )
-    # The k-th allowed entry is the first whose running count exceeds k.
-    k = rng.integers(count)
-    chosen: AnyArray = np.argmax(np.cumsum(mask, axis=1) > k[:, None], axis=1)
-    return chosen
 
 
 def _draw_of(leaf: Leaf) -> _Draw:

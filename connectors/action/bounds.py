@@ -10,11 +10,11 @@ from gymnasium.spaces import Box, Space
 from numpy.typing import NDArray
 
 from marlvec.connectors._support.executed_actions import ExecutedActions
-from marlvec.connectors._support.leaf_spaces import map_space
 from marlvec.connectors.connector import ActionConnector
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
+from marlvec.spaces.tree import map_space
 from marlvec.trees import Tree
 
 __all__ = ["FloatBoxes", "ClipActions", "UnsquashActions"]

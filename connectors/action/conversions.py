@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Discrete, Space
 
-from marlvec.connectors._support.leaf_spaces import map_space
 from marlvec.connectors.action.valid_actions import Choices
 from marlvec.connectors.connector import ActionConnector
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
+from marlvec.spaces.tree import map_space
 from marlvec.trees import Tree, _typed, map_tree, to_array
 
 __all__ = ["ToNumpy", "ReadOnlyActions", "MapActions", "PadActions"]

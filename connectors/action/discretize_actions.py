@@ -10,12 +10,12 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.leaf_spaces import map_space
 from marlvec.connectors.action.valid_actions import Choices
 from marlvec.connectors.connector import ActionConnector
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
+from marlvec.spaces.tree import map_space
 
 __all__ = ["DiscretizeActions"]
 

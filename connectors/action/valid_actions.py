@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from marlvec.connectors.action.bounds import FloatBoxes
 from marlvec.connectors.connector import ActionConnector
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
+from marlvec.spaces.action_masks import choice_sizes, pick_allowed
 
 __all__ = ["row_name", "Choices", "MaskInvalid", "ReplaceNaN"]
 
@@ -49,7 +51,7 @@ class Choices:
         self._shape = tuple(int(n) for n in space.shape or ())
         self._dtype = np.dtype(space.dtype)
         self._start = np.asarray(space.start, np.int64)
-        self.sizes: IntArray = np.asarray(space.n if isinstance(space, Discrete) else space.nvec, np.int64).ravel()
+        self.sizes: IntArray = choice_sizes(space)
         self._bounds = np.concatenate([[0], np.cumsum(self.sizes)])
 
     @classmethod
@@ -112,20 +114,15 @@ class Choices:
             ContractError: The mask allows nothing in a dimension; names the row.
         """
         if mask is None:
-            return (uniform_nD * self.sizes).astype(np.int64)
+            return _scaled(uniform_nD, self.sizes)
         out = np.empty(uniform_nD.shape, np.int64)
         for d, (low, high) in enumerate(pairwise(self._bounds.tolist())):
-            running = np.cumsum(mask[:, low:high], axis=1)
-            count = running[:, -1]
-            if not count.all():
-                i = int(np.flatnonzero(count == 0)[0])
-                raise ContractError(
-                    f"the action mask of {name(i)} allows nothing; an agent that must act needs one action at least"
-                )
-            # The k-th allowed choice is the first whose running count exceeds k.
-            k = (uniform_nD[:, d] * count).astype(np.int64)
-            out[:, d] = np.argmax(running > k[:, None], axis=1)
+            out[:, d] = pick_allowed(mask[:, low:high], partial(_scaled, uniform_nD[:, d]), name)
         return out
+
+
+def _scaled(uniform: NDArray[np.float64], sizes: IntArray) -> IntArray:
+    return (uniform * sizes).astype(np.int64)
 
 
 class MaskInvalid(ActionConnector):

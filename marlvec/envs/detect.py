@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import gymnasium
@@ -10,6 +11,7 @@ from gymnasium.spaces import Space
 
 from marlvec.arguments import check_choice, signature_of
 from marlvec.envs.adapters.aec import AECAdapter
+from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.adapters.gymnasium import GymnasiumAdapter
 from marlvec.envs.adapters.joint import AGENTS, JointAdapter, has_joint_spaces
 from marlvec.envs.adapters.parallel import ParallelAdapter
@@ -18,8 +20,6 @@ from marlvec.envs.env import MultiAgentEnv
 from marlvec.errors import ArgumentError, ContractError
 
 __all__ = ["adapt"]
-
-_Kind = ParallelAdapter | AECAdapter | GymnasiumAdapter | JointAdapter | RLlibAdapter
 
 
 def adapt(env: Any, *, agents: str = "auto", lenient: bool = False) -> MultiAgentEnv:
@@ -54,17 +54,7 @@ def adapt(env: Any, *, agents: str = "auto", lenient: bool = False) -> MultiAgen
         return env
     if env is None or isinstance(env, (type, gymnasium.vector.VectorEnv)):
         _refuse(env)
-    adapter = _by_class(env)
-    if adapter in (None, RLlibAdapter) and _is_functional(env):  # JaxMARL's base class is called as RLlib's is
-        name = type(env).__name__
-        raise ContractError(
-            f"{name}.step(): expected a method that takes actions, got one that takes the state, too: {name} is a "
-            f"functional JAX env, as those of JaxMARL are, which marlvec does not take yet; write a PettingZoo "
-            f"ParallelEnv around it that keeps key and state as attributes"
-        )
-    adapter = adapter or _by_look(env)
-    if adapter is None:
-        _refuse(env)
+    adapter = next((adapter for matches, adapter in _KINDS if matches(env)), _refuse)
     if adapter is GymnasiumAdapter and has_joint_spaces(env, agents):
         adapter = JointAdapter
     elif agents != "auto" and adapter is not GymnasiumAdapter:
@@ -76,36 +66,24 @@ def adapt(env: Any, *, agents: str = "auto", lenient: bool = False) -> MultiAgen
     return made
 
 
-def _by_class(env: Any) -> type[_Kind] | None:
-    # An env derives from a library's base class only if that library is loaded, so nothing need be imported for it.
+def _derives_from(env: Any, name: str) -> bool:
+    """Return whether an env is of PettingZoo's base class of that name, which need not be imported to find out."""
     pettingzoo = sys.modules.get("pettingzoo.utils.env")
-    if pettingzoo is not None:
-        if isinstance(env, pettingzoo.ParallelEnv):
-            return ParallelAdapter
-        if isinstance(env, pettingzoo.AECEnv):
-            return AECAdapter
-    # RLlib's base class derives from gymnasium.Env, so it comes first.
+    return pettingzoo is not None and isinstance(env, getattr(pettingzoo, name))
+
+
+def _derives_from_rllib(env: Any) -> bool:
     inner = env.unwrapped if isinstance(env, gymnasium.Env) else env
-    if any(base.__name__ == "MultiAgentEnv" for base in type(inner).__mro__):
-        return RLlibAdapter
-    return GymnasiumAdapter if isinstance(env, gymnasium.Env) else None
+    return any(base.__name__ == "MultiAgentEnv" for base in type(inner).__mro__)
 
 
-def _by_look(env: Any) -> type[_Kind] | None:
-    if not (callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None))):
-        return None
-    if all(callable(getattr(env, name, None)) for name in ("last", "observe", "agent_iter")):
-        return AECAdapter
-    space = getattr(env, "observation_space", None)
-    if callable(space) and not isinstance(space, Space) and hasattr(env, "possible_agents"):
-        return ParallelAdapter
-    keyed = ("possible_agents", "_agent_ids", "get_agent_ids", "get_observation_space", "observation_spaces")
-    if any(hasattr(env, name) for name in keyed):
-        return RLlibAdapter
-    if isinstance(space, Space) and isinstance(getattr(env, "action_space", None), Space):
-        return GymnasiumAdapter
-    # One space per agent, and no list of the agents: the adapter's error says what is missing.
-    return ParallelAdapter if callable(space) and callable(getattr(env, "action_space", None)) else None
+def _has_methods(env: Any, *names: str) -> bool:
+    found = [getattr(env, name, None) for name in names]
+    return all(callable(method) and not isinstance(method, Space) for method in found)
+
+
+def _has_spaces(env: Any) -> bool:
+    return all(isinstance(getattr(env, f"{kind}_space", None), Space) for kind in ("observation", "action"))
 
 
 def _is_functional(env: Any) -> bool:
@@ -118,6 +96,15 @@ def _is_functional(env: Any) -> bool:
     except (AttributeError, TypeError, ValueError):
         return False
     return bool({"key", "rng", "rng_key"} & set(reset)) and len(step) > 1 and bool({"key", "state"} & set(step))
+
+
+def _refuse_functional(env: Any) -> NoReturn:
+    name = type(env).__name__
+    raise ContractError(
+        f"{name}.step(): expected a method that takes actions, got one that takes the state, too: {name} is a "
+        f"functional JAX env, as those of JaxMARL are, which marlvec does not take yet; write a PettingZoo "
+        f"ParallelEnv around it that keeps key and state as attributes"
+    )
 
 
 def _refuse_agents(agents: str, why: str) -> NoReturn:
@@ -141,3 +128,23 @@ def _refuse(env: Any) -> NoReturn:
         "RLlib-style (observation_spaces or get_observation_space(agent), step(dict) with '__all__'); "
         f"or a marlvec.envs MultiAgentEnv. Got {got}"
     )
+
+
+_KEYED = ("possible_agents", "_agent_ids", "get_agent_ids", "get_observation_space", "observation_spaces")
+_KINDS: Sequence[tuple[Callable[[Any], bool], Callable[[Any], Adapter]]] = (
+    # What an env derives from; RLlib's base class derives from gymnasium.Env, and JaxMARL's is called as RLlib's is.
+    (lambda env: _derives_from(env, "ParallelEnv"), ParallelAdapter),
+    (lambda env: _derives_from(env, "AECEnv"), AECAdapter),
+    (lambda env: not isinstance(env, gymnasium.Env) and _is_functional(env), _refuse_functional),
+    (_derives_from_rllib, RLlibAdapter),
+    (lambda env: isinstance(env, gymnasium.Env), GymnasiumAdapter),
+    # What it looks like.
+    (lambda env: not _has_methods(env, "reset", "step"), _refuse),
+    (lambda env: _has_methods(env, "last", "observe", "agent_iter"), AECAdapter),
+    (lambda env: _has_methods(env, "observation_space") and hasattr(env, "possible_agents"), ParallelAdapter),
+    (lambda env: any(hasattr(env, name) for name in _KEYED), RLlibAdapter),
+    (_has_spaces, GymnasiumAdapter),
+    # One space per agent, and no list of the agents: the adapter's error says what is missing.
+    (lambda env: _has_methods(env, "observation_space", "action_space"), ParallelAdapter),
+)
+"""What recognises a kind of env, and its adapter; the first that fits counts."""

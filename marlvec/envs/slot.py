@@ -13,9 +13,10 @@ from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ContractError
 from marlvec.spaces import Leaf, SpaceTree, check_member, check_size, snapshot
 from marlvec.spaces.action_masks import read_mask
+from marlvec.spaces.members import fit
 from marlvec.spaces.padding import Crop, cut
 
-__all__ = ["Slot", "fit", "ActionReader", "ObjectCells"]
+__all__ = ["Slot", "ActionReader", "ObjectCells"]
 
 AnyArray = NDArray[Any]
 
@@ -295,26 +296,6 @@ class Slot:
             for a, action in zip(agents, reader.read(), strict=True):
                 out[a] = action
         return out
-
-
-def fit(row: AnyArray, value: Any, where: Leaf | str) -> AnyArray:
-    """Make an array of a value that can be assigned to its row, refusing what numpy would broadcast or convert."""
-    try:
-        array = np.asarray(value)
-    except Exception as error:  # a ragged list, an object that refuses to become an array, each with its own error
-        raise ContractError(f"{where}: expected shape {row.shape}, got no array at all ({error})") from None
-    if array.shape != row.shape:
-        raise ContractError(f"{where}: expected shape {row.shape}, got {array.shape}")
-    if not array.size or np.can_cast(array.dtype, row.dtype, "safe"):
-        return array
-    if array.dtype.kind in "iub" and row.dtype.kind in "iub":
-        cast = array.astype(row.dtype)
-        if np.array_equal(cast, array):
-            return cast
-        raise ContractError(f"{where}: the value {value!r} does not fit dtype {row.dtype}")
-    if array.dtype.kind in "iubf" and row.dtype.kind == "f":
-        return array
-    raise ContractError(f"{where}: expected dtype {row.dtype}, got {array.dtype}, which would change the value")
 
 
 def _cell(row: AnyArray) -> memoryview | None:

@@ -120,8 +120,8 @@ class EnvSpec:
 
     def _alike(self, a: int, b: int) -> bool:
         return (
-            _are_equal(self.observation_spaces[a], self.observation_spaces[b])
-            and _are_equal(self.action_spaces[a], self.action_spaces[b])
+            describe_difference(self.observation_spaces[a], self.observation_spaces[b]) is None
+            and describe_difference(self.action_spaces[a], self.action_spaces[b]) is None
             and self.mask_sizes[a] == self.mask_sizes[b]
         )
 
@@ -204,10 +204,6 @@ class EnvSpec:
             original_observation_spaces=widen_all(self.original_observation_spaces, other.original_observation_spaces),
             original_action_spaces=widen_all(self.original_action_spaces, other.original_action_spaces),
         )
-
-
-def _are_equal(a: Space[Any], b: Space[Any]) -> bool:
-    return a is b or describe_difference(a, b) is None
 
 
 def _outline(space: Space[Any]) -> Hashable:

@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from marlvec.errors import ArgumentError
 from marlvec.interop.rows.driver import RowDriver
-from marlvec.interop.rows.view_checks import render_mode_of
+from marlvec.interop.rows.view_checks import render_mode_of, viewed
 from marlvec.making import make
 from marlvec.vector.vector_env import VectorEnv
 
@@ -138,7 +138,7 @@ def pettingzoo_env_to_vec_env_v1(parallel_env: Any) -> SuperSuitVecEnv:
     Raises:
         ArgumentError: Its agents have different spaces.
     """
-    return _viewed(make(lambda: parallel_env, 1, backend="sync"), parallel_env)
+    return viewed(SuperSuitVecEnv, make(lambda: parallel_env, 1, backend="sync"), parallel_env)
 
 
 def concat_vec_envs_v1(
@@ -173,14 +173,14 @@ def concat_vec_envs_v1(
     workers = {"backend": "async", "num_workers": min(num_cpus, num_vec_envs)} if num_cpus else {"backend": "sync"}
     envs = make(factories, num_vec_envs, **workers)
     if base_class == "gymnasium":
-        return _viewed(envs, flag_dtype=np.bool_ if min(num_cpus, num_vec_envs) > 1 else np.uint8)
-    try:
-        from marlvec.interop.sb3.vec_env import SB3VecEnv
+        return viewed(SuperSuitVecEnv, envs, flag_dtype=np.bool_ if min(num_cpus, num_vec_envs) > 1 else np.uint8)
+    return viewed(_of_sb3, envs)
 
-        return SB3VecEnv(envs)
-    except BaseException:
-        envs.close()
-        raise
+
+def _of_sb3(envs: VectorEnv) -> SB3VecEnv:
+    from marlvec.interop.sb3.vec_env import SB3VecEnv
+
+    return SB3VecEnv(envs)
 
 
 def _env_of(vec_env: Any) -> Any:
@@ -196,11 +196,3 @@ def _env_of(vec_env: Any) -> Any:
     else:
         got = f"{type(vec_env).__name__}: call pettingzoo_env_to_vec_env_v1(env) first"
     raise ArgumentError(f"vec_env: expected what pettingzoo_env_to_vec_env_v1() gave, or a Gymnasium env, got {got}")
-
-
-def _viewed(envs: VectorEnv, par_env: Any = None, flag_dtype: DTypeLike = np.uint8) -> SuperSuitVecEnv:
-    try:
-        return SuperSuitVecEnv(envs, par_env, flag_dtype=flag_dtype)
-    except BaseException:
-        envs.close()
-        raise

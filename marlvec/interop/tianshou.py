@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from marlvec.envs.autoreset import AutoresetMode
 from marlvec.envs.spec import COMMON
 from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExtraError
-from marlvec.interop.rows.view_checks import check_view, one_group, value_at
+from marlvec.interop.rows.view_checks import check_view, one_group, value_at, viewed
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.vector.data.infos import infos_to_list
@@ -73,11 +73,7 @@ class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is
             MarlvecError: As `marlvec.make`, and as the constructor.
         """
         envs = make(env, num_envs, autoreset_mode="disabled", **kwargs)
-        try:
-            return cls(envs)
-        except BaseException:
-            envs.close()
-            raise
+        return viewed(cls, envs)
 
     def get_env_attr(self, key: str, id: Ids = None) -> list[Any]:
         """Per row: its space, or an attribute of its env."""

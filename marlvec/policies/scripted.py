@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -15,6 +15,7 @@ from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, StateError
 from marlvec.policies.policy import Policy, PolicyOutput, PolicyState
 from marlvec.spaces import Leaf, SpaceTree
+from marlvec.spaces.members import fit
 from marlvec.trees import map_tree
 
 __all__ = ["Memory", "Script", "ScriptedPolicy"]
@@ -133,20 +134,12 @@ class ScriptedPolicy(Policy):
 
     def _leaves(self, tree: SpaceTree, action: Any, where: str) -> list[Any]:
         try:
-            values = tree.flatten(action)
+            return [
+                value if leaf.is_object else fit(leaf.blank(), value, leaf)
+                for leaf, value in zip(tree.leaves, tree.flatten(action), strict=True)
+            ]
         except ContractError as error:
             raise self._bad(action, where) from error
-        return [value if leaf.is_object else self._fit(leaf, value, where) for leaf, value in _pairs(tree, values)]
-
-    def _fit(self, leaf: Leaf, value: Any, where: str) -> NDArray[Any]:
-        try:
-            array = np.asarray(value)
-        except ValueError as error:  # a ragged list
-            raise self._bad(value, where) from error
-        fits = array.shape == leaf.shape and np.can_cast(array.dtype, leaf.dtype, "same_kind")
-        if not fits or (leaf.dtype.kind in "iub" and not np.array_equal(array.astype(leaf.dtype), array)):
-            raise self._bad(value, where)
-        return array
 
     def _bad(self, action: Any, where: str) -> ContractError:
         assert self._tree is not None  # its leaves were just looked at
@@ -167,10 +160,6 @@ class ScriptedPolicy(Policy):
 
     def __repr__(self) -> str:
         return f"ScriptedPolicy({getattr(self.script, '__name__', repr(self.script))})"
-
-
-def _pairs(tree: SpaceTree, values: Sequence[Any]) -> zip[tuple[Leaf, Any]]:
-    return zip(tree.leaves, values, strict=True)
 
 
 def _stack(leaf: Leaf, values: list[Any]) -> NDArray[Any]:

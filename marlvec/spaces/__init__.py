@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from marlvec.spaces.difference import describe_difference
+from marlvec.spaces.equality import describe_difference
+from marlvec.spaces.members import Contained, Finite, Membership, check_member, membership
 from marlvec.spaces.object_array import ObjectArray, batch_space
-from marlvec.spaces.object_values import MAX_BYTES, check_member, check_size, own_objects, pack, snapshot, unpack
+from marlvec.spaces.object_values import MAX_BYTES, check_size, own_objects, pack, snapshot, unpack
 from marlvec.spaces.tree import Leaf, SpaceTree
 
 __all__ = [
     "MAX_BYTES",
+    "Contained",
+    "Finite",
     "Leaf",
+    "Membership",
     "ObjectArray",
     "SpaceTree",
     "batch_space",
     "check_member",
     "check_size",
     "describe_difference",
+    "membership",
     "own_objects",
     "pack",
     "snapshot",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,29 @@ from numpy.typing import NDArray
 from marlvec.errors import ContractError
 from marlvec.spaces.tree import has_arrays
 
-__all__ = ["count_choices", "find_forbidden", "own_choices", "read_mask", "split_action_mask"]
+__all__ = [
+    "choice_sizes",
+    "count_choices",
+    "find_forbidden",
+    "own_choices",
+    "pick_allowed",
+    "read_mask",
+    "split_action_mask",
+]
 
 _FORMS = "bools, or zeros and ones, one per choice"
 
 
 def count_choices(action_space: Space[Any]) -> int | None:
     """Length of a mask over an action space; None where the actions are no choices."""
-    if not has_arrays(action_space):
+    if not isinstance(action_space, (Discrete, MultiDiscrete)) or not has_arrays(action_space):
         return None
-    if isinstance(action_space, Discrete):
-        return int(action_space.n)
-    return int(action_space.nvec.sum()) if isinstance(action_space, MultiDiscrete) else None
+    return int(np.sum(action_space.n if isinstance(action_space, Discrete) else action_space.nvec))
+
+
+def choice_sizes(space: Discrete | MultiDiscrete) -> NDArray[np.int64]:
+    """Return the number of choices of each dimension, (D,): of a Discrete D = 1."""
+    return np.asarray(space.n if isinstance(space, Discrete) else space.nvec, np.int64).ravel()
 
 
 def read_mask(value: Any) -> NDArray[np.bool_]:
@@ -73,13 +85,41 @@ def find_forbidden(space: Space[Any], actions: NDArray[Any], mask: NDArray[np.bo
         (…) bool. False where an action does not lie in the space.
     """
     assert isinstance(space, (Discrete, MultiDiscrete))
-    sizes = np.atleast_1d(space.n if isinstance(space, Discrete) else space.nvec.ravel())
+    sizes = choice_sizes(space)
     choices = (actions - space.start).reshape(*mask.shape[:-1], len(sizes)).astype(np.int64)
     are_members = (choices >= 0) & (choices < sizes)
     places = np.where(are_members, choices, 0) + (np.cumsum(sizes) - sizes)
     allowed = np.take_along_axis(mask, places, -1)
     forbidden: NDArray[np.bool_] = np.asarray(are_members.all(-1)) & ~np.asarray(allowed.all(-1))
     return forbidden
+
+
+def pick_allowed(
+    mask: NDArray[np.bool_], pick: Callable[[NDArray[np.int64]], NDArray[np.int64]], where: Callable[[int], str]
+) -> NDArray[np.int64]:
+    """Pick an allowed choice of one dimension in each row.
+
+    Args:
+        mask: (n, k) bool.
+        pick: Is given how many choices are allowed in each row, (n,), and returns which of them is picked, from 0.
+        where: Names row i in messages.
+
+    Returns:
+        (n,) choices.
+
+    Raises:
+        ContractError: A row allows nothing; names it.
+    """
+    running = np.cumsum(mask, axis=1, dtype=np.int64)
+    count = running[:, -1]
+    if not count.all():
+        row = int(np.flatnonzero(count == 0)[0])
+        raise ContractError(
+            f"the action mask of {where(row)} allows nothing; an agent that must act needs one action at least"
+        )
+    # The k-th allowed choice is the first whose running count exceeds k.
+    chosen: NDArray[np.int64] = np.argmax(running > pick(count)[:, None], axis=1)
+    return chosen
 
 
 def own_choices(own: Space[Any], padded: Space[Any], *, stand_ins: bool = True) -> NDArray[np.bool_]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from copy import deepcopy
 from typing import Any
 
@@ -11,8 +10,8 @@ from gymnasium import spaces
 from gymnasium.vector import utils
 from numpy.typing import NDArray
 
-from marlvec.spaces.difference import describe_difference
-from marlvec.spaces.tree import SpaceTree
+from marlvec.spaces.equality import describe_difference
+from marlvec.spaces.tree import SpaceTree, map_space
 
 __all__ = ["ObjectArray", "batch_space"]
 
@@ -92,11 +91,10 @@ def batch_space(space: spaces.Space[Any], n: int) -> spaces.Space[Any]:
     Leaves without a fixed-size array form become an `ObjectArray`, where Gymnasium has a tuple of n spaces: their
     values keep the axes that all others have.
     """
-    if isinstance(space, spaces.Dict):
-        # An OrderedDict, because Dict sorts the keys of any other; Gymnasium's own batch_space loses their order.
-        return spaces.Dict(OrderedDict((key, batch_space(sub, n)) for key, sub in space.spaces.items()))
-    if isinstance(space, spaces.Tuple):
-        return spaces.Tuple([batch_space(sub, n) for sub in space.spaces])
-    if isinstance(space, ObjectArray):
-        return ObjectArray(space.space, (n, *space.shape))
-    return ObjectArray(space, (n,)) if SpaceTree(space).leaves[0].is_object else utils.batch_space(space, n)
+
+    def batch(leaf: spaces.Space[Any]) -> spaces.Space[Any]:
+        if isinstance(leaf, ObjectArray):
+            return ObjectArray(leaf.space, (n, *leaf.shape))
+        return ObjectArray(leaf, (n,)) if SpaceTree(leaf).leaves[0].is_object else utils.batch_space(leaf, n)
+
+    return map_space(batch, space)  # Gymnasium's own loses the order of a Dict's keys

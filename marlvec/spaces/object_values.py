@@ -1,4 +1,4 @@
-"""Values of spaces without a fixed shape: checked, copied, and bounded in size."""
+"""Values of spaces without a fixed shape: copied, and bounded in size."""
 
 from __future__ import annotations
 
@@ -13,30 +13,12 @@ from numpy.typing import NDArray
 from marlvec.errors import ContractError
 from marlvec.spaces.tree import Leaf
 
-__all__ = ["MAX_BYTES", "check_member", "check_size", "own_objects", "pack", "snapshot", "unpack"]
+__all__ = ["MAX_BYTES", "check_size", "own_objects", "pack", "snapshot", "unpack"]
 
 MAX_BYTES = 16 * 2**20
 """Bytes that the objects may come to which one env hands out, or is handed, at a time."""
 
-_SHOWN = 200  # characters of a value in messages
 _NUMBERS = frozenset({type(None), bool, int, float, complex})
-
-
-def check_member(leaf: Leaf, value: Any) -> None:
-    """Refuse a value that the leaf's space does not contain.
-
-    Raises:
-        ContractError: It does not contain it, or it cannot be checked; names the leaf.
-    """
-    doubt = ""
-    try:
-        if leaf.space.contains(value):
-            return
-    except Exception as error:  # gymnasium's own raise on some values of other types
-        doubt = f" (contains() raised {type(error).__name__}: {error})"
-    text = repr(value)
-    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-    raise ContractError(f"{leaf}: expected a member of {leaf.space}, got {shown}{doubt}")
 
 
 def snapshot(leaf: Leaf, value: Any, *, by_value: bool = False) -> tuple[Any, int]:

@@ -14,7 +14,7 @@ Leaf order is the order of `gymnasium.spaces.Dict` (sorted keys where it was bui
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ContractError
 
-__all__ = ["Leaf", "SpaceTree", "has_arrays"]
+__all__ = ["Leaf", "SpaceTree", "has_arrays", "map_space"]
 
 _ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _KNOWN = frozenset(kind.contains for kind in _ARRAY_SPACES)
 _OBJECT = np.dtype(np.object_)
+AnySpace = spaces.Space[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,16 @@ def _walk(space: spaces.Space[Any], path: str, found: list[Leaf]) -> Any:
     else:
         found.append(Leaf(path, (), _OBJECT, space, is_object=True))
     return len(found) - 1
+
+
+def map_space(function: Callable[[AnySpace], AnySpace], space: AnySpace) -> AnySpace:
+    """Put ``function(leaf)`` in the place of every leaf space; Dicts keep the order of their keys."""
+    if isinstance(space, spaces.Dict):
+        # Pairs, because Dict sorts the keys of a dict.
+        return spaces.Dict([(key, map_space(function, sub)) for key, sub in space.spaces.items()])
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([map_space(function, sub) for sub in space.spaces])
+    return function(space)
 
 
 def has_arrays(space: spaces.Space[Any]) -> bool:

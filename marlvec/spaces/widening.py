@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Space, Tuple
 
 from marlvec.spaces import describe_difference
+from marlvec.spaces.tree import map_space
 
 __all__ = ["describe_incompatibility", "widen"]
 
@@ -38,15 +39,11 @@ def widen(a: Space[Any], b: Space[Any]) -> Space[Any]:
 
 def describe_incompatibility(expected: Space[Any], got: Space[Any]) -> str | None:
     """Say where two spaces first differ in more than the bounds of a Box, or None where they do not."""
-    return describe_difference(_boundless(expected), _boundless(got))
+    return describe_difference(map_space(_boundless, expected), map_space(_boundless, got))
 
 
 def _boundless(space: Space[Any]) -> Space[Any]:
     """The same with the widest bounds that each Box's dtype has."""
-    if isinstance(space, Dict):
-        return Dict([(key, _boundless(sub)) for key, sub in space.spaces.items()])
-    if isinstance(space, Tuple):
-        return Tuple([_boundless(sub) for sub in space.spaces])
     if not isinstance(space, Box):
         return space
     dtype: Any = np.dtype(space.dtype)

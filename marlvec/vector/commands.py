@@ -7,11 +7,11 @@ copy, so that no two envs, nor the caller and an env, come to share an object.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
 from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.making.factory import copy_or_share
 from marlvec.envs.rendering import render_env
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
@@ -84,7 +84,7 @@ class CallMethod:
     def __call__(self, env: MultiAgentEnv) -> Any:
         found = get_attribute(env, self.name)
         if callable(found):
-            return found(*_copy_or_share(self.args), **_copy_or_share(dict(self.kwargs)))
+            return found(*copy_or_share(self.args), **copy_or_share(dict(self.kwargs)))
         if self.args or self.kwargs:
             raise ArgumentError(f"{self.name!r} is not a method but {type(found).__name__}, and takes no arguments")
         return found
@@ -108,7 +108,7 @@ class SetAttribute:
     value: Any
 
     def __call__(self, env: MultiAgentEnv) -> None:
-        set_attribute(env, self.name, _copy_or_share(self.value))
+        set_attribute(env, self.name, copy_or_share(self.value))
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Execute:
             raise ArgumentError(f"exec_func(): expected a function of an env, got {got}")
 
     def __call__(self, env: MultiAgentEnv) -> Any:
-        return self.function(env.unwrapped, *_copy_or_share(self.args), **_copy_or_share(dict(self.kwargs)))
+        return self.function(env.unwrapped, *copy_or_share(self.args), **copy_or_share(dict(self.kwargs)))
 
 
 @dataclass(frozen=True)
@@ -184,13 +184,6 @@ def spread_attribute(name: str, value: Any, n: int) -> list[Command]:
             f"set_attr({name!r}): expected PerEnv with one value for each of {n} envs, got {len(value)}"
         )
     return [SetAttribute(name, one) for one in value.values]
-
-
-def _copy_or_share(value: Any) -> Any:
-    try:
-        return deepcopy(value)
-    except Exception:
-        return value  # a lock, a socket: there is only the one, and its owner meant that one
 
 
 def run_commands(

@@ -123,6 +123,13 @@ def test_actions_of_any_space_are_stacked() -> None:
     assert out["say"].tolist() == ["a", "b", "a"]
 
 
+@pytest.mark.parametrize("space", [Box(0, 255, (2,), np.uint8), Box(0, 1, (2,), np.bool_)], ids=str)
+def test_ints_of_a_list_that_the_dtype_of_the_space_can_hold_are_an_action(space: Box) -> None:
+    actions = made(lambda obs, agent, t, memory: [0, 1], space).act(rows(2))
+    assert actions.dtype == space.dtype
+    assert actions.tolist() == [[0, 1]] * 2
+
+
 @pytest.mark.parametrize("bad", [None, 1.5, [1], "left", {"a": 1}, [[1], [1, 2]], 2**70])
 def test_a_wrong_action_names_the_script_the_env_and_the_agent(bad: Any) -> None:
     def clumsy(obs: Any, agent: int, t: int, memory: Memory) -> Any:

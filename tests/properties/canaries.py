@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from marlvec.envs import slot as action_reader
-from marlvec.envs.adapters import parallel
+from marlvec.envs.adapters import base, return_values
 from marlvec.envs.slot import Slot
 from marlvec.errors import FetchTimeout
 from marlvec.vector import vector_env
@@ -66,13 +66,14 @@ def autoreset_flag_kept_after_an_explicit_reset(patch: Patch) -> None:
 
 @canary
 def rows_in_the_order_of_the_dict(patch: Patch) -> None:
-    mapping = parallel.mapping
+    mapping = return_values.mapping
 
     def by_place(value: Any, env: str, call: str, what: str) -> Any:
         table = mapping(value, env, call, what)
         return dict(zip(sorted(table), table.values(), strict=True)) if what == "observations" else table
 
-    patch.setattr(parallel, "mapping", by_place)
+    for module in (base, return_values):  # in resets, and in steps
+        patch.setattr(module, "mapping", by_place)
 
 
 @canary

@@ -57,11 +57,11 @@ BROKEN: dict[str, list[tuple[type[Connector], str]]] = {
     ],
     "outputs": [(calls.ReturnsItsBuffer, "moment 0, column 'obs' of env 0, agent 0.*as when it was returned")],
     "inside": [
-        (calls.Doubles, "expected a number from -1.0 to 1.0, got"),
+        (calls.Doubles, "expected values in .-1.0, 1.0., got"),
         (calls.Widens, "column 'obs': expected dtype float32, got float64"),
         (calls.Grows, r"expected shape \(12, 3\), got \(12, 6\)"),
-        (calls.PushesTooFar, "column 'actions_for_env' of env .*: expected a number from -1.0 to 1.0, got"),
-        (calls.MakesNaN, "expected a number from -1.0 to 1.0, got .*nan"),
+        (calls.PushesTooFar, "column 'actions_for_env' of env .*: expected values in .-1.0, 1.0., got"),
+        (calls.MakesNaN, "expected values in .-1.0, 1.0., got .*nan"),
     ],
     "repeat": [(calls.DrawsFromTheClock, "RowRandom"), (calls.SharesWithAll, "share nothing between instances")],
     "empty": [

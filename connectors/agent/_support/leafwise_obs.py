@@ -10,11 +10,13 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.leaf_spaces import map_space, space_summary
+from marlvec.connectors._support.leaf_spaces import space_summary
 from marlvec.connectors.connector import AgentConnector
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
+from marlvec.spaces.action_masks import choice_sizes
+from marlvec.spaces.tree import map_space
 
 __all__ = ["check_keys", "is_below", "LeafPlan", "LeafwiseObs", "append_to_obs", "appended_space", "OneHot"]
 
@@ -182,7 +184,5 @@ class OneHot:
 
 def _categories(leaf: Leaf) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Number of categories and the first one, for each entry, raveled."""
-    if isinstance(leaf.space, Discrete):
-        return np.array([leaf.space.n], np.int64), np.array([leaf.space.start], np.int64)
-    assert isinstance(leaf.space, MultiDiscrete)
-    return leaf.space.nvec.ravel().astype(np.int64), leaf.space.start.ravel().astype(np.int64)
+    assert isinstance(leaf.space, (Discrete, MultiDiscrete))
+    return choice_sizes(leaf.space), np.asarray(leaf.space.start, np.int64).ravel()

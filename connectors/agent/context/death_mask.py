@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Space
 
-from marlvec.connectors._support.leaf_spaces import map_space
 from marlvec.connectors.agent._support.history import blank_obs, fixed_size_tree, including_blank
 from marlvec.connectors.agent._support.leafwise_obs import append_to_obs, appended_space
 from marlvec.connectors.connector import AgentConnector
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree
+from marlvec.spaces.tree import map_space
 
 __all__ = ["DeathMask"]
 

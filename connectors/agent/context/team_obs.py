@@ -11,7 +11,6 @@ from gymnasium.spaces import Dict, MultiBinary, Space
 from numpy.typing import NDArray
 
 from marlvec.connectors._support.agent_table import AgentTable, load_tables, save_tables
-from marlvec.connectors._support.leaf_spaces import map_space
 from marlvec.connectors.agent._support.declared_space import (
     DeclaredSpace,
     SpaceRule,
@@ -24,6 +23,7 @@ from marlvec.connectors.connector import AgentConnector, EnvIds, State
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree
+from marlvec.spaces.tree import map_space
 from marlvec.trees import Tree
 
 __all__ = ["TeamObs"]

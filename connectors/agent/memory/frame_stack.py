@@ -10,11 +10,11 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from numpy.typing import NDArray
 
 from marlvec.connectors._support.agent_table import AgentTable, Tables, load_tables, save_tables
-from marlvec.connectors._support.leaf_spaces import map_space
 from marlvec.connectors.connector import AgentConnector, EnvIds, State
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
+from marlvec.spaces.tree import map_space
 
 __all__ = ["FrameStack"]
 

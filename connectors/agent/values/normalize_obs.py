@@ -9,12 +9,12 @@ import numpy as np
 from gymnasium.spaces import Box, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.leaf_spaces import map_space
 from marlvec.connectors.agent._support.moments import RunningMoments, load_moments, merge_moments, save_moments
 from marlvec.connectors.connector import AgentConnector, State
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
+from marlvec.spaces.tree import map_space
 
 __all__ = ["NormalizeObs"]
 

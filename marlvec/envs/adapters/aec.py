@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from marlvec.envs.adapters import infos as info_dicts
-from marlvec.envs.adapters.base import Adapter
+from marlvec.envs.adapters.base import ENDED, LIVE, NOT_JOINED, Adapter
 from marlvec.envs.adapters.parallel import agents_and_spaces, space_of
 from marlvec.envs.adapters.return_values import (
     AgentId,
@@ -26,7 +26,6 @@ from marlvec.errors import ContractError
 
 __all__ = ["AECAdapter", "state_owner"]
 
-_NOT_JOINED, _LIVE, _ENDED = range(3)
 _ROUNDING = 0.01  # of the rewards that are summed up, float16 among them
 _VECTOR_HINT = (
     "If it is one number per objective, make it one, by a wrapper whose `rewards` are numbers; docs/envs.md has one "
@@ -60,7 +59,6 @@ class AECAdapter(Adapter):
 
     def __init__(self, env: Any) -> None:
         super().__init__(env, *agents_and_spaces(env))
-        self._status = [_NOT_JOINED] * len(self.ids)
         self._seen = [False] * len(self.ids)  # who has been selected in this game, and so may be observed
         self._acting: int | None = None
         self._owed = [0.0] * len(self.ids)  # rewards since each one's last turn, as last() sums them up
@@ -75,7 +73,7 @@ class AECAdapter(Adapter):
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
         """Begin a game; the agent that is to move observes."""
-        self._status = [_NOT_JOINED] * len(self.ids)
+        self._status = [NOT_JOINED] * len(self.ids)
         self._seen = [False] * len(self.ids)
         self._acting = None
         self._owed, self._size = [0.0] * len(self.ids), [0.0] * len(self.ids)
@@ -95,7 +93,7 @@ class AECAdapter(Adapter):
                     contract_error(
                         self.name, "reset()", f"agent {agent!r} is terminated or truncated before the first move"
                     )
-                self._status[a] = _LIVE
+                self._status[a] = LIVE
                 slot.alive[a] = True
         if not agents:
             contract_error(self.name, "reset()", "env.agents is empty after a reset: expected at least one live agent")
@@ -129,20 +127,20 @@ class AECAdapter(Adapter):
             if agent in owner.agents:
                 contract_error(self.name, "step()", f"step(None) of the dead agent {agent!r} left it in env.agents")
             self._read_step(slot, last_infos)
-        slot.done = _LIVE not in self._status
+        slot.done = LIVE not in self._status
         return self._infos(slot, last_infos)
 
     def cut_short(self, slot: Slot) -> None:
         """End the game here: every agent that has had a turn observes the state in which it is left."""
         self._acting = None
         for a, agent in enumerate(self.ids):
-            if self._status[a] == _LIVE:
+            if self._status[a] == LIVE:
                 flags = self._flags_of(agent, "step()")
                 if any(flags):  # it ended by itself, and has not had its dead turn yet
                     self._end(slot, a, flags, {})
                 else:
                     self._observe_last(slot, a)
-                    self._status[a] = _ENDED
+                    self._status[a] = ENDED
         super().cut_short(slot)
 
     def _agents_now(self) -> dict[str, Any]:
@@ -166,7 +164,7 @@ class AECAdapter(Adapter):
             number = self._reward(value, agent, _VECTOR_HINT)
             if number != 0.0:
                 a = self._place(agent, "step()")
-                if status[a] == _ENDED and agent not in last_infos:
+                if status[a] == ENDED and agent not in last_infos:
                     contract_error(self.name, "step()", f"agent {agent!r} has ended and gets a reward, {number!r}")
                 reward[a] += number
                 self._owed[a] += number
@@ -174,12 +172,12 @@ class AECAdapter(Adapter):
         agents = self._listed("step()")
         for a, agent in enumerate(self.ids):
             if agent in agents:
-                if status[a] == _ENDED:
+                if status[a] == ENDED:
                     contract_error(self.name, "step()", f"agent {agent!r} has ended and cannot come back")
-                if status[a] == _NOT_JOINED:
-                    status[a] = _LIVE
+                if status[a] == NOT_JOINED:
+                    status[a] = LIVE
                     slot.alive[a] = True
-            elif status[a] == _LIVE:
+            elif status[a] == LIVE:
                 flags = self._flags_of(agent, "step()")
                 if not any(flags):
                     contract_error(self.name, "step()", f"agent {agent!r} left env.agents without a flag")
@@ -188,7 +186,7 @@ class AECAdapter(Adapter):
     def _end(self, slot: Slot, a: int, flags: tuple[bool, bool], last_infos: dict[AgentId, Any]) -> None:
         """End one agent, while the env still knows its last observation and info."""
         agent = self.ids[a]
-        self._status[a] = _ENDED
+        self._status[a] = ENDED
         slot.terminated[a], slot.truncated[a] = flags
         slot.alive[a] = slot.acting[a] = False
         self._observe_last(slot, a)
@@ -206,8 +204,8 @@ class AECAdapter(Adapter):
         """Note whose turn it is, and what it sees."""
         agent = self._state_owner.agent_selection
         a = self._place(agent, call)
-        if self._status[a] != _LIVE or agent not in self._state_owner.agents:
-            live = [name for name, status in zip(self.ids, self._status, strict=True) if status == _LIVE]
+        if self._status[a] != LIVE or agent not in self._state_owner.agents:
+            live = [name for name, status in zip(self.ids, self._status, strict=True) if status == LIVE]
             contract_error(
                 self.name, call, f"agent_selection is {agent!r}, which is not live; live are {names_of(live)}"
             )

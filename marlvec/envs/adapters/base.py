@@ -5,23 +5,30 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium.spaces import Space
 
 from marlvec.arguments import signature_of
-from marlvec.envs.adapters.return_values import AgentId, as_flag, as_reward, contract_error
+from marlvec.envs.adapters import infos as info_dicts
+from marlvec.envs.adapters.return_values import AgentId, as_flag, as_reward, contract_error, mapping
 from marlvec.envs.adapters.self_reset import resets_itself, take_finals
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, Info
+from marlvec.envs.states.plain import one_each
 from marlvec.envs.states.user_env import UserEnvState
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree, describe_difference
 from marlvec.spaces.action_masks import split_action_mask
 
-__all__ = ["Adapter", "keywords_of"]
+__all__ = ["ENDED", "LIVE", "MISSING", "NOT_JOINED", "Adapter", "DictAdapter", "keywords_of"]
+
+NOT_JOINED, LIVE, ENDED = range(3)
+"""Where an agent is in its episode."""
+MISSING: Any = object()
+"""In the place of an observation that the env did not give."""
 
 _RESERVED = (COMMON, "__all__")
 
@@ -87,6 +94,7 @@ class Adapter(MultiAgentEnv):
         self.state_space = _state_space(env)
         self.resets_itself = resets_itself(env, self.name)
         self._reset_takes = keywords_of(env.reset)
+        self._status = [NOT_JOINED] * len(self.ids)
 
     @property
     def unwrapped(self) -> Any:
@@ -200,6 +208,42 @@ class Adapter(MultiAgentEnv):
         else:
             slot.clear_mask(a)
 
+    def _join(self, slot: Slot, a: int, obs: Any) -> None:
+        """Write that agent number ``a`` is alive and acts on its first observation."""
+        self._observe(slot, a, obs, True)
+        slot.alive[a] = slot.acting[a] = True
+        self._status[a] = LIVE
+
+    def _record(self, slot: Slot, a: int, obs: Any, reward: float, ended: bool, cut: bool, acts: bool = True) -> bool:
+        """Write what a step brought agent number ``a``.
+
+        Args:
+            slot: Where to.
+            a: The agent's number.
+            obs: Its observation, or `MISSING`: it keeps the one it had.
+            reward: Its reward.
+            ended: Whether it terminated.
+            cut: Whether it was truncated.
+            acts: Whether it acts in the next step, if it has not ended.
+
+        Returns:
+            Whether it acts in the next step.
+        """
+        here = not (ended or cut)
+        acts = acts and here
+        if obs is MISSING:
+            slot.final_missing[a] = not here
+            slot.clear_mask(a)
+        else:
+            self._observe(slot, a, obs, acts)
+        slot.reward[a] = reward
+        slot.terminated[a] = ended
+        slot.truncated[a] = cut
+        slot.alive[a] = here
+        slot.acting[a] = acts
+        self._status[a] = LIVE if here else ENDED
+        return acts
+
     def _without_mask(self, a: int, value: Any) -> Any:
         """Agent number ``a``'s observation without the mask that its space declares."""
         if self.mask_sizes[a] is None:
@@ -275,13 +319,49 @@ class Adapter(MultiAgentEnv):
         for a in range(len(self.ids)):
             slot.zero_obs(a)
             slot.clear_mask(a)
-            slot.alive[a] = slot.acting[a] = False
+            # Last observations are in the infos, or that was an error.
+            slot.alive[a] = slot.acting[a] = slot.final_missing[a] = False
         slot.done = slot.begun = True
         last = finals.ended or {}
         for _ in self._pop_masks(slot, last):
             pass  # no agent acts on what was allowed after the end
         slot.final_info = last or None
         return finals.begun
+
+
+class DictAdapter(Adapter):
+    """An `Adapter` of an env whose ``reset`` and ``step`` return dicts by agent."""
+
+    _flag_names: ClassVar[tuple[str, str]] = ("termination", "truncation")
+
+    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
+        """Begin an episode with the agents that the env observes. An old env returns the observations alone."""
+        result = self._call_reset(seed, options)
+        obs, infos = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+        obs = mapping(obs, self.name, "reset()", "observations")
+        infos = mapping(infos, self.name, "reset()", "infos")
+        self._begin(slot, obs, "reset()")
+        return self._take_masks(slot, self._infos_by_agent(infos))
+
+    @abstractmethod
+    def _begin(self, slot: Slot, obs: Mapping[Any, Any], call: str) -> None:
+        """Write the first observations of an episode."""
+
+    def _infos_by_agent(self, infos: Mapping[Any, Any]) -> Info | None:
+        return info_dicts.by_agent(infos, self._index, self.agents, self.name)
+
+    def _flags_in(self, agent: AgentId, ends: Mapping[Any, Any], cuts: Mapping[Any, Any]) -> tuple[bool, bool]:
+        """Return an agent's two flags; False where a dict has none of it."""
+        return (
+            agent in ends and self._flag(ends[agent], agent, self._flag_names[0]),
+            agent in cuts and self._flag(cuts[agent], agent, self._flag_names[1]),
+        )
+
+    def _agents_now(self) -> dict[str, Any]:
+        return {"status": list(self._status)}
+
+    def _recall_agents(self, now: dict[str, Any]) -> None:
+        self._status = one_each(now["status"], len(self.ids), f"{self.name}: status")
 
 
 def keywords_of(function: Callable[..., Any]) -> frozenset[str] | None:

@@ -10,13 +10,13 @@ from gymnasium.spaces import Dict, Tuple
 
 from marlvec.envs.adapters import infos as info_dicts
 from marlvec.envs.adapters.base import Adapter
-from marlvec.envs.adapters.return_values import AgentId, contract_error, step_length
+from marlvec.envs.adapters.return_values import AgentId, contract_error, five_values
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree
 
-__all__ = ["AGENT", "PLAIN_REWARDS", "GymnasiumAdapter", "has_form_of", "joint_keys"]
+__all__ = ["AGENT", "PLAIN_REWARDS", "GymnasiumAdapter", "joint_keys", "pair_tree", "split_reset"]
 
 AGENT = "agent_0"
 """Name of the one agent of a Gymnasium env."""
@@ -53,9 +53,7 @@ class GymnasiumAdapter(Adapter):
         )
         self._vector_hint = ". ".join(filter(None, (self._flags_hint, _VECTOR_HINT)))
         self._info_keys = (COMMON,)
-        # With such a space, (first, {...}) may be an observation as well as an observation with its info.
-        pair_like = isinstance(space, Tuple) and len(space.spaces) == 2 and isinstance(space.spaces[1], Dict)
-        self._pair = SpaceTree(space) if pair_like else None
+        self._pair = pair_tree(space)
         self._slot: Slot | None = None  # the one that `_read_actions` is of
         self._read_actions: Callable[[], list[Any]] = list
 
@@ -68,13 +66,8 @@ class GymnasiumAdapter(Adapter):
         """Begin an episode."""
         if slot is not self._slot:
             self._bind(slot)
-        result = self._call_reset(seed, options)
-        obs, info = result, None
-        pair = isinstance(result, tuple) and len(result) == 2 and _is_dict(result[1])
-        if pair and (self._pair is None or has_form_of(self._pair, result[0])):
-            obs, info = result
-        self._observe(slot, 0, obs, True)
-        slot.alive[0] = slot.acting[0] = True
+        obs, info = split_reset(self._call_reset(seed, options), self._pair, _is_dict)
+        self._join(slot, 0, obs)
         return self._take_masks(slot, info_dicts.common(info, self.name) if info else None)
 
     def _check_spaces(self) -> None:
@@ -102,13 +95,7 @@ class GymnasiumAdapter(Adapter):
             Infos, or None if all are empty.
         """
         name = self.name
-        if step_length(result, name, "values") == 5:
-            obs, reward, terminated, truncated, info = result
-        else:
-            obs, reward, terminated, info = result
-            truncated = False
-            if isinstance(info, Mapping) and info.get("TimeLimit.truncated", False) is True:
-                terminated, truncated = False, terminated
+        obs, reward, terminated, truncated, info = five_values(result, name)
         ended = (
             terminated
             if terminated.__class__ is bool
@@ -154,10 +141,28 @@ def joint_keys(observation: Any, action: Any) -> list[Any] | None:
     return None
 
 
-def has_form_of(tree: SpaceTree, value: Any) -> bool:
-    """Whether a value has the dicts and tuples of this space. Its numbers are another matter."""
-    try:
-        tree.flatten(value)
-    except ContractError:
-        return False
-    return True
+def pair_tree(space: Any) -> SpaceTree | None:
+    """Return the structure of a space whose values ``(first, {…})`` look like an observation and its info, or None."""
+    is_pair = isinstance(space, Tuple) and len(space.spaces) == 2 and isinstance(space.spaces[1], Dict)
+    return SpaceTree(space) if is_pair else None
+
+
+def split_reset(result: Any, pair: SpaceTree | None, is_info: Callable[[Any], bool]) -> tuple[Any, Any]:
+    """Distinguish observation and info from an old env's observation alone.
+
+    Args:
+        result: What ``reset()`` returned.
+        pair: `pair_tree` of the observation space.
+        is_info: Whether something may be an info.
+
+    Returns:
+        Observation, and info or None.
+    """
+    if not isinstance(result, tuple) or len(result) != 2 or not is_info(result[1]):
+        return result, None
+    if pair is not None:
+        try:
+            pair.flatten(result[0])  # its dicts and tuples; its numbers are another matter
+        except ContractError:
+            return result, None
+    return result

@@ -11,13 +11,13 @@ from gymnasium.spaces import Dict, Discrete, Tuple
 
 from marlvec.envs.adapters import infos as info_dicts
 from marlvec.envs.adapters.base import Adapter
-from marlvec.envs.adapters.gymnasium import PLAIN_REWARDS, has_form_of, joint_keys
+from marlvec.envs.adapters.gymnasium import PLAIN_REWARDS, joint_keys, pair_tree, split_reset
 from marlvec.envs.adapters.return_values import (
     AgentId,
     contract_error,
+    five_values,
     only_element,
     refuse_unknown,
-    step_length,
 )
 from marlvec.envs.adapters.self_reset import OBSERVATION_KEYS
 from marlvec.envs.slot import Slot
@@ -74,9 +74,7 @@ class JointAdapter(Adapter):
         super().__init__(env, ids, *([space.spaces[key] for key in self.keys] for space in joint))
         self._live = [False] * len(self.ids)
         self._idle_actions: dict[int, Any] = {}
-        # Of two agents, the second of whom observes a dict: what they observe looks like all observations and an info.
-        pair_like = len(self.ids) == 2 and not self.is_dict and isinstance(joint[0].spaces[1], Dict)
-        self._pair = SpaceTree(joint[0]) if pair_like else None
+        self._pair = pair_tree(joint[0])
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
         """Begin an episode of all agents."""
@@ -88,25 +86,18 @@ class JointAdapter(Adapter):
         """Write the first observations of an episode."""
         entries = self._observations(obs, call, everyone=True)
         for a in range(len(self.ids)):
-            self._observe(slot, a, entries[a], True)
-            slot.alive[a] = slot.acting[a] = True
+            self._join(slot, a, entries[a])
         self._live = [True] * len(self.ids)
 
     def step(self, slot: Slot) -> Info | None:
         """Step all agents."""
-        live, name = self._live, self.name
+        live = self._live
         actions = slot.read_actions()
         for a, is_live in enumerate(live):
             if not is_live:
                 actions[a] = self.idle_action(a)
         result = self.env.step(self.join(actions))
-        if step_length(result, name, "values") == 5:
-            obs, rewards, terminated, truncated, info = result
-        else:
-            obs, rewards, terminated, info = result
-            truncated = False
-            if isinstance(info, Mapping) and info.get("TimeLimit.truncated", False) is True:
-                terminated, truncated = False, terminated
+        obs, rewards, terminated, truncated, info = five_values(result, self.name)
         self._write_rewards(slot, rewards)
         if terminated is not False or truncated is not False:
             self._write_flags(slot, terminated, truncated)
@@ -206,11 +197,7 @@ class JointAdapter(Adapter):
 
     def split_reset(self, result: Any) -> tuple[Any, Any]:
         """Distinguish observations and info, which old envs do not return, from observations alone."""
-        if not isinstance(result, tuple) or len(result) != 2 or not _is_info(result[1]):
-            return result, None
-        if self._pair is not None and not has_form_of(self._pair, result[0]):
-            return result, None
-        return result
+        return split_reset(result, self._pair, _is_info)
 
     def _by_agent(self, slot: Slot, info: Any) -> Info | None:
         """The env's infos, taken apart where they are one per agent."""

@@ -8,25 +8,21 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Space
 
-from marlvec.envs.adapters import infos as info_dicts
-from marlvec.envs.adapters.base import Adapter
+from marlvec.envs.adapters.base import ENDED, LIVE, MISSING, NOT_JOINED, DictAdapter
 from marlvec.envs.adapters.return_values import (
     AgentId,
     agent_ids,
     contract_error,
-    mapping,
+    five_dicts,
     names_of,
     refuse_unknown,
-    step_length,
 )
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
-from marlvec.envs.states.plain import one_each
 from marlvec.errors import ContractError
 
-__all__ = ["ParallelAdapter", "agents_and_spaces", "space_of", "split_dones"]
+__all__ = ["ParallelAdapter", "agents_and_spaces", "space_of"]
 
-_NOT_JOINED, _LIVE, _ENDED = range(3)
 _FLOATS = frozenset({"e", "f", "d", "g"})  # formats of numpy's floats in a memoryview
 _VECTOR_HINT = (
     "If it is one number per objective, make it one: momaland.utils.parallel_wrappers.LinearizeReward(env, weights)"
@@ -35,7 +31,7 @@ _LEFT_HINT = "make(…, lenient=True) takes that for a truncation"
 _SCALARS = frozenset({float, int, np.float64, np.float32})  # a reward of any other class is looked at more closely
 
 
-class ParallelAdapter(Adapter):
+class ParallelAdapter(DictAdapter):
     """A PettingZoo Parallel env: all live agents act in every step.
 
     Agents may end at different times, be absent at reset and enter later. An agent is live while it is in
@@ -62,7 +58,6 @@ class ParallelAdapter(Adapter):
     def __init__(self, env: Any, *, lenient: bool = False) -> None:
         super().__init__(env, *agents_and_spaces(env, can_be_lenient=True, lenient=lenient))
         self.is_lenient = lenient
-        self._status = [_NOT_JOINED] * len(self.ids)
         self._live: tuple[tuple[int, AgentId], ...] = ()
         # For the fast path: what env.agents looks like while no agent comes or goes, and (index, agent, row) of each.
         self._expected: list[AgentId] | None = None
@@ -78,12 +73,7 @@ class ParallelAdapter(Adapter):
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
         """Begin an episode with the agents that are in ``env.agents`` now."""
         self._expected = None
-        result = self._call_reset(seed, options)
-        obs, infos = (result[0], result[1]) if isinstance(result, tuple) and len(result) == 2 else (result, {})
-        obs = mapping(obs, self.name, "reset()", "observations")
-        infos = mapping(infos, self.name, "reset()", "infos")
-        self._begin(slot, obs, "reset()")
-        return self._take_masks(slot, info_dicts.by_agent(infos, self._index, self.agents, self.name))
+        return super().reset(slot, seed=seed, options=options)
 
     def _begin(self, slot: Slot, obs: Mapping[Any, Any], call: str) -> None:
         """Write the first observations of an episode."""
@@ -95,10 +85,9 @@ class ParallelAdapter(Adapter):
                 problem = "but got no observation" if here else "yet got an observation"
                 where = "in env.agents" if here else "not in env.agents"
                 contract_error(self.name, call, f"agent {agent!r} is {where} {problem}")
+            self._status[a] = NOT_JOINED
             if here:
-                self._observe(slot, a, obs[agent], acting=True)
-            self._status[a] = _LIVE if here else _NOT_JOINED
-            slot.alive[a] = slot.acting[a] = here
+                self._join(slot, a, obs[agent])
         if not listed:
             contract_error(self.name, call, "env.agents is empty after a reset: expected at least one live agent")
         self._note_live_agents(slot)
@@ -146,17 +135,14 @@ class ParallelAdapter(Adapter):
             if self.env.agents == expected:
                 if not any(infos.values()) and not slot.gave_mask[0]:  # else the masks of the step before must go
                     return None
-                return self._take_masks(slot, info_dicts.by_agent(infos, self._index, self.agents, self.name))
+                return self._take_masks(slot, self._infos_by_agent(infos))
         except (ContractError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
             pass
         return self._read_carefully(slot, result)
 
-    def _agents_now(self) -> dict[str, Any]:
-        return {"status": list(self._status)}
-
     def _recall_agents(self, now: dict[str, Any]) -> None:
-        self._status = one_each(now["status"], len(self.ids), f"{self.name}: status")
-        self._live = tuple((a, agent) for a, agent in enumerate(self.ids) if self._status[a] == _LIVE)
+        super()._recall_agents(now)
+        self._live = tuple((a, agent) for a, agent in enumerate(self.ids) if self._status[a] == LIVE)
         self._expected, self._cells = None, ()  # the next step is read with care
 
     def _space_of(self, kind: str, agent: AgentId) -> Any:
@@ -165,30 +151,31 @@ class ParallelAdapter(Adapter):
     def _read_carefully(self, slot: Slot, result: Any) -> Info | None:
         """Write one step's result into the slot, whatever the agents did, and check all of it."""
         name, index, status = self.name, self._index, self._status
-        obs, rewards, terminations, truncations, infos = self._tables(result)
+        words = ("terminations", "truncations")
+        obs, rewards, terminations, truncations, infos = five_dicts(result, name, words)
         tables = {"observations": obs, "rewards": rewards, "terminations": terminations, "truncations": truncations}
         for what, table in tables.items():
             refuse_unknown(table, index, name, "step()", what)
-        new_infos = info_dicts.by_agent(infos, index, self.agents, name)
+        new_infos = self._infos_by_agent(infos)
         if self.resets_itself and self._live:
-            ends = [self._flags_of(agent, terminations, truncations) for _, agent in self._live]
+            ends = [self._flags_in(agent, terminations, truncations) for _, agent in self._live]
             if all(map(any, ends)):
                 return self._read_self_reset(slot, obs, rewards, ends, new_infos)
         listed = self._listed("step()")
         for a, agent in enumerate(self.ids):
             given = (agent in obs) + (agent in rewards) + (agent in terminations) + (agent in truncations)
-            if status[a] == _ENDED:
+            if status[a] == ENDED:
                 if given:
                     where = [what for what, table in tables.items() if agent in table]
                     contract_error(name, "step()", f"agent {agent!r} has ended and cannot come back, yet is in {where}")
                 continue
-            if status[a] == _NOT_JOINED and not given and agent not in listed:
+            if status[a] == NOT_JOINED and not given and agent not in listed:
                 continue
-            ended, cut = self._flags_of(agent, terminations, truncations)
-            left = status[a] == _LIVE and agent not in listed and not (ended or cut)
+            ended, cut = self._flags_in(agent, terminations, truncations)
+            left = status[a] == LIVE and agent not in listed and not (ended or cut)
             if left and self.is_lenient:
                 cut = True
-            elif agent not in obs or (status[a] == _LIVE and given < len(tables)):
+            elif agent not in obs or (status[a] == LIVE and given < len(tables)):
                 where = [what for what, table in tables.items() if agent not in table]
                 hint = f", and not in env.agents. {_LEFT_HINT}" if left else ""
                 contract_error(name, "step()", f"live agent {agent!r} is missing from {where}{hint}")
@@ -198,16 +185,9 @@ class ParallelAdapter(Adapter):
                 contract_error(
                     name, "step()", f"agent {agent!r} {what} without being in env.agents, terminated or truncated{hint}"
                 )
-            if agent in obs:
-                self._observe(slot, a, obs[agent], here)
-            else:
-                slot.final_missing[a] = True
-                slot.clear_mask(a)
-            slot.reward[a] = self._reward(rewards[agent], agent, _VECTOR_HINT) if agent in rewards else 0.0
-            slot.terminated[a] = ended
-            slot.truncated[a] = cut
-            slot.alive[a] = slot.acting[a] = here
-            status[a] = _LIVE if here else _ENDED
+            seen = obs.get(agent, MISSING)
+            reward = self._reward(rewards[agent], agent, _VECTOR_HINT) if agent in rewards else 0.0
+            self._record(slot, a, seen, reward, ended, cut)
         self._note_live_agents(slot)
         slot.done = not self._live
         return self._take_masks(slot, new_infos)
@@ -224,26 +204,10 @@ class ParallelAdapter(Adapter):
         for (a, agent), flags in zip(self._live, ends, strict=True):
             if agent not in rewards:
                 contract_error(self.name, "step()", f"live agent {agent!r} is missing from rewards")
-            slot.reward[a] = self._reward(rewards[agent], agent, _VECTOR_HINT)
-            slot.terminated[a], slot.truncated[a] = flags
+            self._record(slot, a, MISSING, self._reward(rewards[agent], agent, _VECTOR_HINT), *flags)
         new_infos = self._end_and_begin(slot, new_infos)
         self._begin(slot, obs, "step()")
         return self._take_masks(slot, new_infos)
-
-    def _flags_of(
-        self, agent: AgentId, terminations: Mapping[Any, Any], truncations: Mapping[Any, Any]
-    ) -> tuple[bool, bool]:
-        return (
-            agent in terminations and self._flag(terminations[agent], agent, "termination"),
-            agent in truncations and self._flag(truncations[agent], agent, "truncation"),
-        )
-
-    def _tables(self, result: Any) -> tuple[Mapping[Any, Any], ...]:
-        """Take a step of 4 or of 5 dicts, and make sure that they are dicts."""
-        if step_length(result, self.name, "dicts") == 4:
-            result = split_dones(result, self.name)
-        what = ("observations", "rewards", "terminations", "truncations", "infos")
-        return tuple(mapping(t, self.name, "step()", w) for t, w in zip(result, what, strict=True))
 
     def _listed(self, call: str) -> frozenset[AgentId]:
         """Return ``env.agents``, checked."""
@@ -255,7 +219,7 @@ class ParallelAdapter(Adapter):
 
     def _note_live_agents(self, slot: Slot) -> None:
         """Note who is live now, and get the fast path ready if all are."""
-        self._live = tuple((a, agent) for a, agent in enumerate(self.ids) if self._status[a] == _LIVE)
+        self._live = tuple((a, agent) for a, agent in enumerate(self.ids) if self._status[a] == LIVE)
         if slot is not self._slot:
             self._slot = slot
             # A masked agent's observation has two parts, so it takes the general way.
@@ -274,21 +238,6 @@ class ParallelAdapter(Adapter):
             np.asarray(row)[...] = value
         else:
             slot.write_obs(a, value)
-
-
-def split_dones(result: Sequence[Any], env: str) -> tuple[Any, Any, Any, Any, Any]:
-    """Make five dicts of an old env's four: done means terminated, unless its info says that time ran out."""
-    obs, rewards, dones, infos = result
-    dones = mapping(dones, env, "step()", "dones")
-    infos = mapping(infos, env, "step()", "infos")
-    late = {
-        agent
-        for agent in dones
-        if isinstance(infos.get(agent), Mapping) and infos[agent].get("TimeLimit.truncated", False) is True
-    }
-    terminations = {agent: done if agent not in late else False for agent, done in dones.items()}
-    truncations = {agent: done if agent in late else False for agent, done in dones.items()}
-    return obs, rewards, terminations, truncations, infos
 
 
 def agents_and_spaces(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from reprlib import repr as short_repr
 from typing import Any, NoReturn
 
@@ -15,12 +15,13 @@ __all__ = [
     "agent_ids",
     "contract_error",
     "as_flag",
+    "five_dicts",
+    "five_values",
     "mapping",
     "names_of",
     "as_reward",
     "only_element",
     "refuse_unknown",
-    "step_length",
     "zero_or_one",
 ]
 
@@ -118,8 +119,9 @@ def as_flag(value: Any, env: str, agent: AgentId, what: str, several_hint: str =
 
 def mapping(value: Any, env: str, call: str, what: str) -> Mapping[Any, Any]:
     """Make sure that one of the things an env returned is a dict keyed by agent."""
-    if isinstance(value, Mapping):
-        return value
+    if value.__class__ is dict or isinstance(value, Mapping):  # the first is quicker
+        found: Mapping[Any, Any] = value
+        return found
     contract_error(
         env, call, f"{what}: expected a dict keyed by agent, got {type(value).__name__}: {short_repr(value)}"
     )
@@ -172,7 +174,50 @@ def names_of(agents: Iterable[Any], limit: int = 12) -> str:
     return ", ".join(shown[:limit]) + (f", … ({len(shown)} in all)" if len(shown) > limit else "")
 
 
-def step_length(result: Any, env: str, kinds: str) -> int:
+def five_values(result: Any, env: str) -> Sequence[Any]:
+    """Return observation, reward, terminated, truncated and info of a step; of an old env's four make five.
+
+    An old env's done means terminated, unless ``info["TimeLimit.truncated"]`` is True.
+
+    Args:
+        result: What ``step()`` returned.
+        env: The env's name.
+
+    Raises:
+        ContractError: It is neither 5 values nor 4; quotes the API.
+    """
+    if (result.__class__ is tuple and len(result) == 5) or _step_length(result, env, "values") == 5:
+        five: Sequence[Any] = result
+        return five
+    obs, reward, done, info = result
+    flags = (False, done) if _ran_out_of_time(info) else (done, False)
+    return obs, reward, *flags, info
+
+
+def five_dicts(result: Any, env: str, flags: tuple[str, str]) -> list[Mapping[Any, Any]]:
+    """As `five_values`, with each of the five a dict by agent.
+
+    Args:
+        result: What ``step()`` returned.
+        env: The env's name.
+        flags: The names of the two dicts of flags, for messages.
+    """
+    if _step_length(result, env, "dicts") == 4:
+        obs, rewards, found, infos = result
+        dones, infos = mapping(found, env, "step()", "dones"), mapping(infos, env, "step()", "infos")
+        late = {agent for agent in dones if _ran_out_of_time(infos.get(agent))}
+        ends = {agent: False if agent in late else done for agent, done in dones.items()}
+        cuts = {agent: done if agent in late else False for agent, done in dones.items()}
+        result = obs, rewards, ends, cuts, infos
+    what = ("observations", "rewards", *flags, "infos")
+    return [mapping(table, env, "step()", name) for table, name in zip(result, what, strict=True)]
+
+
+def _ran_out_of_time(info: Any) -> bool:
+    return isinstance(info, Mapping) and info.get("TimeLimit.truncated", False) is True
+
+
+def _step_length(result: Any, env: str, kinds: str) -> int:
     """Length of what ``step()`` returned, which must be 4 or 5.
 
     Args:

@@ -7,16 +7,13 @@ from typing import Any
 
 from gymnasium.spaces import Dict, Space
 
-from marlvec.envs.adapters import infos as info_dicts
-from marlvec.envs.adapters.base import Adapter
-from marlvec.envs.adapters.parallel import split_dones
+from marlvec.envs.adapters.base import ENDED, LIVE, MISSING, NOT_JOINED, DictAdapter
 from marlvec.envs.adapters.return_values import (
     AgentId,
     agent_ids,
     contract_error,
-    mapping,
+    five_dicts,
     refuse_unknown,
-    step_length,
 )
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
@@ -26,10 +23,8 @@ __all__ = ["ALL", "RLlibAdapter"]
 ALL = "__all__"
 """Key under which an RLlib-style env says that the whole episode is over."""
 
-_NOT_JOINED, _LIVE, _ENDED = range(3)
 
-
-class RLlibAdapter(Adapter):
+class RLlibAdapter(DictAdapter):
     """An RLlib-style env: the agents in the observations act next.
 
     An agent joins with its first observation and ends with its own flag or with ``"__all__"``. Live agents that are
@@ -51,6 +46,8 @@ class RLlibAdapter(Adapter):
             flag.
     """
 
+    _flag_names = ("terminateds", "truncateds")
+
     def __init__(self, env: Any) -> None:
         agents = _agents(env)
         super().__init__(
@@ -59,59 +56,37 @@ class RLlibAdapter(Adapter):
             [_space(env, "observation", agent) for agent in agents],
             [_space(env, "action", agent) for agent in agents],
         )
-        self._status = [_NOT_JOINED] * len(self.ids)
+        self._has_flags = {**self._index, ALL: -1}
         self._acting: tuple[int, ...] = ()
-
-    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Begin an episode with the agents that are in the observations."""
-        self._status = [_NOT_JOINED] * len(self.ids)
-        result = self._call_reset(seed, options)
-        obs, infos = (result[0], result[1]) if isinstance(result, tuple) and len(result) == 2 else (result, {})
-        obs = mapping(obs, self.name, "reset()", "observations")
-        infos = mapping(infos, self.name, "reset()", "infos")
-        self._begin(slot, obs, "reset()")
-        return self._take_masks(slot, info_dicts.by_agent(infos, self._index, self.agents, self.name))
 
     def _begin(self, slot: Slot, obs: Mapping[Any, Any], call: str) -> None:
         """Write the first observations of an episode."""
         refuse_unknown(obs, self._index, self.name, call, "observations")
         if not obs:
             contract_error(self.name, call, "no observations: expected at least one agent in an episode")
-        self._status = [_NOT_JOINED] * len(self.ids)
+        self._status = [NOT_JOINED] * len(self.ids)
         for a, agent in enumerate(self.ids):
             if agent in obs:
-                self._status[a] = _LIVE
-                self._observe(slot, a, obs[agent], True)
-                slot.alive[a] = slot.acting[a] = True
-        self._acting = tuple(a for a, status in enumerate(self._status) if status == _LIVE)
+                self._join(slot, a, obs[agent])
+        self._acting = tuple(a for a, status in enumerate(self._status) if status == LIVE)
 
     def step(self, slot: Slot) -> Info | None:
         """Step the agents that were observed last."""
         actions = slot.read_actions()
         result = self.env.step({self.ids[a]: actions[a] for a in self._acting})
         name = self.name
-        if step_length(result, name, "dicts") == 4:
-            if isinstance(result[2], Mapping) and ALL not in result[2]:
-                _no_all(name, "dones")
-            result = split_dones(result, name)
-        what = ("observations", "rewards", "terminateds", "truncateds", "infos")
-        tables = [mapping(table, name, "step()", w) for table, w in zip(result, what, strict=True)]
-        obs, rewards, terminateds, truncateds, infos = tables
+        obs, rewards, terminateds, truncateds, infos = five_dicts(result, name, self._flag_names)
         if ALL not in terminateds:
-            _no_all(name, "terminateds")
+            _no_all(name, "dones" if len(result) == 4 else "terminateds")
         over = (
             self._flag(terminateds[ALL], ALL, "terminateds"),
             self._flag(truncateds.get(ALL, False), ALL, "truncateds"),
         )
-        known = {**self._index, ALL: -1}
-        for w, table, allowed in (
-            ("observations", obs, self._index),
-            ("rewards", rewards, self._index),
-            ("terminateds", terminateds, known),
-            ("truncateds", truncateds, known),
-        ):
-            refuse_unknown(table, allowed, name, "step()", w)
-        new_infos = info_dicts.by_agent(infos, self._index, self.agents, name)
+        refuse_unknown(obs, self._index, name, "step()", "observations")
+        refuse_unknown(rewards, self._index, name, "step()", "rewards")
+        refuse_unknown(terminateds, self._has_flags, name, "step()", "terminateds")
+        refuse_unknown(truncateds, self._has_flags, name, "step()", "truncateds")
+        new_infos = self._infos_by_agent(infos)
         # What an env that resets itself observes at an end is the next episode.
         last = self.resets_itself and (any(over) or self._all_flagged(terminateds, truncateds))
         seen: Mapping[Any, Any] = {} if last else obs
@@ -119,12 +94,10 @@ class RLlibAdapter(Adapter):
             a for a in range(len(self.ids)) if self._read_agent(slot, a, seen, rewards, terminateds, truncateds, over)
         )
         if last:
-            for a in range(len(self.ids)):
-                slot.final_missing[a] = False  # they are in the infos, or that is an error
             new_infos = self._end_and_begin(slot, new_infos)
             self._begin(slot, obs, "step()")
         else:
-            slot.done = any(over) or all(status == _ENDED for status in self._status)
+            slot.done = any(over) or all(status == ENDED for status in self._status)
         return self._take_masks(slot, new_infos)
 
     def cut_short(self, slot: Slot) -> None:
@@ -135,10 +108,11 @@ class RLlibAdapter(Adapter):
         super().cut_short(slot)
 
     def _agents_now(self) -> dict[str, Any]:
-        return {"status": list(self._status), "acting": list(self._acting)}
+        return {**super()._agents_now(), "acting": list(self._acting)}
 
     def _recall_agents(self, now: dict[str, Any]) -> None:
-        self._status, self._acting = list(now["status"]), tuple(now["acting"])
+        super()._recall_agents(now)
+        self._acting = tuple(now["acting"])
 
     def _space_of(self, kind: str, agent: AgentId) -> Any:
         return _space(self.env, kind, agent)
@@ -146,9 +120,7 @@ class RLlibAdapter(Adapter):
     def _all_flagged(self, terminateds: Mapping[Any, Any], truncateds: Mapping[Any, Any]) -> bool:
         """Whether every possible agent has ended by now, by flags of its own."""
         return all(
-            status == _ENDED
-            or (agent in terminateds and self._flag(terminateds[agent], agent, "terminateds"))
-            or (agent in truncateds and self._flag(truncateds[agent], agent, "truncateds"))
+            status == ENDED or any(self._flags_in(agent, terminateds, truncateds))
             for agent, status in zip(self.ids, self._status, strict=True)
         )
 
@@ -164,35 +136,21 @@ class RLlibAdapter(Adapter):
     ) -> bool:
         """Write what a step says of one agent; return whether it acts next."""
         agent, name = self.ids[a], self.name
-        ended = agent in terminateds and self._flag(terminateds[agent], agent, "terminateds")
-        cut = agent in truncateds and self._flag(truncateds[agent], agent, "truncateds")
-        if self._status[a] == _ENDED:
+        ended, cut = self._flags_in(agent, terminateds, truncateds)
+        reward = self._reward(rewards[agent], agent) if agent in rewards else 0.0
+        if self._status[a] == ENDED:
             # Flags that stay up are a habit of such envs and say nothing new; data would.
-            if agent in obs or (agent in rewards and self._reward(rewards[agent], agent) != 0.0):
+            if agent in obs or reward != 0.0:
                 contract_error(name, "step()", f"agent {agent!r} has ended and cannot come back, yet it got data")
             return False
-        if self._status[a] == _NOT_JOINED and agent not in obs:
-            if ended or cut or (agent in rewards and self._reward(rewards[agent], agent) != 0.0):
+        if self._status[a] == NOT_JOINED and agent not in obs:
+            if ended or cut or reward != 0.0:
                 contract_error(name, "step()", f"agent {agent!r} got a reward or flag before its first observation")
             return False
-        if agent in rewards:
-            slot.reward[a] = self._reward(rewards[agent], agent)
         if not (ended or cut):
             # "__all__" ends all agents that have not been ended by a flag of their own.
             ended, cut = over
-        here = not (ended or cut)
-        acts = here and agent in obs
-        if agent in obs:
-            self._observe(slot, a, obs[agent], acts)
-        else:
-            slot.clear_mask(a)
-            slot.final_missing[a] = not here
-        slot.terminated[a] = ended
-        slot.truncated[a] = cut
-        slot.alive[a] = here
-        slot.acting[a] = acts
-        self._status[a] = _LIVE if here else _ENDED
-        return acts
+        return self._record(slot, a, obs.get(agent, MISSING), reward, ended, cut, agent in obs)
 
 
 def _no_all(env: str, what: str) -> None:

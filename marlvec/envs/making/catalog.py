@@ -16,25 +16,31 @@ from marlvec.envs.wrappers.seed_stream import SeedStream
 
 __all__ = [
     "ENVPOOL",
+    "LIBRARIES",
     "OPENSPIEL",
     "VMAS",
     "atari_env",
     "catalog",
-    "envpool_entry",
     "gymnasium_entry",
     "gymnasium_env",
-    "openspiel_entry",
+    "library_entry",
     "openspiel_env",
     "pettingzoo_env",
-    "vmas_entry",
 ]
 
 ENVPOOL = "envpool"
 """Family, and namespace of ids, of EnvPool's tasks."""
 OPENSPIEL = "openspiel"
-"""Likewise of OpenSpiel's games."""
+"""Family, and namespace of ids, of OpenSpiel's games."""
 VMAS = "vmas"
-"""Likewise of VMAS's scenarios."""
+"""Family, and namespace of ids, of VMAS's scenarios."""
+
+LIBRARIES = {
+    ENVPOOL: ("marlvec.vector.pools.envpool_tasks:build", "task_id", "envpool"),
+    OPENSPIEL: ("marlvec.envs.openspiel:OpenSpielEnv", "game", "pyspiel"),
+    VMAS: ("marlvec.vector.pools.vmas:build", "scenario", "vmas"),
+}
+"""Families whose libraries know their ids: what builds an env, by which argument, and the package it needs."""
 
 _MPE = (
     "collect_treasure_v1",
@@ -206,52 +212,15 @@ def openspiel_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
     return SeedStream(env)
 
 
-def envpool_entry(task_id: str) -> EnvEntry:
-    """Entry of one of EnvPool's tasks; whether there is such a task shows when it is built.
+def library_entry(family: str, name: str) -> EnvEntry:
+    """Entry of an env of a library that knows its ids itself; whether there is such an env shows when it is built.
 
     Args:
-        task_id: EnvPool's own id, e.g. ``"Pong-v5"``.
+        family: Of `LIBRARIES`.
+        name: The library's own name of the env, e.g. ``"Pong-v5"``, ``"go(board_size=5)"``, ``"balance"``.
     """
-    return EnvEntry(
-        f"{ENVPOOL}/{task_id}",
-        "marlvec.vector.pools.envpool_tasks:build",
-        {"task_id": task_id},
-        family=ENVPOOL,
-        extra="envpool",
-        packages=("envpool",),
-    )
-
-
-def openspiel_entry(game: str) -> EnvEntry:
-    """Entry of one of OpenSpiel's games; whether there is such a game shows when it is built.
-
-    Args:
-        game: OpenSpiel's own name, with or without parameters, e.g. ``"kuhn_poker"``, ``"go(board_size=5)"``.
-    """
-    return EnvEntry(
-        f"{OPENSPIEL}/{game}",
-        "marlvec.envs.openspiel:OpenSpielEnv",
-        {"game": game},
-        family=OPENSPIEL,
-        extra="openspiel",
-        packages=("pyspiel",),
-    )
-
-
-def vmas_entry(scenario: str) -> EnvEntry:
-    """Entry of one of VMAS's scenarios; whether there is such a scenario shows when it is built.
-
-    Args:
-        scenario: VMAS's own name, e.g. ``"balance"``.
-    """
-    return EnvEntry(
-        f"{VMAS}/{scenario}",
-        "marlvec.vector.pools.vmas:build",
-        {"scenario": scenario},
-        family=VMAS,
-        extra="vmas",
-        packages=("vmas",),
-    )
+    entry_point, argument, package = LIBRARIES[family]
+    return EnvEntry(f"{family}/{name}", entry_point, {argument: name}, family=family, extra=family, packages=(package,))
 
 
 def gymnasium_entry(env_id: str) -> EnvEntry:

@@ -15,7 +15,7 @@ from marlvec.arguments import signature_of
 from marlvec.envs.making.python_file import load_file
 from marlvec.errors import MissingExtraError, RegistryError, UnknownEnvError
 
-__all__ = ["OFFERED", "EnvEntry", "EnvFactory", "builder_hint", "offer"]
+__all__ = ["OFFERED", "EnvEntry", "EnvFactory", "builder_hint", "copy_or_share", "offer"]
 
 OFFERED = ("env_index", "num_envs")
 """What a vectorizer offers to every factory and wrapper; only one that declares it gets it."""
@@ -116,7 +116,7 @@ class EnvFactory:
             TypeError: The factory does not take an argument.
         """
         target = self.entry.load()
-        given = {name: _copy(value) for name, value in {**self.entry.kwargs, **self.kwargs, **kwargs}.items()}
+        given = {name: copy_or_share(value) for name, value in {**self.entry.kwargs, **self.kwargs, **kwargs}.items()}
         return target(**{**offer(target, env_index, num_envs), **given})
 
 
@@ -147,12 +147,16 @@ def offer(target: Callable[..., Any], env_index: int | None, num_envs: int | Non
     return {name: value for name, value in offered if value is not None and name in declares}
 
 
-def _copy(value: Any) -> Any:
-    """Copy an argument, so that what one env does to it cannot reach another env, whatever process that is in."""
+def copy_or_share(value: Any) -> Any:
+    """Deep-copy an argument, so that envs do not share it, whatever process they are in; a lock or a socket is shared.
+
+    Args:
+        value: The argument.
+    """
     try:
         return deepcopy(value)
     except Exception:
-        return value  # a lock, a socket, a generator: there is only the one, and its owner meant that one
+        return value
 
 
 def _declared(target: Callable[..., Any]) -> frozenset[str]:

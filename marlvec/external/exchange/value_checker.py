@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from marlvec.envs.adapters import infos as info_dicts
 from marlvec.envs.adapters.return_values import names_of
-from marlvec.envs.slot import fit
 from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError
-from marlvec.spaces import Leaf, SpaceTree, check_member, snapshot
+from marlvec.spaces import Leaf, Membership, SpaceTree, check_member, membership, snapshot
 from marlvec.spaces.action_masks import read_mask
-from marlvec.vector.validation.value_bounds import Membership, membership
+from marlvec.spaces.members import fit
 
 __all__ = ["ValueChecker"]
 

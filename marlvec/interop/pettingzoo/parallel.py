@@ -14,12 +14,13 @@ from pettingzoo import ParallelEnv
 
 from marlvec.envs.autoreset import AutoresetMode
 from marlvec.envs.spec import COMMON, AgentGroup
-from marlvec.errors import ActionError, ArgumentError, ContractError
+from marlvec.errors import ActionError, ArgumentError
 from marlvec.interop.rows.infos import merged
-from marlvec.interop.rows.view_checks import check_view, render_mode_of, value_at
+from marlvec.interop.rows.view_checks import check_view, render_mode_of, value_at, viewed
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.vector.data.infos import infos_to_list
+from marlvec.vector.validation.agent_dicts import lay_out
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["ParallelView"]
@@ -97,11 +98,7 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
             MarlvecError: As `marlvec.make`.
         """
         envs = make(env, 1, backend=backend, autoreset_mode="disabled", **kwargs)
-        try:
-            return cls(envs)
-        except BaseException:
-            envs.close()
-            raise
+        return viewed(cls, envs)
 
     def observation_space(self, agent: str) -> Space[Any]:
         """One agent's observation space, the same object each time."""
@@ -241,47 +238,13 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         acting = [agent for agent, acts in zip(self.possible_agents, self._acting, strict=True) if acts]
         if missing := [agent for agent in acting if agent not in actions]:
             raise ActionError(f"actions: expected one for each agent that must act, {acting}; missing are {missing}")
-        groups: dict[str, Any] = {}
-        for g, group in enumerate(self.envs.spec.groups):
-            own = {self._places[agent][1]: actions[agent] for agent in acting if self._places[agent][0] == g}
-            groups[group.name] = self._batch(group, own)
-        return groups if self.envs.grouped else groups[self.envs.spec.groups[0].name]
-
-    def _batch(self, group: AgentGroup, chosen: Mapping[int, Any]) -> Any:
-        """Actions by place in the group to (1, A_g, …), zeros for agents that do not act."""
-        tree = group.action_tree
-        parts: list[dict[int, NDArray[Any]]] = [{} for _ in tree.leaves]
-        for j, action in chosen.items():
-            where = f"action of agent {self.possible_agents[group.agents[j]]!r}"
-            try:
-                values = tree.flatten(action)
-            except ContractError as error:
-                raise ActionError(f"{where}: {error}") from None
-            for k, (value, leaf) in enumerate(zip(values, tree.leaves, strict=True)):
-                array = np.asarray(value) if not leaf.is_object else _cell(value)
-                if array.shape != leaf.shape:
-                    raise ActionError(f"{where}: expected shape {leaf.shape} for {leaf}, got {array.shape}")
-                parts[k][j] = array
-        batch = []
-        for leaf, arrays in zip(tree.leaves, parts, strict=True):
-            # The dtype is the caller's, so that the vectorizer can refuse what would not keep its value.
-            dtype = np.result_type(*arrays.values()) if arrays else leaf.dtype
-            rows = leaf.blank(1, len(group.agents)).astype(dtype)
-            for j, array in arrays.items():
-                rows[0, j, ...] = array
-            batch.append(rows)
-        return tree.unflatten(batch)
+        agents = self.possible_agents
+        acts, spec = np.array([self._acting]), self.envs.spec
+        return lay_out(spec, self.envs.grouped, [actions], acts, lambda _, a: f"action of agent {agents[a]!r}")
 
 
 _INTS = frozenset({int, np.int64})
 _SAID_ALWAYS = 3  # infos: alive, acting, reset_mask
-
-
-def _cell(value: Any) -> NDArray[Any]:
-    """An object as an array without axes."""
-    cell = np.empty((), np.object_)
-    cell.fill(value)
-    return cell
 
 
 def _observation_space(group: AgentGroup) -> Space[Any]:

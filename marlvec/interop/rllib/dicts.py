@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Space
-from numpy.typing import NDArray
 
 from marlvec.envs.spec import COMMON, AgentGroup
-from marlvec.errors import ActionError, ContractError
+from marlvec.errors import ActionError
 from marlvec.interop.rows.infos import merged
 from marlvec.interop.rows.view_checks import value_at
-from marlvec.spaces import Leaf
 from marlvec.vector.data.infos import infos_to_list
+from marlvec.vector.validation.agent_dicts import lay_out
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
 
@@ -170,22 +170,22 @@ class AgentDicts:
             ActionError: An agent must act and has no action, a name is unknown, or an action has another form than its
                 space; names env and agent.
         """
-        n_envs, groups = self._envs.num_envs, self._envs.spec.groups
+        n_envs = self._envs.num_envs
         if len(actions) != n_envs:
             raise ActionError(f"actions: expected one dict per env, {n_envs} in all, got {len(actions)}")
-        chosen: list[list[tuple[int, int, Any]]] = [[] for _ in groups]  # per group: env, place in the group, action
         for i, (own, acting) in enumerate(zip(actions, self._acting.tolist(), strict=True)):
             if unknown := [name for name in own if name not in self.action_spaces]:
                 raise ActionError(f"actions of env {i}: no agent {unknown[0]!r}; there are {list(self._names)}")
-            for a, name in enumerate(self._names):
-                if not acting[a]:
-                    continue
-                if name not in own:
-                    raise ActionError(f"actions of env {i}: {name!r} must act, and only {list(own)} have an action")
-                g, j = self._places[a]
-                chosen[g].append((i, j, own[name]))
-        trees = [self._batch(group, rows) for group, rows in zip(groups, chosen, strict=True)]
-        return dict(zip(self._envs.groups, trees, strict=True)) if self._envs.grouped else trees[0]
+            if missing := [name for name in compress(self._names, acting) if name not in own]:
+                raise ActionError(f"actions of env {i}: {missing[0]!r} must act, and only {list(own)} have an action")
+        names = self._names
+        return lay_out(
+            self._envs.spec,
+            self._envs.grouped,
+            actions,
+            self._acting,
+            lambda i, a: f"action of env {i}, agent {names[a]!r}",
+        )
 
     def _observation(self, result: VectorStep, i: int, a: int) -> Any:
         g, j = self._places[a]
@@ -216,47 +216,6 @@ class AgentDicts:
                 ours[MASK] = mask[i, j].astype(np.int8)
             infos[name] = merged(said.get(name, {}), common, ours)
         return infos
-
-    def _batch(self, group: AgentGroup, chosen: Sequence[tuple[int, int, Any]]) -> Any:
-        """(N, A_g, …), zeros for agents that do not act."""
-        tree = group.action_tree
-        parts: list[list[Any]] = [[] for _ in tree.leaves]
-        for i, j, action in chosen:
-            try:
-                values = tree.flatten(action)
-            except ContractError as error:
-                raise ActionError(f"{self._where(group, i, j)}: {error}") from None
-            for part, value in zip(parts, values, strict=True):
-                part.append(value)
-        at = [i for i, _, _ in chosen], [j for _, j, _ in chosen]
-        batch = []
-        for leaf, part in zip(tree.leaves, parts, strict=True):
-            for (i, j, _), value in zip(chosen, part, strict=True):
-                if not leaf.is_object and np.shape(value) != leaf.shape:
-                    raise ActionError(
-                        f"{self._where(group, i, j)}: expected shape {leaf.shape} for {leaf}, got {np.shape(value)}"
-                    )
-            rows = _stacked(leaf, part)
-            # The dtype is RLlib's, so that the vectorizer can refuse what would not keep its value.
-            whole = leaf.blank(self._envs.num_envs, len(group.agents)).astype(rows.dtype)
-            whole[at] = rows
-            batch.append(whole)
-        return tree.unflatten(batch)
-
-    def _where(self, group: AgentGroup, i: int, j: int) -> str:
-        return f"action of env {i}, agent {self._names[group.agents[j]]!r}"
-
-
-def _stacked(leaf: Leaf, values: Sequence[Any]) -> NDArray[Any]:
-    """(n, *leaf.shape)."""
-    if not values:
-        return leaf.blank(0)
-    if not leaf.is_object:
-        return np.array(values)
-    cells = leaf.blank(len(values))
-    for k, value in enumerate(values):
-        cells[k] = value
-    return cells
 
 
 def _array_leaf(group: AgentGroup) -> bool:

@@ -11,7 +11,7 @@ from gymnasium.spaces import Dict
 from marlvec.envs.autoreset import AutoresetMode
 from marlvec.errors import MissingExtraError
 from marlvec.interop.rllib.dicts import AgentDicts
-from marlvec.interop.rows.view_checks import check_view, render_mode_of
+from marlvec.interop.rows.view_checks import check_view, render_mode_of, viewed
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.vector.vector_env import VectorEnv
@@ -87,11 +87,7 @@ class RLlibMultiAgentEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray 
             MarlvecError: As `marlvec.make`.
         """
         envs = make(env, 1, backend=backend, autoreset_mode="disabled", **kwargs)
-        try:
-            return cls(envs, action_masks=action_masks)
-        except BaseException:
-            envs.close()
-            raise
+        return viewed(cls, envs, action_masks=action_masks)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

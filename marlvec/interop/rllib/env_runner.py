@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from marlvec.errors import ArgumentError, MissingExtraError
+from marlvec.interop.rows.view_checks import viewed
 from marlvec.making import make
 
 try:
@@ -73,11 +74,7 @@ class RLlibEnvRunner(MultiAgentEnvRunner):  # type: ignore[misc]  # Any where ra
         envs = make(
             env, self.config.num_envs_per_env_runner, autoreset_mode="next_step", env_kwargs=own or None, **ours
         )
-        try:
-            self.env = RLlibVectorEnv(envs, action_masks=action_masks)
-        except BaseException:
-            envs.close()
-            raise
+        self.env = viewed(RLlibVectorEnv, envs, action_masks=action_masks)
         self.num_envs = self.env.num_envs
         self._needs_initial_reset = True
         make_callback(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
@@ -15,7 +15,17 @@ from marlvec.errors import ArgumentError, EnvRaised
 from marlvec.spaces import SpaceTree
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["NEXT_BEGINS_AT_ONCE", "check_view", "missing_is_attribute_error", "one_group", "render_mode_of", "value_at"]
+__all__ = [
+    "NEXT_BEGINS_AT_ONCE",
+    "check_view",
+    "missing_is_attribute_error",
+    "one_group",
+    "render_mode_of",
+    "value_at",
+    "viewed",
+]
+
+View = TypeVar("View")
 
 NEXT_BEGINS_AT_ONCE = "a new episode's first observation comes with the old one's end"
 """Why some views need the same-step mode."""
@@ -62,6 +72,15 @@ def check_view(
     given = _join([f"{name}={got!r}" for name, got, _ in needs])
     remedy = f"; {view}.make() does that" if has_make else ""
     raise ArgumentError(f"{view}: {why}: expected {expected}, got {given}{remedy}")
+
+
+def viewed(view: Callable[..., View], envs: VectorEnv, *args: Any, **kwargs: Any) -> View:
+    """Build a view of new envs, ``view(envs, …)``; close the envs if that raises."""
+    try:
+        return view(envs, *args, **kwargs)
+    except BaseException:
+        envs.close()
+        raise
 
 
 def one_group(envs: VectorEnv, view: str) -> AgentGroup:

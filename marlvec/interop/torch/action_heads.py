@@ -14,6 +14,7 @@ from torch import Tensor
 
 from marlvec.errors import ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
+from marlvec.spaces.action_masks import choice_sizes
 from marlvec.trees import Tree
 
 __all__ = ["Distribution", "Head", "MakeDistribution"]
@@ -182,20 +183,15 @@ class Head:
         if not self._masked or mask.shape[1] != self.size:  # the call will say so
             return np.zeros(0, np.int64)
         space: Any = self._tree.space
-        sizes = [int(space.n)] if isinstance(space, Discrete) else [int(k) for k in np.ravel(space.nvec)]
-        starts = np.cumsum([0, *sizes[:-1]])
+        starts = np.cumsum([0, *choice_sizes(space)[:-1]])
         return np.flatnonzero(~np.logical_or.reduceat(mask, starts, axis=1).all(axis=1))
 
 
 def _size(leaf: Leaf) -> int:
     space: Any = leaf.space
-    if isinstance(space, Discrete):
-        return int(space.n)
-    if isinstance(space, MultiDiscrete):
-        return int(np.sum(space.nvec))
-    if isinstance(space, MultiBinary):
-        return 2 * math.prod(leaf.shape)
-    if isinstance(space, Box) and leaf.dtype.kind == "f":
+    if isinstance(space, (Discrete, MultiDiscrete)):
+        return int(choice_sizes(space).sum())
+    if isinstance(space, MultiBinary) or (isinstance(space, Box) and leaf.dtype.kind == "f"):
         return 2 * math.prod(leaf.shape)
     raise UnsupportedSpaceError(
         f"there is no distribution over {leaf} of the action space, {space}: give TorchPolicy a distribution of your "
@@ -210,7 +206,7 @@ def _distribution(leaf: Leaf, inputs: Tensor) -> Any:
     if isinstance(space, Box):
         return Gaussian(inputs, leaf.shape)
     binary = isinstance(space, MultiBinary)
-    sizes = [2] * math.prod(leaf.shape) if binary else [int(k) for k in np.ravel(space.nvec)]
+    sizes = [2] * math.prod(leaf.shape) if binary else choice_sizes(space).tolist()
     starts = [0] * len(sizes) if binary else [int(k) for k in np.ravel(space.start)]
     parts = [Categorical(p, start) for p, start in zip(inputs.split(sizes, dim=-1), starts, strict=True)]
 

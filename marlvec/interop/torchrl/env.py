@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from marlvec.env_ids import Options, spread_options
 from marlvec.envs.autoreset import AutoresetMode
 from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExtraError, NotResetError
-from marlvec.interop.rows.view_checks import check_view
+from marlvec.interop.rows.view_checks import check_view, viewed
 from marlvec.interop.torchrl.grouping import GroupMap, GroupPlaces, find_places, group_agents
 from marlvec.interop.torchrl.snapshot import EnvSnapshot, scatter
 from marlvec.making import make
@@ -163,18 +163,15 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
             MarlvecError: As `marlvec.make`, and as the constructor.
         """
         envs = make(env, num_envs, **kwargs)
-        try:
-            return cls(
-                envs,
-                group_map=group_map,
-                categorical_actions=categorical_actions,
-                action_masks=action_masks,
-                reward_dtype=reward_dtype,
-                device=device,
-            )
-        except BaseException:
-            envs.close()
-            raise
+        return viewed(
+            cls,
+            envs,
+            group_map=group_map,
+            categorical_actions=categorical_actions,
+            action_masks=action_masks,
+            reward_dtype=reward_dtype,
+            device=device,
+        )
 
     def __repr__(self) -> str:
         groups = ", ".join(f"{name}: {len(members)}" for name, members in self.group_map.items())

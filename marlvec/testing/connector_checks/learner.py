@@ -13,7 +13,7 @@ from gymnasium.spaces import Space
 from marlvec.connectors._support.leaf_spaces import space_summary
 from marlvec.connectors.connector import LearnerConnector
 from marlvec.connectors.rows import Rows
-from marlvec.testing.connector_checks._support.difference import Difference, difference
+from marlvec.testing.connector_checks._support.difference import Difference, difference, summed
 from marlvec.testing.connector_checks._support.report import Report
 from marlvec.testing.connector_checks._support.story import ColumnLike, transitions
 from marlvec.testing.connector_checks.config import read_back
@@ -65,7 +65,7 @@ class _Trial:
 
     def same(self, expected: Rows, got: Rows, subject: str, hint: str = "", *, near: bool = False) -> None:
         """Refuse rows that are not what they were, one by one."""
-        if differs := difference(expected, got, near=near):
+        if differs := difference(expected, got, close=summed if near else None):
             self.report.broken(f"{subject}, {_place(differs)}", differs.expected, differs.got, hint)
 
 

@@ -151,8 +151,8 @@ def _difference(first: Sequence[Moment], again: Sequence[Moment], who: str) -> D
         for subject, fact in before.facts.items():
             if changed := first_difference(fact, now.facts[subject]):
                 where = leaf(subject, changed.path)
-                expected = f"the same for the same seed, {changed.before}"
-                return Difference(now.place, where, expected, f"{changed.after} from {who}")
+                expected = f"the same for the same seed, {changed.expected}"
+                return Difference(now.place, where, expected, f"{changed.got} from {who}")
     if len(first) != len(again):
         longer = max(first, again, key=len)[min(len(first), len(again))]
         expected = f"{len(first)} calls in all for the same seed"

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from reprlib import Repr
 from traceback import extract_tb
-from typing import Any, NamedTuple, NoReturn
-
-import numpy as np
+from typing import Any, NoReturn
 
 from marlvec.errors import ContractError
+from marlvec.spaces.equality import Difference, difference, short
 from marlvec.testing.env_checks.findings import CHECKS, EpisodeLog, Fault, Finding
 
-__all__ = ["Place", "short", "Difference", "first_difference", "leaf"]
-
-_REPR = Repr()
-_REPR.maxother = _REPR.maxstring = 120
+__all__ = ["Place", "short", "first_difference", "leaf"]
 
 
 @dataclass(frozen=True)
@@ -96,69 +91,12 @@ class Place:
             self.log.add(fault)
 
 
-def short(value: Any) -> str:
-    """A value for a message, on one line."""
-    return " ".join(_REPR.repr(value).split())
-
-
-class Difference(NamedTuple):
-    """The first place in which two values differ.
-
-    Attributes:
-        path: Where in the tree, e.g. ``"camera/left"``; ``""`` for the value itself.
-        before, after: What is there, in words.
-    """
-
-    path: str
-    before: str
-    after: str
-
-
-def first_difference(before: Any, after: Any, path: str = "") -> Difference | None:
-    """Compare dicts, lists and tuples part by part, arrays by dtype, shape and every number; NaN equals NaN."""
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        if before.keys() != after.keys():
-            return Difference(path, f"keys {_keys(before)}", f"keys {_keys(after)}")
-        parts = [(str(key), before[key], after[key]) for key in before]
-    elif isinstance(before, (list, tuple)) and type(before) is type(after):
-        if len(before) != len(after):
-            return Difference(path, short(before), short(after))
-        parts = [(str(i), a, b) for i, (a, b) in enumerate(zip(before, after, strict=True))]
-    else:
-        return None if _same(before, after) else _differ(path, before, after)
-    found = (first_difference(a, b, f"{path}/{key}" if path else key) for key, a, b in parts)
-    return next((difference for difference in found if difference), None)
+def first_difference(before: Any, after: Any) -> Difference | None:
+    """Find where two values differ; the index in an array, if there is one, stands in ``expected``."""
+    found = difference(before, after)
+    return found and found._replace(expected=found.expected + (f" at index {found.at}" if found.at else ""))
 
 
 def leaf(subject: str, path: str) -> str:
     """Name a part of a value."""
     return f"{subject}, leaf {path!r}" if path else subject
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, (np.ndarray, np.generic)) or isinstance(b, (np.ndarray, np.generic)):
-        if type(a) is not type(b) or a.dtype != b.dtype or a.shape != b.shape:
-            return False
-        return bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"))
-    return type(a) is type(b) and bool(a == b or (a != a and b != b))
-
-
-def _differ(path: str, before: Any, after: Any) -> Difference:
-    arrays = isinstance(before, np.ndarray) and isinstance(after, np.ndarray)
-    if arrays and before.shape == after.shape and before.dtype == after.dtype:
-        # One number says more than the beginnings of two large arrays.
-        for at in np.ndindex(before.shape):
-            if not _same(before[at], after[at]):
-                where = f" at index {at}" if at else ""
-                return Difference(path, f"{short(before[at])}{where}", short(after[at]))
-    return Difference(path, _described(before), _described(after))
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype} {value.shape} {short(value.tolist())}"
-    return f"{type(value).__name__} {short(value)}"
-
-
-def _keys(table: Mapping[Any, Any]) -> str:
-    return short(sorted(map(str, table)))

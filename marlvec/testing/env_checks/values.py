@@ -14,9 +14,9 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
-from marlvec.envs.slot import fit
 from marlvec.errors import ContractError
-from marlvec.spaces.action_masks import count_choices, read_mask
+from marlvec.spaces.action_masks import choice_sizes, count_choices, read_mask
+from marlvec.spaces.members import fit
 from marlvec.spaces.tree import has_arrays
 from marlvec.testing.env_checks.report import Place, leaf, short
 
@@ -230,7 +230,8 @@ def check_mask(action_space: Space[Any], value: Any, place: Place, agent: Any) -
         place.fault("masks", subject, expected, got, kind="values")
     if mask.shape != (size,):
         place.fault("masks", subject, f"shape ({size},), one entry per choice of {action_space}", str(mask.shape))
-    ends = [0, *np.cumsum(action_space.nvec).tolist()] if isinstance(action_space, MultiDiscrete) else [0, size]
+    assert isinstance(action_space, (Discrete, MultiDiscrete))  # it has choices
+    ends = [0, *np.cumsum(choice_sizes(action_space)).tolist()]
     if not all(mask[low:high].any() for low, high in pairwise(ends)):
         change = "allow at least one action, or end the agent; an action that does nothing is one, too"
         place.fault(

@@ -89,4 +89,4 @@ def row_of(tree: Any, i: int | tuple[int, ...]) -> Any:
 def compare(place: VectorPlace, where: str, expected: Any, got: Any) -> None:
     """Refuse what is not the same to the bit; names the first difference."""
     if changed := first_difference(expected, got):
-        place.broken(leaf(where, changed.path), changed.before, changed.after)
+        place.broken(leaf(where, changed.path), changed.expected, changed.got)

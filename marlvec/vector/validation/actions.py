@@ -7,19 +7,19 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.spaces import Box, Discrete, MultiBinary, Space
 from numpy.typing import NDArray
 
 from marlvec.envs.contract_warnings import warn_of_contract
 from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.errors import ActionError, ContractError
-from marlvec.spaces import Leaf, check_member, check_size, snapshot
+from marlvec.spaces import Contained, Leaf, Membership, check_size, membership, snapshot
 from marlvec.spaces.action_masks import find_forbidden
 from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.validation.agent_dicts import is_by_agent, join_agents
 from marlvec.vector.validation.schedule import CheckSchedule
 
-__all__ = ["ActionWriter", "arrange", "check_members", "take_copies"]
+__all__ = ["ActionWriter", "arrange", "take_copies"]
 
 _SHOWN = 5  # keys of a dict in messages
 
@@ -53,9 +53,11 @@ class ActionWriter:
         self._mask_schedule = CheckSchedule(validate) if always else None
         self._validate = validate
         self._warned = False  # of a forbidden action, where that is said once
-        self._bounds = [[_bounds(leaf.space) for leaf in group.action_tree.leaves] for group in spec.groups]
         leaves = [
             (g, k, leaf) for g, group in enumerate(spec.groups) for k, leaf in enumerate(group.action_tree.leaves)
+        ]
+        self._checks = [
+            (g, k, leaf, members) for g, k, leaf in leaves if (members := membership(leaf, in_buffer=False))
         ]
         # Known once: one array of numbers is all that most envs are given, in a form that needs no more than a look.
         (first, *others) = spec.groups
@@ -65,7 +67,6 @@ class ActionWriter:
         self._plain = first.action_tree.leaves[0] if is_plain else None
         self._plain_shape = (len(first.agents), *first.action_tree.leaves[0].shape) if is_plain else ()
         self._objects = [place for place in leaves if place[2].is_object]
-        self._of_own_mind = [place for place in leaves if _decides_itself(place[2].space)]
 
     def write(self, buffers: Buffers, actions: Any, env_ids: NDArray[np.int64], rows: Selection) -> None:
         """Write one action per (env, agent).
@@ -167,12 +168,10 @@ class ActionWriter:
         self, arrays: Sequence[Sequence[AnyArray]], buffers: Buffers, env_ids: NDArray[np.int64], rows: Selection
     ) -> None:
         acting = buffers.acting[rows]
-        for g, group in enumerate(self._groups):
-            for k, array in enumerate(arrays[g]):
-                self._check_values(array, group, g, k, acting, env_ids)
-        for g, k, leaf in self._of_own_mind:
-            group = self._groups[g]
-            check_members(leaf, arrays[g][k], acting[:, group.agents], partial(self._cell, group, env_ids))
+        for g, k, leaf, members in self._checks:
+            array = arrays[g][k]
+            if array.size and not members.are_all(array):
+                self._check_acting(array, self._groups[g], leaf, members, acting, env_ids)
         if not self._warned and self._masks_are_due():
             self._check_masks(arrays, buffers, env_ids, rows)
 
@@ -210,36 +209,27 @@ class ActionWriter:
         self._warned = self._validate == "sample"
         warn_of_contract(text)
 
-    def _check_values(
+    def _check_acting(
         self,
-        array: NDArray[Any],
+        array: AnyArray,
         group: AgentGroup,
-        g: int,
-        k: int,
-        acting: NDArray[np.bool_],
+        leaf: Leaf,
+        members: Membership,
+        acting: BoolArray,
         env_ids: NDArray[np.int64],
     ) -> None:
-        bounds = self._bounds[g][k]
-        if bounds is None:
-            return
-        low, high = bounds
-        good = (array >= low) & (array <= high)  # False for NaN too
-        if np.count_nonzero(good) == good.size:
-            return
-        leaf = group.action_tree.leaves[k]
-        if leaf.shape:
-            good = good.all(axis=tuple(range(2, good.ndim)))
-        bad = np.argwhere(~good & acting[:, list(group.agents)])
+        wanted = acting[:, group.agents]
+        bad = np.argwhere(wanted & ~members.rows(array, wanted))
         if not len(bad):
             return
         i, j = bad[0].tolist()
-        agent = self._agents[group.agents[j]]
+        if isinstance(members, Contained):
+            raise ActionError(f"{self._cell(group, env_ids, i, j)}: {leaf}: {members.describe(array[i, j, ...])}")
         more = f" ({len(bad) - 1} more)" if len(bad) > 1 else ""
-        where = f"{self._where(group, leaf.path)}: env {env_ids[i]}, agent {agent!r}"
-        raise ActionError(f"{where}: {array[i, j]} is not in {leaf.space}{more}")
+        raise ActionError(f"{self._cell(group, env_ids, i, j, leaf.path)}: {array[i, j]} is not in {leaf.space}{more}")
 
-    def _cell(self, group: AgentGroup, env_ids: NDArray[np.int64], i: int, j: int) -> str:
-        return f"{self._where(group, '')}: env {env_ids[i]}, agent {self._agents[group.agents[j]]!r}"
+    def _cell(self, group: AgentGroup, env_ids: NDArray[np.int64], i: int, j: int, path: str = "") -> str:
+        return f"{self._where(group, path)}: env {env_ids[i]}, agent {self._agents[group.agents[j]]!r}"
 
     def _where(self, group: AgentGroup, path: str) -> str:
         parts = [f"group {group.name!r}"] if self._grouped else []
@@ -294,22 +284,6 @@ def _kinds(space: Space[Any]) -> str:
     return "iu"
 
 
-def _decides_itself(space: Space[Any]) -> bool:
-    """Whether membership is more than a question of bounds: Text, Graph, …, or a class of the user's own."""
-    return type(space).contains not in {kind.contains for kind in (Box, Discrete, MultiBinary, MultiDiscrete)}
-
-
-def _bounds(space: Space[Any]) -> tuple[Any, Any] | None:
-    """Lowest and highest value of each element; None of objects."""
-    if isinstance(space, Discrete):
-        return space.start, space.start + space.n - 1
-    if isinstance(space, MultiDiscrete):
-        return space.start, space.start + space.nvec - 1
-    if isinstance(space, MultiBinary):
-        return 0, 1
-    return (space.low, space.high) if isinstance(space, Box) else None
-
-
 def arrange(value: Any, rows: int, agents: int) -> AnyArray:
     """Put objects into cells.
 
@@ -340,26 +314,6 @@ def _parts(value: Any, length: int, what: str) -> Any:
         got = f"{len(value)}" if is_row else type(value).__name__
         raise ActionError(f"expected an array of objects, or a list of lists, with {what}; got {got}")
     return value
-
-
-def check_members(leaf: Leaf, array: AnyArray, wanted: BoolArray, where: Where) -> None:
-    """Ask a leaf's space itself whether it contains values.
-
-    Args:
-        leaf: The leaf.
-        array: (n, A_g, *leaf.shape).
-        wanted: (n, A_g) bool, of which values.
-        where: For messages.
-
-    Raises:
-        ActionError: One is no member.
-    """
-    for i, j in np.argwhere(wanted).tolist():
-        value = array[i, j] if not leaf.shape else array[i, j].astype(leaf.dtype)
-        try:
-            check_member(leaf, value)
-        except ContractError as error:
-            raise ActionError(f"{where(i, j)}: {error}") from None
 
 
 def take_copies(leaf: Leaf, array: AnyArray, wanted: BoolArray, sizes: NDArray[np.int64], where: Where) -> AnyArray:

@@ -11,7 +11,8 @@ Axis letters: n envs, A_g agents of a group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,9 @@ from numpy.typing import NDArray
 
 from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.errors import ActionError, ContractError
-from marlvec.spaces import Leaf
+from marlvec.spaces import Leaf, SpaceTree
 
-__all__ = ["is_by_agent", "join_agents"]
+__all__ = ["is_by_agent", "join_agents", "lay_out"]
 
 
 def is_by_agent(spec: EnvSpec, grouped: bool, actions: Any, n: int) -> bool:
@@ -79,14 +80,80 @@ def join_agents(
             f"actions: env {env_ids[i]}, agent {spec.agents[a]!r}: it acts, and the dict has no action for it, "
             f"only for {sorted(dicts[i])}"
         )
-    joined = {}
-    for group in spec.groups:
-        if per_env:
-            leaves = _read_envs(spec, group, actions, acting, env_ids)
-        else:
-            leaves = _read_agents(spec, group, actions, len(env_ids))
-        joined[group.name] = group.action_tree.unflatten(leaves)
+    if per_env:
+        return lay_out(
+            spec, grouped, actions, acting, lambda i, a: f"actions: env {env_ids[i]}, agent {spec.agents[a]!r}"
+        )
+    joined = {g.name: g.action_tree.unflatten(_read_agents(spec, g, actions, len(env_ids))) for g in spec.groups}
     return joined if grouped else joined[spec.groups[0].name]
+
+
+def lay_out(
+    spec: EnvSpec,
+    grouped: bool,
+    actions: Sequence[Mapping[str, Any]],
+    acting: NDArray[np.bool_],
+    where: Callable[[int, int], str],
+) -> Any:
+    """Build what `VectorEnv.step` takes from one dict of agents per env.
+
+    Args:
+        spec: What the envs look like.
+        grouped: Whether it takes a dict of groups.
+        actions: n dicts: agent to action, of all agents that act; others are ignored.
+        acting: (n, A) bool, whose actions count.
+        where: Names agent number a of dict number i, in messages.
+
+    Returns:
+        (n, A, …), or a tree of such arrays, or a dict of groups to those; zeros for agents that do not act. Dtypes and
+        values are as they were given.
+
+    Raises:
+        ActionError: An action has another structure or shape than its space.
+    """
+    laid_out = {group.name: _lay_out_group(spec, group, actions, acting, where) for group in spec.groups}
+    return laid_out if grouped else laid_out[spec.groups[0].name]
+
+
+def _lay_out_group(
+    spec: EnvSpec,
+    group: AgentGroup,
+    actions: Sequence[Mapping[str, Any]],
+    acting: NDArray[np.bool_],
+    where: Callable[[int, int], str],
+) -> Any:
+    at = np.nonzero(acting[:, group.agents])
+    cells = [(i, group.agents[j]) for i, j in zip(at[0].tolist(), at[1].tolist(), strict=True)]
+    own = [actions[i][spec.agents[a]] for i, a in cells]
+    tree = group.action_tree
+    if tree.is_leaf:
+        columns: list[Sequence[Any]] = [own]
+    else:
+        trees = [_flatten(tree, action, partial(where, *cell)) for action, cell in zip(own, cells, strict=True)]
+        columns = list(zip(*trees, strict=True)) or [()] * len(tree.leaves)
+    leaves = []
+    for leaf, column in zip(tree.leaves, columns, strict=True):
+        rows = _stack(leaf, column, cells, where)
+        whole = leaf.blank(len(actions), len(group.agents)).astype(rows.dtype, copy=False)
+        whole[at] = rows
+        leaves.append(whole)
+    return tree.unflatten(leaves)
+
+
+def _stack(
+    leaf: Leaf, parts: Sequence[Any], cells: Sequence[tuple[int, int]], where: Callable[[int, int], str]
+) -> NDArray[Any]:
+    """Return one leaf of m actions as (m, …)."""
+    if not parts:
+        return leaf.blank(0)
+    if not leaf.is_object:
+        try:
+            rows = np.array(parts)
+        except Exception:  # one of them is no array, or of another shape: which, is found below
+            rows = np.zeros(())
+        if rows.shape == (len(parts), *leaf.shape):
+            return rows
+    return np.stack([_array(part, leaf, (), partial(where, *cell)) for part, cell in zip(parts, cells, strict=True)])
 
 
 def _is_tuple_action(group: AgentGroup, actions: Sequence[Any]) -> bool:
@@ -120,49 +187,31 @@ def _read_agents(spec: EnvSpec, group: AgentGroup, actions: Mapping[str, Any], n
         if actions.get(name) is None:
             columns.append(group.action_tree.zeros(n))
             continue
-        parts = _flatten(group, actions[name], f"actions[{name!r}]")
-        columns.append([_array(part, leaf, (n,), f"actions[{name!r}]") for part, leaf in parts])
+        where = partial("actions[{!r}]".format, name)
+        parts = zip(_flatten(group.action_tree, actions[name], where), group.action_tree.leaves, strict=True)
+        columns.append([_array(part, leaf, (n,), where) for part, leaf in parts])
     return [np.stack(leaves, axis=1) for leaves in zip(*columns, strict=True)]
 
 
-def _read_envs(
-    spec: EnvSpec,
-    group: AgentGroup,
-    actions: Sequence[Mapping[str, Any]],
-    acting: NDArray[np.bool_],
-    env_ids: NDArray[np.int64],
-) -> list[NDArray[Any]]:
-    """Leaves (n, A_g, …) from one dict per env."""
-    rows: list[list[NDArray[Any]]] = []
-    for i, own in enumerate(actions):
-        cells: list[list[NDArray[Any]]] = []
-        for a in group.agents:
-            if not acting[i, a]:
-                cells.append(group.action_tree.zeros())
-                continue
-            where = f"actions: env {env_ids[i]}, agent {spec.agents[a]!r}"
-            parts = _flatten(group, own[spec.agents[a]], where)
-            cells.append([_array(part, leaf, (), where) for part, leaf in parts])
-        rows.append([np.stack(leaves) for leaves in zip(*cells, strict=True)])
-    return [np.stack(leaves) for leaves in zip(*rows, strict=True)]
-
-
-def _flatten(group: AgentGroup, value: Any, where: str) -> list[tuple[Any, Leaf]]:
+def _flatten(tree: SpaceTree, value: Any, where: Callable[[], str]) -> list[Any]:
     try:
-        return list(zip(group.action_tree.flatten(value), group.action_tree.leaves, strict=True))
+        return tree.flatten(value)
     except ContractError as error:
-        raise ActionError(f"{where}: {error}") from None
+        raise ActionError(f"{where()}: {error}") from None
 
 
-def _array(part: Any, leaf: Leaf, lead: tuple[int, ...], where: str) -> NDArray[Any]:
+def _array(part: Any, leaf: Leaf, lead: tuple[int, ...], where: Callable[[], str]) -> NDArray[Any]:
     """One leaf of one action, or with ``lead`` of one per env."""
-    at = f"{where}, leaf {leaf.path!r}" if leaf.path else where
+
+    def refuse(problem: str) -> ActionError:
+        return ActionError(f"{where()}, {leaf}: {problem}" if leaf.path else f"{where()}: {problem}")
+
     if leaf.is_object:
         cells = np.full(lead, None, np.object_)
         if not lead:
             cells[()] = part
         elif not isinstance(part, (list, tuple, np.ndarray)) or len(part) != lead[0]:
-            raise ActionError(f"{at}: expected a list of {lead[0]} objects, one per env, got {type(part).__name__}")
+            raise refuse(f"expected a list of {lead[0]} objects, one per env, got {type(part).__name__}")
         else:
             for i, value in enumerate(part):
                 cells[i] = value
@@ -171,11 +220,9 @@ def _array(part: Any, leaf: Leaf, lead: tuple[int, ...], where: str) -> NDArray[
     try:
         array = np.asarray(part)
     except Exception as error:  # ragged lists, tensors on a device or with a gradient: whatever __array__ raises
-        raise ActionError(
-            f"{at}: expected shape {expected}, got {type(part).__name__}, not an array: {error}"
-        ) from error
+        raise refuse(f"expected shape {expected}, got {type(part).__name__}, not an array: {error}") from error
     if array.shape == (*expected, 1) and isinstance(leaf.space, spaces.Discrete):
         array = array[..., 0]
     if array.shape != expected:
-        raise ActionError(f"{at}: expected shape {expected}, got {array.shape}")
+        raise refuse(f"expected shape {expected}, got {array.shape}")
     return array

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from marlvec.envs.contract_warnings import warn_of_contract
 from marlvec.envs.spec import AgentGroup, EnvSpec
-from marlvec.spaces import Leaf
+from marlvec.spaces import Finite, Leaf, Membership, membership
 from marlvec.vector.validation.schedule import CheckSchedule
-from marlvec.vector.validation.value_bounds import Finite, Membership, membership
 from marlvec.vector.vector_step import VectorStep
 
 __all__ = ["ObservationValidator"]

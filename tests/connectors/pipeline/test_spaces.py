@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec import connectors as c
-from marlvec.connectors._support.leaf_spaces import map_space, space_summary
+from marlvec.connectors._support.leaf_spaces import space_summary
 from marlvec.errors import UnsupportedSpaceError
+from marlvec.spaces.tree import map_space
 from marlvec.trees import tree_leaves
 from tests.connectors.helpers.samples import Space, all_inside, any_spaces, batch, pairs_of, rows_of
 

@@ -11,8 +11,10 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Text, Tuple
 
 from marlvec import VectorEnv
+from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ActionError
 from marlvec.testing.scripted import CounterEnv, SampledEnv
+from marlvec.vector.validation.agent_dicts import join_agents
 from tests.vector.support.kinds import HERE_AND_AWAY, factories_of, vectorize
 from tests.vector.support.trees import pick
 
@@ -144,3 +146,12 @@ def test_wrong_ones_raise_and_nothing_is_sent() -> None:
                 envs.step(wrong)
         actions = np.ones((N, A), np.int64)
         np.testing.assert_equal(envs.step(actions), others.step(actions))
+
+
+def test_agents_that_do_not_act_leave_the_dtype_of_others_as_it_is() -> None:
+    spec = EnvSpec("turns", ("a", "b"), (Discrete(2),) * 2, (Discrete(4),) * 2, (None, None))
+    for acting in ([[True, False]], [[True, True]]):
+        joined = join_agents(spec, False, [{"a": np.uint64(3), "b": np.uint64(1)}], np.array(acting), np.arange(1))
+        assert joined.dtype == np.uint64, "int64 zeros beside it would make floats of both"
+        assert joined.tolist() == [[3, int(acting[0][1])]]
+    assert join_agents(spec, False, [{}], np.zeros((1, 2), np.bool_), np.arange(1)).tolist() == [[0, 0]]

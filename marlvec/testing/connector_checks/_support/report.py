@@ -10,7 +10,7 @@ import numpy as np
 
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
-from marlvec.testing.connector_checks._support.difference import Difference, difference
+from marlvec.testing.connector_checks._support.difference import Difference, difference, summed
 
 __all__ = ["Key", "Refused", "Report", "keys_of"]
 
@@ -92,7 +92,7 @@ class Report:
         if more := [key for key in keys_of(got) if key not in places]:
             self.broken(f"moment {moment}, (env, agent) {more[0]}", f"no row {condition}", "one", hint)
         expected = expected.take(np.array([places[key] for key in keys_of(got)], np.int64))
-        if differs := difference(expected, got, near=near):
+        if differs := difference(expected, got, close=summed if near else None):
             where = place(differs, got)
             self.broken(f"moment {moment}, {where}", f"{differs.expected} {condition}", differs.got, hint)
 

@@ -18,6 +18,7 @@ from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError
 from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
+from marlvec.spaces.action_masks import choice_sizes
 from marlvec.trees import Tree, map_tree
 
 __all__ = ["ColumnLike", "Moment", "SampledRows", "sampled", "transitions"]
@@ -172,8 +173,7 @@ def _made(name: str, like: Any, rows: Rows) -> Tree:
 
 def _mask(space: Discrete | MultiDiscrete, rng: np.random.Generator, n: int) -> NDArray[np.bool_]:
     """(n, k): about half of the choices, and one at least of each dimension."""
-    sizes = [int(space.n)] if isinstance(space, Discrete) else np.asarray(space.nvec).ravel().tolist()
-    parts = [(rng.random((n, k)) < 0.5) | (np.arange(k) == rng.integers(k, size=(n, 1))) for k in sizes]
+    parts = [(rng.random((n, k)) < 0.5) | (np.arange(k) == rng.integers(k, size=(n, 1))) for k in choice_sizes(space)]
     return np.concatenate(parts, axis=1)
 
 

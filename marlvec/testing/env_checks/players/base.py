@@ -195,10 +195,10 @@ class Player(ABC):
             if changed := first_difference(sent, now):
                 # The first part of the path is the argument's own.
                 path = changed.path.partition("/")[2]
-                expected = f"it to be left as it was given, {changed.before}"
+                expected = f"it to be left as it was given, {changed.expected}"
                 kind = given.partition(" of agent")[0]
                 with self.place.going_on():
-                    self.place.fault("arguments", leaf(given, path), expected, changed.after, kind=kind)
+                    self.place.fault("arguments", leaf(given, path), expected, changed.got, kind=kind)
         return result
 
     def ask_reset(self, seed: int | None, options: dict[str, Any] | None) -> Any:

@@ -1,4 +1,4 @@
-"""Whether values of many rows lie in a leaf's space."""
+"""Members of a leaf's space: one value is refused with a message, many rows are told apart at once."""
 
 from __future__ import annotations
 
@@ -11,14 +11,65 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.spaces import Leaf
+from marlvec.errors import ContractError
+from marlvec.spaces.tree import Leaf
 
-__all__ = ["Finite", "Membership", "membership"]
+__all__ = ["Contained", "Finite", "Membership", "check_member", "fit", "membership"]
+
+_SHOWN = 200  # characters of a value in messages
 
 AnyArray = NDArray[Any]
 BoolArray = NDArray[np.bool_]
+Refusal = tuple[str, str]
+"""What was expected, and what a value is instead, in words."""
 _QuickTest = Callable[[AnyArray], bool]
 _Extreme = Callable[..., Any]
+
+
+def check_member(leaf: Leaf, value: Any) -> None:
+    """Refuse a value that the leaf's space does not contain.
+
+    Raises:
+        ContractError: It does not contain it, or it cannot be checked; names the leaf.
+    """
+    if (refusal := _refusal(leaf.space, value)) is not None:
+        raise ContractError(f"{leaf}: {_sentence(refusal)}")
+
+
+def _sentence(refusal: Refusal) -> str:
+    return "expected {}, got {}".format(*refusal)
+
+
+def _refusal(space: Space[Any], value: Any) -> Refusal | None:
+    doubt = ""
+    try:
+        if space.contains(value):
+            return None
+    except Exception as error:  # gymnasium's own raise on some values of other types
+        doubt = f" (contains() raised {type(error).__name__}: {error})"
+    text = repr(value)
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return f"a member of {space}", f"{shown}{doubt}"
+
+
+def fit(row: AnyArray, value: Any, where: Leaf | str) -> AnyArray:
+    """Make an array of a value that can be assigned to its row, refusing what numpy would broadcast or convert."""
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # a ragged list, an object that refuses to become an array, each with its own error
+        raise ContractError(f"{where}: expected shape {row.shape}, got no array at all ({error})") from None
+    if array.shape != row.shape:
+        raise ContractError(f"{where}: expected shape {row.shape}, got {array.shape}")
+    if not array.size or np.can_cast(array.dtype, row.dtype, "safe"):
+        return array
+    if array.dtype.kind in "iub" and row.dtype.kind in "iub":
+        cast = array.astype(row.dtype)
+        if np.array_equal(cast, array):
+            return cast
+        raise ContractError(f"{where}: the value {value!r} does not fit dtype {row.dtype}")
+    if array.dtype.kind in "iubf" and row.dtype.kind == "f":
+        return array
+    raise ContractError(f"{where}: expected dtype {row.dtype}, got {array.dtype}, which would change the value")
 
 
 class Membership(ABC):
@@ -41,20 +92,30 @@ class Membership(ABC):
         """
 
     @abstractmethod
+    def refuse(self, value: AnyArray) -> Refusal:
+        """Put into words what was expected of a value that is no member, and what it is."""
+
     def describe(self, value: AnyArray) -> str:
-        """Say what was expected of this value, which is no member, and what it is."""
+        """Put both of `refuse` into one sentence."""
+        return _sentence(self.refuse(value))
 
 
 _KINDS: Mapping[Any, type[Space[Any]]] = {kind.contains: kind for kind in (Box, Discrete, MultiBinary, MultiDiscrete)}
 """By `contains`: a user's class that narrows what its members are has its own."""
 
 
-def membership(leaf: Leaf) -> Membership | None:
-    """Membership of a leaf's space as its ``contains`` has it; None where there can be no others in a buffer.
+def membership(leaf: Leaf, *, in_buffer: bool = True) -> Membership | None:
+    """Build the membership of a leaf's space, as its ``contains`` defines it.
 
-    That is so where the dtype has no room for them, and with object leaves, whose values are checked on writing.
+    Args:
+        leaf: The leaf.
+        in_buffer: Whether values lie in a buffer: in the leaf's dtype, and checked on writing if they are objects.
+            Else values are objects, or arrays of any dtype that holds numbers of the leaf's kind.
+
+    Returns:
+        None where all values are members: the dtype has no room for others.
     """
-    if leaf.is_object or 0 in leaf.shape:
+    if 0 in leaf.shape or (leaf.is_object and in_buffer):
         return None
     space: Any = leaf.space
     low: Any
@@ -69,10 +130,12 @@ def membership(leaf: Leaf) -> Membership | None:
     elif kind is Box:
         low, high = space.low, space.high
     else:
-        return _Contained(leaf)
+        return Contained(leaf)
     low, high = np.broadcast_to(low, leaf.shape), np.broadcast_to(high, leaf.shape)
     lowest, highest = _extremes(leaf.dtype)
-    needs_low, needs_high = not (low <= lowest).all(), not (high >= highest).all()
+    is_dtype_known = in_buffer or leaf.dtype.kind == "f"  # any float has room for infinity
+    needs_low = not (is_dtype_known and (low <= lowest).all())
+    needs_high = not (is_dtype_known and (high >= highest).all())
     if not needs_low and not needs_high and leaf.dtype.kind != "f":
         return None
     return _Range(low, high, _quick_test(low if needs_low else None, high if needs_high else None))
@@ -98,26 +161,27 @@ class _Range(Membership):
         return self._quick_test(array)
 
     def rows(self, array: AnyArray, here: BoolArray) -> BoolArray:
-        good: BoolArray = self._within(array).reshape(*here.shape, -1).all(axis=2)
+        within = self._within(array)
+        good: BoolArray = within.all(axis=tuple(range(2, within.ndim)))
         return good
 
-    def describe(self, value: AnyArray) -> str:
+    def refuse(self, value: AnyArray) -> Refusal:
         bad = np.argwhere(~self._within(value)).tolist()
         at = tuple(bad[0])
         where = f" at index {at}" if at else ""
         count = f"; wrong: {len(bad)} of {value.size} values" if value.size > 1 else ""
-        return f"expected values in [{self._low[at]}, {self._high[at]}], got {value[at]}{where}{count}"
+        return f"values in [{self._low[at]}, {self._high[at]}]", f"{value[at]}{where}{count}"
 
     def _within(self, array: AnyArray) -> Any:  # an array, or of a 0-d one a scalar
         return (array >= self._low) & (array <= self._high)
 
 
-class _Contained(Membership):
-    """Whatever a space of the user's own, of one of gymnasium's kinds, says that it contains, asked one by one."""
+class Contained(Membership):
+    """Asks the space itself, value by value: spaces of objects, and of a class with a ``contains`` of its own."""
 
     def __init__(self, leaf: Leaf) -> None:
-        self._space = leaf.space
-        self._is_number = isinstance(leaf.space, Discrete)
+        self._leaf = leaf
+        self._is_number = leaf.is_object or isinstance(leaf.space, Discrete)
 
     def are_all(self, array: AnyArray) -> bool:
         return False
@@ -125,13 +189,15 @@ class _Contained(Membership):
     def rows(self, array: AnyArray, here: BoolArray) -> BoolArray:
         good = np.ones(here.shape, np.bool_)
         for i, j in np.argwhere(here).tolist():
-            cell = array[i, j, ...]
-            good[i, j] = self._space.contains(cell[()] if self._is_number else cell)
+            good[i, j] = _refusal(self._leaf.space, self._value(array[i, j, ...])) is None
         return good
 
-    def describe(self, value: AnyArray) -> str:
-        text = repr(value.tolist())
-        return f"expected a member of {self._space}, got {text if len(text) <= 200 else text[:200] + '…'}"
+    def refuse(self, value: AnyArray) -> Refusal:
+        # A space may change its mind between two questions.
+        return _refusal(self._leaf.space, self._value(value)) or ("a member of its space", repr(value))
+
+    def _value(self, cell: AnyArray) -> Any:
+        return cell[()] if self._is_number else cell.astype(self._leaf.dtype, copy=False)
 
 
 class Finite(Membership):
@@ -144,8 +210,8 @@ class Finite(Membership):
         good: BoolArray = np.isfinite(array)
         return good
 
-    def describe(self, value: AnyArray) -> str:
-        return f"expected a finite number, got {value}"
+    def refuse(self, value: AnyArray) -> Refusal:
+        return "a finite number", str(value)
 
 
 def _quick_test(low: AnyArray | None, high: AnyArray | None) -> _QuickTest:
