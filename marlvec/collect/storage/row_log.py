@@ -31,7 +31,7 @@ from marlvec.collect.storage.moment import Answers, Moment
 from marlvec.collect.storage.policy_rows import part_of
 from marlvec.errors import ArgumentError
 from marlvec.serialization.state_fields import State, array_field, check_fields
-from marlvec.trees import Tree
+from marlvec.trees import Tree, map_tree
 
 __all__ = ["RowLog", "RowNumbers"]
 
@@ -229,15 +229,19 @@ class RowLog:
             moment = Moment(lanes, ticks, env_t, False, None, {}, None, block, kept.steps)
         else:
             if shared:
-                own = {name: forms.rows[name] for name in shared if name in columns and name in forms.rows}
-                copies = {
-                    name: form.tree([leaf.copy() for leaf in form.fit(columns[name])]) for name, form in own.items()
-                }
-                columns = {**columns, **copies}
+                own = {name: columns[name] for name in shared if name in columns}
+                columns = {**columns, **{name: self._copied(name, column) for name, column in own.items()}}
             moment = Moment(lanes, ticks, env_t, is_last, missing, columns, part)
         kept.moments.append(moment)
         kept.steps += not is_last
         return moment
+
+    def _copied(self, name: str, column: Tree) -> Tree:
+        """A copy of a column, once it was found to have its form."""
+        form = self.forms.rows.get(name)
+        if form is None:  # of last rows, before any other rows have it
+            return map_tree(np.array, column)
+        return form.tree([leaf.copy() for leaf in form.fit(column)])
 
     def count(self, lanes: IntArray, ticks: IntArray | int, env_t: IntArray, eps_id: IntArray, *, final: bool) -> None:
         """Store rows that are not read: whose they are alone; see `append`.
