@@ -87,17 +87,12 @@ class _Index:
             self.tick = np.array(ticks, np.int64).repeat(sizes)
         else:
             self.tick = np.concatenate([none, *[np.full(n, tick) for n, tick in zip(sizes, ticks, strict=True)]])
-        self.final = np.array([moment.missing is not None for moment in moments], np.bool_).repeat(sizes)
+        has_ends = np.array([moment.missing is not None for moment in moments], np.bool_).repeat(sizes)
         self.missing = np.zeros(size, np.bool_)
-        if len(moments):
-            first = moments[0]
-            if first.missing is not None:  # the remains of older moments, perhaps not all of them last rows
-                self.final[: sizes[0]] = first.final
-            missing = [moment.missing for moment in moments if moment.missing is not None]
-            if missing:
-                self.missing[np.array([moment.missing is not None for moment in moments]).repeat(sizes)] = (
-                    np.concatenate(missing)
-                )
+        self.missing[has_ends] = np.concatenate([none, *[m.missing for m in moments if m.missing is not None]])
+        self.final = has_ends
+        if len(moments) and moments[0].missing is not None:  # remains of older moments, perhaps not all last rows
+            self.final[: sizes[0]] = moments[0].final
         self.order = self.lane.astype(_key_dtype(num_lanes)).argsort(kind="stable")
         sorted_lane = self.lane[self.order]
         has_next = np.zeros(size, np.bool_)
