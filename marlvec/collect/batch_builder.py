@@ -16,7 +16,7 @@ from marlvec.collect.batch import MultiAgentBatch, SampleBatch
 from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.rollout_state import CurrentState, RolloutState
-from marlvec.collect.sample_target import SampleTarget
+from marlvec.collect.scheduling.sample_target import SampleTarget
 from marlvec.connectors import Rows
 from marlvec.errors import StateError
 

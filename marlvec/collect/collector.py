@@ -6,7 +6,7 @@ Axis letters: N envs, A agents, n rows or envs of one call, L lanes (N * A, one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -26,13 +26,14 @@ from marlvec.collect.acting.random_steps import RandomSteps
 from marlvec.collect.background import Background, CollectingStopped, CollectingThread, UpdateLock
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.batch_builder import BatchBuilder
+from marlvec.collect.batch_source import BatchSource
 from marlvec.collect.callbacks.callback_list import CallbackLike, CallbackList
 from marlvec.collect.episodes import EpisodeTracker, PolicyMapping
 from marlvec.collect.evaluation import EpisodeQuotas, Evaluation, check_apart
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.rollout import RolloutLoop
 from marlvec.collect.rollout_state import CurrentState, RolloutState, first_id
-from marlvec.collect.sample_target import BatchSchedule, SampleTarget, Unit, count_from, sample_target
+from marlvec.collect.scheduling.sample_target import BatchSchedule, count_from
 from marlvec.collect.state.stateful_collector import StatefulCollector
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import PolicyLike
@@ -48,7 +49,7 @@ _RANDOM_STREAM = 0x7761726D  # of the random steps
 _EVALUATION_ROUNDS = 8  # between two looks at which envs are still wanted
 
 
-class Collector(StatefulCollector):
+class Collector(StatefulCollector, BatchSource):
     """Collects experience: per policy, one row per agent decision.
 
     Each tick, every policy answers all rows that wait for it, of all envs, in one call; the envs step; what comes back
@@ -266,7 +267,7 @@ class Collector(StatefulCollector):
         self,
         schedule: BatchSchedule,
         is_stopped: Callable[[], bool] | None = None,
-        show: Callable[[int], None] | None = None,
+        show: Callable[[int], object] | None = None,
     ) -> MultiAgentBatch:
         """Collect the next batch.
 
@@ -316,11 +317,8 @@ class Collector(StatefulCollector):
         self._current.state, schedule.done = after, done
         return batch
 
-    def _goal(
-        self, call: str, steps: int | None, env_steps: int | None, agent_steps: int | None, episodes: int | None
-    ) -> SampleTarget:
-        amounts: dict[Unit, int | None] = {"env_steps": env_steps, "agent_steps": agent_steps, "episodes": episodes}
-        return sample_target(amounts, steps, self._count_by, call)
+    def _check_ready_for(self, call: str) -> None:
+        self._check_foreground(call)
 
     def _check_foreground(self, call: str) -> None:
         if self._background is None:
@@ -345,51 +343,6 @@ class Collector(StatefulCollector):
                 "how much is a batch? Give the collector a batch_size, or ask collector.batches(env_steps=...)"
             )
         return self.batches(self._batch_size)
-
-    def batches(
-        self,
-        steps: int | None = None,
-        *,
-        env_steps: int | None = None,
-        agent_steps: int | None = None,
-        episodes: int | None = None,
-        total: int | None = None,
-        progress: bool = False,
-    ) -> Iterator[MultiAgentBatch]:
-        """Collect one batch after the other, each when it is asked for.
-
-        What one raises comes out of ``next()`` and ends the iteration; nothing is lost, as with `collect`: begin
-        another one.
-
-        Args:
-            steps: How much a batch is, as `collect` takes it.
-            env_steps: Likewise.
-            agent_steps: Likewise.
-            episodes: Likewise.
-            total: How much all of them are, in the same unit: the last one holds what is left. In complete mode, where
-                a batch may hold more, they end once there is that much. None: they never end.
-            progress: Whether to draw a progress bar on stderr.
-
-        Returns:
-            The batches, as `collect` gives them.
-
-        Raises:
-            ArgumentError: Not exactly one positive amount, or a total that is not positive.
-        """
-        goal = self._goal("batches", steps, env_steps, agent_steps, episodes)
-        course = BatchSchedule(goal, None if total is None else count_from(total, f"batches(total={total!r})"))
-        bar: AbstractContextManager[Any] = nullcontext()
-        if progress:
-            from marlvec.collect.progress_bar import collecting  # here, since rich takes its time
-
-            bar = collecting(goal.unit, course.total, self.metrics)
-        return self._run(course, bar)
-
-    def _run(self, course: BatchSchedule, bar: AbstractContextManager[Any]) -> Iterator[MultiAgentBatch]:
-        with bar as show:
-            while course.next_goal is not None:
-                self._check_foreground("batches")
-                yield self._fill(course, show=show)
 
     # --- in the background
 

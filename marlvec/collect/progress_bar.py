@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Column, Table
 
 from marlvec.collect.metrics.metrics import Metrics
-from marlvec.collect.sample_target import Unit
+from marlvec.collect.scheduling.sample_target import Unit
 
 __all__ = ["ProgressBar", "collecting"]
 

@@ -60,9 +60,8 @@ class RolloutLoop:
 
     A tick has two halves: sending, from when the envs may have moved until it is on record what they were sent; and
     taking in, from when rows have left the envs until they are ready. Deciding, and waiting for the envs, change
-    nothing. Each half publishes a state as its last act; where all envs make one step together the two have one state,
-    and the first half has its own only where the wait for the envs fails. Where an interrupt or an error ends a half,
-    the number of what was begun is not that of the published state: `is_dirty`, until `recover`.
+    nothing. Each half publishes a state as its last act. Where an interrupt or an error ends a half, the number of what
+    was begun is not that of the published state: `is_dirty`, until `recover`.
 
     Args:
         envs: The envs.
@@ -368,28 +367,22 @@ class RolloutLoop:
         if not len(self.scheduler.living):
             raise StateError("all envs are masked after faults, so there is none left to step; make() new ones")
         scheduler, steps_N = self.scheduler, self._episodes.steps_N
-        is_one_step = scheduler.all_go_together  # then a tick has one state
-        if is_one_step and self.steps_left:
+        if self.steps_left and scheduler.all_go_together:
             env_ids, self.steps_left = None, self.steps_left - 1
         else:
             env_ids, self.steps_left = scheduler.due(needed, steps_N), 0
-            is_one_step &= env_ids is None
         while env_ids is None or len(env_ids):
             self._act(env_ids)
-            if is_one_step:
-                break
             self._publish()
+            if env_ids is None:
+                break
             env_ids = scheduler.due(needed, steps_N)
-        if not is_one_step:
-            self._begin_state()
+        self._begin_state()
         began = perf_counter()
         try:
             env_step = scheduler.receive()
         except BaseException as error:
-            sent = self._current.state.tick + is_one_step  # the state in which it is on record what was sent
-            self._begun = sent + self._is_lost(error)
-            if is_one_step:
-                self._publish(sent)
+            self._begun = self._current.state.tick + self._is_lost(error)
             raise
         timers = self._metrics.timers
         now = perf_counter()

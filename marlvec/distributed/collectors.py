@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Self
 
 from marlvec.arguments import check_choice, whole_number
@@ -15,10 +15,11 @@ from marlvec.collect.acting.policy_set import (
     PoliciesToTrain,
     TrainedPolicies,
 )
+from marlvec.collect.batch_source import BatchSource
 from marlvec.collect.callbacks.callback_list import CallbackLike
 from marlvec.collect.episodes import PolicyMapping
 from marlvec.collect.rollout_state import STREAM_BITS
-from marlvec.collect.sample_target import BatchSchedule, SampleTarget, count_from, sample_target
+from marlvec.collect.scheduling.sample_target import BatchSchedule, SampleTarget, count_from
 from marlvec.distributed.accounting.accounting import Accounting
 from marlvec.distributed.accounting.ledger import Ledger
 from marlvec.distributed.accounting.plans import Fragments, Plan, Shares
@@ -49,7 +50,7 @@ __all__ = ["Collectors"]
 Build = Callable[[Place], Collector]
 
 
-class Collectors(StatefulCollectors):
+class Collectors(StatefulCollectors, BatchSource):
     """Many collectors, each in a process of its own on this machine or another, asked for their parts of one batch.
 
     The caller's process is the *head*. It asks collectors for fragments, joins them into the batch that a learner
@@ -204,47 +205,12 @@ class Collectors(StatefulCollectors):
         """
         return self._fill(BatchSchedule(self._goal("collect", steps, env_steps, agent_steps, episodes), None))
 
-    def batches(
-        self,
-        steps: int | None = None,
-        *,
-        env_steps: int | None = None,
-        agent_steps: int | None = None,
-        episodes: int | None = None,
-        total: int | None = None,
-    ) -> Iterator[MultiAgentBatch]:
-        """Collect one batch after the other, each when it is asked for.
-
-        Args:
-            steps: How much a batch is, as `collect` takes it.
-            env_steps: Likewise.
-            agent_steps: Likewise.
-            episodes: Likewise.
-            total: How much all of them are, in the same unit; None: they never end.
-
-        Returns:
-            An iterator over batches. What one raises comes out of ``next()`` and ends it; begin another one.
-
-        Raises:
-            ArgumentError: Not exactly one positive amount, or a total that is not positive.
-        """
-        goal = self._goal("batches", steps, env_steps, agent_steps, episodes)
-        schedule = BatchSchedule(goal, None if total is None else count_from(total, f"batches(total={total!r})"))
-        return self._run(schedule)
-
-    def _run(self, schedule: BatchSchedule) -> Iterator[MultiAgentBatch]:
-        while schedule.next_goal is not None:
-            yield self._fill(schedule)
-
-    def _goal(
-        self, call: str, steps: int | None, env_steps: int | None, agent_steps: int | None, episodes: int | None
-    ) -> SampleTarget:
-        amounts: dict[Any, int | None] = {"env_steps": env_steps, "agent_steps": agent_steps, "episodes": episodes}
-        return sample_target(amounts, steps, self._count_by, call)
-
-    def _fill(self, schedule: BatchSchedule) -> MultiAgentBatch:
+    def _check_ready_for(self, call: str) -> None:
         self._check_open()
         self._check_whole()
+
+    def _fill(self, schedule: BatchSchedule, *, show: Callable[[int], object] | None = None) -> MultiAgentBatch:
+        self._check_ready_for("collect")
         goal = schedule.next_goal
         assert goal is not None  # callers ask only where something is left
         self._raise()
@@ -260,9 +226,11 @@ class Collectors(StatefulCollectors):
             self._receive()
             self._raise()
             self._restart_missing()
-        return self._hand_out(chosen, goal, schedule)
+        return self._hand_out(chosen, goal, schedule, show)
 
-    def _hand_out(self, chosen: list[int], goal: SampleTarget, schedule: BatchSchedule) -> MultiAgentBatch:
+    def _hand_out(
+        self, chosen: list[int], goal: SampleTarget, schedule: BatchSchedule, show: Callable[[int], object] | None
+    ) -> MultiAgentBatch:
         """Make the batch. Until the last stores it is not delivered, and comes again next time."""
         answers = [self._group.answers[request_id] for request_id in chosen]
         parts = [part for answer in answers for part in answer.parts]
@@ -282,6 +250,8 @@ class Collectors(StatefulCollectors):
             records = (delta.episodes.record(i) for delta in deltas for i in range(len(delta.episodes)))
             self._callbacks.sample_end(records, batch, self.metrics)
             done = schedule.done_with(goal, batch)
+            if show is not None:
+                show(done)
             self._ledger.state, schedule.done = ledger_state, done  # not interrupted: stores alone
         except BaseException as error:
             metrics.collectors = before[1]

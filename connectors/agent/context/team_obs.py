@@ -39,8 +39,8 @@ class TeamObs(AgentConnector):
     is there. Leaves of ``team`` are (n, A, …); an agent that has not yet come, has ended or has another policy is
     blank: zeros, or the start of a Discrete.
 
-    In a game of turns the others are as they were last seen. An agent is there up to and with its own last row, which
-    shows its team at that same moment; in the rows in which its team goes on, it is gone.
+    In a game of turns the others are as they were last seen. An agent is there up to and with its own last row; rows
+    of one moment show the same team.
 
     Args:
         function: Makes the observations of n rows: ``function(team_obs_nA, team_mask_nA, rows)``, the mask (n, A) bool;
@@ -76,11 +76,6 @@ class TeamObs(AgentConnector):
         episode = self._take_in(rows, own)
         env_id, team = rows.env_id[:, None], np.arange(len(self.agents))
         mask_nA = self._episode.get(env_id, team) == episode[:, None]
-        if "last" in rows and rows.last.any():
-            # The others' rows may be of the same moment: to them these agents are gone.
-            self._episode.set(rows.env_id[rows.last], rows.agent_index[rows.last], -1)
-            others = ~rows.last
-            mask_nA[others] = self._episode.get(env_id[others], team) == episode[others, None]
         absent = None if mask_nA.all() else ~mask_nA
         leaves = []
         for table, blank in zip(self._seen, self._blanks, strict=True):
@@ -88,6 +83,8 @@ class TeamObs(AgentConnector):
             if absent is not None:
                 leaf_nA[absent] = blank
             leaves.append(leaf_nA)
+        if "last" in rows and rows.last.any():
+            self._episode.set(rows.env_id[rows.last], rows.agent_index[rows.last], -1)
         team_obs_nA = self._tree.unflatten(leaves)
         if self.function is None or self._declared is None:
             own_obs = self._tree.unflatten(own)

@@ -114,6 +114,7 @@ def column_specs(runner: PolicyRunner, *, of_batch: bool = False) -> ColumnSpecs
     spaces = {
         "obs": runner.agent_connectors.output_space_,
         "actions": runner.action_connectors.policy_space_,
+        "actions_executed": runner.action_connectors.policy_space_,
         "actions_for_env": runner.env_tree.space,
     }
     exact = {"actions_for_env", *(["obs"] if runner.agent_connectors.is_identity else [])}

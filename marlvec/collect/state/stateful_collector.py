@@ -21,7 +21,7 @@ from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.rollout import RolloutLoop
 from marlvec.collect.rollout_state import CurrentState
-from marlvec.collect.sample_target import BatchSchedule, SampleTarget
+from marlvec.collect.scheduling.sample_target import BatchSchedule, SampleTarget
 from marlvec.collect.state.batch_state import batch_from, get_batch_state
 from marlvec.collect.state.coming_policies import ComingPolicies, name_of_mapping
 from marlvec.collect.state.identity import check_identity, describe_collector

@@ -75,7 +75,7 @@ def team_at(t: int, *agents: str) -> Any:
 @pytest.mark.parametrize("truncates", [True, False])
 @pytest.mark.parametrize("split", [False, True])
 def test_a_last_row_shows_the_team_of_its_own_moment(mode: str, truncates: bool, split: bool) -> None:
-    """Where one agent ends and its team goes on, those who go on see it no more, and it sees them as they are."""
+    """Where one agent ends and its team goes on, all rows of that moment show the same team, later ones the rest."""
     policies = {name: FunctionPolicy(lambda rows: np.zeros(len(rows), np.int64)) for name in ("pq" if split else "p")}
     mapping: Any = {"a": "p", "b": "p", "c": "q"} if split else "p"
     with vectorize("sync", [partial(Team, truncates, i) for i in range(3)], autoreset_mode=mode) as envs:
@@ -88,12 +88,12 @@ def test_a_last_row_shows_the_team_of_its_own_moment(mode: str, truncates: bool,
     tried = 0
     for i in range(len(rows)):
         agent, t = "abc"[rows["agent_index"][i]], int(rows["t"][i])
-        there = mates if t < GONE else left
+        there = mates if t <= GONE else left
         got = rows["obs"]["team"][i], rows["obs"]["team_mask"][i]
         for one, want in zip(got, team_at(t, *there), strict=True):
             np.testing.assert_array_equal(one, want)
         ends = rows["terminated"][i] or rows["truncated"][i]
-        later = mates if t + 1 < GONE or (t + 1 == GONE and agent == "b") else left
+        later = mates if t + 1 <= GONE else left
         got = rows["next_obs"]["team"][i], rows["next_obs"]["team_mask"][i]
         for one, want in zip(got, team_at(t + 1, *later), strict=True):
             np.testing.assert_array_equal(one, want)

@@ -158,9 +158,16 @@ class GivenActions:
         dtypes = None
         if "actions" in blanks:
             try:
-                dtypes = [value.dtype for value in self._tree.flatten(blanks.pop("actions"))]
+                values = self._tree.flatten(blanks.pop("actions"))
             except ContractError as error:
-                raise ArgumentError(f"{where}: {error}") from error
+                raise ArgumentError(f"{where}: actions: {error}") from error
+            for value, leaf in zip(values, self._tree.leaves, strict=True):
+                if not leaf.is_object and (value.dtype.kind not in "fiub" or value.shape != (1, *leaf.shape)):
+                    raise ArgumentError(
+                        f"{where}: actions: expected numbers of shape {(1, *leaf.shape)} for {leaf}, "
+                        f"got {value.dtype} of {value.shape}"
+                    )
+            dtypes = [value.dtype for value in values]
         new = {
             "_actions": actions,
             "_blanks": blanks,
