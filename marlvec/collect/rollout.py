@@ -599,8 +599,7 @@ class RolloutLoop:
             self._note_given(env_step)
         if env_step.untrained:
             self._episodes.untrained.update(self._episodes.eps_id_N[env_step.untrained].tolist())
-        all_in_place = all_act and (self._episodes.is_static or not self._router.is_shared)
-        acting = None if all_in_place else self._router.lanes(env_step.env_ids, env_step.acting)
+        acting = None if all_act else self._router.lanes(env_step.env_ids, env_step.acting)
         if later is None:
             built = self._row_builder.build(env_step, acting, last=False)
         else:

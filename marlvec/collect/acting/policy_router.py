@@ -23,8 +23,10 @@ _SORTED_BY_DIGITS = 1 << 16  # numbers below are sorted as uint16, by their digi
 _REMEMBERED = 64  # sets of envs whose rows are remembered: the same envs often come back together again
 
 
-Share = tuple[PolicyRunner, int, int]
-"""Rows of one policy among those of several: from one position to another."""
+Share = tuple[PolicyRunner, slice, IntArray]
+"""Rows of one policy among those of several: which, and their lanes."""
+Split = list[tuple[int, "Selection", list[Share]]]
+"""Per group in which several policies play: its position, its rows, and whose they are."""
 
 
 class PolicyRouter:
@@ -62,6 +64,7 @@ class PolicyRouter:
         self._players: list[list[PolicyRunner]] = [[] for _ in groups]
         self.playing: list[PolicyRunner] = []
         self._everyone: dict[tuple[int, bytes], Selection] = {}
+        self._split: dict[bytes, Split] = {}  # of all agents, likewise
         for runner in self.runners.values():
             self.prepare(runner)
 
@@ -77,6 +80,7 @@ class PolicyRouter:
             ContractError: A policy is to play agents of different spaces.
         """
         self._everyone.clear()
+        self._split.clear()
         for g, columns in enumerate(self._columns):
             numbers = self._policy_L if self._is_one_group else self._policy_NA[:, columns].reshape(-1)
             found = np.flatnonzero(np.bincount(numbers)).tolist()  # also removed ones, where no episode runs
@@ -173,12 +177,18 @@ class PolicyRouter:
         at = self._positions(len(self._columns[g]), env_ids, lanes)
         return Selection(at, self._env_L[lanes], self._agent_L[lanes], lanes, lanes)
 
-    def split(self, env_ids: IntArray, lanes: IntArray) -> list[tuple[int, Selection, list[Share]]]:
-        """Rows of several policies, of some lanes of these envs: each policy's stand side by side.
+    def split_everyone(self, env_ids: IntArray) -> Split:
+        """`split` of all lanes of these envs: the same object where the same envs are asked for again."""
+        key = env_ids.tobytes()
+        if (found := self._split.get(key)) is None:
+            if len(self._split) >= _REMEMBERED:
+                self._split.clear()
+            mask = np.ones((len(env_ids), len(self._agents)), np.bool_)
+            self._split[key] = found = self.split(env_ids, self.lanes(env_ids, mask))
+        return found
 
-        Returns:
-            Per group in which several policies play: its position, its rows, and whose they are.
-        """
+    def split(self, env_ids: IntArray, lanes: IntArray) -> Split:
+        """Rows of several policies, of some lanes of these envs: each policy's stand side by side."""
         found = []
         for g, players in enumerate(self._players):
             own = lanes if self._is_one_group else lanes[self._group_A[self._agent_L[lanes]] == g]
@@ -190,9 +200,9 @@ class PolicyRouter:
             own = own[numbers.astype(narrow).argsort(kind="stable")]
             shares, start = [], 0
             for number in counts.nonzero()[0].tolist():  # not all: a league's policies may have thousands before them
-                stop = start + int(counts[number])
-                shares.append((self.runners[number], start, stop))
-                start = stop
+                part = slice(start, start + int(counts[number]))
+                shares.append((self.runners[number], part, own[part]))
+                start = part.stop
             found.append((g, self._selection(g, env_ids, own), shares))
         return found
 

@@ -72,7 +72,7 @@ class RowBuilder:
 
         Args:
             env_step: Where they are.
-            lanes: Which; None for all agents of these envs, where no agent's policy changes.
+            lanes: Which; None for all agents of these envs.
             last: Whether these are final observations.
         """
         found = self._before_connectors(env_step, lanes, last=last)
@@ -102,23 +102,25 @@ class RowBuilder:
     def _before_connectors(self, env_step: EnvStep, lanes: IntArray | None, *, last: bool) -> list[BuiltRows]:
         router, found = self._router, []
         for runner in router.playing:
+            if not router.plays_alone(runner):
+                continue
             if lanes is None:
                 chosen = router.everyone(runner, env_step.env_ids)
-            elif router.plays_alone(runner):
-                chosen = router.select(runner, env_step.env_ids, lanes)
             else:
-                continue
+                chosen = router.select(runner, env_step.env_ids, lanes)
             if len(chosen.lanes):
                 columns, env_t, missing = self._make(runner.group_index, chosen, env_step, last=last)
                 shared = self._of_envs if chosen.flat is None else ()
                 found.append(
                     BuiltRows(runner, chosen.lanes, chosen.places, columns, None, None, env_t, missing, shared)
                 )
-        for g, chosen, shares in () if lanes is None or not router.is_shared else router.split(env_step.env_ids, lanes):
+        if not router.is_shared:
+            return found
+        env_ids = env_step.env_ids
+        for g, chosen, shares in router.split_everyone(env_ids) if lanes is None else router.split(env_ids, lanes):
             columns, env_t, missing = self._make(g, chosen, env_step, last=last)
-            for runner, start, stop in shares:
-                part = slice(start, stop)
-                own, own_missing = chosen.lanes[part], None if missing is None else missing[part]
+            for runner, part, own in shares:
+                own_missing = None if missing is None else missing[part]
                 found.append(BuiltRows(runner, own, own, columns, part, None, env_t[part], own_missing, ()))
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.columns.forms import ROW_COLUMNS, ColumnForm, ColumnForms, Leaves
-from marlvec.collect.columns.table import BOOL, COLUMNS
+from marlvec.collect.columns.table import BOOL, COLUMNS, VERSION
 from marlvec.collect.storage.batch_memory import BatchMemory
+from marlvec.collect.storage.policy_rows import part_of
 from marlvec.connectors import Rows
 from marlvec.trees import Tree
 
@@ -54,6 +55,8 @@ class Block:
         self.fixed: dict[str, AnyArray] = {name: np.array(rows[name]) for name in _LANE_COLUMNS}
         self.rows: dict[str, Leaves] = {}
         self.answers: dict[str, Leaves] = {}
+        self._said: list[Leaves | None] = []  # tables in the order of their forms; None: those of the actions
+        self._at = 0  # where the actions are among them
         # Of columns that are one array: the table, also with large rows as items, and the form.
         self._arrays: list[tuple[str, AnyArray, AnyArray | None, np.dtype[Any], tuple[int, ...]]] = []
         for name, form in forms.rows.items():
@@ -71,8 +74,13 @@ class Block:
         self.width = len(self.rows) + len(self.fixed)
         self._trees = [name for name in self.rows if forms.rows[name].dtype is None]
 
-    def write(self, rows: Mapping[str, Tree], t: int) -> None:
+    def write(self, rows: Mapping[str, Tree], t: int, part: slice | None = None) -> None:
         """Write the rows of step ``t``.
+
+        Args:
+            rows: Columns.
+            t: The step.
+            part: Which rows of the columns; None: all.
 
         Raises:
             ContractError: A column has changed its form.
@@ -82,6 +90,8 @@ class Block:
             value = rows[name]
             if value is never:
                 continue
+            if part is not None:
+                value = value[part]
             if value.__class__ is not np.ndarray or value.dtype != dtype or value.shape[1:] != shape:
                 [value] = self.forms.rows[name].fit(value)
             if wide is not None and value.flags.c_contiguous:
@@ -89,7 +99,8 @@ class Block:
             else:
                 table[:, t] = value
         for name in self._trees:
-            for table, leaf in zip(self.rows[name], self.forms.rows[name].fit(rows[name]), strict=True):
+            leaves = self.forms.rows[name].fit(part_of(rows[name], part))
+            for table, leaf in zip(self.rows[name], leaves, strict=True):
                 table[:, t] = leaf
 
     def read_rows(self, t: int) -> Rows:
@@ -102,30 +113,39 @@ class Block:
         }
         return Rows.of_length(columns, len(self.lanes))
 
-    def write_answer(self, columns: Mapping[str, Leaves], t: int) -> bool:
-        """Write what was decided at step ``t``.
+    def write_answer(self, parts: Sequence[Leaves], t: int) -> bool:
+        """Write what was decided at step ``t``: a part for each form of answers, of which the version's stays out.
 
         Returns:
             False where there is no room for it: where columns have come that step 0 did not have, or
             ``actions_for_env`` is no longer what the policy itself said.
         """
         if not t:
-            said = columns["actions"]
-            for name, leaves in columns.items():
-                is_said = name != "actions" and _are_same(leaves, said)
-                form = self.forms.answers[name]
-                self.answers[name] = self.answers["actions"] if is_said else self._table(form)
-        if columns.keys() != self.answers.keys():
+            self._make_room(parts)
+        if len(parts) != len(self._said):
             return False
-        for name, tables in self.answers.items():
-            leaves = columns[name]
-            if name != "actions" and tables is self.answers["actions"]:
-                if not _are_same(leaves, columns["actions"]):
+        said = parts[self._at]
+        for tables, leaves in zip(self._said, parts, strict=True):
+            if tables is None:  # the same as what was said
+                if leaves is not said and not _are_same(leaves, said):
                     return False
-                continue
-            for table, leaf in zip(tables, leaves, strict=True):
-                table[:, t] = leaf
+            else:
+                for table, leaf in zip(tables, leaves, strict=False):  # the version has no table
+                    table[:, t] = leaf
         return True
+
+    def _make_room(self, parts: Sequence[Leaves]) -> None:
+        forms = self.forms.answers
+        self._at = list(forms).index("actions")
+        said, own = parts[self._at], self._table(forms["actions"])
+        for (name, form), leaves in zip(forms.items(), parts, strict=True):
+            is_said = name != "actions" and _are_same(leaves, said)
+            if name == VERSION:
+                self._said.append([])
+            else:
+                tables = own if is_said or name == "actions" else self._table(form)
+                self.answers[name] = tables
+                self._said.append(None if is_said else tables)
 
     def _table(self, form: ColumnForm) -> Leaves:
         return form.table(len(self.lanes), self.length, self._memory.empty)

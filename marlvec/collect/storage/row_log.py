@@ -219,8 +219,7 @@ class RowLog:
             forms.check_rows(columns, final=is_last)
         block = None if is_last or kept.block is None else self._block_for(lanes)
         if block is not None:
-            own = columns if part is None else {name: part_of(column, part) for name, column in columns.items()}
-            block.write(own, kept.steps)
+            block.write(columns, kept.steps, part)
             moment = Moment(lanes, ticks, env_t, False, None, {}, None, block, kept.steps)
         else:
             if shared:
@@ -265,25 +264,22 @@ class RowLog:
 
     def answer(self, lanes: IntArray, parts: Sequence[Leaves]) -> None:
         """Store what the policy answered to these lanes' last rows: what `ColumnForms.check_answer` returned."""
-        kept = self._kept
-        columns = dict(zip(self.forms.answers, parts, strict=True))
-        version = columns.pop(VERSION)  # an array that nothing writes into
-        block = kept.block
+        kept, block = self._kept, self._kept.block
+        version = parts[list(self.forms.answers).index(VERSION)]  # an array that nothing writes into
         if block is not None:
             t = len(kept.answers)
             is_next = t < block.length and t == kept.steps - 1 and len(lanes) == len(block.lanes)
-            if is_next and block.write_answer(columns, t):
+            if is_next and block.write_answer(parts, t):
                 kept.answers.append(Answers(lanes, {VERSION: version}, block, t))
                 return
             kept.block = None
+        columns = dict(zip(self.forms.answers, parts, strict=True))
         said = columns["actions"]
-        own = {
-            name: [leaf.copy() for leaf in leaves]
-            for name, leaves in columns.items()
-            if leaves is not said or name == "actions"
-        }
-        stored = {name: own.get(name, own["actions"]) for name in columns}
-        kept.answers.append(Answers(lanes, {**stored, VERSION: version}))
+        own = [leaf.copy() for leaf in said]
+        for name, leaves in columns.items():
+            if name != VERSION:
+                columns[name] = own if leaves is said else [leaf.copy() for leaf in leaves]
+        kept.answers.append(Answers(lanes, columns))
 
     # --- looking
 
