@@ -32,8 +32,8 @@ class _Ends(NamedTuple):
 
 def read_block(
     block: Block, moments: Sequence[Moment], answers: Sequence[Answers], memory: BatchMemory
-) -> tuple[dict[str, Tree], IntArray]:
-    """Columns of all closed transitions of a full block, ordered by env, agent and time; and their lanes.
+) -> dict[str, Tree]:
+    """Columns of all closed transitions of a full block, ordered by env, agent and time.
 
     Args:
         block: The block.
@@ -51,9 +51,10 @@ def read_block(
         if moment.missing is not None
     ]
 
-    def spread(values: Sequence[AnyArray]) -> AnyArray:
-        out = memory.empty((len(lanes), steps), values[0].dtype)
-        out[...] = np.array(values).T
+    def spread(plane: AnyArray) -> AnyArray:
+        """What can be broadcast to (T, L), as an array (L, T)."""
+        out = memory.empty((len(lanes), steps), plane.dtype)
+        out[...] = plane.T
         return out
 
     columns: dict[str, Tree] = {name: np.repeat(values, steps) for name, values in block.fixed.items()}
@@ -65,17 +66,19 @@ def read_block(
     for name in forms.followed:
         columns[f"next_{name}"] = _following(block, name, behind, ends, memory)
     missing = np.zeros((len(lanes), steps), np.bool_)
-    env_ts = [moment.env_t for moment in decisions]
-    next_env_t = spread(env_ts[1:])
+    env_ts = np.array([moment.env_t for moment in decisions])
+    env_t = spread(env_ts[:-1])
+    is_next = np.count_nonzero(env_ts[1:] - env_ts[:-1] == 1) == env_t.size  # then it need not be turned round, too
+    next_env_t = np.add(env_t, 1, out=memory.empty(env_t.shape, np.int64)) if is_next else spread(env_ts[1:])
     for end in ends:
         missing[end.places, end.step], next_env_t[end.places, end.step] = end.moment.missing, end.moment.env_t
     columns["next_obs_missing"], columns["next_env_t"] = _as_rows(missing), _as_rows(next_env_t)
-    columns["env_t"] = _as_rows(spread(env_ts[:-1]))
+    columns["env_t"] = _as_rows(env_t)
     for name, tables in block.answers.items():
         is_own = name == "actions" or tables is not block.answers["actions"]
         columns[name] = forms.answers[name].tree([_flat(table, memory, is_own=is_own) for table in tables])
-    columns[VERSION] = _as_rows(spread([answer.columns[VERSION][0] for answer in answers]))
-    return columns, np.repeat(lanes, steps)
+    columns[VERSION] = _as_rows(spread(np.array([answer.columns[VERSION][0][:1] for answer in answers])))
+    return columns
 
 
 def _flat(table: AnyArray, memory: BatchMemory, *, is_own: bool = True) -> AnyArray:
@@ -92,7 +95,10 @@ def _following(block: Block, name: str, behind: Moment, ends: Sequence[_Ends], m
     form, tables = block.forms.rows[name], block.rows[name]
     found = form.room(len(block.lanes), block.length, empty=memory.empty)
     for leaf, table, last in zip(found, tables, form.fit(behind.column(name)), strict=True):
-        leaf[:, :-1] = table[:, 1:]
+        if table.dtype == np.bool_ and not np.count_nonzero(table):  # flags of rows that an agent acts on
+            leaf[...] = False
+        else:
+            leaf[:, :-1] = table[:, 1:]
         leaf[:, -1] = last
     for step, places, moment in ends:
         column = moment.column(name)

@@ -352,13 +352,17 @@ class RowLog:
         if isinstance(numbers, range):
             kept = self._kept
             assert kept.block is not None
-            columns, lane = read_block(kept.block, kept.moments, kept.answers, self._memory)
+            columns = read_block(kept.block, kept.moments, kept.answers, self._memory)
+            starts = np.zeros(len(numbers), np.bool_)
+            starts[:: kept.block.length] = True  # where the next lane begins
         else:
             columns, lane = self._read_sorted(numbers)
+            starts = np.zeros(len(numbers), np.bool_)
+            starts[1:] = lane[1:] != lane[:-1]
         eps_id, ended = columns["eps_id"], columns["terminated"] | columns["truncated"]
-        starts = np.zeros(len(lane), np.int64)
-        starts[1:] = (lane[1:] != lane[:-1]) | (eps_id[1:] != eps_id[:-1])
+        starts[1:] |= eps_id[1:] != eps_id[:-1]
         starts[1:] |= ended[:-1]  # an agent that came back has a new life
+        starts[:1] = False
         columns["unroll_id"] = np.cumsum(starts, out=self._memory.empty(starts.shape, np.int64))
         columns["unroll_id"] += unroll_id
         return order_columns(columns), int(columns["unroll_id"][-1]) + 1
