@@ -17,6 +17,7 @@ from pettingzoo import ParallelEnv
 import marlvec
 from marlvec import Collector
 from marlvec.collect.rollout import RolloutLoop
+from marlvec.collect.storage import row_log
 from marlvec.connectors import AgentPipeline, Rows, agent_connector
 from marlvec.connectors.agent import ClipReward, FrameStack, NormalizeObs, PrevActions
 from marlvec.errors import RestartQuietly
@@ -364,3 +365,25 @@ def test_several_policies_may_write_into_their_rows_and_one_may_fail(fails_at: i
             )
     for (name, got), (_, want) in zip(*found, strict=True):
         np.testing.assert_array_equal(got, want, err_msg=name)
+
+
+def test_where_there_is_no_memory_for_a_block_the_same_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a batch that is asked for too large, for one; the next one may have a block again."""
+    setting = Setting(
+        "box", "", None, 3, "sync", "same_step", True, False, dict.fromkeys("abc", "p"), "default", "truncate", 0
+    )
+    calls = [("env_steps", 3 * 8)] * 3
+    want, in_place = play(setting, calls, [])
+    assert in_place == 3
+    block, made = row_log.Block, []
+
+    def scarce(*what: Any) -> Any:
+        made.append(what)
+        if len(made) == 2:
+            raise MemoryError
+        return block(*what)
+
+    monkeypatch.setattr(row_log, "Block", scarce)
+    got, in_place = play(setting, calls, [])
+    assert got == want
+    assert in_place == 2
