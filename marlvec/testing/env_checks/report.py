@@ -65,7 +65,7 @@ class Place:
             kind: What makes it another fault; default: the advice.
             minor: Whether marlvec puts it right in silence.
         """
-        advice = change or CHECKS[check].change
+        advice = change or CHECKS[check]
         finding = Finding(check, "minor" if minor else "serious", str(self), subject, expected, got, advice)
         raise Fault(finding, (check, path, kind or advice))
 

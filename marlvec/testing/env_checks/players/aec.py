@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.adapters.return_values import AgentId
 from marlvec.testing.env_checks.constant_spaces import ZooSpaces
 from marlvec.testing.env_checks.findings import Findings
@@ -18,18 +19,11 @@ __all__ = ["TurnPlayer"]
 
 
 class TurnPlayer(Player):
-    """Plays a turn-based env as a loop over ``agent_iter()`` and ``last()`` does; a step of the dead counts, too.
+    """Plays a turn-based env as a loop over ``agent_iter()`` and ``last()`` does; a step of the dead counts, too."""
 
-    Args:
-        env: The env.
-        name: What to call it.
-        max_steps: Within how many steps an episode must end.
-        findings: Where findings go.
-    """
-
-    def __init__(self, env: Any, name: str, max_steps: int, findings: Findings) -> None:
-        agents = list(env.possible_agents)
-        super().__init__(env, name, agents, ZooSpaces(env, agents), max_steps, findings)
+    def __init__(self, adapter: Adapter, max_steps: int, findings: Findings) -> None:
+        spaces = ZooSpaces(adapter.env, list(adapter.ids))
+        super().__init__(adapter.env, adapter.name, adapter.ids, spaces, max_steps, findings)
         self._once = RewardsOnce()
         self._flagged: set[AgentId] = set()
         self._selected: set[AgentId] = set()  # in this game: only they need be able to observe

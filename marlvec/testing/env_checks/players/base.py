@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -53,6 +53,8 @@ class Moment:
 class Player(ABC):
     """Plays random legal actions on one raw env of one form.
 
+    The players of each form are made of the env's adapter, which says what the env is called, and its agents.
+
     Args:
         env: The user's env.
         name: What to call it.
@@ -74,22 +76,22 @@ class Player(ABC):
         self,
         env: Any,
         name: str,
-        agents: list[AgentId],
+        agents: Iterable[AgentId],
         read_spaces: Callable[[], dict[str, Any]],
         max_steps: int,
         findings: Findings,
     ) -> None:
-        self.env, self.name, self.agents, self.max_steps = env, name, agents, max_steps
+        self.env, self.name, self.agents, self.max_steps = env, name, list(agents), max_steps
         self.log = EpisodeLog(findings)
         self.place = Place(name, "reset()", log=self.log)
         self.spaces = ConstantSpaces(name, read_spaces, self.log)
         found = list(read_spaces().values())
-        self.observation_spaces: dict[AgentId, Space[Any]] = dict(zip(agents, found, strict=False))
-        self.action_spaces: dict[AgentId, Space[Any]] = dict(zip(agents, found[len(agents) :], strict=False))
+        self.observation_spaces: dict[AgentId, Space[Any]] = dict(zip(self.agents, found, strict=False))
+        self.action_spaces: dict[AgentId, Space[Any]] = dict(zip(self.agents, found[len(self.agents) :], strict=False))
         self._samplers = {agent: SpaceSampler(SpaceTree(space)) for agent, space in self.action_spaces.items()}
         self._masked = {
             agent: split_action_mask(self.observation_spaces[agent], self.action_spaces[agent])[1] is not None
-            for agent in agents
+            for agent in self.agents
         }
         self.resets_itself = resets_itself(env, name)
         self.live: set[AgentId] = set()

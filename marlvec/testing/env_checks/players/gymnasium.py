@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Tuple
 
+from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.adapters.gymnasium import AGENT, joint_keys
 from marlvec.testing.env_checks.findings import Findings
 from marlvec.testing.env_checks.players.base import Player
@@ -17,20 +18,15 @@ __all__ = ["SinglePlayer"]
 
 
 class SinglePlayer(Player):
-    """Plays a Gymnasium env, as the one agent ``"agent_0"``.
+    """Plays a Gymnasium env, as the one agent ``"agent_0"``."""
 
-    Args:
-        env: The env.
-        name: What to call it.
-        max_steps: Within how many steps an episode must end.
-        findings: Where findings go.
-    """
+    def __init__(self, adapter: Adapter, max_steps: int, findings: Findings) -> None:
+        env = adapter.env
 
-    def __init__(self, env: Any, name: str, max_steps: int, findings: Findings) -> None:
         def read() -> dict[str, Any]:
             return {"observation_space": env.observation_space, "action_space": env.action_space}
 
-        super().__init__(env, name, [AGENT], read, max_steps, findings)
+        super().__init__(env, adapter.name, [AGENT], read, max_steps, findings)
         self._seen: Any = None
         self._info: Any = {}
         self._joint = len(joint_keys(env.observation_space, env.action_space) or ())

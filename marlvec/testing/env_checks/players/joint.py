@@ -22,21 +22,17 @@ __all__ = ["JointPlayer"]
 class JointPlayer(Player):
     """Plays a Gymnasium env with one entry per agent in its spaces: all agents act in every step.
 
-    Args:
-        adapter: Says which agents there are, and what the env is given for those that have ended. The env inside is
-            what is played.
-        max_steps: Within how many steps an episode must end.
-        findings: Where findings go.
+    The adapter says what the env is given for those that have ended.
     """
 
     def __init__(self, adapter: JointAdapter, max_steps: int, findings: Findings) -> None:
-        env, agents = adapter.env, list(adapter.ids)
+        env = adapter.env
 
         def read() -> dict[str, Any]:
             joint = {kind: getattr(env, f"{kind}_space") for kind in ("observation", "action")}
             return {f"{kind}_space[{key!r}]": joint[kind].spaces[key] for kind in joint for key in adapter.keys}
 
-        super().__init__(env, adapter.name, agents, read, max_steps, findings)
+        super().__init__(env, adapter.name, adapter.ids, read, max_steps, findings)
         self._adapter = adapter
         self._seen: Mapping[AgentId, Any] = {}
         self._infos: Mapping[AgentId, Any] = {}

@@ -19,13 +19,7 @@ __all__ = ["SlotPlayer"]
 
 
 class SlotPlayer(Player):
-    """Plays a `MultiAgentEnv` with arrays of its own, which are as a vectorizer would have them before each call.
-
-    Args:
-        env: The env.
-        max_steps: Within how many steps an episode must end.
-        findings: Where findings go.
-    """
+    """Plays a `MultiAgentEnv` with arrays of its own, which are as a vectorizer would have them before each call."""
 
     def __init__(self, env: MultiAgentEnv, max_steps: int, findings: Findings) -> None:
         def read() -> dict[str, Any]:
@@ -34,7 +28,7 @@ class SlotPlayer(Player):
             return spaces if env.state_space is None else {**spaces, "state_space": env.state_space}
 
         self._spec = spec = env.spec()
-        super().__init__(env, env.name, list(spec.agents), read, max_steps, findings)
+        super().__init__(env, env.name, spec.agents, read, max_steps, findings)
         self._homes: dict[AgentId, tuple[int, int]] = {
             spec.agents[a]: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)
         }
