@@ -69,6 +69,11 @@ class Place:
         finding = Finding(check, "minor" if minor else "serious", str(self), subject, expected, got, advice)
         raise Fault(finding, (check, path, kind or advice))
 
+    def report(self, *args: Any, **kwargs: Any) -> None:
+        """Write down what `fault` would raise, and go on; where there is no log, raise it."""
+        with self.going_on():
+            self.fault(*args, **kwargs)
+
     def raised(self, error: Exception) -> NoReturn:
         """Raise the `Fault` that says that the env raised this."""
         frame = extract_tb(error.__traceback__)[-1]

@@ -199,8 +199,7 @@ class Player(ABC):
                 path = changed.path.partition("/")[2]
                 expected = f"it to be left as it was given, {changed.expected}"
                 kind = given.partition(" of agent")[0]
-                with self.place.going_on():
-                    self.place.fault("arguments", leaf(given, path), expected, changed.got, kind=kind)
+                self.place.report("arguments", leaf(given, path), expected, changed.got, kind=kind)
         return result
 
     def ask_reset(self, seed: int | None, options: dict[str, Any] | None) -> Any:
@@ -246,9 +245,8 @@ class Player(ABC):
         return values
 
     def _note_old(self, expected: str, got: str, change: str) -> None:
-        with self.place.going_on():
-            old = f"{got}: the old API, as of Gym before 0.26"
-            self.place.fault("results", "the result", expected, old, change, kind=self.place.call, minor=True)
+        old = f"{got}: the old API, as of Gym before 0.26"
+        self.place.report("results", "the result", expected, old, change, kind=self.place.call, minor=True)
 
     def note(self, what: str, value: Any) -> None:
         """Write a copy into the trace."""

@@ -87,9 +87,8 @@ class JointPlayer(Player):
             if agent in self.live:
                 self.note_reward(agent, value)
             elif entries is not None and value is not None and np.any(value):
-                with self.place.going_on():
-                    change = "give 0 as the reward of an agent that has ended"
-                    self.place.fault("life", f"reward of agent {agent!r}", "0, for it has ended", str(value), change)
+                change = "give 0 as the reward of an agent that has ended"
+                self.place.report("life", f"reward of agent {agent!r}", "0, for it has ended", str(value), change)
 
     def _take_flags(self, terminated: Any, truncated: Any) -> set[AgentId]:
         """Look at the flags; return who has ended in this step."""

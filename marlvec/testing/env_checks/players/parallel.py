@@ -52,8 +52,7 @@ class ParallelPlayer(ByAgentPlayer):
         for what, table in tables.items():
             for agent in self.gone:
                 if agent in table:
-                    with self.place.going_on():
-                        self.place.fault("life", what, f"nothing of agent {agent!r}, which has ended", "data")
+                    self.place.report("life", what, f"nothing of agent {agent!r}, which has ended", "data")
             # New agents have been observed; whether they get a reward at once is up to the env.
             expected = self.live | born if table is self.seen else self.live | (born & set(table))
             with self.place.going_on():

@@ -76,16 +76,14 @@ class KeyedPlayer(ByAgentPlayer):
             if agent in self.gone:
                 # Flags that stay up are a habit of such envs and say nothing new; data would.
                 if agent in seen or tables["rewards"].get(agent, 0) != 0:
-                    with self.place.going_on():
-                        got = "an observation or a reward"
-                        self.place.fault("life", f"agent {agent!r}", "no data, for it has ended", got)
+                    got = "an observation or a reward"
+                    self.place.report("life", f"agent {agent!r}", "no data, for it has ended", got)
                 continue
             if agent not in self.live | set(seen):
                 if agent in tables["rewards"] or any(flags):
-                    with self.place.going_on():
-                        change = "give an agent's first observation before, or with, its first reward"
-                        expected = "nothing before its first observation"
-                        self.place.fault("life", f"agent {agent!r}", expected, "a reward or flag", change)
+                    change = "give an agent's first observation before, or with, its first reward"
+                    expected = "nothing before its first observation"
+                    self.place.report("life", f"agent {agent!r}", expected, "a reward or flag", change)
                 continue
             if self.take(agent, {**tables, "observations": seen}):
                 ended.add(agent)
@@ -93,10 +91,9 @@ class KeyedPlayer(ByAgentPlayer):
 
     def _all_flags(self, tables: Mapping[str, Mapping[Any, Any]]) -> bool:
         if ALL not in tables["terminateds"]:
-            with self.place.going_on():
-                change = f"set terminateds[{ALL!r}] in every step"
-                got = f"{sorted(map(str, tables['terminateds']))}"
-                self.place.fault("keys", "terminateds", f"a flag of {ALL!r}", got, change)
+            change = f"set terminateds[{ALL!r}] in every step"
+            got = f"{sorted(map(str, tables['terminateds']))}"
+            self.place.report("keys", "terminateds", f"a flag of {ALL!r}", got, change)
             self.log.doubtful = True  # when the episode ends is not known
         flags = [self.read_flag(tables[what].get(ALL, False), ALL, what[:-1]) for what in self.tables[2:]]
         self.note(f"flags of {ALL!r}", flags)
