@@ -86,13 +86,11 @@ class ZooSpaces:
 
     def __call__(self) -> dict[str, Any]:
         """The call, as a user would write it, to the space."""
-        found = {
+        return {
             f"{kind}_space({agent!r})": self._ask(f"{kind}_space", agent)
             for kind in ("observation", "action")
             for agent in self._agents
         }
-        state = getattr(self._env, "state_space", None)
-        return {**found, "state_space": state} if isinstance(state, Space) else found
 
     def _ask(self, name: str, agent: AgentId) -> Any:
         function = getattr(self._env, name, None)

@@ -59,7 +59,7 @@ class Player(ABC):
         env: The user's env.
         name: What to call it.
         agents: Its agents, as it names them.
-        read_spaces: See `ConstantSpaces`; observation spaces of all agents first, then action spaces, then others.
+        read_spaces: See `ConstantSpaces`; observation spaces of all agents first, then action spaces.
         max_steps: Within how many steps an episode must end.
         findings: Where findings go.
 
@@ -84,7 +84,7 @@ class Player(ABC):
         self.env, self.name, self.agents, self.max_steps = env, name, list(agents), max_steps
         self.log = EpisodeLog(findings)
         self.place = Place(name, "reset()", log=self.log)
-        self.spaces = ConstantSpaces(name, read_spaces, self.log)
+        self.spaces = ConstantSpaces(name, lambda: {**read_spaces(), **_state_space(env)}, self.log)
         found = list(read_spaces().values())
         self.observation_spaces: dict[AgentId, Space[Any]] = dict(zip(self.agents, found, strict=False))
         self.action_spaces: dict[AgentId, Space[Any]] = dict(zip(self.agents, found[len(self.agents) :], strict=False))
@@ -331,6 +331,11 @@ class Player(ABC):
             with self.place.going_on():
                 check_member(space, state, self.place, "the global state", "state")
             self.note("the global state", state)
+
+
+def _state_space(env: Any) -> dict[str, Any]:
+    space = getattr(env, "state_space", None)
+    return {"state_space": space} if isinstance(space, Space) else {}
 
 
 def _plain(space: Space[Any], value: Any) -> Any:

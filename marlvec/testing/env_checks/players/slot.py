@@ -24,8 +24,7 @@ class SlotPlayer(Player):
     def __init__(self, env: MultiAgentEnv, max_steps: int, findings: Findings) -> None:
         def read() -> dict[str, Any]:
             spaces = {f"observation_spaces[{a}]": space for a, space in enumerate(env.observation_spaces)}
-            spaces |= {f"action_spaces[{a}]": space for a, space in enumerate(env.action_spaces)}
-            return spaces if env.state_space is None else {**spaces, "state_space": env.state_space}
+            return spaces | {f"action_spaces[{a}]": space for a, space in enumerate(env.action_spaces)}
 
         self._spec = spec = env.spec()
         super().__init__(env, env.name, spec.agents, read, max_steps, findings)
