@@ -9,7 +9,6 @@ from typing import Any
 
 from marlvec import registry
 from marlvec.envs.adapters.aec import AECAdapter
-from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.adapters.gymnasium import GymnasiumAdapter
 from marlvec.envs.adapters.joint import JointAdapter
 from marlvec.envs.adapters.parallel import ParallelAdapter
@@ -191,6 +190,4 @@ def _player_of(env: Any, max_steps: int, findings: Findings) -> Player:
     except ContractError as error:
         got = f"{type(error).__name__}: {error}"
         Place(type(env).__name__, "__init__()").fault("form", "the env", "one that make() takes", got)
-    player = next(make for kind, make in _PLAYERS if isinstance(adapter, kind))(adapter, max_steps, findings)
-    player.lenient = isinstance(adapter, Adapter) and adapter.is_lenient
-    return player
+    return next(make for kind, make in _PLAYERS if isinstance(adapter, kind))(adapter, max_steps, findings)

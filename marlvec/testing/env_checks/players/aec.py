@@ -9,21 +9,19 @@ import numpy as np
 
 from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.adapters.return_values import AgentId
-from marlvec.testing.env_checks.constant_spaces import ZooSpaces
 from marlvec.testing.env_checks.findings import Findings
-from marlvec.testing.env_checks.players.base import Player
+from marlvec.testing.env_checks.players.base import RawPlayer
 from marlvec.testing.env_checks.players.rewards_once import RewardsOnce
 from marlvec.testing.env_checks.values import check_agents, check_table
 
 __all__ = ["TurnPlayer"]
 
 
-class TurnPlayer(Player):
+class TurnPlayer(RawPlayer):
     """Plays a turn-based env as a loop over ``agent_iter()`` and ``last()`` does; a step of the dead counts, too."""
 
     def __init__(self, adapter: Adapter, max_steps: int, findings: Findings) -> None:
-        spaces = ZooSpaces(adapter.env, list(adapter.ids))
-        super().__init__(adapter.env, adapter.name, adapter.ids, spaces, max_steps, findings)
+        super().__init__(adapter, max_steps, findings)
         self._once = RewardsOnce()
         self._flagged: set[AgentId] = set()
         self._selected: set[AgentId] = set()  # in this game: only they need be able to observe

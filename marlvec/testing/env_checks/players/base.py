@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
-from marlvec.envs.adapters.base import keywords_of
+from marlvec.envs.adapters.base import Adapter, keywords_of
 from marlvec.envs.adapters.return_values import AgentId, only_element, zero_or_one
 from marlvec.envs.adapters.self_reset import resets_itself
 from marlvec.sampling import SpaceSampler
@@ -32,7 +32,7 @@ from marlvec.testing.env_checks.values import (
     check_tuple,
 )
 
-__all__ = ["Moment", "Player"]
+__all__ = ["Moment", "Player", "RawPlayer"]
 
 _FINALS = ("final_observation", "final_obs", "terminal_observation")
 
@@ -51,9 +51,7 @@ class Moment:
 
 
 class Player(ABC):
-    """Plays random legal actions on one raw env of one form.
-
-    The players of each form are made of the env's adapter, which says what the env is called, and its agents.
+    """Plays random legal actions on one env of one form.
 
     Args:
         env: The user's env.
@@ -331,6 +329,29 @@ class Player(ABC):
             with self.place.going_on():
                 check_member(space, state, self.place, "the global state", "state")
             self.note("the global state", state)
+
+
+class RawPlayer(Player):
+    """Plays the raw env behind an adapter, which says what it is called, and what agents and spaces it has.
+
+    Args:
+        adapter: The adapter.
+        max_steps: Within how many steps an episode must end.
+        findings: Where findings go.
+    """
+
+    def __init__(self, adapter: Adapter, max_steps: int, findings: Findings) -> None:
+        pairs = [(kind, agent) for kind in ("observation", "action") for agent in adapter.ids]
+
+        def read() -> dict[str, Any]:
+            return {self.space_call(kind, agent): adapter.space_of(kind, agent) for kind, agent in pairs}
+
+        super().__init__(adapter.env, adapter.name, adapter.ids, read, max_steps, findings)
+        self.lenient = adapter.is_lenient
+
+    def space_call(self, kind: str, agent: AgentId) -> str:
+        """How a user asks for a space, for messages."""
+        return f"{kind}_space({agent!r})"
 
 
 def _state_space(env: Any) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from marlvec.envs.adapters.return_values import AgentId
-from marlvec.testing.env_checks.players.base import Player
+from marlvec.testing.env_checks.players.base import RawPlayer
 from marlvec.testing.env_checks.values import check_table
 
 __all__ = ["ByAgentPlayer"]
 
 
-class ByAgentPlayer(Player):
+class ByAgentPlayer(RawPlayer):
     """Plays an env that takes actions by agent, and returns dicts by agent.
 
     Attributes:

@@ -12,30 +12,27 @@ from marlvec.envs.adapters.joint import MASKS, JointAdapter
 from marlvec.envs.adapters.return_values import AgentId, only_element
 from marlvec.spaces.action_masks import count_choices
 from marlvec.testing.env_checks.findings import Findings
-from marlvec.testing.env_checks.players.base import Player
+from marlvec.testing.env_checks.players.base import RawPlayer
 from marlvec.testing.env_checks.report import short
 from marlvec.testing.env_checks.values import check_keys, check_table
 
 __all__ = ["JointPlayer"]
 
 
-class JointPlayer(Player):
+class JointPlayer(RawPlayer):
     """Plays a Gymnasium env with one entry per agent in its spaces: all agents act in every step.
 
     The adapter says what the env is given for those that have ended.
     """
 
     def __init__(self, adapter: JointAdapter, max_steps: int, findings: Findings) -> None:
-        env = adapter.env
-
-        def read() -> dict[str, Any]:
-            joint = {kind: getattr(env, f"{kind}_space") for kind in ("observation", "action")}
-            return {f"{kind}_space[{key!r}]": joint[kind].spaces[key] for kind in joint for key in adapter.keys}
-
-        super().__init__(env, adapter.name, adapter.ids, read, max_steps, findings)
         self._adapter = adapter
+        super().__init__(adapter, max_steps, findings)
         self._seen: Mapping[AgentId, Any] = {}
         self._infos: Mapping[AgentId, Any] = {}
+
+    def space_call(self, kind: str, agent: AgentId) -> str:
+        return f"{kind}_space[{self._adapter.keys[self._adapter.ids.index(agent)]!r}]"
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin an episode of all agents."""

@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.adapters.return_values import AgentId
-from marlvec.testing.env_checks.constant_spaces import ZooSpaces
-from marlvec.testing.env_checks.findings import Findings
 from marlvec.testing.env_checks.players.by_agent import ByAgentPlayer
 from marlvec.testing.env_checks.values import check_agents, check_keys
 
@@ -21,10 +18,6 @@ class ParallelPlayer(ByAgentPlayer):
     """Plays a PettingZoo Parallel env: each agent in ``env.agents`` acts in every step."""
 
     tables = ("observations", "rewards", "terminations", "truncations")
-
-    def __init__(self, adapter: Adapter, max_steps: int, findings: Findings) -> None:
-        spaces = ZooSpaces(adapter.env, list(adapter.ids))
-        super().__init__(adapter.env, adapter.name, adapter.ids, spaces, max_steps, findings)
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin an episode with those who are in ``env.agents``."""

@@ -23,14 +23,11 @@ class KeyedPlayer(ByAgentPlayer):
     tables = ("observations", "rewards", "terminateds", "truncateds")
 
     def __init__(self, adapter: Adapter, max_steps: int, findings: Findings) -> None:
-        env, agents = adapter.env, adapter.ids
-
-        def read() -> dict[str, Any]:
-            pairs = ((kind, agent) for kind in ("observation", "action") for agent in agents)
-            return {f"{kind}_space of agent {agent!r}": _space(env, kind, agent) for kind, agent in pairs}
-
-        super().__init__(env, adapter.name, agents, read, max_steps, findings)
+        super().__init__(adapter, max_steps, findings)
         self._acting: list[AgentId] = []
+
+    def space_call(self, kind: str, agent: AgentId) -> str:
+        return f"{kind}_space of agent {agent!r}"
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin an episode with those who are observed."""
@@ -98,17 +95,3 @@ class KeyedPlayer(ByAgentPlayer):
         flags = [self.read_flag(tables[what].get(ALL, False), ALL, what[:-1]) for what in self.tables[2:]]
         self.note(f"flags of {ALL!r}", flags)
         return any(flags)
-
-
-def _space(env: Any, kind: str, agent: AgentId) -> Any:
-    """One agent's space, wherever the env keeps it; Gymnasium's wrappers do not pass such attributes on."""
-    for layer in (env, getattr(env, "unwrapped", None)):
-        table = getattr(layer, f"{kind}_spaces", None)
-        table = getattr(table, "spaces", table)
-        if isinstance(table, Mapping) and agent in table:
-            return table[agent]
-        if callable(function := getattr(layer, f"get_{kind}_space", None)):
-            return function(agent)
-    shared = getattr(env, f"{kind}_space", None)
-    members = getattr(shared, "spaces", None)
-    return members[agent] if isinstance(members, Mapping) and agent in members else shared
