@@ -120,10 +120,6 @@ def _odd(state: Any, path: str) -> str | None:
     return f"{type(state).__name__} at {path}"
 
 
-def _mode(piece: Connector, training: bool) -> Connector:
-    return piece.train() if training else piece.eval()
-
-
 def check_mode(trial: EpisodeTrial) -> None:
     """train() and eval() switch, and return the connector; in eval nothing is learnt."""
     player = trial.player(training=True)
