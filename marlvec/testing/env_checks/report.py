@@ -70,7 +70,7 @@ class Place:
         raise Fault(finding, (check, path, kind or advice))
 
     def report(self, *args: Any, **kwargs: Any) -> None:
-        """Write down what `fault` would raise, and go on; where there is no log, raise it."""
+        """Write the `Fault` that `fault` raises into the log; raise it if there is no log."""
         with self.going_on():
             self.fault(*args, **kwargs)
 

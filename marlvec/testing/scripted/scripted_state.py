@@ -25,7 +25,7 @@ __all__ = ["AgentStep", "ScriptedState", "Shell", "ZooShell", "count_incarnation
 
 
 class AgentStep(NamedTuple):
-    """What a step brings one agent.
+    """Result of a step for one agent.
 
     Attributes:
         place: Its place on the agent axis.
@@ -147,7 +147,10 @@ class ScriptedState:
             self._checksums[a] = next_checksum(self._checksums[a], action)
 
     def advance(self, actions: Mapping[int, Any]) -> list[AgentStep]:
-        """Take one step with the actions of these agents; returns what it brings each that was there, or joins.
+        """Take one step with the actions of these agents.
+
+        Returns:
+            One entry for each agent that was in the episode, or joins it.
 
         Raises:
             ValueError: As of `act`.
@@ -210,7 +213,7 @@ class Shell:
     """A scripted env of several agents.
 
     Attributes:
-        world: What happens.
+        world: Clock, script and numbers of the env.
         possible_agents: Name of each agent, by its place on the agent axis.
         closed: Whether it was closed.
     """

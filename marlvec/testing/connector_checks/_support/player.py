@@ -118,7 +118,7 @@ class ConnectorDriver:
 
 
 class BatchDriver(ConnectorDriver):
-    """A learner connector and those who call it: with whole batches, to which no policy answers."""
+    """Calls a learner connector with whole batches, to which no policy answers."""
 
     def call(self, rows: Rows) -> Rows:
         """Show the connector a batch, and call it.

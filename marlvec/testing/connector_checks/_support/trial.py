@@ -33,9 +33,9 @@ class Trial(ABC):
 
     Attributes:
         report: As above.
-        both: The modes, training or not, that it can be in.
-        length: How many moments there are in a story.
-        cut: After how many of them it is saved, copied or reset.
+        both: Modes to check it in: True is training, False eval.
+        length: Number of moments in a story.
+        cut: Number of moments before a connector is saved, copied or reset.
     """
 
     both: ClassVar[tuple[bool, ...]]
@@ -49,14 +49,14 @@ class Trial(ABC):
 
     @abstractmethod
     def piece(self, made: Connector | None = None) -> Connector:
-        """A new connector, or the one that was made, set up."""
+        """Return a new connector, or `made`, set up."""
 
     @abstractmethod
     def fresh_moments(self, *, seed: int = 0) -> list[Moment]:
-        """A story in arrays that no connector has been given yet."""
+        """Draw a story; its arrays were given to no connector yet."""
 
     def moments(self, *, seed: int = 0) -> list[Moment]:
-        """A story, the same one for the same seed."""
+        """Return a story; the same seed returns the same arrays."""
         if seed not in self._stories:
             self._stories[seed] = self.fresh_moments(seed=seed)
         return self._stories[seed]
@@ -72,22 +72,22 @@ class Trial(ABC):
         return self.moments()[self.cut :]
 
     def driver(self, piece: Connector, *, training: bool = True) -> ConnectorDriver:
-        """What plays moments to a connector, which is put into this mode."""
+        """Put a connector into training or eval mode, and return its driver."""
         _ = piece.train() if training else piece.eval()
         return self._driver(self.report, piece)
 
     def player(self, *, training: bool | None = None) -> ConnectorDriver:
-        """A new connector to play with, training by default."""
+        """Return the driver of a new connector, in training mode by default."""
         return self.driver(self.piece(), training=training is not False)
 
     def load(self, piece: Connector, state: Any) -> None:
-        """Load a state; one without anything in it is of a piece that remembers nothing."""
+        """Load a state, unless it is empty: then the connector remembers nothing."""
         if state:
             with self.report.asking("load_state_dict()"):
                 piece.load_state_dict(state)
 
     def go_on(self, player: ConnectorDriver, others: Sequence[ConnectorDriver], condition: str, hint: str = "") -> None:
-        """Play what comes after the cut; the others must answer as the player does."""
+        """Play the moments after the cut; raise if one of the others answers otherwise than the player."""
         for k, moment in enumerate(self.after, self.cut):
             expected = player.see(moment)
             for other in others:
@@ -124,12 +124,12 @@ class BatchTrial(Trial):
         self._drawn, self._seed = (obs, action, columns, num_envs, num_agents), seed
 
     def piece(self, made: Connector | None = None) -> Connector:
-        """A new connector, or the one that was made."""
+        """Return a new connector, or `made`."""
         with self.report.asking("making one"):
             return self._build() if made is None else made
 
     def fresh_moments(self, *, seed: int = 0) -> list[Moment]:
-        """Batches in arrays that no connector has been given yet."""
+        """Draw batches; their arrays were given to no connector yet."""
         batches = [transitions(*self._drawn, self._seed + seed + k) for k in range(self.length)]
         return [Moment(rows, rows) for rows in batches]
 

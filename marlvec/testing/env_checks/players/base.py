@@ -332,7 +332,7 @@ class Player(ABC):
 
 
 class RawPlayer(Player):
-    """Plays the raw env behind an adapter, which says what it is called, and what agents and spaces it has.
+    """Plays the raw env behind an adapter; name, agents and spaces come from the adapter.
 
     Args:
         adapter: The adapter.
@@ -350,7 +350,7 @@ class RawPlayer(Player):
         self.lenient = adapter.is_lenient
 
     def space_call(self, kind: str, agent: AgentId) -> str:
-        """How a user asks for a space, for messages."""
+        """Return the call by which a user asks for a space, for messages."""
         return f"{kind}_space({agent!r})"
 
 
