@@ -52,22 +52,15 @@ class ScriptedParallelEnv(ZooShell, ParallelEnv):  # type: ignore[misc]  # petti
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Begin the next episode."""
-        world = self.world
-        world.reset(seed)
-        alive = world.script.alive(0)
-        obs = {agent: world.observe_masked(a) for a, agent in enumerate(self.possible_agents) if alive[a]}
+        obs = self._begin(seed)
         self.agents = list(obs)
         infos = self._infos(self.agents)
         return obs if self._old_api else (obs, infos)
 
     def step(self, actions: dict[str, Any]) -> Any:
         """Take one step; all live agents must act, and no others may."""
-        if actions.keys() != set(self.agents):
-            raise ValueError(f"expected actions of {self.agents}, got {list(actions)}")
-        world = self.world
-        steps = world.advance({self._place(agent): action for agent, action in actions.items()})
-        here = {self.possible_agents[step.place]: step for step in steps}
-        obs = {agent: world.observe_masked(step.place) for agent, step in here.items()}
+        here = self._advance(actions, self.agents)
+        obs = {agent: self.world.observe_masked(step.place) for agent, step in here.items()}
         rewards = {agent: step.reward for agent, step in here.items()}
         terminations = {agent: step.terminated for agent, step in here.items()}
         truncations = {agent: step.truncated for agent, step in here.items()}

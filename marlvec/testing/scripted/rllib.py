@@ -51,24 +51,17 @@ class KeyedEnv(Shell):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Begin the next episode; all agents that are there at the reset are observed."""
-        world = self.world
-        world.reset(seed)
-        alive = world.script.alive(0)
-        obs = {agent: world.observe_masked(a) for a, agent in enumerate(self.possible_agents) if alive[a]}
+        obs = self._begin(seed)
         self._acting = list(obs)
         return obs if self._old_api else (obs, self._infos(list(obs)))
 
     def step(self, actions: dict[Any, Any]) -> Any:
         """Take one step."""
-        if actions.keys() != set(self._acting):
-            raise ValueError(f"expected actions of {self._acting}, got {list(actions)}")
-        world = self.world
-        steps = world.advance({self._place(agent): action for agent, action in actions.items()})
-        here = {self.possible_agents[step.place]: step for step in steps}
-        obs = {agent: world.observe_masked(step.place) for agent, step in here.items() if self._is_observed(step)}
+        here = self._advance(actions, self._acting)
+        obs = {agent: self.world.observe_masked(step.place) for agent, step in here.items() if self._is_observed(step)}
         self._acting = [agent for agent in obs if here[agent].alive]
         rewards = {agent: step.reward for agent, step in here.items()}
-        over = not any(step.alive for step in steps)
+        over = not any(step.alive for step in here.values())
         terminateds = {agent: step.terminated for agent, step in here.items()} | {"__all__": over}
         truncateds = {agent: step.truncated for agent, step in here.items()} | {"__all__": False}
         infos = self._infos(list(obs))

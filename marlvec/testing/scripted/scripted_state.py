@@ -227,6 +227,19 @@ class Shell:
         """Note that it was closed."""
         self.closed = True
 
+    def _begin(self, seed: int | None) -> dict[Any, Any]:
+        """Begin an episode; return the first observations."""
+        self.world.reset(seed)
+        alive = self.world.script.alive(0)
+        return {agent: self.world.observe_masked(a) for a, agent in enumerate(self.possible_agents) if alive[a]}
+
+    def _advance(self, actions: Mapping[Any, Any], acting: Sequence[Any]) -> dict[Any, AgentStep]:
+        """Take one step with the actions of exactly these agents; return the results by agent."""
+        if actions.keys() != set(acting):
+            raise ValueError(f"expected actions of {acting}, got {list(actions)}")
+        steps = self.world.advance({self._place(agent): action for agent, action in actions.items()})
+        return {self.possible_agents[step.place]: step for step in steps}
+
     def _place(self, agent: Any) -> int:
         return self.possible_agents.index(agent)
 
