@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
@@ -15,7 +15,7 @@ from marlvec.connectors.connector import ActionConnector, AgentConnector, Connec
 from marlvec.errors import ArgumentError
 from marlvec.testing.connector_checks._support.report import Refused
 from marlvec.testing.connector_checks._support.story import ColumnLike
-from marlvec.testing.connector_checks._support.trial import Trial
+from marlvec.testing.connector_checks._support.trial import BatchTrial, EpisodeTrial, Trial
 from marlvec.testing.connector_checks.batches import check_batched, check_learning, check_order, check_subsets
 from marlvec.testing.connector_checks.calls import (
     check_empty,
@@ -27,7 +27,7 @@ from marlvec.testing.connector_checks.calls import (
 )
 from marlvec.testing.connector_checks.config import check_config
 from marlvec.testing.connector_checks.episodes import check_first, check_reset
-from marlvec.testing.connector_checks.learner import check_learner
+from marlvec.testing.connector_checks.learner import check_empty_batch, check_fragment_order, check_fragments
 from marlvec.testing.connector_checks.memory import (
     check_copy,
     check_hand_over,
@@ -39,7 +39,9 @@ from marlvec.testing.connector_checks.memory import (
 
 __all__ = ["check_connector"]
 
-_CHECKS: dict[str, Callable[[Trial], None]] = {
+_T = TypeVar("_T", bound=Trial)
+
+_CHECKS: dict[str, Callable[[EpisodeTrial], None]] = {
     "rows": check_rows,
     "repeat": check_repeat,
     "inputs": check_inputs,
@@ -58,6 +60,18 @@ _CHECKS: dict[str, Callable[[Trial], None]] = {
     "state": check_state,
     "copy": check_copy,
     "setup": check_setup,
+    "config": check_config,
+}
+_BATCH_CHECKS: dict[str, Callable[[BatchTrial], None]] = {
+    "rows": check_rows,
+    "repeat": check_repeat,
+    "inputs": check_inputs,
+    "outputs": check_outputs,
+    "empty": check_empty_batch,
+    "batched": check_fragments,
+    "order": check_fragment_order,
+    "state": check_state,
+    "copy": check_copy,
     "config": check_config,
 }
 
@@ -164,7 +178,7 @@ def check_connector(
         spaces = _ACTIONS
     elif isinstance(piece, LearnerConnector):
         obs, action = space or _OBS[0], action_space or Discrete(4)
-        check_learner(build, obs, action, columns or {}, num_envs, len(agents), seed)  # type: ignore[arg-type]  # builds what `piece` is
+        _check(BatchTrial(build, obs, action, columns or {}, num_envs, len(agents), seed), _BATCH_CHECKS)
         return
     else:
         whose = "" if piece is make else f", which {make!r:.200} made"
@@ -172,7 +186,9 @@ def check_connector(
     refused: list[Exception] = []
     for each in spaces if space is None else (space,):
         try:
-            _check(build, each, action_space or Discrete(4), tuple(agents), num_envs, columns or {}, seed)
+            action = action_space or Discrete(4)
+            trial = EpisodeTrial(build, each, action, tuple(agents), num_envs, columns or {}, seed)
+            _check(trial, _CHECKS)
         except Refused as error:
             refused.append(error.said)
     if len(refused) == (len(spaces) if space is None else 1):
@@ -201,16 +217,7 @@ def _maker(make: Connector | Callable[[], Connector]) -> tuple[Callable[[], Conn
     return make, make()
 
 
-def _check(
-    build: Callable[[], Connector],
-    space: Space[Any],
-    action_space: Space[Any],
-    agents: tuple[str, ...],
-    num_envs: int,
-    columns: Mapping[str, ColumnLike],
-    seed: int,
-) -> None:
-    trial = Trial(build, space, action_space, agents, num_envs, columns, seed)
-    for name, check in _CHECKS.items():
+def _check(trial: _T, checks: Mapping[str, Callable[[_T], None]]) -> None:
+    for name, check in checks.items():
         trial.report.check = name
         check(trial)

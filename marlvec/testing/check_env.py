@@ -9,10 +9,10 @@ from typing import Any
 
 from marlvec import registry
 from marlvec.envs.adapters.aec import AECAdapter
-from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.adapters.gymnasium import GymnasiumAdapter
 from marlvec.envs.adapters.joint import JointAdapter
 from marlvec.envs.adapters.parallel import ParallelAdapter
+from marlvec.envs.adapters.rllib import RLlibAdapter
 from marlvec.envs.detect import adapt
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.errors import ArgumentError, ContractError, MarlvecError
@@ -28,6 +28,16 @@ from marlvec.testing.env_checks.repeats import check_repeats, count_episodes
 from marlvec.testing.env_checks.report import Place
 
 __all__ = ["check_env"]
+
+_PLAYERS: tuple[tuple[type[MultiAgentEnv], Callable[[Any, int, Findings], Player]], ...] = (
+    (ParallelAdapter, ParallelPlayer),
+    (AECAdapter, TurnPlayer),
+    (JointAdapter, JointPlayer),
+    (GymnasiumAdapter, SinglePlayer),
+    (RLlibAdapter, KeyedPlayer),
+    (MultiAgentEnv, SlotPlayer),
+)
+"""Who plays an env that has this adapter; one without an adapter is of the last kind."""
 
 
 def check_env(
@@ -176,25 +186,8 @@ def _refuse_same(name: str, findings: Findings) -> None:
 def _player_of(env: Any, max_steps: int, findings: Findings) -> Player:
     # An adapter says which form the env has, and how it is called; the env inside is what is played.
     try:
-        adapter: MultiAgentEnv = adapt(env)
+        adapter = adapt(env)
     except ContractError as error:
         got = f"{type(error).__name__}: {error}"
         Place(type(env).__name__, "__init__()").fault("form", "the env", "one that make() takes", got)
-    if not isinstance(adapter, Adapter):
-        return SlotPlayer(adapter, max_steps, findings)
-    player = _player_behind(adapter, max_steps, findings)
-    player.lenient = adapter.is_lenient
-    return player
-
-
-def _player_behind(adapter: Adapter, max_steps: int, findings: Findings) -> Player:
-    raw, name = adapter.env, adapter.name
-    if isinstance(adapter, ParallelAdapter):
-        return ParallelPlayer(raw, name, list(adapter.ids), max_steps, findings)
-    if isinstance(adapter, AECAdapter):
-        return TurnPlayer(raw, name, max_steps, findings)
-    if isinstance(adapter, JointAdapter):
-        return JointPlayer(adapter, max_steps, findings)
-    if isinstance(adapter, GymnasiumAdapter):
-        return SinglePlayer(raw, name, max_steps, findings)
-    return KeyedPlayer(raw, name, list(adapter.ids), max_steps, findings)
+    return next(make for kind, make in _PLAYERS if isinstance(adapter, kind))(adapter, max_steps, findings)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from marlvec.errors import ArgumentError
 from marlvec.testing.vector_checks.autoreset import check_autoreset
 from marlvec.testing.vector_checks.guards import check_busy, check_close, check_guards, check_own_answers
-from marlvec.testing.vector_checks.play import MakeEnvs
+from marlvec.testing.vector_checks.play import MakeEnvs, VectorPlace
 from marlvec.testing.vector_checks.rows import (
     check_copies,
     check_determinism,
@@ -20,20 +20,20 @@ from marlvec.testing.vector_checks.stream import check_stream
 
 __all__ = ["CHECKS", "check_vector_env"]
 
-CHECKS: tuple[Callable[[MakeEnvs, int], None], ...] = (
-    check_spaces,
-    check_seeding,
-    check_determinism,
-    check_halves,
-    check_stream,
-    check_guards,
-    check_busy,
-    check_partial_reset,
-    check_autoreset,
-    check_copies,
-    check_own_answers,
-    check_close,
-)
+CHECKS: dict[str, Callable[[VectorPlace, MakeEnvs, int], None]] = {
+    "spaces": check_spaces,
+    "seeding": check_seeding,
+    "determinism": check_determinism,
+    "halves": check_halves,
+    "stream": check_stream,
+    "guards": check_guards,
+    "busy": check_busy,
+    "partial reset": check_partial_reset,
+    "autoreset": check_autoreset,
+    "copies": check_copies,
+    "own answers": check_own_answers,
+    "close": check_close,
+}
 
 
 def check_vector_env(make_envs: MakeEnvs, *, seed: int = 0) -> tuple[str, ...]:
@@ -55,6 +55,6 @@ def check_vector_env(make_envs: MakeEnvs, *, seed: int = 0) -> tuple[str, ...]:
     with make_envs() as envs:
         if envs.num_envs < 2:
             raise ArgumentError(f"make_envs: expected at least 2 envs, or no mix-up can show; got {envs.num_envs}")
-    for check in CHECKS:
-        check(make_envs, seed)
-    return tuple(check.__name__.removeprefix("check_").replace("_", " ") for check in CHECKS)
+    for name, check in CHECKS.items():
+        check(VectorPlace("check_vector_env", name), make_envs, seed)
+    return tuple(CHECKS)

@@ -573,6 +573,20 @@ class SingleNoInfo(Single):
         return *super().step(action)[:4], None
 
 
+class SingleStateAfterReset(Single):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state_space = Box(0.0, 9.0, (1,), np.float64)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if self.world.t:
+            self.state_space = Box(0.0, 10.0, (1,), np.float64)
+        return super().reset(seed=seed, options=options)
+
+    def state(self) -> Any:
+        return np.ones(1)
+
+
 class SingleNoisy(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self) -> None:
         super().__init__(Single())
@@ -785,6 +799,7 @@ BROKEN: list[tuple[Any, str]] = [
     (PaysTheLeaverTwice, "reward of agent 'player_0': expected 0 after step(None) of the dead agent 'player_0', got"),
     (SingleTextReward, "single.step(), episode 1, step 1: reward of agent 'agent_0': expected a real number, got str"),
     (SingleNoInfo, "single.step(), episode 1, step 1: info: expected a dict, got NoneType None"),
+    (SingleStateAfterReset, "single.state_space, episode 2: the space: expected the same object on each call, got"),
     (SingleNoisy, "flags of agent 'agent_0'"),
     (NoAll, "NoAll.step(), episode 1, step 1: terminateds: expected a flag of '__all__'"),
     (ActsWhenDead, "step 2: acting of agent 'agent_0': expected False, for it is not alive, got True"),

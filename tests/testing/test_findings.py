@@ -23,7 +23,7 @@ from tests.testing.test_check_env import Good, rewound
 CHECKS = {
     "observations": "WrongDtype FloatsForInts ListOfAnotherShape WrongShape OutOfBounds NotANumber ListForArray "
     "FloatForChoice MissingLeaf JointDtype",
-    "spaces": "NewSpaces SpaceAfterReset SpaceThatGrows",
+    "spaces": "NewSpaces SpaceAfterReset SpaceThatGrows SingleStateAfterReset",
     "rewards": "ArrayReward NoAxesReward HugeReward InfiniteReward PaysInText SingleTextReward",
     "keys": "NoReward NoAll",
     "flags": "IntFlag JointIntFlags",

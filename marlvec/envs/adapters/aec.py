@@ -154,7 +154,7 @@ class AECAdapter(Adapter):
         self._owed = [self._cumulative_reward(a) for a in range(len(self.ids))]
         self._size = [abs(owed) for owed in self._owed]
 
-    def _space_of(self, kind: str, agent: AgentId) -> Any:
+    def space_of(self, kind: str, agent: AgentId) -> Any:
         return space_of(self.env, kind, agent, self.ids)
 
     def _read_step(self, slot: Slot, last_infos: dict[AgentId, Any]) -> None:

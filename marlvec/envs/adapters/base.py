@@ -163,7 +163,7 @@ class Adapter(MultiAgentEnv):
         return result
 
     @abstractmethod
-    def _space_of(self, kind: str, agent: AgentId) -> Any:
+    def space_of(self, kind: str, agent: AgentId) -> Any:
         """Ask the env for one agent's ``"observation"`` or ``"action"`` space, mask and all."""
 
     def _check_spaces(self) -> None:
@@ -174,7 +174,7 @@ class Adapter(MultiAgentEnv):
         """
         for kind, agent, space in self._declared:
             try:
-                now = self._space_of(kind, agent)
+                now = self.space_of(kind, agent)
             except Exception:  # it knows only agents that are here; that is no contradiction
                 continue
             if now is not space and isinstance(now, Space) and (differs := describe_difference(space, now)):

@@ -79,7 +79,7 @@ class GymnasiumAdapter(Adapter):
         if not same:
             super()._check_spaces()
 
-    def _space_of(self, kind: str, agent: AgentId) -> Any:
+    def space_of(self, kind: str, agent: AgentId) -> Any:
         return self.env.observation_space if kind == "observation" else self.env.action_space
 
     def step(self, slot: Slot) -> Info | None:

@@ -122,7 +122,7 @@ class JointAdapter(Adapter):
     def _recall_agents(self, now: dict[str, Any]) -> None:
         self._live = list(now["live"])
 
-    def _space_of(self, kind: str, agent: AgentId) -> Any:
+    def space_of(self, kind: str, agent: AgentId) -> Any:
         joint = self.env.observation_space if kind == "observation" else self.env.action_space
         return joint.spaces[self.keys[self._index[agent]]]
 

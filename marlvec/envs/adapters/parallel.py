@@ -145,7 +145,7 @@ class ParallelAdapter(DictAdapter):
         self._live = tuple((a, agent) for a, agent in enumerate(self.ids) if self._status[a] == LIVE)
         self._expected, self._cells = None, ()  # the next step is read with care
 
-    def _space_of(self, kind: str, agent: AgentId) -> Any:
+    def space_of(self, kind: str, agent: AgentId) -> Any:
         return space_of(self.env, kind, agent, self.ids)
 
     def _read_carefully(self, slot: Slot, result: Any) -> Info | None:

@@ -114,7 +114,7 @@ class RLlibAdapter(DictAdapter):
         super()._recall_agents(now)
         self._acting = tuple(now["acting"])
 
-    def _space_of(self, kind: str, agent: AgentId) -> Any:
+    def space_of(self, kind: str, agent: AgentId) -> Any:
         return _space(self.env, kind, agent)
 
     def _all_flagged(self, terminateds: Mapping[Any, Any], truncateds: Mapping[Any, Any]) -> bool:

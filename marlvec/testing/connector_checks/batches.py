@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from marlvec.connectors.rows import Rows
-from marlvec.testing.connector_checks._support.difference import nearly
 from marlvec.testing.connector_checks._support.report import keys_of
 from marlvec.testing.connector_checks._support.story import Moment
-from marlvec.testing.connector_checks._support.trial import Trial
+from marlvec.testing.connector_checks._support.trial import EpisodeTrial
 
 __all__ = ["check_batched", "check_learning", "check_order", "check_subsets"]
 
@@ -21,13 +20,13 @@ _ACROSS = "one that looks at other agents of its env sets across_agents; one tha
 _ORDER = "where a row stands means nothing: go by env_id and agent_index"
 
 
-def check_batched(trial: Trial) -> None:
+def check_batched(trial: EpisodeTrial) -> None:
     """All rows in one call are as each row (each env, with across_agents) in a call of its own."""
     for training in trial.modes:
         _in_parts(trial, training, lambda moment: trial.alone(moment.rows), "in a call of its own", _ACROSS)
 
 
-def check_order(trial: Trial) -> None:
+def check_order(trial: EpisodeTrial) -> None:
     """The order of rows does not matter."""
     rng = np.random.default_rng(0)
     for training in trial.modes:
@@ -35,7 +34,7 @@ def check_order(trial: Trial) -> None:
             _in_parts(trial, training, parts, "in another order", _ORDER)
 
 
-def check_subsets(trial: Trial) -> None:
+def check_subsets(trial: EpisodeTrial) -> None:
     """What else is in a call, or is there at all, does not matter; resets are checked elsewhere."""
     rng = np.random.default_rng(0)
     moments = [Moment(moment.rows, moment.answer) for moment in trial.moments()]
@@ -43,10 +42,15 @@ def check_subsets(trial: Trial) -> None:
         _in_parts(trial, training, lambda m: _halves(trial, m, rng), "in a call without the others", _ACROSS)
         player = trial.player(training=training)
         whole = [player.see(moment) for moment in moments]
-        ways = {f"where there is only env {env}": _of_env(moments, env) for env in range(trial.num_envs)}
+        ways = {
+            f"where there is only env {env}": [moment.of_envs((env,)) for moment in moments]
+            for env in range(trial.num_envs)
+        }
         if not trial.across:
-            agents = range(len(trial.agents))
-            ways |= {f"where there is only agent {agent}": _of_agent(moments, agent) for agent in agents}
+            ways |= {
+                f"where there is only agent {agent}": [m.take(m.rows.agent_index == agent) for m in moments]
+                for agent in range(len(trial.agents))
+            }
         for condition, some in ways.items():
             player = trial.player(training=training)
             for k, moment in enumerate(some):
@@ -55,7 +59,7 @@ def check_subsets(trial: Trial) -> None:
                 _compare(trial, whole[k].take(chosen), [player.see(moment)], k, condition, _ACROSS)
 
 
-def check_learning(trial: Trial) -> None:
+def check_learning(trial: EpisodeTrial) -> None:
     """What is learnt is the same however the rows are put into calls."""
     trial.learn()
     if not trial.learns:
@@ -66,22 +70,17 @@ def check_learning(trial: Trial) -> None:
         "from rows in another order": lambda m: [rng.permutation(len(m.rows))],
         "from rows in two calls": lambda m: _halves(trial, m, rng),
     }
-    whole = trial.player(training=True)
-    for moment in trial.moments():
-        whole.see(moment)
+    whole = trial.player(training=True).watch(trial.moments())
     expected = trial.first_learnt(whole.piece, trial.merged(whole.piece))
     for way, parts in ways.items():
         player = trial.player(training=True)
         for moment in trial.moments():
             player.see_parts(moment, parts(moment))
         got = trial.first_learnt(player.piece, trial.merged(player.piece))
-        if differs := nearly(expected, got):
-            trial.report.broken(
-                f"what is learnt {way}, {differs}", differs.expected, differs.got, "each row counts once"
-            )
+        trial.report.same_learnt(expected, got, f"what is learnt {way}", "each row counts once")
 
 
-def _in_parts(trial: Trial, training: bool, parts: Parts, condition: str, hint: str) -> None:
+def _in_parts(trial: EpisodeTrial, training: bool, parts: Parts, condition: str, hint: str) -> None:
     whole, single = (trial.player(training=training) for _ in range(2))
     for k, moment in enumerate(trial.moments()):
         expected = whole.see(moment)
@@ -89,15 +88,7 @@ def _in_parts(trial: Trial, training: bool, parts: Parts, condition: str, hint: 
         _compare(trial, expected, outs, k, condition, hint)
 
 
-def _of_env(moments: list[Moment], env: int) -> list[Moment]:
-    return [moment.of_envs((env,)) for moment in moments]
-
-
-def _of_agent(moments: list[Moment], agent: int) -> list[Moment]:
-    return [moment.take(moment.rows.agent_index == agent) for moment in moments]
-
-
-def _compare(trial: Trial, whole: Rows, outs: list[Rows], k: int, condition: str, hint: str) -> None:
+def _compare(trial: EpisodeTrial, whole: Rows, outs: list[Rows], k: int, condition: str, hint: str) -> None:
     """Refuse a call's rows that are not what they were in calls of some of them."""
     there = set(keys_of(whole))
     apart = {key for out in outs for key in keys_of(out)}
@@ -110,7 +101,7 @@ def _compare(trial: Trial, whole: Rows, outs: list[Rows], k: int, condition: str
         trial.report.compare(out, mine, k, f"as {condition}", hint, near=True)
 
 
-def _halves(trial: Trial, moment: Moment, rng: np.random.Generator) -> list[Any]:
+def _halves(trial: EpisodeTrial, moment: Moment, rng: np.random.Generator) -> list[Any]:
     side = rng.random((trial.num_envs, len(trial.agents))) < 0.5
     if trial.across:
         side[:] = side[:, :1]

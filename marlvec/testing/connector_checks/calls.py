@@ -11,7 +11,7 @@ from marlvec.connectors.rows import Rows
 from marlvec.testing.connector_checks._support.difference import outsider
 from marlvec.testing.connector_checks._support.report import place
 from marlvec.testing.connector_checks._support.story import Moment
-from marlvec.testing.connector_checks._support.trial import Trial
+from marlvec.testing.connector_checks._support.trial import EpisodeTrial, Trial
 from marlvec.trees import map_tree, tree_leaves
 
 __all__ = ["check_empty", "check_inputs", "check_inside", "check_outputs", "check_repeat", "check_rows"]
@@ -19,16 +19,14 @@ __all__ = ["check_empty", "check_inputs", "check_inside", "check_outputs", "chec
 
 def check_rows(trial: Trial) -> None:
     """Rows in, the same rows out."""
-    for training in (True, False):
-        player = trial.player(training=training)
-        for moment in trial.moments():
-            player.see(moment)
+    for training in trial.both:
+        trial.player(training=training).watch(trial.moments())
 
 
-def check_inside(trial: Trial) -> None:
+def check_inside(trial: EpisodeTrial) -> None:
     """What comes out lies in the space that is declared: observations in output_space(), actions in the env's."""
     column, space = ("actions_for_env", trial.space) if trial.acts else ("obs", trial.outer)
-    for training in (True, False):
+    for training in trial.both:
         player = trial.player(training=training)
         for k, moment in enumerate(trial.moments()):
             out = player.see(moment)
@@ -82,14 +80,14 @@ def check_outputs(trial: Trial) -> None:
 
 def check_repeat(trial: Trial) -> None:
     """Two that were made alike and see the same answer the same, to the bit."""
-    for training in (True, False):
+    for training in trial.both:
         one, two = (trial.player(training=training) for _ in range(2))
         for k, moment in enumerate(trial.moments()):
             hint = "draw random numbers with RowRandom, and share nothing between instances"
             trial.report.compare(one.see(moment), two.see(moment), k, "from one made alike", hint)
 
 
-def check_empty(trial: Trial) -> None:
+def check_empty(trial: EpisodeTrial) -> None:
     """No rows in, no rows out, in the same columns; and nothing changes."""
     player = trial.player()
     for moment in trial.moments():

@@ -11,29 +11,23 @@ import numpy as np
 from marlvec.connectors.connector import Connector
 from marlvec.connectors.registry import connector_from_config
 from marlvec.errors import SerialisationError
-from marlvec.testing.connector_checks._support.player import ConnectorDriver
 from marlvec.testing.connector_checks._support.report import Report
 from marlvec.testing.connector_checks._support.trial import Trial
 
-__all__ = ["check_config", "read_back"]
-
-_CUT = 6  # moments before it is built again
+__all__ = ["check_config"]
 
 
 def check_config(trial: Trial) -> None:
     """What its config builds is like it, and goes on from its state."""
     player = trial.player(training=True)
-    if (built := read_back(trial.report, player.piece)) is None:
+    if (built := _read_back(trial.report, player.piece)) is None:
         return
-    other = ConnectorDriver(trial.report, trial.piece(built).train())
-    for moment in trial.moments()[:_CUT]:
-        player.see(moment)
-    trial.load(other.piece, player.piece.state_dict())
-    for k, moment in enumerate(trial.moments()[_CUT:]):
-        trial.report.compare(player.see(moment), other.see(moment), _CUT + k, "from one built from the config")
+    other = trial.driver(trial.piece(built))
+    trial.load(other.piece, player.watch(trial.before).piece.state_dict())
+    trial.go_on(player, [other], "from one built from the config")
 
 
-def read_back(report: Report, piece: Connector) -> Connector | None:
+def _read_back(report: Report, piece: Connector) -> Connector | None:
     """Build a connector from another one's config; None where a class or function in it was not registered.
 
     Raises:

@@ -10,74 +10,59 @@ import numpy as np
 from marlvec.connectors.connector import Connector
 from marlvec.connectors.pipeline import with_inner
 from marlvec.errors import ArgumentError
-from marlvec.testing.connector_checks._support.difference import nearly
 from marlvec.testing.connector_checks._support.player import ConnectorDriver
 from marlvec.testing.connector_checks._support.report import Report
-from marlvec.testing.connector_checks._support.trial import Trial, has_leaves
+from marlvec.testing.connector_checks._support.story import Moment
+from marlvec.testing.connector_checks._support.trial import EpisodeTrial, Trial, has_leaves
 
 __all__ = [
     "check_copy",
     "check_setup",
     "check_state",
-    "plain_state",
-    "refuses_foreign",
     "check_hand_over",
     "check_merge",
     "check_mode",
 ]
 
-_CUT = 6  # moments before a state is taken
 _OTHER = 3_000  # seed of another life
 _ALL = "state_dict() must hold all that it remembers"
 
 
 def check_state(trial: Trial) -> None:
     """state_dict() is plain data and a copy; loaded into another one, that one goes on to the bit."""
-    for training in (True, False):
-        player, used = (trial.player(training=training) for _ in range(2))
-        for moment in trial.moments()[:_CUT]:
-            player.see(moment)
-        for moment in trial.moments(seed=_OTHER)[:_CUT]:
-            used.see(moment)
+    for training in trial.both:
+        player = trial.player(training=training).watch(trial.before)
+        used = trial.player(training=training).watch(trial.moments(seed=_OTHER)[: trial.cut])
         used.reset(None)
-        state = plain_state(trial.report, player.piece)
+        state = _plain_state(trial.report, player.piece)
         held = copy.deepcopy(state)
-        fresh = ConnectorDriver(trial.report, _mode(trial.piece(), training))
+        fresh = trial.driver(trial.piece(), training=training)
         # An array that one of them kept shows in the end: each has its own.
         for other, given in ((fresh, state), (used, copy.deepcopy(state))):
-            if given:
-                with trial.report.asking("load_state_dict()"):
-                    other.piece.load_state_dict(given)
-            trial.report.same(held, plain_state(trial.report, other.piece), "the state of one that has loaded it", _ALL)
+            trial.load(other.piece, given)
+            loaded = _plain_state(trial.report, other.piece)
+            trial.report.same(held, loaded, "the state of one that has loaded it", _ALL)
         _go_on(trial, player, [fresh, used], "from one that has loaded the state", _ALL)
         trial.report.same(held, state, "a state that was taken, later", "it must be a copy, and loading must copy it")
-    player = trial.player(training=True)
-    for moment in trial.moments()[:_CUT]:
-        player.see(moment)
-    refuses_foreign(trial.report, player.piece)
+    _refuses_foreign(trial.report, trial.player(training=True).watch(trial.before).piece)
 
 
 def check_copy(trial: Trial) -> None:
     """A deep copy goes on like the original, and neither touches the other."""
-    player = trial.player(training=True)
-    for moment in trial.moments()[:_CUT]:
-        player.see(moment)
+    player = trial.player(training=True).watch(trial.before)
     with trial.report.asking("copy.deepcopy()"):
-        twin = ConnectorDriver(trial.report, copy.deepcopy(player.piece))
+        twin = trial.driver(copy.deepcopy(player.piece))
     held = copy.deepcopy(player.piece.state_dict())
-    outs = [twin.see(moment) for moment in trial.moments()[_CUT:]]
+    outs = [twin.see(moment) for moment in trial.after]
     hint = "a copy must share nothing that changes with the original"
     trial.report.same(held, player.piece.state_dict(), "the state after a deep copy was used", hint)
-    for k, (moment, out) in enumerate(zip(trial.moments()[_CUT:], outs, strict=True)):
-        trial.report.compare(player.see(moment), out, _CUT + k, "from a deep copy", hint)
+    for k, (moment, out) in enumerate(zip(trial.after, outs, strict=True), trial.cut):
+        trial.report.compare(player.see(moment), out, k, "from a deep copy", hint)
 
 
-def check_setup(trial: Trial) -> None:
+def check_setup(trial: EpisodeTrial) -> None:
     """Spaces are declared without a trace, and a setup() with the same space forgets nothing."""
-    player, other = trial.player(), trial.player()
-    for moment in trial.moments()[:_CUT]:
-        player.see(moment)
-        other.see(moment)
+    player, other = (trial.player().watch(trial.before) for _ in range(2))
     state = copy.deepcopy(other.piece.state_dict())
     again = trial.declared(other.piece, trial.space)
     if again != trial.outer:
@@ -91,15 +76,12 @@ def check_setup(trial: Trial) -> None:
 
 
 def _go_on(trial: Trial, player: ConnectorDriver, others: list[ConnectorDriver], condition: str, hint: str) -> None:
-    for k, moment in enumerate(trial.moments()[_CUT:]):
-        expected = player.see(moment)
-        for other in others:
-            trial.report.compare(expected, other.see(moment), _CUT + k, condition, hint)
+    trial.go_on(player, others, condition, hint)
     for other in others:
         trial.report.same(player.piece.state_dict(), other.piece.state_dict(), f"the state in the end {condition}")
 
 
-def plain_state(report: Report, piece: Connector) -> Any:
+def _plain_state(report: Report, piece: Connector) -> Any:
     """A connector's state; refused if it is not plain data."""
     with report.asking("state_dict()"):
         state = piece.state_dict()
@@ -110,7 +92,7 @@ def plain_state(report: Report, piece: Connector) -> Any:
     return state
 
 
-def refuses_foreign(report: Report, piece: Connector) -> None:
+def _refuses_foreign(report: Report, piece: Connector) -> None:
     """Refuse a connector that takes a state which is not its own."""
     state = copy.deepcopy(piece.state_dict())
     try:
@@ -138,14 +120,7 @@ def _odd(state: Any, path: str) -> str | None:
     return f"{type(state).__name__} at {path}"
 
 
-def _mode(piece: Connector, training: bool) -> Connector:
-    return piece.train() if training else piece.eval()
-
-
-_HALFWAY = 6
-
-
-def check_mode(trial: Trial) -> None:
+def check_mode(trial: EpisodeTrial) -> None:
     """train() and eval() switch, and return the connector; in eval nothing is learnt."""
     player = trial.player(training=True)
     for name, training in (("eval", False), ("train", True), ("eval", False)):
@@ -156,84 +131,80 @@ def check_mode(trial: Trial) -> None:
         if wrong := [piece for piece in with_inner(player.piece) if piece.training is not training]:
             trial.report.broken(f"training of {wrong[0].name} after {name}()", str(training), str(wrong[0].training))
     learnt = copy.deepcopy(trial.merged(player.piece))
-    for moment in trial.moments():
-        player.see(moment)
-    trial.report.same(
-        learnt, trial.merged(player.piece), "what was learnt, after a story in eval", "freeze it in eval()"
-    )
+    now = trial.merged(player.watch(trial.moments()).piece)
+    trial.report.same(learnt, now, "what was learnt, after a story in eval", "freeze it in eval()")
 
 
-def check_merge(trial: Trial) -> None:
+def check_merge(trial: EpisodeTrial) -> None:
     """Merged states of two that saw different envs are what one learns that sees all; running episodes go on."""
-    pair = [ConnectorDriver(trial.report, trial.piece().train()) for _ in range(2)]
-    both = ConnectorDriver(trial.report, trial.piece().train())
-    for moment in trial.moments()[:_HALFWAY]:
-        both.see(moment)
-        for i, player in enumerate(pair):
-            player.see(moment.of_envs(tuple(range(i, trial.num_envs, 2))))
+    both, *pair = (trial.driver(trial.piece()) for _ in range(3))
+    both.watch(trial.before)
+    for i, player in enumerate(pair):
+        player.watch(_share(trial, trial.before, i))
     pieces = [player.piece for player in pair]
     merged, turned = trial.merged(*pieces), trial.merged(*reversed(pieces))
-    if differs := nearly(merged, turned):
-        trial.report.broken(f"the merged state in another order, {differs}", differs.expected, differs.got)
+    trial.report.same_learnt(merged, turned, "the merged state in another order")
     pooled = trial.first_learnt(both.piece, trial.merged(both.piece))
-    if differs := nearly(pooled, trial.first_learnt(both.piece, merged)):
-        hint = "merge_states() joins what was learnt as if one had seen it all, and nothing else"
-        trial.report.broken(f"what two have learnt, merged, {differs}", differs.expected, differs.got, hint)
+    hint = "merge_states() joins what was learnt as if one had seen it all, and nothing else"
+    trial.report.same_learnt(pooled, trial.first_learnt(both.piece, merged), "what two have learnt, merged", hint)
     if not trial.learns:
         return
-    one, two = pair
-    one.piece.eval(), two.piece.eval()
-    plain = ConnectorDriver(trial.report, copy.deepcopy(one.piece))
+    one = pair[0]
+    one.piece.eval()
+    plain = trial.driver(copy.deepcopy(one.piece), training=False)
     trial.load(plain.piece, trial.merged(one.piece))
-    for k, moment in enumerate(trial.moments()[_HALFWAY:]):
-        mine = moment.of_envs(tuple(range(0, trial.num_envs, 2)))
-        hint = "loading a merged state leaves running episodes alone"
-        trial.report.compare(
-            one.see(mine), plain.see(mine), _HALFWAY + k, "after loading its own merged state", hint, near=True
-        )
+    hint = "loading a merged state leaves running episodes alone"
+    for k, moment in enumerate(_share(trial, trial.after, 0), trial.cut):
+        condition = "after loading its own merged state"
+        trial.report.compare(one.see(moment), plain.see(moment), k, condition, hint, near=True)
 
 
-def check_hand_over(trial: Trial) -> None:
+def check_hand_over(trial: EpisodeTrial) -> None:
     """Two hand over and learn on while their states are merged, round after round: all they have learnt counts once."""
-    pair = [ConnectorDriver(trial.report, trial.piece().train()) for _ in range(2)]
-    both = ConnectorDriver(trial.report, trial.piece().train())
+    both, *pair = (trial.driver(trial.piece()) for _ in range(3))
     pieces = [player.piece for player in pair]
-    merged: Any = {}
     handed: list[Any] = []
-    for k, moment in enumerate(trial.moments()[:_HALFWAY]):
+    for k, moment in enumerate(trial.before):
         both.see(moment)
         for i, player in enumerate(pair):
-            player.see(moment.of_envs(tuple(range(i, trial.num_envs, 2))))
+            player.watch(_share(trial, [moment], i))
         if k % 3 == 0:  # another moment comes before the states are merged
-            with trial.report.asking("hand_over()"):
-                handed = [copy.deepcopy(piece.hand_over()) for piece in pieces]
+            handed = _handed(trial, pieces)
             if not trial.learns and has_leaves(handed):
                 expected = "{}, as merge_states() gives nothing"
                 trial.report.broken("what hand_over() returns", expected, repr(handed[0])[:100])
         elif k % 3 == 1:
-            merged = _take_merged(trial, pieces, handed)
+            _take_merged(trial, pieces, _merged(trial, pieces, handed))
     if not trial.learns:
         return
-    with trial.report.asking("hand_over()"):
-        merged = _take_merged(trial, pieces, [copy.deepcopy(piece.hand_over()) for piece in pieces])
+    merged = _merged(trial, pieces, _handed(trial, pieces))
+    _take_merged(trial, pieces, merged)
     pooled = trial.first_learnt(both.piece, trial.merged(both.piece))
     hint = "override merge_states(), hand_over() and take_merged() together"
-    if differs := nearly(pooled, trial.first_learnt(both.piece, merged)):
-        subject = f"what two have learnt, merged round after round, {differs}"
-        trial.report.broken(subject, differs.expected, differs.got, hint)
-    other = trial.piece().train()
-    _take_merged(trial, [other], [], merged)
-    if differs := nearly(pooled, trial.first_learnt(other, trial.merged(other))):
-        subject = f"what another one has learnt that takes over the merged state, {differs}"
-        trial.report.broken(subject, differs.expected, differs.got, hint)
+    rounds = "what two have learnt, merged round after round"
+    trial.report.same_learnt(pooled, trial.first_learnt(both.piece, merged), rounds, hint)
+    other = trial.driver(trial.piece()).piece
+    _take_merged(trial, [other], merged)
+    taken = "what another one has learnt that takes over the merged state"
+    trial.report.same_learnt(pooled, trial.first_learnt(other, trial.merged(other)), taken, hint)
 
 
-def _take_merged(trial: Trial, pieces: list[Connector], handed: list[Any], merged: Any = None) -> Any:
-    """Have all take over what was handed over, merged, and return that."""
-    if merged is None:
-        with trial.report.asking("merge_states()"):
-            merged = pieces[0].merge_states(handed)
+def _share(trial: EpisodeTrial, moments: list[Moment], i: int) -> list[Moment]:
+    """The moments that the first or the second of two sees, each of its own envs."""
+    return [moment.of_envs(tuple(range(i, trial.num_envs, 2))) for moment in moments]
+
+
+def _handed(trial: Trial, pieces: list[Connector]) -> list[Any]:
+    with trial.report.asking("hand_over()"):
+        return [copy.deepcopy(piece.hand_over()) for piece in pieces]
+
+
+def _merged(trial: Trial, pieces: list[Connector], handed: list[Any]) -> Any:
+    with trial.report.asking("merge_states()"):
+        return pieces[0].merge_states(handed)
+
+
+def _take_merged(trial: Trial, pieces: list[Connector], merged: Any) -> None:
     for piece in pieces:
         with trial.report.asking("take_merged()"):
             piece.take_merged(copy.deepcopy(merged))
-    return merged

@@ -5,75 +5,39 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from marlvec.errors import ArgumentError, ContractError
 
 __all__ = ["CHECKS", "EpisodeLog", "Fault", "Finding", "Findings", "check_names"]
 
 
-class Check(NamedTuple):
-    """One of the checks.
-
-    Attributes:
-        about: What must hold.
-        change: What to change where a finding says nothing closer.
-    """
-
-    about: str
-    change: str
-
-
-CHECKS: dict[str, Check] = {
-    "form": Check("it is an env in one of the forms that make() takes", "return such an env from the factory"),
-    "runs": Check("reset() and step() raise nothing", "mend what raises"),
-    "results": Check("they return tuples of the right length, with dicts in them", "return what the API asks for"),
-    "shared_state": Check(
-        "two instances that take turns do not disturb each other",
-        "keep on self all that changes while it plays",
-    ),
-    "seed": Check(
-        "the same seed brings the same episodes in a second instance; if the env is random, another seed brings others",
-        "draw only from a generator that reset(seed=…) seeds; the clock, os.urandom(), ids of objects and the order of "
-        "sets differ, too",
-    ),
-    "reset": Check(
-        "the same seed brings them in the same instance, reset again",
-        "begin anew in reset(seed=…) all that earlier episodes have changed, random generators included",
-    ),
-    "life": Check(
-        "who has ended leaves, brings no more data and does not come back; no agent leaves without a flag",
-        "set the agent's termination or truncation in the step that takes it out of env.agents, and leave it out of "
-        "every dict from then on",
-    ),
-    "agents": Check(
-        "agents are those of possible_agents, once each", "name in env.agents and in every dict only possible agents"
-    ),
-    "keys": Check("every dict names the agents that are there, and no other", "give one entry for each live agent"),
-    "ends": Check(
-        "every episode ends within max_steps",
-        "truncate it after so many steps, or call with a larger max_steps if it is meant to be so long",
-    ),
-    "rewards": Check("rewards are finite real numbers", "return float(reward) for each agent"),
-    "rewards_once": Check(
-        "a turn-based env shows each reward once",
-        "call self._clear_rewards() at the beginning of each step, and self._accumulate_rewards() once at its end",
-    ),
-    "flags": Check("terminations and truncations are bools", "return bool(flag)"),
-    "masks": Check("action masks fit the action space and leave something to do", "give one 0 or 1 per choice"),
-    "observations": Check(
-        "observations are in their space, leaf by leaf, to dtype and shape",
-        "widen the space, or keep the observation within it",
-    ),
-    "state": Check("global states are in state_space", "widen state_space, or keep the state within it"),
-    "spaces": Check(
-        "spaces are the same objects on each call and never change",
-        "build the spaces once in __init__, keep them on self, and return those",
-    ),
-    "infos": Check("infos are dicts", "return {} where there is nothing to say"),
-    "arguments": Check("actions and options are left as they were given", "work on a copy of it"),
+CHECKS: dict[str, str] = {
+    "form": "return such an env from the factory",
+    "runs": "mend what raises",
+    "results": "return what the API asks for",
+    "shared_state": "keep on self all that changes while it plays",
+    "seed": "draw only from a generator that reset(seed=…) seeds; the clock, os.urandom(), ids of objects and the "
+    "order of sets differ, too",
+    "reset": "begin anew in reset(seed=…) all that earlier episodes have changed, random generators included",
+    "life": "set the agent's termination or truncation in the step that takes it out of env.agents, and leave it out "
+    "of every dict from then on",
+    "agents": "name in env.agents and in every dict only possible agents",
+    "keys": "give one entry for each live agent",
+    "ends": "truncate it after so many steps, or call with a larger max_steps if it is meant to be so long",
+    "rewards": "return float(reward) for each agent",
+    "rewards_once": "call self._clear_rewards() at the beginning of each step, and self._accumulate_rewards() once at "
+    "its end",
+    "flags": "return bool(flag)",
+    "masks": "give one 0 or 1 per choice",
+    "observations": "widen the space, or keep the observation within it",
+    "state": "widen state_space, or keep the state within it",
+    "spaces": "build the spaces once in __init__, keep them on self, and return those",
+    "infos": "return {} where there is nothing to say",
+    "arguments": "work on a copy of it",
 }
-"""Names of the checks, the most serious first; what a user can `skip`."""
+"""Name of each check, the most serious first, to what to change where a finding says nothing closer; `check_env` says
+what each checks."""
 
 _BREAKS = frozenset({"runs", "results", "life", "agents", "masks"})
 """After one of these, what an episode shows of its agents may follow from it."""

@@ -84,7 +84,7 @@ def check_repeats(
         again.write_down(findings, "reset")
     elif beside is not None:
         moved = _what_moves(first, second, _alternate(first, second, [], episodes, seed))
-        beside.write_down(findings, "shared_state", f"{moved or CHECKS['shared_state'].change}. {_OWN_PROCESS}")
+        beside.write_down(findings, "shared_state", f"{moved or CHECKS['shared_state']}. {_OWN_PROCESS}")
 
 
 def _check_another_seed(player: Player, trace: Sequence[Moment], seed: int, findings: Findings) -> None:

@@ -65,9 +65,14 @@ class Place:
             kind: What makes it another fault; default: the advice.
             minor: Whether marlvec puts it right in silence.
         """
-        advice = change or CHECKS[check].change
+        advice = change or CHECKS[check]
         finding = Finding(check, "minor" if minor else "serious", str(self), subject, expected, got, advice)
         raise Fault(finding, (check, path, kind or advice))
+
+    def report(self, *args: Any, **kwargs: Any) -> None:
+        """Write the `Fault` that `fault` raises into the log; raise it if there is no log."""
+        with self.going_on():
+            self.fault(*args, **kwargs)
 
     def raised(self, error: Exception) -> NoReturn:
         """Raise the `Fault` that says that the env raised this."""

@@ -43,11 +43,11 @@ class SharedState:
         self._add_globals()
         kinds = {kind for one, _ in own.values() for kind in type(one).__mro__ if not _is_library(kind.__module__)}
         for kind in sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__)):
-            self._add_class(kind)
+            self._add_data(kind, f"{kind.__qualname__}.", f"{kind.__qualname__}.%s is an attribute of the class")
         found = [module for kind in kinds if (module := sys.modules.get(kind.__module__)) is not None]
         used = {near.__name__: near for module in found for near in _near(module)}
         for name in sorted(used):
-            self._add_module(used[name])
+            self._add_data(used[name], f"{name}:", f"%s is a global of the module {name}")
         for key, (one, path) in own.items():
             if key in others and path and isinstance(one, (list, dict, set, bytearray, np.ndarray, *GENERATORS)):
                 self._add(
@@ -93,22 +93,14 @@ class SharedState:
             "and set self.random = random.Random(seed) in reset(seed=…)",
         )
 
-    def _add_class(self, kind: type) -> None:
-        prefix = f"{kind.__qualname__}."
-        self._add_data(kind, prefix, lambda name: f"{prefix}{name} is an attribute of the class")
-
-    def _add_module(self, module: ModuleType) -> None:
-        where = module.__name__
-        self._add_data(module, f"{where}:", lambda name: f"{name} is a global of the module {where}")
-
-    def _add_data(self, owner: Any, prefix: str, says: Callable[[str], str]) -> None:
+    def _add_data(self, owner: Any, prefix: str, says: str) -> None:
         """Add what may change of a class or a module."""
         for name, value in list(vars(owner).items()):
             if not name.startswith("__") and _is_data(value):
                 self._add(
                     f"{prefix}{name}",
                     lambda name=name: vars(owner).get(name),  # type: ignore[misc]
-                    f"{says(name)}, which all instances share, and changes while they play: {_own(name, value)}",
+                    f"{says % name}, which all instances share, and changes while they play: {_own(name, value)}",
                 )
 
 

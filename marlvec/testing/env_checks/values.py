@@ -31,8 +31,6 @@ __all__ = [
     "check_tuple",
 ]
 
-_MASK = "action_mask"
-
 
 def check_member(space: Space[Any], value: Any, place: Place, subject: str, check: str = "observations") -> None:
     """Look at a value leaf by leaf: it must be in its space, with exactly the space's dtype and shape.

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gymnasium.spaces import Space
 from pettingzoo import AECEnv
 
 from marlvec.testing.scripted.script import ScriptLike
-from marlvec.testing.scripted.scripted_state import ScriptedState
+from marlvec.testing.scripted.scripted_state import ScriptedState, ZooShell
 
 __all__ = ["TurnEnv"]
 
 
-class TurnEnv(AECEnv):  # type: ignore[misc]  # pettingzoo has no type information
+class TurnEnv(ZooShell, AECEnv):  # type: ignore[misc]  # pettingzoo has no type information
     """A turn-based PettingZoo env by a script. Each move gives every agent in the game a reward, those that wait too.
 
     Step ``t`` of the script is the ``t``-th move of the game, whichever agent makes it.
@@ -49,7 +48,6 @@ class TurnEnv(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
         self.metadata = {"name": "turns", "render_modes": [], "is_parallelizable": False}
         self.possible_agents = [f"player_{a}" for a in range(agent_num)]
         self.render_mode = render_mode
-        self.closed = False
         if state:
             self.state_space = self.world.state_space
         self._order = list(range(agent_num)) if order is None else list(order)
@@ -57,12 +55,6 @@ class TurnEnv(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
             raise ValueError(f"order must name every one of {agent_num} agents, got {self._order}")
         self._turn = 0
         self._dead_first = dead_first
-
-    def observation_space(self, agent: str) -> Space[Any]:
-        return self.world.observation_space
-
-    def action_space(self, agent: str) -> Space[Any]:
-        return self.world.action_space
 
     def observe(self, agent: str) -> Any:
         return self.world.observe_masked(self._place(agent), acting=agent == self.agent_selection)
@@ -105,19 +97,6 @@ class TurnEnv(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
         self._pass_on()
         if self._dead_first:
             self._deads_step_first()
-
-    def state(self) -> Any:
-        return self.world.state()
-
-    def render(self) -> None:
-        """Show nothing."""
-
-    def close(self) -> None:
-        """Note that it was closed."""
-        self.closed = True
-
-    def _place(self, agent: str) -> int:
-        return self.possible_agents.index(agent)
 
     def _bear(self) -> None:
         """Let in the agents that join now."""

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 
 from marlvec.testing.scripted.script import End, Script
-from marlvec.testing.scripted.scripted_state import ScriptedState
+from marlvec.testing.scripted.scripted_state import ScriptedState, old_flags
 
 __all__ = ["SingleEnv"]
 
@@ -59,7 +59,8 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         obs, reward, info = world.observe_masked(0), world.reward(0, action), self._info()
         if not self._old_api:
             return obs, reward, ended, cut, info
-        return obs, reward, ended or cut, {**info, "TimeLimit.truncated": True} if cut else info
+        dones, infos = old_flags({0: ended}, {0: cut}, {0: info})
+        return obs, reward, dones[0], infos[0]
 
     def close(self) -> None:
         """Note that it was closed."""

@@ -9,12 +9,12 @@ from gymnasium.spaces import Box, Discrete, Space
 from pettingzoo import ParallelEnv
 
 from marlvec.testing.scripted.script import End, Script, ScriptLike
-from marlvec.testing.scripted.scripted_state import ScriptedState
+from marlvec.testing.scripted.scripted_state import ScriptedState, ZooShell, old_flags
 
 __all__ = ["CounterEnv", "ScriptedParallelEnv", "NoOpEnv"]
 
 
-class ScriptedParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
+class ScriptedParallelEnv(ZooShell, ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
     """A PettingZoo Parallel env whose agents come and go by a script, and whose data say where they come from.
 
     Observations are read with `decode`, `checksum` and `draw`, rewards with `decode_reward`.
@@ -46,72 +46,29 @@ class ScriptedParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has 
         self.possible_agents = [f"agent_{a}" for a in range(agent_num)]
         self.agents: list[str] = []
         self.render_mode = render_mode
-        self.closed = False
         if state:
             self.state_space = self.world.state_space
         self._old_api = old_api
 
-    def observation_space(self, agent: str) -> Space[Any]:
-        return self.world.observation_space
-
-    def action_space(self, agent: str) -> Space[Any]:
-        return self.world.action_space
-
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Begin the next episode."""
-        world = self.world
-        world.reset(seed)
-        alive = world.script.alive(0)
-        self.agents = [agent for agent, here in zip(self.possible_agents, alive, strict=True) if here]
-        obs = {agent: world.observe_masked(self._place(agent)) for agent in self.agents}
+        obs = self._begin(seed)
+        self.agents = list(obs)
         infos = self._infos(self.agents)
         return obs if self._old_api else (obs, infos)
 
     def step(self, actions: dict[str, Any]) -> Any:
         """Take one step; all live agents must act, and no others may."""
-        world, script = self.world, self.world.script
-        if actions.keys() != set(self.agents):
-            raise ValueError(f"expected actions of {self.agents}, got {list(actions)}")
-        world.act({self._place(agent): action for agent, action in actions.items()})
-        t = world.t
-        ended, cut, alive = script.terminated(t), script.truncated(t), script.alive(t)
-        here = [
-            agent
-            for a, agent in enumerate(self.possible_agents)
-            if agent in self.agents or alive[a] or script.births[a] == t
-        ]
-        place = {agent: self._place(agent) for agent in here}
-        obs = {agent: world.observe_masked(a) for agent, a in place.items()}
-        rewards = {agent: world.reward(a, actions.get(agent, 0)) for agent, a in place.items()}
-        terminations = {agent: ended[a] for agent, a in place.items()}
-        truncations = {agent: cut[a] for agent, a in place.items()}
-        infos = self._infos(here)
-        self.agents = [agent for agent, a in place.items() if alive[a]]
-        if not self._old_api:
-            return obs, rewards, terminations, truncations, infos
-        dones = {agent: ended[a] or cut[a] for agent, a in place.items()}
-        for agent, a in place.items():
-            if cut[a]:
-                infos[agent] = {**infos[agent], "TimeLimit.truncated": True}
-        return obs, rewards, dones, infos
-
-    def state(self) -> Any:
-        return self.world.state()
-
-    def render(self) -> None:
-        """Show nothing."""
-
-    def close(self) -> None:
-        """Note that it was closed."""
-        self.closed = True
-
-    def _place(self, agent: str) -> int:
-        return self.possible_agents.index(agent)
-
-    def _infos(self, agents: list[str]) -> dict[str, dict[str, Any]]:
-        infos = {agent: self.world.info(self._place(agent)) for agent in agents}
-        shared = self.world.script.common.get(self.world.t)
-        return {**infos, "common": shared} if shared else infos
+        here = self._advance(actions, self.agents)
+        obs = {agent: self.world.observe_masked(step.place) for agent, step in here.items()}
+        rewards = {agent: step.reward for agent, step in here.items()}
+        terminations = {agent: step.terminated for agent, step in here.items()}
+        truncations = {agent: step.truncated for agent, step in here.items()}
+        infos = self._infos(list(here))
+        self.agents = [agent for agent, step in here.items() if step.alive]
+        if self._old_api:
+            return obs, rewards, *old_flags(terminations, truncations, infos)
+        return obs, rewards, terminations, truncations, infos
 
 
 class CounterEnv(ScriptedParallelEnv):

@@ -1,10 +1,10 @@
-"""`ScriptedState`: clock, checksums and random stream behind all scripted envs."""
+"""`ScriptedState`: clock, checksums and random stream behind all scripted envs; `Shell`: what its envs share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Space
@@ -21,7 +21,27 @@ from marlvec.testing.scripted.stamp import (
     stamp_space,
 )
 
-__all__ = ["ScriptedState", "count_incarnation"]
+__all__ = ["AgentStep", "ScriptedState", "Shell", "ZooShell", "count_incarnation", "old_flags"]
+
+
+class AgentStep(NamedTuple):
+    """Result of a step for one agent.
+
+    Attributes:
+        place: Its place on the agent axis.
+        reward: Its reward.
+        terminated: Whether it terminates.
+        truncated: Whether it is truncated.
+        alive: Whether it lives on.
+        joins: Whether it enters now.
+    """
+
+    place: int
+    reward: float
+    terminated: bool
+    truncated: bool
+    alive: bool
+    joins: bool
 
 
 def count_incarnation(marks: str | Path, env_index: int) -> int:
@@ -126,6 +146,26 @@ class ScriptedState:
         for a, action in actions.items():
             self._checksums[a] = next_checksum(self._checksums[a], action)
 
+    def advance(self, actions: Mapping[int, Any]) -> list[AgentStep]:
+        """Take one step with the actions of these agents.
+
+        Returns:
+            One entry for each agent that was in the episode, or joins it.
+
+        Raises:
+            ValueError: As of `act`.
+        """
+        before = self.script.alive(self.t)
+        self.act(actions)
+        script, t = self.script, self.t
+        joins = [birth == t for birth in script.births]
+        flags = zip(script.terminated(t), script.truncated(t), script.alive(t), joins, strict=True)
+        return [
+            AgentStep(a, self.reward(a, actions.get(a, 0)), *each)
+            for a, each in enumerate(flags)
+            if before[a] or joins[a]
+        ]
+
     def observe(self, a: int) -> NDArray[Any]:
         """Stamped observation of one agent."""
         stamp = Stamp(self.env_index, self.incarnation, self.episode, self.t, a)
@@ -167,3 +207,71 @@ class ScriptedState:
     def state(self) -> NDArray[np.float64]:
         """Global state, shape ``(agent_num + 4,)``: env, incarnation, episode, t, and every agent's checksum."""
         return np.array([self.env_index, self.incarnation, self.episode, self.t, *self._checksums], np.float64)
+
+
+class Shell:
+    """A scripted env of several agents.
+
+    Attributes:
+        world: Clock, script and numbers of the env.
+        possible_agents: Name of each agent, by its place on the agent axis.
+        closed: Whether it was closed.
+    """
+
+    world: ScriptedState
+    possible_agents: list[Any]
+    closed = False
+    _common_key = "common"
+
+    def close(self) -> None:
+        """Note that it was closed."""
+        self.closed = True
+
+    def _begin(self, seed: int | None) -> dict[Any, Any]:
+        """Begin an episode; return the first observations."""
+        self.world.reset(seed)
+        alive = self.world.script.alive(0)
+        return {agent: self.world.observe_masked(a) for a, agent in enumerate(self.possible_agents) if alive[a]}
+
+    def _advance(self, actions: Mapping[Any, Any], acting: Sequence[Any]) -> dict[Any, AgentStep]:
+        """Take one step with the actions of exactly these agents; return the results by agent."""
+        if actions.keys() != set(acting):
+            raise ValueError(f"expected actions of {acting}, got {list(actions)}")
+        steps = self.world.advance({self._place(agent): action for agent, action in actions.items()})
+        return {self.possible_agents[step.place]: step for step in steps}
+
+    def _place(self, agent: Any) -> int:
+        return self.possible_agents.index(agent)
+
+    def _infos(self, agents: Sequence[Any]) -> dict[Any, dict[str, Any]]:
+        infos = {agent: self.world.info(self._place(agent)) for agent in agents}
+        shared = self.world.script.common.get(self.world.t)
+        return {**infos, self._common_key: shared} if shared else infos
+
+
+class ZooShell(Shell):
+    """A scripted env of PettingZoo's."""
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        """Space of every agent's observations."""
+        return self.world.observation_space
+
+    def action_space(self, agent: str) -> Space[Any]:
+        """Space of every agent's actions."""
+        return self.world.action_space
+
+    def state(self) -> Any:
+        """Global state."""
+        return self.world.state()
+
+    def render(self) -> None:
+        """Show nothing."""
+
+
+def old_flags(
+    terminated: Mapping[Any, bool], truncated: Mapping[Any, bool], infos: Mapping[Any, Any]
+) -> tuple[dict[Any, bool], dict[Any, Any]]:
+    """Return one flag for both, and the infos, which say who was truncated, as it was before 2022."""
+    dones = {agent: ended or truncated[agent] for agent, ended in terminated.items()}
+    cut = {agent: {**infos.get(agent, {}), "TimeLimit.truncated": True} for agent, flag in truncated.items() if flag}
+    return dones, {**infos, **cut}

@@ -19,9 +19,8 @@ Story = list[tuple[str, dict[str, Any]]]
 """What one env went through: ``"reset"``, ``"step"`` or ``"end"``, and what it brought, whatever the mode."""
 
 
-def check_autoreset(make: MakeEnvs, seed: int) -> None:
+def check_autoreset(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
     """In all three modes every env goes through the same episodes; they differ only in where the next one begins."""
-    place = VectorPlace.of("autoreset")
     stories: dict[str, list[Story]] = {}
     for mode in ("disabled", "next_step", "same_step"):
         with make(autoreset_mode=mode) as envs:

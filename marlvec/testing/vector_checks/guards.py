@@ -33,9 +33,8 @@ def _read(env: Any) -> Any:
     return getattr(env, _MARK)
 
 
-def check_guards(make: MakeEnvs, seed: int) -> None:
+def check_guards(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
     """Nothing can be stepped before a reset, nothing be fetched that was not sent."""
-    place = VectorPlace.of("guards")
     with make() as envs:
         actions = envs.action_space.sample()
         _refuses(place, "step() before a reset", NotResetError, lambda: envs.step(actions))
@@ -49,9 +48,8 @@ def check_guards(make: MakeEnvs, seed: int) -> None:
         _refuses(place, "step_fetch() for the second time", NothingPendingError, envs.step_fetch)
 
 
-def check_busy(make: MakeEnvs, seed: int) -> None:
+def check_busy(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
     """While a step is pending every other call is refused, and the step can still be fetched."""
-    place = VectorPlace.of("busy")
     with make() as envs, make() as others:
         envs.reset(seed=seed)
         others.reset(seed=seed)
@@ -80,9 +78,8 @@ def check_busy(make: MakeEnvs, seed: int) -> None:
         compare(place, "step_fetch() after refused calls", record(others.step(actions)), record(envs.step_fetch()))
 
 
-def check_own_answers(make: MakeEnvs, seed: int) -> None:
+def check_own_answers(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
     """``exec_func`` and ``get_attr`` ask the chosen envs, and answer in their order."""
-    place = VectorPlace.of("own answers")
     with make() as envs:
         n = envs.num_envs
         envs.reset(seed=seed)
@@ -98,9 +95,8 @@ def check_own_answers(make: MakeEnvs, seed: int) -> None:
         envs.step(envs.random_action())
 
 
-def check_close(make: MakeEnvs, seed: int) -> None:
+def check_close(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
     """``close`` may be called again, and with a step pending; nothing else can be called after it."""
-    place = VectorPlace.of("close")
     with make() as envs:
         envs.reset(seed=seed)
         actions = envs.random_action()

@@ -28,11 +28,6 @@ class VectorPlace(Place):
     def __str__(self) -> str:
         return f"{self.env}: {self.call}"
 
-    @classmethod
-    def of(cls, check: str) -> VectorPlace:
-        """The place of a check."""
-        return cls("check_vector_env", check)
-
 
 def play(envs: VectorEnv, seed: int, steps: int) -> list[Any]:
     """What a seeded reset and so many steps bring, copied."""

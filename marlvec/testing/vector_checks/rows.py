@@ -25,9 +25,8 @@ __all__ = [
 STEPS = 40
 
 
-def check_spaces(make: MakeEnvs, seed: int) -> None:
+def check_spaces(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
     """Shapes and dtypes; observations and random actions in the agents', the envs' and the batched spaces."""
-    place = VectorPlace.of("spaces")
     names = ("observation_space", "action_space", "single_observation_space", "single_action_space")
     with make() as envs:
         spaces = {name: getattr(envs, name) for name in names}
@@ -93,27 +92,24 @@ def _check_masks(envs: VectorEnv, place: VectorPlace, actions: Any, infos: dict[
                 place.broken(subject, f"an action that its mask allows {mask[i, j].astype(int).tolist()}", str(action))
 
 
-def check_seeding(make: MakeEnvs, seed: int) -> None:
+def check_seeding(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
     """One seed is spread over the envs as `marlvec.env_seeds` says."""
-    place = VectorPlace.of("seeding")
     with make() as envs, make() as others:
         spread = record(envs.reset(seed=seed))
         given = record(others.reset(seed=env_seeds(seed, others.num_envs)))
         compare(place, f"reset(seed={seed}) beside reset(seed=env_seeds({seed}, N))", given, spread)
 
 
-def check_determinism(make: MakeEnvs, seed: int) -> None:
+def check_determinism(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
     """Two fresh ones do the same with the same seed, in whole episodes."""
-    place = VectorPlace.of("determinism")
     with make() as envs, make() as others:
         pairs = zip(play(envs, seed, STEPS), play(others, seed, STEPS), strict=True)
         for t, (first, again) in enumerate(pairs):
             compare(place, f"step {t} of a second one with seed {seed}", first, again)
 
 
-def check_halves(make: MakeEnvs, seed: int) -> None:
+def check_halves(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
     """``step`` is ``step_send`` and ``step_fetch``; ``reset`` likewise."""
-    place = VectorPlace.of("halves")
     with make() as envs, make() as others:
         envs.reset_send(seed=seed)
         compare(place, "reset_send() and reset_fetch()", record(others.reset(seed=seed)), record(envs.reset_fetch()))
@@ -124,9 +120,8 @@ def check_halves(make: MakeEnvs, seed: int) -> None:
             compare(place, f"step_send() and step_fetch() of step {t + 1}", whole, record(envs.step_fetch()))
 
 
-def check_partial_reset(make: MakeEnvs, seed: int) -> None:
+def check_partial_reset(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
     """A reset of some envs leaves the rows of the others as they are, bit for bit, and their episodes running."""
-    place = VectorPlace.of("partial reset")
     with make() as envs, make() as untouched:
         n = envs.num_envs
         last = play(envs, seed, 1)[-1]
@@ -151,9 +146,8 @@ def check_partial_reset(make: MakeEnvs, seed: int) -> None:
                     compare(place, f"{name} of {where}", row_of(stepped[name], other), row_of(last[name], other))
 
 
-def check_copies(make: MakeEnvs, seed: int) -> None:
+def check_copies(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
     """With ``copy=True`` a result never changes; with ``copy=False`` it says the same and cannot be written to."""
-    place = VectorPlace.of("copies")
     with make(copy=True) as envs, make(copy=False) as views:
         kept: list[tuple[Any, dict[str, Any]]] = []
         for t in range(STEPS):

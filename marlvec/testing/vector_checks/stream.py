@@ -13,9 +13,8 @@ STEPS = 20
 _ROWS = ("rewards", "terminated", "truncated", "alive", "acting")
 
 
-def check_stream(make: MakeEnvs, seed: int) -> None:
+def check_stream(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
     """Each env comes once for each request, with its own rows, whatever the order and whatever else is under way."""
-    place = VectorPlace.of("stream")
     with make() as envs, make() as lockstep:
         n = envs.num_envs
         expected = [record(lockstep.reset(seed=seed))]

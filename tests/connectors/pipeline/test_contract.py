@@ -20,7 +20,7 @@ from marlvec.errors import StateError
 from marlvec.testing.check_connector import check_connector
 from marlvec.testing.connector_checks._support.report import Report
 from marlvec.testing.connector_checks._support.story import Moment
-from marlvec.testing.connector_checks._support.trial import Trial
+from marlvec.testing.connector_checks._support.trial import EpisodeTrial
 from marlvec.testing.connector_checks.batches import check_batched, check_order
 from marlvec.trees import map_tree
 from tests.connectors.helpers.samples import same_tree
@@ -223,9 +223,9 @@ def test_it_keeps_to_the_contract(name: str, args: Any, space: Any, more: dict[s
     check_connector(lambda: _make(name, args), space, **more)
 
 
-def _trial(name: str, args: Any, space: Any, more: dict[str, Any]) -> Trial:
+def _trial(name: str, args: Any, space: Any, more: dict[str, Any]) -> EpisodeTrial:
     given = {"action_space": Discrete(4), "agents": NAMES, "columns": {}, **more}
-    trial = Trial(lambda: _make(name, args), space, num_envs=4, seed=0, **given)
+    trial = EpisodeTrial(lambda: _make(name, args), space, num_envs=4, seed=0, **given)
     trial.learn()
     return trial
 

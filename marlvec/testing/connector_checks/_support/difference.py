@@ -1,8 +1,7 @@
-"""Where two trees of rows or two states differ, and what lies outside its space."""
+"""How far numbers of connectors may differ, and what lies outside its space."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,9 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ContractError
 from marlvec.spaces import Leaf, SpaceTree, membership
-from marlvec.spaces.equality import Difference, difference, short
+from marlvec.spaces.equality import Difference, short
 
-__all__ = ["Difference", "difference", "nearly", "outsider", "summed"]
+__all__ = ["learnt", "outsider", "summed"]
 
 _ULPS = 64.0  # what a sum may lose where it is taken in another order
 _LEARNT = 1e-6  # and what statistics may lose
@@ -24,7 +23,8 @@ def summed(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.bool_]:
     return _within(expected, got, _ULPS * float(np.finfo(expected.dtype).eps), 0.0)
 
 
-def _learnt(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.bool_]:
+def learnt(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which numbers differ no more than statistics that were learnt in another order."""
     return _within(expected, got, _LEARNT, 1.0)
 
 
@@ -32,10 +32,6 @@ def _within(expected: NDArray[Any], got: NDArray[Any], tolerance: float, least: 
     scale = float(np.abs(expected[np.isfinite(expected)]).max(initial=least))
     close: NDArray[np.bool_] = np.isclose(got, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
     return close
-
-
-nearly = partial(difference, close=_learnt, typed=False)
-"""Compares what two connectors learnt: as `difference`, but numbers may be a millionth apart, of whatever type."""
 
 
 def outsider(space: Space[Any], tree: Any, n: int, *, exact: bool = True) -> Difference | None:

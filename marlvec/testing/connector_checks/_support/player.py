@@ -1,22 +1,22 @@
-"""`ConnectorDriver`: gives a connector rows as a collector would."""
+"""`ConnectorDriver` and `BatchDriver`: give a connector rows as a collector would."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
 
 import numpy as np
 
-from marlvec.connectors.connector import ActionConnector, Connector
+from marlvec.connectors.connector import ActionConnector, Connector, LearnerConnector
 from marlvec.connectors.pipeline import Pipeline, is_left_out
 from marlvec.connectors.rows import Rows
-from marlvec.testing.connector_checks._support.difference import difference
+from marlvec.spaces.equality import difference
 from marlvec.testing.connector_checks._support.report import Report, keys_of
 from marlvec.testing.connector_checks._support.story import Moment
 
-__all__ = ["IDENTITY", "ConnectorDriver"]
+__all__ = ["BatchDriver", "ConnectorDriver"]
 
-IDENTITY = ("env_id", "agent_index", "eps_id", "t")
+_IDENTITY = ("env_id", "agent_index", "eps_id", "t")
 """Columns that say which row a row is."""
 
 
@@ -35,6 +35,12 @@ class ConnectorDriver:
         """Play one moment in one call; its rows as they came out."""
         return self.see_parts(moment, [np.arange(len(moment.rows))])[0]
 
+    def watch(self, moments: Iterable[Moment]) -> Self:
+        """Play moments, each in one call; returns this driver."""
+        for moment in moments:
+            self.see(moment)
+        return self
+
     def see_parts(self, moment: Moment, parts: Sequence[Any]) -> list[Rows]:
         """Play one moment in several calls, each of some of its rows."""
         shares = [moment.take(np.asarray(part, np.int64)) for part in parts]
@@ -51,15 +57,12 @@ class ConnectorDriver:
         Raises:
             ContractError: It raised, or returned something other than these rows.
         """
-        with self.report.asking("the call"):
-            out = self.piece(rows)
-        if not isinstance(out, Rows):
-            self.report.broken("what the call returns", "Rows", type(out).__name__)
-        for name in IDENTITY:
+        out = self._call(rows)
+        for name in _IDENTITY:
             if name not in out:
                 self.report.broken("the columns that come out", f"{name!r} among them", str(list(out.keys())))
         kept = self._kept(rows, out)
-        for name in IDENTITY:
+        for name in _IDENTITY:
             if not np.array_equal(out[name], rows[name][kept]):
                 self.report.broken(f"column {name!r}", "the rows in their order", "other values")
         if is_left_out(self.piece) and (differs := difference(rows, out)):
@@ -85,6 +88,13 @@ class ConnectorDriver:
         with self.report.asking(f"reset({env_ids})"):
             self.piece.reset(env_ids)
 
+    def _call(self, rows: Rows) -> Rows:
+        with self.report.asking("the call"):
+            out = self.piece(rows)
+        if not isinstance(out, Rows):
+            self.report.broken("what the call returns", "Rows", type(out).__name__)
+        return out
+
     def _kept(self, rows: Rows, out: Rows) -> Any:
         """Positions of the rows that came out."""
         if len(out) == len(rows):
@@ -105,3 +115,34 @@ class ConnectorDriver:
             hint = 'set it to an action of the policy, to "repeat", or to None'
             self.report.broken("attribute noop of one that removes rows", "what those agents do", "none", hint)
         return kept
+
+
+class BatchDriver(ConnectorDriver):
+    """Calls a learner connector with whole batches, to which no policy answers."""
+
+    def call(self, rows: Rows) -> Rows:
+        """Show the connector a batch, and call it.
+
+        Raises:
+            ContractError: It raised, or returned something other than these rows.
+        """
+        assert isinstance(self.piece, LearnerConnector)  # as whoever checks it has seen
+        with self.report.asking("see_batch()"):
+            self.piece.see_batch({"main": rows})
+        out = self._call(rows)
+        if self.piece.changes_length:
+            return out
+        if len(out) != len(rows):
+            subject, hint = f"the number of rows that come out of {len(rows)}", "one that may do so sets changes_length"
+            self.report.broken(subject, str(len(rows)), str(len(out)), hint)
+        for name in (*_IDENTITY, "unroll_id"):
+            if name not in out or not np.array_equal(out[name], rows[name]):
+                self.report.broken(f"column {name!r}", "the rows in their order", "other values")
+        return out
+
+    def answered(self, out: Rows, moment: Moment) -> Rows:
+        """No rows: no policy answers."""
+        return out.take(slice(0, 0))
+
+    def show_answer(self, answered: Rows) -> None:
+        """Do nothing: no policy answers."""

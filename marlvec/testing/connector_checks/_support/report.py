@@ -10,9 +10,10 @@ import numpy as np
 
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
-from marlvec.testing.connector_checks._support.difference import Difference, difference, summed
+from marlvec.spaces.equality import Difference, difference
+from marlvec.testing.connector_checks._support.difference import learnt, summed
 
-__all__ = ["Key", "Refused", "Report", "keys_of"]
+__all__ = ["BatchReport", "Key", "Refused", "Report", "keys_of"]
 
 Key = tuple[int, int]
 """(env, agent)"""
@@ -71,14 +72,19 @@ class Report:
                 raise broken from error
 
     def same(self, expected: Any, got: Any, subject: str, hint: str = "") -> None:
-        """Refuse a value that is not what it was, to the bit."""
+        """Raise if two values differ in any bit."""
         if differs := difference(expected, got):
+            self.broken(f"{subject}, {differs}", differs.expected, differs.got, hint)
+
+    def same_learnt(self, expected: Any, got: Any, subject: str, hint: str = "") -> None:
+        """Raise if two merged states differ by more than a millionth; types of numbers do not matter."""
+        if differs := difference(expected, got, close=learnt, typed=False):
             self.broken(f"{subject}, {differs}", differs.expected, differs.got, hint)
 
     def compare(
         self, expected: Rows, got: Rows, moment: int, condition: str, hint: str = "", *, near: bool = False
     ) -> None:
-        """Refuse rows that are not what they were.
+        """Raise if rows differ from what they must be.
 
         Args:
             expected: What these rows must be, in any order, and maybe others.
@@ -95,6 +101,19 @@ class Report:
         if differs := difference(expected, got, close=summed if near else None):
             where = place(differs, got)
             self.broken(f"moment {moment}, {where}", f"{differs.expected} {condition}", differs.got, hint)
+
+
+class BatchReport(Report):
+    """A `Report` of finished batches, whose rows are compared in their order; a moment is a batch."""
+
+    def compare(
+        self, expected: Rows, got: Rows, moment: int, condition: str, hint: str = "", *, near: bool = False
+    ) -> None:
+        """Raise if rows differ from what they must be; see `Report.compare`."""
+        if differs := difference(expected, got, close=summed if near else None):
+            row = f", row {differs.at[0]}" if differs.at else ""
+            where = f"column {differs.path!r}{row}" if differs.path else "the columns"
+            self.broken(f"batch {moment}, {condition}, {where}", differs.expected, differs.got, hint)
 
 
 def keys_of(rows: Rows) -> list[Key]:

@@ -1,10 +1,11 @@
-"""`Trial`: one connector on one space: how it is built, and with what rows it is fed."""
+"""`Trial`: a connector under test: how it is built, and with what rows it is fed."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium.spaces import Box, Space
@@ -13,19 +14,128 @@ from marlvec.connectors._support.leaf_spaces import space_summary
 from marlvec.connectors.connector import ActionConnector, AgentConnector, Connector
 from marlvec.connectors.pipeline import Pipeline
 from marlvec.connectors.rows import Rows
-from marlvec.testing.connector_checks._support.player import ConnectorDriver
-from marlvec.testing.connector_checks._support.report import Report
-from marlvec.testing.connector_checks._support.story import ColumnLike, Moment, SampledRows
+from marlvec.testing.connector_checks._support.player import BatchDriver, ConnectorDriver
+from marlvec.testing.connector_checks._support.report import BatchReport, Report
+from marlvec.testing.connector_checks._support.story import ColumnLike, Moment, SampledRows, transitions
 
-__all__ = ["Trial", "has_leaves"]
+__all__ = ["BatchTrial", "EpisodeTrial", "Trial", "has_leaves"]
 
 _OBS = Box(-np.inf, np.inf, (3,), np.float32)  # what the policy saw, on the action side
 _WARM = 1_000  # seed of the story that connectors learn from
-_LENGTH = 12  # moments of a story
 
 
-class Trial:
-    """A connector on one space.
+class Trial(ABC):
+    """A connector, and moments to play to it.
+
+    Args:
+        build: Makes a new connector.
+        report: Where to say what is wrong.
+
+    Attributes:
+        report: As above.
+        both: Modes to check it in: True is training, False eval.
+        length: Number of moments in a story.
+        cut: Number of moments before a connector is saved, copied or reset.
+    """
+
+    both: ClassVar[tuple[bool, ...]]
+    length: ClassVar[int]
+    cut: ClassVar[int]
+    _driver: ClassVar[type[ConnectorDriver]] = ConnectorDriver
+
+    def __init__(self, build: Callable[[], Connector], report: Report) -> None:
+        self._build, self.report = build, report
+        self._stories: dict[int, list[Moment]] = {}
+
+    @abstractmethod
+    def piece(self, made: Connector | None = None) -> Connector:
+        """Return a new connector, or `made`, set up."""
+
+    @abstractmethod
+    def fresh_moments(self, *, seed: int = 0) -> list[Moment]:
+        """Draw a story; its arrays were given to no connector yet."""
+
+    def moments(self, *, seed: int = 0) -> list[Moment]:
+        """Return a story; the same seed returns the same arrays."""
+        if seed not in self._stories:
+            self._stories[seed] = self.fresh_moments(seed=seed)
+        return self._stories[seed]
+
+    @property
+    def before(self) -> list[Moment]:
+        """The story's moments before the cut."""
+        return self.moments()[: self.cut]
+
+    @property
+    def after(self) -> list[Moment]:
+        """The story's moments after the cut."""
+        return self.moments()[self.cut :]
+
+    def driver(self, piece: Connector, *, training: bool = True) -> ConnectorDriver:
+        """Put a connector into training or eval mode, and return its driver."""
+        _ = piece.train() if training else piece.eval()
+        return self._driver(self.report, piece)
+
+    def player(self, *, training: bool | None = None) -> ConnectorDriver:
+        """Return the driver of a new connector, in training mode by default."""
+        return self.driver(self.piece(), training=training is not False)
+
+    def load(self, piece: Connector, state: Any) -> None:
+        """Load a state, unless it is empty: then the connector remembers nothing."""
+        if state:
+            with self.report.asking("load_state_dict()"):
+                piece.load_state_dict(state)
+
+    def go_on(self, player: ConnectorDriver, others: Sequence[ConnectorDriver], condition: str, hint: str = "") -> None:
+        """Play the moments after the cut; raise if one of the others answers otherwise than the player."""
+        for k, moment in enumerate(self.after, self.cut):
+            expected = player.see(moment)
+            for other in others:
+                self.report.compare(expected, other.see(moment), k, condition, hint)
+
+
+class BatchTrial(Trial):
+    """A learner connector, and finished batches for it.
+
+    Args:
+        build: Makes a new connector.
+        obs: Space of one observation.
+        action: Space of one action.
+        columns: Further columns of the batches.
+        num_envs: How many envs there are.
+        num_agents: And agents in each.
+        seed: Of all that is drawn.
+    """
+
+    both, length, cut = (True,), 3, 1
+    _driver = BatchDriver
+
+    def __init__(
+        self,
+        build: Callable[[], Connector],
+        obs: Space[Any],
+        action: Space[Any],
+        columns: Mapping[str, ColumnLike],
+        num_envs: int,
+        num_agents: int,
+        seed: int,
+    ) -> None:
+        super().__init__(build, BatchReport(build().name, f"batches with obs {space_summary(obs)}"))
+        self._drawn, self._seed = (obs, action, columns, num_envs, num_agents), seed
+
+    def piece(self, made: Connector | None = None) -> Connector:
+        """Return a new connector, or `made`."""
+        with self.report.asking("making one"):
+            return self._build() if made is None else made
+
+    def fresh_moments(self, *, seed: int = 0) -> list[Moment]:
+        """Draw batches; their arrays were given to no connector yet."""
+        batches = [transitions(*self._drawn, self._seed + seed + k) for k in range(self.length)]
+        return [Moment(rows, rows) for rows in batches]
+
+
+class EpisodeTrial(Trial):
+    """A connector of the agent or the action side on one space.
 
     Args:
         build: Makes a new connector.
@@ -37,7 +147,6 @@ class Trial:
         seed: Of all that is drawn.
 
     Attributes:
-        report: Where to say what is wrong.
         acts: Whether it stands on the action side.
         across: Whether all rows of an env must come in one call.
         outer: The space on the side of the policy.
@@ -47,6 +156,8 @@ class Trial:
         Refused: It does not take this space.
         ContractError: It cannot be made, set up or played at all.
     """
+
+    both, length, cut = (True, False), 12, 6
 
     def __init__(
         self,
@@ -58,11 +169,10 @@ class Trial:
         columns: Mapping[str, ColumnLike],
         seed: int,
     ) -> None:
-        self._build, self.space, self._action_space = build, space, action_space
+        super().__init__(build, Report(build().name, space_summary(space)))
+        self.space, self._action_space = space, action_space
         self.agents, self.num_envs = agents, num_envs
         self._columns, self._seed = columns, seed
-        self._stories: dict[tuple[int, int], list[Moment]] = {}
-        self.report = Report(build().name, space_summary(space))
         piece = self.piece()
         self.acts, self.across = isinstance(piece, ActionConnector), piece.across_agents
         self.outer = self.declared(piece, space)
@@ -111,28 +221,16 @@ class Trial:
             training: Its mode; None: training where it learns nothing, else eval, so that its answers depend on
                 nothing but the rows.
         """
-        player = ConnectorDriver(self.report, self.piece())
+        piece = self.piece()
         if self.learns:
-            self.load(player.piece, self.learnt)
-        if training is None:
-            training = not self.learns
-        _ = player.piece.train() if training else player.piece.eval()
-        return player
-
-    def load(self, piece: Connector, state: Any) -> None:
-        """Load a copy of a state; one without anything in it is of a piece that remembers nothing."""
-        if not state:
-            return
-        with self.report.asking("load_state_dict()"):
-            piece.load_state_dict(copy.deepcopy(state))
+            self.load(piece, copy.deepcopy(self.learnt))
+        return self.driver(piece, training=training if training is not None else not self.learns)
 
     # --- what is learnt
 
     def learn(self) -> None:
         """Find out whether the connector learns anything, and let one do so."""
-        player = self.player(training=True)
-        for moment in self.moments(seed=_WARM):
-            player.see(moment)
+        player = self.player(training=True).watch(self.moments(seed=_WARM))
         self.learnt = copy.deepcopy(self.merged(player.piece))
 
     @property
@@ -164,18 +262,12 @@ class Trial:
 
     # --- what it is fed with
 
-    def moments(self, count: int = _LENGTH, *, seed: int = 0) -> list[Moment]:
-        """A story, the same one for the same seed; on the action side of rows on which an agent acts."""
-        if (count, seed) not in self._stories:
-            self._stories[count, seed] = self.fresh_moments(count, seed=seed)
-        return self._stories[count, seed]
-
-    def fresh_moments(self, count: int = _LENGTH, *, seed: int = 0) -> list[Moment]:
-        """The same, in arrays that no connector has been given yet."""
+    def fresh_moments(self, *, seed: int = 0) -> list[Moment]:
+        """A story in arrays that no connector has been given yet; on the action side of rows on which an agent acts."""
         obs, action = (_OBS, self.outer) if self.acts else (self.space, self._action_space)
         mask = self.space if self.acts else self._action_space
         story = SampledRows(obs, action, mask, self._columns, self.num_envs, len(self.agents), self._seed + seed)
-        moments = story.moments(count)
+        moments = story.moments(self.length)
         return [_acted(moment) for moment in moments] if self.acts else moments
 
     def alone(self, rows: Rows) -> list[Any]:

@@ -7,29 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.adapters.return_values import AgentId
-from marlvec.testing.env_checks.constant_spaces import ZooSpaces
 from marlvec.testing.env_checks.findings import Findings
-from marlvec.testing.env_checks.players.base import Player
+from marlvec.testing.env_checks.players.base import RawPlayer
 from marlvec.testing.env_checks.players.rewards_once import RewardsOnce
 from marlvec.testing.env_checks.values import check_agents, check_table
 
 __all__ = ["TurnPlayer"]
 
 
-class TurnPlayer(Player):
-    """Plays a turn-based env as a loop over ``agent_iter()`` and ``last()`` does; a step of the dead counts, too.
+class TurnPlayer(RawPlayer):
+    """Plays a turn-based env as a loop over ``agent_iter()`` and ``last()`` does; a step of the dead counts, too."""
 
-    Args:
-        env: The env.
-        name: What to call it.
-        max_steps: Within how many steps an episode must end.
-        findings: Where findings go.
-    """
-
-    def __init__(self, env: Any, name: str, max_steps: int, findings: Findings) -> None:
-        agents = list(env.possible_agents)
-        super().__init__(env, name, agents, ZooSpaces(env, agents), max_steps, findings)
+    def __init__(self, adapter: Adapter, max_steps: int, findings: Findings) -> None:
+        super().__init__(adapter, max_steps, findings)
         self._once = RewardsOnce()
         self._flagged: set[AgentId] = set()
         self._selected: set[AgentId] = set()  # in this game: only they need be able to observe
@@ -69,8 +61,7 @@ class TurnPlayer(Player):
         now = self._look()
         for left in sorted(self.live - set(now), key=str):
             if left not in self._flagged:
-                with self.place.going_on():
-                    self.place.fault("life", "env.agents", f"agent {left!r}, whose flags are False", "it has left")
+                self.place.report("life", "env.agents", f"agent {left!r}, whose flags are False", "it has left")
             self.gone.add(left)
         self.live = set(now)
         self.over = not now
@@ -90,23 +81,20 @@ class TurnPlayer(Player):
             if agent in self.agents:
                 self.note_reward(agent, tables["rewards"][agent])
             if agent in self.gone and tables["rewards"][agent] != 0:
-                with place.going_on():
-                    got = str(tables["rewards"][agent])
-                    change = "set no reward of an agent that has left env.agents"
-                    place.fault("life", f"reward of agent {agent!r}", "none, for it has ended", got, change)
+                got = str(tables["rewards"][agent])
+                change = "set no reward of an agent that has left env.agents"
+                place.report("life", f"reward of agent {agent!r}", "none, for it has ended", got, change)
         # An agent may end and leave in one step, without a dead step: its flags are in the dicts nevertheless.
         left = [agent for agent in self.agents if agent in self.live - set(now) - self._flagged]
         for agent in now + left:
             ended = self.ends(agent, *(tables[what].get(agent, False) for what in ("terminations", "truncations")))
             if agent in self._flagged and not ended:
                 change = "leave a termination or truncation True, once it is, till the agent has left env.agents"
-                with place.going_on():
-                    place.fault("life", f"flags of agent {agent!r}", "True until it leaves", "False again", change)
+                place.report("life", f"flags of agent {agent!r}", "True until it leaves", "False again", change)
             if ended:
                 self._flagged.add(agent)
             if agent not in infos and agent in now:
-                with place.going_on():
-                    place.fault("keys", "infos", f"one of agent {agent!r}", "none", kind="infos")
+                place.report("keys", "infos", f"one of agent {agent!r}", "none", kind="infos")
             if agent in self._selected:
                 self.observe(agent, self.ask(env.observe, agent))
         if now:
@@ -142,6 +130,5 @@ class TurnPlayer(Player):
             check_agents(list(table), self.agents, self.place, what)
         for agent in now:
             if agent not in table:
-                with self.place.going_on():
-                    self.place.fault("keys", what, f"one of agent {agent!r}", "none", kind=what)
+                self.place.report("keys", what, f"one of agent {agent!r}", "none", kind=what)
         return table

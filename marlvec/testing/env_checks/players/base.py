@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
-from marlvec.envs.adapters.base import keywords_of
+from marlvec.envs.adapters.base import Adapter, keywords_of
 from marlvec.envs.adapters.return_values import AgentId, only_element, zero_or_one
 from marlvec.envs.adapters.self_reset import resets_itself
 from marlvec.sampling import SpaceSampler
@@ -32,7 +32,7 @@ from marlvec.testing.env_checks.values import (
     check_tuple,
 )
 
-__all__ = ["Moment", "Player"]
+__all__ = ["Moment", "Player", "RawPlayer"]
 
 _FINALS = ("final_observation", "final_obs", "terminal_observation")
 
@@ -51,13 +51,13 @@ class Moment:
 
 
 class Player(ABC):
-    """Plays random legal actions on one raw env of one form.
+    """Plays random legal actions on one env of one form.
 
     Args:
         env: The user's env.
         name: What to call it.
         agents: Its agents, as it names them.
-        read_spaces: See `ConstantSpaces`; observation spaces of all agents first, then action spaces, then others.
+        read_spaces: See `ConstantSpaces`; observation spaces of all agents first, then action spaces.
         max_steps: Within how many steps an episode must end.
         findings: Where findings go.
 
@@ -74,22 +74,22 @@ class Player(ABC):
         self,
         env: Any,
         name: str,
-        agents: list[AgentId],
+        agents: Iterable[AgentId],
         read_spaces: Callable[[], dict[str, Any]],
         max_steps: int,
         findings: Findings,
     ) -> None:
-        self.env, self.name, self.agents, self.max_steps = env, name, agents, max_steps
+        self.env, self.name, self.agents, self.max_steps = env, name, list(agents), max_steps
         self.log = EpisodeLog(findings)
         self.place = Place(name, "reset()", log=self.log)
-        self.spaces = ConstantSpaces(name, read_spaces, self.log)
+        self.spaces = ConstantSpaces(name, lambda: {**read_spaces(), **_state_space(env)}, self.log)
         found = list(read_spaces().values())
-        self.observation_spaces: dict[AgentId, Space[Any]] = dict(zip(agents, found, strict=False))
-        self.action_spaces: dict[AgentId, Space[Any]] = dict(zip(agents, found[len(agents) :], strict=False))
+        self.observation_spaces: dict[AgentId, Space[Any]] = dict(zip(self.agents, found, strict=False))
+        self.action_spaces: dict[AgentId, Space[Any]] = dict(zip(self.agents, found[len(self.agents) :], strict=False))
         self._samplers = {agent: SpaceSampler(SpaceTree(space)) for agent, space in self.action_spaces.items()}
         self._masked = {
             agent: split_action_mask(self.observation_spaces[agent], self.action_spaces[agent])[1] is not None
-            for agent in agents
+            for agent in self.agents
         }
         self.resets_itself = resets_itself(env, name)
         self.live: set[AgentId] = set()
@@ -197,8 +197,7 @@ class Player(ABC):
                 path = changed.path.partition("/")[2]
                 expected = f"it to be left as it was given, {changed.expected}"
                 kind = given.partition(" of agent")[0]
-                with self.place.going_on():
-                    self.place.fault("arguments", leaf(given, path), expected, changed.got, kind=kind)
+                self.place.report("arguments", leaf(given, path), expected, changed.got, kind=kind)
         return result
 
     def ask_reset(self, seed: int | None, options: dict[str, Any] | None) -> Any:
@@ -244,9 +243,8 @@ class Player(ABC):
         return values
 
     def _note_old(self, expected: str, got: str, change: str) -> None:
-        with self.place.going_on():
-            old = f"{got}: the old API, as of Gym before 0.26"
-            self.place.fault("results", "the result", expected, old, change, kind=self.place.call, minor=True)
+        old = f"{got}: the old API, as of Gym before 0.26"
+        self.place.report("results", "the result", expected, old, change, kind=self.place.call, minor=True)
 
     def note(self, what: str, value: Any) -> None:
         """Write a copy into the trace."""
@@ -331,6 +329,34 @@ class Player(ABC):
             with self.place.going_on():
                 check_member(space, state, self.place, "the global state", "state")
             self.note("the global state", state)
+
+
+class RawPlayer(Player):
+    """Plays the raw env behind an adapter; name, agents and spaces come from the adapter.
+
+    Args:
+        adapter: The adapter.
+        max_steps: Within how many steps an episode must end.
+        findings: Where findings go.
+    """
+
+    def __init__(self, adapter: Adapter, max_steps: int, findings: Findings) -> None:
+        pairs = [(kind, agent) for kind in ("observation", "action") for agent in adapter.ids]
+
+        def read() -> dict[str, Any]:
+            return {self.space_call(kind, agent): adapter.space_of(kind, agent) for kind, agent in pairs}
+
+        super().__init__(adapter.env, adapter.name, adapter.ids, read, max_steps, findings)
+        self.lenient = adapter.is_lenient
+
+    def space_call(self, kind: str, agent: AgentId) -> str:
+        """Return the call by which a user asks for a space, for messages."""
+        return f"{kind}_space({agent!r})"
+
+
+def _state_space(env: Any) -> dict[str, Any]:
+    space = getattr(env, "state_space", None)
+    return {"state_space": space} if isinstance(space, Space) else {}
 
 
 def _plain(space: Space[Any], value: Any) -> Any:

@@ -7,34 +7,29 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Tuple
 
+from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.adapters.gymnasium import AGENT, joint_keys
+from marlvec.envs.adapters.return_values import AgentId
 from marlvec.testing.env_checks.findings import Findings
-from marlvec.testing.env_checks.players.base import Player
+from marlvec.testing.env_checks.players.base import RawPlayer
 from marlvec.testing.env_checks.report import short
 from marlvec.testing.env_checks.values import check_table
 
 __all__ = ["SinglePlayer"]
 
 
-class SinglePlayer(Player):
-    """Plays a Gymnasium env, as the one agent ``"agent_0"``.
+class SinglePlayer(RawPlayer):
+    """Plays a Gymnasium env, as the one agent ``"agent_0"``."""
 
-    Args:
-        env: The env.
-        name: What to call it.
-        max_steps: Within how many steps an episode must end.
-        findings: Where findings go.
-    """
-
-    def __init__(self, env: Any, name: str, max_steps: int, findings: Findings) -> None:
-        def read() -> dict[str, Any]:
-            return {"observation_space": env.observation_space, "action_space": env.action_space}
-
-        super().__init__(env, name, [AGENT], read, max_steps, findings)
+    def __init__(self, adapter: Adapter, max_steps: int, findings: Findings) -> None:
+        super().__init__(adapter, max_steps, findings)
         self._seen: Any = None
         self._info: Any = {}
-        self._joint = len(joint_keys(env.observation_space, env.action_space) or ())
-        self._form = "tuple" if isinstance(env.observation_space, Tuple) else "dict"
+        self._joint = len(joint_keys(self.env.observation_space, self.env.action_space) or ())
+        self._form = "tuple" if isinstance(self.env.observation_space, Tuple) else "dict"
+
+    def space_call(self, kind: str, agent: AgentId) -> str:
+        return f"{kind}_space"
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin an episode."""

@@ -12,34 +12,27 @@ from marlvec.envs.adapters.joint import MASKS, JointAdapter
 from marlvec.envs.adapters.return_values import AgentId, only_element
 from marlvec.spaces.action_masks import count_choices
 from marlvec.testing.env_checks.findings import Findings
-from marlvec.testing.env_checks.players.base import Player
+from marlvec.testing.env_checks.players.base import RawPlayer
 from marlvec.testing.env_checks.report import short
 from marlvec.testing.env_checks.values import check_keys, check_table
 
 __all__ = ["JointPlayer"]
 
 
-class JointPlayer(Player):
+class JointPlayer(RawPlayer):
     """Plays a Gymnasium env with one entry per agent in its spaces: all agents act in every step.
 
-    Args:
-        adapter: Says which agents there are, and what the env is given for those that have ended. The env inside is
-            what is played.
-        max_steps: Within how many steps an episode must end.
-        findings: Where findings go.
+    The adapter says what the env is given for those that have ended.
     """
 
     def __init__(self, adapter: JointAdapter, max_steps: int, findings: Findings) -> None:
-        env, agents = adapter.env, list(adapter.ids)
-
-        def read() -> dict[str, Any]:
-            joint = {kind: getattr(env, f"{kind}_space") for kind in ("observation", "action")}
-            return {f"{kind}_space[{key!r}]": joint[kind].spaces[key] for kind in joint for key in adapter.keys}
-
-        super().__init__(env, adapter.name, agents, read, max_steps, findings)
         self._adapter = adapter
+        super().__init__(adapter, max_steps, findings)
         self._seen: Mapping[AgentId, Any] = {}
         self._infos: Mapping[AgentId, Any] = {}
+
+    def space_call(self, kind: str, agent: AgentId) -> str:
+        return f"{kind}_space[{self._adapter.keys[self._adapter.ids.index(agent)]!r}]"
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin an episode of all agents."""
@@ -91,9 +84,8 @@ class JointPlayer(Player):
             if agent in self.live:
                 self.note_reward(agent, value)
             elif entries is not None and value is not None and np.any(value):
-                with self.place.going_on():
-                    change = "give 0 as the reward of an agent that has ended"
-                    self.place.fault("life", f"reward of agent {agent!r}", "0, for it has ended", str(value), change)
+                change = "give 0 as the reward of an agent that has ended"
+                self.place.report("life", f"reward of agent {agent!r}", "0, for it has ended", str(value), change)
 
     def _take_flags(self, terminated: Any, truncated: Any) -> set[AgentId]:
         """Look at the flags; return who has ended in this step."""

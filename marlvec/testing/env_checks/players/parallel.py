@@ -8,59 +8,31 @@ from typing import Any
 import numpy as np
 
 from marlvec.envs.adapters.return_values import AgentId
-from marlvec.testing.env_checks.constant_spaces import ZooSpaces
-from marlvec.testing.env_checks.findings import Findings
-from marlvec.testing.env_checks.players.base import Player
-from marlvec.testing.env_checks.values import check_agents, check_keys, check_table
+from marlvec.testing.env_checks.players.by_agent import ByAgentPlayer
+from marlvec.testing.env_checks.values import check_agents, check_keys
 
 __all__ = ["ParallelPlayer"]
 
-_TABLES = ("observations", "rewards", "terminations", "truncations")
 
+class ParallelPlayer(ByAgentPlayer):
+    """Plays a PettingZoo Parallel env: each agent in ``env.agents`` acts in every step."""
 
-class ParallelPlayer(Player):
-    """Plays a PettingZoo Parallel env: each agent in ``env.agents`` acts in every step.
-
-    Args:
-        env: The env.
-        name: What to call it.
-        agents: Its agents, as it names them.
-        max_steps: Within how many steps an episode must end.
-        findings: Where findings go.
-    """
-
-    def __init__(self, env: Any, name: str, agents: list[AgentId], max_steps: int, findings: Findings) -> None:
-        super().__init__(env, name, agents, ZooSpaces(env, agents), max_steps, findings)
-        self._seen: Mapping[Any, Any] = {}
-        self._infos: Mapping[Any, Any] = {}
+    tables = ("observations", "rewards", "terminations", "truncations")
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin an episode with those who are in ``env.agents``."""
-        obs, infos = self.split_reset(self.ask_reset(seed, options))
-        self._seen = check_table(obs, self.place, "observations")
-        self._infos = self.check_infos(infos)
+        self.take_reset(seed, options)
         self.live = set(self._listed())
         if not self.live:
             change = "set self.agents = self.possible_agents[:] in reset()"
             self.place.fault("agents", "env.agents", "at least one agent", "none", change)
         with self.place.going_on():
-            check_keys(self._seen, self.live, self.place, "observations")
-        for agent in self.agents:
-            if agent in self._seen:
-                self.observe(agent, self._seen[agent])
+            check_keys(self.seen, self.live, self.place, "observations")
+        self.observe_seen()
 
     def step(self, rng: np.random.Generator) -> None:
         """Let all live agents act."""
-        listed = [agent for agent in self.agents if agent in self.live]
-        masks = {agent: self.allowed(agent, self._seen.get(agent), self._infos.get(agent)) for agent in listed}
-        actions = {agent: self.draw(agent, masks[agent], rng) for agent in listed}
-        result = self.check_step(self.ask(self.env.step, actions, given="actions"))
-        if len(result) == 4:
-            obs, rewards, dones, infos = result
-            result = obs, rewards, dones, dict.fromkeys(check_table(dones, self.place, "dones"), False), infos
-        tables = {what: check_table(part, self.place, what) for what, part in zip(_TABLES, result[:4], strict=True)}
-        self._infos = self.check_infos(result[4])
-        self._seen = tables["observations"]
+        tables = self.take_step([agent for agent in self.agents if agent in self.live], rng)
         now = self._listed()
         for what, table in tables.items():
             with self.place.going_on():
@@ -69,34 +41,25 @@ class ParallelPlayer(Player):
             return
         known = set(self.agents)
         silent = self.live - set(now) if self.lenient else set()  # of them there may be data, or none
-        born = ((set(now) | set(self._seen)) & known) - self.live - self.gone
+        born = ((set(now) | set(self.seen)) & known) - self.live - self.gone
         for what, table in tables.items():
             for agent in self.gone:
                 if agent in table:
-                    with self.place.going_on():
-                        self.place.fault("life", what, f"nothing of agent {agent!r}, which has ended", "data")
+                    self.place.report("life", what, f"nothing of agent {agent!r}, which has ended", "data")
             # New agents have been observed; whether they get a reward at once is up to the env.
-            expected = self.live | born if table is self._seen else self.live | (born & set(table))
+            expected = self.live | born if table is self.seen else self.live | (born & set(table))
             with self.place.going_on():
                 check_keys((set(table) & known) - self.gone - silent, expected - silent, self.place, what)
-        ended = {agent for agent in sorted(self.live | born, key=str) if self._take(agent, tables)} | silent
+        ended = {agent for agent in sorted(self.live | born, key=str) if self.take(agent, tables)} | silent
         with self.place.going_on():
             self._check_listed(now, born, ended)
         self.gone |= ended
         self.live = (self.live | born) - ended
         self.over = not self.live
 
-    def _take(self, agent: AgentId, tables: Mapping[str, Mapping[Any, Any]]) -> bool:
-        """Look at what a step says of one agent; return whether it has ended."""
-        if agent in tables["observations"]:
-            self.observe(agent, tables["observations"][agent])
-        if agent in tables["rewards"]:
-            self.note_reward(agent, tables["rewards"][agent])
-        return self.ends(agent, *(tables[what].get(agent, False) for what in _TABLES[2:]))
-
     def _all_end(self, tables: Mapping[str, Mapping[Any, Any]]) -> bool:
         """Whether this step ended the episode of an env that resets itself; then it is looked at here."""
-        others = [tables[what] for what in _TABLES[1:]]
+        others = [tables[what] for what in self.tables[1:]]
         if any(agent not in table for agent in self.live for table in others):
             return False  # and what is missing is looked for by the caller
         live = [agent for agent in self.agents if agent in self.live]
@@ -105,10 +68,8 @@ class ParallelPlayer(Player):
             return False
         for agent in live:
             self.note_reward(agent, others[0][agent])
-            self.check_final(agent, self._infos.get(agent), self._infos)
-        for agent in self.agents:
-            if agent in self._seen:
-                self.observe(agent, self._seen[agent])
+            self.check_final(agent, self.infos.get(agent), self.infos)
+        self.observe_seen()
         self.over = True
         return True
 

@@ -7,133 +7,91 @@ from typing import Any
 
 import numpy as np
 
+from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.adapters.return_values import AgentId
 from marlvec.envs.adapters.rllib import ALL
 from marlvec.testing.env_checks.findings import Findings
-from marlvec.testing.env_checks.players.base import Player
-from marlvec.testing.env_checks.values import check_agents, check_table
+from marlvec.testing.env_checks.players.by_agent import ByAgentPlayer
+from marlvec.testing.env_checks.values import check_agents
 
 __all__ = ["KeyedPlayer"]
 
-_TABLES = ("observations", "rewards", "terminateds", "truncateds")
 
+class KeyedPlayer(ByAgentPlayer):
+    """Plays an RLlib-style env: each agent in the observations acts next."""
 
-class KeyedPlayer(Player):
-    """Plays an RLlib-style env: each agent in the observations acts next.
+    tables = ("observations", "rewards", "terminateds", "truncateds")
 
-    Args:
-        env: The env.
-        name: What to call it.
-        agents: Its agents, as it names them.
-        max_steps: Within how many steps an episode must end.
-        findings: Where findings go.
-    """
-
-    def __init__(self, env: Any, name: str, agents: list[AgentId], max_steps: int, findings: Findings) -> None:
-        def read() -> dict[str, Any]:
-            pairs = ((kind, agent) for kind in ("observation", "action") for agent in agents)
-            return {f"{kind}_space of agent {agent!r}": _space(env, kind, agent) for kind, agent in pairs}
-
-        super().__init__(env, name, agents, read, max_steps, findings)
-        self._seen: Mapping[Any, Any] = {}
-        self._infos: Mapping[Any, Any] = {}
+    def __init__(self, adapter: Adapter, max_steps: int, findings: Findings) -> None:
+        super().__init__(adapter, max_steps, findings)
         self._acting: list[AgentId] = []
+
+    def space_call(self, kind: str, agent: AgentId) -> str:
+        return f"{kind}_space of agent {agent!r}"
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin an episode with those who are observed."""
-        obs, infos = self.split_reset(self.ask_reset(seed, options))
-        self._seen, self._infos = check_table(obs, self.place, "observations"), self.check_infos(infos)
-        self._acting = check_agents(list(self._seen), self.agents, self.place, "observations")
-        if not self._seen:
+        self.take_reset(seed, options)
+        self._acting = check_agents(list(self.seen), self.agents, self.place, "observations")
+        if not self.seen:
             self.place.fault("agents", "observations", "at least one agent's", "none", "observe who is to act first")
-        self.live = set(self._seen)
-        for agent, value in self._seen.items():
-            self.observe(agent, value)
+        self.live = set(self.seen)
+        self.observe_seen()
 
     def step(self, rng: np.random.Generator) -> None:
         """Let those act who were observed last."""
-        masks = {agent: self.allowed(agent, self._seen[agent], self._infos.get(agent)) for agent in self._acting}
-        actions = {agent: self.draw(agent, masks[agent], rng) for agent in self._acting}
-        result = self.check_step(self.ask(self.env.step, actions, given="actions"))
-        if len(result) == 4:
-            obs, rewards, dones, infos = result
-            result = obs, rewards, dones, dict.fromkeys(check_table(dones, self.place, "dones"), False), infos
-        tables = {what: check_table(part, self.place, what) for what, part in zip(_TABLES, result[:4], strict=True)}
-        self._infos, self._seen = self.check_infos(result[4]), tables["observations"]
+        tables = self.take_step(self._acting, rng)
         over = self._all_flags(tables)
         for what, table in tables.items():
-            known = [*self.agents, ALL] if what in _TABLES[2:] else self.agents
+            known = [*self.agents, ALL] if what in self.tables[2:] else self.agents
             with self.place.going_on():
                 check_agents(list(table), known, self.place, what)
         if self.resets_itself and (over or self._all_end(tables)):
             self._take_all(tables, {})
             for agent in [agent for agent in self.agents if agent in self.live]:
-                self.check_final(agent, self._infos.get(agent), self._infos)
-            for agent in self.agents:
-                if agent in self._seen:
-                    self.observe(agent, self._seen[agent])
+                self.check_final(agent, self.infos.get(agent), self.infos)
+            self.observe_seen()
             self.over = True
             return
-        born = (set(self._seen) & set(self.agents)) - self.live - self.gone
-        ended = self._take_all(tables, self._seen)
+        born = (set(self.seen) & set(self.agents)) - self.live - self.gone
+        ended = self._take_all(tables, self.seen)
         self.gone |= ended
         self.live = (self.live | born) - ended
-        self._acting = [agent for agent in self._seen if agent in self.live]
+        self._acting = [agent for agent in self.seen if agent in self.live]
         self.over = over or len(self.gone) == len(self.agents)
 
     def _all_end(self, tables: Mapping[str, Mapping[Any, Any]]) -> bool:
         """Whether every possible agent has ended by now, by flags of its own."""
-        flags = [tables[what] for what in _TABLES[2:]]
+        flags = [tables[what] for what in self.tables[2:]]
         return all(agent in self.gone or any(table.get(agent, False) for table in flags) for agent in self.agents)
 
     def _take_all(self, tables: Mapping[str, Mapping[Any, Any]], seen: Mapping[Any, Any]) -> set[AgentId]:
         """Look at what a step says of all agents, and these observations; return those that ended by their own flag."""
         ended = set()
         for agent in self.agents:
-            flags = [tables[what].get(agent, False) for what in _TABLES[2:]]
+            flags = [tables[what].get(agent, False) for what in self.tables[2:]]
             if agent in self.gone:
                 # Flags that stay up are a habit of such envs and say nothing new; data would.
                 if agent in seen or tables["rewards"].get(agent, 0) != 0:
-                    with self.place.going_on():
-                        got = "an observation or a reward"
-                        self.place.fault("life", f"agent {agent!r}", "no data, for it has ended", got)
+                    got = "an observation or a reward"
+                    self.place.report("life", f"agent {agent!r}", "no data, for it has ended", got)
                 continue
             if agent not in self.live | set(seen):
                 if agent in tables["rewards"] or any(flags):
-                    with self.place.going_on():
-                        change = "give an agent's first observation before, or with, its first reward"
-                        expected = "nothing before its first observation"
-                        self.place.fault("life", f"agent {agent!r}", expected, "a reward or flag", change)
+                    change = "give an agent's first observation before, or with, its first reward"
+                    expected = "nothing before its first observation"
+                    self.place.report("life", f"agent {agent!r}", expected, "a reward or flag", change)
                 continue
-            if agent in seen:
-                self.observe(agent, seen[agent])
-            if agent in tables["rewards"]:
-                self.note_reward(agent, tables["rewards"][agent])
-            if self.ends(agent, *flags):
+            if self.take(agent, {**tables, "observations": seen}):
                 ended.add(agent)
         return ended
 
     def _all_flags(self, tables: Mapping[str, Mapping[Any, Any]]) -> bool:
         if ALL not in tables["terminateds"]:
-            with self.place.going_on():
-                change = f"set terminateds[{ALL!r}] in every step"
-                got = f"{sorted(map(str, tables['terminateds']))}"
-                self.place.fault("keys", "terminateds", f"a flag of {ALL!r}", got, change)
+            change = f"set terminateds[{ALL!r}] in every step"
+            got = f"{sorted(map(str, tables['terminateds']))}"
+            self.place.report("keys", "terminateds", f"a flag of {ALL!r}", got, change)
             self.log.doubtful = True  # when the episode ends is not known
-        flags = [self.read_flag(tables[what].get(ALL, False), ALL, what[:-1]) for what in _TABLES[2:]]
+        flags = [self.read_flag(tables[what].get(ALL, False), ALL, what[:-1]) for what in self.tables[2:]]
         self.note(f"flags of {ALL!r}", flags)
         return any(flags)
-
-
-def _space(env: Any, kind: str, agent: AgentId) -> Any:
-    """One agent's space, wherever the env keeps it; Gymnasium's wrappers do not pass such attributes on."""
-    for layer in (env, getattr(env, "unwrapped", None)):
-        table = getattr(layer, f"{kind}_spaces", None)
-        table = getattr(table, "spaces", table)
-        if isinstance(table, Mapping) and agent in table:
-            return table[agent]
-        if callable(function := getattr(layer, f"get_{kind}_space", None)):
-            return function(agent)
-    shared = getattr(env, f"{kind}_space", None)
-    members = getattr(shared, "spaces", None)
-    return members[agent] if isinstance(members, Mapping) and agent in members else shared

@@ -10,70 +10,35 @@ from numpy.typing import NDArray
 
 from marlvec.envs.adapters.return_values import AgentId
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.slot import Slot
 from marlvec.testing.env_checks.findings import Findings
 from marlvec.testing.env_checks.players.base import Player
 from marlvec.testing.env_checks.values import check_mask, check_member, check_table
+from marlvec.vector.data.buffers import Buffers
 
 __all__ = ["SlotPlayer"]
 
 
 class SlotPlayer(Player):
-    """Plays a `MultiAgentEnv` with arrays of its own, which are as a vectorizer would have them before each call.
-
-    Args:
-        env: The env.
-        max_steps: Within how many steps an episode must end.
-        findings: Where findings go.
-    """
+    """Plays a `MultiAgentEnv` with arrays of its own, which are as a vectorizer would have them before each call."""
 
     def __init__(self, env: MultiAgentEnv, max_steps: int, findings: Findings) -> None:
         def read() -> dict[str, Any]:
             spaces = {f"observation_spaces[{a}]": space for a, space in enumerate(env.observation_spaces)}
-            spaces |= {f"action_spaces[{a}]": space for a, space in enumerate(env.action_spaces)}
-            return spaces if env.state_space is None else {**spaces, "state_space": env.state_space}
+            return spaces | {f"action_spaces[{a}]": space for a, space in enumerate(env.action_spaces)}
 
         self._spec = spec = env.spec()
-        super().__init__(env, env.name, list(spec.agents), read, max_steps, findings)
+        super().__init__(env, env.name, spec.agents, read, max_steps, findings)
         self._homes: dict[AgentId, tuple[int, int]] = {
             spec.agents[a]: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)
         }
-        self._obs = [group.observation_tree.zeros(len(group.agents)) for group in spec.groups]
-        self._actions = [group.action_tree.zeros(len(group.agents)) for group in spec.groups]
-        self._masks: list[NDArray[np.bool_] | None] = [
-            None if group.choices is None else np.ones((len(group.agents), group.choices), np.bool_)
-            for group in spec.groups
-        ]
-        agent_num = len(spec.agents)
-        self._reward = np.zeros(agent_num)
-        self._ended, self._cut, self._alive, self._acting = (np.zeros(agent_num, np.bool_) for _ in range(4))
-        self._unseen = np.zeros(agent_num, np.bool_)
-        state = spec.state_space
-        self._state = None if state is None else np.zeros(state.shape or (), state.dtype)
-        self._slot = Slot.of_groups(
-            spec,
-            obs=self._obs,
-            final_obs=[group.observation_tree.zeros(len(group.agents)) for group in spec.groups],
-            actions=self._actions,
-            action_mask=self._masks,
-            gave_mask=np.zeros(1, np.bool_),
-            reward=self._reward,
-            terminated=self._ended,
-            truncated=self._cut,
-            final_missing=self._unseen,
-            alive=self._alive,
-            acting=self._acting,
-            state=self._state,
-        )
+        self._rows = rows = Buffers(spec, 1)
+        self._slot = rows.slot(0)
+        self._reward, self._ended, self._cut = rows.reward[0], rows.terminated[0], rows.truncated[0]
+        self._alive, self._acting, self._unseen = rows.alive[0], rows.acting[0], rows.final_missing[0]
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin an episode."""
-        for leaf in (leaf for leaves in self._obs for leaf in leaves):
-            leaf[...] = None if leaf.dtype == np.object_ else 0
-        for mask in self._masks:
-            if mask is not None:
-                mask[...] = True
-        self._alive[...] = self._acting[...] = False
+        self._rows.clear_row(0)
         self._clear()
         infos = self.ask(partial(self.env.reset, self._slot), seed=seed, options=options, given="options")
         self._check_info(infos)
@@ -88,8 +53,8 @@ class SlotPlayer(Player):
             g, j = self._homes[agent]
             action = self.draw(agent, self._mask_of(agent), rng)
             tree = self._spec.groups[g].action_tree
-            for leaf, part in zip(self._actions[g], tree.flatten(action), strict=True):
-                leaf[j] = part
+            for leaf, part in zip(self._rows.actions[g], tree.flatten(action), strict=True):
+                leaf[0, j] = part
         for a in np.flatnonzero(~self._alive).tolist():
             self._slot.zero_obs(a)
         self._clear()
@@ -97,8 +62,7 @@ class SlotPlayer(Player):
         self._look()
 
     def _clear(self) -> None:
-        self._reward[...] = 0
-        self._ended[...] = self._cut[...] = self._unseen[...] = False
+        self._reward[...], self._rows.events[...] = 0, False
         self._slot.done = self._slot.begun = False
 
     def _look(self) -> None:
@@ -107,9 +71,8 @@ class SlotPlayer(Player):
         for a, agent in enumerate(self.agents):
             alive = bool(self._alive[a])
             if self._acting[a] and not alive:
-                with place.going_on():
-                    change = "set acting only where alive is set"
-                    place.fault("life", f"acting of agent {agent!r}", "False, for it is not alive", "True", change)
+                change = "set acting only where alive is set"
+                place.report("life", f"acting of agent {agent!r}", "False, for it is not alive", "True", change)
             self.note_reward(agent, float(self._reward[a]))
             self.ends(agent, self._ended[a], self._cut[a])
             if not begun:
@@ -121,10 +84,9 @@ class SlotPlayer(Player):
             if self._acting[a]:
                 self._mask_of(agent)
             if self._unseen[a] and not flagged[a]:
-                with place.going_on():
-                    change = "set final_missing only in the step in which the agent ends"
-                    subject = f"final_missing of agent {agent!r}"
-                    place.fault("life", subject, "False, for it has not ended", "True", change)
+                change = "set final_missing only in the step in which the agent ends"
+                subject = f"final_missing of agent {agent!r}"
+                place.report("life", subject, "False, for it has not ended", "True", change)
         ended = {agent for agent, flag in zip(self.agents, flagged.tolist(), strict=True) if flag}
         self.gone |= ended
         self.live = {agent for agent, alive in zip(self.agents, self._alive.tolist(), strict=True) if alive}
@@ -134,12 +96,12 @@ class SlotPlayer(Player):
         if not begun and self.over is not (not self.live):
             change = "set slot.done in the step after which no agent is alive, and in no other"
             place.fault("ends", "slot.done", f"{not self.live}, as alive says", str(self.over), change)
-        if self._state is not None:
+        if self._rows.state is not None and self._spec.state_space is not None:
             self.ask(partial(self.env.write_state, self._slot))
-            assert self._spec.state_space is not None
+            state = self._rows.state[0, ...]
             with place.going_on():
-                check_member(self._spec.state_space, self._state, place, "the global state", "state")
-            self.note("the global state", self._state)
+                check_member(self._spec.state_space, state, place, "the global state", "state")
+            self.note("the global state", state)
 
     def _check_life(self, agent: AgentId, alive: bool, flagged: bool, rewarded: bool) -> None:
         place = self.place
@@ -157,21 +119,21 @@ class SlotPlayer(Player):
 
     def _row(self, agent: AgentId) -> Any:
         g, j = self._homes[agent]
-        return self._spec.groups[g].observation_tree.unflatten([leaf[j].copy() for leaf in self._obs[g]])
+        return self._spec.groups[g].observation_tree.unflatten([leaf[0, j].copy() for leaf in self._rows.obs[g]])
 
     def _has_obs(self, agent: AgentId) -> bool:
         g, j = self._homes[agent]
-        rows = (leaf[j, ...] for leaf in self._obs[g])
+        rows = (leaf[0, j, ...] for leaf in self._rows.obs[g])
         return any(row[()] is not None if row.dtype == np.object_ else row.any() for row in rows)
 
     def _mask_of(self, agent: AgentId) -> NDArray[np.bool_] | None:
         g, j = self._homes[agent]
-        masks = self._masks[g]
+        masks = self._rows.action_masks[g]
         if masks is None or (self._spec.groups[g].mask_size is None and not self._slot.gave_mask[0]):
             return None
         mask = None
         with self.place.going_on():
-            mask = check_mask(self.action_spaces[agent], masks[j], self.place, agent)
+            mask = check_mask(self.action_spaces[agent], masks[0, j], self.place, agent)
         self.note(f"action mask of agent {agent!r}", mask)
         return mask
 
