@@ -11,7 +11,7 @@ from types import CodeType, TracebackType
 from typing import ClassVar, Self
 
 from marlvec.collect.batch import MultiAgentBatch
-from marlvec.collect.scheduling.sample_target import BatchSchedule
+from marlvec.collect.batch.sample_target import BatchSchedule
 from marlvec.errors import BusyError, StateError
 
 __all__ = ["Background", "CollectingStopped", "CollectingThread", "UpdateLock"]

@@ -13,10 +13,10 @@ from marlvec.collect.acting.policy_logs import EVERYTHING, Chosen, PolicyLogs
 from marlvec.collect.acting.policy_runner import PolicyRunner
 from marlvec.collect.acting.policy_set import TrainedPolicies
 from marlvec.collect.batch import MultiAgentBatch, SampleBatch
+from marlvec.collect.batch.sample_target import SampleTarget
 from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.rollout_state import CurrentState, RolloutState
-from marlvec.collect.scheduling.sample_target import SampleTarget
 from marlvec.connectors import Rows
 from marlvec.errors import StateError
 

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from marlvec.collect.batch import MultiAgentBatch
+from marlvec.collect.batch.sample_target import BatchSchedule, SampleTarget, Unit, count_from, sample_target
 from marlvec.collect.metrics.metrics import Metrics
-from marlvec.collect.scheduling.sample_target import BatchSchedule, SampleTarget, Unit, count_from, sample_target
 
 __all__ = ["BatchSource"]
 

@@ -25,6 +25,7 @@ from marlvec.collect.acting.policy_set import (
 from marlvec.collect.acting.random_steps import RandomSteps
 from marlvec.collect.background import Background, CollectingStopped, CollectingThread, UpdateLock
 from marlvec.collect.batch import MultiAgentBatch
+from marlvec.collect.batch.sample_target import BatchSchedule, count_from
 from marlvec.collect.batch_builder import BatchBuilder
 from marlvec.collect.batch_source import BatchSource
 from marlvec.collect.callbacks.callback_list import CallbackLike, CallbackList
@@ -33,7 +34,6 @@ from marlvec.collect.evaluation import EpisodeQuotas, Evaluation, check_apart
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.rollout import RolloutLoop
 from marlvec.collect.rollout_state import CurrentState, RolloutState, first_id
-from marlvec.collect.scheduling.sample_target import BatchSchedule, count_from
 from marlvec.collect.state.stateful_collector import StatefulCollector
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import PolicyLike

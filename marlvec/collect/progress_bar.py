@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from marlvec.collect.batch.sample_target import Unit
 from marlvec.collect.metrics.metrics import Metrics
-from marlvec.collect.scheduling.sample_target import Unit
 
 __all__ = ["ProgressBar", "collecting"]
 

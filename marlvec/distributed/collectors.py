@@ -15,11 +15,11 @@ from marlvec.collect.acting.policy_set import (
     PoliciesToTrain,
     TrainedPolicies,
 )
+from marlvec.collect.batch.sample_target import BatchSchedule, SampleTarget, count_from
 from marlvec.collect.batch_source import BatchSource
 from marlvec.collect.callbacks.callback_list import CallbackLike
 from marlvec.collect.episodes import PolicyMapping
 from marlvec.collect.rollout_state import STREAM_BITS
-from marlvec.collect.scheduling.sample_target import BatchSchedule, SampleTarget, count_from
 from marlvec.distributed.accounting.accounting import Accounting
 from marlvec.distributed.accounting.ledger import Ledger
 from marlvec.distributed.accounting.plans import Fragments, Plan, Shares

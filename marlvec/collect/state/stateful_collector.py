@@ -15,13 +15,13 @@ from marlvec.collect.acting.policy_set import PolicySet
 from marlvec.collect.acting.runner_state import column_specs
 from marlvec.collect.background import Background, CollectingThread, UpdateLock
 from marlvec.collect.batch import MultiAgentBatch
+from marlvec.collect.batch.sample_target import BatchSchedule, SampleTarget
 from marlvec.collect.batch_builder import BatchBuilder
 from marlvec.collect.callbacks.callback_list import CallbackList
 from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.rollout import RolloutLoop
 from marlvec.collect.rollout_state import CurrentState
-from marlvec.collect.scheduling.sample_target import BatchSchedule, SampleTarget
 from marlvec.collect.state.batch_state import batch_from, get_batch_state
 from marlvec.collect.state.coming_policies import ComingPolicies, name_of_mapping
 from marlvec.collect.state.identity import check_identity, describe_collector

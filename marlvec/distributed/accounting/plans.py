@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from marlvec.collect.scheduling.sample_target import SampleTarget
+from marlvec.collect.batch.sample_target import SampleTarget
 from marlvec.distributed.accounting.ledger import Ledger
 from marlvec.distributed.accounting.pacing import Pacing
 from marlvec.errors import ArgumentError, StateError

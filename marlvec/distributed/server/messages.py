@@ -11,8 +11,8 @@ from typing import Any
 import cloudpickle
 
 from marlvec.collect import MultiAgentBatch
+from marlvec.collect.batch.sample_target import SampleTarget
 from marlvec.collect.metrics.metrics_delta import MetricsDelta
-from marlvec.collect.scheduling.sample_target import SampleTarget
 from marlvec.distributed.place import Place
 from marlvec.errors import RemoteCause
 
