@@ -535,6 +535,7 @@ class RolloutLoop:
         if not runners:
             return None
         goes_on = env_step.ended & ~env_step.done[:, None] & ~env_step.acting  # an agent may come back at once
+        goes_on &= ~env_step.missing  # those without a final observation have none to show to others
         found = lanes[goes_on[self._router.index(env_step.env_ids, lanes)] & self._router.played_by(runners, lanes)]
         return found if len(found) else None
 

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box
 
 import marlvec
 from marlvec.collect import Collector
-from marlvec.connectors import FrameStack, GeneralAdvantageEstimation, NormalizeReward, Rows
+from marlvec.connectors import FrameStack, GeneralAdvantageEstimation, NormalizeReward, Rows, TeamObs
 from marlvec.envs import RLlibAdapter
 from marlvec.envs.wrappers.time_limit import TimeLimit
 from marlvec.errors import ContractError, EnvFault
@@ -223,3 +223,17 @@ def test_data_of_an_agent_that_has_ended_is_an_error(kind: Any, mode: str) -> No
         assert collector.collect(env_steps=9).agent_steps == 9 + 6  # an episode, and half of the next
         with pytest.raises(EnvFault, match="agent 'agent_0' has ended"):
             collector.collect(env_steps=1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_team_sees_no_more_of_an_agent_that_ended_without_a_final_observation(mode: Any) -> None:
+    """What stands in its place repeats what was seen before, and belongs to no moment."""
+    with marlvec.make([partial(silent, env_index=i) for i in range(3)], backend="sync", autoreset_mode=mode) as envs:
+        policy = FunctionPolicy(lambda rows: np.zeros(len(rows), np.int64))
+        rows = Collector(envs, policy, agent_connectors=[TeamObs()], seed=0).collect(env_steps=3 * 30)["main"]
+    looked = 0
+    for i in range(len(rows)):
+        gone = [a for a, death in enumerate(SCRIPT.deaths) if rows["env_t"][i] >= death]
+        assert not rows["obs"]["team_mask"][i][gone].any()
+        looked += len(gone)
+    assert looked > 20
