@@ -1,4 +1,4 @@
-"""Members of a leaf's space: one value is refused with a message, many rows are told apart at once."""
+"""Members of a leaf's space: one value is refused with a message, many rows are distinguished at once."""
 
 from __future__ import annotations
 

@@ -213,12 +213,11 @@ class Shell:
     """A scripted env of several agents.
 
     Attributes:
-        world: Clock, script and numbers of the env.
         possible_agents: Name of each agent, by its place on the agent axis.
         closed: Whether it was closed.
     """
 
-    world: ScriptedState
+    world: ScriptedState  # clock, script and numbers of the episode
     possible_agents: list[Any]
     closed = False
     _common_key = "common"
