@@ -27,7 +27,7 @@ class HeldActions(ActionConnector):
     Never at the start of an episode, or after `reset`: there is nothing yet to repeat.
     """
 
-    _is_choice = True  # False: the env is said to repeat the action, and not the agent
+    _is_choice = True  # whether the agent repeats the action; False where the env does
 
     def __init__(self) -> None:
         self._tree: SpaceTree | None = None

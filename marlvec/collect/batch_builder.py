@@ -168,7 +168,7 @@ class BatchBuilder:
             counters.ended_episodes = counters.ended_env_steps = 0
         return state._replace(counters=counters, delivered=built.delivered)
 
-    # --- of which transitions
+    # --- from transitions to policies' batches
 
     def make(
         self,

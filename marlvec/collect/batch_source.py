@@ -51,9 +51,9 @@ class BatchSource(ABC):
 
         Args:
             steps: How much a batch is, as `collect` takes it.
-            env_steps: Likewise.
-            agent_steps: Likewise.
-            episodes: Likewise.
+            env_steps: How many env steps a batch is.
+            agent_steps: How many decisions with a known outcome a batch is.
+            episodes: How many episodes a batch is.
             total: How much all of them are, in the same unit: the last one holds what is left. In complete mode, where
                 a batch may hold more, they end once there is that much. None: they never end.
             progress: Whether to draw a progress bar on stderr.

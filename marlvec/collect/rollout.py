@@ -5,7 +5,7 @@ Axis letters: N envs, A agents, n rows or envs of one call, L lanes (N * A, one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
 from time import perf_counter
 
@@ -40,11 +40,6 @@ Waiting = tuple[PolicyRunner, ReadyRows]
 Idle = tuple[PolicyRunner, IntArray]  # and the lanes
 
 _NONE = ReadyRows.none()
-
-
-def _all_places(parts: Sequence[ReadyRows]) -> Where:
-    """Lanes of several rows, as an index."""
-    return np.concatenate([ready.lanes for ready in parts])
 
 
 def _none_needed(pending: int) -> int:
@@ -182,7 +177,7 @@ class RolloutLoop:
         again.
 
         Returns:
-            Whether something was, so that all envs have begun anew.
+            Whether it recovered: all envs have begun new episodes.
 
         Raises:
             EnvFault, BrokenError: The envs cannot begin; make new ones.
@@ -439,7 +434,8 @@ class RolloutLoop:
         for answer in answers:
             answer.runner.note_sent(answer)
         if answers:
-            places = answers[0].ready.places if len(answers) == 1 else _all_places([one.ready for one in answers])
+            waited = [answer.ready for answer in answers]
+            places: Where = waited[0].places if len(waited) == 1 else np.concatenate([rows.lanes for rows in waited])
             self._episodes.turn_L[places] += 1
             counters.agent_steps += sum(len(answer.ready.lanes) for answer in answers)
         for runner, rest in waiting:

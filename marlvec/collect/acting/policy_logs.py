@@ -94,7 +94,7 @@ class PolicyLogs:
         """
         for runner in self._runners.values():
             runner.keep_ended(ended_N)
-        self.unread.keep_ended(ended_N, self.unread.num_lanes // len(ended_N))
+        self.unread.keep_ended(ended_N)
         return sum(len(log.closed()) for log in self.all().values())
 
     def clear(self) -> None:

@@ -14,7 +14,7 @@ from marlvec.collect.scheduling.env_step import index_of
 from marlvec.envs.spec import AgentGroup
 from marlvec.errors import ContractError
 
-__all__ = ["PolicyRouter", "Share"]
+__all__ = ["PolicyRouter", "Share", "joined"]
 
 AnyArray = NDArray[Any]
 IntArray = NDArray[np.int64]
@@ -64,7 +64,7 @@ class PolicyRouter:
         self._players: list[list[PolicyRunner]] = [[] for _ in groups]
         self.playing: list[PolicyRunner] = []
         self._everyone: dict[tuple[int, bytes], Selection] = {}
-        self._split: dict[bytes, Split] = {}  # of all agents, likewise
+        self._split: dict[bytes, Split] = {}  # of all agents, by the same envs
         for runner in self.runners.values():
             self.prepare(runner)
 
@@ -223,12 +223,13 @@ class PolicyRouter:
             else:
                 leaves = group.action_tree.zeros(*lead)
                 if own:
-                    at = self._positions(lead[1], env_ids, _joined([part.lanes for part in own]))
+                    at = self._positions(lead[1], env_ids, joined([part.lanes for part in own]))
                     for leaf, *values in zip(leaves, *(part.leaves for part in own), strict=True):
-                        leaf.reshape(lead[0] * lead[1], *leaf.shape[2:])[at] = _joined(values)
+                        leaf.reshape(lead[0] * lead[1], *leaf.shape[2:])[at] = joined(values)
             trees[group.name] = leaves[0] if group.action_tree.is_leaf else group.action_tree.unflatten(leaves)
         return trees if grouped else trees[self.groups[0].name]
 
 
-def _joined(parts: Sequence[AnyArray]) -> AnyArray:
+def joined(parts: Sequence[AnyArray]) -> AnyArray:
+    """Concatenate arrays; one alone is returned as it is."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

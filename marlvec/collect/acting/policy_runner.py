@@ -175,8 +175,8 @@ class PolicyRunner:
         group_index: Position of the group of agents it plays; -1 while it has none.
         ready: Rows that wait for its answer.
         noops: Agents whose rows its connectors took out; there once it is bound.
-        off_policy: What its agents do without asking it; likewise.
-        env_tree: The action space of its agents; likewise.
+        off_policy: What its agents do without asking it, once it is bound.
+        env_tree: The action space of its agents, once it is bound.
         log: What it saw and did, where that may be read; empty where it is not.
         keeps_rows: Whether its rows are in its log; else they are counted in `unread`.
         unsent: An answer that its action connectors have seen, and that did not get to the envs because another policy
@@ -190,7 +190,7 @@ class PolicyRunner:
     noops: NoopActions
     off_policy: GivenActions
     env_tree: SpaceTree
-    _policy_tree: SpaceTree  # there once it is bound, likewise
+    _policy_tree: SpaceTree  # set once it is bound
 
     def __init__(
         self,
@@ -319,7 +319,7 @@ class PolicyRunner:
         Args:
             ended_N: (N,) episodes of an env with smaller ids than this have.
         """
-        self.log.keep_ended(ended_N, self._num_agents)
+        self.log.keep_ended(ended_N)
         self._forget_waiting()
 
     def clear(self) -> None:
@@ -329,11 +329,6 @@ class PolicyRunner:
         self._forget_waiting()
 
     # --- where rows are stored
-
-    @property
-    def needs_last_rows(self) -> bool:
-        """Whether anything looks at last rows of its agents: its agent connectors, or what reads its rows."""
-        return self.keeps_rows or not self.agent_connectors.is_identity
 
     def keep_rows(self, keeps_rows: bool) -> None:
         """Have rows kept from now on, or counted alone; nothing changes where there are some."""

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect.acting.policy_logs import PolicyLogs
+from marlvec.collect.acting.policy_router import joined
 from marlvec.collect.acting.policy_runner import ReadyRows
 from marlvec.collect.acting.row_builder import BuiltRows
 from marlvec.collect.columns.table import COLUMNS
@@ -109,7 +110,7 @@ class RowStore:
 
     def _count(self, unread: Sequence[IntArray], *, final: bool) -> None:
         """Store whose rows came that are not read."""
-        lanes = unread[0] if len(unread) == 1 else np.concatenate(unread)
+        lanes = joined(unread)
         env_id, episodes = lanes // self.open_NA.shape[1], self._episodes
         env_t, eps_id = episodes.length_N[env_id], episodes.eps_id_N[env_id]
         self._logs.unread.count(lanes, self._rounds(lanes), env_t, eps_id, final=final)

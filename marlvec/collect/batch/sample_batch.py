@@ -44,7 +44,7 @@ class SampleBatch(Rows):
     ``next_obs_missing``  (n,) bool       it ended without a final observation: ``next_obs`` repeats ``obs``, and
                                           what it would be worth is not known
     ``action_mask``       (n, k) bool     where the env gives one
-    ``next_action_mask``  (n, k) bool     likewise, what is allowed at ``next_obs``; all True at ends
+    ``next_action_mask``  (n, k) bool     where there is ``action_mask``: that at ``next_obs``; all True at ends
     ``t``                 (n,) int64      number of this decision in the agent's episode, from 0
     ``env_t``             (n,) int64      env steps that the episode had made when it was taken: 0 at the reset
     ``next_env_t``        (n,) int64      likewise, when its outcome came: at the agent's next turn, or at its end

@@ -125,18 +125,14 @@ class ColumnForm:
             found.append(leaf if wide else leaf.swapaxes(0, 1))
         return found
 
-    def blank(self, leaves: Leaves) -> None:
-        """Fill arrays of this form with what stands for rows of before the column came."""
+    def blanks(self, n: int) -> Leaves:
+        """Leaves (n, …) for rows that came before the column did."""
+        leaves = self.room(n)
         for leaf in leaves:
             if self.name == "action_mask":
                 leaf[...] = True  # until an env gives its first mask everything is allowed
             else:
                 leaf[...] = np.nan if leaf.dtype.kind in "fc" and self.name not in _LATE_ANSWERS else 0
-
-    def blanks(self, n: int) -> Leaves:
-        """Rows (n, …) that stand for rows of before the column came."""
-        leaves = self.room(n)
-        self.blank(leaves)
         return leaves
 
     def tree(self, leaves: Leaves) -> Tree:

@@ -36,7 +36,7 @@ class Column(NamedTuple):
         source: Where a batch has it from.
         is_wide: Whether a row may have any shape, and not one value.
         from_env: Whether it holds what the env has shown: a batch has ``next_…`` beside it, from the agent's next row.
-        is_late: Whether it may come at any time; see `ColumnForm.blank` for the rows before.
+        is_late: Whether it may come at any time; see `ColumnForm.blanks` for the rows before.
     """
 
     name: str

@@ -125,13 +125,6 @@ class EnvStep:
             self.state, self.final_state = self.state[rows], self.final_state[rows]
         self._writable = True
 
-    @property
-    def is_uneventful(self) -> bool:
-        """Whether no agent has ended or begun, and all agents are to act, none of them unasked."""
-        if self.eventful or self.given or self.untrained:
-            return False
-        return int(np.count_nonzero(self.acting)) == self.acting.size
-
     def part(self, chosen: NDArray[np.bool_]) -> EnvStep:
         """Those rows alone for which (n,) says so."""
         part = copy.copy(self)

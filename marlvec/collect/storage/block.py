@@ -44,7 +44,7 @@ class Block:
         forms, lanes, length: As given.
         rows: Tables by column.
         width: How many columns rows have.
-        answers: Likewise, of the columns of answers; empty before the first answer.
+        answers: Tables by column of answers; empty before the first answer.
         fixed: Columns (L, …) that are the same at each step.
     """
 

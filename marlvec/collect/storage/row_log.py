@@ -133,6 +133,15 @@ def _narrowed(parts: Sequence[Part], starts: Sequence[int], numbers: IntArray) -
     return (parts[first:], numbers - starts[first]) if first > 0 else (parts, numbers)
 
 
+def _remains(
+    columns: Mapping[str, Tree], lanes: IntArray, ticks: IntArray, env_t: IntArray, final: BoolArray, missing: BoolArray
+) -> Moment:
+    """Rows of older moments as one; see `Moment`, whose ``missing`` is None where there are no last rows."""
+    if np.count_nonzero(final):
+        return Moment(lanes, ticks, env_t, final, missing, columns)
+    return Moment(lanes, ticks, env_t, False, None, columns)
+
+
 def _key_dtype(num_lanes: int) -> Any:
     # A stable sort of 16-bit keys is a radix sort.
     return np.uint16 if num_lanes <= np.iinfo(np.uint16).max else np.int64
@@ -183,7 +192,7 @@ class RowLog:
         except MemoryError:  # so much may be asked for that only an interrupt ends it
             return
         block.write(rows, 0)
-        moment = Moment(waiting.lanes, waiting.ticks, waiting.env_t, False, None, {}, None, block)
+        moment = Moment(waiting.lanes, waiting.ticks, waiting.env_t, False, None, {}, block=block)
         self._kept = _Kept([moment], [], block, 1)
 
     def append(
@@ -220,7 +229,7 @@ class RowLog:
         block = None if is_last or kept.block is None else self._block_for(lanes)
         if block is not None:
             block.write(columns, kept.steps, part)
-            moment = Moment(lanes, ticks, env_t, False, None, {}, None, block, kept.steps)
+            moment = Moment(lanes, ticks, env_t, False, None, {}, block=block, t=kept.steps)
         else:
             if shared:
                 own = {name: columns[name] for name in shared if name in columns}
@@ -446,14 +455,13 @@ class RowLog:
         keep[after[after >= 0]] = True
         self._keep(keep.nonzero()[0])
 
-    def keep_ended(self, ended_N: IntArray, num_agents: int) -> None:
+    def keep_ended(self, ended_N: IntArray) -> None:
         """Drop all rows but those of episodes whose ids are below that of their env.
 
         Args:
             ended_N: (N,) episodes of an env with smaller ids than this have ended.
-            num_agents: A.
         """
-        numbers = np.arange(len(self))
+        numbers, num_agents = np.arange(len(self)), self.num_lanes // len(ended_N)
         self._keep(numbers[self._eps_id(numbers) < ended_N[self._index.lane // num_agents]])
 
     def clear(self) -> None:
@@ -478,9 +486,7 @@ class RowLog:
         columns: dict[str, Tree] = {name: self._tree(name, numbers) for name in names}
         if not names:  # rows that are counted alone
             columns["eps_id"] = self._eps_id(numbers)
-        rows = Moment(index.lane[numbers], index.tick[numbers], index.env_t[numbers], final, missing, columns)
-        if not np.count_nonzero(final):
-            rows.final, rows.missing = False, None
+        rows = _remains(columns, index.lane[numbers], index.tick[numbers], index.env_t[numbers], final, missing)
         lanes = self._answered
         answered = index.answer_of(lanes, self.num_lanes)[numbers]
         answered = answered[answered >= 0]
@@ -545,21 +551,12 @@ class RowLog:
                 raise ArgumentError(
                     f"{where}: lanes from {lanes.min()} to {lanes.max()}, and there are {self.num_lanes}"
                 )
-        final, missing_R = arrays["final"], arrays["missing"]
-        has_ends = bool(np.count_nonzero(final))
-        moment = Moment(
-            arrays["lane"],
-            arrays["tick"],
-            arrays["env_t"],
-            final if has_ends else False,
-            missing_R if has_ends else None,
-            columns,
-        )
+        moment = _remains(columns, *arrays.values())
         stored = [Answers(said_lanes, forms.fit_saved(said_columns, where))] if len(said_lanes) else []
         new._replace([moment] if size else [], stored)
         if keeps_rows:
             acted, said = (
-                np.bincount(lanes, minlength=self.num_lanes) for lanes in (arrays["lane"][~final], said_lanes)
+                np.bincount(lanes, minlength=self.num_lanes) for lanes in (arrays["lane"][~arrays["final"]], said_lanes)
             )
             answered = new._index.answer_of(said_lanes, self.num_lanes) if (said <= acted).all() else np.full(size, -1)
             if (answered[new._index.after >= 0] < 0).any():

@@ -18,12 +18,11 @@ import marlvec
 from marlvec import Collector
 from marlvec.collect.rollout import RolloutLoop
 from marlvec.collect.storage import row_log
-from marlvec.connectors import AgentPipeline, Rows, agent_connector
-from marlvec.connectors.agent import ClipReward, FrameStack, NormalizeObs, PrevActions
+from marlvec.connectors import Rows
 from marlvec.errors import RestartQuietly
-from marlvec.policies import Policy
 from marlvec.spaces import SpaceTree
 from marlvec.trees import tree_leaves
+from tests.collect.storage.test_columns import CONNECTORS, Chooser
 from tests.vector.support.kinds import vectorize
 
 BOX = Box(-9, 9, (3,), np.float32)
@@ -113,34 +112,6 @@ class World(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type inform
 
     def close(self) -> None:
         pass
-
-
-class Chooser(Policy):
-    """Acts by numbers that follow from the row alone, and says more about it."""
-
-    def __init__(self, salt: int) -> None:
-        self.salt = salt
-
-    def act(self, rows: Rows, *, explore: bool = True) -> Any:
-        number = rows["eps_id"] * 7 + rows["t"] * 3 + rows["agent_index"] + self.salt
-        actions = number % 4
-        if "action_mask" in rows:
-            mask = rows["action_mask"]
-            actions = np.where(mask[np.arange(len(rows)), actions], actions, 1)
-        return actions, {"logp": np.sin(number).astype(np.float32), "more": {"x": number[:, None] * 0.5}}
-
-
-@agent_connector(name="count")
-def count(rows: Rows) -> Rows:
-    """Adds a column, but for last rows."""
-    return rows if rows["last"].any() else rows.replace(counted=rows["t"] + 1)
-
-
-CONNECTORS: dict[str, Any] = {
-    "default": lambda: AgentPipeline.default(),
-    "added": lambda: [count],
-    "learned": lambda: [NormalizeObs(), ClipReward(limit=1.5), PrevActions(), FrameStack(2)],
-}
 
 
 @dataclass

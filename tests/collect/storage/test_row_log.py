@@ -302,7 +302,7 @@ class Both:
             return
         ended_N = np.where(self.is_open_L.reshape(-1, AGENTS).any(axis=1), self.eps_N, self.eps_N + 1)
         self.book.keep_ended(ended_N)
-        self.log.keep_ended(ended_N, AGENTS)
+        self.log.keep_ended(ended_N)
         self._begin(np.arange(self.num_envs))
 
     def compare(self) -> None:

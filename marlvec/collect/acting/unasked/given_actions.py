@@ -138,7 +138,7 @@ class GivenActions:
         }
 
     def prepare(self, state: State) -> Callable[[], None]:
-        """Look at what `get_state` gave; returns what puts it in place.
+        """Validate a state from `get_state()`; return a function that installs it.
 
         Raises:
             ArgumentError: It is none.
