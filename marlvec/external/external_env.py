@@ -2,62 +2,22 @@
 
 from __future__ import annotations
 
-import queue
 import threading
-import time
-from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from itertools import count
+from collections.abc import Hashable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from marlvec.errors import (
-    AnswerTimeout,
-    ArgumentError,
-    BusyError,
-    ClosedError,
-    DriverGone,
-    EpisodeCut,
-    EpisodeOver,
-    EpisodesFull,
-    StateError,
-)
-from marlvec.external.exchange.external_episode import ExternalEpisode, Flags
-from marlvec.vector.settings import LONGEST_WAIT
+from marlvec.errors import ArgumentError, DriverGone, EpisodeCut, StateError
+from marlvec.external.driver import DEFAULT, EpisodeDriver
+from marlvec.external.exchange.local_episodes import LocalEpisodes
 
 if TYPE_CHECKING:
     from marlvec.external.vector_env import ExternalVectorEnv
 
-__all__ = ["Running", "ExternalEnv"]
+__all__ = ["ExternalEnv"]
 
 
-class Running:
-    """A running episode and the way back.
-
-    Args:
-        episode: The episode.
-        box: Where its answers come in, and why it was lost.
-
-    Attributes:
-        asked: Whether an answer is due that was not taken out of the box.
-    """
-
-    __slots__ = ("asked", "box", "episode")
-
-    def __init__(self, episode: ExternalEpisode, box: queue.SimpleQueue[Any]) -> None:
-        self.episode, self.box, self.asked = episode, box, False
-
-    def check_idle(self, call: str) -> None:
-        """Raise if the next answer in the box would be one to an earlier question."""
-        if self.asked:
-            raise BusyError(f"{call}(): what was asked before is still to be taken; wait_for_action() first")
-
-
-_DEFAULT = -1.0  # of timeouts: as the constructor says
-_numbers = count()
-
-
-class ExternalEnv:
+class ExternalEnv(EpisodeDriver):
     """Drives the loop from outside, in a thread of its own or of yours.
 
         class Game(ExternalEnv):
@@ -92,6 +52,7 @@ class ExternalEnv:
 
     Attributes:
         gateway: Where its episodes come in.
+        agents: Agent names, in order.
         timeout: As given; may be changed.
     """
 
@@ -105,13 +66,9 @@ class ExternalEnv:
     ) -> None:
         if max_episodes is not None and max_episodes < 1:
             raise ArgumentError(f"max_episodes must be at least 1, got {max_episodes}")
-        self.gateway, self.timeout = envs.gateway, timeout
-        self._max_episodes = max_episodes
-        self._alone = self.gateway.agents[0] if len(self.gateway.agents) == 1 and not dicts else None
-        self._runs: dict[Hashable, Running] = {}
-        self._changed = threading.Condition()
+        self.gateway, self._local_episodes = envs.gateway, LocalEpisodes(envs.gateway, max_episodes)
+        super().__init__(self._local_episodes, self.gateway.agents, timeout, dicts=dicts)
         self._thread: threading.Thread | None = None
-        self._stopping = False
 
     def run(self) -> None:
         """Drive the simulator; called in the thread that `start` starts. Return when `stopping`.
@@ -137,7 +94,7 @@ class ExternalEnv:
             )
         if self.is_alive:
             raise StateError(f"{type(self).__name__} runs already; stop() it first")
-        self._stopping = False
+        self._local_episodes.stopped = False
         self.gateway.arrive()
         self._thread = threading.Thread(target=self._main, name=f"marlvec-{type(self).__name__}", daemon=True)
         self._thread.start()
@@ -151,7 +108,7 @@ class ExternalEnv:
     @property
     def stopping(self) -> bool:
         """Whether `run` is to return: `stop` was called, or the vectorizer was closed."""
-        return self._stopping or self.gateway.closed
+        return self._local_episodes.stopped or self.gateway.closed
 
     def stop(self, timeout: float | None = 10.0) -> None:
         """Stop: every call that waits raises `ClosedError`, running episodes are lost, and the thread has ended.
@@ -164,14 +121,7 @@ class ExternalEnv:
         Raises:
             StateError: It did not return in time, and is still at work.
         """
-        with self._changed:
-            self._stopping = True
-            runs = list(self._runs.values())
-            self._runs.clear()
-            self._changed.notify_all()
-        for run in runs:
-            run.box.put(ClosedError("stop() was called"))
-            run.episode.abandon(ClosedError("stop() was called"))
+        self._local_episodes.stop()
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
@@ -190,7 +140,7 @@ class ExternalEnv:
 
     def __repr__(self) -> str:
         state = "its thread runs" if self.is_alive else "no thread"
-        return f"<{type(self).__name__}: {len(self._runs)} episodes, {state}>"
+        return f"<{type(self).__name__}: {len(self._episodes)} episodes, {state}>"
 
     def _main(self) -> None:
         name, error = type(self).__name__, None
@@ -200,11 +150,7 @@ class ExternalEnv:
             except BaseException as raised:  # sys.exit() too
                 if not (self.stopping and isinstance(raised, StateError)):  # else it is how stop() and close() end it
                     error = raised
-            with self._changed:
-                runs = list(self._runs.values())
-                self._runs.clear()
-            for run in runs:
-                run.episode.abandon(error or DriverGone(f"{name}.run() returned before it had ended"))
+            self._local_episodes.abandon(error or DriverGone(f"{name}.run() returned before it had ended"))
             if not isinstance(error, EpisodeCut):
                 break
             error = None
@@ -216,112 +162,6 @@ class ExternalEnv:
 
     # --- episodes
 
-    def start_episode(
-        self,
-        episode_id: Hashable | None = None,
-        *,
-        training_enabled: bool = True,
-        env_id: int | None = None,
-        timeout: float | None = _DEFAULT,
-    ) -> Hashable:
-        """Begin an episode; wait for a free slot.
-
-        Args:
-            episode_id: How to call it; None: a number that no other one has.
-            training_enabled: False: its rows are in no batch.
-            env_id: The slot it gets; None: any.
-            timeout: Seconds to wait; default: as the constructor says.
-
-        Returns:
-            Its id. It is forgotten when the episode is over.
-
-        Raises:
-            EpisodesFull: No slot was free in time, or ``max_episodes`` run.
-            StateError: An episode of this id runs.
-            ClosedError: `stop` was called, or the vectorizer was closed.
-        """
-        key = f"episode-{next(_numbers)}" if episode_id is None else episode_id
-        box: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        seconds = self._seconds(timeout)
-        deadline = None if seconds is None else time.monotonic() + seconds
-        with self._changed:
-            while True:
-                if self._stopping:
-                    raise ClosedError("start_episode(): stop() was called")
-                if key in self._runs:
-                    raise StateError(f"start_episode({key!r}): an episode of this id runs; end_episode() it first")
-                if self._max_episodes is not None and len(self._runs) >= self._max_episodes:
-                    raise EpisodesFull(
-                        f"start_episode(): {len(self._runs)} episodes run, as many as max_episodes allows"
-                    )
-                try:
-                    episode = self.gateway.begin(
-                        training_enabled=training_enabled, env_id=env_id, on_lost=box.put, on_free=self._wake
-                    )
-                except EpisodesFull:
-                    left = None if deadline is None else deadline - time.monotonic()
-                    if left is not None and left <= 0:
-                        raise
-                    self._changed.wait(LONGEST_WAIT if left is None else min(left, LONGEST_WAIT))
-                    continue
-                self._runs[key] = Running(episode, box)
-                return key
-
-    def get_action(self, episode_id: Hashable, obs: Any, *, masks: Any = None, timeout: float | None = _DEFAULT) -> Any:
-        """Ask for actions, and wait for them.
-
-        Args:
-            episode_id: The episode.
-            obs: Observations of all who act now.
-            masks: Action masks, where they are not in the observations.
-            timeout: Seconds to wait; default: as the constructor says.
-
-        Returns:
-            Actions for the env.
-
-        Raises:
-            AnswerTimeout: None came in time. They may still come: `wait_for_action`, or end the episode.
-            EpisodeOver: There is no such episode, or no more: `EpisodeCut` if time was up, and this was its end.
-            ClosedError: `stop` was called, or the vectorizer was closed.
-            MarlvecError: As `ExternalEpisode.ask`; nothing was asked then.
-        """
-        run = self._running(episode_id)
-        run.check_idle("get_action")
-        with self._forgetting(episode_id):
-            run.episode.ask(self._table(obs), masks=None if masks is None else self._table(masks), answer=run.box.put)
-        run.asked = True
-        return self.wait_for_action(episode_id, timeout)
-
-    def wait_for_action(self, episode_id: Hashable, timeout: float | None = _DEFAULT) -> Any:
-        """Wait for what a `get_action` that ran out of time has asked for.
-
-        Returns:
-            As `get_action`.
-
-        Raises:
-            StateError: Nothing was asked.
-            MarlvecError: As `get_action`.
-        """
-        run, seconds = self._running(episode_id), self._seconds(timeout)
-        if not run.asked:
-            raise StateError(f"wait_for_action({episode_id!r}): nothing was asked; get_action() first")
-        deadline = float("inf") if seconds is None else time.monotonic() + seconds
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            with suppress(queue.Empty):
-                answer = run.box.get(timeout=min(left, LONGEST_WAIT))
-                break
-            if left <= LONGEST_WAIT:
-                raise AnswerTimeout(
-                    f"episode {episode_id!r}: no action within {seconds} s; is a collector collecting? It stays asked "
-                    f"for: wait_for_action(), or end_episode()"
-                )
-        run.asked = False
-        if isinstance(answer, Exception):
-            self._forget(episode_id)
-            raise answer
-        return answer if self._alone is None else answer[self._alone]
-
     def log_action(
         self,
         episode_id: Hashable,
@@ -329,8 +169,8 @@ class ExternalEnv:
         actions: Any,
         *,
         masks: Any = None,
+        timeout: float | None = DEFAULT,
         as_policy: bool = False,
-        timeout: float | None = _DEFAULT,
     ) -> None:
         """Say what was done at what observation; no policy is asked for an action.
 
@@ -341,81 +181,12 @@ class ExternalEnv:
             obs: Observations of all who act now.
             actions: Their actions.
             masks: As `get_action`.
+            timeout: Seconds to wait for room; likewise.
             as_policy: As `ExternalEpisode.log_action`.
-            timeout: As `get_action`.
 
         Raises:
             AnswerTimeout: There was no room in time. Nothing was logged.
             MarlvecError: As `get_action`.
         """
-        run = self._running(episode_id)
-        run.check_idle("log_action")
-        with self._forgetting(episode_id):
-            run.episode.wait_for_room(self._seconds(timeout))
-            allowed = None if masks is None else self._table(masks)
-            run.episode.log_action(self._table(obs), self._table(actions), masks=allowed, as_policy=as_policy)
-
-    def log_returns(self, episode_id: Hashable, rewards: Any, infos: Any = None) -> None:
-        """Note the rewards for the last actions; see `ExternalEpisode.log_returns`."""
-        self._running(episode_id).episode.log_returns(
-            self._table(rewards), None if infos is None else self._table(infos)
-        )
-
-    def end_agents(
-        self, episode_id: Hashable, final_obs: Any, *, terminated: Flags | None = None, truncated: Flags = False
-    ) -> None:
-        """Some agents end, and the episode goes on; see `ExternalEpisode.end_agents`."""
-        self._running(episode_id).episode.end_agents(self._table(final_obs), terminated=terminated, truncated=truncated)
-
-    def end_episode(
-        self,
-        episode_id: Hashable,
-        final_obs: Any = None,
-        *,
-        terminated: Flags | None = None,
-        truncated: Flags = False,
-    ) -> None:
-        """The episode is over; see `ExternalEpisode.end`. Its id is forgotten."""
-        run = self._running(episode_id)
-        run.episode.end(
-            None if final_obs is None else self._table(final_obs), terminated=terminated, truncated=truncated
-        )
-        self._forget(episode_id)
-
-    # --- inside
-
-    def _running(self, episode_id: Hashable) -> Running:
-        with self._changed:
-            run = self._runs.get(episode_id)
-            if run is None and self._stopping:
-                raise ClosedError(f"episode {episode_id!r}: stop() was called")
-        if run is None:
-            raise EpisodeOver(f"no episode {episode_id!r} runs: it has ended, was lost, or never began")
-        if run.episode.over is not None:  # this side has lost it
-            self._forget(episode_id)
-            raise type(run.episode.over)(str(run.episode.over))
-        return run
-
-    def _forget(self, episode_id: Hashable) -> None:
-        with self._changed:
-            self._runs.pop(episode_id, None)
-            self._changed.notify_all()
-
-    @contextmanager
-    def _forgetting(self, episode_id: Hashable) -> Iterator[None]:
-        """Forget an episode that turns out to be over."""
-        try:
-            yield
-        except EpisodeOver:
-            self._forget(episode_id)
-            raise
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    def _table(self, value: Any) -> Mapping[str, Any]:
-        return value if self._alone is None else {self._alone: value}  # checked there
-
-    def _seconds(self, timeout: float | None) -> float | None:
-        return self.timeout if timeout == _DEFAULT else timeout
+        tables = self._table(obs), self._table(actions), None if masks is None else self._table(masks)
+        self._local_episodes.log(episode_id, *tables, self._seconds(timeout), as_policy=as_policy)

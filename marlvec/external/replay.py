@@ -235,14 +235,12 @@ class Replay(ExternalEnv):
             if moment.rewards:
                 self.log_returns(episode, moment.rewards)
             final_obs = {agent: obs for agent, (obs, _, _) in moment.ended.items()}
-            flags = {
-                "terminated": {agent: terminated for agent, (_, terminated, _) in moment.ended.items()},
-                "truncated": {agent: truncated for agent, (_, _, truncated) in moment.ended.items()},
-            }
+            terminated = {agent: over for agent, (_, over, _) in moment.ended.items()}
+            truncated = {agent: cut for agent, (_, _, cut) in moment.ended.items()}
             if moment is log.moments[-1]:
-                self.end_episode(episode, final_obs, **flags)
+                self.end_episode(episode, final_obs, terminated=terminated, truncated=truncated)
             elif moment.ended:
-                self.end_agents(episode, final_obs, **flags)
+                self.end_agents(episode, final_obs, terminated=terminated, truncated=truncated)
             if moment.obs:
                 self.log_action(
                     episode, moment.obs, moment.actions, masks=moment.masks or None, as_policy=log.as_policy

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from gymnasium.spaces import Space
 
 from marlvec.errors import ArgumentError
-from marlvec.external.exchange.external_episode import Flags
+from marlvec.external.driver import DEFAULT, EpisodeDriver
 from marlvec.external.protocol.tokens import check_token
 
 if TYPE_CHECKING:
@@ -18,10 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Client"]
 
-_DEFAULT = -1.0  # of timeouts: as the constructor says
 
-
-class Client:
+class Client(EpisodeDriver):
     """Drives episodes from another process: as `ExternalEnv` does from a thread, with the same calls.
 
         with Client("ws://127.0.0.1:8000/") as client:
@@ -84,7 +81,6 @@ class Client:
         from marlvec.external.client.env_form import EnvForm
         from marlvec.external.client.request_channel import RequestChannel
 
-        self.timeout = timeout
         self._url = url
         caller = RequestChannel(url, token, name, reconnect_timeout)
         self._finalizer = weakref.finalize(self, caller.close)
@@ -93,8 +89,7 @@ class Client:
         except BaseException:
             self._finalizer()
             raise
-        self.agents: tuple[str, ...] = self._runs.form.agents
-        self._alone = self.agents[0] if len(self.agents) == 1 and not dicts else None
+        super().__init__(self._runs, self._runs.form.agents, timeout, dicts=dicts)
 
     def observation_space(self, agent: str) -> Space[Any]:
         """One agent's observations, without the action mask."""
@@ -111,7 +106,7 @@ class Client:
         """Number of the weights that decide here; 0: none were fetched."""
         return int(self._runs.weights_version)
 
-    def update_weights(self, timeout: float | None = _DEFAULT) -> int:
+    def update_weights(self, timeout: float | None = DEFAULT) -> int:
         """Fetch the newest weights now, without waiting until it is time; returns their number.
 
         Returns:
@@ -122,143 +117,6 @@ class Client:
             MarlvecError: As `get_action`.
         """
         return int(self._runs.update(self._seconds(timeout)))
-
-    def start_episode(
-        self,
-        episode_id: Hashable | None = None,
-        *,
-        training_enabled: bool = True,
-        env_id: int | None = None,
-        timeout: float | None = _DEFAULT,
-    ) -> Hashable:
-        """Begin an episode; wait for a free slot.
-
-        Args:
-            episode_id: How to call it here; None: a number that no other one of this client has.
-            training_enabled: False: its rows are in no batch.
-            env_id: The slot it gets; None: any.
-            timeout: Seconds to wait; default: as the constructor says.
-
-        Returns:
-            Its id. It is forgotten when the episode is over.
-
-        Raises:
-            EpisodesFull: No slot was free in time.
-            StateError: An episode of this id runs.
-            AnswerTimeout, ConnectionLost, ClosedError: As `get_action`.
-        """
-        begun: Hashable = self._runs.begin(
-            episode_id, training_enabled=training_enabled, env_id=env_id, timeout=self._seconds(timeout)
-        )
-        return begun
-
-    def get_action(self, episode_id: Hashable, obs: Any, *, masks: Any = None, timeout: float | None = _DEFAULT) -> Any:
-        """Ask for actions, and wait for them.
-
-        Args:
-            episode_id: The episode.
-            obs: Observations of all who act now.
-            masks: Action masks, where they are not in the observations.
-            timeout: Seconds to wait; default: as the constructor says.
-
-        Returns:
-            Actions for the env.
-
-        Raises:
-            AnswerTimeout: None came in time. They may still come: `wait_for_action`, or end the episode.
-            EpisodeOver: There is no such episode: it has ended, or was lost.
-            ContractError, ArgumentError: What was said is not what was declared. Nothing was asked.
-            ConnectionLost: The server is gone; the episode, too, where it has lost this session.
-            ClosedError: `close` was called.
-        """
-        tables = self._table(obs), None if masks is None else self._table(masks)
-        answer = self._runs.ask(episode_id, *tables, self._seconds(timeout))
-        return answer if self._alone is None else answer[self._alone]
-
-    def wait_for_action(self, episode_id: Hashable, timeout: float | None = _DEFAULT) -> Any:
-        """Wait for what a `get_action` that ran out of time has asked for.
-
-        Returns:
-            As `get_action`.
-
-        Raises:
-            StateError: Nothing was asked.
-            MarlvecError: As `get_action`.
-        """
-        answer = self._runs.wait(episode_id, self._seconds(timeout))
-        return answer if self._alone is None else answer[self._alone]
-
-    def log_action(
-        self, episode_id: Hashable, obs: Any, actions: Any, *, masks: Any = None, timeout: float | None = _DEFAULT
-    ) -> None:
-        """Say what was done at what observation; no policy is asked.
-
-        Args:
-            episode_id: The episode.
-            obs: Observations of all who act now.
-            actions: Their actions, as the env was given them.
-            masks: As `get_action`.
-            timeout: Seconds to wait for room; likewise.
-
-        Raises:
-            MarlvecError: As `get_action`.
-        """
-        tables = self._table(obs), self._table(actions), None if masks is None else self._table(masks)
-        self._runs.log(episode_id, *tables, self._seconds(timeout))
-
-    def log_returns(self, episode_id: Hashable, rewards: Any, infos: Any = None) -> None:
-        """Note the rewards for the last actions. They add up until the next observation, or the end.
-
-        Args:
-            episode_id: Of the episode.
-            rewards: By agent; of an env with one agent a number.
-            infos: By agent.
-
-        Raises:
-            EpisodeOver: There is no such episode.
-            ContractError, ArgumentError: A reward is no finite number; an info does not go over a socket.
-        """
-        self._runs.log_returns(episode_id, self._table(rewards), None if infos is None else self._table(infos))
-
-    def end_agents(
-        self, episode_id: Hashable, final_obs: Any, *, terminated: Flags | None = None, truncated: Flags = False
-    ) -> None:
-        """Some agents end, and the episode goes on.
-
-        Args:
-            episode_id: The episode.
-            final_obs: Agent name to last observation, or to None where there is none.
-            terminated: Whether they have come to an end of their own; None: those that are not truncated.
-            truncated: Whether they were cut short.
-
-        Raises:
-            MarlvecError: As `get_action`.
-        """
-        self._runs.leave(episode_id, self._table(final_obs), terminated, truncated, self._seconds(_DEFAULT))
-
-    def end_episode(
-        self,
-        episode_id: Hashable,
-        final_obs: Any = None,
-        *,
-        terminated: Flags | None = None,
-        truncated: Flags = False,
-        timeout: float | None = _DEFAULT,
-    ) -> None:
-        """The episode is over, for all who are left. Its id is forgotten.
-
-        Args:
-            episode_id: The episode.
-            final_obs: Agent name to last observation; an agent that is not in it has none. None: no agent has one.
-            terminated: As `end_agents`; where flags go by agent, others who are left end as ``terminated``.
-            truncated: As `end_agents`: whether time was up.
-            timeout: Seconds to wait until the server has it; likewise.
-
-        Raises:
-            MarlvecError: As `get_action`.
-        """
-        table = {} if final_obs is None else self._table(final_obs)
-        self._runs.end(episode_id, table, terminated, truncated, self._seconds(timeout))
 
     def close(self) -> None:
         """Close the connection; episodes that run are lost. May be called again."""
@@ -278,9 +136,3 @@ class Client:
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self._runs)} episodes"
         return f"<Client of {self._url}: {state}>"
-
-    def _table(self, value: Any) -> Mapping[str, Any]:
-        return value if self._alone is None else {self._alone: value}  # checked there
-
-    def _seconds(self, timeout: float | None) -> float | None:
-        return self.timeout if timeout == _DEFAULT else timeout

@@ -91,7 +91,7 @@ class ClientEpisodes:
     def begin(
         self, key: Hashable | None, *, training_enabled: bool, env_id: int | None, timeout: float | None
     ) -> Hashable:
-        """Begin one; see `Client.start_episode`."""
+        """Begin one; see `EpisodeDriver.start_episode`."""
         if self._actor is not None:
             self._actor.look(timeout)
         with self._lock:
@@ -119,7 +119,7 @@ class ClientEpisodes:
         return key
 
     def ask(self, key: Hashable, obs: Any, masks: Any, timeout: float | None) -> dict[str, Any]:
-        """Ask for actions; see `Client.get_action`."""
+        """Ask for actions; see `EpisodeDriver.get_action`."""
         run = self._running(key)
         if run.asked is not None:
             raise StateError(f"episode {key!r} waits for an answer already: wait_for_action(), or end_episode()")
@@ -134,7 +134,7 @@ class ClientEpisodes:
         return self.wait(key, timeout)
 
     def wait(self, key: Hashable, timeout: float | None) -> dict[str, Any]:
-        """Wait for what was asked; see `Client.wait_for_action`."""
+        """Wait for what was asked; see `EpisodeDriver.wait_for_action`."""
         run = self._running(key)
         if run.asked is None:
             raise StateError(f"wait_for_action({key!r}): nothing was asked; get_action() first")
@@ -152,7 +152,7 @@ class ClientEpisodes:
         return self.form.read_actions(reply.fields["actions"])
 
     def log(self, key: Hashable, obs: Any, actions: Any, masks: Any, timeout: float | None) -> None:
-        """Say what was done; see `Client.log_action`."""
+        """Say what was done; see `EpisodeDriver.log_action`."""
         run = self._running(key)
         seen, allowed = self.form.split(obs, masks)
         done = self.form.check(actions, "actions")
@@ -174,7 +174,7 @@ class ClientEpisodes:
         run.said.append(self._say(key, run, Type.LOG, fields, timeout))
 
     def log_returns(self, key: Hashable, rewards: Any, infos: Any) -> None:
-        """Note rewards and infos; see `Client.log_returns`."""
+        """Note rewards and infos; see `EpisodeDriver.log_returns`."""
         run = self._running(key)
         total, new_infos = dict(run.rewards), dict(run.infos)
         for name, reward in self.form.check(rewards, "rewards").items():
@@ -192,7 +192,7 @@ class ClientEpisodes:
     def leave(
         self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
     ) -> None:
-        """Some agents end; see `Client.end_agents`."""
+        """Some agents end; see `EpisodeDriver.end_agents`."""
         run = self._running(key)
         table = self.form.check(final_obs, "final_obs")
         cut = _flags(truncated, table)
@@ -212,7 +212,7 @@ class ClientEpisodes:
     def end(
         self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
     ) -> None:
-        """One is over; see `Client.end_episode`."""
+        """One is over; see `EpisodeDriver.end_episode`."""
         run = self._running(key)
         if isinstance(terminated, Mapping) or isinstance(truncated, Mapping) or (terminated and truncated):
             self.leave(key, final_obs, terminated, truncated, timeout)

@@ -248,9 +248,9 @@ def test_ids_are_those_of_running_episodes_and_of_no_others() -> None:
             with pytest.raises(EpisodeOver, match="no episode 'x' runs"):
                 call(one)
         game.start_episode("x")
-        assert len(game._runs) == 2
+        assert len(game._episodes) == 2
         game.stop()
-        assert game._runs == {}
+        assert len(game._episodes) == 0
         assert envs.gateway.episodes == ()
 
 
@@ -372,7 +372,7 @@ def test_an_episode_that_does_not_end_is_cut() -> None:
                 game.log_returns(episode, 1)
             with pytest.raises(EpisodeCut, match="was cut: it has made as many steps as max_episode_steps allows"):
                 game.get_action(episode, [3])
-            assert game._runs == {}
+            assert len(game._episodes) == 0
         thread.join()
         rows = batches[0]["main"]
         assert rows.next_obs[:, 0].tolist() == [1, 2, 3] * 2
