@@ -12,8 +12,9 @@ from typing import Any
 class Tracer:
     """Raises KeyboardInterrupt at one line of code in some folders, as Ctrl-C does.
 
-    Not where CPython looks for no signal: where a ``with`` block is left, so that a lock is never left behind; and on
-    lines that say so, on which things are stored and nothing is called, the one that returns a batch among them.
+    Not where CPython looks for no signal: where a ``with`` block is left, so that a lock is never left behind; nor in
+    destructors, where it prints what is raised and goes on; and on lines that say so, on which things are stored and
+    nothing is called, the one that returns a batch among them.
 
     Args:
         folders: Parts of file names.
@@ -53,7 +54,7 @@ class Tracer:
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
         name = frame.f_code.co_filename
         if any(part in name for part in self.folders) and not any(part in name for part in self._but):
-            return self._line
+            return None if _is_in_destructor(frame) else self._line
         return None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
@@ -80,3 +81,11 @@ class Tracer:
                 return True
             self._seen.add(key)
         return False
+
+
+def _is_in_destructor(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
