@@ -1,4 +1,4 @@
-"""Batches as torch tensors, TensorDicts and RLlib's batches."""
+"""Batches as torch tensors, TensorDicts, JAX arrays and RLlib's batches."""
 
 from __future__ import annotations
 
@@ -13,25 +13,52 @@ from marlvec.errors import ArgumentError
 from marlvec.extras import import_extra
 from marlvec.trees import Tree, map_tree, to_array
 
-__all__ = ["as_tensordict", "as_tensors", "RLLIB_NAMES", "as_multi_agent", "as_sample_batch"]
+__all__ = ["as_jax", "as_tensordict", "as_tensors", "RLLIB_NAMES", "as_multi_agent", "as_sample_batch"]
 
 
-def as_tensors(columns: Mapping[str, Tree], device: Any) -> dict[str, Tree]:
+def as_tensors(columns: Mapping[str, Tree], device: Any, *, pin_memory: bool = False) -> dict[str, Tree]:
     """Trees of tensors that share the arrays' memory where they can.
 
     Raises:
         MissingExtraError: torch is not installed.
-        ArgumentError: torch has no such dtype; names the columns.
+        ArgumentError: torch has no such dtype; names the columns. Or there is no accelerator to pin memory for.
     """
     torch = import_extra("torch", "to_torch()", "pip install torch")
     if bad := [f"{name} ({leaf.dtype})" for name, leaf in named_leaves(columns) if not _fits(torch, leaf)]:
         raise ArgumentError(f"torch has no tensors for the columns {bad}; leave them out with drop()")
 
+    if pin_memory and not torch.cuda.is_available():
+        raise ArgumentError("to_torch(pin_memory=True): expected a GPU that torch can use, got none; leave it out")
+
     def tensor(leaf: Any) -> Any:
         made = leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(_shareable(to_array(leaf)))
-        return made if device is None else made.to(device)
+        if pin_memory:
+            made = made.pin_memory()
+        return made if device is None else made.to(device, non_blocking=pin_memory)
 
     return {name: map_tree(tensor, column) for name, column in columns.items()}
+
+
+def as_jax(columns: Mapping[str, Tree], device: Any) -> dict[str, Tree]:
+    """Trees of JAX arrays that share the arrays' memory where JAX can.
+
+    Raises:
+        MissingExtraError: jax is not installed.
+        ArgumentError: Columns hold no numbers; names them.
+    """
+    jax = import_extra("jax", "to_jax()", "pip install jax")
+    if bad := [f"{name} ({leaf.dtype})" for name, leaf in named_leaves(columns) if leaf.dtype.kind not in "biufc"]:
+        raise ArgumentError(f"to_jax(): expected columns of numbers, got {bad}; leave them out with drop()")
+
+    def array(leaf: Any) -> Any:
+        plain = to_array(leaf)
+        if not plain.dtype.isnative:
+            plain = plain.astype(plain.dtype.newbyteorder("="))
+        is_sharable = plain.flags.writeable and plain.flags.c_contiguous
+        made = jax.numpy.from_dlpack(plain) if is_sharable else jax.numpy.asarray(plain)
+        return made if device is None else jax.device_put(made, device)
+
+    return {name: map_tree(array, column) for name, column in columns.items()}
 
 
 def as_tensordict(columns: Mapping[str, Tree], n: int, device: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from marlvec.collect.batch.batch_columns import named_leaves, with_arrays
-from marlvec.collect.batch.converters import as_sample_batch, as_tensordict, as_tensors
+from marlvec.collect.batch.converters import as_jax, as_sample_batch, as_tensordict, as_tensors
 from marlvec.collect.batch.npz import read_npz, write_npz
 from marlvec.collect.batch.parquet import read_parquet, write_parquet
 from marlvec.collect.episode.cuts import check_size, episodes, fragments, ids
@@ -242,7 +242,7 @@ class SampleBatch(Rows):
 
     # --- other libraries, and files
 
-    def to_torch(self, device: Any = None) -> dict[str, Tree]:
+    def to_torch(self, device: Any = None, *, pin_memory: bool = False) -> dict[str, Tree]:
         """Columns as torch tensors, trees as trees of them.
 
         On the CPU they share the arrays' memory: writing to one writes to the other. Copied are arrays that torch
@@ -250,6 +250,7 @@ class SampleBatch(Rows):
 
         Args:
             device: Where the tensors are to be; None for the CPU.
+            pin_memory: Copy into page-locked memory first, from which a GPU fetches while this thread goes on.
 
         Returns:
             Name to tensor (n, …) of the column's dtype, or to a tree of tensors.
@@ -257,9 +258,28 @@ class SampleBatch(Rows):
         Raises:
             MissingExtraError: torch is not installed.
             ArgumentError: Columns are of Python objects, texts or another dtype that torch lacks; names them. `drop`
-                leaves them out.
+                leaves them out. Or memory is to be pinned, and torch finds no GPU.
         """
-        return as_tensors(self._columns, device)
+        return as_tensors(self._columns, device, pin_memory=pin_memory)
+
+    def to_jax(self, device: Any = None) -> dict[str, Tree]:
+        """Columns as JAX arrays, trees as trees of them.
+
+        On the CPU, columns of 64 KiB and more share their memory with the arrays: do not write to them any more. JAX
+        copies what it cannot share: smaller, read-only or strided columns, and 64-bit numbers, which become 32-bit ones
+        unless ``jax_enable_x64`` is set.
+
+        Args:
+            device: Where the arrays are to be, a ``jax.Device`` or sharding; None for the CPU.
+
+        Returns:
+            Name to array (n, …), or to a tree of arrays.
+
+        Raises:
+            MissingExtraError: jax is not installed.
+            ArgumentError: Columns are of Python objects or texts; names them. `drop` leaves them out.
+        """
+        return as_jax(self._columns, device)
 
     def to_tensordict(self, device: Any = None) -> Any:
         """Columns as a ``tensordict.TensorDict`` of batch size (n,), of the tensors that `to_torch` gives.

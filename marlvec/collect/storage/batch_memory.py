@@ -16,6 +16,7 @@ Pieces = dict[int, list[NDArray[np.uint8]]]
 
 _LARGE = 1 << 16  # bytes; smaller pieces malloc gives out again by itself
 _MOST = 1 << 28  # bytes of one batch that are remembered
+_ALIGNMENT = 64  # bytes; JAX shares arrays that begin at a multiple of it, and copies others
 
 
 class BatchMemory:
@@ -39,7 +40,7 @@ class BatchMemory:
         self._older, self._last, self._now, self._bytes = self._last, self._now, {}, 0
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> AnyArray:
-        """An array that may hold anything, and is the caller's own."""
+        """An array that may hold anything, and is the caller's own; a large one begins at a multiple of 64 bytes."""
         kind = np.dtype(dtype)
         size = kind.itemsize * math.prod(shape)
         if size < _LARGE or kind.hasobject or not _COUNTS or self._bytes + size > _MOST:
@@ -47,7 +48,8 @@ class BatchMemory:
         memory = self._unused(size)
         self._now.setdefault(size, []).append(memory)
         self._bytes += size
-        return memory.view(kind).reshape(shape)
+        start = -memory.__array_interface__["data"][0] % _ALIGNMENT
+        return memory[start : start + size].view(kind).reshape(shape)
 
     def _unused(self, size: int) -> NDArray[np.uint8]:
         """Memory of this size that is not in use any more, or new."""
@@ -55,7 +57,7 @@ class BatchMemory:
             for k in range(len(pieces)):
                 if _references(pieces, k) == _ALONE:
                     return pieces.pop(k)  # type: ignore[union-attr]  # there is none in an empty tuple
-        return np.empty(size, np.uint8)
+        return np.empty(size + _ALIGNMENT - 1, np.uint8)
 
 
 def _references(pieces: Any, k: int) -> int:

@@ -102,3 +102,29 @@ def test_a_tensordict_has_the_rows_as_its_batch() -> None:
     assert batch.to_tensordict("meta")["obs", "camera"].device == torch.device("meta")
     with pytest.raises(ArgumentError, match=r"'obs' has keys that are the same as texts: \[1, '1'\]"):
         batch.replace(obs={1: np.zeros(4), "1": np.zeros(4)}).to_tensordict()
+
+
+def test_pinned_memory_wants_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(
+        ArgumentError, match=r"to_torch\(pin_memory=True\): expected a GPU that torch can use, got none"
+    ):
+        sample().to_torch(pin_memory=True)
+    calls: list[tuple[str, Any]] = []
+
+    def pin(tensor: Any) -> Any:
+        calls.append(("pin", tensor.shape))
+        return tensor.clone()
+
+    def to(tensor: Any, device: str, *, non_blocking: bool) -> Any:
+        calls.append((device, non_blocking))
+        return tensor
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    batch = sample().take([0, 1])
+    pinned = batch.to_torch("cuda", pin_memory=True)
+    assert calls[:2] == [("pin", (2, 3)), ("cuda", True)]
+    assert pinned["rewards"].tolist() == batch["rewards"].tolist()
