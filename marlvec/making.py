@@ -153,8 +153,8 @@ def make(
             Native envs need neither.
         context: Start method of worker processes: ``"forkserver"`` (default), ``"spawn"``, ``"fork"``, or a
             multiprocessing context.
-        shared_memory: False sends rows through pipes; ``"require"`` refuses spaces of which a leaf has no fixed size
-            and would have to go through one.
+        shared_memory: False puts the rows of worker processes into a temporary file that all map; ``"require"``
+            refuses spaces of which a leaf has no fixed size and would have to go through a pipe.
         daemon: Whether worker processes that were not closed get a second to close their envs at the interpreter's exit
             (True), or the time they need (False).
         worker: A function to run in worker processes in place of their own loop; see

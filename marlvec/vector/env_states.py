@@ -39,7 +39,7 @@ class StatefulVectorEnv(VectorEnvBase):
     _obstacles: dict[int, str] | None = None  # to saving states, by env; None: not asked yet
     _no_entries: dict[str, Any] | None = None  # what `recovery` says of no envs: names, dtypes and shapes
     _state_kind = "env"  # of states that fit these envs
-    _sends_rows = False  # whether a worker cannot see the rows that are written here
+    _sends_rows = False  # whether workers do not see all that is written into rows here: they hold objects
 
     @exclusive(fetches=True)
     def state_obstacles(self) -> dict[int, str]:

@@ -23,7 +23,7 @@ from tests.vector.support.kinds import SCRIPTED, factories_of, vectorize
 N, A = 4, 3
 MODES = ("same_step", "next_step", "disabled")
 HOWS: dict[str, Any] = {"raises": RaisingEnv, "exits": ExitingEnv, "hangs": HangingEnv}
-PLACES = [("sync", "raises"), ("thread", "raises"), *(("async", how) for how in HOWS), ("pipes", "exits")]
+PLACES = [("sync", "raises"), ("thread", "raises"), *(("async", how) for how in HOWS)]
 
 
 @pytest.fixture(autouse=True)
@@ -179,11 +179,10 @@ def test_when_nobody_is_left_it_raises(how: str, error: type[Exception]) -> None
 
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("backend", ["async", "pipes"])
-def test_an_env_that_wanted_to_be_built_anew_and_lost_its_worker_is_out(backend: str, mode: str) -> None:
+def test_an_env_that_wanted_to_be_built_anew_and_lost_its_worker_is_out(mode: str) -> None:
     """Its episode was lost because it had asked for that, whatever became of its next incarnation."""
     factories = [partial(RaisingEnv, 5, env_index=i, at=1, only_env=1, error=RestartQuietly) for i in range(N)]
-    with vec(backend, "raises", factories, autoreset_mode=mode) as envs:
+    with vec("async", "raises", factories, autoreset_mode=mode) as envs:
         envs.reset(seed=0)
         envs.step(acts(envs))
         envs.step_send(acts(envs))

@@ -248,7 +248,7 @@ def test_numbers_of_envs_and_workers_are_checked_before_anything_is_built() -> N
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
 @pytest.mark.fault("B11")
 @pytest.mark.parametrize(("n", "workers"), [(5, 2), (7, 3), (3, 3), (4, 3), (1, 1)])
-@pytest.mark.parametrize("backend", ["thread", "async", "pipes"])
+@pytest.mark.parametrize("backend", ["thread", "async"])
 def test_envs_need_not_divide_evenly(backend: str, n: int, workers: int) -> None:
     with vectorize(backend, counters(n), num_workers=workers) as envs:
         obs, _ = envs.reset(seed=0)
@@ -319,7 +319,7 @@ def test_what_cannot_be_pickled_is_named_before_anything_starts(context: str, mo
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("B13")
 @pytest.mark.parametrize(
-    ("backend", "workers"), [("sync", 0), ("thread", 1), ("thread", 2), ("thread", 4), ("async", 2), ("pipes", 2)]
+    ("backend", "workers"), [("sync", 0), ("thread", 1), ("thread", 2), ("thread", 4), ("async", 2)]
 )
 def test_an_env_that_differs_is_named_with_both_spaces(backend: str, workers: int) -> None:
     """Whichever it is: the others are measured by their worker's first, and the workers by the first of them."""
@@ -388,7 +388,7 @@ KINDS: dict[str, Any] = {"parallel": CounterEnv, "turns": TurnEnv, "keyed": Keye
 @pytest.mark.parametrize(
     ("backend", "form", "which"),
     [("sync", form, which) for form in KINDS for which in ("observation", "action")]
-    + [("thread", "keyed", "action"), ("async", "parallel", "observation"), ("pipes", "turns", "action")],
+    + [("thread", "keyed", "action"), ("async", "parallel", "observation"), ("async", "turns", "action")],
 )
 def test_a_space_that_is_another_one_after_a_reset(backend: str, form: str, which: str) -> None:
     """An error of that env, in every mode; one that is equal is as good. (`check_env` wants the very same object.)"""

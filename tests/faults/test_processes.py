@@ -348,15 +348,13 @@ class Rude(CounterEnv):
 
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=5)
 @pytest.mark.fault("A20")
-@pytest.mark.parametrize(
-    ("context", "shared_memory"), [("forkserver", True), ("forkserver", False), ("spawn", True), ("fork", False)]
-)
-def test_a_rude_env_disturbs_nobody(context: str, shared_memory: bool, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
+def test_a_rude_env_disturbs_nobody(context: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Nothing of it is on the way of requests and replies."""
     factories = [partial(Rude, 5, env_index=0), partial(CounterEnv, 5, env_index=1)]
     folder = Path.cwd()
     for w in (1, 2):  # in one worker, and in two
-        envs = AsyncVectorEnv(factories, num_workers=w, context=context, shared_memory=shared_memory)
+        envs = AsyncVectorEnv(factories, num_workers=w, context=context)
         try:
             pids = envs.worker_pids
             envs.reset()

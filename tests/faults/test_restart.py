@@ -35,7 +35,7 @@ from tests.waiting import LONG, Gate, GatedEnv, overdue, until
 
 N, A = 4, 3
 MODES = ("same_step", "next_step", "disabled")
-BACKENDS = ("sync", "thread", "async", "pipes")
+BACKENDS = ("sync", "thread", "async")
 HOWS: dict[str, tuple[Any, dict[str, Any]]] = {
     "raises": (RaisingEnv, {}),
     "exits": (ExitingEnv, {"code": 3}),
@@ -45,7 +45,7 @@ HOWS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 # What may happen where: in this process, nothing that takes it along.
-PLACES = [("sync", "raises"), ("thread", "raises"), *(("async", how) for how in HOWS), ("pipes", "is killed")]
+PLACES = [("sync", "raises"), ("thread", "raises"), *(("async", how) for how in HOWS)]
 
 
 @pytest.fixture(autouse=True)

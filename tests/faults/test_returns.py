@@ -127,7 +127,7 @@ BAD_FORMS: dict[str, list[Spoil]] = {
         Spoil("result", "five!", "got str"),
     ],
 }
-PLACES = [(form, "sync") for form in FORMS] + [("parallel", "thread"), ("turns", "async"), ("keyed", "pipes")]
+PLACES = [(form, "sync") for form in FORMS] + [("parallel", "thread"), ("turns", "async"), ("keyed", "async")]
 # The step of a game returns nothing.
 CASES = [(fault, *place) for fault in BAD_FORMS for place in PLACES if (fault, place[0]) != ("C11", "turns")]
 
@@ -354,7 +354,7 @@ def test_a_message_of_100_mb_is_cut(backend: str) -> None:
         assert len(failure.summary) < 600
         assert 60_000 < len(failure.traceback) <= 66_000
         assert "characters left out" in failure.traceback
-        if backend in ("async", "pipes"):
+        if backend == "async":
             assert type(caught.value.__cause__) is RemoteCause, "what is too large stays where it was"
         assert caught.value.result.env_ids.tolist() == [0]
         envs.reset(env_ids=[1])
@@ -406,7 +406,7 @@ OPERATIONS = ("init", "reset", "step")
     ("backend", "operation", "kind"),
     [(backend, operation, kind) for backend in ("sync", "thread") for operation in OPERATIONS for kind in ENDS]
     + [("async", "step", kind) for kind in ENDS]
-    + [("async", "init", KeyboardInterrupt), ("pipes", "reset", GeneratorExit)],
+    + [("async", "init", KeyboardInterrupt), ("async", "reset", GeneratorExit)],
 )
 def test_what_is_no_exception_is_never_lost(
     backend: str, operation: Any, kind: type[BaseException], capfd: pytest.CaptureFixture[str]
@@ -550,7 +550,7 @@ FROM_A_PROCESS = {
 @pytest.mark.fault("C12")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_no_info_is_an_error_of_its_env(backend: str) -> None:
-    crosses = backend in ("async", "pipes")
+    crosses = backend == "async"
     cases = [(what, words, ContractError) for what, words in IN_EVERY_BACKEND.items()]
     if crosses:
         cases += [(what, words, SerialisationError) for what, words in FROM_A_PROCESS.items()]
@@ -596,8 +596,8 @@ def test_no_info_is_none_at_all_and_lists_may_contain_themselves(backend: str) -
 
 @pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("C12")
-@pytest.mark.parametrize(("shared_memory", "final"), [(True, True), (False, False)])
-def test_infos_that_come_from_a_process_are_bounded(shared_memory: bool, final: bool) -> None:
+@pytest.mark.parametrize("final", [True, False])
+def test_infos_that_come_from_a_process_are_bounded(final: bool) -> None:
     """Per env and call; those of the others are there, and so is a lot that is within bounds."""
 
     class Large(SingleEnv):
@@ -612,8 +612,7 @@ def test_infos_that_come_from_a_process_are_bounded(shared_memory: bool, final: 
             self.at = 4 if final else 2
             self.size = report_packing.MAX_BYTES + (-2000, 1, -2000)[env_index]
 
-    backend = "async" if shared_memory else "pipes"
-    with vectorize(backend, [partial(Large, i) for i in range(N)], num_workers=1, context="fork") as envs:
+    with vectorize("async", [partial(Large, i) for i in range(N)], num_workers=1, context="fork") as envs:
         envs.reset()
         for _ in range(3 if final else 1):
             envs.step(np.ones((N, 1), np.int64))
@@ -670,7 +669,7 @@ def test_reserved_keys_of_an_env_displace_none_of_marlvecs(backend: str) -> None
 
 @pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("C14")
-@pytest.mark.parametrize("backends", [("sync", "thread"), ("async", "pipes")])
+@pytest.mark.parametrize("backends", [("sync", "thread"), ("async", "file")])
 def test_views_kept_for_ever_never_crash(backends: tuple[str, ...], tmp_path: Path) -> None:
     """Past the next step, past a death and past close, in every order of letting go; in a process of its own."""
     path = tmp_path / "views.py"

@@ -20,7 +20,6 @@ from tests.vector.support.kinds import vectorize
 
 N, A = 4, 3
 MODES = ["raise", "restart", "mask"]
-ROADS = ["async", "pipes"]
 HERE = os.getpid()  # the test's own process; in others this module may be imported anew
 ERRORS: dict[str, type[BaseException]] = {
     "ValueError": ValueError,
@@ -84,8 +83,8 @@ def acts() -> Any:
     return np.ones((N, A), np.int64)
 
 
-def make(road: str, **options: Any) -> VectorEnv:
-    return vectorize(road, [partial(BombingEnv, 5, env_index=i, render_mode="ansi") for i in range(N)], **options)
+def make(**options: Any) -> VectorEnv:
+    return vectorize("async", [partial(BombingEnv, 5, env_index=i, render_mode="ansi") for i in range(N)], **options)
 
 
 def goes_on(envs: VectorEnv, env_id: int = 2) -> None:
@@ -102,14 +101,10 @@ def goes_on(envs: VectorEnv, env_id: int = 2) -> None:
 
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=4)
 @pytest.mark.parametrize(
-    ("road", "on_fault", "error"),
-    [
-        *(("async", "raise", error) for error in ERRORS),
-        *((road, mode, "ValueError") for road in ROADS for mode in MODES[1:]),
-    ],
+    ("on_fault", "error"), [*(("raise", error) for error in ERRORS), *((mode, "ValueError") for mode in MODES[1:])]
 )
-def test_an_info(road: str, on_fault: str, error: str) -> None:
-    with make(road, on_fault=on_fault) as envs:
+def test_an_info(on_fault: str, error: str) -> None:
+    with make(on_fault=on_fault) as envs:
         for when in ("reset", "step", "last"):
             envs.reset(seed=0)
             envs.exec_func(arm, [2], when, error=error)
@@ -124,25 +119,23 @@ def test_an_info(road: str, on_fault: str, error: str) -> None:
 
 def test_infos_of_ones_own_classes_arrive(tmp_path: Path) -> None:
     """Beside one that does not, too; and what agents of an env share they go on sharing."""
-    for road in ROADS:
-        with make(road) as envs:
-            envs.reset(seed=0)
-            envs.exec_func(arm, None, "both")
-            *_, infos = envs.step(acts())
-            assert [value.number for value in infos["mine"][:, 0]] == [0, 1, 2, 3]
-            envs.exec_func(arm, [2], "both", "step")
-            envs.send(acts())
-            with pytest.raises(SerialisationError, match="env 2, infos"):
-                envs.recv()
+    with make() as envs:
+        envs.reset(seed=0)
+        envs.exec_func(arm, None, "both")
+        *_, infos = envs.step(acts())
+        assert [value.number for value in infos["mine"][:, 0]] == [0, 1, 2, 3]
+        envs.exec_func(arm, [2], "both", "step")
+        envs.send(acts())
+        with pytest.raises(SerialisationError, match="env 2, infos"):
+            envs.recv()
             goes_on(envs)
 
 
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("road", ROADS)
-def test_an_answer(road: str, error: str) -> None:
+def test_an_answer(error: str) -> None:
     """Of every call that brings any."""
-    with make(road) as envs:
+    with make() as envs:
         envs.reset(seed=0)
         envs.step(acts())
         bomb = partial(exploding, error=error)
@@ -171,11 +164,10 @@ def install(env: Any, error: str) -> None:
 
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("road", ROADS)
-def test_on_the_way_to_a_worker(road: str, error: str) -> None:
+def test_on_the_way_to_a_worker(error: str) -> None:
     """Arguments, functions, values and options: the worker lives, and says for which envs it was."""
     bomb = Bomb(error, spare=(HERE,))
-    with make(road) as envs:
+    with make() as envs:
         envs.reset(seed=0)
         pids = envs.worker_pids  # type: ignore[attr-defined]  # these backends have it
         calls: dict[str, Any] = {
@@ -204,7 +196,7 @@ def test_an_exception_that_goes_off(tmp_path: Path) -> None:
     def fails(env: Any) -> None:
         raise Explosive(Bomb("SystemExit", spare=(os.getpid(),)))
 
-    with make("async") as envs:
+    with make() as envs:
         envs.reset(seed=0)
         with pytest.raises(EnvRaised, match="Explosive"):
             envs.exec_func(fails)
@@ -291,9 +283,8 @@ def deal(env: Any, armed: str | None) -> None:
 
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("road", ROADS)
-def test_an_observation(road: str, error: str) -> None:
-    with vectorize(road, [partial(Dealing, 4, env_index=i) for i in range(N)]) as envs:
+def test_an_observation(error: str) -> None:
+    with vectorize("async", [partial(Dealing, 4, env_index=i) for i in range(N)]) as envs:
         envs.reset(seed=0)
         envs.exec_func(deal, [1], error)
         words = rf"^env 1, {{}}\(\): this process cannot unpickle the observation of agent 'agent_2': {error}: not here"

@@ -31,7 +31,7 @@ from tests.vector.support.reference import MODES, Reference
 __all__ = ["IN_PROCESS", "PROCESSES", "Setup", "setups"]
 
 IN_PROCESS = ("sync", "thread")
-PROCESSES = ("async", "pipes")  # with and without shared memory
+PROCESSES = ("async", "file")  # rows in shared memory, and in a file
 
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 FLOATS = ("float16", "float32", "float64")

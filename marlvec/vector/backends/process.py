@@ -53,8 +53,8 @@ class AsyncVectorEnv(VectorEnv):
         factories: One zero-argument callable per env; pickled with cloudpickle.
         num_workers: Processes; default: one per usable core, at most one per env.
         context: Start method: ``"forkserver"`` (default), ``"spawn"``, ``"fork"``, or a multiprocessing context.
-        shared_memory: False sends rows through the pipes instead; ``"require"`` refuses spaces of which a leaf cannot
-            be in shared memory.
+        shared_memory: False puts rows into a temporary file, mapped by all, instead; ``"require"`` refuses spaces of
+            which a leaf cannot be in shared memory.
         daemon: What happens to workers that were not closed when the vectorizer is garbage collected or the interpreter
             exits: True: they get a second to close their envs; False: they get the time they need.
         step_timeout: Seconds that one env may take for a step or a reset; None: as long as it wants. A worker whose env
@@ -107,14 +107,13 @@ class AsyncVectorEnv(VectorEnv):
             raise ArgumentError(f"a worker can have {ch.MAX_COUNT} envs at most; more than num_workers={num_workers}")
         self.num_workers = self._partition.num_workers
         self.context = start_method(context)
-        self._shared = bool(shared_memory)
         self._worker_pool = WorkerPool(
             self._partition,
             self.context,
             cores,
             factories,
             settings=chosen.of_shard(),
-            shared=self._shared,
+            in_file=not shared_memory,
             loop=None if worker is None else pickle_or_explain(worker, "the worker loop"),
         )
         # Also runs when the vectorizer is garbage collected, and when the interpreter exits.
@@ -135,8 +134,7 @@ class AsyncVectorEnv(VectorEnv):
         self.shared_generators = self._worker_pool.shared_generators
         self._recovery.note_survived(survived)
         self._request_number = 1  # that of the last request; 0 is CLOSE's
-        self._steps_need_no_payload = self._shared and not buffers.has_objects
-        self._sends_rows = not self._steps_need_no_payload
+        self._sends_rows = buffers.has_objects
         self._watchdog = None if self.step_timeout is None else Watchdog(self.step_timeout)
         self._raises_on_fault = chosen.on_fault == "raise"
         self._dead: list[tuple[int, str | None]] = []  # workers that are gone, which is yet to be dealt with
@@ -151,7 +149,7 @@ class AsyncVectorEnv(VectorEnv):
     def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
         code, partition = ch.OPERATIONS[operation], self._partition
         number = self._request_number = self._request_number % 0xFFFFFFFF + 1
-        if self._steps_need_no_payload and (code == ch.STEP or code == ch.SEND):
+        if not self._sends_rows and (code == ch.STEP or code == ch.SEND):
             parts = partition.full_parts if env_ids is self._everyone else partition.parts_of(env_ids)
         else:
             parts = []
@@ -177,12 +175,8 @@ class AsyncVectorEnv(VectorEnv):
         """What a request says beyond its code; ``positions`` are these envs' places in ``arguments``."""
         local = ids - self._partition.starts[w]
         if code in (ch.STEP, ch.SEND):
-            buffers = self._buffers
-            packed = None if self._shared else buffers.pack_actions(ids)
-            if not buffers.has_objects:
-                return pickle.dumps((local.tolist(), packed, None), protocol=5)
-            objects = _by_value([buffers.pack_object_actions(ids)], "the actions")
-            return pickle.dumps((local.tolist(), packed, objects), protocol=5)
+            objects = _by_value([self._buffers.pack_object_actions(ids)], "the actions")
+            return pickle.dumps((local.tolist(), "step", objects), protocol=5)
         own = [[argument[k] for k in positions.tolist()] for argument in arguments]
         call = "reset" if code in (ch.RESET, ch.RESTART) else self._call_state.pending or ""
         if code == ch.CONTROL or (call == "reset" and any(option is not None for option in own[1])):
@@ -327,13 +321,11 @@ class AsyncVectorEnv(VectorEnv):
         return None
 
     def _unpack_reply(self, w: int, ids: NDArray[np.int64], payload: bytes) -> Report | None:
-        """What a reply says beyond its header: rows that are not in shared memory are written, the rest is a report."""
+        """What a reply says beyond its header: objects are written into their rows, the rest is a report."""
         first = self._partition.starts[w]
-        if self._steps_need_no_payload:
+        if not self._sends_rows:
             return unpack_report(payload, first)
-        packed, objects, payload = pickle.loads(payload)
-        if packed is not None:
-            self._buffers.unpack_results(ids, packed)
+        objects, payload = pickle.loads(payload)
         bad = {} if objects is None else self._buffers.unpack_objects(ids, objects)
         report = unpack_report(payload, first) if payload else Report()
         failed = {failure.env_id for failure in report.failures}

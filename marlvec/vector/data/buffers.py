@@ -232,26 +232,6 @@ class Buffers:
             self.shown_masks = self.action_masks
         return self.shown_masks
 
-    # Without shared memory rows are sent by value. Names are in layout order on both sides.
-
-    def pack_results(self, rows: Selection) -> list[AnyArray]:
-        """Copy what envs write, for these rows."""
-        return [self._arrays[name][rows] for name in self._result_names()]
-
-    def unpack_results(self, rows: Selection, packed: Sequence[AnyArray]) -> None:
-        """Write what `pack_results` gave into these rows."""
-        for name, array in zip(self._result_names(), packed, strict=True):
-            self._arrays[name][rows] = array
-
-    def pack_actions(self, rows: Selection) -> list[AnyArray]:
-        """Copy these rows' actions."""
-        return [self._arrays[name][rows] for name in self._action_names()]
-
-    def unpack_actions(self, rows: Selection, packed: Sequence[AnyArray]) -> None:
-        """Write what `pack_actions` gave into these rows."""
-        for name, array in zip(self._action_names(), packed, strict=True):
-            self._arrays[name][rows] = array
-
     # Objects are always sent by value. What is here was found to be picklable, and small enough, when it was written.
 
     def pack_objects(self, rows: NDArray[np.int64]) -> list[bytes]:
@@ -284,11 +264,11 @@ class Buffers:
 
     def pack_object_actions(self, rows: Selection) -> list[AnyArray]:
         """Arrays of the objects among these rows' actions, to be pickled by value."""
-        return [self._arrays[name][rows] for name in self._action_names(objects=True)]
+        return [self._arrays[name][rows] for name in self._object_action_names()]
 
     def unpack_object_actions(self, rows: Selection, packed: Sequence[AnyArray]) -> None:
         """Write what `pack_object_actions` gave into these rows."""
-        for name, array in zip(self._action_names(objects=True), packed, strict=True):
+        for name, array in zip(self._object_action_names(), packed, strict=True):
             self._arrays[name][rows] = array
 
     # What a saved state has of the rows: what envs write. Final observations that are all zero are left out.
@@ -353,8 +333,8 @@ class Buffers:
     def _result_names(self, *, objects: bool = False) -> list[str]:
         return [name for name in self._names[objects] if not name.startswith("action/")]
 
-    def _action_names(self, *, objects: bool = False) -> list[str]:
-        return [name for name in self._names[objects] if name.startswith("action/")]
+    def _object_action_names(self) -> list[str]:
+        return [name for name in self._names[True] if name.startswith("action/")]
 
 
 def split_flags(flags: BoolArray, agent_num: int) -> tuple[BoolArray, ...]:

@@ -1,4 +1,4 @@
-"""One block of anonymous shared memory, passed to workers by file descriptor.
+"""One block of anonymous shared memory, or of a file without a name, passed to workers by file descriptor.
 
 Nothing here appears in /dev/shm or any temp folder, so nothing can be left behind there, whatever is killed.
 """
@@ -18,17 +18,18 @@ from marlvec.vector.processes import limits
 __all__ = ["create", "grow", "map_memory"]
 
 
-def create(name: str = "marlvec") -> int:
+def create(name: str = "marlvec", *, in_file: bool = False) -> int:
     """Open an empty block, private to this user, and return its file descriptor.
 
     Args:
         name: What it is called where a process's open files are listed; no name by which it could be opened.
+        in_file: Use a file in the folder for temporary files, as systems without such memory do.
 
     Raises:
         ResourceError: There is no file descriptor left, or no memory.
     """
     with limits.asked_for("a block of shared memory"):
-        if sys.platform == "linux" and hasattr(os, "memfd_create"):
+        if not in_file and sys.platform == "linux" and hasattr(os, "memfd_create"):
             fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.fchmod(fd, 0o600)  # a memfd begins as 0777
             return fd
@@ -36,8 +37,13 @@ def create(name: str = "marlvec") -> int:
             return os.dup(file.fileno())
 
 
-def grow(fd: int, size: int) -> None:
+def grow(fd: int, size: int, *, in_file: bool = False) -> None:
     """Give the block its final size, allocated for real: running out of memory shows here, not as SIGBUS later.
+
+    Args:
+        fd: The block.
+        size: Its size in bytes.
+        in_file: As it was created.
 
     Raises:
         ResourceError: There is not as much memory. Looked at before it is taken: a kernel that overcommits, or a
@@ -47,7 +53,7 @@ def grow(fd: int, size: int) -> None:
     if sys.platform == "linux":
         with limits.asked_for(f"{size:,} bytes of shared memory"):
             os.posix_fallocate(fd, 0, size)
-        if hasattr(os, "memfd_create"):
+        if not in_file and hasattr(os, "memfd_create"):
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     else:
         os.ftruncate(fd, size)

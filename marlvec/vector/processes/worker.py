@@ -48,7 +48,6 @@ class WorkerPlan:
         first_env_id: Index of its first env.
         factories: Those of its envs, pickled.
         loop: The loop it runs, pickled; None for `serve`.
-        shared: Whether rows are in shared memory.
         settings: Arguments of `Shard`.
     """
 
@@ -56,7 +55,6 @@ class WorkerPlan:
     first_env_id: int
     factories: bytes
     loop: bytes | None
-    shared: bool
     settings: dict[str, Any]
 
 
@@ -102,16 +100,12 @@ class WorkerLink:
         first_env_id: Index of the first of them among all envs.
     """
 
-    def __init__(
-        self, channel: Channel, shard: Shard, buffers: Buffers, first_env_id: int, *, shared: bool, window: float
-    ) -> None:
+    def __init__(self, channel: Channel, shard: Shard, buffers: Buffers, first_env_id: int, *, window: float) -> None:
         self.shard = shard
         self.first_env_id = first_env_id
         self._channel = channel
         self._buffers = buffers
-        self._shared, self._window = shared, window
-        self._has_objects = buffers.has_objects
-        self._steps_need_no_payload = shared and not buffers.has_objects
+        self._window, self._has_objects = window, buffers.has_objects
         self._warnings = _take_contract_warnings()
         self._closing: int | None = None
 
@@ -135,7 +129,7 @@ class WorkerLink:
         """Unpack a request. One whose part from the caller cannot be unpickled is answered here, with that."""
         name, number, payload = _NAMES[message.code], message.number, message.payload
         is_step = message.code in (ch.STEP, ch.SEND)
-        if is_step and self._steps_need_no_payload:
+        if is_step and not self._has_objects:
             return Request(name, number, np.frombuffer(payload, np.int32).tolist())
         ids, what, given = pickle.loads(payload)
         if isinstance(given, bytes):
@@ -150,11 +144,7 @@ class WorkerLink:
             given = given[0] if is_step else zip(*given, strict=True)
         if not is_step:
             return Request(name, number, ids, tuple(given))
-        rows = np.array(ids)
-        if not self._shared:
-            self._buffers.unpack_actions(rows, what)
-        if self._has_objects:
-            self._buffers.unpack_object_actions(rows, given)
+        self._buffers.unpack_object_actions(np.array(ids), given)
         return Request(name, number, ids)
 
     def _id(self, i: int) -> int:
@@ -180,14 +170,12 @@ class WorkerLink:
         if self._warnings:
             report.warnings += self._warnings
             self._warnings.clear()
-        if self._steps_need_no_payload:
+        if not self._has_objects:
             payload = pack_report(report, self.first_env_id) if report else b""
         else:
-            rows = np.array(ids)
             control = request.operation in ("control", "get_state")
-            packed = None if self._shared or control else self._buffers.pack_results(rows)
-            objects = self._buffers.pack_objects(rows) if self._has_objects and not control else None
-            payload = pickle.dumps((packed, objects, pack_report(report, self.first_env_id)), protocol=5)
+            objects = None if control else self._buffers.pack_objects(np.array(ids))
+            payload = pickle.dumps((objects, pack_report(report, self.first_env_id)), protocol=5)
         self._channel.send(ch.OK, request.number, payload, len(ids))
 
     def close(self) -> None:
@@ -272,7 +260,7 @@ def _run(channel: Channel, memory_fd: int) -> None:
 def _attach_and_serve(
     channel: Channel, memory_fd: int, shard: Shard, plan: WorkerPlan, loop: Callable[[WorkerLink], None]
 ) -> None:
-    n, first, shared = len(shard.envs), plan.first_env_id, plan.shared
+    n, first = len(shard.envs), plan.first_env_id
     message = channel.recv()  # ATTACH: every worker's spec fits, and the memory has its size
     if message.code == ch.CLOSE:  # another worker's envs could not be built, or differ
         failures = [pack_failure(failure) for failure in shard.close()]
@@ -283,11 +271,7 @@ def _attach_and_serve(
     place = PROGRESS_BYTES * plan.worker
     # A memoryview, whose items are written in half the time of an array's.
     shard.progress = memoryview(mapped)[place : place + PROGRESS_BYTES].cast("q")
-    if shared:
-        rows = memoryview(mapped)[PROGRESS_BYTES * num_workers :]
-        buffers = Buffers(spec, num_envs, rows).rows(first, first + n)
-    else:
-        buffers = Buffers(spec, n)
+    buffers = Buffers(spec, num_envs, memoryview(mapped)[PROGRESS_BYTES * num_workers :]).rows(first, first + n)
     os.close(memory_fd)
     shard.attach(buffers)
     # What lives now (libraries, envs) lives as long as this process: the collector need not look at it ever again.
@@ -295,7 +279,7 @@ def _attach_and_serve(
     gc.freeze()
     channel.send(ch.OK, message.number)
     window = _window(plan.worker, num_workers, usable_cores())
-    link = WorkerLink(channel, shard, buffers, first, shared=shared, window=window)
+    link = WorkerLink(channel, shard, buffers, first, window=window)
     loop(link)
     link.close()
 

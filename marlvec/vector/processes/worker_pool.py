@@ -126,7 +126,7 @@ class WorkerPool:
         num_cores: How many cores this process may use.
         factories: One per env.
         settings: Arguments of their `Shard`.
-        shared: Whether rows are in shared memory.
+        in_file: Whether the memory that all share is a temporary file.
         loop: The loop they run, pickled; None for their own.
 
     Raises:
@@ -151,7 +151,7 @@ class WorkerPool:
         factories: Sequence[Callable[[], Any]],
         *,
         settings: dict[str, Any],
-        shared: bool,
+        in_file: bool,
         loop: bytes | None,
     ) -> None:
         self.owner = os.getpid()
@@ -167,7 +167,7 @@ class WorkerPool:
         self._poller = AdaptivePoller(0.0)
         self._poll_any = select.poll()
         self._poll_one: list[select.poll] = []
-        self._context, self._num_cores, self._shared = context, num_cores, shared
+        self._context, self._num_cores, self._in_file = context, num_cores, in_file
         self._spaces_mode = settings["spaces"]
         self._plans = [
             pickle.dumps(
@@ -176,7 +176,6 @@ class WorkerPool:
                     first_env_id=lo,
                     factories=pickle_or_explain(list(factories[lo:hi]), f"the factory of envs {lo} to {hi - 1}"),
                     loop=loop,
-                    shared=shared,
                     settings=settings,
                 )
             )
@@ -209,7 +208,7 @@ class WorkerPool:
         """
         num_envs = len(self.partition.owner)
         limits.check_descriptors(len(self._plans))
-        self._memory_fd = shared_memory.create()
+        self._memory_fd = shared_memory.create(in_file=self._in_file)
         self._close_fd = closer(self._memory_fd)
         for w in range(len(self._plans)):
             self.workers.append(WorkerProcess(self._context, self._memory_fd))
@@ -229,11 +228,11 @@ class WorkerPool:
                 f"shared_memory=True sends such leaves, and only those, through a pipe"
             )
         head = PROGRESS_BYTES * len(self._plans)
-        size = head + (Buffers.nbytes(spec, num_envs) if self._shared else 0)
-        shared_memory.grow(self._memory_fd, size)
+        size = head + Buffers.nbytes(spec, num_envs)
+        shared_memory.grow(self._memory_fd, size, in_file=self._in_file)
         mapped = shared_memory.map_memory(self._memory_fd, size)
         self.progress = progress_of(mapped, len(self._plans))
-        buffers = Buffers(spec, num_envs, memoryview(mapped)[head:] if self._shared else None)
+        buffers = Buffers(spec, num_envs, memoryview(mapped)[head:])
         buffers.clear_masks()
         # The common spec, not the worker's own: where spaces are compatible only, theirs may differ.
         self._attach = pickle_or_explain((num_envs, len(self._plans), size, spec), "the envs' spaces")

@@ -235,7 +235,7 @@ def test_a_block_is_read_as_rows_are_sorted(setting: Setting, calls: list[Any], 
 
 
 @pytest.mark.mostly_slow("collects whole runs on several backends", quick=8)
-@pytest.mark.parametrize("backend", ["sync", "thread", "async", "pipes"])
+@pytest.mark.parametrize("backend", ["sync", "thread", "async"])
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
 def test_a_block_is_read_as_rows_are_sorted_on_every_backend(backend: str, mode: str) -> None:
     setting = Setting(

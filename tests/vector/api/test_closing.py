@@ -61,7 +61,7 @@ def test_call_that_waits_ends_when_another_thread_closes(
         until(lambda: "pending" in str(envs))
         closing = threads.submit(envs.close, 60.0)
         until(lambda: envs.closed)
-        if backend in ("async", "pipes"):  # its call ends although no env has replied
+        if backend == "async":  # its call ends although no env has replied
             assert isinstance(waiting.exception(), ClosedError)
         gate.let_through(100)
         assert isinstance(waiting.exception(), ClosedError)

@@ -374,7 +374,7 @@ def test_wrong_order_is_told_apart_and_names_the_pending_call(envs: VectorEnv) -
 
 
 @pytest.mark.checklist(36)
-@pytest.mark.parametrize("backend", ["thread", "async", "pipes"])
+@pytest.mark.parametrize("backend", ["thread", "async"])
 def test_a_fetch_that_times_out_loses_no_answer(backend: str, tmp_path: Path) -> None:
     """Of calls as of steps: the next fetch brings the answer to that request, and never an older one."""
     with Gate(tmp_path) as gate, vectorize(backend, [partial(wrapped, i) for i in range(N)]) as envs:

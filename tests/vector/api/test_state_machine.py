@@ -182,17 +182,13 @@ def test_a_step_before_the_first_reset(backend: str) -> None:
 @pytest.mark.checklist(36)
 @pytest.mark.fault("A11")
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_a_fetch_that_times_out_loses_nothing_and_brings_nothing_stale(
-    context: str, shared_memory: bool, tmp_path: Path
-) -> None:
+def test_a_fetch_that_times_out_loses_nothing_and_brings_nothing_stale(context: str, tmp_path: Path) -> None:
     with (
         Gate(tmp_path) as gate,
         AsyncVectorEnv(
             [partial(CounterEnv, 4, env_index=0), partial(GatedEnv, gate, 4, env_index=1)],
             num_workers=2,
             context=context,
-            shared_memory=shared_memory,
         ) as envs,
     ):
         envs.reset(seed=0)

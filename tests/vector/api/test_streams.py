@@ -134,7 +134,7 @@ def test_without_autoreset_a_stream_resets_its_envs_one_by_one(backend: str) -> 
 
 @pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
 @pytest.mark.checklist(38)
-@pytest.mark.parametrize("backend", ["thread", "async", "pipes"])
+@pytest.mark.parametrize("backend", ["thread", "async"])
 def test_rows_of_a_worker_come_as_they_are_ready(backend: str, tmp_path: Path) -> None:
     """One worker, and one of its envs is slow: those before it do not wait for it."""
     factories: list[Any] = [partial(CounterEnv, 5, agent_num=A, env_index=i) for i in range(3)]
@@ -170,12 +170,11 @@ def test_a_timeout_in_a_stream_keeps_what_has_come(backend: str, tmp_path: Path)
             assert sorted(envs.drain().env_ids.tolist()) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("backend", ["async", "pipes"])
-def test_much_to_say_on_both_sides_is_no_deadlock(backend: str) -> None:
+def test_much_to_say_on_both_sides_is_no_deadlock() -> None:
     """Requests and replies larger than a pipe, under way at once."""
     big = "x" * 300_000
     factories = [partial(CounterEnv, 5, agent_num=A, env_index=i) for i in range(4)]
-    with vectorize(backend, factories, num_workers=2) as envs:
+    with vectorize("async", factories, num_workers=2) as envs:
         assert envs.exec_func(lambda env, text: text, None, big) == (big,) * 4
         envs.reset(seed=0, options=[{"text": big}] * 4)
         for _ in range(3):

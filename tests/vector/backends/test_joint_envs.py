@@ -31,7 +31,7 @@ def test_sync_is_the_plain_loop(form: str, mode: str) -> None:
 
 
 @pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
-@pytest.mark.parametrize("backend", ["thread", "async", "pipes"])
+@pytest.mark.parametrize("backend", ["thread", "async"])
 @pytest.mark.parametrize("form", JOINT)
 def test_threads_and_processes_are_the_plain_loop(form: str, backend: str) -> None:
     mode = MODES[(len(form) + len(backend)) % 3]

@@ -74,15 +74,14 @@ def test_start_methods_lambdas_and_mpi(context: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
 @pytest.mark.checklist(32)
-@pytest.mark.parametrize("shared_memory", [True, False])
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_every_env_is_built_once_and_never_in_the_parent(context: str, shared_memory: bool, tmp_path: Path) -> None:
+def test_every_env_is_built_once_and_never_in_the_parent(context: str, tmp_path: Path) -> None:
     def build(env_index: int) -> CounterEnv:
         with (tmp_path / "built").open("a") as file:  # one short line at a time is written in one piece
             file.write(f"{env_index} {os.getpid()}\n")
         return CounterEnv(3, env_index=env_index)
 
-    with make(build, 5, num_workers=2, context=context, shared_memory=shared_memory) as envs:
+    with make(build, 5, num_workers=2, context=context) as envs:
         assert envs.observation_space.shape == (5, 3, 7)
         assert envs.agent_action_space(0) == envs.agent_action_space("agent_2")
         envs.reset(seed=0)

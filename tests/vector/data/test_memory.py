@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import stat
+import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -143,12 +144,21 @@ def test_shared_memory_is_the_default_and_holds_every_array() -> None:
         assert len(bases) == 1, "all of them are views of the one block"
         for view in (buffers.terminated, buffers.truncated, buffers.alive, buffers.acting, buffers.done):
             assert np.shares_memory(view, buffers.flags)
-    before_pipes = mapped()
-    with make(factories, num_workers=2, shared_memory=False) as envs:
+
+
+@pytest.mark.checklist(16)
+def test_without_shared_memory_rows_are_in_a_file_that_has_no_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    known = mapped()
+    with make(factories_of("masked", N), num_workers=2, shared_memory=False) as envs:
         envs.reset(seed=0)
-        assert len(mapped() - before_pipes) == 1, "a number per worker: which env it is at work on"
-        bases = [array.base for array in envs._buffers._arrays.values()]
-        assert all(base is None or isinstance(base, np.ndarray) for base in bases), "all rows are on the heap"
+        assert mapped() == known
+        assert len({root(array) for array in envs._buffers._arrays.values()}) == 1
+        assert list(tmp_path.iterdir()) == []
+        for pid in ("self", *envs.worker_pids):  # type: ignore[attr-defined]
+            assert f" {tmp_path}/" in Path(f"/proc/{pid}/maps").read_text()
 
 
 def root(array: Any) -> int:

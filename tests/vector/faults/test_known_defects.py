@@ -124,7 +124,7 @@ def test_envs_have_a_name(backend: str) -> None:
             assert name in repr(envs)
 
 
-@pytest.mark.parametrize("backend", ["thread", "async", "pipes"])
+@pytest.mark.parametrize("backend", ["thread", "async"])
 def test_a_step_after_a_timeout_is_refused_until_the_first_is_fetched(backend: str, tmp_path: Path) -> None:
     """As it was shown in Gymnasium: after ``step_wait(timeout=…)`` the next step gave the rewards of that one."""
     with (

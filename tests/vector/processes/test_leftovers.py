@@ -78,7 +78,7 @@ def end(envs: VectorEnv, how: str) -> None:
 
 STRIKING: dict[str, Any] = {"env raised": RaisingEnv, "worker died": ExitingEnv}
 ENDS = ("made", "reset", "stepped", "step pending", "reset pending", "send pending", "half received", *STRIKING)
-PLACES = [*(("async", context) for context in CONTEXTS), ("pipes", "forkserver"), ("sync", None)]
+PLACES = [*(("async", context) for context in CONTEXTS), ("file", "forkserver"), ("sync", None)]
 CLOSINGS = ("twice", "with", "with an error")
 
 
@@ -193,8 +193,8 @@ def test_shared_memory_has_no_name_is_private_and_cannot_change_its_size(
     seen: list[tuple[int, int, str, int]] = []
     grow = memory.grow
 
-    def spy(fd: int, size: int) -> None:
-        grow(fd, size)
+    def spy(fd: int, size: int, **more: Any) -> None:
+        grow(fd, size, **more)
         for change in (0, size // 2, size * 2):
             with pytest.raises(PermissionError):
                 os.ftruncate(fd, change)

@@ -91,7 +91,7 @@ class WorkersMachine(RuleBasedStateMachine):
         self.patch = mock.patch.object(worker_pool, "WorkerProcess", FakeProcess)
         self.patch.start()
         settings = {"spaces": "equal"}
-        pool = WorkerPool(Partition(N, W), "forkserver", 1, [CounterEnv] * N, settings=settings, shared=True, loop=None)
+        pool = WorkerPool(Partition(N, W), "forkserver", 1, [CounterEnv] * N, settings=settings, in_file=False, loop=None)
         pool._spec = SPEC
         pool._poll_one = [worker_pool.select.poll() for _ in range(W)]
         self.pool = pool
@@ -252,7 +252,7 @@ TestWorkers = WorkersMachine.TestCase
 def test_what_no_table_has_cannot_happen() -> None:
     """Nobody who is gone is asked for anything; a new worker goes through all its steps; close() comes any time."""
     pool = WorkerPool(
-        Partition(N, W), "forkserver", 1, [CounterEnv] * N, settings={"spaces": "equal"}, shared=True, loop=None
+        Partition(N, W), "forkserver", 1, [CounterEnv] * N, settings={"spaces": "equal"}, in_file=False, loop=None
     )
     for event in (WorkerEvent.BUILT, WorkerEvent.ATTACHED, WorkerEvent.ANSWERED, WorkerEvent.HANG, WorkerEvent.PLAN):
         with pytest.raises(KeyError):

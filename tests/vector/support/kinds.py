@@ -63,8 +63,8 @@ def asynchronous(kind: str, n: int, mode: str = "same_step", **options: Any) -> 
 
 
 def vectorize(backend: str, factories: Factories, **options: Any) -> VectorEnv:
-    """On the sync backend, or in two workers (one, if there is one env): threads, or processes with or without shared
-    memory.
+    """On the sync backend, or in two workers (one, if there is one env): threads, or processes that share memory, or a
+    file.
     """
     if backend == "sync":
         return SyncVectorEnv(factories, **options)
@@ -72,10 +72,10 @@ def vectorize(backend: str, factories: Factories, **options: Any) -> VectorEnv:
     if backend == "thread":
         options.pop("context", None)
         return ThreadVectorEnv(factories, **options)
-    return AsyncVectorEnv(factories, shared_memory=backend != "pipes", **options)
+    return AsyncVectorEnv(factories, shared_memory=backend != "file", **options)
 
 
-BACKENDS = ("sync", "thread", "async", "pipes")
+BACKENDS = ("sync", "thread", "async")
 HERE_AND_AWAY = ("sync", "async")
 """For what a shard does, which is the same code wherever it runs; tests/properties draws all backends."""
 

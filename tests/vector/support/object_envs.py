@@ -129,7 +129,7 @@ class ObjectEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type in
 
 def make_envs(backend: str, factories: list[Any], **options: Any) -> VectorEnv:
     """On any backend; processes are forked, which is quick."""
-    return vectorize(backend, factories, **({"context": "fork"} if backend in ("async", "pipes") else {}) | options)
+    return vectorize(backend, factories, **({"context": "fork"} if backend == "async" else {}) | options)
 
 
 class PlainLoop:
