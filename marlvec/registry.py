@@ -129,7 +129,8 @@ def resolve_all(env: EnvLike | Sequence[EnvLike], num_envs: int | None = None) -
     """
     count = 1 if num_envs is None else whole_number(num_envs)
     if count is None:
-        example = num_envs if isinstance(num_envs, str) and num_envs.isdecimal() else 16
+        is_whole = str(num_envs).removesuffix(".0").isdecimal()
+        example = str(num_envs).removesuffix(".0") if is_whole else 16
         raise ArgumentError(
             f"num_envs: expected a whole number of at least 1, got {num_envs!r}, a {type(num_envs).__name__}; "
             f"write num_envs={example}"

@@ -378,7 +378,7 @@ def test_wrong_settings_are_refused_before_anything_starts() -> None:
     [
         ("4", "num_envs: expected a whole number of at least 1, got '4', a str; write num_envs=4"),
         ("sync", "num_envs: expected a whole number of at least 1, got 'sync', a str; write num_envs=16"),
-        (2.0, "num_envs: expected a whole number of at least 1, got 2.0, a float; write num_envs=16"),
+        (2.0, "num_envs: expected a whole number of at least 1, got 2.0, a float; write num_envs=2"),
         (True, "num_envs: expected a whole number of at least 1, got True, a bool; write num_envs=16"),
     ],
 )

@@ -155,7 +155,11 @@ class Collector(StatefulCollector, BatchSource):
         policy_mapping = policy_mapping_fn if policy_mapping is None else policy_mapping
         if policy_mapping is None:
             if len(ids) > 1:
-                raise ArgumentError(f"policy_mapping must name each agent's policy; there are several: {list(ids)}")
+                raise ArgumentError(
+                    f"policy_mapping: expected which of the policies {list(ids)} plays each agent, got None; give a "
+                    f"dict of agent name to policy id, {{{envs.agents[0]!r}: {ids[0]!r}, …}}, or a function of "
+                    f"(agent, episode)"
+                )
             policy_mapping = ids[0]
         self._trained = TrainedPolicies(policies_to_train, ids)
         if evaluation_envs is not None:

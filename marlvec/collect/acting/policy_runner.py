@@ -401,6 +401,8 @@ class PolicyRunner:
             error.add_note(f"in policy {self.policy_id!r}; nothing was sent to the envs, collect() may be called again")
             raise
         n = len(rows)
+        if output is None:
+            raise self._bad(f"returned None; act() must return the actions, one for each of its {n} rows")
         if output.__class__ is np.ndarray and output.shape[:1] == (n,) and self.off_policy.knows_columns:
             return output, _NO_COLUMNS
         actions, extras = self._split(output)

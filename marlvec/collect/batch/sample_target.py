@@ -46,7 +46,11 @@ def sample_target(
     if steps is not None:
         given.append((count_by, steps))
     if len(given) != 1:
-        raise ArgumentError(f"{call}() wants exactly one of steps, env_steps, agent_steps, episodes")
+        names = [unit for unit, _ in given] if steps is None else ["steps", *(unit for unit, _ in given[:-1])]
+        raise ArgumentError(
+            f"{call}(): expected exactly one of steps, env_steps, agent_steps, episodes, got {names or 'none'}; write "
+            f"{call}(env_steps=4096)"
+        )
     unit, amount = given[0]
     return SampleTarget(unit, count_from(amount, f"{call}({unit}={amount!r})"))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, TracebackType
 from typing import Any
 
 import cloudpickle
@@ -52,6 +52,7 @@ __all__ = [
 
 _MAX_TEXT = 64 * 1024
 _MAX_PICKLE = 1024 * 1024
+_CALLERS = ("marlvec.vector.", "marlvec.envs.")
 _MAX_LISTED = 20  # failures of one call that a message lists
 _SPEAKS_FOR_ITSELF = (MissingExtraError, ResourceError, SerialisationError, UnknownEnvError, UnsupportedSpaceError)
 
@@ -65,8 +66,16 @@ def _shorten(text: str) -> str:
 
 def capture(env_id: int, operation: str, error: BaseException) -> Failure:
     """Note an exception that is being handled."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    text = "".join(traceback.format_exception(type(error), error, _from_the_env_on(error.__traceback__)))
     return Failure(env_id, operation, summary_of(error), _shorten(text), error)
+
+
+def _from_the_env_on(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that begins in code of the env; all of it where there is no such code."""
+    found = trace
+    while found is not None and found.tb_frame.f_globals.get("__name__", "").startswith(_CALLERS):
+        found = found.tb_next
+    return trace if found is None else found
 
 
 def out_of_space(env_id: int, operation: str, problem: str) -> Failure:

@@ -97,6 +97,8 @@ class ActionWriter:
             return
         if actions.__class__ is not np.ndarray and is_by_agent(self._spec, self._grouped, actions, len(env_ids)):
             actions = join_agents(self._spec, self._grouped, actions, buffers.acting[rows], env_ids)
+        elif not self._grouped and self._groups[0].action_tree.is_leaf:
+            _refuse_dicts(actions, self._agents, len(env_ids))
         if self._grouped:
             self._check_groups(actions)
         arrays = []
@@ -160,7 +162,8 @@ class ActionWriter:
             )
         if array.dtype.kind not in _kinds(leaf.space):
             raise ActionError(
-                f"{self._where(group, leaf.path)}: expected dtype {leaf.dtype}, got {array.dtype}{_advice(value)}"
+                f"{self._where(group, leaf.path)}: expected dtype {leaf.dtype}, got {array.dtype}"
+                f"{_advice(value) or _cast(array.dtype, leaf.dtype)}"
             )
         return array
 
@@ -237,6 +240,17 @@ class ActionWriter:
         return "actions" + (f" of {', '.join(parts)}" if parts else "")
 
 
+def _refuse_dicts(actions: Any, agents: Sequence[str], n: int) -> None:
+    """Say what is wrong with dicts where arrays, or dicts of agents, are expected."""
+    if isinstance(actions, Mapping) and (unknown := [key for key in actions if key not in agents]):
+        raise ActionError(
+            f"actions: expected an array, or a dict of the agents {_shown(agents)}, got a dict with the keys "
+            f"{_shown(unknown)}; stack what agents do: np.stack([actions[agent] for agent in envs.agents], axis=1)"
+        )
+    if isinstance(actions, (list, tuple)) and len(actions) != n and all(isinstance(own, Mapping) for own in actions):
+        raise ActionError(f"actions: expected a dict of agents for each of {n} envs, got {len(actions)} dicts")
+
+
 def _advice(value: Any, *, unread: bool = False) -> str:
     """What to do about actions, if that is clear from what they are made of.
 
@@ -249,17 +263,25 @@ def _advice(value: Any, *, unread: bool = False) -> str:
         part = part[0]
     inside = "" if part is value else f" in a {type(value).__name__}"
     if isinstance(part, Mapping):
-        keys = sorted(map(str, part))
-        shown = f"{keys[:_SHOWN]}" if len(keys) <= _SHOWN else f"{keys[:_SHOWN]} and {len(keys) - _SHOWN} more"
         return (
-            f". There is a dict with keys {shown}{inside}: stack what the agents do along axis 1, in the order of "
-            f"`agents`, one row per env: np.stack([actions[agent] for agent in envs.agents], axis=1). Only Dict "
-            f"spaces, several groups and agents by their names take a dict"
+            f". There is a dict with keys {_shown(sorted(map(str, part)))}{inside}: stack what the agents do along "
+            f"axis 1, in the order of `agents`, one row per env: np.stack([actions[agent] for agent in envs.agents], "
+            f"axis=1). Only Dict spaces, several groups and agents by their names take a dict"
         )
     if unread and callable(getattr(part, "detach", None)):
         how = "with a gradient" if getattr(part, "requires_grad", False) else "that numpy cannot read"
         return f". There is a tensor {how}{inside}: give tensor.detach().cpu().numpy()"
     return ""
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{list(names[:_SHOWN])}{more}"
+
+
+def _cast(got: np.dtype[Any], expected: np.dtype[Any]) -> str:
+    is_float = got.kind == "f" and expected.kind in "iu"
+    return f"; where they are whole numbers, give actions.astype(np.{expected})" if is_float else ""
 
 
 def _remedy(got: tuple[int, ...], expected: tuple[int, ...]) -> str:

@@ -171,7 +171,7 @@ def test_what_is_no_mapping_is_refused() -> None:
         ):
             with pytest.raises(ArgumentError, match=message):
                 Collector(envs, duo(), mapping)  # type: ignore[arg-type]  # on purpose
-        with pytest.raises(ArgumentError, match="must name each agent's policy"):
+        with pytest.raises(ArgumentError, match="expected which of the policies"):
             Collector(envs, duo())
 
 

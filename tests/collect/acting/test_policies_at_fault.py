@@ -79,7 +79,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "too many": (DISCRETE, np.repeat(INT, 2), "was given 4 rows"),
     "turned": (DISCRETE, INT[None], r"was given 4 rows.*shape \(1, 4\)"),
     "two choices": (DISCRETE, np.zeros((4, 2), int), r"shape \(4, 2\)"),
-    "none": (DISCRETE, None, "was given 4 rows"),
+    "none": (DISCRETE, None, "returned None; act.. must return the actions"),
     "ragged": (DISCRETE, [[0], [0, 1], [0], [0]], "was given 4 rows"),
     "generator": (DISCRETE, iter([0] * 4), "was given 4 rows"),
     "tuple of 3": (DISCRETE, (INT, {}, {}), "tuple of 3"),

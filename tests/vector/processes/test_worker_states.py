@@ -91,7 +91,9 @@ class WorkersMachine(RuleBasedStateMachine):
         self.patch = mock.patch.object(worker_pool, "WorkerProcess", FakeProcess)
         self.patch.start()
         settings = {"spaces": "equal"}
-        pool = WorkerPool(Partition(N, W), "forkserver", 1, [CounterEnv] * N, settings=settings, in_file=False, loop=None)
+        pool = WorkerPool(
+            Partition(N, W), "forkserver", 1, [CounterEnv] * N, settings=settings, in_file=False, loop=None
+        )
         pool._spec = SPEC
         pool._poll_one = [worker_pool.select.poll() for _ in range(W)]
         self.pool = pool

@@ -69,7 +69,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("objects", np.full((N, A), None), "got object"),
     ("ragged", [[0, 1, 2], [0, 1], [0]], "not an array"),
     ("None", None, "got"),
-    ("a dict", {"agents": np.zeros((N, A), I64)}, r"got \(\)\. There is a dict with keys \['agents'\]: stack"),
+    ("a dict", {"agents": np.zeros((N, A), I64)}, r"got a dict with the keys \['agents'\]; stack"),
     ("a long dict", {f"a{i}": 0 for i in range(9)}, r"keys \['a0', .*'a4'\] and 4 more"),
     ("dicts", [{"agent_0": 0, "agent_1": 1}] * N, r"env 0, agent 'agent_2': it acts, and the dict has no"),
     ("dicts in lists", [[{"move": 0}] * A] * N, r"got object\. There is a dict with keys \['move'\] in a list"),

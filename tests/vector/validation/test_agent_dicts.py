@@ -128,7 +128,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"agent_0": [0] * N, "agent_1": [0.5] * N}, "expected dtype int64, got float64"),
     ({"agent_0": [0] * N, "agent_1": [9] * N}, r"env 0, agent 'agent_1': 9 is not in Discrete\(5\)"),
     ({"agent_0": [0] * N, "nobody": [0] * N}, r"np\.stack\(\[actions\[agent\] for agent in envs\.agents\], axis=1\)"),
-    ([{"agent_0": 0, "agent_1": 1}] * (N - 1), r"dict with keys \['agent_0', 'agent_1'\] in a list: stack"),
+    ([{"agent_0": 0, "agent_1": 1}] * (N - 1), "expected a dict of agents for each of 3 envs, got 2 dicts"),
     ([{"agent_0": 0, "agent_1": 1}, {}, {}], "env 1, agent 'agent_0': it acts"),
     ([{"agent_0": 0, "agent_1": [1, 2]}] * N, r"env 0, agent 'agent_1': expected shape \(\), got \(2,\)"),
     ([{"agent_0": 0, "agent_1": 1.5}] * N, "expected dtype int64, got float64"),
