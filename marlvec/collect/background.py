@@ -207,7 +207,7 @@ class Background:
             self._made = self._made.next
 
     def __len__(self) -> int:
-        """How many whole batches wait to be taken."""
+        """Number of whole batches that wait to be taken."""
         return self._made.number - self._taken.number
 
     def __repr__(self) -> str:
@@ -346,7 +346,7 @@ class Background:
             self._changed.notify_all()
 
     def _note(self, batch: MultiAgentBatch) -> None:
-        """One more batch is made."""
+        """Add a finished batch."""
         made = _Made(batch, self._made.number + 1)
         self._made.next, self._made = made, made
         with self._lock:

@@ -1,4 +1,4 @@
-"""How much is lacking for a batch, which of the closed transitions go into it, and the batch made of them."""
+"""`BatchBuilder`: chooses the closed transitions of a batch and builds it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BatchBuilder:
         logs: Their logs.
         episodes: The accounts of the running episodes.
         metrics: Where the time goes.
-        policies: Policy ids, of those that were not removed; looked at anew each time.
+        policies: Policy ids, of those that were not removed; read at each call.
         complete: Whether only whole episodes are delivered.
         reward_dtype: Dtype of the batches' rewards; None to leave it as it is.
     """
@@ -106,7 +106,7 @@ class BatchBuilder:
         return max(0, min(all_envs, lacking))
 
     def steps_of_all(self, goal: SampleTarget) -> int:
-        """How many steps of all envs bring what was asked for, where nothing waits and no env steps alone; else 0."""
+        """Return how many steps of all envs fill the batch exactly; 0 if rows wait, or if envs step apart."""
         counters = self._current.state.counters
         per_step = {"env_steps": self._num_envs, "agent_steps": self._num_envs * self._agent_num}.get(goal.unit)
         if self._complete or per_step is None or counters.waiting_env_steps or counters.closed_steps:

@@ -77,9 +77,9 @@ class Collector(StatefulCollector, BatchSource):
         policy_mapping_fn: RLlib's name for the same; give one of the two.
         agent_connectors: Between envs and policies. One chain (a pipeline or a list of connectors), copied per policy
             where there are several; or policy id to chain; or None for ``AgentPipeline.default()``.
-        action_connectors: Between policies and envs, likewise; None for ``ActionPipeline.default()``.
-        learner_connectors: Between batches and learners, likewise; None for none. They see every policy's rows before
-            they change their own. Those of a policy that has no rows in a batch are not called.
+        action_connectors: Between policies and envs, in the same forms; None for ``ActionPipeline.default()``.
+        learner_connectors: Between batches and learners, in the same forms; None for none. They see every policy's
+            rows before they change their own. Those of a policy that has no rows in a batch are not called.
         policies_to_train: Ids of the policies that get batches, or a function ``(policy id) -> bool``, asked at each
             batch about those that have rows; None: all. What the others did is in no batch, and nowhere else missing:
             metrics, ``batch.agent_steps`` and the amounts that `collect` takes count the decisions of all.
@@ -88,7 +88,7 @@ class Collector(StatefulCollector, BatchSource):
         count_by: What ``collect(1000)`` counts: ``"env_steps"`` or ``"agent_steps"``.
         batch_size: How much a batch of ``for batch in collector`` and of `background` is, as ``count_by`` counts.
         overlap: Whether policies answer for one half of the envs while the workers step the other, in a fixed order.
-            Batches are the same, to the bit, as long as policies and connectors answer each row for itself: one that
+            Batches are the same, bit for bit, as long as policies and connectors answer each row for itself: one that
             draws from one random stream for all rows, or keeps running statistics, meets rows in another order, which
             is the same one each time. Callbacks hear of half of the envs at a time.
         random_steps: So many env steps, the first of this collector, are made with uniformly random legal actions, as
@@ -255,7 +255,7 @@ class Collector(StatefulCollector, BatchSource):
                 The running episodes are lost: call `reset` to go on.
             KeyboardInterrupt: As everywhere. In a policy, and while envs are waited for, it costs nothing: calling
                 again goes on. In the middle of a step the running episodes are lost: calling again begins new ones, and
-                metrics count the lost ones as ``episodes_interrupted``. No row is lost besides, and none comes twice.
+                metrics count the lost ones as ``episodes_interrupted``. No other row is lost, and none comes twice.
             BusyError: Another thread collects.
             BaseException: What a callback raises, with a note that names it, once the step of the envs is finished:
                 calling again goes on. See `Callback`.
@@ -374,9 +374,9 @@ class Collector(StatefulCollector, BatchSource):
 
         Args:
             steps: How much a batch is; ``batch_size`` where no amount is given.
-            env_steps: Likewise.
-            agent_steps: Likewise.
-            episodes: Likewise.
+            env_steps: As `collect`.
+            agent_steps: As `collect`.
+            episodes: As `collect`.
             total: As in `batches`.
             ahead: How many batches there may be beyond those taken, the one in the making included. With more of them
                 the learner is further behind: batches hold decisions of older weights.
@@ -415,7 +415,7 @@ class Collector(StatefulCollector, BatchSource):
         """
         return self._update_lock.updating()
 
-    # --- anew
+    # --- reset
 
     def reset(self, seed: int | None = None) -> None:
         """Begin new episodes in all envs. Running ones are lost, with all rows that were not handed over.
@@ -423,7 +423,7 @@ class Collector(StatefulCollector, BatchSource):
         It goes on after whatever has happened: a fault, Ctrl-C, or other code that has driven the envs.
 
         Args:
-            seed: Seeds envs, policies and episodes anew, as the constructor's; None: all go on with their streams,
+            seed: Seeds envs, policies and episodes again, as the constructor's; None: all go on with their streams,
                 or begin with those of the constructor's seed.
 
         Raises:
@@ -473,12 +473,13 @@ class Collector(StatefulCollector, BatchSource):
 
         Args:
             policy_id: Its id, a new one.
-            policy: The policy, or what may stand for one; where `policies` is a `PolicyMap`, a function that builds it.
+            policy: The policy, in a form that the constructor takes; where `policies` is a `PolicyMap`, a function that
+                builds it.
             like: Id of a policy whose connectors it gets copies of, with all they have learned, and without what they
                 remember of running episodes.
             agent_connectors: Its own chain, instead.
-            action_connectors: Likewise.
-            learner_connectors: Likewise.
+            action_connectors: Its own chain, instead.
+            learner_connectors: Its own chain, instead.
             frozen: Whether it is never trained: it is in no batch, whatever `policies_to_train` says, and its
                 connectors stay in eval mode, also after `train`.
 
@@ -510,7 +511,7 @@ class Collector(StatefulCollector, BatchSource):
 
     @property
     def policy_mapping(self) -> PolicyMapping:
-        """Which policy plays which agent; one function may be set in place of another, for episodes that begin."""
+        """The policy of each agent; a function may be replaced by another, for episodes that begin."""
         return self._episodes.mapping
 
     @policy_mapping.setter
@@ -519,7 +520,7 @@ class Collector(StatefulCollector, BatchSource):
 
     @property
     def policies_to_train(self) -> PoliciesToTrain:
-        """Which policies get batches; may be set between calls."""
+        """The policies that get batches; may be set between calls."""
         return self._trained.given
 
     @policies_to_train.setter
@@ -557,7 +558,7 @@ class Collector(StatefulCollector, BatchSource):
 
     @property
     def stream(self) -> int:
-        """What its ids begin with; may be set before anything was collected."""
+        """Stream number that ids begin with; may be set before anything was collected."""
         return self._stream
 
     @stream.setter

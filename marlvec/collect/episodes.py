@@ -26,7 +26,7 @@ _SHARED_STREAM = 0x736861726564  # "shared"
 
 
 class Episode:
-    """What a mapping function is given of the episode that begins.
+    """The episode that begins, as a mapping function gets it.
 
     Args:
         eps_id: The episode's id, as in batches.
@@ -55,7 +55,7 @@ class Episode:
 
     @property
     def rng_state(self) -> dict[str, Any] | None:
-        """Where `rng` stands; None where it was never asked for. May be set to what it was."""
+        """State of `rng`; None if it was never used. May be set to an earlier value."""
         return None if self._rng is None else dict(self._rng.bit_generator.state)
 
     @rng_state.setter
@@ -101,8 +101,8 @@ class EpisodeTracker:
     Attributes:
         policy_NA: (N, A) int64, number of the policy that plays each agent in the running episode.
         eps_id_N: (N,) int64, id of the running episode, or -1; another array each time it changes.
-        ended_N: (N,) int64, episodes of an env with smaller ids than this have ended; likewise.
-        number_N: (N,) int64, it is the env's n-th episode that runs or ran last; likewise.
+        ended_N: (N,) int64, episodes of an env with smaller ids than this have ended; another array at each change.
+        number_N: (N,) int64, it is the env's n-th episode that runs or ran last; another array at each change.
         is_static: Whether every episode is played by the same policies.
         steps_N: (N,) int64, env steps since the collector was made or reset.
         length_N: (N,) int64, env steps made in the running episode.
@@ -130,7 +130,7 @@ class EpisodeTracker:
         self.ended_N = np.zeros(n, np.int64)
         self.steps_N = np.zeros(n, np.int64)
         self.turn_L = np.zeros(n * a, np.int64)
-        # What begins anew with an episode stands side by side: a few writes do it.
+        # Accounts that an episode resets are in joint arrays, so that a few writes reset them.
         self._rewards_2NA = np.zeros((2, n, a), np.float64)
         self._flags_3NA = np.zeros((3, n, a), np.bool_)
         self._lengths_2N = np.zeros((2, n), np.int64)
@@ -156,7 +156,7 @@ class EpisodeTracker:
 
     @property
     def mapping(self) -> PolicyMapping:
-        """Which policy plays which agent in episodes that begin."""
+        """The policy of each agent in episodes that begin."""
         return self._function or {
             name: self._policy_ids[i] for name, i in zip(self._agents, self._fixed_A, strict=True)
         }
@@ -258,7 +258,7 @@ class EpisodeTracker:
         return [name for name, own in zip(self._agents, self._fixed_A, strict=False) if own == number]
 
     def running_of(self, number: int, living: IntArray) -> IntArray:
-        """Where a policy plays in running episodes of these envs: (n, 2) env and agent."""
+        """Return the (env, agent) pairs, (n, 2), that a policy plays in running episodes of these envs."""
         runs_NA = (self.policy_NA == number) & (self.eps_id_N >= 0)[:, None]
         found = np.argwhere(runs_NA)
         return found[np.isin(found[:, 0], living)]
@@ -314,7 +314,7 @@ class EpisodeTracker:
         self._truncated_L[lanes] = True
 
     def hand_over(self) -> None:
-        """All env steps made so far are counted in a batch."""
+        """Mark all env steps made so far as counted in a batch."""
         self._handed_N[:] = self.length_N
 
     def waiting_steps(self, env_ids: IntArray) -> int:
@@ -345,7 +345,7 @@ class EpisodeTracker:
         self._turn_NA[env_ids] = 0
 
     def get_state(self) -> State:
-        """All accounts; of policies, their places in ``policies``; of the clock, the seconds that episodes have run."""
+        """Return all accounts; policies by position in ``policies``, and the seconds that episodes have run."""
         policy_NA = np.full_like(self.policy_NA, -1)  # which it stays where none runs, and the policy is gone
         for place, number in enumerate(self._numbers.values()):
             policy_NA[self.policy_NA == number] = place
@@ -359,7 +359,7 @@ class EpisodeTracker:
         }
 
     def prepare(self, state: State, leaving: Collection[str] = ()) -> Callable[[], None]:
-        """Look at what `get_state` gave; returns what puts it in place.
+        """Validate a state from `get_state()`; return a function that installs it.
 
         Args:
             state: That.
@@ -461,7 +461,7 @@ class EndedAgents(Saved):
         return {**values, "any_gone": bool(values["_gone_NA"].any())}
 
     def check(self, env_step: EnvStep, seen_NA: NDArray[np.bool_]) -> None:
-        """Let agents begin anew that are alive again, and make sure that no other agent that has ended is to act.
+        """Restart agents that are alive again, and check that no other ended agent is to act.
 
         Args:
             env_step: What came.

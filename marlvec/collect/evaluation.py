@@ -18,7 +18,7 @@ __all__ = ["EpisodeQuotas", "Evaluation", "check_apart"]
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """What `Collector.evaluate` found.
+    """The result of `Collector.evaluate`.
 
     Attributes:
         episodes: The episodes' records: every env's first one, by env, then every env's second one, and so on.
@@ -74,7 +74,7 @@ def _line(stats: Stats) -> str:
 
 
 class EpisodeQuotas:
-    """How many episodes are still wanted of each env.
+    """The episodes that each env still has to play.
 
     It is settled before they begin which episodes count: every env's first ones, as many of each. To take the first to
     end would favour short episodes, and to take them from whichever env begins one, envs in which they are short.
@@ -113,7 +113,7 @@ class EpisodeQuotas:
 
     @property
     def records(self) -> list[EpisodeRecord]:
-        """What was found, by round and env."""
+        """The finished episodes, by round and env."""
         return [record for _, record in sorted(self._found, key=lambda item: (item[0], item[1].env_id))]
 
 

@@ -1,4 +1,4 @@
-"""One tick after another: policies answer, envs step, and what comes back becomes transitions and ready rows.
+"""`RolloutLoop`: in each tick policies act, envs step, and replies become transitions and rows to act on.
 
 Axis letters: N envs, A agents, n rows or envs of one call, L lanes (N * A, one per env and agent).
 """
@@ -105,7 +105,7 @@ class RolloutLoop:
         self.steps_left = 0
         self._begun = 0  # number of the last state that was begun
         self._counters = current.state.counters  # of the state in the making
-        self._finished: tuple[WholeEpisode, ...] = ()  # likewise
+        self._finished: tuple[WholeEpisode, ...] = ()  # of the state in the making
         self._entropy = 0
         self._starting: tuple[int, int | None] | None = None  # what `start` was called with, until it is done
 
@@ -135,7 +135,7 @@ class RolloutLoop:
         return counters
 
     def _publish(self, tick: int | None = None) -> None:
-        """What was begun is done, or it is up to this tick. One store ends the danger."""
+        """Publish the state that was begun, or that of a tick, by one store."""
         episodes = self._episodes
         state = RolloutState(
             self._begun if tick is None else tick,
@@ -209,7 +209,7 @@ class RolloutLoop:
         self._current.state = state._replace(finished=finished, delivered=None)
 
     def recover(self) -> None:
-        """Where something was begun and not finished: declare lost what ran, and begin new episodes in all envs.
+        """Count the running episodes of an unfinished tick as lost, and begin new episodes in all envs.
 
         Rows of episodes that had ended stay. May be interrupted itself, and called again.
 
@@ -238,7 +238,7 @@ class RolloutLoop:
         self._callback_list.lose_all(why)
         self.scheduler.abandon()
         self._episodes.leave(self.scheduler.all_ids)
-        self._router.playing = []  # so that it is looked at anew, whatever an interrupt may have left
+        self._router.playing = []  # so that it is built again, whatever an interrupt may have left
         self.scheduler.reset(seed=seed)
         for env_step in self.scheduler.receive_all(self.scheduler.all_ids):
             self.scheduler.leave_out_masked(env_step)
@@ -249,7 +249,7 @@ class RolloutLoop:
     # --- saved
 
     def get_state(self) -> State:
-        """Where it stands, between two ticks and with nothing on the way: all but what router and episodes know.
+        """Return the loop's state, between two ticks with no step in flight; router and episodes save their own.
 
         Raises:
             StateError: Envs are on the way, or are external ones.
@@ -264,7 +264,7 @@ class RolloutLoop:
         }
 
     def prepare(self, state: State) -> Callable[[], None]:
-        """Look at what `get_state` gave; returns what puts it in place, after envs, policies and episodes have theirs.
+        """Validate a state from `get_state()`; return a function that installs it, after envs, policies and episodes.
 
         Raises:
             ArgumentError: It is none.
@@ -423,7 +423,7 @@ class RolloutLoop:
             sending = perf_counter()
             counters = self._begin_state()
             for runner, _ in asked:
-                runner.unsent = None  # where the envs refuse these actions the policies are asked anew
+                runner.unsent = None  # if the envs refuse these actions the policies are asked again
             self.scheduler.send(actions, env_ids)
         except BaseException as error:
             if not is_interrupt(error):
@@ -449,7 +449,7 @@ class RolloutLoop:
         connecting.seconds, connecting.calls = connecting.seconds + sending - decided, connecting.calls + 1
 
     def _waiting_rows(self, env_ids: IntArray | None) -> tuple[list[Waiting], list[Waiting], list[Idle]]:
-        """Of some envs, or of all: each policy's ready rows; what is ready besides; agents that are idle."""
+        """Return, for some envs or all: each policy's ready rows, its other ready rows, and its idle agents."""
         chosen = None if env_ids is None else self.scheduler.among_those_back(env_ids)
         asked: list[Waiting] = []
         waiting: list[Waiting] = []
@@ -523,7 +523,7 @@ class RolloutLoop:
         return later
 
     def _closed_later(self, env_step: EnvStep, lanes: IntArray) -> IntArray | None:
-        """Those of some lanes that have ended whose last rows pass their connectors with the next rows of their team.
+        """Return the ended lanes whose last rows pass their connectors together with their team's next rows.
 
         Where connectors look at other agents, and an episode goes on after some of its agents have ended.
         """

@@ -1,4 +1,4 @@
-"""What a rollout has come to, published by one store: the counters, which episodes run, what waits for a batch.
+"""`RolloutState`: counters, running episodes and waiting rows of a rollout, published by one store.
 
 Ctrl-C, or an error, may come at any line. So a tick writes where nothing reads yet, makes the next state, and publishes
 it as its last act: whatever ends the tick before, the last state is true. See `RolloutLoop.recover`.
@@ -53,7 +53,7 @@ class Counters:
         env_steps_delivered: Env steps that batches have counted.
         agent_steps_delivered: Decisions that batches have counted.
         env_steps_lost: Env steps that are in no batch and never will be.
-        agent_steps_lost: Likewise, decisions.
+        agent_steps_lost: Decisions that are in no batch and never will be.
         episodes_total: Episodes finished.
         episodes_faulty: Episodes lost to faults.
         episodes_restarted: Episodes lost because their env raised `RestartQuietly`.
@@ -84,7 +84,7 @@ class Counters:
     unroll_id: int = 0
 
     def copy(self) -> Counters:
-        """The same numbers, to be written to."""
+        """Return a copy that may be written to."""
         return Counters(*_ALL(self))
 
     def get_state(self) -> State:
@@ -131,7 +131,7 @@ class WholeEpisode(NamedTuple):
 
 
 class RolloutState(NamedTuple):
-    """Where a rollout stands between two ticks. Nothing in it is ever written to.
+    """State of a rollout between two ticks. Nothing in it is ever written to.
 
     Attributes:
         tick: Its number; 0: nothing runs yet.
@@ -154,17 +154,17 @@ class RolloutState(NamedTuple):
 
     @classmethod
     def new(cls, num_envs: int, first_id: int = 0) -> RolloutState:
-        """Where it begins; the first fragment gets the first id."""
+        """Return the initial state; the first fragment gets the first id."""
         none = np.full(num_envs, -1, np.int64)
         return cls(0, Counters(unroll_id=first_id), none, np.zeros(num_envs, np.int64), none)
 
     def get_state(self) -> State:
-        """All but the arrays, which the accounts of episodes have, where no delivered rows are stored any more."""
+        """Return all but the arrays, which `EpisodeTracker` saves; no delivered rows may be stored."""
         finished = [list(episode) for episode in self.finished]
         return {"tick": self.tick, "counters": self.counters.get_state(), "finished": finished}
 
     def with_state(self, state: State) -> RolloutState:
-        """What `get_state` was asked of, with the arrays of this one.
+        """Return the state that `get_state()` saved, with this one's arrays.
 
         Raises:
             ArgumentError: It is none.
@@ -195,5 +195,5 @@ class CurrentState:
 
     @property
     def counters(self) -> Counters:
-        """What metrics show."""
+        """The counters that metrics show."""
         return self.state.counters if self.tick_counters is None else self.tick_counters

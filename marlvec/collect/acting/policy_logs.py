@@ -39,7 +39,7 @@ class PolicyLogs:
     # --- looking
 
     def closed(self) -> Chosen:
-        """All closed transitions."""
+        """Return all closed transitions."""
         return {runner: log.closed() for runner, log in self.all().items()}
 
     def of_episodes(self, eps_ids: Sequence[int]) -> Chosen:

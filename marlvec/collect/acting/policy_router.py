@@ -36,7 +36,7 @@ class PolicyRouter:
         runners: All of them, by number.
         groups: The envs' groups of agents.
         agents: Agent names.
-        policy_NA: (N, A) number of each agent's policy; read anew at every `update`.
+        policy_NA: (N, A) number of each agent's policy; read at every `update`.
         seed: A policy's number → its seed.
 
     Attributes:
@@ -105,7 +105,7 @@ class PolicyRouter:
         return runner
 
     def everyone(self, runner: PolicyRunner, env_ids: IntArray) -> Selection:
-        """All rows a policy plays in these envs: the same object where the same envs are asked for again."""
+        """Return all rows that a policy plays in these envs; cached by envs."""
         key = runner.number, env_ids.tobytes()
         if (found := self._everyone.get(key)) is None:
             mask = np.ones((len(env_ids), len(self._agents)), np.bool_)
@@ -152,7 +152,7 @@ class PolicyRouter:
         return picked
 
     def played_by(self, runners: Sequence[PolicyRunner], lanes: IntArray) -> BoolArray:
-        """Which of these lanes are played by some policies: (n,)."""
+        """Return which of these lanes some policies play: (n,)."""
         numbers = np.zeros(max(self.runners) + 1, np.bool_)
         numbers[[runner.number for runner in runners]] = True
         played: BoolArray = numbers[self._policy_L[lanes]]
@@ -188,7 +188,7 @@ class PolicyRouter:
         return found
 
     def split(self, env_ids: IntArray, lanes: IntArray) -> Split:
-        """Rows of several policies, of some lanes of these envs: each policy's stand side by side."""
+        """Return rows of several policies, of some lanes of these envs, sorted by policy."""
         found = []
         for g, players in enumerate(self._players):
             own = lanes if self._is_one_group else lanes[self._group_A[self._agent_L[lanes]] == g]

@@ -132,18 +132,18 @@ IDENTITY = ("env_id", "agent_index", "eps_id", "t")
 
 @dataclass(slots=True)
 class PolicyAnswer:
-    """What a policy decided for some ready rows; nothing of it is stored before the envs have taken it.
+    """A policy's answer to some ready rows; stored once the envs have taken it.
 
     Attributes:
         runner: Whose answer it is.
         ready: For which rows.
         given: The rows the policy was given.
         actions: What it said.
-        columns: What it said besides.
+        columns: Its other output, by name.
         version: The policy's version.
         rows: The rows with its answer, as the action connectors left them, where those had something to do.
         for_env: Leaves of ``actions_for_env`` in the env's own dtypes, set by `PolicyRunner.transform`.
-        parts: What to store, likewise.
+        parts: Leaves of the columns to store, set by `PolicyRunner.transform`.
     """
 
     runner: PolicyRunner
@@ -256,7 +256,7 @@ class PolicyRunner:
 
     @property
     def chains(self) -> tuple[AgentPipeline, ActionPipeline, LearnerPipeline]:
-        """All its connectors."""
+        """Its three pipelines."""
         return self.agent_connectors, self.action_connectors, self.learner_connectors
 
     def observe(self, rows: Rows) -> tuple[Rows, NDArray[np.bool_] | None]:
@@ -286,7 +286,7 @@ class PolicyRunner:
         return out, kept
 
     def _kept(self, rows: Rows, out: Rows) -> NDArray[np.bool_]:
-        """Which rows are still there."""
+        """Return which rows the connectors have kept: (n,) bool."""
         env_id, agent_index = rows["env_id"], rows["agent_index"]
         width = int(agent_index.max()) + 1
         there = out.get("env_id", ()), out.get("agent_index", ())

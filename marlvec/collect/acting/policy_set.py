@@ -74,7 +74,7 @@ def pipelines_for(
 
 
 def _refuse_shared(chains: Mapping[str, Pipeline[Any]]) -> None:
-    """Refuse a connector that remembers something and stands in two policies' chains: it would mix up their agents."""
+    """Refuse a connector with state in two policies' chains: it would mix up their agents."""
     found: dict[int, tuple[str, int]] = {}
     for policy_id, chain in chains.items():
         for position, outer in enumerate(chain):
@@ -280,7 +280,7 @@ class PolicySet:
         return {"runners": runners, "unread": self.unread.get_state(), "seed_count": self.seed_count}
 
     def prepare(self, state: State, leaving: Collection[str] = ()) -> Callable[[], None]:
-        """Look at what `get_state` gave; returns what puts it in place, but for policies and connectors.
+        """Validate a state from `get_state()`; return a function that installs it, without policies and connectors.
 
         Runners that had no agents to play get them as they had then.
 
@@ -358,7 +358,7 @@ class PolicySet:
         self._report_policies()
 
     def _policy(self, policy_id: str, given: NewPolicy) -> Policy | Callable[[], PolicyLike]:
-        """What was given, as a policy; a `PolicyMap` takes a function that builds one, too."""
+        """Return the argument as a policy; a `PolicyMap` also takes a function that builds one."""
         if isinstance(self.policies, PolicyMap):
             return policy_or_make(given, policy_id)
         policy = as_policy(given, f"policy {policy_id!r}")  # type: ignore[arg-type]  # it looks at what it is
@@ -367,7 +367,7 @@ class PolicySet:
         return policy
 
     def _chain(self, k: int, policy_id: str, own: Chain | None, model: PolicyRunner | None) -> Any:
-        """One pipeline for a new policy: its own, or a copy of its model's, or as the collector would have made it."""
+        """Return a pipeline for a new policy: its own, a copy of its model's, or the collector's default."""
         kind, given = _KINDS[k], self._given[k]
         if own is not None:
             pipeline = pipelines_for(kind, own, (policy_id,), _default(kind))[policy_id]

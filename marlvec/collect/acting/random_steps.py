@@ -29,7 +29,7 @@ class RandomSteps(Saved):
         steps: Env steps, shared over the envs.
         num_envs: N.
         agents: Agent names, in order.
-        seed: Of the draws, which belong to rows, in whatever batch they stand.
+        seed: Of the draws; each belongs to a row, whatever batch that is in.
 
     Attributes:
         is_over: Whether no env has such a step to come.

@@ -29,7 +29,7 @@ _ROWS = ("forms", "stored", "ready", "unsent", "noops", "off_policy")
 
 
 def get_runner_state(runner: PolicyRunner) -> State:
-    """All that distinguishes a runner from one that was just made, and its policy and connectors likewise.
+    """Return the state of a runner, its policy and its connectors.
 
     Raises:
         SerialisationError: A column of its rows holds Python objects.
@@ -75,7 +75,7 @@ def _get_answer(answer: PolicyAnswer, who: str) -> State:
 
 
 def prepare_runner(runner: PolicyRunner, state: State) -> Callable[[], None]:
-    """Look at what `get_runner_state` gave; returns what puts it in place, but for the policy and the connectors.
+    """Validate a state from `get_runner_state()`; return a function that installs it, without policy and connectors.
 
     Raises:
         ArgumentError: It is none.

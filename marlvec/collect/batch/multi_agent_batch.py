@@ -26,9 +26,9 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
 
     Args:
         batches: Policy id to its rows.
-        env_steps: Env steps this batch stands for.
+        env_steps: Env steps that this batch counts.
         known: Ids of all policies there are, for the message where one is missing.
-        agent_steps: Decisions it stands for; None: as many as it has rows.
+        agent_steps: Decisions that it counts; None: as many as it has rows.
 
     Attributes:
         env_steps: Truncate mode: env steps made for this batch, those that were lost left out. Complete mode: length
@@ -150,7 +150,7 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
 
         Args:
             episodes: The episodes; at least one.
-            env_steps: Env steps that it stands for; None: the lengths of the episodes, together.
+            env_steps: Env steps that it counts; None: the lengths of the episodes, together.
 
         Returns:
             A new batch; its arrays are copies.
@@ -201,7 +201,7 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
         )
 
     def to_rllib(self) -> Any:
-        """All policies' rows as RLlib's ``MultiAgentBatch``, not copied; columns as in `SampleBatch.to_rllib`.
+        """Return all policies' rows as RLlib's ``MultiAgentBatch``, not copied; columns as in `SampleBatch.to_rllib`.
 
         Raises:
             MissingExtraError: ray is not installed.
@@ -223,7 +223,7 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
 
     @classmethod
     def load(cls, path: FilePath) -> MultiAgentBatch:
-        """Read a batch that `save` wrote, to the bit.
+        """Read a batch that `save` wrote, bit for bit.
 
         Returns:
             The batch, with equal columns, dtypes and counts.

@@ -28,7 +28,7 @@ def outline_columns(columns: Mapping[str, Tree], prefix: str, put: Callable[[str
     Args:
         columns: The columns.
         prefix: What the arrays' names begin with.
-        put: Keeps an array of about this name, and returns what stands for it.
+        put: Keeps an array of about this name, and returns a reference to it.
 
     Raises:
         SerialisationError: A key of a dict is neither a text, a whole number, a bool nor None.

@@ -26,7 +26,7 @@ __all__ = ["SampleBatch"]
 class SampleBatch(Rows):
     """The finished rows of one policy: `Rows`, and what one does with a batch of them.
 
-    Rows are ordered by env, agent and time: rows of equal ``unroll_id`` stand together and their ``t`` counts up by
+    Rows are ordered by env, agent and time: rows of equal ``unroll_id`` are neighbours and their ``t`` counts up by
     one. The columns, n rows:
 
     ====================  ==============  =======================================================================
@@ -167,9 +167,9 @@ class SampleBatch(Rows):
         return [self.slice(start, stop) for start, stop in fragments(self._columns, self._n)]
 
     def split_by_episode(self) -> list[SampleBatch]:
-        """Make one batch of each episode's rows, those of all its agents, wherever they stand; their order stays.
+        """Make one batch of each episode's rows, those of all its agents, wherever they are; their order stays.
 
-        Episodes come in the order in which they first appear. They are views where their rows stand together.
+        Episodes come in the order in which they first appear. They are views where their rows are neighbours.
 
         Returns:
             One batch per episode.
@@ -199,7 +199,7 @@ class SampleBatch(Rows):
 
         Raises:
             ArgumentError: ``max_len`` is no whole number above 0, or there is no column ``unroll_id``.
-            ContractError: These are sequences already, or rows of equal ``unroll_id`` do not stand together in order of
+            ContractError: These are sequences already, or rows of equal ``unroll_id`` are not neighbours in order of
                 time.
         """
         if max_len is None:
@@ -329,7 +329,7 @@ class SampleBatch(Rows):
 
     @classmethod
     def load(cls, path: FilePath) -> SampleBatch:
-        """Read a batch that `save` wrote, to the bit.
+        """Read a batch that `save` wrote, bit for bit.
 
         Returns:
             The batch, with equal columns and dtypes.

@@ -17,7 +17,7 @@ Unit: TypeAlias = Literal["env_steps", "agent_steps", "episodes"]
 
 @dataclass(frozen=True, slots=True)
 class SampleTarget:
-    """What one batch is to hold.
+    """The amount of one batch.
 
     Attributes:
         unit: What is counted.
@@ -31,7 +31,7 @@ class SampleTarget:
 def sample_target(
     amounts: Mapping[Unit, int | None], steps: int | None, count_by: Unit, call: str = "collect"
 ) -> SampleTarget:
-    """Which of the amounts was given, and how much.
+    """Return the amount that was given.
 
     Args:
         amounts: What was given of each.
@@ -84,13 +84,13 @@ class BatchSchedule:
 
     @property
     def next_goal(self) -> SampleTarget | None:
-        """What the next batch is to hold; None where there is enough."""
+        """Return the amount of the next batch; None if there is enough."""
         if self.total is None:
             return self._goal
         left = min(self._goal.amount, self.total - self.done)
         return SampleTarget(self._goal.unit, left) if left > 0 else None
 
     def done_with(self, goal: SampleTarget, batch: MultiAgentBatch) -> int:
-        """How much is delivered with a batch that was collected for a goal."""
+        """Return how much is delivered once this batch is, which was collected for a goal."""
         amounts = {"env_steps": batch.env_steps, "agent_steps": batch.agent_steps, "episodes": goal.amount}
         return self.done + amounts[goal.unit]

@@ -72,14 +72,14 @@ class Callback:
         """A batch is about to be returned; metrics are the collector's."""
 
     def on_collector_start(self, place: Any) -> None:
-        """One of many collectors was built; called by `marlvec.distributed.Collectors` alone.
+        """Called when one of many collectors was built, by `marlvec.distributed.Collectors` alone.
 
         Args:
             place: Its `marlvec.distributed.Place`.
         """
 
     def on_collector_lost(self, place: Any, why: str, requests: int) -> None:
-        """One of many collectors is gone, likewise.
+        """Called when one of many collectors is gone, by `marlvec.distributed.Collectors` alone.
 
         Args:
             place: Its `marlvec.distributed.Place`.

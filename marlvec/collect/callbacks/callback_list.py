@@ -82,7 +82,7 @@ class CallbackList:
         return {"running": found}
 
     def prepare(self, state: State, episodes: EpisodeTracker) -> Callable[[int, Mapping[int, str]], None]:
-        """Look at what `get_state` gave; returns what puts it in place, once the accounts of episodes are.
+        """Validate a state from `get_state()`; return a function that installs it, after the accounts of episodes.
 
         That is called with the collector's seed, and policy ids by number; episodes of which nothing is known, because
         no callback was there that follows them, are taken as they are.
@@ -116,7 +116,7 @@ class CallbackList:
         return self._running_hook
 
     def lose_all(self, why: LossReason) -> None:
-        """All running episodes are lost, because new ones begin."""
+        """Report all running episodes as lost, because new ones begin."""
         self._created.clear()
         self.lose(np.arange(len(self._running_N)), [why] * len(self._running_N))
 
@@ -165,7 +165,8 @@ class CallbackList:
             first, *others = sorted(self._held, key=lambda error: isinstance(error, Exception))
             self._held = []
             for other in others:
-                first.add_note(f"besides {type(other).__name__}: {other}, {', '.join(getattr(other, '__notes__', ()))}")
+                notes = ", ".join(getattr(other, "__notes__", ()))
+                first.add_note(f"also raised: {type(other).__name__}: {other}, {notes}")
             raise first
 
     def sample_end(self, batch: MultiAgentBatch) -> None:
@@ -203,7 +204,7 @@ class CallbackList:
 
 
 class _NoEpisode:
-    """Who has no stage."""
+    """Placeholder where there is no episode."""
 
     stage = ""
 

@@ -112,7 +112,7 @@ class JSONLinesLogger(Callback):
 
 
 def _plain(value: object) -> object:
-    """What JSON can say: it has no NaN and no infinities."""
+    """Replace NaN and infinities, which JSON lacks."""
     if isinstance(value, float):
         return value if abs(value) < float("inf") else None
     if isinstance(value, dict):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["LiveTable"]
 
 _PACE_SECONDS = 5.0
-"""What the speed is over."""
+"""Seconds that the speed is averaged over."""
 
 _NOTHING = "–"
 _COLLECTORS = 32
@@ -33,8 +33,8 @@ _COLLECTORS = 32
 class LiveTable(Callback):
     """A table that keeps up: env steps a second, returns and lengths, own numbers, where the time goes.
 
-    The team's return is the sum over all agents; below stand those of each policy's agents, each on its own. Means and
-    ranges are over the last episodes; what `Metrics.add_value` was given is shown as it was given last. Of many
+    The team's return is the sum over all agents; below are those of each policy's agents. Means and ranges
+    are over the last episodes; what `Metrics.add_value` was given is shown as it was given last. Of many
     collectors (`marlvec.distributed.Collectors`) each has a line, the first 32: how often it was restarted, by how many
     versions its rows were behind, the share of its time that it waited for requests, and its env steps.
 
@@ -89,7 +89,7 @@ class LiveTable(Callback):
         self._show(metrics)
 
     def close(self) -> None:
-        """Show where it stands, and leave it there. May be called twice."""
+        """Draw the table a last time. May be called twice."""
         if not self._closed and self._metrics is not None and self._is_stale:
             self._draw(self._metrics)
         self._closed = True
@@ -205,7 +205,7 @@ class LiveTable(Callback):
 
 
 def _bar(done: int, total: int, speed: float) -> RenderableType:
-    """How far it is, and how long it takes yet."""
+    """Return the progress, and the time that is left."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 

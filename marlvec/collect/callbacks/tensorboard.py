@@ -30,7 +30,7 @@ class TensorBoardLogger(Callback):
 
     - ``episodes/return_mean``, ``_min``, ``_max``, over the metrics' window: team returns, sums over all agents; and so
       ``length`` (env steps) and ``duration``;
-    - ``policies/ID/…`` and ``agents/NAME/…``, likewise, of each agent on its own;
+    - ``policies/ID/…`` and ``agents/NAME/…``, the same curves per policy and per agent;
     - ``custom/NAME``, what `Metrics.add_value` was given last;
     - ``custom/NAME_mean``, over the window's episodes, of what callbacks put into ``episode.custom``;
     - ``totals/…``: agent steps, episodes, and what was lost;
@@ -47,7 +47,7 @@ class TensorBoardLogger(Callback):
         folder: Where to. Each logger writes a file of its own there.
         agents: Whether to write a curve for each agent, too.
         policies: Whose curves to write; None: those of all, which with a pool of opponents are many.
-        first_step: How many env steps were made before, where a collector begins to count anew.
+        first_step: How many env steps were made before, where a collector counts from 0 again.
 
     Raises:
         MissingExtraError: TensorBoard is not installed.

@@ -58,7 +58,7 @@ _NARROW = 16  # bytes
 
 
 class ColumnForm:
-    """What every value of one column must be like: as the first one was.
+    """The form of one column: structure, dtypes and shapes of its first value.
 
     Args:
         owner: Who gives it, for messages, e.g. ``"policy 'main'"``.
@@ -115,8 +115,8 @@ class ColumnForm:
     def table(self, lanes: int, length: int, empty: Empty = np.empty) -> Leaves:
         """Per leaf an array (lanes, length, …) that may hold anything, to be written a column at a time.
 
-        Where a row is wide it stands where a batch has it. Narrow ones of a column stand side by side: to write each of
-        them into a cache line of its own takes longer than to put all in order at the end.
+        Wide rows are in the order of a batch. Narrow rows of one step are neighbours: to write each into a cache line
+        of its own takes longer than to sort all at the end.
         """
         found = []
         for dtype, shape in self._kinds:
@@ -148,7 +148,7 @@ class ColumnForms:
 
     Attributes:
         rows: Form by name, of what came out of the agent connectors.
-        answers: Likewise, of what the policy and its action connectors answered.
+        answers: Form by name, of the columns that the policy and its action connectors answer with.
     """
 
     def __init__(self, owner: str) -> None:

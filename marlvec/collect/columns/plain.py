@@ -17,7 +17,7 @@ __all__ = ["columns_from", "plain_columns", "plain_rows", "rows_from"]
 
 
 def plain_columns(columns: Mapping[str, Tree], where: str) -> dict[str, Tree]:
-    """Copies of columns, trees of arrays; in place of one of objects, such as texts, stands a list.
+    """Copies of columns, trees of arrays; columns of objects, such as texts, become lists.
 
     Raises:
         SerialisationError: One holds objects along more axes than one.

@@ -18,7 +18,7 @@ __all__ = ["ColumnSpecs"]
 
 
 class _Spec(NamedTuple):
-    """What a leaf may be: a dtype, or the kinds of dtypes (`numpy.dtype.kind`); and the shape of one row, None: any."""
+    """Dtype of a leaf, or kinds of dtypes (`numpy.dtype.kind`); and the shape of one row, None: any."""
 
     dtype: np.dtype[Any] | str
     shape: tuple[int, ...] | None
@@ -38,7 +38,7 @@ _COLLECTOR_COLUMNS = {
 
 
 class ColumnSpecs:
-    """What saved columns are checked against: spaces, and the table of the columns that the collector makes.
+    """Forms that saved columns must have: from spaces, and from the table of the collector's columns.
 
     Columns that connectors and policies add are in no table. Where one is saved twice, `ColumnForms` compares them.
 

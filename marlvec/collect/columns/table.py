@@ -9,14 +9,14 @@ __all__ = ["ANY", "BOOL", "COLUMNS", "INT", "NUMBER", "VERSION", "Column", "Sour
 
 
 class Source(Enum):
-    """Where a column of a batch comes from."""
+    """The source of a column."""
 
     ROW = auto()
     """A row that an agent acted on."""
     OUTCOME = auto()
     """The row that closes the transition: the agent's next one, or its last."""
     ANSWER = auto()
-    """What was decided about the row."""
+    """The answer to the row."""
     READ = auto()
     """Made when a batch is read."""
     NONE = auto()

@@ -116,7 +116,7 @@ def moments(batches: Mapping[str, Columns], k: int, by: str) -> list[tuple[int, 
 
 
 def _groups(number_n: IntArray, count: int) -> list[IntArray]:
-    """Positions at which each of the numbers 0 … count - 1 stands, ascending."""
+    """Return the positions of each of the numbers 0 … count - 1, ascending."""
     order = np.argsort(number_n, kind="stable")
     bounds = np.searchsorted(number_n[order], np.arange(count + 1))
     return [order[start:stop] for start, stop in pairwise(bounds.tolist())]

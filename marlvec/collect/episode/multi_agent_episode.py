@@ -81,7 +81,7 @@ class MultiAgentEpisode:
             agents: Names of the envs' agents.
 
         Raises:
-            ArgumentError: A column is missing; an ``eps_id`` stands for several episodes; or these are not one row a
+            ArgumentError: A column is missing; an ``eps_id`` is of several episodes; or these are not one row a
                 decision any more, as after `NStep` or `PadSequences`.
         """
         return [
@@ -125,7 +125,7 @@ class MultiAgentEpisode:
         return tuple(single for single in self.agent_episodes if single.agent_index == index)
 
     def decided(self, start: int | None = None, stop: int | None = None) -> NDArray[np.bool_]:
-        """Who decided when: (S, A) for env steps ``start`` to ``stop - 1``; None for the episode's own.
+        """Return who decided in env steps ``start`` to ``stop - 1``: (S, A) bool; None: the episode's own.
 
         Raises:
             ArgumentError: A step is no whole number.
@@ -158,7 +158,7 @@ class MultiAgentEpisode:
             stop: Env step after the last one; None for the one after the episode's last outcome, which has observations
                 and no decision.
             agent: Its name or index; None for all.
-            fill: What stands where an agent has no entry; None to refuse that.
+            fill: Value where an agent has no entry; None raises there.
 
         Returns:
             (S, A, …), or (S, …) of one agent.
@@ -173,7 +173,7 @@ class MultiAgentEpisode:
         if agent is not None:
             return self._of_agent(name, self._index(agent), steps, fill)
         if fill is None and len({single.agent_index for single in self.agent_episodes}) < self.agent_num:
-            raise IndexError(f"{name!r}: not all agents have rows; say with fill= what is to stand there")
+            raise IndexError(f"{name!r}: not all agents have rows; give fill=, the value to put there")
         like = self.agent_episodes[0]
         columns = []
         for index in range(self.agent_num):
@@ -279,7 +279,7 @@ class MultiAgentEpisode:
     # --- plain data
 
     def state_dict(self) -> dict[str, Any]:
-        """All there is to it as plain data: numbers, texts, lists, dicts, and trees of arrays, which are copies."""
+        """Return the episode as plain data: numbers, texts, lists, dicts, and trees of copied arrays."""
         return {
             "eps_id": self.eps_id,
             "env_id": self.env_id,

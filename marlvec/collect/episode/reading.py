@@ -71,7 +71,7 @@ def _agent_episodes(policy_id: str, columns: Columns) -> Iterator[tuple[int, int
     named = {name: ids(columns, name, why) for name in _NEEDED}
     if "obs" not in columns or "next_obs" not in columns:
         raise ArgumentError(f"{why} needs the columns 'obs' and 'next_obs'; the columns are {list(columns)}")
-    episodes(columns)  # raises where an eps_id stands for several
+    episodes(columns)  # raises if one eps_id is of several episodes
     order = np.lexsort((named["t"], named["agent_index"], named["eps_id"]))
     if "phantom" in columns:
         order = order[~ids(columns, "phantom", why).astype(np.bool_)[order]]

@@ -164,7 +164,7 @@ class SingleAgentEpisode:
             name: The column.
             start: First position; None for 0.
             stop: Position after the last one; None for the end.
-            fill: What stands where it and its lookback have nothing; None to refuse that.
+            fill: Value where the episode and its lookback have none; None raises there.
 
         Raises:
             KeyError: There is no such column.
@@ -183,14 +183,14 @@ class SingleAgentEpisode:
 
         An entry belongs to the env step of its moment: an observation to the one in which it was made, an action, and
         the reward for it, to the one in which it was decided on. Where the agent waited for its turn, was not yet
-        there or there no more, there is none; likewise where the env gave no final observation. What the lookback has
+        there or there no more, there is none; nor where the env gave no final observation. What the lookback has
         is there.
 
         Args:
             name: The column.
             start: First env step.
             stop: Env step after the last one.
-            fill: What stands where there is no entry; None to refuse that.
+            fill: Value where there is no entry; None raises there.
 
         Raises:
             KeyError, IndexError, ArgumentError: As of `get`.
@@ -199,7 +199,7 @@ class SingleAgentEpisode:
         return self.at_steps(name, steps, fill)
 
     def at_steps(self, name: str, env_steps: IntArray, fill: Any) -> Tree:
-        """What a column has for these env steps; see `at`."""
+        """Return a column's entries at these env steps; see `at`."""
         return self.gather(self.whole(name), name, self.places(name, env_steps), fill)
 
     def gather(self, column: Tree, name: str, places: IntArray, fill: Any) -> Tree:
@@ -223,7 +223,7 @@ class SingleAgentEpisode:
         return self._column(name)[0]
 
     def size(self, name: str) -> int:
-        """How many entries a column has, those of the lookback included."""
+        """Return the number of a column's entries, the lookback's included."""
         return self._column(name)[1]
 
     # --- cutting and joining
@@ -272,7 +272,7 @@ class SingleAgentEpisode:
     # --- plain data
 
     def state_dict(self) -> dict[str, Any]:
-        """All there is to it: numbers, texts, lists of texts, and trees of arrays, which are copies."""
+        """Return the episode as plain data: numbers, texts, lists of texts, and trees of copied arrays."""
         return {
             "agent_index": self.agent_index,
             "policy_id": self.policy_id,

@@ -48,7 +48,7 @@ def gather(tree: Tree, where: IntArray, fill: Any, what: str) -> Tree:
     if fill is None and missing.any():
         raise IndexError(
             f"{what}: nothing is there at {np.flatnonzero(missing).size} of {len(where)} places, first at number "
-            f"{int(np.flatnonzero(missing)[0])}; say with fill= what is to stand there"
+            f"{int(np.flatnonzero(missing)[0])}; give fill=, the value to put there"
         )
 
     def chosen(leaf: NDArray[Any]) -> NDArray[Any]:

@@ -1,1 +1,1 @@
-"""What was collected, in figures."""
+"""Metrics of a collector."""

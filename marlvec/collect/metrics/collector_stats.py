@@ -9,7 +9,7 @@ __all__ = ["CollectorStats"]
 
 @dataclass(frozen=True, slots=True)
 class CollectorStats:
-    """What one of many collectors did, up to the last batch that was handed out.
+    """Counts of one of many collectors, up to the last delivered batch.
 
     Attributes:
         index: Its number.

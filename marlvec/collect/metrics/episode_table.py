@@ -1,4 +1,4 @@
-"""What is on record of the last finished episodes: a row of arrays each, and an object of it where one is asked for."""
+"""`EpisodeTable`: the last finished episodes, as rows of arrays, and as objects on request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class EpisodeRecord:
-    """One finished episode. Rewards are raw, as the env gave them, to acting and idle agents alike.
+    """One finished episode. Rewards are raw, as the env gave them, of acting and idle agents.
 
     Attributes:
         eps_id: Its id, as in batches.
@@ -131,8 +131,8 @@ _PER_AGENT = {"returns", "lengths", "present", "truncated", "policy"}
 class EpisodeTable:
     """The last finished episodes.
 
-    Rows are added behind those there are. Where there is no more room the last ones go into new arrays, so what stands
-    in a row is never written over.
+    Rows are appended. When the arrays are full the last rows are copied into new ones, so that no row is ever written
+    over.
 
     Args:
         num_agents: A.
@@ -210,7 +210,7 @@ class EpisodeTable:
         }
 
     def prepare(self, state: State, numbers: Mapping[str, int]) -> Callable[[], None]:
-        """Look at what `get_state` gave; returns what puts it in place.
+        """Validate a state from `get_state()`; return a function that installs it.
 
         Args:
             state: That.

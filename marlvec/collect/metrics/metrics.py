@@ -77,7 +77,7 @@ def stats_of_agents(pairs: Sequence[tuple[EpisodeRecord, int]]) -> dict[str, Sta
 
 
 def stats_of_policy(records: Iterable[EpisodeRecord], policy_id: str) -> dict[str, Stats]:
-    """The same of all agents that one policy played in these episodes, each on its own."""
+    """Return `stats_of_agents` of all agents that one policy played in these episodes."""
     return stats_of_agents(
         [(e, a) for e in records for a, name in enumerate(e.policies) if name == policy_id and e.present_A[a]]
     )
@@ -129,7 +129,7 @@ class Timer:
 
 
 class MetricsState(NamedTuple):
-    """What a `Metrics` shows, beside its table of episodes. Never written to where deltas are added.
+    """The state of a `Metrics` without its table of episodes. Never written to when deltas are added.
 
     Attributes:
         rollout: The counters.
@@ -199,7 +199,7 @@ class Metrics:
 
     @property
     def agent_steps(self) -> int:
-        """Decisions given to envs, likewise."""
+        """Decisions given to envs, those of lost episodes included."""
         return self._current.counters.agent_steps
 
     @property
@@ -224,17 +224,17 @@ class Metrics:
 
     @property
     def noop_steps(self) -> int:
-        """How often an agent's declared no-op was sent, because a connector had taken its row out."""
+        """Number of declared no-ops that were sent for agents whose rows a connector had taken out."""
         return self._current.counters.noop_steps
 
     @property
     def env_steps_lost(self) -> int:
-        """Those of `env_steps` that were lost."""
+        """Number of `env_steps` that were lost."""
         return self._current.counters.env_steps_lost
 
     @property
     def agent_steps_lost(self) -> int:
-        """Those of `agent_steps` that were lost."""
+        """Number of `agent_steps` that were lost."""
         return self._current.counters.agent_steps_lost
 
     def add_value(self, name: str, value: float) -> None:
@@ -293,7 +293,7 @@ class Metrics:
         self.show(self.after(deltas))
 
     def after(self, deltas: Iterable[MetricsDelta]) -> MetricsState:
-        """What it would show with these; nothing that is shown now has changed.
+        """Return the state with these deltas added; the metrics themselves do not change.
 
         Raises:
             ArgumentError: As `add_delta`.
@@ -320,7 +320,7 @@ class Metrics:
 
     @property
     def state(self) -> MetricsState:
-        """What it shows now, for `show`."""
+        """The current state, for `show`."""
         return MetricsState(self._current.state, self.policies, self.timers, self._values)
 
     def show(self, state: MetricsState) -> None:
@@ -328,7 +328,7 @@ class Metrics:
         self._current.state, self.policies, self.timers, self._values = state  # not interrupted: stores alone
 
     def get_state(self) -> State:
-        """All that it shows but the counters, and what the next delta will say."""
+        """Return all but the counters, and the content of the next delta."""
         return {
             "table": self._table.get_state(),
             "policies": list(self.policies),
@@ -341,7 +341,7 @@ class Metrics:
         }
 
     def prepare(self, state: State, numbers: Mapping[str, int]) -> Callable[[], None]:
-        """Look at what `get_state` gave; returns what puts it in place.
+        """Validate a state from `get_state()`; return a function that installs it.
 
         Args:
             state: That.
@@ -443,17 +443,17 @@ class Metrics:
 
     @property
     def last_values(self) -> dict[str, float]:
-        """What `add_value` was given last, by name, NaN left out: what loggers write and tables show."""
+        """The last value of each name given to `add_value`, NaN left out; loggers and tables show it."""
         return {name: values[-1] for name, values in self._values.items() if values}
 
     @property
     def episode_values(self) -> dict[str, Stats]:
-        """What callbacks have put into `RunningEpisode.custom`, by name, over the window's episodes, NaN left out."""
+        """Statistics of `RunningEpisode.custom` by name, over the window's episodes, NaN left out."""
         return {name: Stats.of(numbers) for name, numbers in self._of_episodes().items()}
 
     @property
     def custom(self) -> dict[str, Stats]:
-        """What callbacks and `add_value` have noted, by name, NaN left out.
+        """Statistics of custom values by name, from callbacks and `add_value`, NaN left out.
 
         Of what belongs to an episode, over the window's episodes; of other values, over as many of the last ones.
         """

@@ -21,7 +21,7 @@ _COUNTED = (
 
 @dataclass(frozen=True, slots=True)
 class MetricsDelta:
-    """What has come to a `Metrics` since the delta before: records, sums and seconds, and no statistics of them.
+    """The records, sums and seconds that a `Metrics` gained since the delta before.
 
     Statistics do not add up: a mean of means is that of other numbers. So all finished episodes are in it, each once.
 
@@ -65,7 +65,7 @@ def standalone(found: FinishedEpisodes) -> FinishedEpisodes:
 
 
 def renumbered(found: FinishedEpisodes, numbers: dict[str, int]) -> FinishedEpisodes:
-    """The same episodes with the policies' numbers of another place.
+    """Return these episodes with another table's policy numbers.
 
     Args:
         found: The episodes.

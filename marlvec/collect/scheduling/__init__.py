@@ -1,1 +1,1 @@
-"""Which envs are stepped together."""
+"""Schedulers: which envs step together."""

@@ -126,7 +126,7 @@ class EnvStep:
         self._writable = True
 
     def part(self, chosen: NDArray[np.bool_]) -> EnvStep:
-        """Those rows alone for which (n,) says so."""
+        """Return the rows where the mask (n,) is True."""
         part = copy.copy(self)
         part._choose(np.flatnonzero(chosen))
         part.everything, part.where, part.ended = False, index_of(part.env_ids), self.ended[chosen]

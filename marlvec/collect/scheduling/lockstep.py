@@ -213,7 +213,7 @@ class LockstepScheduler(Saved):
     # --- back
 
     def receive(self) -> EnvStep:
-        """What has come back of those that were sent to first, all of it.
+        """Return the step of all envs that were sent to first.
 
         Raises:
             EnvFault: An env raised or a worker died.
@@ -265,7 +265,7 @@ class LockstepScheduler(Saved):
         return env_ids
 
     def receive_all(self, env_ids: IntArray) -> Iterator[EnvStep]:
-        """What comes of these envs, until it has come of all; what else comes is received later.
+        """Yield the steps of these envs until all have replied; other replies are received later.
 
         Raises:
             EnvFault: As `receive`.
@@ -310,7 +310,7 @@ class LockstepScheduler(Saved):
     # --- saved
 
     def get_state(self) -> State:
-        """Which rounds envs are in, and who is left, where nothing is on the way.
+        """Return the rounds of all envs and the ids of living ones; no step may be in flight.
 
         Raises:
             StateError: Something is.
@@ -344,5 +344,5 @@ class LockstepScheduler(Saved):
             self.rest(self._resting_N)
 
     def of_living(self, env_ids: IntArray) -> IntArray:
-        """Those of some envs that are not masked."""
+        """Drop masked envs from these ids."""
         return env_ids if len(self.living) == len(self.all_ids) else env_ids[np.isin(env_ids, self.living)]

@@ -58,7 +58,7 @@ class OnDemandScheduler(LockstepScheduler):
         """Nothing depends on what was asked for before."""
 
     def due(self, needed: EnvsNeeded, steps_N: IntArray) -> IntArray | None:
-        """All envs that are back: what they bring later and is not needed now is needed next time."""
+        """Return all envs that have replied; steps beyond this call are kept for the next one."""
         self._needed = needed(0)
         if not self._needed or self._num_away == len(self.all_ids):
             return _NO_ENVS
@@ -117,7 +117,7 @@ class OnDemandScheduler(LockstepScheduler):
 
 
 def scheduler_for(envs: VectorEnv, *, overlap: bool) -> LockstepScheduler:
-    """What goes to some envs and comes back, as they are.
+    """Return the scheduler for these envs.
 
     Args:
         envs: The envs.

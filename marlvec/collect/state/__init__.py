@@ -1,1 +1,1 @@
-"""What a collector is in the middle of, as plain data."""
+"""The state of a collector as plain data."""

@@ -14,7 +14,7 @@ __all__ = ["batch_from", "get_batch_state"]
 
 
 def get_batch_state(batch: MultiAgentBatch) -> State:
-    """All that is in a batch.
+    """Return a batch as plain data.
 
     Raises:
         SerialisationError: A column holds objects along more axes than one.

@@ -1,4 +1,4 @@
-"""What the state of a collector belongs to: it can be loaded where all of this is the same."""
+"""The identity of a collector: a state loads only where all of it is equal."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def describe_collector(
     settings: Mapping[str, Any],
     leaving: Collection[str] = (),
 ) -> State:
-    """What the state of a collector belongs to, in texts and numbers.
+    """Return the identity of a collector, as texts and numbers.
 
     Args:
         envs: The collector's.
-        policies: Likewise.
-        episodes: Likewise.
-        settings: What else must be the same.
+        policies: The collector's.
+        episodes: The collector's.
+        settings: Other settings that must be equal.
         leaving: Ids of policies that do not count.
     """
     mapping = episodes.mapping

@@ -15,7 +15,7 @@ _METHODS = ("get_state", "set_state"), ("state_dict", "load_state_dict")
 
 
 def _methods(thing: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
-    """What says the state of an object, and what takes it; None where it has none."""
+    """Return the methods that get and set an object's state; None if it has none."""
     if isinstance(thing, Mapping):
         return None
     for pair in _METHODS:
@@ -64,7 +64,7 @@ class StateLoader:
 
         Raises:
             ArgumentError: One found its state to be none; names it. `undo` is to be called.
-            Exception: What else one has raised, with a note that names it; likewise.
+            Exception: As the object raised it, with a note that names the object.
         """
         for who, thing, state in self._wanted:
             methods = _methods(thing)

@@ -67,7 +67,7 @@ class StatefulCollector(ABC):
 
     @property
     def resumes_exactly(self) -> NDArray[np.bool_]:
-        """Which envs go on from a saved state bit by bit: (N,) bool.
+        """Return which envs continue bit by bit from a saved state: (N,) bool.
 
         In the others the running episodes are lost when a state is loaded, and new ones begin;
         ``envs.state_obstacles()`` says why.
@@ -320,7 +320,7 @@ class StatefulCollector(ABC):
             raise
 
     def _prepare(self, state: State, leaving: Collection[str]) -> Callable[[], None]:
-        """Look at all of a state; returns what puts it in place.
+        """Validate a whole state; return a function that installs it.
 
         Args:
             state: It.
@@ -380,7 +380,7 @@ class StatefulCollector(ABC):
         self._is_half_set = False
 
     def _loader(self, state: State) -> StateLoader:
-        """What loads the states of policies, connectors, callbacks and the mapping."""
+        """Return the loader of the states of policies, connectors, callbacks and the mapping."""
         loader = StateLoader()
         for policy_id, one in state["policies"]["runners"].items():
             runner = self._policy_set.find(policy_id)

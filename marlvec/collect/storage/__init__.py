@@ -1,1 +1,1 @@
-"""Where rows stay until a batch takes them."""
+"""Storage of rows until a batch takes them."""

@@ -65,7 +65,7 @@ def _references(pieces: Any, k: int) -> int:
 
 
 _ALONE = _references([np.empty(0, np.uint8)], 0)
-"""What is counted where the list alone refers to an array."""
+"""Reference count of an array that only a list holds."""
 
 _COUNTS = getattr(sys, "_is_gil_enabled", lambda: True)()
 """Whether counts of references can be relied on, which they cannot where threads run without a common lock."""

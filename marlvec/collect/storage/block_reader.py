@@ -52,7 +52,7 @@ def read_block(
     ]
 
     def spread(plane: AnyArray) -> AnyArray:
-        """What can be broadcast to (T, L), as an array (L, T)."""
+        """Broadcast to (T, L), and return it as an array (L, T)."""
         out = memory.empty((len(lanes), steps), plane.dtype)
         out[...] = plane.T
         return out

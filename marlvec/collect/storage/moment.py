@@ -59,7 +59,7 @@ class Moment:
         return PolicyRows(self.columns, self.part, len(self.lanes))
 
     def column(self, name: str) -> Tree | None:
-        """One column; None where these rows do not have it."""
+        """Return one column; None if these rows do not have it."""
         block = self.block
         if block is None:
             return part_of(self.columns[name], self.part) if name in self.columns else None
@@ -71,7 +71,7 @@ class Moment:
 
 @dataclass(slots=True)
 class Answers:
-    """What was decided about rows; in order of time where a lane has several.
+    """A policy's answers to rows; in order of time where a lane has several.
 
     Attributes:
         lanes: (n,) whose rows these were.

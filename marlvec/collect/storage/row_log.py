@@ -47,7 +47,7 @@ _OUTCOME, _UNREAD = names(Source.OUTCOME), names(Source.NONE)
 
 @dataclass(slots=True)
 class _Kept:
-    """All that a log holds; replaced as a whole where something is dropped.
+    """The content of a log; replaced as a whole when rows are dropped.
 
     Attributes:
         moments, answers: In order of time.
@@ -68,7 +68,7 @@ class _Kept:
 
 
 class _Index:
-    """All rows of a log in one line, and how they follow each other.
+    """All rows of a log, numbered through, and the successor of each.
 
     Attributes:
         lane, env_t, tick, final, missing: (R,) as in `Moment`.
@@ -151,7 +151,7 @@ class RowLog:
     """Rows and answers of one policy.
 
     Ctrl-C may come at any line: a moment, or an answer, is made first and appended by one call; to drop rows, the rest
-    is made anew and replaces all by one store.
+    is copied and replaces all by one store.
 
     Args:
         forms: The columns' forms.
@@ -168,7 +168,7 @@ class RowLog:
         self._last_index: tuple[_Kept, _Index] | None = None  # of which it is the index
 
     def __len__(self) -> int:
-        """How many rows are stored."""
+        """Number of stored rows."""
         return sum(len(moment.lanes) for moment in self._kept.moments)
 
     # --- in
@@ -314,7 +314,7 @@ class RowLog:
         return numbers[np.isin(self._eps_id(numbers), eps_ids)]
 
     def without(self, numbers: RowNumbers, eps_ids: Collection[int]) -> RowNumbers:
-        """Those of some rows that are of none of these episodes."""
+        """Drop the rows of these episodes from some row numbers."""
         if not eps_ids or not len(numbers):
             return numbers
         numbers = self._numbers(numbers)
@@ -400,7 +400,7 @@ class RowLog:
         return np.concatenate([np.zeros(0, np.int64), *(answer.lanes for answer in self._kept.answers)])
 
     def _tree(self, name: str, numbers: IntArray) -> Tree:
-        """One column of some rows."""
+        """Return one column of some rows."""
         form = self.forms.rows[name]
         moments, numbers = _narrowed(self._kept.moments, self._index.starts, numbers)
         found = []
@@ -426,7 +426,7 @@ class RowLog:
         return out
 
     def _said(self, name: str, numbers: IntArray) -> Tree:
-        """One column of some answers."""
+        """Return one column of some answers."""
         form, answers = self.forms.answers[name], self._kept.answers
         parts, numbers = _narrowed(answers, _starts(answers), numbers)
         found = []
@@ -500,7 +500,7 @@ class RowLog:
     # --- saved
 
     def get_state(self) -> State:
-        """All rows and answers, as arrays that later calls do not change."""
+        """Return all rows and answers, as arrays that later calls do not change."""
         moments, answers = self._merged(np.arange(len(self)))
         none: dict[str, Tree] = {}
         index, forms = self._index, self.forms.answers

@@ -193,7 +193,7 @@ def test_a_callback_that_raises_is_named_and_nothing_is_lost(mode: str, hook: st
         assert before.story() == after.story()
     assert caught
     assert {id(one) for one in caught} == {id(error)}
-    assert all(note.startswith((f"in {hook} of callbacks[1], fail", "besides ")) for note in error.__notes__)
+    assert all(note.startswith((f"in {hook} of callbacks[1], fail", "also raised: ")) for note in error.__notes__)
     for got, want in zip(batches, expected, strict=True):
         same_batch(got, want)
 
@@ -238,8 +238,8 @@ def test_of_several_failures_ctrl_c_comes_first_and_names_the_others() -> None:
             collector.collect(env_steps=5)
         assert [note.partition(", in")[0] for note in caught.value.__notes__] == [
             "in on_episode_step of callbacks[1], listen",
-            "besides ValueError: one",
-            "besides OSError: three",
+            "also raised: ValueError: one",
+            "also raised: OSError: three",
         ]
         assert collector.metrics.env_steps == 1
 

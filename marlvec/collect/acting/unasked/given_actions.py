@@ -115,7 +115,7 @@ class GivenActions:
         )
 
     def forget(self, lanes: IntArray) -> None:
-        """What was noted for these is done, or will never be."""
+        """Forget the noted actions of these lanes."""
         if self._actions:
             for lane in lanes.tolist():
                 self._actions.pop(lane, None)

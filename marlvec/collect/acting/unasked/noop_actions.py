@@ -67,7 +67,7 @@ class NoopActions(Saved):
         self.lanes = np.union1d(self.lanes, lanes)
 
     def actions(self, lanes: IntArray) -> list[AnyArray]:
-        """What to send for them: per leaf (n, …)."""
+        """Return the no-op actions of these lanes: per leaf (n, …)."""
         if self._noop == REPEAT:
             return [leaf[lanes] for leaf in self._last]
         assert isinstance(self._noop, list)  # where it is not declared, no agent becomes idle
@@ -98,7 +98,7 @@ class NoopActions(Saved):
 def declared_noop(
     before: AgentPipeline, behind: ActionPipeline, tree: SpaceTree, who: str
 ) -> str | list[AnyArray] | None:
-    """What the connectors before a policy say is to be sent for agents whose rows they take out.
+    """Return the no-op that a policy's connectors declare for agents whose rows they take out.
 
     A no-op is an action of the policy's; a copy of the action connectors, in eval mode, makes it one of the env's.
 
