@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from gymnasium.spaces import Space
 
-from marlvec.connectors.action.bounds import ClipActions, UnsquashActions
-from marlvec.connectors.action.conversions import ReadOnlyActions, ToNumpy
+from marlvec.connectors.action.conversions import ReadOnlyActions, ToNumpy, UnsquashActions
+from marlvec.connectors.action.valid_actions import ClipActions
 from marlvec.connectors.connector import ActionConnector
 from marlvec.connectors.pipeline import Pipeline, Stage
 from marlvec.connectors.rows import Rows

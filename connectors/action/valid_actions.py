@@ -1,7 +1,8 @@
-"""Valid actions in place of invalid ones: where a mask forbids them, or where they are NaN."""
+"""Actions that the env takes: within bounds, allowed by the mask, and no NaN."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -13,13 +14,96 @@ from numpy.typing import NDArray
 
 from marlvec.connectors._support.executed_actions import ExecutedActions
 from marlvec.connectors._support.row_random import RowRandom
-from marlvec.connectors.action.bounds import FloatBoxes
 from marlvec.connectors.connector import ActionConnector
 from marlvec.connectors.rows import Rows
-from marlvec.errors import ArgumentError, ContractError
+from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
+from marlvec.spaces import Leaf, SpaceTree
 from marlvec.spaces.action_masks import choice_sizes, pick_allowed
+from marlvec.trees import Tree
 
-__all__ = ["row_name", "Choices", "MaskInvalid", "ReplaceNaN"]
+__all__ = ["FloatBoxes", "ClipActions", "row_name", "Choices", "MaskInvalid", "ReplaceNaN"]
+
+
+class FloatBoxes:
+    """All float Boxes of an action space, whose elements are D numbers in a row.
+
+    Args:
+        space: Space of one action.
+
+    Attributes:
+        tree: Structure of the space.
+        parts: Each Box: position and leaf in the tree, the Box, and its elements' place among the D.
+        size: D.
+    """
+
+    def __init__(self, space: Space[Any]) -> None:
+        self.tree = SpaceTree(space)
+        self.parts: list[tuple[int, Leaf, Box, slice]] = []
+        self.size = 0
+        for i, leaf in enumerate(self.tree.leaves):
+            if isinstance(leaf.space, Box) and leaf.dtype.kind == "f":
+                end = self.size + math.prod(leaf.shape)
+                self.parts.append((i, leaf, leaf.space, slice(self.size, end)))
+                self.size = end
+
+    def need(self, what: str) -> None:
+        """Make sure that there is one.
+
+        Raises:
+            UnsupportedSpaceError: There is none; says that ``what`` needs it.
+        """
+        if not self.parts:
+            raise UnsupportedSpaceError(
+                f"{what} needs a Box of floats, got {self.tree.space}; for choices there is EpsilonGreedy"
+            )
+
+    def add(self, actions: Tree, noise_nD: NDArray[np.float64], *, clip: bool) -> Tree:
+        """Add noise to (n, …) actions, in the Boxes' own dtypes; with ``clip``, what comes out is in their bounds."""
+        leaves = self.tree.flatten(actions)
+        for i, leaf, box, part in self.parts:
+            noise = noise_nD[:, part].reshape(-1, *leaf.shape)
+            noisy = (np.asarray(leaves[i]) + noise).astype(leaf.dtype)
+            leaves[i] = np.clip(noisy, box.low, box.high) if clip else noisy
+        return self.tree.unflatten(leaves)
+
+
+class ClipActions(ActionConnector):
+    """Clips the actions of every Box that has a bound, and casts them to its dtype; other leaves pass unchanged.
+
+    A NaN has no nearest bound and raises ContractError. Float actions for a Box of ints keep their dtype: they are not
+    rounded here.
+    """
+
+    def __init__(self) -> None:
+        self._tree: SpaceTree | None = None
+        self._executed: ExecutedActions | None = None
+        self._boxes: list[tuple[int, Leaf, Any, Any]] = []
+
+    def __call__(self, rows: Rows) -> Rows:
+        if self._tree is None or self._executed is None:
+            raise self._not_set_up()
+        leaves = self._tree.flatten(rows.actions_for_env)
+        for i, leaf, low, high in self._boxes:
+            clipped = np.minimum(np.maximum(leaves[i], low), high)
+            if np.isnan(clipped).any():
+                row = int(np.argwhere(np.isnan(clipped))[0, 0])
+                raise ContractError(f"the policy gave NaN for {leaf} in row {row}")
+            if np.can_cast(clipped.dtype, leaf.dtype, "same_kind"):
+                clipped = clipped.astype(leaf.dtype, copy=False)
+            leaves[i] = clipped
+        return self._executed.send(rows, self._tree.unflatten(leaves))
+
+    @property
+    def is_identity(self) -> bool:
+        return self._tree is not None and not self._boxes
+
+    def setup(self, space: Space[Any]) -> None:
+        self._tree = SpaceTree(space)
+        self._executed = ExecutedActions(space, self.action_space)
+        self._boxes = []
+        for i, leaf in enumerate(self._tree.leaves):
+            if isinstance(leaf.space, Box) and (leaf.space.bounded_below.any() or leaf.space.bounded_above.any()):
+                self._boxes.append((i, leaf, leaf.space.low, leaf.space.high))
 
 
 def row_name(rows: Rows, i: int) -> str:

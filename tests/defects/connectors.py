@@ -9,7 +9,7 @@ import numpy as np
 
 from marlvec.connectors import NormalizeObs, Rows
 from marlvec.connectors._support.agent_table import AgentTable
-from marlvec.connectors.agent.memory.frame_stack import FrameStack
+from marlvec.connectors.agent.memory import FrameStack
 from marlvec.connectors.learner import advantages
 from marlvec.connectors.pipeline import Pipeline
 from tests.defects.registry import Patch, after, found_by

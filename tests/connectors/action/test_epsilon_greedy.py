@@ -9,7 +9,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.connectors.action.epsilon_greedy import EpsilonGreedy
+from marlvec.connectors.action.exploration import EpsilonGreedy
 from marlvec.errors import ContractError
 from tests.connectors.helpers.action_samples import bind, decisions
 from tests.connectors.helpers.samples import all_inside, discretes, multi_discretes

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from marlvec import connectors as c
 from marlvec.connectors._support.shifts import parse_shifts
-from marlvec.connectors.learner.neighbours import AddLastObs
+from marlvec.connectors.learner.sequences import AddLastObs
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.trees import map_tree
 from tests.connectors.helpers.samples import same_tree

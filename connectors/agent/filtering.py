@@ -1,4 +1,4 @@
-"""`FilterRows`: removes rows, so that the policy is not asked about them."""
+"""Rows taken out, so that the policy is not asked about them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from marlvec.connectors._support.agent_table import AgentTable, Tables, load_tables, save_tables
-from marlvec.connectors.agent._support.history import cast_row_leaf
+from marlvec.connectors._support.history import cast_row_leaf
 from marlvec.connectors.connector import AgentConnector, EnvIds, State
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree
 from marlvec.trees import Tree
 
-__all__ = ["FilterRows", "RowFilter"]
+__all__ = ["FilterRows", "RowFilter", "FrameSkip"]
 
 BoolArray = NDArray[np.bool_]
 
@@ -133,3 +133,40 @@ class FilterRows(RowFilter):
 
     def keep_rows(self, rows: Rows) -> NDArray[Any]:
         return self.keep(rows)
+
+
+class FrameSkip(RowFilter):
+    """Asks the policy at every k-th row of an agent; in between its last action is sent again.
+
+    An episode's first row stays, then each k-th one after it; last rows always. Rewards add up to the next row that
+    stays, as in `FilterRows`. Put `MaxObs` before it, and it sees the rows in between as well.
+
+    Args:
+        k: Of how many rows one stays, at least 1.
+
+    Raises:
+        ArgumentError: ``k`` is below 1.
+    """
+
+    def __init__(self, k: int) -> None:
+        if k < 1:
+            raise ArgumentError(f"k must be at least 1, got {k}")
+        super().__init__("repeat")
+        self.k = k
+        self._count = AgentTable((), np.int64)
+
+    def keep_rows(self, rows: Rows) -> NDArray[Any]:
+        count = self._count.get(rows.env_id, rows.agent_index)
+        if "first" in rows:
+            count = np.where(rows.first, 0, count)
+        self._count.set(rows.env_id, rows.agent_index, count + 1)
+        keep: NDArray[Any] = count % self.k == 0
+        return keep
+
+    def reset(self, env_ids: EnvIds | None = None) -> None:
+        super().reset(env_ids)
+        self._count.reset(env_ids)
+
+    @property
+    def _tables(self) -> Tables:
+        return {**super()._tables, "count": self._count}

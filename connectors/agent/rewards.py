@@ -1,4 +1,4 @@
-"""`ClipReward`, `ScaleReward`, `MapReward`: rewards clipped, scaled, or mapped by a function."""
+"""Rewards clipped, scaled, or mapped by a function."""
 
 from __future__ import annotations
 

@@ -1,20 +1,146 @@
-"""`ResizeObs`: images scaled to another height and width."""
+"""Images: gray, of another size, without flicker."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import gcd
 from typing import Any, Literal
 
 import numpy as np
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, MultiBinary, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors.agent._support.leafwise_obs import LeafPlan, LeafwiseObs
-from marlvec.errors import ArgumentError
-from marlvec.spaces import Leaf
+from marlvec.connectors._support.history import History, blank_obs
+from marlvec.connectors._support.leafwise_obs import LeafPlan, LeafwiseObs
+from marlvec.connectors.connector import AgentConnector, EnvIds, State
+from marlvec.connectors.rows import Rows
+from marlvec.errors import ArgumentError, UnsupportedSpaceError
+from marlvec.spaces import Leaf, SpaceTree
 
-__all__ = ["ResizeObs"]
+__all__ = ["GrayscaleObs", "MaxObs", "ResizeObs"]
+
+_WEIGHTS = np.array([299, 587, 114])
+"""Red, green and blue in thousandths of what the eye sees as bright: ITU-R BT.601, as OpenCV and Pillow have it."""
+
+
+class GrayscaleObs(LeafwiseObs):
+    """Turns every image in colour, a Box leaf ``(H, W, 3)``, into one of brightness; other leaves pass unchanged.
+
+    Brightness is 0.299 red + 0.587 green + 0.114 blue. The dtype stays; ints are rounded, halves to even.
+
+    Args:
+        keep_axis: Whether the image keeps an axis of one channel: ``(H, W, 1)``, else ``(H, W)``.
+        keys: Paths of the leaves to work on; all images in colour where None.
+
+    Raises:
+        ArgumentError: Where a space is first seen: a path is not in it.
+        UnsupportedSpaceError: Where a space is first seen: there is no image in colour.
+    """
+
+    _kind = "images in colour, Boxes of shape (H, W, 3)"
+    _advice = "put TransposeObs((1, 2, 0)) before it if the channels stand first"
+
+    def __init__(self, *, keep_axis: bool = True, keys: Sequence[str] | None = None) -> None:
+        super().__init__(keys)
+        self.keep_axis = keep_axis
+
+    def _plan(self, leaf: Leaf) -> LeafPlan | None:
+        space = leaf.space
+        if not isinstance(space, Box) or leaf.dtype.kind not in "fiu" or len(leaf.shape) != 3 or leaf.shape[2] != 3:
+            return None
+        gray = _Gray(leaf.dtype, keep_axis=self.keep_axis)
+        # Rounding keeps sums of this kind in order, so that no value comes to lie beyond its bounds.
+        low, high = gray(space.low[None])[0], gray(space.high[None])[0]
+        return LeafPlan(Box(low, high, dtype=leaf.dtype.type), gray)
+
+
+class _Gray:
+    """Weighs the channels of one leaf."""
+
+    def __init__(self, dtype: np.dtype[Any], *, keep_axis: bool) -> None:
+        self.dtype = dtype
+        self.ints = dtype.kind in "iu"
+        self.keep_axis = keep_axis
+        # A thousand bytes, or 16-bit ints in float64, are whole numbers without rounding.
+        small = dtype.itemsize == 1 if self.ints else dtype.itemsize <= 4
+        self.weights = (_WEIGHTS if self.ints else _WEIGHTS / 1000).astype(np.float32 if small else np.float64)
+
+    def __call__(self, image_n: NDArray[Any]) -> NDArray[Any]:
+        red, green, blue = self.weights
+        dtype = self.weights.dtype
+        gray: NDArray[Any] = np.multiply(image_n[..., 0], red, dtype=dtype)
+        gray += np.multiply(image_n[..., 1], green, dtype=dtype)
+        gray += np.multiply(image_n[..., 2], blue, dtype=dtype)
+        if self.keep_axis:
+            gray = gray[..., None]
+        if self.ints:
+            gray /= 1000
+            np.rint(gray, out=gray)
+        return gray.astype(self.dtype, copy=False)
+
+
+class MaxObs(AgentConnector):
+    """Takes the elementwise maximum over an agent's last k observations: against sprites that flicker.
+
+    Of the Box and MultiBinary leaves, each on its own; other leaves pass unchanged. Before an episode's k-th row it is
+    the maximum over what there is.
+
+    Args:
+        k: How many, at least 1.
+
+    Raises:
+        ArgumentError: ``k`` is below 1.
+        UnsupportedSpaceError: Where a space is first seen: there is no Box or MultiBinary in it.
+    """
+
+    def __init__(self, k: int = 2) -> None:
+        if k < 1:
+            raise ArgumentError(f"k must be at least 1, got {k}")
+        self.k = k
+        self._tree: SpaceTree | None = None
+        self._ordered: tuple[int, ...] = ()
+        self._history = History(k, (), repeat=True)
+
+    def __call__(self, rows: Rows) -> Rows:
+        if self._tree is None:
+            raise self._not_set_up()
+        leaves = self._tree.flatten(rows.obs)
+        self._history.begin(rows)
+        self._history.push(rows, [leaves[i] for i in self._ordered], "obs")
+        last = self._history.look(rows, np.arange(1 - self.k, 1))
+        for i, values in zip(self._ordered, last, strict=True):
+            leaves[i] = np.max(values, axis=1)
+        return rows.replace(obs=self._tree.unflatten(leaves))
+
+    def reset(self, env_ids: EnvIds | None = None) -> None:
+        self._history.reset(env_ids)
+
+    def setup(self, space: Space[Any]) -> None:
+        tree = SpaceTree(space)
+        ordered = self._find_ordered(tree)
+        if self._tree is None or tree.space != self._tree.space:
+            self._history = History(self.k, [blank_obs(tree.leaves[i]) for i in ordered], repeat=True)
+        self._tree, self._ordered = tree, ordered
+
+    def output_space(self, space: Space[Any]) -> Space[Any]:
+        self._find_ordered(SpaceTree(space))
+        return space
+
+    def state_dict(self) -> State:
+        return {} if self._tree is None else self._history.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._tree is None:
+            raise self._not_set_up()
+        self._history.load_state_dict(state)
+
+    def _find_ordered(self, tree: SpaceTree) -> tuple[int, ...]:
+        """Positions of the leaves whose numbers are more or less, and not names of categories."""
+        found = tuple(i for i, leaf in enumerate(tree.leaves) if isinstance(leaf.space, (Box, MultiBinary)))
+        if not found:
+            raise UnsupportedSpaceError(f"{self.name} found no Box or MultiBinary in {tree.space}")
+        return found
+
 
 Ints = NDArray[np.int64]
 Method = Literal["area", "linear", "nearest"]
