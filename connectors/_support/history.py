@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -10,8 +10,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable, load_tables, save_tables
-from marlvec.connectors.connector import EnvIds, State
+from marlvec.connectors._support.agent_table import AgentTable, Tables
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
@@ -130,9 +129,10 @@ class History:
                 value[missing] = blank
         return values
 
-    def reset(self, env_ids: EnvIds | None = None) -> None:
-        """Forget the running episodes of these envs, or of all."""
-        self.count.reset(env_ids)
+    @property
+    def tables(self) -> Tables:
+        """All it keeps, for `Remembers`."""
+        return {"count": self.count, "rings": self.rings}
 
     def same_form(self, other: History | None) -> bool:
         """Whether both keep as many values of the same shapes and dtypes."""
@@ -141,18 +141,6 @@ class History:
             and self.k == other.k
             and [(b.shape, b.dtype) for b in self.blanks] == [(b.shape, b.dtype) for b in other.blanks]
         )
-
-    def state_dict(self) -> State:
-        """Exact copy."""
-        return save_tables({"count": self.count, "rings": self.rings})
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave.
-
-        Raises:
-            ArgumentError: It is of values of other shapes or dtypes; nothing was loaded.
-        """
-        load_tables(state, {"count": self.count, "rings": self.rings}, "history")
 
     def _slot(self, agent_index: AnyArray, number: AnyArray) -> AnyArray:
         # From the ring's back to its front, so that the first value makes room in the table for all of them.

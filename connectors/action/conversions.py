@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
+from marlvec.connectors._support.parameters import PositiveInt
 from marlvec.connectors.action.valid_actions import Choices
-from marlvec.connectors.connector import ActionConnector
+from marlvec.connectors.connector import ActionConnector, from_setup
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
@@ -29,19 +31,17 @@ class ToNumpy(ActionConnector):
     No library of tensors is imported.
     """
 
-    def __init__(self) -> None:
-        self._tree: SpaceTree | None = None
+    _tree = from_setup(SpaceTree)
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None:
-            raise self._not_set_up()
+        tree = self._tree
         done: dict[str, Any] = {}
         for name, column in rows.items():
             if type(column) is np.ndarray:
                 continue
             if name == "actions_for_env":
-                pairs = zip(self._tree.flatten(column), self._tree.leaves, strict=True)
-                done[name] = self._tree.unflatten([_typed(to_array(value), value, leaf.dtype) for value, leaf in pairs])
+                pairs = zip(tree.flatten(column), tree.leaves, strict=True)
+                done[name] = tree.unflatten([_typed(to_array(value), value, leaf.dtype) for value, leaf in pairs])
             else:
                 done[name] = map_tree(to_array, column)
         return rows.replace(**done) if done else rows
@@ -124,13 +124,9 @@ class UnsquashActions(ActionConnector):
     beyond, for `ClipActions` to see to. The policy then acts in ``Box(-1, 1)`` of the leaf's shape and dtype.
     """
 
-    def __init__(self) -> None:
-        self._tree: SpaceTree | None = None
-        self._boxes: list[tuple[int, _Stretch]] = []
+    _tree = from_setup(SpaceTree)
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None:
-            raise self._not_set_up()
         leaves = self._tree.flatten(rows.actions_for_env)
         for i, stretch in self._boxes:
             leaves[i] = stretch(leaves[i])
@@ -138,7 +134,7 @@ class UnsquashActions(ActionConnector):
 
     @property
     def is_identity(self) -> bool:
-        return self._tree is not None and not self._boxes
+        return "_tree" in vars(self) and not self._boxes
 
     def setup(self, space: Space[Any]) -> None:
         self._tree = SpaceTree(space)
@@ -175,6 +171,7 @@ def _float(space: Space[Any]) -> Any:
     return space.low.dtype.type
 
 
+@dataclass(eq=False, repr=False)
 class PadActions(ActionConnector):
     """Lets the policy act in a Discrete of ``n`` choices where the env has fewer, so that one policy fits many envs.
 
@@ -192,17 +189,12 @@ class PadActions(ActionConnector):
         ContractError: In a call: an action is not of the policy's space.
     """
 
-    def __init__(self, n: int, *, invalid: int | None = None) -> None:
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
-            raise ArgumentError(f"n must be an int from 1 on, got {n!r}")
-        self.n = int(n)
-        self.invalid = invalid
-        self._tree: SpaceTree | None = None
-        self._work: list[tuple[int, Discrete, Choices]] = []
+    n: PositiveInt
+    invalid: int | None = field(default=None, kw_only=True)
+
+    _tree = from_setup(SpaceTree)
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None:
-            raise self._not_set_up()
         leaves = self._tree.flatten(rows.actions_for_env)
         for i, space, choices in self._work:
             chosen = choices.read(leaves[i], rows)
@@ -212,7 +204,7 @@ class PadActions(ActionConnector):
 
     def setup(self, space: Space[Any]) -> None:
         self._tree = SpaceTree(space)
-        self._work = []
+        self._work: list[tuple[int, Discrete, Choices]] = []
         for i, leaf in enumerate(self._tree.leaves):
             if isinstance(leaf.space, Discrete):
                 self._work.append((i, leaf.space, Choices(self._widened(leaf.space))))
@@ -234,6 +226,7 @@ class PadActions(ActionConnector):
         return Discrete(self.n, start=start, dtype=np.dtype(space.dtype).type)
 
 
+@dataclass(eq=False, repr=False)
 class DiscretizeActions(ActionConnector):
     """Lets the policy choose among evenly spaced values of each element of a bounded Box, both bounds among them.
 
@@ -252,18 +245,18 @@ class DiscretizeActions(ActionConnector):
         ContractError: In a call: an action is not of the policy's space.
     """
 
-    def __init__(self, bins: int | Sequence[int], *, joint: bool = False) -> None:
-        numbers = np.asarray(bins)
+    bins: int | Sequence[int]
+    joint: bool = field(default=False, kw_only=True)
+
+    _tree = from_setup(SpaceTree)
+
+    def __post_init__(self) -> None:
+        numbers = np.asarray(self.bins)
         if numbers.dtype.kind not in "iu" or numbers.ndim > 1 or not numbers.size or numbers.min() < 2:
-            raise ArgumentError(f"bins must be ints from 2 on, got {bins!r}")
-        self.bins: int | tuple[int, ...] = int(numbers) if not numbers.ndim else tuple(int(n) for n in numbers)
-        self.joint = joint
-        self._tree: SpaceTree | None = None
-        self._grids: list[tuple[int, _Grid]] = []
+            raise ArgumentError(f"bins must be ints from 2 on, got {self.bins!r}")
+        self.bins = int(numbers) if not numbers.ndim else tuple(int(n) for n in numbers)
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None:
-            raise self._not_set_up()
         leaves = self._tree.flatten(rows.actions_for_env)
         for i, grid in self._grids:
             leaves[i] = grid.values(leaves[i], rows)
@@ -271,7 +264,7 @@ class DiscretizeActions(ActionConnector):
 
     def setup(self, space: Space[Any]) -> None:
         self._tree = SpaceTree(space)
-        self._grids = []
+        self._grids: list[tuple[int, _Grid]] = []
         for i, leaf in enumerate(self._tree.leaves):
             if isinstance(leaf.space, Box):
                 self._grids.append((i, _Grid(leaf.space, self.bins, joint=self.joint)))
@@ -287,7 +280,7 @@ class DiscretizeActions(ActionConnector):
 class _Grid:
     """The values that stand for the choices in one Box of d elements."""
 
-    def __init__(self, box: Box, bins: int | tuple[int, ...], *, joint: bool) -> None:
+    def __init__(self, box: Box, bins: int | Sequence[int], *, joint: bool) -> None:
         self._box = box
         self._sizes = _sizes(box, bins)
         self._joint = joint
@@ -328,7 +321,7 @@ class _Grid:
         return table
 
 
-def _sizes(box: Box, bins: int | tuple[int, ...]) -> tuple[int, ...]:
+def _sizes(box: Box, bins: int | Sequence[int]) -> tuple[int, ...]:
     """Number of bins of each element."""
     d = math.prod(box.shape)
     if not box.is_bounded("both"):
@@ -336,7 +329,7 @@ def _sizes(box: Box, bins: int | tuple[int, ...]) -> tuple[int, ...]:
             f"DiscretizeActions needs bounds, got {box}; give the env a bounded action space, or put a MapActions with "
             f"a bounded policy_space behind it"
         )
-    sizes = (bins,) * d if isinstance(bins, int) else bins
+    sizes = (bins,) * d if isinstance(bins, int) else tuple(bins)
     if len(sizes) != d:
         raise UnsupportedSpaceError(f"bins has {len(sizes)} numbers for the {d} elements of {box}")
     if box.low.dtype.kind != "f":

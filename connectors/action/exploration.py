@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable, load_tables, save_tables
+from marlvec.connectors._support.agent_table import AgentTable, Remembers
 from marlvec.connectors._support.executed_actions import ExecutedActions, is_given
+from marlvec.connectors._support.parameters import PositiveInt, Probability
 from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.action.valid_actions import Choices, FloatBoxes, row_name
-from marlvec.connectors.connector import ActionConnector, EnvIds, State
+from marlvec.connectors.connector import ActionConnector, State, from_setup
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
 
-__all__ = ["Decay", "EpsilonGreedy", "GaussianNoise", "OrnsteinUhlenbeckNoise"]
+__all__ = ["EpsilonGreedy", "GaussianNoise", "OrnsteinUhlenbeckNoise"]
 
 
-class Decay:
-    """The part of the way gone, 0 to 1, by each (env, agent): linear in the decisions that it has counted.
+@dataclass(eq=False, repr=False)
+class Decaying(ActionConnector):
+    """A connector with a number that goes linearly from one value to another as an agent decides.
 
-    Each counts for itself, over all its episodes. A count of all rows would make what an agent does depend on who
-    decided before it in the same batch. Counts are what a connector has learnt: no end of an episode touches them.
+    Each (env, agent) counts its own decisions, over all its episodes. A count of all rows would make what an agent
+    does depend on who decided before it in the same batch. Counts are what is learnt: no end of an episode touches
+    them.
 
     Args:
         final: Value at the end; None where there is no decay.
@@ -35,49 +39,41 @@ class Decay:
         ArgumentError: Only one of them is given, or ``decay_steps`` is below 1.
     """
 
-    def __init__(self, final: float | None, decay_steps: int | None) -> None:
-        if (final is None) != (decay_steps is None):
-            raise ArgumentError(f"give final and decay_steps, or neither; got final={final}, decay_steps={decay_steps}")
-        if decay_steps is not None and decay_steps < 1:
-            raise ArgumentError(f"decay_steps must be at least 1, got {decay_steps}")
-        self._final = final
-        self._steps = decay_steps
+    final: float | None = field(default=None, kw_only=True)
+    decay_steps: PositiveInt | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.final is None) != (self.decay_steps is None):
+            raise ArgumentError(
+                f"give final and decay_steps, or neither; got final={self.final}, decay_steps={self.decay_steps}"
+            )
         self._count = AgentTable((), np.int64)
 
-    def count(self, rows: Rows) -> None:
+    def _count_decisions(self, rows: Rows) -> None:
         """Count one decision of each row's agent."""
-        if self._steps is not None:
+        if self.decay_steps is not None:
             self._count.set(rows.env_id, rows.agent_index, self._count.get(rows.env_id, rows.agent_index) + 1)
 
-    def __call__(self, start: Any, rows: Rows) -> Any:
+    def _decayed(self, start: Any, rows: Rows) -> Any:
         """Give the value now: ``start`` as it is without decay; else (n, 1), or (n, D) for a start of D numbers."""
-        if self._steps is None:
+        if self.decay_steps is None or self.final is None:
             return start
-        done = np.minimum(self._count.get(rows.env_id, rows.agent_index) / self._steps, 1)
-        value: NDArray[np.float64] = start + (self._final - start) * done[:, None]
+        done = np.minimum(self._count.get(rows.env_id, rows.agent_index) / self.decay_steps, 1)
+        value: NDArray[np.float64] = start + (self.final - start) * done[:, None]
         return value
 
     def state_dict(self) -> State:
-        """Every agent's count; ``{}`` without decay."""
-        return {} if self._steps is None else {"count": self._count.state_dict()}
+        return {} if self.decay_steps is None else {"count": self._count.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over every agent's count.
-
-        Raises:
-            ArgumentError: There are counts and no decay, or decay and no counts.
-        """
         if state.keys() != self.state_dict().keys():
             raise ArgumentError(f"expected the state keys {list(self.state_dict())}, got {list(state)}")
         if state:
             self._count.load_state_dict(state["count"])
 
     def take_merged(self, state: Mapping[str, Any]) -> None:
-        """Take over counts of agents that have gone further elsewhere; of the others their own stay.
-
-        Raises:
-            ArgumentError: As `merge_states`.
-        """
+        """Take over counts of agents that have gone further elsewhere; of the others their own stay."""
         if state:
             self.load_state_dict(self.merge_states([self.state_dict(), state]))
 
@@ -89,7 +85,7 @@ class Decay:
         Raises:
             ArgumentError: A state is of no decay.
         """
-        if self._steps is None or not states:
+        if self.decay_steps is None or not states:
             return self.state_dict()
         merged = AgentTable((), np.int64)
         for state in states:
@@ -101,7 +97,8 @@ class Decay:
         return {"count": merged.state_dict()}
 
 
-class EpsilonGreedy(ActionConnector):
+@dataclass(eq=False, repr=False)
+class EpsilonGreedy(Decaying):
     """Replaces an agent's action by a random one with probability ``epsilon``, while training.
 
     The batch gets a column ``actions_executed``: what the agent did, in the policy's space. Off-policy learners
@@ -127,31 +124,25 @@ class EpsilonGreedy(ActionConnector):
         ContractError: In a call: a mask does not fit the space, or allows nothing.
     """
 
-    def __init__(
-        self, epsilon: float = 0.1, *, final: float | None = None, decay_steps: int | None = None, seed: int = 0
-    ) -> None:
-        for name, value in (("epsilon", epsilon), ("final", final)):
-            if value is not None and not 0 <= value <= 1:
-                raise ArgumentError(f"{name} must be a probability in [0, 1], got {value}")
-        self.epsilon = epsilon
-        self.final = final
-        self.decay_steps = decay_steps
-        self.seed = seed
-        self._decay = Decay(final, decay_steps)
-        self._random = RowRandom(seed, "EpsilonGreedy")
-        self._tree: SpaceTree | None = None
-        self._executed: ExecutedActions | None = None
-        self._choices: list[tuple[int, Choices]] = []
-        self._size = 0
+    epsilon: Probability = 0.1
+    _: KW_ONLY
+    final: Probability | None = None
+    seed: int = 0
+
+    _tree = from_setup(SpaceTree)
+    _executed = from_setup(ExecutedActions)
+    _size = from_setup(int)  # how many numbers a row draws
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._random = RowRandom(self.seed, "EpsilonGreedy")
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None or self._executed is None:
-            raise self._not_set_up()
         if not self.training:
             return self._executed.send(rows, rows.actions_for_env, explores=True)
         drawn = self._random.uniform(rows, 1 + self._size)
-        which = np.flatnonzero((drawn[:, :1] < self._decay(self.epsilon, rows))[:, 0] & ~is_given(rows))
-        self._decay.count(rows)
+        which = np.flatnonzero((drawn[:, :1] < self._decayed(self.epsilon, rows))[:, 0] & ~is_given(rows))
+        self._count_decisions(rows)
         mask = self._mask(rows)
         leaves = self._tree.flatten(rows.actions_for_env)
         at = 1
@@ -171,7 +162,6 @@ class EpsilonGreedy(ActionConnector):
 
     def _mask(self, rows: Rows) -> NDArray[np.bool_] | None:
         """What the rows' actions may be, where masks are of the action as a whole."""
-        assert self._tree is not None
         if not self._tree.is_leaf or "action_mask" not in rows:
             return None
         return self._choices[0][1].check(rows.action_mask)
@@ -188,18 +178,6 @@ class EpsilonGreedy(ActionConnector):
                 f"put DiscretizeActions behind it, or use GaussianNoise"
             )
         return space
-
-    def state_dict(self) -> State:
-        return self._decay.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._decay.load_state_dict(state)
-
-    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
-        return self._decay.merge_states(states)
-
-    def take_merged(self, state: Mapping[str, Any]) -> None:
-        self._decay.take_merged(state)
 
 
 def _choices(space: Space[Any]) -> list[tuple[int, Choices]]:
@@ -224,7 +202,8 @@ def _noisy(
     return executed.send(rows, actions, explores=True)
 
 
-class GaussianNoise(ActionConnector):
+@dataclass(eq=False, repr=False)
+class GaussianNoise(Decaying):
     """Adds independent normal noise to every element of every Box of floats, while training.
 
     The batch gets a column ``actions_executed``: the action with its noise, in the policy's space. Off-policy learners
@@ -250,36 +229,27 @@ class GaussianNoise(ActionConnector):
         UnsupportedSpaceError: Where a space is first seen: it has no Box of floats, or not as many elements as ``std``.
     """
 
-    def __init__(
-        self,
-        std: float | Sequence[float] = 0.1,
-        *,
-        final: float | None = None,
-        decay_steps: int | None = None,
-        clip: bool = True,
-        seed: int = 0,
-    ) -> None:
-        for name, value in (("std", std), ("final", 0.0 if final is None else final)):
+    std: float | Sequence[float] = 0.1
+    _: KW_ONLY
+    clip: bool = True
+    seed: int = 0
+
+    _boxes = from_setup(FloatBoxes)
+    _executed = from_setup(ExecutedActions)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("std", self.std), ("final", 0.0 if self.final is None else self.final)):
             number = np.asarray(value, np.float64)
             if number.ndim > 1 or not (np.isfinite(number) & (number >= 0)).all():
                 raise ArgumentError(f"{name} must be a number from 0 on, got {value}")
-        self.std = std
-        self.final = final
-        self.decay_steps = decay_steps
-        self.clip = clip
-        self.seed = seed
-        self._decay = Decay(final, decay_steps)
-        self._random = RowRandom(seed, "GaussianNoise")
-        self._boxes: FloatBoxes | None = None
-        self._executed: ExecutedActions | None = None
+        self._random = RowRandom(self.seed, "GaussianNoise")
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._boxes is None or self._executed is None:
-            raise self._not_set_up()
         if not self.training:
             return self._executed.send(rows, rows.actions_for_env, explores=True)
-        std: NDArray[np.float64] = self._decay(np.asarray(self.std, np.float64), rows)
-        self._decay.count(rows)
+        std: NDArray[np.float64] = self._decayed(np.asarray(self.std, np.float64), rows)
+        self._count_decisions(rows)
         noise = self._random.normal(rows, self._boxes.size) * std
         return _noisy(rows, self._boxes, noise, self._executed, clip=self.clip)
 
@@ -296,20 +266,9 @@ class GaussianNoise(ActionConnector):
             )
         return space
 
-    def state_dict(self) -> State:
-        return self._decay.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._decay.load_state_dict(state)
-
-    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
-        return self._decay.merge_states(states)
-
-    def take_merged(self, state: Mapping[str, Any]) -> None:
-        self._decay.take_merged(state)
-
-
-class OrnsteinUhlenbeckNoise(ActionConnector):
+@dataclass(eq=False, repr=False)
+class OrnsteinUhlenbeckNoise(Remembers, ActionConnector):
     """Adds an Ornstein–Uhlenbeck process to every element of every Box of floats, while training.
 
     The batch gets a column ``actions_executed``, and ``off_policy`` actions pass unchanged, as with `GaussianNoise`.
@@ -333,26 +292,26 @@ class OrnsteinUhlenbeckNoise(ActionConnector):
         UnsupportedSpaceError: Where a space is first seen: it has no Box of floats.
     """
 
-    def __init__(
-        self, theta: float = 0.15, sigma: float = 0.2, dt: float = 1e-2, *, clip: bool = True, seed: int = 0
-    ) -> None:
-        if not (theta >= 0 and sigma >= 0 and dt > 0 and np.isfinite([theta, sigma, dt]).all()):
+    theta: float = 0.15
+    sigma: float = 0.2
+    dt: float = 1e-2
+    _: KW_ONLY
+    clip: bool = True
+    seed: int = 0
+
+    _boxes = from_setup(FloatBoxes)
+    _x = from_setup(AgentTable)
+
+    def __post_init__(self) -> None:
+        numbers = self.theta, self.sigma, self.dt
+        if not (self.theta >= 0 and self.sigma >= 0 and self.dt > 0 and np.isfinite(numbers).all()):
             raise ArgumentError(
-                f"theta and sigma must be numbers from 0 on, dt above 0; got theta={theta}, sigma={sigma}, dt={dt}"
+                "theta and sigma must be numbers from 0 on, dt above 0; got "
+                f"theta={self.theta}, sigma={self.sigma}, dt={self.dt}"
             )
-        self.theta = theta
-        self.sigma = sigma
-        self.dt = dt
-        self.clip = clip
-        self.seed = seed
-        self._random = RowRandom(seed, "OrnsteinUhlenbeckNoise")
-        self._boxes: FloatBoxes | None = None
-        self._executed: ExecutedActions | None = None
-        self._x = AgentTable()
+        self._random = RowRandom(self.seed, "OrnsteinUhlenbeckNoise")
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._boxes is None or self._executed is None:
-            raise self._not_set_up()
         x = self._x.get(rows.env_id, rows.agent_index)
         if "first" in rows:
             x[rows.first] = 0
@@ -365,23 +324,13 @@ class OrnsteinUhlenbeckNoise(ActionConnector):
             return self._executed.send(rows, rows.actions_for_env, explores=True)
         return _noisy(rows, self._boxes, x, self._executed, clip=self.clip)
 
-    def reset(self, env_ids: EnvIds | None = None) -> None:
-        self._x.reset(env_ids)
-
     def setup(self, space: Space[Any]) -> None:
         self._boxes = FloatBoxes(space)
         self._executed = ExecutedActions(space, self.action_space)
-        if self._x.shape != (self._boxes.size,):
+        if not self._tables or self._x.shape != (self._boxes.size,):
             self._x = AgentTable((self._boxes.size,))
+            self._tables = {"x": self._x}
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
         FloatBoxes(space).need("OrnsteinUhlenbeckNoise")
         return space
-
-    def state_dict(self) -> State:
-        return {} if self._boxes is None else save_tables({"x": self._x})
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self._boxes is None:
-            raise self._not_set_up()
-        load_tables(state, {"x": self._x}, self.name)

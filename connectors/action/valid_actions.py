@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 
 from marlvec.connectors._support.executed_actions import ExecutedActions
 from marlvec.connectors._support.row_random import RowRandom
-from marlvec.connectors.connector import ActionConnector
+from marlvec.connectors.connector import ActionConnector, from_setup
 from marlvec.connectors.rows import Rows
-from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
+from marlvec.errors import ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
 from marlvec.spaces.action_masks import choice_sizes, pick_allowed
 from marlvec.trees import Tree
@@ -74,14 +75,9 @@ class ClipActions(ActionConnector):
     rounded here.
     """
 
-    def __init__(self) -> None:
-        self._tree: SpaceTree | None = None
-        self._executed: ExecutedActions | None = None
-        self._boxes: list[tuple[int, Leaf, Any, Any]] = []
+    _tree = from_setup(SpaceTree)
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None or self._executed is None:
-            raise self._not_set_up()
         leaves = self._tree.flatten(rows.actions_for_env)
         for i, leaf, low, high in self._boxes:
             clipped = np.minimum(np.maximum(leaves[i], low), high)
@@ -95,12 +91,12 @@ class ClipActions(ActionConnector):
 
     @property
     def is_identity(self) -> bool:
-        return self._tree is not None and not self._boxes
+        return "_tree" in vars(self) and not self._boxes
 
     def setup(self, space: Space[Any]) -> None:
         self._tree = SpaceTree(space)
         self._executed = ExecutedActions(space, self.action_space)
-        self._boxes = []
+        self._boxes: list[tuple[int, Leaf, Any, Any]] = []
         for i, leaf in enumerate(self._tree.leaves):
             if isinstance(leaf.space, Box) and (leaf.space.bounded_below.any() or leaf.space.bounded_above.any()):
                 self._boxes.append((i, leaf, leaf.space.low, leaf.space.high))
@@ -209,6 +205,7 @@ def _scaled(uniform: NDArray[np.float64], sizes: IntArray) -> IntArray:
     return (uniform * sizes).astype(np.int64)
 
 
+@dataclass(eq=False, repr=False)
 class MaskInvalid(ActionConnector):
     """Replaces actions that ``action_mask`` forbids, in ``actions_for_env``; the policy's own stay in ``actions``.
 
@@ -227,25 +224,25 @@ class MaskInvalid(ActionConnector):
             one is forbidden and ``fallback`` is ``"raise"``; names env and agent.
     """
 
-    def __init__(self, fallback: Literal["first", "random", "raise"] = "first", *, seed: int = 0) -> None:
-        if fallback not in ("first", "random", "raise"):
-            raise ArgumentError(f'fallback must be "first", "random" or "raise", got {fallback!r}')
-        self.fallback = fallback
-        self.seed = seed
-        self._random = RowRandom(seed, "MaskInvalid")
-        self._executed: ExecutedActions | None = None
+    fallback: Literal["first", "random", "raise"] = "first"
+    seed: int = field(default=0, kw_only=True)
+
+    _executed = from_setup(ExecutedActions)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._random = RowRandom(self.seed, "MaskInvalid")
         self._choices: Choices | None = None
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._executed is None:
-            raise self._not_set_up()
-        if self._choices is None or "action_mask" not in rows:
+        executed, choices = self._executed, self._choices
+        if choices is None or "action_mask" not in rows:
             return rows
-        mask = self._choices.check(rows.action_mask)
-        chosen = self._choices.read(rows.actions_for_env, rows)
-        allowed = self._choices.allowed(mask, chosen)
+        mask = choices.check(rows.action_mask)
+        chosen = choices.read(rows.actions_for_env, rows)
+        allowed = choices.allowed(mask, chosen)
         if allowed.all():
-            return self._executed.send(rows, self._choices.write(chosen))  # in the space's dtype, as below
+            return executed.send(rows, choices.write(chosen))  # in the space's dtype, as below
         if self.fallback == "raise":
             i = int(np.flatnonzero(~allowed.all(axis=1))[0])
             raise ContractError(
@@ -253,17 +250,18 @@ class MaskInvalid(ActionConnector):
                 f"policy mind the mask, or choose another fallback"
             )
         if self.fallback == "random":
-            uniform = self._random.uniform(rows, len(self._choices.sizes))
+            uniform = self._random.uniform(rows, len(choices.sizes))
         else:
             uniform = np.zeros(chosen.shape)
-        instead = self._choices.pick(uniform, mask, lambda i: row_name(rows, i))
-        return self._executed.send(rows, self._choices.write(np.where(allowed, chosen, instead)))
+        instead = choices.pick(uniform, mask, lambda i: row_name(rows, i))
+        return executed.send(rows, choices.write(np.where(allowed, chosen, instead)))
 
     def setup(self, space: Space[Any]) -> None:
         self._executed = ExecutedActions(space, self.action_space)
         self._choices = Choices.of(space)
 
 
+@dataclass(eq=False, repr=False)
 class ReplaceNaN(ActionConnector):
     """Replaces every NaN in the actions of every Box of floats, element by element; other leaves pass unchanged.
 
@@ -280,19 +278,17 @@ class ReplaceNaN(ActionConnector):
         ContractError: In a call: there is a NaN and ``fill`` is ``"raise"``; names env and agent.
     """
 
-    def __init__(self, fill: Literal["zeros", "random", "raise"] = "zeros", *, seed: int = 0) -> None:
-        if fill not in ("zeros", "random", "raise"):
-            raise ArgumentError(f'fill must be "zeros", "random" or "raise", got {fill!r}')
-        self.fill = fill
-        self.seed = seed
-        self._uniform = RowRandom(seed, "ReplaceNaN")
-        self._normal = RowRandom(seed, "ReplaceNaN, normal")
-        self._boxes: FloatBoxes | None = None
-        self._executed: ExecutedActions | None = None
+    fill: Literal["zeros", "random", "raise"] = "zeros"
+    seed: int = field(default=0, kw_only=True)
+
+    _boxes = from_setup(FloatBoxes)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._uniform = RowRandom(self.seed, "ReplaceNaN")
+        self._normal = RowRandom(self.seed, "ReplaceNaN, normal")
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._boxes is None or self._executed is None:
-            raise self._not_set_up()
         leaves = self._boxes.tree.flatten(rows.actions_for_env)
         found = False
         for i, leaf, box, part in self._boxes.parts:

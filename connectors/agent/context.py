@@ -5,24 +5,20 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable, load_tables, save_tables
-from marlvec.connectors._support.declared_space import (
-    DeclaredSpace,
-    SpaceRule,
-    check_function,
-    read_only,
-    space_after,
-)
+from marlvec.connectors._support.agent_table import AgentTable, Remembers
+from marlvec.connectors._support.declared_space import DeclaredSpace, SpaceRule, check_function, read_only, space_after
 from marlvec.connectors._support.history import blank_obs, fixed_size_tree, including_blank, stacked_space
 from marlvec.connectors._support.leafwise_obs import append_to_obs, appended_space
+from marlvec.connectors._support.parameters import PositiveFloat
 from marlvec.connectors.agent.shape import drop_from_space, drop_from_value
-from marlvec.connectors.connector import AgentConnector, EnvIds, State
+from marlvec.connectors.connector import AgentConnector, from_setup
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
@@ -32,6 +28,7 @@ from marlvec.trees import Tree
 __all__ = ["ActionMaskFromObs", "AgentIndicator", "DeathMask", "StateInObs", "TeamObs", "TimeFeature"]
 
 
+@dataclass(eq=False, repr=False)
 class ActionMaskFromObs(AgentConnector):
     """Moves a leaf of a Dict observation to column ``action_mask``, (n, k) bool: True where it is not 0.
 
@@ -48,14 +45,11 @@ class ActionMaskFromObs(AgentConnector):
         ContractError: In a call: the rows have a mask already, of another width.
     """
 
-    def __init__(self, key: str = "action_mask") -> None:
-        self.key = key
-        self._tree: SpaceTree | None = None
-        self._leaf = -1
+    key: str = "action_mask"
+
+    _tree = from_setup(SpaceTree)
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None:
-            raise self._not_set_up()
         mask = np.asarray(self._tree.flatten(rows.obs)[self._leaf]) != 0
         if "action_mask" in rows:
             if rows.action_mask.shape != mask.shape:
@@ -99,6 +93,8 @@ class AgentIndicator(AgentConnector):
             agents or their types are not known.
     """
 
+    _codes = from_setup(np.ndarray[Any, Any])
+
     def __init__(
         self,
         agents: int | Sequence[str] | None = None,
@@ -113,11 +109,8 @@ class AgentIndicator(AgentConnector):
         self.given = agents if agents is None or isinstance(agents, int) else tuple(agents)
         self.mode = mode
         self.types = types
-        self._codes: NDArray[Any] | None = None
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._codes is None:
-            raise self._not_set_up()
         obs = rows.obs
         count, width = self._codes.shape
         size = obs.shape[1]
@@ -170,6 +163,7 @@ class AgentIndicator(AgentConnector):
         return list(self.types)
 
 
+@dataclass(eq=False, repr=False)
 class DeathMask(AgentConnector):
     """Blanks the last observation of an agent that terminated: zeros, for a value function to see as such.
 
@@ -186,15 +180,11 @@ class DeathMask(AgentConnector):
         ContractError: In a call: the rows have no column ``terminated``.
     """
 
-    def __init__(self, *, append: bool = False) -> None:
-        self.append = append
-        self._tree: SpaceTree | None = None
-        self._blanks: list[Any] = []
-        self._dtype: np.dtype[Any] = np.dtype(np.float32)
+    append: bool = field(default=False, kw_only=True)
+
+    _tree = from_setup(SpaceTree)
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None:
-            raise self._not_set_up()
         if "terminated" not in rows:
             raise ContractError(f"{self.name} needs column 'terminated', got {list(rows.keys())}")
         dead = rows.terminated
@@ -223,6 +213,7 @@ class DeathMask(AgentConnector):
         return appended_space(after, alive, 1, self.name)
 
 
+@dataclass(eq=False, repr=False)
 class StateInObs(AgentConnector):
     """Puts column ``state`` beside or behind the observation, for policies and values that see the whole env.
 
@@ -238,17 +229,18 @@ class StateInObs(AgentConnector):
         ContractError: In a call: the rows have no column ``state``, or it is not of ``state_space``.
     """
 
-    def __init__(self, state_space: Space[Any], mode: Literal["dict", "append"] = "dict") -> None:
-        if not isinstance(state_space, Space):
+    state_space: Space[Any]
+    mode: Literal["dict", "append"] = "dict"
+
+    _dtype = from_setup(np.dtype[Any])
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.state_space, Space):
             raise ArgumentError(
-                f"state_space must be a space, as envs.state_space is; got {type(state_space).__name__}"
+                f"state_space must be a space, as envs.state_space is; got {type(self.state_space).__name__}"
             )
-        if mode not in ("dict", "append"):
-            raise ArgumentError(f'mode must be "dict" or "append", got {mode!r}')
-        self.state_space = state_space
-        self.mode = mode
-        self._tree = SpaceTree(state_space)
-        self._dtype: np.dtype[Any] | None = None
+        self._tree = SpaceTree(self.state_space)
 
     def __call__(self, rows: Rows) -> Rows:
         if "state" not in rows:
@@ -258,13 +250,10 @@ class StateInObs(AgentConnector):
         state = self._checked(rows)
         if self.mode == "dict":
             return rows.replace(obs={"obs": rows.obs, "state": state})
-        if self._dtype is None:
-            raise self._not_set_up()
         return append_to_obs(rows, state, self._dtype)
 
     def setup(self, space: Space[Any]) -> None:
-        after = self.output_space(space)
-        self._dtype = None if after.dtype is None else np.dtype(after.dtype)
+        self._dtype = np.dtype(self.output_space(space).dtype)
 
     def output_space(self, space: Space[Any]) -> Space[Any]:
         if self.mode == "dict":
@@ -289,7 +278,7 @@ class StateInObs(AgentConnector):
 TeamFunction = Callable[[Tree, NDArray[np.bool_], Rows], Tree]
 
 
-class TeamObs(AgentConnector):
+class TeamObs(Remembers, AgentConnector):
     """Shows every agent the last observation of each agent of its env that has this policy.
 
     By default an observation becomes ``{"own": …, "team": …, "team_mask": …}``: what it was, the team's observations
@@ -314,6 +303,9 @@ class TeamObs(AgentConnector):
 
     across_agents = True
 
+    _tree = from_setup(SpaceTree)
+    _declared = from_setup(DeclaredSpace)
+
     def __init__(self, function: TeamFunction | None = None, output_space: SpaceRule = None) -> None:
         if (function is None) != (output_space is None):
             raise ArgumentError("a function needs an output_space, the space of what it returns, and only a function")
@@ -321,15 +313,8 @@ class TeamObs(AgentConnector):
             check_function(function, output_space, "TeamObs")
         self.function = function
         self._rule = output_space
-        self._tree: SpaceTree | None = None
-        self._declared: DeclaredSpace | None = None
-        self._blanks: list[NDArray[Any]] = []
-        self._seen: list[AgentTable] = []  # last observations, one table per leaf
-        self._episode = AgentTable((), np.int64, -1)  # which episode they are of; -1 for none
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None:
-            raise self._not_set_up()
         own = self._tree.flatten(rows.obs)
         episode = self._take_in(rows, own)
         env_id, team = rows.env_id[:, None], np.arange(len(self.agents))
@@ -344,23 +329,22 @@ class TeamObs(AgentConnector):
         if "last" in rows and rows.last.any():
             self._episode.set(rows.env_id[rows.last], rows.agent_index[rows.last], -1)
         team_obs_nA = self._tree.unflatten(leaves)
-        if self.function is None or self._declared is None:
+        if self.function is None:
             own_obs = self._tree.unflatten(own)
             return rows.replace(obs={"own": own_obs, "team": team_obs_nA, "team_mask": mask_nA.astype(np.int8)})
         given = Rows(read_only(dict(rows.items())))
         made = self.function(read_only(team_obs_nA), read_only(mask_nA), given)
         return rows.replace(obs=self._declared.batch(made, len(rows)))
 
-    def reset(self, env_ids: EnvIds | None = None) -> None:
-        self._episode.reset(env_ids)
-
     def setup(self, space: Space[Any]) -> None:
         tree = fixed_size_tree(space, self.name)
-        if self._tree is None or tree.space != self._tree.space:
-            self._seen = [AgentTable(leaf.shape, leaf.dtype) for leaf in tree.leaves]
-            self._episode = AgentTable((), np.int64, -1)
+        if not self._tables or tree.space != self._tree.space:
+            self._seen = [AgentTable(leaf.shape, leaf.dtype) for leaf in tree.leaves]  # last observations
+            self._episode = AgentTable((), np.int64, -1)  # which episode they are of; -1 for none
+            self._tables = {"episode": self._episode, "seen": self._seen}
         self._blanks = [blank_obs(leaf) for leaf in tree.leaves]
-        self._declared = None if self.function is None else DeclaredSpace(self.output_space(space), self.name)
+        if self.function is not None:
+            self._declared = DeclaredSpace(self.output_space(space), self.name)
         self._tree = tree
 
     def output_space(self, space: Space[Any]) -> Space[Any]:
@@ -376,16 +360,6 @@ class TeamObs(AgentConnector):
     def params(self) -> dict[str, Any]:
         return {"function": self.function, "output_space": self._rule}
 
-    def state_dict(self) -> State:
-        if self._tree is None:
-            return {}
-        return save_tables({"episode": self._episode, "seen": self._seen})
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self._tree is None:
-            raise self._not_set_up()
-        load_tables(state, {"episode": self._episode, "seen": self._seen}, self.name)
-
     def _take_in(self, rows: Rows, leaves: list[Any]) -> NDArray[np.int64]:
         """Remember what the rows' agents see; returns (n,) their episodes."""
         env_id, agent_index = rows.env_id, rows.agent_index
@@ -400,6 +374,7 @@ class TeamObs(AgentConnector):
         return episode
 
 
+@dataclass(eq=False, repr=False)
 class TimeFeature(AgentConnector):
     """Appends ``min(t / horizon, 1)`` to an observation vector: ``(d,)`` becomes ``(d + 1,)``.
 
@@ -416,17 +391,12 @@ class TimeFeature(AgentConnector):
         ContractError: In a call: the rows have no column ``t``.
     """
 
-    _extra = Box(0, 1, (1,), np.float32)
+    horizon: PositiveFloat
 
-    def __init__(self, horizon: float) -> None:
-        if not horizon > 0:
-            raise ArgumentError(f"horizon must be above 0, got {horizon}")
-        self.horizon = horizon
-        self._dtype: np.dtype[Any] | None = None
+    _extra = Box(0, 1, (1,), np.float32)
+    _dtype = from_setup(np.dtype[Any])
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._dtype is None:
-            raise self._not_set_up()
         if "t" not in rows:
             raise ContractError(f"{self.name} needs column 't', the number of the decision; got {list(rows.keys())}")
         return append_to_obs(rows, np.minimum(rows.t / self.horizon, 1.0)[:, None], self._dtype)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import gcd
 from typing import Any, Literal
 
@@ -10,9 +11,11 @@ import numpy as np
 from gymnasium.spaces import Box, MultiBinary, Space
 from numpy.typing import NDArray
 
+from marlvec.connectors._support.agent_table import Remembers
 from marlvec.connectors._support.history import History, blank_obs
 from marlvec.connectors._support.leafwise_obs import LeafPlan, LeafwiseObs
-from marlvec.connectors.connector import AgentConnector, EnvIds, State
+from marlvec.connectors._support.parameters import PositiveInt
+from marlvec.connectors.connector import AgentConnector, from_setup
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
@@ -41,7 +44,7 @@ class GrayscaleObs(LeafwiseObs):
     _advice = "put TransposeObs((1, 2, 0)) before it if the channels stand first"
 
     def __init__(self, *, keep_axis: bool = True, keys: Sequence[str] | None = None) -> None:
-        super().__init__(keys)
+        super().__init__(keys=keys)
         self.keep_axis = keep_axis
 
     def _plan(self, leaf: Leaf) -> LeafPlan | None:
@@ -79,7 +82,8 @@ class _Gray:
         return gray.astype(self.dtype, copy=False)
 
 
-class MaxObs(AgentConnector):
+@dataclass(eq=False, repr=False)
+class MaxObs(Remembers, AgentConnector):
     """Takes the elementwise maximum over an agent's last k observations: against sprites that flicker.
 
     Of the Box and MultiBinary leaves, each on its own; other leaves pass unchanged. Before an episode's k-th row it is
@@ -93,17 +97,12 @@ class MaxObs(AgentConnector):
         UnsupportedSpaceError: Where a space is first seen: there is no Box or MultiBinary in it.
     """
 
-    def __init__(self, k: int = 2) -> None:
-        if k < 1:
-            raise ArgumentError(f"k must be at least 1, got {k}")
-        self.k = k
-        self._tree: SpaceTree | None = None
-        self._ordered: tuple[int, ...] = ()
-        self._history = History(k, (), repeat=True)
+    k: PositiveInt = 2
+
+    _tree = from_setup(SpaceTree)
+    _history = from_setup(History)
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None:
-            raise self._not_set_up()
         leaves = self._tree.flatten(rows.obs)
         self._history.begin(rows)
         self._history.push(rows, [leaves[i] for i in self._ordered], "obs")
@@ -112,27 +111,17 @@ class MaxObs(AgentConnector):
             leaves[i] = np.max(values, axis=1)
         return rows.replace(obs=self._tree.unflatten(leaves))
 
-    def reset(self, env_ids: EnvIds | None = None) -> None:
-        self._history.reset(env_ids)
-
     def setup(self, space: Space[Any]) -> None:
         tree = SpaceTree(space)
         ordered = self._find_ordered(tree)
-        if self._tree is None or tree.space != self._tree.space:
+        if not self._tables or tree.space != self._tree.space:
             self._history = History(self.k, [blank_obs(tree.leaves[i]) for i in ordered], repeat=True)
+            self._tables = self._history.tables
         self._tree, self._ordered = tree, ordered
 
     def output_space(self, space: Space[Any]) -> Space[Any]:
         self._find_ordered(SpaceTree(space))
         return space
-
-    def state_dict(self) -> State:
-        return {} if self._tree is None else self._history.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self._tree is None:
-            raise self._not_set_up()
-        self._history.load_state_dict(state)
 
     def _find_ordered(self, tree: SpaceTree) -> tuple[int, ...]:
         """Positions of the leaves whose numbers are more or less, and not names of categories."""
@@ -146,6 +135,7 @@ Ints = NDArray[np.int64]
 Method = Literal["area", "linear", "nearest"]
 
 
+@dataclass(eq=False, repr=False)
 class ResizeObs(LeafwiseObs):
     """Brings every image, a Box leaf ``(H, W)`` or ``(H, W, C)``, to size ``(h, w)``; others pass unchanged.
 
@@ -169,16 +159,16 @@ class ResizeObs(LeafwiseObs):
         UnsupportedSpaceError: Where a space is first seen: there is no image.
     """
 
+    size: tuple[int, int]
+    method: Method = "area"
+
     _kind = "images, Boxes of shape (H, W) or (H, W, C)"
 
-    def __init__(self, size: tuple[int, int], method: Method = "area", *, keys: Sequence[str] | None = None) -> None:
-        super().__init__(keys)
-        if len(size) != 2 or min(size) < 1:
-            raise ArgumentError(f"size must be (height, width), each at least 1; got {size!r}")
-        if method not in ("area", "linear", "nearest"):
-            raise ArgumentError(f'method must be "area", "linear" or "nearest", got {method!r}')
-        self.size = (int(size[0]), int(size[1]))
-        self.method = method
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.size) != 2 or min(self.size) < 1:
+            raise ArgumentError(f"size must be (height, width), each at least 1; got {self.size!r}")
+        self.size = (int(self.size[0]), int(self.size[1]))
 
     def _plan(self, leaf: Leaf) -> LeafPlan | None:
         space = leaf.space
@@ -189,14 +179,10 @@ class ResizeObs(LeafwiseObs):
         high = np.broadcast_to(space.high.max((0, 1), keepdims=True), shape)
         after = Box(low, high, dtype=leaf.dtype.type)
         if leaf.shape[:2] == self.size:
-            return LeafPlan(after, _same)
+            return LeafPlan(after, np.asarray)
         if self.method == "nearest" or leaf.dtype.kind == "b":
             return LeafPlan(after, _Nearest(leaf.shape[:2], self.size))
         return LeafPlan(after, _Mean(space, after, self.method))
-
-
-def _same(image_n: NDArray[Any]) -> NDArray[Any]:
-    return image_n
 
 
 class _Nearest:

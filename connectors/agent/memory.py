@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable, Tables, load_tables, save_tables
+from marlvec.connectors._support.agent_table import AgentTable, Remembers, load_tables, save_tables
 from marlvec.connectors._support.history import (
     History,
     TreeForm,
@@ -22,9 +23,10 @@ from marlvec.connectors._support.history import (
     fixed_size_tree,
 )
 from marlvec.connectors._support.leafwise_obs import append_to_obs, appended_space
+from marlvec.connectors._support.parameters import NonNegativeInt, PositiveInt
 from marlvec.connectors._support.shifts import Shift, parse_shifts
 from marlvec.connectors.agent.shape import FlattenObs
-from marlvec.connectors.connector import AgentConnector, EnvIds, State
+from marlvec.connectors.connector import AgentConnector, EnvIds, State, from_setup
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
@@ -34,7 +36,8 @@ from marlvec.trees import Tree, map_tree, to_array
 __all__ = ["DelayObs", "FrameStack", "PrevActions", "PrevRewards", "RnnState", "View"]
 
 
-class DelayObs(AgentConnector):
+@dataclass(eq=False, repr=False)
+class DelayObs(Remembers, AgentConnector):
     """Shows each agent what it observed k rows ago; its episode's first observation until there is such a row.
 
     Only the observation is late. ``action_mask`` says what is allowed now, and stays.
@@ -47,44 +50,32 @@ class DelayObs(AgentConnector):
         UnsupportedSpaceError: Where a space is first seen: a leaf has no fixed size.
     """
 
-    def __init__(self, k: int) -> None:
-        if k < 0:
-            raise ArgumentError(f"k must be at least 0, got {k}")
-        self.k = k
-        self._tree: SpaceTree | None = None
-        self._history = History(k + 1, (), repeat=True)
+    k: NonNegativeInt
+
+    _tree = from_setup(SpaceTree)
+    _history = from_setup(History)
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None:
-            raise self._not_set_up()
+        leaves = self._tree.flatten(rows.obs)
         self._history.begin(rows)
-        self._history.push(rows, self._tree.flatten(rows.obs), "obs")
+        self._history.push(rows, leaves, "obs")
         late = [leaf[:, 0] for leaf in self._history.look(rows, np.array([-self.k]))]
         return rows.replace(obs=self._tree.unflatten(late))
 
-    def reset(self, env_ids: EnvIds | None = None) -> None:
-        self._history.reset(env_ids)
-
     def setup(self, space: Space[Any]) -> None:
         tree = fixed_size_tree(space, self.name)
-        if self._tree is None or tree.space != self._tree.space:
+        if not self._tables or tree.space != self._tree.space:
             self._history = History(self.k + 1, [blank_obs(leaf) for leaf in tree.leaves], repeat=True)
+            self._tables = self._history.tables
         self._tree = tree
 
     def output_space(self, space: Space[Any]) -> Space[Any]:
         fixed_size_tree(space, self.name)
         return space
 
-    def state_dict(self) -> State:
-        return {} if self._tree is None else self._history.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self._tree is None:
-            raise self._not_set_up()
-        self._history.load_state_dict(state)
-
-
-class FrameStack(AgentConnector):
+@dataclass(eq=False, repr=False)
+class FrameStack(Remembers, AgentConnector):
     """Puts an agent's last k observations, oldest first, in the place of its last one; leaf by leaf.
 
     By default they are joined along the last axis, so that a network sees one longer vector or an image of more
@@ -106,24 +97,16 @@ class FrameStack(AgentConnector):
         UnsupportedSpaceError: Where a space is first seen: a leaf has no such axis, or no fixed size.
     """
 
-    def __init__(
-        self, k: int, *, axis: int = -1, new_axis: bool = False, pad: Literal["zero", "repeat"] = "zero"
-    ) -> None:
-        if k < 1:
-            raise ArgumentError(f"k must be at least 1, got {k}")
-        if pad not in ("zero", "repeat"):
-            raise ArgumentError(f'pad must be "zero" or "repeat", got {pad!r}')
-        self.k = k
-        self.axis = axis
-        self.new_axis = new_axis
-        self.pad = pad
-        self._tree: SpaceTree | None = None
-        self._frames: list[_Frames] = []
-        self._started = AgentTable((), np.bool_)
+    k: PositiveInt
+    _: KW_ONLY
+    axis: int = -1
+    new_axis: bool = False
+    pad: Literal["zero", "repeat"] = "zero"
+
+    _tree = from_setup(SpaceTree)
+    _started = from_setup(AgentTable)
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None:
-            raise self._not_set_up()
         env_id, agent_index = rows.env_id, rows.agent_index
         fresh = ~self._started.get(env_id, agent_index)
         if "first" in rows:
@@ -138,33 +121,17 @@ class FrameStack(AgentConnector):
             self._started.set(env_id, agent_index, True)
         return rows.replace(obs=self._tree.unflatten(stacked))
 
-    def reset(self, env_ids: EnvIds | None = None) -> None:
-        self._started.reset(env_ids)
-
     def setup(self, space: Space[Any]) -> None:
         tree = self._tree_of(space)
-        if self._tree is None or tree.space != self._tree.space:  # frames from another space are not in this one
+        if not self._tables or tree.space != self._tree.space:  # frames from another space are not in this one
             self._frames = [self._frames_of(leaf.space) for leaf in tree.leaves]
             self._started = AgentTable((), np.bool_)
+            self._tables = {"started": self._started, "frames": [frames.table for frames in self._frames]}
         self._tree = tree
 
     def output_space(self, space: Space[Any]) -> Space[Any]:
         self._tree_of(space)
         return map_space(lambda leaf: self._frames_of(leaf).space(leaf, self.pad == "zero"), space)
-
-    def state_dict(self) -> State:
-        if self._tree is None:
-            return {}
-        return save_tables(self._tables)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self._tree is None:
-            raise self._not_set_up()
-        load_tables(state, self._tables, self.name)
-
-    @property
-    def _tables(self) -> Tables:
-        return {"started": self._started, "frames": [frames.table for frames in self._frames]}
 
     def _tree_of(self, space: Space[Any]) -> SpaceTree:
         tree = SpaceTree(space)
@@ -251,7 +218,8 @@ def _int(space: Space[Any]) -> Any:
 _PREV_ACTIONS = "prev_actions"
 
 
-class PrevActions(AgentConnector):
+@dataclass(eq=False, repr=False)
+class PrevActions(Remembers, AgentConnector):
     """Shows the policy the actions it chose in the agent's last n decisions.
 
     They come as a column ``prev_actions``, a tree in the shape of the action space: ``(n_rows, …)`` where n is 1, else
@@ -272,46 +240,42 @@ class PrevActions(AgentConnector):
             of an action has no fixed size.
     """
 
-    def __init__(self, n: int = 1, into_obs: bool = False) -> None:
-        if n < 1:
-            raise ArgumentError(f"n must be at least 1, got {n}")
-        self.n = n
-        self.into_obs = into_obs
-        self._tree: SpaceTree | None = None
-        self._flat = FlattenObs()
-        self._history = History(n, ())
-        self._dtype: np.dtype[Any] = np.dtype(np.float32)
+    n: PositiveInt = 1
+    into_obs: bool = False
+
+    _tree = from_setup(SpaceTree)
+    _history = from_setup(History)
+    _flat = from_setup(FlattenObs)
+    _dtype = from_setup(np.dtype[Any])
 
     def __call__(self, rows: Rows) -> Rows:
-        tree = self._known()
         self._history.begin(rows)
         leaves = self._history.look(rows, np.arange(1 - self.n, 1))
         if self.into_obs:
             # Each of the n actions of a row is flattened as if it had a row of its own.
             each = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves]
-            flat = self._flat(Rows(obs=tree.unflatten(each))).obs
+            flat = self._flat(Rows(obs=self._tree.unflatten(each))).obs
             return append_to_obs(rows, flat.reshape(len(rows), self.n * flat.shape[1]), self._dtype)
         check_column_is_new(rows, _PREV_ACTIONS, self.name)
-        actions = tree.unflatten(leaves)
+        actions = self._tree.unflatten(leaves)
         return rows.replace(**{_PREV_ACTIONS: actions if self.n > 1 else map_tree(lambda leaf: leaf[:, 0], actions)})
 
     def on_policy_output(self, rows: Rows) -> None:
-        tree = self._known()
+        tree = self._tree
         if "actions" not in rows:
             raise ContractError(
                 f"{self.name} needs the column 'actions' of the policy's output, got {list(rows.keys())}"
             )
         self._history.push(rows, tree.flatten(rows["actions"]), "actions")
 
-    def reset(self, env_ids: EnvIds | None = None) -> None:
-        self._history.reset(env_ids)
-
     def setup(self, space: Space[Any]) -> None:
         actions = action_tree(self.action_space, self.name)
-        if self._tree is None or actions.space != self._tree.space:
+        if not self._tables or actions.space != self._tree.space:
             self._history = History(self.n, [blank_action(leaf) for leaf in actions.leaves])
+            self._tables = self._history.tables
         self._tree = actions
         if self.into_obs:
+            self._flat = FlattenObs()
             self._flat.setup(actions.space)
             self._dtype = np.dtype(self.output_space(space).dtype)
 
@@ -323,24 +287,13 @@ class PrevActions(AgentConnector):
         assert isinstance(flat, Box)
         return appended_space(space, flat, self.n, self.name)
 
-    def state_dict(self) -> State:
-        return {} if self._tree is None else self._history.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._known()
-        self._history.load_state_dict(state)
-
-    def _known(self) -> SpaceTree:
-        if self._tree is None:
-            raise self._not_set_up()
-        return self._tree
-
 
 _PREV_REWARDS = "prev_rewards"
 _ANY = Box(-np.inf, np.inf, (1,), np.float32)
 
 
-class PrevRewards(AgentConnector):
+@dataclass(eq=False, repr=False)
+class PrevRewards(Remembers, AgentConnector):
     """Shows the policy its agent's rewards for the last n decisions.
 
     They come as a column ``prev_rewards`` of float64: ``(n_rows,)`` where n is 1, else ``(n_rows, n)``, oldest first.
@@ -357,13 +310,15 @@ class PrevRewards(AgentConnector):
         UnsupportedSpaceError: Where a space is first seen, with ``into_obs``: the observation is not a vector.
     """
 
-    def __init__(self, n: int = 1, into_obs: bool = False) -> None:
-        if n < 1:
-            raise ArgumentError(f"n must be at least 1, got {n}")
-        self.n = n
-        self.into_obs = into_obs
-        self._history = History(n, [np.zeros(())])
-        self._dtype: np.dtype[Any] | None = None
+    n: PositiveInt = 1
+    into_obs: bool = False
+
+    _dtype = from_setup(np.dtype[Any])
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._history = History(self.n, [np.zeros(())])
+        self._tables = self._history.tables
 
     def __call__(self, rows: Rows) -> Rows:
         self._history.begin(rows)
@@ -373,14 +328,9 @@ class PrevRewards(AgentConnector):
         self._history.push(rows, [reward], "rewards")
         (rewards,) = self._history.look(rows, np.arange(1 - self.n, 1))
         if self.into_obs:
-            if self._dtype is None:
-                raise self._not_set_up()
             return append_to_obs(rows, rewards, self._dtype)
         check_column_is_new(rows, _PREV_REWARDS, self.name)
         return rows.replace(**{_PREV_REWARDS: rewards if self.n > 1 else rewards[:, 0]})
-
-    def reset(self, env_ids: EnvIds | None = None) -> None:
-        self._history.reset(env_ids)
 
     def setup(self, space: Space[Any]) -> None:
         if self.into_obs:
@@ -389,17 +339,12 @@ class PrevRewards(AgentConnector):
     def output_space(self, space: Space[Any]) -> Space[Any]:
         return appended_space(space, _ANY, self.n, self.name) if self.into_obs else space
 
-    def state_dict(self) -> State:
-        return self._history.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._history.load_state_dict(state)
-
 
 _LAST = np.zeros(1, np.int64)
 
 
-class RnnState(AgentConnector):
+@dataclass(eq=False, repr=False)
+class RnnState(Remembers, AgentConnector):
     """Gives the policy back the state that it returned for the agent's row before; per (env, agent).
 
     A column ``state_in``: a tree of ``(n, …)`` arrays. At an episode's start it is ``initial``, then what the policy
@@ -417,12 +362,14 @@ class RnnState(AgentConnector):
             another structure or shape than ``initial``.
     """
 
-    def __init__(self, initial: Tree, column: str = "state_in", source: str = "state_out") -> None:
-        self.initial = initial
-        self.column = column
-        self.source = source
-        self._form = TreeForm(initial)
+    initial: Tree
+    column: str = "state_in"
+    source: str = "state_out"
+
+    def __post_init__(self) -> None:
+        self._form = TreeForm(self.initial)
         self._history = History(1, self._form.blanks)
+        self._tables = self._history.tables
 
     def __call__(self, rows: Rows) -> Rows:
         check_column_is_new(rows, self.column, self.name)
@@ -442,15 +389,6 @@ class RnnState(AgentConnector):
             )
         self._history.push(rows, self._form.flatten(rows[self.source]), repr(self.source))
 
-    def reset(self, env_ids: EnvIds | None = None) -> None:
-        self._history.reset(env_ids)
-
-    def state_dict(self) -> State:
-        return self._history.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._history.load_state_dict(state)
-
 
 AnyArray = NDArray[Any]
 
@@ -460,6 +398,7 @@ _KEPT = (
 )
 
 
+@dataclass(eq=False, repr=False)
 class View(AgentConnector):
     """Adds a column with the values that another one had in the agent's earlier rows: RLlib's view requirement.
 
@@ -486,32 +425,35 @@ class View(AgentConnector):
         UnsupportedSpaceError: Where a space is first seen: part of an observation asked for has no fixed size.
     """
 
-    def __init__(self, column: str, source: str, shift: Shift, fill: Tree = None) -> None:
-        shifts = parse_shifts(shift)
+    column: str
+    source: str
+    shift: Shift
+    fill: Tree = None
+
+    def __post_init__(self) -> None:
+        shifts = parse_shifts(self.shift)
         if shifts[-1] > 0:
             raise ArgumentError(
-                f"shift {shift!r} looks ahead, to rows that are still to come; use AddView on the learner side"
+                f"shift {self.shift!r} looks ahead, to rows that are still to come; use AddView on the learner side"
             )
-        if column in _KEPT:
-            raise ArgumentError(f"column {column!r} belongs to the row itself; choose another name")
-        if source == "actions" and shifts[-1] == 0:
-            raise ArgumentError(f"shift {shift!r} asks for the action that is still to be chosen; the last is at -1")
-        if isinstance(fill, str) and (fill != "repeat" or source == "actions"):
+        if self.column in _KEPT:
+            raise ArgumentError(f"column {self.column!r} belongs to the row itself; choose another name")
+        if self.source == "actions" and shifts[-1] == 0:
             raise ArgumentError(
-                f'fill must be None, one row\'s value, or "repeat" for columns of the rows; got {fill!r}'
+                f"shift {self.shift!r} asks for the action that is still to be chosen; the last is at -1"
             )
-        self.column = column
-        self.source = source
-        self.shift = shift
-        self.fill = fill
-        self._single = not isinstance(shift, str) and np.ndim(shift) == 0
+        if isinstance(self.fill, str) and (self.fill != "repeat" or self.source == "actions"):
+            raise ArgumentError(
+                f'fill must be None, one row\'s value, or "repeat" for columns of the rows; got {self.fill!r}'
+            )
+        self._single = not isinstance(self.shift, str) and np.ndim(self.shift) == 0
         self._shifts = np.array(shifts, np.int64)
         # Whether the source is a column of the policy's answer; None until rows come that have it, or do not.
-        self._from_policy: bool | None = {"actions": True, "obs": False, "rewards": False}.get(source)
+        self._from_policy: bool | None = {"actions": True, "obs": False, "rewards": False}.get(self.source)
         self._form: SpaceTree | TreeForm | None = None
         self._history: History | None = None
         self._loaded: State = {}  # a state that waits until its column's form is known
-        if source == "rewards":
+        if self.source == "rewards":
             self._learn(TreeForm(np.zeros(())), [np.zeros(())])
 
     def __call__(self, rows: Rows) -> Rows:
@@ -549,7 +491,7 @@ class View(AgentConnector):
             waiting.reset(env_ids)
             self._loaded["history"]["count"] = waiting.state_dict()
         if self._history is not None:
-            self._history.reset(env_ids)
+            self._history.count.reset(env_ids)
 
     def setup(self, space: Space[Any]) -> None:
         if self.source == "obs":
@@ -571,7 +513,7 @@ class View(AgentConnector):
             return deepcopy(self._loaded)
         if self._history is None:
             return {}
-        return {"from_policy": bool(self._from_policy), "history": self._history.state_dict()}
+        return {"from_policy": bool(self._from_policy), "history": save_tables(self._history.tables)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if not state and self.source not in ("obs", "actions", "rewards"):  # of one that has seen no row
@@ -580,7 +522,7 @@ class View(AgentConnector):
         if state.keys() != {"from_policy", "history"} or self._from_policy not in (None, bool(state["from_policy"])):
             raise ArgumentError(f"expected the history of column {self.source!r}, got {list(state)}")
         if self._history is not None:
-            self._history.load_state_dict(state["history"])
+            load_tables(state["history"], self._history.tables, self.name)
         elif self.source in ("obs", "actions"):
             raise self._not_set_up()
         else:
@@ -612,7 +554,7 @@ class View(AgentConnector):
         oldest = int(-self._shifts[0])
         history = History(oldest if self._from_policy else oldest + 1, blanks, repeat=repeat)
         if self._loaded:
-            history.load_state_dict(self._loaded["history"])
+            load_tables(self._loaded["history"], history.tables, self.name)
             self._loaded = {}
         before = self._form.space if isinstance(self._form, SpaceTree) else None
         other = isinstance(form, SpaceTree) and before is not None and form.space != before

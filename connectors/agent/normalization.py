@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,16 +13,74 @@ from numpy.typing import NDArray
 
 from marlvec.connectors._support.agent_table import AgentTable
 from marlvec.connectors._support.moments import RunningMoments, load_moments, merge_moments, save_moments
-from marlvec.connectors.connector import AgentConnector, EnvIds, State
+from marlvec.connectors._support.parameters import PositiveFloat, UnitFloat
+from marlvec.connectors.connector import AgentConnector, EnvIds, State, from_setup
 from marlvec.connectors.rows import Rows
-from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
+from marlvec.errors import ContractError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.tree import map_space
 
 __all__ = ["NormalizeObs", "NormalizeReward"]
 
 
-class NormalizeObs(AgentConnector):
+class LearnsMoments(AgentConnector):
+    """A connector that learns running moments, one for each path; what both normalizers share.
+
+    Attributes:
+        _shapes: Path to the shape of one value; ``{}`` until it is known.
+        _moments: Path to what was learnt.
+    """
+
+    _shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    _moments: Mapping[str, RunningMoments] = MappingProxyType({})
+
+    @property
+    def counts(self) -> NDArray[np.float64]:
+        """(1,), or (A,) with ``per_agent``: how many values the statistics are of."""
+        if not self._moments:
+            raise self._not_set_up()
+        return next(iter(self._moments.values())).total.count.copy()
+
+    def state_dict(self) -> State:
+        return self._learnt()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._moments = self._loaded(state)
+
+    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
+        """Join the statistics of copies that saw different data; of none, give this one's.
+
+        Returns:
+            A state for `load_state_dict`: counts, means and variances of all data together.
+
+        Raises:
+            ArgumentError: Two copies last loaded different merged states, so what they have in common is not known.
+        """
+        copies = [self._loaded(state) for state in states]
+        if not copies:
+            return self._learnt()
+        return save_moments({path: merge_moments([copy[path] for copy in copies]) for path in self._shapes})
+
+    def hand_over(self) -> State:
+        self._moments = {path: moments.handed_over() for path, moments in self._moments.items()}
+        return self._learnt()
+
+    def take_merged(self, state: Mapping[str, Any]) -> None:
+        if state:
+            merged = self._loaded(state)
+            self._moments = {path: own.with_merged(merged[path]) for path, own in self._moments.items()}
+
+    def _learnt(self) -> State:
+        return save_moments(self._moments) if self._shapes else {}
+
+    def _loaded(self, state: Mapping[str, Any]) -> dict[str, RunningMoments]:
+        if not self._shapes:
+            raise self._not_set_up()
+        return load_moments(state, self._shapes)
+
+
+@dataclass(eq=False, repr=False)
+class NormalizeObs(LearnsMoments):
     """Subtracts the running mean and divides by the running standard deviation, entry by entry.
 
     Every Box leaf has statistics of its own, in float64; other leaves pass unchanged. In training, each row counts
@@ -40,27 +100,19 @@ class NormalizeObs(AgentConnector):
         ArgumentError: ``clip`` or ``epsilon`` is not above 0.
     """
 
-    def __init__(
-        self, *, per_agent: bool = False, clip: float | None = 10.0, epsilon: float = 1e-8, update: bool = True
-    ) -> None:
-        if clip is not None and not clip > 0:
-            raise ArgumentError(f"clip must be above 0, or None for no clipping; got {clip}")
-        if not epsilon > 0:
-            raise ArgumentError(f"epsilon must be above 0, got {epsilon}")
-        self.per_agent = per_agent
-        self.clip = clip
-        self.epsilon = epsilon
-        self.update = update
-        self._limits = (np.array(-float(clip)), np.array(float(clip))) if clip is not None else None
-        self._tree: SpaceTree | None = None
-        self._boxes: tuple[int, ...] = ()
-        self._moments: list[RunningMoments] = []
-        self._scales: list[NDArray[np.float64] | None] = []
-        self._dtypes: list[np.dtype[Any]] = []
+    _: KW_ONLY
+    per_agent: bool = False
+    clip: PositiveFloat | None = 10.0
+    epsilon: PositiveFloat = 1e-8
+    update: bool = True
+
+    _tree = from_setup(SpaceTree)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._limits = None if self.clip is None else (np.array(-float(self.clip)), np.array(float(self.clip)))
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None:
-            raise self._not_set_up()
         leaves = self._tree.flatten(rows["obs"])
         group = self._group(rows) if self.per_agent else None
         # An overflow while learning leaves a moment that is not finite, which is an error of its own.
@@ -68,24 +120,18 @@ class NormalizeObs(AgentConnector):
             wide = [np.asarray(leaves[i], np.float64) for i in self._boxes]
             if self.training and self.update and len(rows):
                 self._learn(wide, group)
-            for k, i in enumerate(self._boxes):
-                leaves[i] = self._normalize(k, wide[k], group).astype(self._dtypes[k])
+            for i, moments, values, dtype in zip(self._boxes, self._moments.values(), wide, self._dtypes, strict=True):
+                leaves[i] = self._normalize(moments, values, group).astype(dtype)
         return rows.replace(obs=self._tree.unflatten(leaves))
-
-    @property
-    def counts(self) -> NDArray[np.float64]:
-        """(1,), or (A,) with ``per_agent``: how many observations the statistics are of."""
-        if self._tree is None:
-            raise self._not_set_up()
-        return self._moments[0].total.count.copy()
 
     def setup(self, space: Space[Any]) -> None:
         tree = SpaceTree(space)
         boxes = _boxes(tree)
-        shapes = [tree.leaves[i].shape for i in boxes]
-        if boxes != self._boxes or [moments.total.shape for moments in self._moments] != shapes:
+        shapes = {tree.leaves[i].path: tree.leaves[i].shape for i in boxes}
+        if list(shapes.items()) != list(self._shapes.items()):
             groups = len(self.agents) if self.per_agent else 1
-            self._adopt([RunningMoments.empty(groups, shape) for shape in shapes])
+            self._moments = {path: RunningMoments.empty(groups, shape) for path, shape in shapes.items()}
+        self._shapes = shapes
         self._tree, self._boxes = tree, boxes
         self._dtypes = [_dtype(tree.leaves[i].space) for i in boxes]
 
@@ -98,52 +144,19 @@ class NormalizeObs(AgentConnector):
 
         return map_space(normalized, space)
 
-    def state_dict(self) -> State:
-        return {} if self._tree is None else save_moments(dict(zip(self._shapes(), self._moments, strict=True)))
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._adopt(load_moments(state, self._shapes()))
-
-    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
-        """Join the statistics of copies that saw different data; of none, give this one's.
-
-        Returns:
-            A state for `load_state_dict`: counts, means and variances of all data together.
-
-        Raises:
-            ArgumentError: Two copies last loaded different merged states, so what they have in common is not known.
-        """
-        if not states:
-            return self.state_dict()
-        shapes = self._shapes()
-        leaves = zip(*(load_moments(state, shapes) for state in states), strict=True)
-        return save_moments({path: merge_moments(copies) for path, copies in zip(shapes, leaves, strict=True)})
-
-    def hand_over(self) -> State:
-        self._adopt([moments.handed_over() for moments in self._moments])
-        return self.state_dict()
-
-    def take_merged(self, state: Mapping[str, Any]) -> None:
-        if state:
-            merged = load_moments(state, self._shapes())
-            self._adopt([own.with_merged(new) for own, new in zip(self._moments, merged, strict=True)])
-
     def _learn(self, wide: list[NDArray[np.float64]], group: NDArray[Any] | None) -> None:
-        new = []
-        for k, values in enumerate(wide):
-            old = self._moments[k]
-            new.append(old.learnt(values, group))
-            if not new[-1].total.finite:
-                assert self._tree is not None
-                leaf = self._tree.leaves[self._boxes[k]]
+        new = {}
+        for (path, old), values in zip(self._moments.items(), wide, strict=True):
+            new[path] = old.learnt(values, group)
+            if not new[path].total.finite:
+                leaf = next(leaf for leaf in self._tree.leaves if leaf.path == path)
                 raise ContractError(f"{leaf} has a NaN, infinite or huge entry; the statistics were not touched")
-        self._adopt(new)
+        self._moments = new
 
-    def _normalize(self, k: int, values: NDArray[np.float64], group: NDArray[Any] | None) -> NDArray[np.float64]:
-        known = self._scales[k]
-        if known is None:
-            known = self._scales[k] = self._moments[k].total.scale(self.epsilon)
-        mean, scale = self._moments[k].total.mean, known
+    def _normalize(
+        self, moments: RunningMoments, values: NDArray[np.float64], group: NDArray[Any] | None
+    ) -> NDArray[np.float64]:
+        mean, scale = moments.total.mean, moments.scale(self.epsilon)
         out: NDArray[np.float64] = values - (mean if group is None else mean[group])
         out *= scale if group is None else scale[group]
         if self._limits is not None:
@@ -155,19 +168,11 @@ class NormalizeObs(AgentConnector):
     def _group(self, rows: Rows) -> NDArray[Any]:
         """Agent of each row, with room for it in the statistics."""
         group: NDArray[Any] = rows.agent_index
-        if len(group) and (most := int(group.max()) + 1) > len(self._moments[0].own.count):
-            self._adopt([moments.grown(most) for moments in self._moments])
+        if len(group):
+            most = int(group.max()) + 1
+            if most > len(self.counts):
+                self._moments = {path: moments.grown(most) for path, moments in self._moments.items()}
         return group
-
-    def _adopt(self, moments: list[RunningMoments]) -> None:
-        self._moments = moments
-        self._scales = [None] * len(moments)
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Path and shape of every leaf that has statistics."""
-        if self._tree is None:
-            raise self._not_set_up()
-        return {self._tree.leaves[i].path: self._tree.leaves[i].shape for i in self._boxes}
 
 
 def _boxes(tree: SpaceTree) -> tuple[int, ...]:
@@ -182,10 +187,8 @@ def _dtype(space: Space[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64 if space.dtype == np.float64 else np.float32)
 
 
-_SHAPES: dict[str, tuple[int, ...]] = {"": ()}
-
-
-class NormalizeReward(AgentConnector):
+@dataclass(eq=False, repr=False)
+class NormalizeReward(LearnsMoments):
     """Divides the ``rewards`` column by the running standard deviation of the discounted return.
 
     As gymnasium's wrapper of that name: every reward makes its agent's return ``gamma * return + reward``, which enters
@@ -207,20 +210,16 @@ class NormalizeReward(AgentConnector):
         ArgumentError: ``gamma`` is not from 0 to 1, or ``epsilon`` or ``clip`` not above 0.
     """
 
-    def __init__(
-        self, gamma: float = 0.99, epsilon: float = 1e-8, clip: float | None = 10.0, per_agent: bool = False
-    ) -> None:
-        if not 0 <= gamma <= 1:
-            raise ArgumentError(f"gamma must be from 0 to 1, got {gamma}")
-        if not epsilon > 0:
-            raise ArgumentError(f"epsilon must be above 0, got {epsilon}")
-        if clip is not None and not clip > 0:
-            raise ArgumentError(f"clip must be above 0, or None for no clipping; got {clip}")
-        self.gamma = gamma
-        self.epsilon = epsilon
-        self.clip = clip
-        self.per_agent = per_agent
-        self._moments = RunningMoments.empty(0 if per_agent else 1, ())
+    gamma: UnitFloat = 0.99
+    epsilon: PositiveFloat = 1e-8
+    clip: PositiveFloat | None = 10.0
+    per_agent: bool = False
+
+    _shapes = MappingProxyType({"": ()})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._moments = {"": RunningMoments.empty(0 if self.per_agent else 1, ())}
         self._returns = AgentTable((), np.float64)
 
     def __call__(self, rows: Rows) -> Rows:
@@ -244,57 +243,31 @@ class NormalizeReward(AgentConnector):
         rewards[rewarded] = scaled if self.clip is None else np.clip(scaled, -self.clip, self.clip)
         return rows.replace(rewards=rewards)
 
-    @property
-    def counts(self) -> NDArray[np.float64]:
-        """(1,), or (A,) with ``per_agent``: how many rewards the statistics are of."""
-        return self._moments.total.count.copy()
-
     def reset(self, env_ids: EnvIds | None = None) -> None:
         self._returns.reset(env_ids)
 
     def state_dict(self) -> State:
-        return {**save_moments({"": self._moments}), "returns": self._returns.state_dict()}
+        return {**super().state_dict(), "returns": self._returns.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave, or what `merge_states` did, which leaves running returns alone."""
-        (moments,) = load_moments(state, _SHAPES)
+        moments = self._loaded(state)
         if "returns" in state:
             self._returns.load_state_dict(state["returns"])
         self._moments = moments
 
-    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
-        """Join the statistics of copies that saw different data; of none, give this one's.
-
-        Returns:
-            A state for `load_state_dict`: counts, means and variances of all data together.
-
-        Raises:
-            ArgumentError: Two copies last loaded different merged states, so what they have in common is not known.
-        """
-        copies = [load_moments(state, _SHAPES)[0] for state in states]
-        return save_moments({"": merge_moments(copies) if copies else self._moments})
-
-    def hand_over(self) -> State:
-        self._moments = self._moments.handed_over()
-        return save_moments({"": self._moments})
-
-    def take_merged(self, state: Mapping[str, Any]) -> None:
-        if state:
-            (merged,) = load_moments(state, _SHAPES)
-            self._moments = self._moments.with_merged(merged)
-
     def _learn(self, returns: NDArray[np.float64], agent_index: NDArray[Any]) -> None:
-        old = self._moments
+        old = self._moments[""]
         if self.per_agent:
             old = old.grown(int(agent_index.max()) + 1)
         new = old.learnt(returns, agent_index if self.per_agent else None)
         if not new.total.finite:
             raise ContractError("the return is too large for float64; nothing was learnt from these rows")
-        self._moments = new
+        self._moments = {"": new}
 
     def _scale(self, agent_index: NDArray[Any]) -> NDArray[np.float64]:
         """What to multiply the rewards of these agents with; 1 for an agent of which nothing is known."""
-        scale = self._moments.total.scale(self.epsilon)
+        scale = self._moments[""].scale(self.epsilon)
         if self.per_agent:
             scale = np.append(scale, 1.0)[np.minimum(agent_index, len(scale))]
         return scale

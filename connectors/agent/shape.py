@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
 from marlvec.connectors._support.leafwise_obs import LeafPlan, LeafwiseObs, OneHot, check_keys, is_below
-from marlvec.connectors.connector import AgentConnector
+from marlvec.connectors.connector import AgentConnector, from_setup
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
@@ -34,15 +35,14 @@ class DropKeys(AgentConnector):
         UnsupportedSpaceError: Where a space is first seen: it is no Dict and no Tuple.
     """
 
+    _tree = from_setup(SpaceTree)
+
     def __init__(self, *paths: str) -> None:
         if not paths:
             raise ArgumentError("name at least one path to drop")
         self.paths = paths
-        self._tree: SpaceTree | None = None
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None:
-            raise self._not_set_up()
         self._tree.flatten(rows.obs)  # says what is wrong with observations of another structure
         return rows.replace(obs=drop_from_value(rows.obs, self.paths))
 
@@ -123,6 +123,7 @@ def _join(path: str, key: Any) -> str:
     return f"{path}/{key}" if path else str(key)
 
 
+@dataclass(eq=False, repr=False)
 class FlattenObs(AgentConnector):
     """Joins all leaves of an observation into one vector ``(n, d)``, in the order of the space.
 
@@ -140,20 +141,20 @@ class FlattenObs(AgentConnector):
         UnsupportedSpaceError: Where a space is first seen: it has no leaves, or one of those to keep has no fixed size.
     """
 
-    def __init__(self, *, keys: Sequence[str] | None = None, drop: Sequence[str] | None = None) -> None:
-        if keys is not None and drop is not None:
+    _: KW_ONLY
+    keys: Sequence[str] | None = None
+    drop: Sequence[str] | None = None
+
+    _tree = from_setup(SpaceTree)
+    _unchanged = from_setup(bool)  # whether observations are such vectors already
+
+    def __post_init__(self) -> None:
+        if self.keys is not None and self.drop is not None:
             raise ArgumentError("give keys to keep or keys to drop, not both")
-        self.keys = None if keys is None else tuple(keys)
-        self.drop = None if drop is None else tuple(drop)
-        self._tree: SpaceTree | None = None
-        self._writers: list[tuple[int, _Part]] = []
-        self._width = 0
-        self._dtype: np.dtype[Any] = np.dtype(np.float32)
-        self._unchanged = False
+        self.keys = None if self.keys is None else tuple(self.keys)
+        self.drop = None if self.drop is None else tuple(self.drop)
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None:
-            raise self._not_set_up()
         if self._unchanged and len(rows) and rows.obs.dtype == self._dtype:
             return rows
         leaves = self._tree.flatten(rows.obs)
@@ -165,7 +166,8 @@ class FlattenObs(AgentConnector):
     def setup(self, space: Space[Any]) -> None:
         tree = SpaceTree(space)
         chosen = self._choose(tree)
-        self._writers, start = [], 0
+        self._writers: list[tuple[int, _Part]] = []
+        start = 0
         for i, leaf in chosen:
             self._writers.append((i, _Part(leaf, start)))
             start = self._writers[-1][1].stop
@@ -249,7 +251,7 @@ class PadObs(LeafwiseObs):
     """
 
     def __init__(self, shape: int | Sequence[int], *, keys: Sequence[str] | None = None) -> None:
-        super().__init__(keys)
+        super().__init__(keys=keys)
         self.shape = (shape,) if isinstance(shape, int) else tuple(int(length) for length in shape)
         if min(self.shape, default=0) < 0:
             raise ArgumentError(f"shape must be lengths of at least 0, got {self.shape}")
@@ -281,6 +283,7 @@ class _Pad:
         return out
 
 
+@dataclass(eq=False, repr=False)
 class ReshapeObs(LeafwiseObs):
     """Gives every Box leaf another shape, its numbers in the same order; other leaves pass unchanged.
 
@@ -294,11 +297,13 @@ class ReshapeObs(LeafwiseObs):
         UnsupportedSpaceError: Where a space is first seen: there is no Box, or one has another number of entries.
     """
 
+    shape: Sequence[int]
+
     _kind = "Boxes"
 
-    def __init__(self, shape: Sequence[int], *, keys: Sequence[str] | None = None) -> None:
-        super().__init__(keys)
-        self.shape = tuple(int(length) for length in shape)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.shape = tuple(int(length) for length in self.shape)
         if min(self.shape, default=0) < -1 or self.shape.count(-1) > 1:
             raise ArgumentError(f"shape must be lengths, of which one may be -1; got {self.shape}")
 
@@ -312,19 +317,14 @@ class ReshapeObs(LeafwiseObs):
             raise UnsupportedSpaceError(
                 f"{self!r} cannot give {leaf} of shape {leaf.shape} that shape; name the leaves to work on in keys=[…]"
             ) from None
-        return LeafPlan(Box(low, high, dtype=leaf.dtype.type), _Reshape(low.shape))
+        return LeafPlan(Box(low, high, dtype=leaf.dtype.type), partial(_reshaped, shape=low.shape))
 
 
-class _Reshape:
-    """Reshapes the values of one leaf."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
-
-    def __call__(self, values_n: NDArray[Any]) -> NDArray[Any]:
-        return values_n.reshape(len(values_n), *self.shape)
+def _reshaped(values_n: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    return values_n.reshape(len(values_n), *shape)
 
 
+@dataclass(eq=False, repr=False)
 class TransposeObs(LeafwiseObs):
     """Puts the axes of every Box leaf of the right rank in another order; other leaves pass unchanged.
 
@@ -340,9 +340,11 @@ class TransposeObs(LeafwiseObs):
         UnsupportedSpaceError: Where a space is first seen: no Box has so many axes.
     """
 
-    def __init__(self, axes: Sequence[int] | None = None, *, keys: Sequence[str] | None = None) -> None:
-        super().__init__(keys)
-        self.axes = None if axes is None else tuple(int(axis) for axis in axes)
+    axes: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.axes = None if self.axes is None else tuple(int(axis) for axis in self.axes)
         self._order = (2, 0, 1) if self.axes is None else self.axes
         if sorted(self._order) != list(range(len(self._order))):
             raise ArgumentError(f"axes must name each of 0 to {len(self._order) - 1} once, got {self.axes}")

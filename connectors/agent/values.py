@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import DTypeLike, NDArray
 
-from marlvec.connectors._support.declared_space import (
-    DeclaredSpace,
-    SpaceRule,
-    check_function,
-    read_only,
-    space_after,
-)
+from marlvec.connectors._support.declared_space import ObsFunction, read_only
 from marlvec.connectors._support.leaf_spaces import space_summary
 from marlvec.connectors._support.leafwise_obs import LeafPlan, LeafwiseObs, OneHot
-from marlvec.connectors.connector import AgentConnector
+from marlvec.connectors.connector import from_setup
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
@@ -28,6 +23,7 @@ from marlvec.trees import Tree, map_tree
 __all__ = ["CastObs", "ClipObs", "OneHotObs", "ScaleObs", "MapObs", "PerAgent"]
 
 
+@dataclass(eq=False, repr=False)
 class CastObs(LeafwiseObs):
     """Casts every Box leaf to a dtype; other leaves pass unchanged.
 
@@ -46,14 +42,16 @@ class CastObs(LeafwiseObs):
         dtype: The dtype's name.
     """
 
+    dtype: DTypeLike
+
     _kind = "Boxes"
 
-    def __init__(self, dtype: DTypeLike, *, keys: Sequence[str] | None = None) -> None:
-        super().__init__(keys)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         try:
-            wanted = np.dtype(dtype)
+            wanted = np.dtype(self.dtype)
         except TypeError as error:
-            raise ArgumentError(f"dtype must be one of numpy's, got {dtype!r}") from error
+            raise ArgumentError(f"dtype must be one of numpy's, got {self.dtype!r}") from error
         if wanted.kind not in "fiu":
             raise ArgumentError(f"dtype must be of floats or ints, got {wanted}")
         self.dtype = wanted.name
@@ -111,6 +109,7 @@ def _bounds_fit(low: NDArray[Any], high: NDArray[Any], dtype: np.dtype[Any]) -> 
     return bool(np.isfinite(least) and np.isfinite(most)) and limits.min <= int(least) and int(most) <= limits.max
 
 
+@dataclass(eq=False, repr=False)
 class ClipObs(LeafwiseObs):
     """Clips the values of every Box leaf, and its bounds with them; other leaves pass unchanged.
 
@@ -127,18 +126,17 @@ class ClipObs(LeafwiseObs):
         UnsupportedSpaceError: Where a space is first seen: there is no Box, or no value of its dtype lies between.
     """
 
+    low: float | None = None
+    high: float | None = None
+
     _kind = "Boxes"
 
-    def __init__(
-        self, low: float | None = None, high: float | None = None, *, keys: Sequence[str] | None = None
-    ) -> None:
-        super().__init__(keys)
-        if low is None and high is None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low is None and self.high is None:
             raise ArgumentError("give low, high or both")
-        if not (-math.inf if low is None else low) <= (math.inf if high is None else high):
-            raise ArgumentError(f"low must not be above high, got {low} and {high}")
-        self.low = low
-        self.high = high
+        if not (-math.inf if self.low is None else self.low) <= (math.inf if self.high is None else self.high):
+            raise ArgumentError(f"low must not be above high, got {self.low} and {self.high}")
 
     def _plan(self, leaf: Leaf) -> LeafPlan | None:
         space = leaf.space
@@ -146,7 +144,7 @@ class ClipObs(LeafwiseObs):
             return None
         low, high = self._limits(leaf)
         bottom, top = np.clip(space.low, low, high), np.clip(space.high, low, high)
-        return LeafPlan(Box(bottom, top, leaf.shape, leaf.dtype.type), _Clip(low, high))
+        return LeafPlan(Box(bottom, top, leaf.shape, leaf.dtype.type), partial(np.clip, a_min=low, a_max=high))
 
     def _limits(self, leaf: Leaf) -> tuple[Any, Any]:
         """The limits as numbers of the leaf's dtype."""
@@ -159,17 +157,6 @@ class ClipObs(LeafwiseObs):
         if low > most or high < least or (bottom := math.ceil(max(low, least))) > (top := math.floor(min(high, most))):
             raise UnsupportedSpaceError(f"{self!r}: no {leaf.dtype} of {leaf} lies between; put CastObs before it")
         return leaf.dtype.type(bottom), leaf.dtype.type(top)
-
-
-class _Clip:
-    """Clips the values of one leaf."""
-
-    def __init__(self, low: Any, high: Any) -> None:
-        self.low, self.high = low, high
-
-    def __call__(self, values_n: NDArray[Any]) -> NDArray[Any]:
-        clipped: NDArray[Any] = np.clip(values_n, self.low, self.high)
-        return clipped
 
 
 class OneHotObs(LeafwiseObs):
@@ -188,26 +175,18 @@ class OneHotObs(LeafwiseObs):
 
     _kind = "Discrete and MultiDiscrete leaves"
 
-    def __init__(self, *, keys: Sequence[str] | None = None) -> None:
-        super().__init__(keys)
-
     def _plan(self, leaf: Leaf) -> LeafPlan | None:
         if not isinstance(leaf.space, (Discrete, MultiDiscrete)):
             return None
         one_hot = OneHot(leaf)
-        return LeafPlan(Box(0, 1, (one_hot.width,), np.float32), _Vector(one_hot))
+        return LeafPlan(Box(0, 1, (one_hot.width,), np.float32), partial(_floats, one_hot))
 
 
-class _Vector:
-    """A one-hot as floats."""
-
-    def __init__(self, one_hot: OneHot) -> None:
-        self.one_hot = one_hot
-
-    def __call__(self, values_n: NDArray[Any]) -> NDArray[Any]:
-        return self.one_hot(values_n).astype(np.float32)
+def _floats(one_hot: OneHot, values_n: NDArray[Any]) -> NDArray[Any]:
+    return one_hot(values_n).astype(np.float32)
 
 
+@dataclass(eq=False, repr=False)
 class ScaleObs(LeafwiseObs):
     """Stretches every Box leaf from its bounds to ``[low, high]``, as float32.
 
@@ -225,15 +204,16 @@ class ScaleObs(LeafwiseObs):
         UnsupportedSpaceError: Where a space is first seen: no Box has bounds at both ends.
     """
 
+    low: float = 0.0
+    high: float = 1.0
+
     _kind = "Boxes with bounds at both ends"
     _advice = "put ClipObs before it, which sets bounds, or use NormalizeObs in its place"
 
-    def __init__(self, low: float = 0.0, high: float = 1.0, *, keys: Sequence[str] | None = None) -> None:
-        super().__init__(keys)
-        if not (low < high and np.isfinite([low, high]).all()):
-            raise ArgumentError(f"low must be below high and both finite, got {low} and {high}")
-        self.low = low
-        self.high = high
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.low < self.high and np.isfinite([self.low, self.high]).all()):
+            raise ArgumentError(f"low must be below high and both finite, got {self.low} and {self.high}")
 
     def _plan(self, leaf: Leaf) -> LeafPlan | None:
         if not isinstance(leaf.space, Box) or leaf.dtype.kind not in "fiu" or not leaf.space.is_bounded("both"):
@@ -280,7 +260,7 @@ def _least(bound: NDArray[Any]) -> NDArray[Any]:
     return bound.ravel()[:1].reshape(()) if bound.size and (bound == bound.ravel()[0]).all() else bound
 
 
-class MapObs(AgentConnector):
+class MapObs(ObsFunction):
     """Puts ``function(obs)`` in the place of the observations, all rows in one call.
 
     The arrays it gets are read-only. For one that looks at a row's agent or other columns, use `agent_connector`; for
@@ -296,28 +276,11 @@ class MapObs(AgentConnector):
         ContractError: In a call: what the function returned has another structure, shape or dtype than was declared.
     """
 
-    def __init__(self, function: Callable[[Tree], Tree], output_space: SpaceRule = None) -> None:
-        check_function(function, output_space, "MapObs")
-        self.function = function
-        self._rule = output_space
-        self._declared: DeclaredSpace | None = None
-
     def __call__(self, rows: Rows) -> Rows:
-        if self._declared is None:
-            raise self._not_set_up()
         return rows.replace(obs=self._declared.batch(self.function(read_only(rows.obs)), len(rows)))
 
-    def setup(self, space: Space[Any]) -> None:
-        self._declared = DeclaredSpace(self.output_space(space), self.name)
 
-    def output_space(self, space: Space[Any]) -> Space[Any]:
-        return space_after(self._rule, space, self.name)
-
-    def params(self) -> dict[str, Any]:
-        return {"function": self.function, "output_space": self._rule}
-
-
-class PerAgent(AgentConnector):
+class PerAgent(ObsFunction):
     """Puts ``function(obs, agent)`` in the place of each observation, one row a call.
 
     The easiest to write and the slowest to run: a call of a Python function for every row. `MapObs` takes all rows at
@@ -335,30 +298,17 @@ class PerAgent(AgentConnector):
             names the row.
     """
 
-    def __init__(self, function: Callable[[Tree, str | int], Tree], output_space: SpaceRule = None) -> None:
-        check_function(function, output_space, "PerAgent")
-        self.function = function
-        self._rule = output_space
-        self._tree: SpaceTree | None = None
-        self._declared: DeclaredSpace | None = None
+    _tree = from_setup(SpaceTree)
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None or self._declared is None:
-            raise self._not_set_up()
         obs = read_only(self._tree.unflatten(self._tree.flatten(rows.obs)))  # keys in the space's order
         agents = [self._agent(index) for index in rows.agent_index.tolist()]
         values = [self.function(_row(obs, i), agent) for i, agent in enumerate(agents)]
         return rows.replace(obs=self._declared.stack(values))
 
     def setup(self, space: Space[Any]) -> None:
+        super().setup(space)
         self._tree = SpaceTree(space)
-        self._declared = DeclaredSpace(self.output_space(space), self.name)
-
-    def output_space(self, space: Space[Any]) -> Space[Any]:
-        return space_after(self._rule, space, self.name)
-
-    def params(self) -> dict[str, Any]:
-        return {"function": self.function, "output_space": self._rule}
 
     def _agent(self, index: int) -> str | int:
         if not self.agents:

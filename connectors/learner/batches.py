@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.connectors._support.parameters import NonNegativeFloat
 from marlvec.connectors.connector import LearnerConnector
 from marlvec.connectors.learner.fragments import column, numbers, one_array, unknown_outcome
 from marlvec.connectors.rows import Rows
@@ -72,6 +74,7 @@ def _shares(policy_id: str, rows: Rows, mapping: ModuleMapping) -> dict[str, Row
     return {name: rows.take(module_n == names.index(name)) for name in order}
 
 
+@dataclass(eq=False, repr=False)
 class Standardize(LearnerConnector):
     """Subtracts a column's mean over the batch and divides by its standard deviation.
 
@@ -91,14 +94,11 @@ class Standardize(LearnerConnector):
             counts.
     """
 
-    across_agents = True
+    column: str = "advantages"
+    mask: str | None = "loss_mask"
+    epsilon: NonNegativeFloat = 1e-8
 
-    def __init__(self, column: str = "advantages", mask: str | None = "loss_mask", epsilon: float = 1e-8) -> None:
-        if not epsilon >= 0:
-            raise ArgumentError(f"epsilon must not be below 0, got {epsilon}")
-        self.column = column
-        self.mask = mask
-        self.epsilon = epsilon
+    across_agents = True
 
     def __call__(self, rows: Rows) -> Rows:
         values = one_array(rows, self.column)

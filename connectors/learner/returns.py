@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.connectors._support.parameters import PositiveInt, UnitFloat
 from marlvec.connectors.connector import LearnerConnector
-from marlvec.connectors.learner.fragments import Floats, Fragments, check_share, column, flags, numbers, unknown_outcome
+from marlvec.connectors.learner.fragments import Floats, Fragments, column, flags, numbers, unknown_outcome
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.trees import map_tree, to_array
@@ -129,6 +131,7 @@ def next_values(rows: Rows, fragments: Fragments, value_function: ValueFunction 
     return after
 
 
+@dataclass(eq=False, repr=False)
 class GeneralAdvantageEstimation(LearnerConnector):
     """Adds ``advantages`` and ``value_targets``, (n,) float32, computed in float64.
 
@@ -159,14 +162,9 @@ class GeneralAdvantageEstimation(LearnerConnector):
         ContractError: When called: a column is missing or no (n,) numbers, or the rows are out of order.
     """
 
-    def __init__(
-        self, gamma: float = 0.99, gae_lambda: float = 0.95, value_function: ValueFunction | None = None
-    ) -> None:
-        check_share("gamma", gamma)
-        check_share("gae_lambda", gae_lambda)
-        self.gamma = gamma
-        self.gae_lambda = gae_lambda
-        self.value_function = value_function
+    gamma: UnitFloat = 0.99
+    gae_lambda: UnitFloat = 0.95
+    value_function: ValueFunction | None = None
 
     def __call__(self, rows: Rows) -> Rows:
         fragments = Fragments(rows)
@@ -180,6 +178,7 @@ class GeneralAdvantageEstimation(LearnerConnector):
         return rows.replace(advantages=advantages.astype(np.float32), value_targets=targets.astype(np.float32))
 
 
+@dataclass(eq=False, repr=False)
 class VTrace(LearnerConnector):
     """Adds ``vs`` and ``pg_advantages``, (n,) float32, computed in float64.
 
@@ -208,25 +207,20 @@ class VTrace(LearnerConnector):
         ContractError: When called: a column is missing or no (n,) numbers, or the rows are out of order.
     """
 
-    def __init__(
-        self,
-        gamma: float = 0.99,
-        rho_bar: float = 1.0,
-        c_bar: float = 1.0,
-        value_function: ValueFunction | None = None,
-        *,
-        logp: str = "logp",
-        target_logp: str = "target_logp",
-    ) -> None:
-        check_share("gamma", gamma)
-        if not 0 < c_bar <= rho_bar:
-            raise ArgumentError(f"the limits must be 0 < c_bar <= rho_bar, got c_bar={c_bar}, rho_bar={rho_bar}")
-        self.gamma = gamma
-        self.rho_bar = rho_bar
-        self.c_bar = c_bar
-        self.value_function = value_function
-        self.logp = logp
-        self.target_logp = target_logp
+    gamma: UnitFloat = 0.99
+    rho_bar: float = 1.0
+    c_bar: float = 1.0
+    value_function: ValueFunction | None = None
+    _: KW_ONLY
+    logp: str = "logp"
+    target_logp: str = "target_logp"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.c_bar <= self.rho_bar:
+            raise ArgumentError(
+                f"the limits must be 0 < c_bar <= rho_bar, got c_bar={self.c_bar}, rho_bar={self.rho_bar}"
+            )
 
     def __call__(self, rows: Rows) -> Rows:
         fragments = Fragments(rows)
@@ -250,6 +244,7 @@ class VTrace(LearnerConnector):
         )
 
 
+@dataclass(eq=False, repr=False)
 class ReturnsToGo(LearnerConnector):
     """Adds ``returns_to_go`` (n,) float32, computed in float64: ``rewards[t] + gamma * returns_to_go[t + 1]``.
 
@@ -270,10 +265,8 @@ class ReturnsToGo(LearnerConnector):
         ContractError: When called: a column is missing or no (n,) numbers, or the rows are out of order.
     """
 
-    def __init__(self, gamma: float = 0.99, bootstrap: bool | ValueFunction = False) -> None:
-        check_share("gamma", gamma)
-        self.gamma = gamma
-        self.bootstrap = bootstrap
+    gamma: UnitFloat = 0.99
+    bootstrap: bool | ValueFunction = False
 
     def __call__(self, rows: Rows) -> Rows:
         fragments = Fragments(rows)
@@ -287,6 +280,7 @@ class ReturnsToGo(LearnerConnector):
         return rows.replace(returns_to_go=fragments.scan(totals, self.gamma).astype(np.float32))
 
 
+@dataclass(eq=False, repr=False)
 class NStep(LearnerConnector):
     """Makes each row a transition over up to n decisions, and adds ``discounts`` (n,) float32.
 
@@ -312,12 +306,8 @@ class NStep(LearnerConnector):
         ContractError: When called: a column is missing or no (n,) numbers, or the rows are out of order.
     """
 
-    def __init__(self, n: int, gamma: float = 0.99) -> None:
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise ArgumentError(f"n must be a whole number of at least 1, got {n!r}")
-        check_share("gamma", gamma)
-        self.n = n
-        self.gamma = gamma
+    n: PositiveInt
+    gamma: UnitFloat = 0.99
 
     def __call__(self, rows: Rows) -> Rows:
         fragments = Fragments(rows)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.connectors._support.parameters import PositiveInt
 from marlvec.connectors._support.shifts import Shift, parse_shifts
 from marlvec.connectors.connector import LearnerConnector
 from marlvec.connectors.learner.fragments import Fragments, numbers
@@ -75,6 +77,7 @@ class AddLastObs(LearnerConnector):
         return Rows(columns)
 
 
+@dataclass(eq=False, repr=False)
 class AddView(LearnerConnector):
     """Adds a column with the values that another one has in earlier or later rows of the same fragment.
 
@@ -94,15 +97,16 @@ class AddView(LearnerConnector):
         ContractError: When called: the source is missing, or the column is there already.
     """
 
-    def __init__(self, column: str, source: str, shift: Shift, fill: Tree = None) -> None:
-        if isinstance(fill, str) and fill != "repeat":
-            raise ArgumentError(f'fill must be None, "repeat" or one row\'s value, got {fill!r}')
-        self._shifts = np.array(parse_shifts(shift), np.int64)
-        self._single = not isinstance(shift, str) and np.ndim(shift) == 0
-        self.column = column
-        self.source = source
-        self.shift = shift
-        self.fill = fill
+    column: str
+    source: str
+    shift: Shift
+    fill: Tree = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.fill, str) and self.fill != "repeat":
+            raise ArgumentError(f'fill must be None, "repeat" or one row\'s value, got {self.fill!r}')
+        self._shifts = np.array(parse_shifts(self.shift), np.int64)
+        self._single = not isinstance(self.shift, str) and np.ndim(self.shift) == 0
 
     def __call__(self, rows: Rows) -> Rows:
         source = column_of(rows, self.source)
@@ -159,6 +163,7 @@ def kept_name(name: str) -> str:
     return f"{name}_rows"
 
 
+@dataclass(eq=False, repr=False)
 class PadSequences(LearnerConnector):
     """Cuts n rows into B sequences of T = ``max_len`` rows: every column becomes (B, T, …).
 
@@ -182,13 +187,10 @@ class PadSequences(LearnerConnector):
         ContractError: When called: the rows are sequences already, or out of order.
     """
 
-    changes_length = True
+    max_len: PositiveInt
+    state_column: str | None = "state_in"
 
-    def __init__(self, max_len: int, state_column: str | None = "state_in") -> None:
-        if isinstance(max_len, bool) or not isinstance(max_len, int) or max_len < 1:
-            raise ArgumentError(f"max_len must be a whole number of at least 1, got {max_len!r}")
-        self.max_len = max_len
-        self.state_column = state_column
+    changes_length = True
 
     def __call__(self, rows: Rows) -> Rows:
         fragments, n, size = Fragments(rows), len(rows), self.max_len
@@ -217,6 +219,7 @@ class PadSequences(LearnerConnector):
         return Rows(columns)
 
 
+@dataclass(eq=False, repr=False)
 class UnpadSequences(LearnerConnector):
     """Undoes `PadSequences`: columns (B, T, …) become (n, …), without the padding, in the rows' old order.
 
@@ -230,10 +233,9 @@ class UnpadSequences(LearnerConnector):
         ContractError: When called: there is no ``seq_lens``, or a column is not (B, T, …).
     """
 
-    changes_length = True
+    state_column: str | None = "state_in"
 
-    def __init__(self, state_column: str | None = "state_in") -> None:
-        self.state_column = state_column
+    changes_length = True
 
     def __call__(self, rows: Rows) -> Rows:
         if "seq_lens" not in rows or "loss_mask" not in rows:

@@ -106,7 +106,7 @@ def test_refusals() -> None:
         with pytest.raises(ArgumentError, match="p must be a probability"):
             c.StickyActions(p)
     for k in (0, 1.5, True, "2"):
-        with pytest.raises(ArgumentError, match="k must be an int from 1 on"):
+        with pytest.raises(ArgumentError, match="k must be a whole number of at least 1"):
             c.RepeatActions(k)  # type: ignore[arg-type]  # a wrong value is the point
     with pytest.raises(StateError, match="does not know its space"):
         c.RepeatActions(2).load_state_dict({})

@@ -105,5 +105,5 @@ def test_refusals() -> None:
             adder(rows.replace(**{name: np.zeros(1)}))
     with pytest.raises(ArgumentError, match=r"missing \['count', 'rings'\], unknown \['x'\]"):
         piece.load_state_dict({"x": 1})
-    with pytest.raises(ArgumentError, match="history: rings: values: expected"):
+    with pytest.raises(ArgumentError, match="PrevActions: rings: values: expected"):
         piece.load_state_dict(bound(c.PrevActions(), spaces.MultiBinary(2)).state_dict())

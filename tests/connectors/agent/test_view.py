@@ -103,6 +103,6 @@ def test_refusals_of_states() -> None:
         piece(piece(rows))
     with pytest.raises(ContractError, match="expected numbers"):
         c.RnnState({"h": "x", "c": None})
-    with pytest.raises(ArgumentError, match="history: rings: values: expected"):
+    with pytest.raises(ArgumentError, match="RnnState: rings: values: expected"):
         piece.load_state_dict(c.RnnState((np.zeros(2), np.zeros(3))).state_dict())
     assert c.RnnState(np.zeros(2), "memory_in", "memory").params().keys() == {"initial", "column", "source"}
