@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -30,6 +30,9 @@ __all__ = [
 ]
 
 
+AnyArray = NDArray[Any]
+
+
 def including_blank(leaf: Space[Any]) -> Space[Any]:
     """A leaf's space with its blank: zeros in a Box; all others hold theirs, zeros or their start, already."""
     if isinstance(leaf, Box):
@@ -38,27 +41,20 @@ def including_blank(leaf: Space[Any]) -> Space[Any]:
     return leaf
 
 
-def stacked_space(leaf: Space[Any], count: int) -> Space[Any]:
-    """Space of ``count`` values of a leaf's space on a new first axis.
+def stacked_space(leaf: Space[Any], stack: Callable[[Any], AnyArray]) -> Space[Any]:
+    """Space of several values of a leaf's space in one array.
 
     Args:
         leaf: A Box, Discrete, MultiDiscrete or MultiBinary.
-        count: How many, at least 1.
+        stack: Makes such an array of one value, all of them equal.
     """
-
-    def stack(value: Any) -> Any:
-        return np.stack([np.asarray(value)] * count)
-
     if isinstance(leaf, Box):
         return Box(stack(leaf.low), stack(leaf.high), dtype=leaf.low.dtype.type)
     if isinstance(leaf, (Discrete, MultiDiscrete)):
         choices = leaf.n if isinstance(leaf, Discrete) else leaf.nvec
         return MultiDiscrete(stack(choices), dtype=np.dtype(leaf.dtype).type, start=stack(leaf.start))
     assert isinstance(leaf, MultiBinary)
-    return MultiBinary((count, *leaf.shape))
-
-
-AnyArray = NDArray[Any]
+    return MultiBinary(stack(np.zeros(leaf.shape)).shape)
 
 
 class History:
@@ -230,18 +226,19 @@ def cast_row_leaf(value: Any, blank: AnyArray, what: str) -> AnyArray:
     return full
 
 
-def fixed_size_tree(space: Space[Any], owner: str) -> SpaceTree:
+def fixed_size_tree(
+    space: Space[Any], owner: str, advice: str = "put FlattenObs(drop=[…]) before it, or encode the leaf"
+) -> SpaceTree:
     """Walk a space whose values are all to be kept in arrays.
 
     Raises:
-        UnsupportedSpaceError: A leaf has no fixed size.
+        UnsupportedSpaceError: A leaf has no fixed size; says what to do.
     """
     tree = SpaceTree(space)
     for leaf in tree.leaves:
         if leaf.is_object:
             raise UnsupportedSpaceError(
-                f"{owner} cannot keep {leaf} of {type(leaf.space).__name__}, which has no fixed size; "
-                f"put FlattenObs(drop=[…]) before it, or encode the leaf"
+                f"{owner} cannot keep {leaf} of {type(leaf.space).__name__}, which has no fixed size; {advice}"
             )
     return tree
 

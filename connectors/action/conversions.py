@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
@@ -117,43 +119,76 @@ class MapActions(ActionConnector):
         return {"function": self.function, "policy_space": self._given_space}
 
 
-class UnsquashActions(ActionConnector):
+class ActionPlan(NamedTuple):
+    """What becomes of one leaf of the actions.
+
+    Attributes:
+        space: The leaf's space on the side of the policy.
+        apply: Takes (n, …) actions in it, and their rows; returns those in the space behind the connector.
+    """
+
+    space: Space[Any]
+    apply: Callable[[Any, Rows], NDArray[Any]]
+
+
+class LeafwiseActions(ActionConnector):
+    """Converts the leaves of an action that are of its kind, each by itself; the others pass unchanged."""
+
+    _without = ""
+    """Why it refuses ``{space}``, which has no such leaf; empty where that passes."""
+    _tree = from_setup(SpaceTree)
+
+    def __call__(self, rows: Rows) -> Rows:
+        leaves = self._tree.flatten(rows.actions_for_env)
+        for i, apply in self._work:
+            leaves[i] = apply(leaves[i], rows)
+        return rows.replace(actions_for_env=self._tree.unflatten(leaves))
+
+    def setup(self, space: Space[Any]) -> None:
+        self._tree = SpaceTree(space)
+        self._work = [(i, plan.apply) for i, plan in enumerate(self._plans(space)) if plan is not None]
+
+    def policy_space(self, space: Space[Any]) -> Space[Any]:
+        plans = self._plans(space)
+        if self._without and not any(plans):
+            raise UnsupportedSpaceError(self._without.format(space=space))
+        rest = iter(plans)  # map_space meets the leaves in the same order
+        return map_space(lambda leaf: leaf if (plan := next(rest)) is None else plan.space, space)
+
+    def _plans(self, space: Space[Any]) -> list[ActionPlan | None]:
+        return [self._plan(leaf.space) for leaf in SpaceTree(space).leaves]
+
+    @abstractmethod
+    def _plan(self, space: Space[Any]) -> ActionPlan | None:
+        """Say what becomes of a leaf; None where it is of another kind. Changes nothing."""
+
+
+class UnsquashActions(LeafwiseActions):
     """Stretches actions in [-1, 1] to the bounds of every bounded float Box; other leaves pass unchanged.
 
     Exact at the ends: -1 becomes low and 1 becomes high. What is between stays between; what is beyond goes as far
     beyond, for `ClipActions` to see to. The policy then acts in ``Box(-1, 1)`` of the leaf's shape and dtype.
     """
 
-    _tree = from_setup(SpaceTree)
-
-    def __call__(self, rows: Rows) -> Rows:
-        leaves = self._tree.flatten(rows.actions_for_env)
-        for i, stretch in self._boxes:
-            leaves[i] = stretch(leaves[i])
-        return rows.replace(actions_for_env=self._tree.unflatten(leaves))
-
     @property
     def is_identity(self) -> bool:
-        return "_tree" in vars(self) and not self._boxes
+        return "_tree" in vars(self) and not self._work
 
-    def setup(self, space: Space[Any]) -> None:
-        self._tree = SpaceTree(space)
-        self._boxes = [(i, _Stretch(s)) for i, s in enumerate(leaf.space for leaf in self._tree.leaves) if _bounded(s)]
-
-    def policy_space(self, space: Space[Any]) -> Space[Any]:
-        return map_space(lambda s: Box(-1, 1, s.shape, _float(s)) if _bounded(s) else s, space)
+    def _plan(self, space: Space[Any]) -> ActionPlan | None:
+        if not isinstance(space, Box) or space.low.dtype.kind != "f" or not space.is_bounded("both"):
+            return None
+        return ActionPlan(Box(-1, 1, space.shape, space.low.dtype.type), _Stretch(space))
 
 
 class _Stretch:
     """Linear from [-1, 1] to a Box's bounds, worked out from the nearer end so that both ends are exact."""
 
-    def __init__(self, space: Space[Any]) -> None:
-        assert isinstance(space, Box)
+    def __init__(self, space: Box) -> None:
         self.low, self.high = space.low, space.high
         self.half = self.high / 2 - self.low / 2  # halved first: high - low may overflow
         self.dtype = space.low.dtype
 
-    def __call__(self, action_n: Any) -> NDArray[Any]:
+    def __call__(self, action_n: Any, rows: Rows) -> NDArray[Any]:
         action = np.asarray(action_n)
         upper = action > 0
         with np.errstate(over="ignore"):  # an action far beyond may become infinite; ClipActions brings it back
@@ -162,17 +197,8 @@ class _Stretch:
             return out.astype(self.dtype, copy=False)
 
 
-def _bounded(space: Space[Any]) -> bool:
-    return isinstance(space, Box) and np.issubdtype(space.low.dtype, np.floating) and space.is_bounded("both")
-
-
-def _float(space: Space[Any]) -> Any:
-    assert isinstance(space, Box)
-    return space.low.dtype.type
-
-
 @dataclass(eq=False, repr=False)
-class PadActions(ActionConnector):
+class PadActions(LeafwiseActions):
     """Lets the policy act in a Discrete of ``n`` choices where the env has fewer, so that one policy fits many envs.
 
     What the env does not have becomes ``invalid``. Each Discrete of the action is widened, with the start it has; other
@@ -192,30 +218,21 @@ class PadActions(ActionConnector):
     n: PositiveInt
     invalid: int | None = field(default=None, kw_only=True)
 
-    _tree = from_setup(SpaceTree)
+    _without = (
+        "PadActions widens Discretes, and there is none in {space}; put DiscretizeActions(joint=True) behind it for "
+        "Boxes, or pad the env itself: make(..., pad=True)"
+    )
 
-    def __call__(self, rows: Rows) -> Rows:
-        leaves = self._tree.flatten(rows.actions_for_env)
-        for i, space, choices in self._work:
-            chosen = choices.read(leaves[i], rows)
-            instead = 0 if self.invalid is None else self.invalid - int(space.start)
-            leaves[i] = choices.write(np.where(chosen < int(space.n), chosen, instead))
-        return rows.replace(actions_for_env=self._tree.unflatten(leaves))
+    def _plan(self, space: Space[Any]) -> ActionPlan | None:
+        if not isinstance(space, Discrete):
+            return None
+        widened = self._widened(space)
+        return ActionPlan(widened, partial(self._cut, space, Choices(widened)))
 
-    def setup(self, space: Space[Any]) -> None:
-        self._tree = SpaceTree(space)
-        self._work: list[tuple[int, Discrete, Choices]] = []
-        for i, leaf in enumerate(self._tree.leaves):
-            if isinstance(leaf.space, Discrete):
-                self._work.append((i, leaf.space, Choices(self._widened(leaf.space))))
-
-    def policy_space(self, space: Space[Any]) -> Space[Any]:
-        if not any(isinstance(leaf.space, Discrete) for leaf in SpaceTree(space).leaves):
-            raise UnsupportedSpaceError(
-                f"PadActions widens Discretes, and there is none in {space}; put DiscretizeActions(joint=True) behind "
-                f"it for Boxes, or pad the env itself: make(..., pad=True)"
-            )
-        return map_space(lambda leaf: self._widened(leaf) if isinstance(leaf, Discrete) else leaf, space)
+    def _cut(self, space: Discrete, choices: Choices, actions_n: Any, rows: Rows) -> NDArray[Any]:
+        chosen = choices.read(actions_n, rows)
+        instead = 0 if self.invalid is None else self.invalid - int(space.start)
+        return choices.write(np.where(chosen < int(space.n), chosen, instead))
 
     def _widened(self, space: Discrete) -> Discrete:
         n, start = int(space.n), int(space.start)
@@ -227,7 +244,7 @@ class PadActions(ActionConnector):
 
 
 @dataclass(eq=False, repr=False)
-class DiscretizeActions(ActionConnector):
+class DiscretizeActions(LeafwiseActions):
     """Lets the policy choose among evenly spaced values of each element of a bounded Box, both bounds among them.
 
     The policy acts in a MultiDiscrete of the Box's shape, or in a Discrete where the Box has one element and no axes.
@@ -248,7 +265,7 @@ class DiscretizeActions(ActionConnector):
     bins: int | Sequence[int]
     joint: bool = field(default=False, kw_only=True)
 
-    _tree = from_setup(SpaceTree)
+    _without = "DiscretizeActions needs a Box, got {space}; leave it out"
 
     def __post_init__(self) -> None:
         numbers = np.asarray(self.bins)
@@ -256,25 +273,11 @@ class DiscretizeActions(ActionConnector):
             raise ArgumentError(f"bins must be ints from 2 on, got {self.bins!r}")
         self.bins = int(numbers) if not numbers.ndim else tuple(int(n) for n in numbers)
 
-    def __call__(self, rows: Rows) -> Rows:
-        leaves = self._tree.flatten(rows.actions_for_env)
-        for i, grid in self._grids:
-            leaves[i] = grid.values(leaves[i], rows)
-        return rows.replace(actions_for_env=self._tree.unflatten(leaves))
-
-    def setup(self, space: Space[Any]) -> None:
-        self._tree = SpaceTree(space)
-        self._grids: list[tuple[int, _Grid]] = []
-        for i, leaf in enumerate(self._tree.leaves):
-            if isinstance(leaf.space, Box):
-                self._grids.append((i, _Grid(leaf.space, self.bins, joint=self.joint)))
-
-    def policy_space(self, space: Space[Any]) -> Space[Any]:
-        if not any(isinstance(leaf.space, Box) for leaf in SpaceTree(space).leaves):
-            raise UnsupportedSpaceError(f"DiscretizeActions needs a Box, got {space}; leave it out")
-        return map_space(
-            lambda leaf: _Grid(leaf, self.bins, joint=self.joint).space if isinstance(leaf, Box) else leaf, space
-        )
+    def _plan(self, space: Space[Any]) -> ActionPlan | None:
+        if not isinstance(space, Box):
+            return None
+        grid = _Grid(space, self.bins, joint=self.joint)
+        return ActionPlan(grid.space, grid.values)
 
 
 class _Grid:

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from marlvec.connectors._support.agent_table import AgentTable, Remembers
 from marlvec.connectors._support.executed_actions import ExecutedActions
+from marlvec.connectors._support.history import fixed_size_tree
 from marlvec.connectors._support.parameters import PositiveInt, Probability
 from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.connector import ActionConnector, from_setup
 from marlvec.connectors.rows import Rows
-from marlvec.errors import ContractError, UnsupportedSpaceError
+from marlvec.errors import ContractError
 from marlvec.spaces import Leaf, SpaceTree
 
 __all__ = ["HeldActions", "RepeatActions", "StickyActions"]
@@ -70,12 +71,7 @@ class HeldActions(Remembers, ActionConnector):
             self._tables = {"age": self._age, "actions": self._held}
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
-        for leaf in SpaceTree(space).leaves:
-            if leaf.is_object:
-                raise UnsupportedSpaceError(
-                    f"{self!r} cannot keep {leaf} of {type(leaf.space).__name__}, which has no fixed size; "
-                    f"leave it out, or put it where the leaf is encoded"
-                )
+        fixed_size_tree(space, repr(self), "leave it out, or put it where the leaf is encoded")
         return space
 
 

@@ -354,7 +354,11 @@ class TeamObs(Remembers, AgentConnector):
             raise ArgumentError("the agents are not known: call bind(space, agents)")
         if self.function is not None:
             return space_after(self._rule, space, self.name)
-        team = map_space(lambda leaf: stacked_space(including_blank(leaf), count), space)
+
+        def stack(value: Any) -> NDArray[Any]:
+            return np.stack([np.asarray(value)] * count)
+
+        team = map_space(lambda leaf: stacked_space(including_blank(leaf), stack), space)
         return Dict(OrderedDict([("own", space), ("team", team), ("team_mask", MultiBinary(count))]))
 
     def params(self) -> dict[str, Any]:

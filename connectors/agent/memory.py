@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.spaces import Box, Space
 from numpy.typing import NDArray
 
 from marlvec.connectors._support.agent_table import AgentTable, Remembers, load_tables, save_tables
@@ -21,6 +21,8 @@ from marlvec.connectors._support.history import (
     cast_row_leaf,
     check_column_is_new,
     fixed_size_tree,
+    including_blank,
+    stacked_space,
 )
 from marlvec.connectors._support.leafwise_obs import append_to_obs, appended_space
 from marlvec.connectors._support.parameters import NonNegativeInt, PositiveInt
@@ -29,7 +31,7 @@ from marlvec.connectors.agent.shape import FlattenObs
 from marlvec.connectors.connector import AgentConnector, EnvIds, State, from_setup
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
-from marlvec.spaces import SpaceTree
+from marlvec.spaces import Leaf, SpaceTree
 from marlvec.spaces.tree import map_space
 from marlvec.trees import Tree, map_tree, to_array
 
@@ -122,52 +124,41 @@ class FrameStack(Remembers, AgentConnector):
         return rows.replace(obs=self._tree.unflatten(stacked))
 
     def setup(self, space: Space[Any]) -> None:
-        tree = self._tree_of(space)
+        tree = fixed_size_tree(space, repr(self))
         if not self._tables or tree.space != self._tree.space:  # frames from another space are not in this one
-            self._frames = [self._frames_of(leaf.space) for leaf in tree.leaves]
+            self._frames = [self._frames_of(leaf) for leaf in tree.leaves]
             self._started = AgentTable((), np.bool_)
             self._tables = {"started": self._started, "frames": [frames.table for frames in self._frames]}
         self._tree = tree
 
     def output_space(self, space: Space[Any]) -> Space[Any]:
-        self._tree_of(space)
-        return map_space(lambda leaf: self._frames_of(leaf).space(leaf, self.pad == "zero"), space)
+        frames = map(self._frames_of, fixed_size_tree(space, repr(self)).leaves)  # as map_space meets them
+        with_blank = including_blank if self.pad == "zero" and self.k > 1 else lambda leaf: leaf
+        return map_space(lambda leaf: stacked_space(with_blank(leaf), next(frames).stack), space)
 
-    def _tree_of(self, space: Space[Any]) -> SpaceTree:
-        tree = SpaceTree(space)
-        for leaf in tree.leaves:
-            if leaf.is_object:
-                raise UnsupportedSpaceError(
-                    f"{self!r} cannot stack {leaf} of {type(leaf.space).__name__}, which has no fixed size; "
-                    f"put FlattenObs(drop=[…]) before it, or encode the leaf"
-                )
-        return tree
-
-    def _frames_of(self, space: Space[Any]) -> _Frames:
-        assert space.shape is not None
-        shape = tuple(int(n) for n in space.shape)
+    def _frames_of(self, leaf: Leaf) -> _Frames:
+        shape = leaf.shape
         rank = len(shape) + (1 if self.new_axis else 0)
         if not shape:
-            return _Frames(shape, (self.k,), 0, space, self.k)
+            return _Frames(leaf, (self.k,), 0, self.k)
         if not -rank <= self.axis < rank:
-            raise UnsupportedSpaceError(f"{self!r} has no such axis in {space}")
+            raise UnsupportedSpaceError(f"{self!r} has no such axis in {leaf.space}")
         at = self.axis % rank
-        if self.new_axis:
-            return _Frames(shape, (*shape[:at], self.k, *shape[at:]), at, space, self.k)
-        return _Frames(shape, (*shape[:at], self.k * shape[at], *shape[at + 1 :]), at, space, self.k)
+        after = (self.k, *shape[at:]) if self.new_axis else (self.k * shape[at], *shape[at + 1 :])
+        return _Frames(leaf, (*shape[:at], *after), at, self.k)
 
 
 class _Frames:
     """One leaf's history: the frames stand on axis ``at`` of every slot of the table."""
 
-    def __init__(self, shape: tuple[int, ...], out: tuple[int, ...], at: int, space: Space[Any], k: int) -> None:
+    def __init__(self, leaf: Leaf, out: tuple[int, ...], at: int, k: int) -> None:
         self.out = out
         self.at = at
         self.k = k
         lead: tuple[Any, ...] = (slice(None),) * (1 + at)
         self.older, self.newer, self.last = (*lead, slice(None, -1)), (*lead, slice(1, None)), (*lead, -1)
-        self.zero = _blank_frame(space)
-        self.table = AgentTable((*shape[:at], k, *shape[at:]), self.zero.dtype)
+        self.zero = blank_obs(leaf)
+        self.table = AgentTable((*leaf.shape[:at], k, *leaf.shape[at:]), self.zero.dtype)
 
     def push(
         self, env_id: NDArray[Any], agent_index: NDArray[Any], leaf_n: Any, begins: NDArray[Any], repeat: bool
@@ -185,34 +176,9 @@ class _Frames:
         self.table.set(env_id, agent_index, stack)
         return stack.reshape(len(stack), *self.out)
 
-    def space(self, space: Space[Any], zeros: bool) -> Space[Any]:
-        """Space of the stacked leaf."""
-
-        def stack(value: Any) -> NDArray[Any]:
-            return np.stack([np.asarray(value)] * self.k, axis=self.at).reshape(self.out)
-
-        if isinstance(space, Box):
-            low, high = stack(space.low), stack(space.high)
-            if zeros and self.k > 1:
-                low, high = np.minimum(low, 0), np.maximum(high, 0)
-            return Box(low, high, dtype=space.low.dtype.type)
-        if isinstance(space, Discrete):
-            return MultiDiscrete(stack(space.n), dtype=_int(space), start=stack(space.start))
-        if isinstance(space, MultiDiscrete):
-            return MultiDiscrete(stack(space.nvec), dtype=_int(space), start=stack(space.start))
-        assert isinstance(space, MultiBinary)
-        return MultiBinary(self.out)
-
-
-def _blank_frame(space: Space[Any]) -> NDArray[Any]:
-    if isinstance(space, (Discrete, MultiDiscrete)):
-        return np.asarray(space.start, space.dtype)
-    return np.zeros(space.shape or (), space.dtype)
-
-
-def _int(space: Space[Any]) -> Any:
-    assert space.dtype is not None
-    return np.dtype(space.dtype).type
+    def stack(self, value: Any) -> NDArray[Any]:
+        """Return k frames of one value, (*out)."""
+        return np.stack([np.asarray(value)] * self.k, axis=self.at).reshape(self.out)
 
 
 _PREV_ACTIONS = "prev_actions"

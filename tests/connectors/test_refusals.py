@@ -134,7 +134,7 @@ SPACES: list[SpaceCase] = [
     ("DropKeys", ("a",), [OPEN], "needs a Dict to take keys out of"),
     ("FlattenObs", (), [Text(3)], "no fixed size and cannot be part of a vector"),
     ("FrameStack", {"k": 2, "axis": 1}, [OPEN], "has no such axis"),
-    ("FrameStack", (2,), [Text(3)], "cannot stack the value of Text, which has no fixed size"),
+    ("FrameStack", (2,), [Text(3)], "cannot keep the value of Text, which has no fixed size"),
     ("GrayscaleObs", (), [Box(0, 1, (4, 4)), Box(0, 1, (4, 4, 4)), Box(0, 1, (3,))], "put TransposeObs"),
     ("MaxObs", (), [Discrete(2)], "found no Box or MultiBinary in Discrete"),
     ("NormalizeObs", (), [Discrete(3), Text(3)], "found no Box in .*put FlattenObs before it"),
