@@ -217,7 +217,8 @@ def cast_row_leaf(value: Any, blank: AnyArray, what: str) -> AnyArray:
     """
     given = to_array(value) if blank.dtype != object else np.asarray(value)
     try:
-        full = np.broadcast_to(given, blank.shape).astype(blank.dtype)
+        with np.errstate(invalid="ignore"):  # NaN for an int, which is refused below
+            full = np.broadcast_to(given, blank.shape).astype(blank.dtype)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"{what}: a value of shape {given.shape} does not fit shape {blank.shape}") from error
     # Floats round; a number that an integer cannot hold is a mistake.

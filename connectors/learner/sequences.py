@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.connectors._support.history import cast_row_leaf
 from marlvec.connectors._support.parameters import PositiveInt
 from marlvec.connectors._support.shifts import Shift, parse_shifts
 from marlvec.connectors.connector import LearnerConnector
@@ -132,25 +133,16 @@ class AddView(LearnerConnector):
         """For each leaf, one row's value, or ``"repeat"``."""
         if isinstance(self.fill, str):
             return map_tree(lambda _: self.fill, source)
+        blanks = map_tree(_zeros, source)
         if self.fill is None:
-            return map_tree(_zeros, source)
-        if not isinstance(self.fill, (dict, tuple)):
-            return map_tree(lambda leaf: self._fitted([leaf, self.fill]), source)
-        return zip_trees(self._fitted, [source, self.fill])
+            return blanks
 
-    def _fitted(self, pair: list[Any]) -> NDArray[Any]:
-        leaf, fill = to_array(pair[0]), to_array(pair[1])
-        try:
-            with np.errstate(invalid="ignore"):
-                full = np.broadcast_to(fill, leaf.shape[1:]).astype(leaf.dtype)
-        except ValueError:
-            raise ArgumentError(
-                f"fill of shape {fill.shape} does not fit {self.source!r} of shape {leaf.shape[1:]}"
-            ) from None
-        # Floats round; a number that an integer cannot hold is a mistake.
-        if leaf.dtype.kind not in "fO" and not np.array_equal(full, np.broadcast_to(fill, leaf.shape[1:])):
-            raise ArgumentError(f"fill {self.fill!r} does not fit {leaf.dtype}, the dtype of {self.source!r}")
-        return full
+        def fit(pair: list[Any]) -> NDArray[Any]:
+            return cast_row_leaf(pair[1], pair[0], f"fill for {self.source!r}")
+
+        if not isinstance(self.fill, (dict, tuple)):
+            return map_tree(lambda blank: fit([blank, self.fill]), blanks)
+        return zip_trees(fit, [blanks, self.fill])
 
 
 def _zeros(leaf: Any) -> Any:
