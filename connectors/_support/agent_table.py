@@ -108,6 +108,7 @@ class AgentTable:
         Raises:
             ArgumentError: As there.
         """
+        check_fields(state, ["values"], where)
         return array_field(state, "values", self.values.dtype, (None, None, *self.shape), where)
 
     def _grow(self, env_id: NDArray[Any], agent_index: NDArray[Any]) -> None:

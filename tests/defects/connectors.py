@@ -10,7 +10,7 @@ import numpy as np
 from marlvec.connectors import NormalizeObs, Rows
 from marlvec.connectors._support.agent_table import AgentTable
 from marlvec.connectors.agent.memory import FrameStack
-from marlvec.connectors.learner import advantages
+from marlvec.connectors.learner import returns
 from marlvec.connectors.pipeline import Pipeline
 from tests.defects.registry import Patch, after, found_by
 
@@ -62,13 +62,13 @@ def connector_learns_while_evaluating(patch: Patch) -> None:
 @found_by(f"{LEARNER}/test_returns.py", f"{LEARNER}/test_real_batches.py", f"{LEARNER}/test_unknown_outcome.py")
 def connector_truncated_has_no_value(patch: Patch) -> None:
     """An episode that was cut off counts as one that was over: nothing is expected after it."""
-    patch.setattr(advantages, "end_values", lambda rows, fragments, function: np.zeros(len(fragments)))
+    patch.setattr(returns, "end_values", lambda rows, fragments, function: np.zeros(len(fragments)))
 
 
 @found_by(f"{LEARNER}/test_returns.py", f"{LEARNER}/test_fragments.py", f"{LEARNER}/test_real_batches.py")
 def connector_advantages_cross_fragments(patch: Patch) -> None:
     """Advantages run on from one fragment into the one before it."""
-    scan = advantages.Fragments.scan
+    scan = returns.Fragments.scan
 
     def across(fragments: Any, deltas: Any, factor: float) -> Any:
         found, total = scan(fragments, deltas, factor), 0.0
@@ -76,7 +76,7 @@ def connector_advantages_cross_fragments(patch: Patch) -> None:
             found[k] = total = deltas[k] + factor * total
         return found
 
-    patch.setattr(advantages.Fragments, "scan", across)
+    patch.setattr(returns.Fragments, "scan", across)
 
 
 @found_by(f"{PIPELINE}/test_pipeline.py", f"{PIPELINE}/test_pipeline_binding.py")
