@@ -13,7 +13,7 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from marlvec.arguments import signature_of
-from marlvec.connectors._support.parameters import check_parameters
+from marlvec.connectors.parameters import check_parameters
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, SerialisationError, StateError
 from marlvec.serialization.name_table import CLASSES

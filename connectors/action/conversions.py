@@ -13,9 +13,9 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.parameters import PositiveInt
 from marlvec.connectors.action.valid_actions import Choices
 from marlvec.connectors.connector import ActionConnector, from_setup
+from marlvec.connectors.parameters import PositiveInt
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree

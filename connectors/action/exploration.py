@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from marlvec.connectors._support.agent_table import AgentTable, Remembers
 from marlvec.connectors._support.executed_actions import ExecutedActions, is_given
-from marlvec.connectors._support.parameters import PositiveInt, Probability
 from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.action.valid_actions import Choices, FloatBoxes, row_name
 from marlvec.connectors.connector import ActionConnector, State, from_setup
+from marlvec.connectors.parameters import PositiveInt, Probability
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree

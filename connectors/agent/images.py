@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from marlvec.connectors._support.agent_table import Remembers
 from marlvec.connectors._support.history import History, blank_obs
 from marlvec.connectors._support.leafwise_obs import LeafPlan, LeafwiseObs
-from marlvec.connectors._support.parameters import PositiveInt
 from marlvec.connectors.connector import AgentConnector, from_setup
+from marlvec.connectors.parameters import PositiveInt
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree

@@ -25,10 +25,10 @@ from marlvec.connectors._support.history import (
     stacked_space,
 )
 from marlvec.connectors._support.leafwise_obs import append_to_obs, appended_space
-from marlvec.connectors._support.parameters import NonNegativeInt, PositiveInt
 from marlvec.connectors._support.shifts import Shift, parse_shifts
 from marlvec.connectors.agent.shape import FlattenObs
 from marlvec.connectors.connector import AgentConnector, EnvIds, State, from_setup
+from marlvec.connectors.parameters import NonNegativeInt, PositiveInt
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree

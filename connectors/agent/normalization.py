@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from marlvec.connectors._support.agent_table import AgentTable
 from marlvec.connectors._support.moments import RunningMoments, load_moments, merge_moments, save_moments
-from marlvec.connectors._support.parameters import PositiveFloat, UnitFloat
 from marlvec.connectors.connector import AgentConnector, EnvIds, State, from_setup
+from marlvec.connectors.parameters import PositiveFloat, UnitFloat
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ContractError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree

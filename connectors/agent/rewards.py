@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.parameters import PositiveFloat
 from marlvec.connectors.connector import AgentConnector
+from marlvec.connectors.parameters import PositiveFloat
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 

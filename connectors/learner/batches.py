@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.parameters import NonNegativeFloat
 from marlvec.connectors.connector import LearnerConnector
 from marlvec.connectors.learner.fragments import column, numbers, one_array, unknown_outcome
+from marlvec.connectors.parameters import NonNegativeFloat
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 

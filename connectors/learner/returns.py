@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.parameters import PositiveInt, UnitFloat
 from marlvec.connectors.connector import LearnerConnector
 from marlvec.connectors.learner.fragments import Floats, Fragments, column, flags, numbers, unknown_outcome
+from marlvec.connectors.parameters import PositiveInt, UnitFloat
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.trees import map_tree, to_array

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.connectors._support.history import cast_row_leaf
-from marlvec.connectors._support.parameters import PositiveInt
 from marlvec.connectors._support.shifts import Shift, parse_shifts
 from marlvec.connectors.connector import LearnerConnector
 from marlvec.connectors.learner.fragments import Fragments, numbers
 from marlvec.connectors.learner.fragments import column as column_of
 from marlvec.connectors.learner.returns import following
+from marlvec.connectors.parameters import PositiveInt
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.trees import Tree, map_tree, to_array, tree_leaves, zip_trees
