@@ -128,7 +128,7 @@ def _shared(name: str) -> Any:
         for stage in pipeline._stages:
             setattr(stage.piece, name, value)
 
-    return property(read, write)
+    return property(read, write, doc=f"`Connector.{name}`, of all pieces as well.")
 
 
 class Pipeline(Connector, Generic[P]):

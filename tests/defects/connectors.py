@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.connectors import NormalizeObs, Rows
+from marlvec.connectors import Connector, NormalizeObs, Rows
+from marlvec.connectors._support import agent_table
 from marlvec.connectors._support.agent_table import AgentTable
+from marlvec.connectors._support.moments import RunningMoments
 from marlvec.connectors.agent.memory import FrameStack
 from marlvec.connectors.learner import returns
 from marlvec.connectors.pipeline import Pipeline
@@ -42,6 +44,31 @@ def connector_memory_of_all_envs_reset(patch: Patch) -> None:
 def connector_memory_shared_by_state(patch: Patch) -> None:
     """A saved state is the connector's own array, and changes with it."""
     patch.setattr(AgentTable, "state_dict", lambda table: {"values": table.values})
+
+
+@found_by("tests/connectors/test_refusals.py")
+def connector_parameters_of_any_value(patch: Patch) -> None:
+    """Parameters are taken as they are, whatever their types say is legal."""
+    patch.setattr(Connector, "__post_init__", lambda _: None)
+
+
+@found_by("tests/connectors/test_table.py", f"{PIPELINE}/test_contract.py")
+def connector_state_half_loaded(patch: Patch) -> None:
+    """Of a state whose last table does not fit, the tables before it stay loaded."""
+
+    def one_by_one(state: Any, tables: Mapping[str, Any], owner: str) -> None:
+        for name, table in tables.items():
+            parts = [(table, state[name])] if isinstance(table, AgentTable) else zip(table, state[name], strict=True)
+            for own, part in parts:
+                own.values = own.checked(part, f"{owner}: {name}")
+
+    patch.setattr(agent_table, "load_tables", one_by_one)
+
+
+@found_by(f"{AGENT}/test_hand_over.py")
+def connector_hands_over_and_keeps(patch: Patch) -> None:
+    """What a normalizer has handed over stays its own, and counts twice once it comes back merged."""
+    patch.setattr(RunningMoments, "handed_over", lambda moments: moments)
 
 
 @found_by(f"{AGENT}/test_normalize_obs.py")
