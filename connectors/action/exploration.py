@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from marlvec.connectors._support.agent_table import AgentTable, Remembers
 from marlvec.connectors._support.executed_actions import ExecutedActions, is_given
 from marlvec.connectors._support.row_random import RowRandom
-from marlvec.connectors.action.valid_actions import Choices, FloatBoxes, row_name
+from marlvec.connectors.action.valid_actions import BoxActions, Choices, FloatBoxes, row_name
 from marlvec.connectors.connector import ActionConnector, State, from_setup
 from marlvec.connectors.parameters import PositiveInt, Probability
 from marlvec.connectors.rows import Rows
@@ -203,7 +203,7 @@ def _noisy(
 
 
 @dataclass(eq=False, repr=False)
-class GaussianNoise(Decaying):
+class GaussianNoise(Decaying, BoxActions):
     """Adds independent normal noise to every element of every Box of floats, while training.
 
     The batch gets a column ``actions_executed``: the action with its noise, in the policy's space. Off-policy learners
@@ -234,9 +234,6 @@ class GaussianNoise(Decaying):
     clip: bool = True
     seed: int = 0
 
-    _boxes = from_setup(FloatBoxes)
-    _executed = from_setup(ExecutedActions)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, value in (("std", self.std), ("final", 0.0 if self.final is None else self.final)):
@@ -253,10 +250,6 @@ class GaussianNoise(Decaying):
         noise = self._random.normal(rows, self._boxes.size) * std
         return _noisy(rows, self._boxes, noise, self._executed, clip=self.clip)
 
-    def setup(self, space: Space[Any]) -> None:
-        self._boxes = FloatBoxes(space)
-        self._executed = ExecutedActions(space, self.action_space)
-
     def policy_space(self, space: Space[Any]) -> Space[Any]:
         boxes, given = FloatBoxes(space), np.shape(self.std)
         boxes.need("GaussianNoise")
@@ -268,7 +261,7 @@ class GaussianNoise(Decaying):
 
 
 @dataclass(eq=False, repr=False)
-class OrnsteinUhlenbeckNoise(Remembers, ActionConnector):
+class OrnsteinUhlenbeckNoise(Remembers, BoxActions):
     """Adds an Ornstein–Uhlenbeck process to every element of every Box of floats, while training.
 
     The batch gets a column ``actions_executed``, and ``off_policy`` actions pass unchanged, as with `GaussianNoise`.
@@ -299,7 +292,6 @@ class OrnsteinUhlenbeckNoise(Remembers, ActionConnector):
     clip: bool = True
     seed: int = 0
 
-    _boxes = from_setup(FloatBoxes)
     _x = from_setup(AgentTable)
 
     def __post_init__(self) -> None:
@@ -325,8 +317,7 @@ class OrnsteinUhlenbeckNoise(Remembers, ActionConnector):
         return _noisy(rows, self._boxes, x, self._executed, clip=self.clip)
 
     def setup(self, space: Space[Any]) -> None:
-        self._boxes = FloatBoxes(space)
-        self._executed = ExecutedActions(space, self.action_space)
+        super().setup(space)
         if not self._tables or self._x.shape != (self._boxes.size,):
             self._x = AgentTable((self._boxes.size,))
             self._tables = {"x": self._x}

@@ -22,7 +22,7 @@ from marlvec.spaces import Leaf, SpaceTree
 from marlvec.spaces.action_masks import choice_sizes, pick_allowed
 from marlvec.trees import Tree
 
-__all__ = ["FloatBoxes", "ClipActions", "row_name", "Choices", "MaskInvalid", "ReplaceNaN"]
+__all__ = ["FloatBoxes", "ClipActions", "row_name", "BoxActions", "Choices", "MaskInvalid", "ReplaceNaN"]
 
 
 class FloatBoxes:
@@ -261,8 +261,19 @@ class MaskInvalid(ActionConnector):
         self._choices = Choices.of(space)
 
 
+class BoxActions(ActionConnector):
+    """A connector that works on the float Boxes of an action, and passes other leaves unchanged."""
+
+    _boxes = from_setup(FloatBoxes)
+    _executed = from_setup(ExecutedActions)
+
+    def setup(self, space: Space[Any]) -> None:
+        self._boxes = FloatBoxes(space)
+        self._executed = ExecutedActions(space, self.action_space)
+
+
 @dataclass(eq=False, repr=False)
-class ReplaceNaN(ActionConnector):
+class ReplaceNaN(BoxActions):
     """Replaces every NaN in the actions of every Box of floats, element by element; other leaves pass unchanged.
 
     A ``"random"`` number is drawn as the Box's own ``sample`` does: evenly between two bounds, from an exponential
@@ -280,8 +291,6 @@ class ReplaceNaN(ActionConnector):
 
     fill: Literal["zeros", "random", "raise"] = "zeros"
     seed: int = field(default=0, kw_only=True)
-
-    _boxes = from_setup(FloatBoxes)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -304,10 +313,6 @@ class ReplaceNaN(ActionConnector):
             fill = self._draw(rows, box, size, part) if self.fill == "random" else np.clip(0, box.low, box.high)
             leaves[i] = np.where(missing, np.asarray(fill, box.low.dtype), value)
         return self._executed.send(rows, self._boxes.tree.unflatten(leaves)) if found else rows
-
-    def setup(self, space: Space[Any]) -> None:
-        self._boxes = FloatBoxes(space)
-        self._executed = ExecutedActions(space, self.action_space)
 
     def _draw(self, rows: Rows, box: Box, size: int, part: slice) -> NDArray[Any]:
         """(n, *shape) members of the Box, by its part of each row's numbers."""
