@@ -14,6 +14,7 @@ from marlvec.connectors._support.moments import RunningMoments
 from marlvec.connectors.agent.memory import FrameStack
 from marlvec.connectors.learner import returns
 from marlvec.connectors.pipeline import Pipeline
+from marlvec.serialization.state_fields import check_fields
 from tests.defects.registry import Patch, after, found_by
 
 AGENT = "tests/connectors/agent"
@@ -57,6 +58,7 @@ def connector_state_half_loaded(patch: Patch) -> None:
     """Of a state whose last table does not fit, the tables before it stay loaded."""
 
     def one_by_one(state: Any, tables: Mapping[str, Any], owner: str) -> None:
+        check_fields(state, tables, owner)
         for name, table in tables.items():
             parts = [(table, state[name])] if isinstance(table, AgentTable) else zip(table, state[name], strict=True)
             for own, part in parts:

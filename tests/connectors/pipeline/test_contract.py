@@ -280,15 +280,15 @@ def test_a_state_that_is_none_of_its_own_is_refused_whole(
     name: str, args: Any, space: Any, more: dict[str, Any]
 ) -> None:
     trial = _trial(name, args, space, more)
-    player = trial.player()
+    used, other = trial.player(), trial.player()
     for moment in trial.moments()[:4]:
-        player.see(moment)
-    piece = player.piece
-    state = piece.state_dict()
+        used.see(moment)
+    other.see(trial.moments()[0])
+    state, before = used.piece.state_dict(), other.piece.state_dict()
     for wrong in [{"x": 1}, *([_spoilt(state)] if state else [])]:
         with pytest.raises(ArgumentError):
-            piece.load_state_dict(wrong)
-        same_tree(piece.state_dict(), state)
+            other.piece.load_state_dict(wrong)
+        same_tree(other.piece.state_dict(), before)
 
 
 @pytest.mark.mostly_slow("draws many batches", quick=2)
