@@ -6,25 +6,46 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from reprlib import repr as short
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from marlvec.arguments import signature_of
+from marlvec.connectors.parameters import check_parameters
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, SerialisationError, StateError
 from marlvec.serialization.name_table import CLASSES
 from marlvec.serialization.values import Config, decode, encode
 from marlvec.spaces.equality import difference
 
-__all__ = ["ActionConnector", "AgentConnector", "Connector", "EnvIds", "LearnerConnector", "State"]
+__all__ = ["ActionConnector", "AgentConnector", "Connector", "EnvIds", "LearnerConnector", "State", "from_setup"]
 
 State = dict[str, Any]
 """What a connector remembers: plain dicts and lists of arrays and numbers."""
 
 EnvIds = NDArray[np.integer[Any]] | Sequence[int]
+
+T = TypeVar("T")
+
+
+class _Unset:
+    """Stands on the class for an attribute that an instance does not have yet."""
+
+    def __get__(self, connector: Connector | None, owner: type[Connector]) -> _Unset:
+        if connector is not None:
+            raise connector._not_set_up()
+        return self
+
+
+def from_setup(kind: type[T]) -> T:
+    """Declare an attribute of a class, such as ``_tree``, that `Connector.setup` assigns.
+
+    Raises:
+        StateError: It is read before; says that the connector does not know its space.
+    """
+    return cast("T", _Unset())
 
 
 class Connector(ABC):
@@ -40,7 +61,7 @@ class Connector(ABC):
     * After an exception its state is whole, but in a pipeline the pieces before it have taken the rows in already.
 
     A subclass that stores each constructor argument under the argument's own name gets its `params`, repr and
-    `to_config` for free.
+    `to_config` for free. So does one that is a dataclass, with ``@dataclass(eq=False, repr=False)``.
 
     Attributes:
         training: Whether running statistics are learnt (True) or frozen (False).
@@ -65,6 +86,9 @@ class Connector(ABC):
         super().__init_subclass__(**kwargs)
         if cls.__module__.startswith("marlvec.connectors."):
             CLASSES.add(cls)  # our own need no registration
+
+    def __post_init__(self) -> None:
+        check_parameters(self)  # of marlvec's own connectors, which are dataclasses
 
     @abstractmethod
     def __call__(self, rows: Rows) -> Rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from reprlib import repr as short
 from time import perf_counter_ns
 from typing import Any, Generic, NamedTuple, Self, TypeVar
@@ -61,6 +62,12 @@ class Stage(Generic[P]):
             return Timing(sum(one.seconds for one in inner), max((one.calls for one in inner), default=0))
         return Timing(self.ns * 1e-9, self.calls)
 
+    def is_meant_by(self, target: object) -> bool:
+        """Whether ``target`` is the piece's name, a class that it is of, or the piece."""
+        if isinstance(target, str):
+            return self.name == target
+        return isinstance(self.piece, target) if isinstance(target, type) else self.piece is target
+
 
 Target = int | str | type[Connector] | Connector
 """What picks a piece: its position, its name in the chain, a class that only it is of, or the piece itself."""
@@ -110,6 +117,20 @@ def _overrides(piece: Connector, name: str) -> bool:
     return getattr(getattr(piece, name), "__func__", None) is not getattr(Connector, name)
 
 
+def _shared(name: str) -> Any:
+    """Make a property that a pipeline and its pieces have in common: what is assigned to it goes to all of them."""
+
+    def read(pipeline: Pipeline[Any]) -> Any:
+        return vars(pipeline).get(name, getattr(Connector, name))
+
+    def write(pipeline: Pipeline[Any], value: Any) -> None:
+        vars(pipeline)[name] = value
+        for stage in pipeline._stages:
+            setattr(stage.piece, name, value)
+
+    return property(read, write, doc=f"`Connector.{name}`, of all pieces as well.")
+
+
 class Pipeline(Connector, Generic[P]):
     """Connectors that run one after the other; what the pipelines of all sides share.
 
@@ -125,17 +146,20 @@ class Pipeline(Connector, Generic[P]):
         pieces: Connectors of this side, functions made into one, or pipelines, in the order in which they run.
     """
 
+    agents: tuple[str, ...] = _shared("agents")
+    """Names of the env's agents; set by `bind`."""
+    action_space: Space[Any] | None = _shared("action_space")
+    """Space of one action of the policy; set by `bind`."""
+    policy_id: str | None = _shared("policy_id")
+    """Id of the policy it belongs to; set by the collector."""
+
     _side: type[Connector]
     _needs_space: bool = True  # False: rows go through an unbound one too
 
     def __init__(self, pieces: Iterable[P] = ()) -> None:
         self._stages: tuple[Stage[P], ...] = ()
-        self._program: _Program | None = None
         self._space: Space[Any] | None = None
         self._owner: Pipeline[Any] | None = None
-        self._agents: tuple[str, ...] = ()
-        self._action_space: Space[Any] | None = None
-        self._policy_id: str | None = None
         if not isinstance(pieces, Iterable):
             raise ArgumentError(f"{type(self).__name__} takes a list of connectors, got {pieces!r:.200}")
         try:
@@ -159,11 +183,10 @@ class Pipeline(Connector, Generic[P]):
         """
         if self._space is None and self._stages and self._needs_space:
             raise self._not_bound()
-        program = self._program or self._compile()
         breach: ContractError | None = None
         start = perf_counter_ns()
         try:
-            for stage in program.stages:
+            for stage in self._program.stages:
                 out = stage.piece(rows)
                 now = perf_counter_ns()
                 stage.ns += now - start
@@ -190,35 +213,35 @@ class Pipeline(Connector, Generic[P]):
         return None
 
     def reset(self, env_ids: EnvIds | None = None) -> None:
-        for piece in (self._program or self._compile()).forgetful:
+        for piece in self._program.forgetful:
             piece.reset(env_ids)
 
     @property
     def is_watchful(self) -> bool:
         """Whether any piece here looks at what `on_policy_output` gets."""
         own = type(self).on_policy_output is not Pipeline.on_policy_output
-        return own or bool((self._program or self._compile()).watchful)
+        return own or bool(self._program.watchful)
 
     @property
     def policy_columns(self) -> tuple[str, ...]:
         """Columns of the policy's output that any piece here needs in every row."""
-        pieces = (self._program or self._compile()).watchful
+        pieces = self._program.watchful
         return tuple(dict.fromkeys(name for piece in pieces for name in piece.policy_columns))
 
     def on_policy_output(self, rows: Rows) -> None:
-        for piece in (self._program or self._compile()).watchful:
+        for piece in self._program.watchful:
             piece.on_policy_output(rows)
 
-    def _compile(self) -> _Program:
-        """Work out what a call does; from then on no call asks again, until a piece or a space changes."""
+    @cached_property
+    def _program(self) -> _Program:
+        """What a call does, worked out once; gone where a piece or a space changes."""
         flat = list(self._flat())
-        self._program = program = _Program(
+        return _Program(
             tuple(stage for stage in flat if not is_left_out(stage.piece)),
             tuple(stage.piece for stage in flat if _overrides(stage.piece, "on_policy_output")),
             tuple(stage.piece for stage in flat if _overrides(stage.piece, "reset")),
             all(is_left_out(stage.piece) or _holds(stage.piece, "only_converts") for stage in flat),
         )
-        return program
 
     def _flat(self) -> Iterator[Stage[Any]]:
         """The stages, in the place of our own pipelines those inside."""
@@ -251,36 +274,24 @@ class Pipeline(Connector, Generic[P]):
     # --- looking
 
     def _find(self, target: Target) -> int:
-        names = [stage.name for stage in self._stages]
+        names = list(self.names)
         if isinstance(target, int):
             if -len(names) <= target < len(names):
                 return target % len(names)
             raise KeyError(f"no position {target} in {self.name}; its {len(names)} connectors are {names}")
-        if isinstance(target, str):
-            if target in names:
-                return names.index(target)
-            raise KeyError(f"no connector {target!r} in {self.name}; its connectors are {names}")
-        if isinstance(target, type):
-            found = [i for i, stage in enumerate(self._stages) if isinstance(stage.piece, target)]
-            if len(found) > 1:
-                raise ArgumentError(f"{[names[i] for i in found]} are all {target.__name__}; say which by its name")
-            what = target.__name__
-        else:
-            found = [i for i, stage in enumerate(self._stages) if stage.piece is target]
-            what = repr(target)
+        found = [i for i, stage in enumerate(self._stages) if stage.is_meant_by(target)]
         if not found:
+            what = target.__name__ if isinstance(target, type) else repr(target)
             raise KeyError(f"no connector {what} in {self.name}; its connectors are {names}")
+        if isinstance(target, type) and len(found) > 1:
+            raise ArgumentError(f"{[names[i] for i in found]} are all {target.__name__}; say which by its name")
         return found[0]
 
     def __getitem__(self, target: Target) -> P:
         return self._stages[self._find(target)].piece
 
     def __contains__(self, target: object) -> bool:
-        if isinstance(target, str):
-            return any(stage.name == target for stage in self._stages)
-        if isinstance(target, type):
-            return any(isinstance(stage.piece, target) for stage in self._stages)
-        return any(stage.piece is target for stage in self._stages)
+        return any(stage.is_meant_by(target) for stage in self._stages)
 
     def __len__(self) -> int:
         return len(self._stages)
@@ -331,15 +342,13 @@ class Pipeline(Connector, Generic[P]):
         """
         self._check_names(state)
         before: list[tuple[P, State]] = []
-        where = self.name  # Ctrl-C may come before the first piece
         try:
             for stage in self._stages:
-                where = f"connector {stage.name!r} of {self.name}"
                 if state[stage.name]:
-                    before.append((stage.piece, stage.piece.state_dict()))
-                    stage.piece.load_state_dict(state[stage.name])
-        except BaseException as error:
-            error.add_note(f"in {where}")
+                    with self._naming(stage):
+                        before.append((stage.piece, stage.piece.state_dict()))
+                        stage.piece.load_state_dict(state[stage.name])
+        except BaseException:
             for piece, old in before:
                 if old:
                     piece.load_state_dict(old)
@@ -454,7 +463,7 @@ class Pipeline(Connector, Generic[P]):
         self._stages = stages
         at: Pipeline[Any] | None = self
         while at is not None:
-            at._program = None
+            vars(at).pop("_program", None)
             at.changes_length = any(stage.piece.changes_length for stage in at._stages)
             at.across_agents = any(stage.piece.across_agents for stage in at._stages)
             at = at._owner
@@ -609,39 +618,6 @@ class Pipeline(Connector, Generic[P]):
         """Whether the space is known."""
         return self._space is not None
 
-    @property
-    def agents(self) -> tuple[str, ...]:
-        """Names of the env's agents; set by `bind`."""
-        return self._agents
-
-    @agents.setter
-    def agents(self, agents: tuple[str, ...]) -> None:
-        self._agents = agents
-        for stage in self._stages:
-            stage.piece.agents = agents
-
-    @property
-    def action_space(self) -> Space[Any] | None:
-        """Space of one action of the policy; set by `bind`."""
-        return self._action_space
-
-    @action_space.setter
-    def action_space(self, space: Space[Any] | None) -> None:
-        self._action_space = space
-        for stage in self._stages:
-            stage.piece.action_space = space
-
-    @property
-    def policy_id(self) -> str | None:
-        """Id of the policy it belongs to; set by the collector."""
-        return self._policy_id
-
-    @policy_id.setter
-    def policy_id(self, policy_id: str | None) -> None:
-        self._policy_id = policy_id
-        for stage in self._stages:
-            stage.piece.policy_id = policy_id
-
     def setup(self, space: Space[Any]) -> None:
         self._space = space
         for stage, at in self._inputs(space):
@@ -649,7 +625,7 @@ class Pipeline(Connector, Generic[P]):
                 stage.piece.setup(at)
         around: Pipeline[Any] | None = self
         while around is not None:  # with another space another piece may be one that changes nothing
-            around._program = None
+            vars(around).pop("_program", None)
             around = around._owner
 
     def _refresh(self) -> None:

@@ -115,6 +115,8 @@ def _is_re_export(node: ast.stmt) -> bool:
             return True
         case ast.Assign(targets=[ast.Name(id="__all__" | "__version__")]):
             return True
+        case ast.AugAssign(target=ast.Name(id="__all__")):
+            return True
     return False
 
 

@@ -1,1 +1,1 @@
-"""What connectors are made of: tables per agent, draws per row, shifts, leaf spaces."""
+"""What connectors are made of: tables per agent, histories, moments, draws per row, leaves, shifts, declared spaces."""

@@ -1,18 +1,19 @@
-"""`AgentTable`: a connector's state as one array with a row per (env, agent)."""
+"""`AgentTable`: state as one array with a row per (env, agent); `Remembers`: connectors whose state is such tables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from marlvec.connectors.connector import EnvIds, State
+from marlvec.connectors.connector import Connector, EnvIds, State
 from marlvec.errors import ArgumentError
 from marlvec.serialization.state_fields import array_field, check_fields
 
-__all__ = ["AgentTable", "Tables", "load_tables", "save_tables"]
+__all__ = ["AgentTable", "Remembers", "Tables", "load_tables", "save_tables"]
 
 
 class AgentTable:
@@ -107,6 +108,7 @@ class AgentTable:
         Raises:
             ArgumentError: As there.
         """
+        check_fields(state, ["values"], where)
         return array_field(state, "values", self.values.dtype, (None, None, *self.shape), where)
 
     def _grow(self, env_id: NDArray[Any], agent_index: NDArray[Any]) -> None:
@@ -145,6 +147,32 @@ def load_tables(state: Mapping[str, Any], tables: Tables, owner: str) -> None:
         found += [(one, one.checked(part, f"{owner}: {name}")) for one, part in zip(own, saved, strict=True)]
     for one, values in found:
         one.values = values
+
+
+class Remembers(Connector):
+    """A connector that keeps something of each agent's running episode, in tables.
+
+    `reset` refills the tables that stand alone. A list has a table for each leaf, and one beside it says which slots
+    of theirs count.
+
+    Attributes:
+        _tables: By their names in the state; ``{}`` until they are known: from the beginning, or by `setup`.
+    """
+
+    _tables: Tables = MappingProxyType({})
+
+    def reset(self, env_ids: EnvIds | None = None) -> None:
+        for table in self._tables.values():
+            if isinstance(table, AgentTable):
+                table.reset(env_ids)
+
+    def state_dict(self) -> State:
+        return save_tables(self._tables)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if not self._tables:
+            raise self._not_set_up()
+        load_tables(state, self._tables, self.name)
 
 
 def _room(have: int, index: NDArray[Any]) -> int:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from marlvec.connectors.action.bounds import ClipActions, UnsquashActions
-from marlvec.connectors.action.conversions import MapActions, PadActions, ReadOnlyActions, ToNumpy
-from marlvec.connectors.action.discretize_actions import DiscretizeActions
-from marlvec.connectors.action.epsilon_greedy import EpsilonGreedy
+from marlvec.connectors.action.conversions import (
+    DiscretizeActions,
+    MapActions,
+    PadActions,
+    ReadOnlyActions,
+    ToNumpy,
+    UnsquashActions,
+)
+from marlvec.connectors.action.exploration import EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeckNoise
 from marlvec.connectors.action.held_actions import RepeatActions, StickyActions
-from marlvec.connectors.action.noise import GaussianNoise, OrnsteinUhlenbeckNoise
 from marlvec.connectors.action.pipeline import ActionPipeline
-from marlvec.connectors.action.valid_actions import MaskInvalid, ReplaceNaN
+from marlvec.connectors.action.valid_actions import ClipActions, MaskInvalid, ReplaceNaN
 
 __all__ = [
     "ActionPipeline",

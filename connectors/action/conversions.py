@@ -1,22 +1,28 @@
-"""Conversions of actions: to numpy, read-only, mapped by a function, and padded ones cut."""
+"""Actions in another form than the policy gave: of another library, by a function, or of another space."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium.spaces import Discrete, Space
+from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
+from numpy.typing import NDArray
 
 from marlvec.connectors.action.valid_actions import Choices
-from marlvec.connectors.connector import ActionConnector
+from marlvec.connectors.connector import ActionConnector, from_setup
+from marlvec.connectors.parameters import PositiveInt
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.tree import map_space
 from marlvec.trees import Tree, _typed, map_tree, to_array
 
-__all__ = ["ToNumpy", "ReadOnlyActions", "MapActions", "PadActions"]
+__all__ = ["ToNumpy", "UnsquashActions", "ReadOnlyActions", "MapActions", "PadActions", "DiscretizeActions"]
 
 
 class ToNumpy(ActionConnector):
@@ -27,19 +33,17 @@ class ToNumpy(ActionConnector):
     No library of tensors is imported.
     """
 
-    def __init__(self) -> None:
-        self._tree: SpaceTree | None = None
+    _tree = from_setup(SpaceTree)
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None:
-            raise self._not_set_up()
+        tree = self._tree
         done: dict[str, Any] = {}
         for name, column in rows.items():
             if type(column) is np.ndarray:
                 continue
             if name == "actions_for_env":
-                pairs = zip(self._tree.flatten(column), self._tree.leaves, strict=True)
-                done[name] = self._tree.unflatten([_typed(to_array(value), value, leaf.dtype) for value, leaf in pairs])
+                pairs = zip(tree.flatten(column), tree.leaves, strict=True)
+                done[name] = tree.unflatten([_typed(to_array(value), value, leaf.dtype) for value, leaf in pairs])
             else:
                 done[name] = map_tree(to_array, column)
         return rows.replace(**done) if done else rows
@@ -115,7 +119,86 @@ class MapActions(ActionConnector):
         return {"function": self.function, "policy_space": self._given_space}
 
 
-class PadActions(ActionConnector):
+class ActionPlan(NamedTuple):
+    """What becomes of one leaf of the actions.
+
+    Attributes:
+        space: The leaf's space on the side of the policy.
+        apply: Takes (n, …) actions in it, and their rows; returns those in the space behind the connector.
+    """
+
+    space: Space[Any]
+    apply: Callable[[Any, Rows], NDArray[Any]]
+
+
+class LeafwiseActions(ActionConnector):
+    """Converts the leaves of an action that are of its kind, each by itself; the others pass unchanged."""
+
+    _without = ""
+    """Why it refuses ``{space}``, which has no such leaf; empty where that passes."""
+    _tree = from_setup(SpaceTree)
+
+    def __call__(self, rows: Rows) -> Rows:
+        leaves = self._tree.flatten(rows.actions_for_env)
+        for i, apply in self._work:
+            leaves[i] = apply(leaves[i], rows)
+        return rows.replace(actions_for_env=self._tree.unflatten(leaves))
+
+    def setup(self, space: Space[Any]) -> None:
+        self._tree = SpaceTree(space)
+        self._work = [(i, plan.apply) for i, plan in enumerate(self._plans(space)) if plan is not None]
+
+    def policy_space(self, space: Space[Any]) -> Space[Any]:
+        plans = self._plans(space)
+        if self._without and not any(plans):
+            raise UnsupportedSpaceError(self._without.format(space=space))
+        rest = iter(plans)  # map_space meets the leaves in the same order
+        return map_space(lambda leaf: leaf if (plan := next(rest)) is None else plan.space, space)
+
+    def _plans(self, space: Space[Any]) -> list[ActionPlan | None]:
+        return [self._plan(leaf.space) for leaf in SpaceTree(space).leaves]
+
+    @abstractmethod
+    def _plan(self, space: Space[Any]) -> ActionPlan | None:
+        """Say what becomes of a leaf; None where it is of another kind. Changes nothing."""
+
+
+class UnsquashActions(LeafwiseActions):
+    """Stretches actions in [-1, 1] to the bounds of every bounded float Box; other leaves pass unchanged.
+
+    Exact at the ends: -1 becomes low and 1 becomes high. What is between stays between; what is beyond goes as far
+    beyond, for `ClipActions` to see to. The policy then acts in ``Box(-1, 1)`` of the leaf's shape and dtype.
+    """
+
+    @property
+    def is_identity(self) -> bool:
+        return "_tree" in vars(self) and not self._work
+
+    def _plan(self, space: Space[Any]) -> ActionPlan | None:
+        if not isinstance(space, Box) or space.low.dtype.kind != "f" or not space.is_bounded("both"):
+            return None
+        return ActionPlan(Box(-1, 1, space.shape, space.low.dtype.type), _Stretch(space))
+
+
+class _Stretch:
+    """Linear from [-1, 1] to a Box's bounds, worked out from the nearer end so that both ends are exact."""
+
+    def __init__(self, space: Box) -> None:
+        self.low, self.high = space.low, space.high
+        self.half = self.high / 2 - self.low / 2  # halved first: high - low may overflow
+        self.dtype = space.low.dtype
+
+    def __call__(self, action_n: Any, rows: Rows) -> NDArray[Any]:
+        action = np.asarray(action_n)
+        upper = action > 0
+        with np.errstate(over="ignore"):  # an action far beyond may become infinite; ClipActions brings it back
+            step = (1 - np.abs(action)) * self.half
+            out: NDArray[Any] = np.where(upper, self.high, self.low) + np.where(upper, -step, step)
+            return out.astype(self.dtype, copy=False)
+
+
+@dataclass(eq=False, repr=False)
+class PadActions(LeafwiseActions):
     """Lets the policy act in a Discrete of ``n`` choices where the env has fewer, so that one policy fits many envs.
 
     What the env does not have becomes ``invalid``. Each Discrete of the action is widened, with the start it has; other
@@ -132,38 +215,24 @@ class PadActions(ActionConnector):
         ContractError: In a call: an action is not of the policy's space.
     """
 
-    def __init__(self, n: int, *, invalid: int | None = None) -> None:
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
-            raise ArgumentError(f"n must be an int from 1 on, got {n!r}")
-        self.n = int(n)
-        self.invalid = invalid
-        self._tree: SpaceTree | None = None
-        self._work: list[tuple[int, Discrete, Choices]] = []
+    n: PositiveInt
+    invalid: int | None = field(default=None, kw_only=True)
 
-    def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None:
-            raise self._not_set_up()
-        leaves = self._tree.flatten(rows.actions_for_env)
-        for i, space, choices in self._work:
-            chosen = choices.read(leaves[i], rows)
-            instead = 0 if self.invalid is None else self.invalid - int(space.start)
-            leaves[i] = choices.write(np.where(chosen < int(space.n), chosen, instead))
-        return rows.replace(actions_for_env=self._tree.unflatten(leaves))
+    _without = (
+        "PadActions widens Discretes, and there is none in {space}; put DiscretizeActions(joint=True) behind it for "
+        "Boxes, or pad the env itself: make(..., pad=True)"
+    )
 
-    def setup(self, space: Space[Any]) -> None:
-        self._tree = SpaceTree(space)
-        self._work = []
-        for i, leaf in enumerate(self._tree.leaves):
-            if isinstance(leaf.space, Discrete):
-                self._work.append((i, leaf.space, Choices(self._widened(leaf.space))))
+    def _plan(self, space: Space[Any]) -> ActionPlan | None:
+        if not isinstance(space, Discrete):
+            return None
+        widened = self._widened(space)
+        return ActionPlan(widened, partial(self._cut, space, Choices(widened)))
 
-    def policy_space(self, space: Space[Any]) -> Space[Any]:
-        if not any(isinstance(leaf.space, Discrete) for leaf in SpaceTree(space).leaves):
-            raise UnsupportedSpaceError(
-                f"PadActions widens Discretes, and there is none in {space}; put DiscretizeActions(joint=True) behind "
-                f"it for Boxes, or pad the env itself: make(..., pad=True)"
-            )
-        return map_space(lambda leaf: self._widened(leaf) if isinstance(leaf, Discrete) else leaf, space)
+    def _cut(self, space: Discrete, choices: Choices, actions_n: Any, rows: Rows) -> NDArray[Any]:
+        chosen = choices.read(actions_n, rows)
+        instead = 0 if self.invalid is None else self.invalid - int(space.start)
+        return choices.write(np.where(chosen < int(space.n), chosen, instead))
 
     def _widened(self, space: Discrete) -> Discrete:
         n, start = int(space.n), int(space.start)
@@ -172,3 +241,104 @@ class PadActions(ActionConnector):
         if self.invalid is not None and not start <= self.invalid < start + n:
             raise ArgumentError(f"invalid={self.invalid} must be an action of {space}: {start} to {start + n - 1}")
         return Discrete(self.n, start=start, dtype=np.dtype(space.dtype).type)
+
+
+@dataclass(eq=False, repr=False)
+class DiscretizeActions(LeafwiseActions):
+    """Lets the policy choose among evenly spaced values of each element of a bounded Box, both bounds among them.
+
+    The policy acts in a MultiDiscrete of the Box's shape, or in a Discrete where the Box has one element and no axes.
+    With ``joint`` it acts in one Discrete over the grid of all elements, whose last element changes fastest: 3 bins for
+    2 elements are 9 choices, of which 0 is (low, low) and 1 is (low, middle). Leaves other than Boxes pass unchanged.
+
+    Args:
+        bins: Values of each element, at least 2; or a number for each, of every Box.
+        joint: Whether the policy makes one choice for the whole Box.
+
+    Raises:
+        ArgumentError: ``bins`` has no number, or one below 2.
+        UnsupportedSpaceError: Where a space is first seen: it has no Box; one has no bounds, or not as many elements as
+            ``bins``, or ints and fewer values than bins, or more joint choices than an int64 can count.
+        ContractError: In a call: an action is not of the policy's space.
+    """
+
+    bins: int | Sequence[int]
+    joint: bool = field(default=False, kw_only=True)
+
+    _without = "DiscretizeActions needs a Box, got {space}; leave it out"
+
+    def __post_init__(self) -> None:
+        numbers = np.asarray(self.bins)
+        if numbers.dtype.kind not in "iu" or numbers.ndim > 1 or not numbers.size or numbers.min() < 2:
+            raise ArgumentError(f"bins must be ints from 2 on, got {self.bins!r}")
+        self.bins = int(numbers) if not numbers.ndim else tuple(int(n) for n in numbers)
+
+    def _plan(self, space: Space[Any]) -> ActionPlan | None:
+        if not isinstance(space, Box):
+            return None
+        grid = _Grid(space, self.bins, joint=self.joint)
+        return ActionPlan(grid.space, grid.values)
+
+
+class _Grid:
+    """The values that stand for the choices in one Box of d elements."""
+
+    def __init__(self, box: Box, bins: int | Sequence[int], *, joint: bool) -> None:
+        self._box = box
+        self._sizes = _sizes(box, bins)
+        self._joint = joint
+        self.space = self._choices()
+        self._read = Choices(self.space)
+        self._levels = self._table()
+
+    def values(self, action_n: Any, rows: Rows) -> NDArray[Any]:
+        """Turn (n, …) actions of the policy into (n, *shape) of the Box."""
+        chosen = self._read.read(action_n, rows)
+        if self._joint:
+            chosen = np.stack(np.unravel_index(chosen[:, 0], self._sizes), axis=1)
+        found: NDArray[Any] = self._levels[np.arange(len(self._sizes)), chosen]
+        return found.reshape(len(found), *self._box.shape)
+
+    def _choices(self) -> Discrete | MultiDiscrete:
+        if self._joint:
+            count = math.prod(self._sizes)
+            if count > np.iinfo(np.int64).max:
+                raise UnsupportedSpaceError(
+                    f"{count:.3g} joint choices for {self._box} are too many; use fewer bins, or joint=False"
+                )
+            return Discrete(count)
+        if not self._box.shape:
+            return Discrete(self._sizes[0])
+        return MultiDiscrete(np.array(self._sizes, np.int64).reshape(self._box.shape))
+
+    def _table(self) -> NDArray[Any]:
+        """(d, most bins): each element's values in order, in the Box's dtype; beyond its own last, that one again."""
+        low, high = self._box.low.ravel(), self._box.high.ravel()
+        table = np.repeat(high[:, None], max(self._sizes), axis=1)
+        table[:, 0] = low
+        for row, size, start, end in zip(table, self._sizes, low, high, strict=True):
+            share = np.arange(1, size - 1) / (size - 1)
+            # Not from high - low, which may overflow; sorted, because bounds this close round to either side.
+            between = np.sort(float(start) * (1 - share) + float(end) * share)
+            row[1 : size - 1] = np.clip(between if row.dtype.kind == "f" else np.rint(between), start, end)
+        return table
+
+
+def _sizes(box: Box, bins: int | Sequence[int]) -> tuple[int, ...]:
+    """Number of bins of each element."""
+    d = math.prod(box.shape)
+    if not box.is_bounded("both"):
+        raise UnsupportedSpaceError(
+            f"DiscretizeActions needs bounds, got {box}; give the env a bounded action space, or put a MapActions with "
+            f"a bounded policy_space behind it"
+        )
+    sizes = (bins,) * d if isinstance(bins, int) else tuple(bins)
+    if len(sizes) != d:
+        raise UnsupportedSpaceError(f"bins has {len(sizes)} numbers for the {d} elements of {box}")
+    if box.low.dtype.kind != "f":
+        for size, low, high in zip(sizes, box.low.ravel().tolist(), box.high.ravel().tolist(), strict=True):
+            if size > high - low + 1:
+                raise UnsupportedSpaceError(
+                    f"{size} bins are more than the {high - low + 1} ints from {low} to {high} in {box}; use fewer"
+                )
+    return sizes

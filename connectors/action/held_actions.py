@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable, load_tables, save_tables
+from marlvec.connectors._support.agent_table import AgentTable, Remembers
 from marlvec.connectors._support.executed_actions import ExecutedActions
+from marlvec.connectors._support.history import fixed_size_tree
 from marlvec.connectors._support.row_random import RowRandom
-from marlvec.connectors.connector import ActionConnector, EnvIds, State
+from marlvec.connectors.connector import ActionConnector, from_setup
+from marlvec.connectors.parameters import PositiveInt, Probability
 from marlvec.connectors.rows import Rows
-from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
+from marlvec.errors import ContractError
 from marlvec.spaces import Leaf, SpaceTree
 
 __all__ = ["HeldActions", "RepeatActions", "StickyActions"]
 
 
-class HeldActions(ActionConnector):
+class HeldActions(Remembers, ActionConnector):
     """Holds the last action sent for each (env, agent), and sends it again where a subclass says so.
 
     Never at the start of an episode, or after `reset`: there is nothing yet to repeat.
@@ -29,11 +31,8 @@ class HeldActions(ActionConnector):
 
     _is_choice = True  # whether the agent repeats the action; False where the env does
 
-    def __init__(self) -> None:
-        self._tree: SpaceTree | None = None
-        self._executed: ExecutedActions | None = None
-        self._tables: list[AgentTable] = []
-        self._age = AgentTable((), np.int64, fill=-1)
+    _tree = from_setup(SpaceTree)
+    _held = from_setup(list[AgentTable])
 
     @abstractmethod
     def _holds(self, rows: Rows, age_n: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -45,17 +44,16 @@ class HeldActions(ActionConnector):
         """
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None or self._executed is None:
-            raise self._not_set_up()
+        policy_actions = self._tree.flatten(rows.actions_for_env)
         env_id, agent_index = rows.env_id, rows.agent_index
         age = self._age.get(env_id, agent_index) + 1
         if "first" in rows:
             age[rows.first] = 0
         holds = self._holds(rows, age) & (age > 0)
-        leaves = zip(self._tree.flatten(rows.actions_for_env), self._tree.leaves, strict=True)
+        leaves = zip(policy_actions, self._tree.leaves, strict=True)
         given = [_fit(np.asarray(value), leaf) for value, leaf in leaves]
         sent = []
-        for table, leaf_n in zip(self._tables, given, strict=True):
+        for table, leaf_n in zip(self._held, given, strict=True):
             where = holds.reshape(-1, *[1] * (leaf_n.ndim - 1))
             sent.append(np.where(where, table.get(env_id, agent_index), leaf_n))
             table.set(env_id, agent_index, sent[-1])
@@ -63,35 +61,18 @@ class HeldActions(ActionConnector):
         actions = self._tree.unflatten(sent)
         return self._executed.send(rows, actions) if self._is_choice else rows.replace(actions_for_env=actions)
 
-    def reset(self, env_ids: EnvIds | None = None) -> None:
-        self._age.reset(env_ids)
-
     def setup(self, space: Space[Any]) -> None:
         self._tree = SpaceTree(space)
         self._executed = ExecutedActions(space, self.action_space)
         slots = [(leaf.shape, leaf.dtype) for leaf in self._tree.leaves]
-        if slots != [(table.shape, table.values.dtype) for table in self._tables]:
-            self._tables = [AgentTable(shape, dtype) for shape, dtype in slots]
+        if not self._tables or slots != [(table.shape, table.values.dtype) for table in self._held]:
+            self._held = [AgentTable(shape, dtype) for shape, dtype in slots]
             self._age = AgentTable((), np.int64, fill=-1)
+            self._tables = {"age": self._age, "actions": self._held}
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
-        for leaf in SpaceTree(space).leaves:
-            if leaf.is_object:
-                raise UnsupportedSpaceError(
-                    f"{self!r} cannot keep {leaf} of {type(leaf.space).__name__}, which has no fixed size; "
-                    f"leave it out, or put it where the leaf is encoded"
-                )
+        fixed_size_tree(space, repr(self), "leave it out, or put it where the leaf is encoded")
         return space
-
-    def state_dict(self) -> State:
-        if self._tree is None:
-            return {}
-        return save_tables({"age": self._age, "actions": self._tables})
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self._tree is None:
-            raise self._not_set_up()
-        load_tables(state, {"age": self._age, "actions": self._tables}, self.name)
 
 
 def _fit(value_n: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
@@ -108,6 +89,7 @@ def _fit(value_n: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
     return fitted
 
 
+@dataclass(eq=False, repr=False)
 class RepeatActions(HeldActions):
     """Sends the policy's action of every k-th decision k times; what it gives in between is not sent.
 
@@ -123,16 +105,13 @@ class RepeatActions(HeldActions):
         ContractError: In a call: an action does not fit the dtype of a leaf of ints.
     """
 
-    def __init__(self, k: int) -> None:
-        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-            raise ArgumentError(f"k must be an int from 1 on, got {k!r}")
-        super().__init__()
-        self.k = int(k)
+    k: PositiveInt
 
     def _holds(self, rows: Rows, age_n: NDArray[np.int64]) -> NDArray[np.bool_]:
         return age_n < self.k
 
 
+@dataclass(eq=False, repr=False)
 class StickyActions(HeldActions):
     """Sends an agent's last sent action again with probability ``p``, whatever the policy chose.
 
@@ -151,15 +130,14 @@ class StickyActions(HeldActions):
         ContractError: In a call: an action does not fit the dtype of a leaf of ints.
     """
 
+    p: Probability = 0.25
+    seed: int = field(default=0, kw_only=True)
+
     _is_choice = False
 
-    def __init__(self, p: float = 0.25, *, seed: int = 0) -> None:
-        if not 0 <= p <= 1:
-            raise ArgumentError(f"p must be a probability in [0, 1], got {p}")
-        super().__init__()
-        self.p = p
-        self.seed = seed
-        self._random = RowRandom(seed, "StickyActions")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._random = RowRandom(self.seed, "StickyActions")
 
     def _holds(self, rows: Rows, age_n: NDArray[np.int64]) -> NDArray[np.bool_]:
         return self._random.uniform(rows)[:, 0] < self.p

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from gymnasium.spaces import Space
 
-from marlvec.connectors.action.bounds import ClipActions, UnsquashActions
-from marlvec.connectors.action.conversions import ReadOnlyActions, ToNumpy
+from marlvec.connectors.action.conversions import ReadOnlyActions, ToNumpy, UnsquashActions
+from marlvec.connectors.action.valid_actions import ClipActions
 from marlvec.connectors.connector import ActionConnector
 from marlvec.connectors.pipeline import Pipeline, Stage
 from marlvec.connectors.rows import Rows
@@ -41,7 +41,7 @@ class ActionPipeline(Pipeline[ActionConnector], ActionConnector):
 
     @property
     def only_converts(self) -> bool:
-        return (self._program or self._compile()).only_converts and type(self).__call__ is ActionPipeline.__call__
+        return self._program.only_converts and type(self).__call__ is ActionPipeline.__call__
 
     def bind(self, space: Space[Any], agents: Sequence[str] = (), action_space: Space[Any] | None = None) -> None:
         if action_space is not None and action_space != (own := self.policy_space(space)):

@@ -1,8 +1,10 @@
-"""Valid actions in place of invalid ones: where a mask forbids them, or where they are NaN."""
+"""Actions that the env takes: within bounds, allowed by the mask, and no NaN."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
@@ -13,13 +15,91 @@ from numpy.typing import NDArray
 
 from marlvec.connectors._support.executed_actions import ExecutedActions
 from marlvec.connectors._support.row_random import RowRandom
-from marlvec.connectors.action.bounds import FloatBoxes
-from marlvec.connectors.connector import ActionConnector
+from marlvec.connectors.connector import ActionConnector, from_setup
 from marlvec.connectors.rows import Rows
-from marlvec.errors import ArgumentError, ContractError
+from marlvec.errors import ContractError, UnsupportedSpaceError
+from marlvec.spaces import Leaf, SpaceTree
 from marlvec.spaces.action_masks import choice_sizes, pick_allowed
+from marlvec.trees import Tree
 
-__all__ = ["row_name", "Choices", "MaskInvalid", "ReplaceNaN"]
+__all__ = ["FloatBoxes", "ClipActions", "row_name", "BoxActions", "Choices", "MaskInvalid", "ReplaceNaN"]
+
+
+class FloatBoxes:
+    """All float Boxes of an action space, whose elements are D numbers in a row.
+
+    Args:
+        space: Space of one action.
+
+    Attributes:
+        tree: Structure of the space.
+        parts: Each Box: position and leaf in the tree, the Box, and its elements' place among the D.
+        size: D.
+    """
+
+    def __init__(self, space: Space[Any]) -> None:
+        self.tree = SpaceTree(space)
+        self.parts: list[tuple[int, Leaf, Box, slice]] = []
+        self.size = 0
+        for i, leaf in enumerate(self.tree.leaves):
+            if isinstance(leaf.space, Box) and leaf.dtype.kind == "f":
+                end = self.size + math.prod(leaf.shape)
+                self.parts.append((i, leaf, leaf.space, slice(self.size, end)))
+                self.size = end
+
+    def need(self, what: str) -> None:
+        """Make sure that there is one.
+
+        Raises:
+            UnsupportedSpaceError: There is none; says that ``what`` needs it.
+        """
+        if not self.parts:
+            raise UnsupportedSpaceError(
+                f"{what} needs a Box of floats, got {self.tree.space}; for choices there is EpsilonGreedy"
+            )
+
+    def add(self, actions: Tree, noise_nD: NDArray[np.float64], *, clip: bool) -> Tree:
+        """Add noise to (n, …) actions, in the Boxes' own dtypes; with ``clip``, what comes out is in their bounds."""
+        leaves = self.tree.flatten(actions)
+        for i, leaf, box, part in self.parts:
+            noise = noise_nD[:, part].reshape(-1, *leaf.shape)
+            noisy = (np.asarray(leaves[i]) + noise).astype(leaf.dtype)
+            leaves[i] = np.clip(noisy, box.low, box.high) if clip else noisy
+        return self.tree.unflatten(leaves)
+
+
+class ClipActions(ActionConnector):
+    """Clips the actions of every Box that has a bound, and casts them to its dtype; other leaves pass unchanged.
+
+    A NaN has no nearest bound and raises ContractError. Float actions for a Box of ints keep their dtype: they are not
+    rounded here.
+    """
+
+    _tree = from_setup(SpaceTree)
+
+    def __call__(self, rows: Rows) -> Rows:
+        leaves = self._tree.flatten(rows.actions_for_env)
+        for i, leaf, low, high in self._boxes:
+            clipped = np.minimum(np.maximum(leaves[i], low), high)
+            if np.isnan(clipped).any():
+                row = int(np.argwhere(np.isnan(clipped))[0, 0])
+                raise ContractError(f"the policy gave NaN for {leaf} in row {row}")
+            if np.can_cast(clipped.dtype, leaf.dtype, "same_kind"):
+                clipped = clipped.astype(leaf.dtype, copy=False)
+            leaves[i] = clipped
+        return self._executed.send(rows, self._tree.unflatten(leaves))
+
+    @property
+    def is_identity(self) -> bool:
+        return "_tree" in vars(self) and not self._boxes
+
+    def setup(self, space: Space[Any]) -> None:
+        self._tree = SpaceTree(space)
+        self._executed = ExecutedActions(space, self.action_space)
+        self._boxes: list[tuple[int, Leaf, Any, Any]] = []
+        for i, leaf in enumerate(self._tree.leaves):
+            if isinstance(leaf.space, Box) and (leaf.space.bounded_below.any() or leaf.space.bounded_above.any()):
+                self._boxes.append((i, leaf, leaf.space.low, leaf.space.high))
 
 
 def row_name(rows: Rows, i: int) -> str:
@@ -125,6 +205,7 @@ def _scaled(uniform: NDArray[np.float64], sizes: IntArray) -> IntArray:
     return (uniform * sizes).astype(np.int64)
 
 
+@dataclass(eq=False, repr=False)
 class MaskInvalid(ActionConnector):
     """Replaces actions that ``action_mask`` forbids, in ``actions_for_env``; the policy's own stay in ``actions``.
 
@@ -143,25 +224,25 @@ class MaskInvalid(ActionConnector):
             one is forbidden and ``fallback`` is ``"raise"``; names env and agent.
     """
 
-    def __init__(self, fallback: Literal["first", "random", "raise"] = "first", *, seed: int = 0) -> None:
-        if fallback not in ("first", "random", "raise"):
-            raise ArgumentError(f'fallback must be "first", "random" or "raise", got {fallback!r}')
-        self.fallback = fallback
-        self.seed = seed
-        self._random = RowRandom(seed, "MaskInvalid")
-        self._executed: ExecutedActions | None = None
+    fallback: Literal["first", "random", "raise"] = "first"
+    seed: int = field(default=0, kw_only=True)
+
+    _executed = from_setup(ExecutedActions)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._random = RowRandom(self.seed, "MaskInvalid")
         self._choices: Choices | None = None
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._executed is None:
-            raise self._not_set_up()
-        if self._choices is None or "action_mask" not in rows:
+        executed, choices = self._executed, self._choices
+        if choices is None or "action_mask" not in rows:
             return rows
-        mask = self._choices.check(rows.action_mask)
-        chosen = self._choices.read(rows.actions_for_env, rows)
-        allowed = self._choices.allowed(mask, chosen)
+        mask = choices.check(rows.action_mask)
+        chosen = choices.read(rows.actions_for_env, rows)
+        allowed = choices.allowed(mask, chosen)
         if allowed.all():
-            return self._executed.send(rows, self._choices.write(chosen))  # in the space's dtype, as below
+            return executed.send(rows, choices.write(chosen))  # in the space's dtype, as below
         if self.fallback == "raise":
             i = int(np.flatnonzero(~allowed.all(axis=1))[0])
             raise ContractError(
@@ -169,18 +250,30 @@ class MaskInvalid(ActionConnector):
                 f"policy mind the mask, or choose another fallback"
             )
         if self.fallback == "random":
-            uniform = self._random.uniform(rows, len(self._choices.sizes))
+            uniform = self._random.uniform(rows, len(choices.sizes))
         else:
             uniform = np.zeros(chosen.shape)
-        instead = self._choices.pick(uniform, mask, lambda i: row_name(rows, i))
-        return self._executed.send(rows, self._choices.write(np.where(allowed, chosen, instead)))
+        instead = choices.pick(uniform, mask, lambda i: row_name(rows, i))
+        return executed.send(rows, choices.write(np.where(allowed, chosen, instead)))
 
     def setup(self, space: Space[Any]) -> None:
         self._executed = ExecutedActions(space, self.action_space)
         self._choices = Choices.of(space)
 
 
-class ReplaceNaN(ActionConnector):
+class BoxActions(ActionConnector):
+    """A connector that works on the float Boxes of an action, and passes other leaves unchanged."""
+
+    _boxes = from_setup(FloatBoxes)
+    _executed = from_setup(ExecutedActions)
+
+    def setup(self, space: Space[Any]) -> None:
+        self._boxes = FloatBoxes(space)
+        self._executed = ExecutedActions(space, self.action_space)
+
+
+@dataclass(eq=False, repr=False)
+class ReplaceNaN(BoxActions):
     """Replaces every NaN in the actions of every Box of floats, element by element; other leaves pass unchanged.
 
     A ``"random"`` number is drawn as the Box's own ``sample`` does: evenly between two bounds, from an exponential
@@ -196,19 +289,15 @@ class ReplaceNaN(ActionConnector):
         ContractError: In a call: there is a NaN and ``fill`` is ``"raise"``; names env and agent.
     """
 
-    def __init__(self, fill: Literal["zeros", "random", "raise"] = "zeros", *, seed: int = 0) -> None:
-        if fill not in ("zeros", "random", "raise"):
-            raise ArgumentError(f'fill must be "zeros", "random" or "raise", got {fill!r}')
-        self.fill = fill
-        self.seed = seed
-        self._uniform = RowRandom(seed, "ReplaceNaN")
-        self._normal = RowRandom(seed, "ReplaceNaN, normal")
-        self._boxes: FloatBoxes | None = None
-        self._executed: ExecutedActions | None = None
+    fill: Literal["zeros", "random", "raise"] = "zeros"
+    seed: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._uniform = RowRandom(self.seed, "ReplaceNaN")
+        self._normal = RowRandom(self.seed, "ReplaceNaN, normal")
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._boxes is None or self._executed is None:
-            raise self._not_set_up()
         leaves = self._boxes.tree.flatten(rows.actions_for_env)
         found = False
         for i, leaf, box, part in self._boxes.parts:
@@ -224,10 +313,6 @@ class ReplaceNaN(ActionConnector):
             fill = self._draw(rows, box, size, part) if self.fill == "random" else np.clip(0, box.low, box.high)
             leaves[i] = np.where(missing, np.asarray(fill, box.low.dtype), value)
         return self._executed.send(rows, self._boxes.tree.unflatten(leaves)) if found else rows
-
-    def setup(self, space: Space[Any]) -> None:
-        self._boxes = FloatBoxes(space)
-        self._executed = ExecutedActions(space, self.action_space)
 
     def _draw(self, rows: Rows, box: Box, size: int, part: slice) -> NDArray[Any]:
         """(n, *shape) members of the Box, by its part of each row's numbers."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from marlvec.connectors.learner.advantages import GeneralAdvantageEstimation, ValueFunction, VTrace
+from marlvec.connectors.learner.batches import Standardize, regroup
 from marlvec.connectors.learner.fragments import Fragments
-from marlvec.connectors.learner.neighbours import AddLastObs, AddView
 from marlvec.connectors.learner.pipeline import LearnerPipeline
-from marlvec.connectors.learner.regroup import regroup
-from marlvec.connectors.learner.returns import NStep, ReturnsToGo
-from marlvec.connectors.learner.sequences import PadSequences, UnpadSequences
-from marlvec.connectors.learner.standardize import Standardize
+from marlvec.connectors.learner.returns import GeneralAdvantageEstimation, NStep, ReturnsToGo, ValueFunction, VTrace
+from marlvec.connectors.learner.sequences import AddLastObs, AddView, PadSequences, UnpadSequences
 
 __all__ = [
     "AddLastObs",

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.connectors.rows import Rows
-from marlvec.errors import ArgumentError, ContractError
+from marlvec.errors import ContractError
 from marlvec.trees import to_array
 
-__all__ = ["Floats", "check_share", "column", "flags", "numbers", "one_array", "unknown_outcome", "Fragments"]
+__all__ = ["Floats", "column", "flags", "numbers", "one_array", "unknown_outcome", "Fragments"]
 
 Floats = NDArray[np.float64]
 _ORIGIN = {
@@ -89,16 +89,6 @@ def unknown_outcome(rows: Rows) -> NDArray[np.bool_]:
     missing, terminated = (one_array(rows, name).astype(np.bool_) for name in ("next_obs_missing", "terminated"))
     unknown: NDArray[np.bool_] = missing & ~terminated
     return unknown
-
-
-def check_share(name: str, value: float) -> None:
-    """Refuse a discount or the like that is not from 0 to 1.
-
-    Raises:
-        ArgumentError: It is not.
-    """
-    if not 0 <= value <= 1:
-        raise ArgumentError(f"{name} must be from 0 to 1, got {value}")
 
 
 IntArray = NDArray[np.int64]

@@ -20,8 +20,7 @@ from marlvec.collect.batch_source import BatchSource
 from marlvec.collect.callbacks.callback_list import CallbackLike
 from marlvec.collect.episodes import PolicyMapping
 from marlvec.collect.rollout_state import STREAM_BITS
-from marlvec.distributed.accounting.accounting import Accounting
-from marlvec.distributed.accounting.ledger import Ledger
+from marlvec.distributed.accounting.ledger import Accounting, Ledger
 from marlvec.distributed.accounting.plans import Fragments, Plan, Shares
 from marlvec.distributed.collector_group import CollectorGroup, RemoteCollector
 from marlvec.distributed.engines.engine import Engine

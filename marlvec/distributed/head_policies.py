@@ -13,7 +13,7 @@ import cloudpickle
 from marlvec.collect.acting.policy_set import Connectors, PoliciesToTrain, pipelines_for
 from marlvec.collect.state.state_loader import StateLoader
 from marlvec.connectors import LearnerPipeline
-from marlvec.distributed.accounting.pacing import Pacing
+from marlvec.distributed.accounting.plans import Pacing
 from marlvec.distributed.server.messages import Started
 from marlvec.errors import ArgumentError, SerialisationError, StateError
 from marlvec.serialization.state_fields import State, check_fields, number_field

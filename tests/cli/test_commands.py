@@ -388,7 +388,7 @@ SPREAD = ("rollout", "simple_spread", "--backend", "sync", "--num-envs", "2", "-
         ((*SPREAD, "--policy", "a=random", "--mapping", "x=a"), 2, "no agent's name begins with 'x'"),
         ((*SPREAD, "--connectors", "Normalise"), 2, "no agent connector 'Normalise' (did you mean NormalizeObs or "),
         ((*SPREAD, "--connectors", "ClipActions"), 2, "no agent connector 'ClipActions'"),
-        ((*SPREAD, "--connectors", "FrameStack(0)"), 2, "FrameStack(0): k must be at least 1"),
+        ((*SPREAD, "--connectors", "FrameStack(0)"), 2, "FrameStack(0): k must be a whole number of at least 1"),
         ((*SPREAD, "--connectors", "FrameStack(x)"), 2, "FrameStack(x)"),
         ((*SPREAD, "--connectors", "FrameStack("), 2, "expected names or calls"),
         ((*SPREAD, "--connectors", "a.b(3)"), 2, "expected names or calls"),

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Tuple
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marlvec import connectors as c
 from marlvec.connectors import AgentTable
 from marlvec.errors import ArgumentError
+from tests.connectors.helpers.samples import bound, vectors
 
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), unique=True, max_size=8)
 STEPS = st.lists(st.one_of(PAIRS, st.lists(st.integers(0, 8), max_size=3).map(set)), max_size=8)
@@ -67,3 +70,11 @@ def test_refusals() -> None:
     with pytest.raises(ArgumentError, match="negative"):
         table.get(np.array([-1]), np.array([0]))
     assert repr(table) == "AgentTable((2,), float32; 0 envs, 0 agents)"
+    one, two = (bound(c.FrameStack(2), space) for space in (vectors(2), Tuple([vectors(2), vectors(3)])))
+    for pipeline, wrong, text in (
+        (two, one, "FrameStack: frames: expected 2 leaves, got 1"),
+        (one, bound(c.FrameStack(2), vectors(3)), "FrameStack: frames: values: expected float32"),
+        (one, bound(c.DelayObs(1), vectors(2)), r"missing \['started', 'frames'\], unknown \['count', 'rings'\]"),
+    ):
+        with pytest.raises(ArgumentError, match=text):
+            pipeline[0].load_state_dict(wrong[0].state_dict())

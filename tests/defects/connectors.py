@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.connectors import NormalizeObs, Rows
+from marlvec.connectors import Connector, NormalizeObs, Rows
+from marlvec.connectors._support import agent_table
 from marlvec.connectors._support.agent_table import AgentTable
-from marlvec.connectors.agent.memory.frame_stack import FrameStack
-from marlvec.connectors.learner import advantages
+from marlvec.connectors._support.moments import RunningMoments
+from marlvec.connectors.agent.memory import FrameStack
+from marlvec.connectors.learner import returns
 from marlvec.connectors.pipeline import Pipeline
+from marlvec.serialization.state_fields import check_fields
 from tests.defects.registry import Patch, after, found_by
 
 AGENT = "tests/connectors/agent"
@@ -44,6 +47,32 @@ def connector_memory_shared_by_state(patch: Patch) -> None:
     patch.setattr(AgentTable, "state_dict", lambda table: {"values": table.values})
 
 
+@found_by("tests/connectors/test_refusals.py")
+def connector_parameters_of_any_value(patch: Patch) -> None:
+    """Parameters are taken as they are, whatever their types say is legal."""
+    patch.setattr(Connector, "__post_init__", lambda _: None)
+
+
+@found_by("tests/connectors/test_table.py", f"{PIPELINE}/test_contract.py")
+def connector_state_half_loaded(patch: Patch) -> None:
+    """Of a state whose last table does not fit, the tables before it stay loaded."""
+
+    def one_by_one(state: Any, tables: Mapping[str, Any], owner: str) -> None:
+        check_fields(state, tables, owner)
+        for name, table in tables.items():
+            parts = [(table, state[name])] if isinstance(table, AgentTable) else zip(table, state[name], strict=True)
+            for own, part in parts:
+                own.values = own.checked(part, f"{owner}: {name}")
+
+    patch.setattr(agent_table, "load_tables", one_by_one)
+
+
+@found_by(f"{AGENT}/test_hand_over.py")
+def connector_hands_over_and_keeps(patch: Patch) -> None:
+    """What a normalizer has handed over stays its own, and counts twice once it comes back merged."""
+    patch.setattr(RunningMoments, "handed_over", lambda moments: moments)
+
+
 @found_by(f"{AGENT}/test_normalize_obs.py")
 def connector_learns_while_evaluating(patch: Patch) -> None:
     """Statistics go on being learnt after eval()."""
@@ -62,13 +91,13 @@ def connector_learns_while_evaluating(patch: Patch) -> None:
 @found_by(f"{LEARNER}/test_returns.py", f"{LEARNER}/test_real_batches.py", f"{LEARNER}/test_unknown_outcome.py")
 def connector_truncated_has_no_value(patch: Patch) -> None:
     """An episode that was cut off counts as one that was over: nothing is expected after it."""
-    patch.setattr(advantages, "end_values", lambda rows, fragments, function: np.zeros(len(fragments)))
+    patch.setattr(returns, "end_values", lambda rows, fragments, function: np.zeros(len(fragments)))
 
 
 @found_by(f"{LEARNER}/test_returns.py", f"{LEARNER}/test_fragments.py", f"{LEARNER}/test_real_batches.py")
 def connector_advantages_cross_fragments(patch: Patch) -> None:
     """Advantages run on from one fragment into the one before it."""
-    scan = advantages.Fragments.scan
+    scan = returns.Fragments.scan
 
     def across(fragments: Any, deltas: Any, factor: float) -> Any:
         found, total = scan(fragments, deltas, factor), 0.0
@@ -76,7 +105,7 @@ def connector_advantages_cross_fragments(patch: Patch) -> None:
             found[k] = total = deltas[k] + factor * total
         return found
 
-    patch.setattr(advantages.Fragments, "scan", across)
+    patch.setattr(returns.Fragments, "scan", across)
 
 
 @found_by(f"{PIPELINE}/test_pipeline.py", f"{PIPELINE}/test_pipeline_binding.py")
@@ -115,6 +144,6 @@ def pipeline_answers_not_passed_on(patch: Patch) -> None:
     """Connectors that look at the policy's answers are not shown them once the pipeline was edited."""
 
     def forget(_: Any, chain: Any, stages: Any) -> None:
-        chain._program = chain._compile()._replace(watchful=())
+        chain._program = chain._program._replace(watchful=())
 
     after(patch, Pipeline, "_edit", forget)

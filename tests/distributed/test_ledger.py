@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from marlvec.distributed.accounting.ledger import Entry, Ledger
-from marlvec.distributed.accounting.pacing import Pacing
+from marlvec.distributed.accounting.plans import Pacing
 from marlvec.errors import ProtocolError
 
 AMOUNT = 5

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlvec.distributed.accounting.pacing import Pacing
+from marlvec.distributed.accounting.plans import Pacing
 
 
 @pytest.mark.slow("many collectors, each in a process or thread of its own")

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from marlvec import connectors as c
-from marlvec.errors import ArgumentError, ContractError, StateError
+from marlvec.errors import ArgumentError, ContractError
 from tests.connectors.helpers.action_samples import bind, decisions, play
 from tests.connectors.helpers.samples import same_tree
 
@@ -27,23 +27,26 @@ def noise_of(pipeline: c.ActionPipeline, ticks: int, envs: int, *, t0: int = 0, 
 
 
 def test_a_decay_goes_by_each_agents_own_decisions() -> None:
-    """Half of the envs decide twice as often: their noise shrinks twice as fast, over all their episodes."""
-    pipeline = bind(c.GaussianNoise(1.0, final=0.2, decay_steps=4), FREE)
-    rows = decisions(np.zeros((4, 2)), envs=4)
-    counts = np.zeros(4)
+    """Half of the envs decide twice as often: for them it goes twice as fast, over all their episodes."""
+    noisy = bind(c.GaussianNoise(1.0, final=0.2, decay_steps=4), FREE)
+    greedy = bind(c.EpsilonGreedy(1.0, final=0.2, decay_steps=4), spaces.Discrete(4))
+    normal, uniform = c.RowRandom(0, "GaussianNoise").normal, c.RowRandom(0, "EpsilonGreedy").uniform
+    rows = decisions(np.zeros((40, 2)), envs=40)
+    counts = np.zeros(40)
     for tick in range(12):
-        here = np.array([0, 1, 2, 3] if tick % 2 == 0 else [1, 0])
+        here = np.arange(40) if tick % 2 == 0 else np.arange(20)[::-1]
         now = rows.take(here).replace(t=np.full(len(here), tick), first=np.full(len(here), tick % 5 == 0))
-        std = 1 + (0.2 - 1) * np.minimum(counts[here] / 4, 1)
-        want = c.RowRandom(0, "GaussianNoise").normal(now, 2) * std[:, None]
-        np.testing.assert_allclose(pipeline(now).actions_for_env, want, rtol=1e-12)
+        amount = 1 + (0.2 - 1) * np.minimum(counts[here] / 4, 1)
+        np.testing.assert_allclose(noisy(now).actions_for_env, normal(now, 2) * amount[:, None], rtol=1e-12)
+        sent = greedy(now.replace(actions=np.full(len(here), 9))).actions_for_env  # 9 is no action: every draw is seen
+        np.testing.assert_array_equal(sent != 9, uniform(now)[:, 0] < amount)
         counts[here] += 1
-        pipeline.reset([1])
-    pipeline.eval()
-    assert not pipeline(rows).actions_for_env.any()
-    pipeline.train()
-    want = c.RowRandom(0, "GaussianNoise").normal(rows, 2) * 0.2
-    np.testing.assert_allclose(pipeline(rows).actions_for_env, want, rtol=1e-12)
+        for pipeline in (noisy, greedy):
+            pipeline.reset([1])
+    for pipeline in (noisy, greedy):
+        state = pipeline.state_dict()
+        assert (pipeline.eval()(rows.replace(actions=np.full(40, 9))).actions_for_env == 9).all()
+        same_tree(pipeline.state_dict(), state)
 
 
 def test_a_decay_from_a_deviation_of_each_element() -> None:
@@ -169,12 +172,6 @@ def test_states_that_are_not_theirs() -> None:
         decays.load_state_dict(plain.state_dict())
     with pytest.raises(ArgumentError, match=r"expected the state keys \[\], got \['count'\]"):
         plain.load_state_dict(decays.state_dict())
-    with pytest.raises(StateError, match="does not know its space"):
-        c.OrnsteinUhlenbeckNoise().load_state_dict({})
-    assert c.OrnsteinUhlenbeckNoise().state_dict() == {}
-    wide = bind(c.OrnsteinUhlenbeckNoise(), spaces.Box(-1, 1, (3,)))
-    with pytest.raises(ArgumentError, match="OrnsteinUhlenbeckNoise: x: values: expected"):
-        bind(c.OrnsteinUhlenbeckNoise(), UNIT).load_state_dict(wide.state_dict())
 
 
 def test_decays_are_joined_by_the_one_that_has_gone_furthest() -> None:

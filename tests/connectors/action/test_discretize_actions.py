@@ -9,7 +9,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.connectors.action.discretize_actions import DiscretizeActions
+from marlvec.connectors.action.conversions import DiscretizeActions
 from marlvec.errors import ContractError, UnsupportedSpaceError
 from tests.connectors.helpers.action_samples import bind, decisions
 from tests.connectors.helpers.samples import Space

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.connectors.action.epsilon_greedy import EpsilonGreedy
+from marlvec.connectors.action.exploration import EpsilonGreedy
 from marlvec.errors import ContractError
 from tests.connectors.helpers.action_samples import bind, decisions
 from tests.connectors.helpers.samples import all_inside, discretes, multi_discretes
@@ -79,25 +79,6 @@ def test_the_discrete_leaves_of_a_tree_are_drawn_and_the_others_stay() -> None:
     assert near((out["head"][0] == [1, 7]).all(axis=1).mean(), 0.1, N)
     both = (out["gear"] == 1) & (out["head"][0][:, 1] == 5)
     assert near(both.mean(), 0.05, N)  # the leaves' draws are independent
-
-
-def test_a_decay_goes_by_each_agents_own_decisions() -> None:
-    """Even envs decide at every tick, odd ones at every second; from 1 to 0.2 over 4 decisions each."""
-    n = 8000
-    pipeline = bind(EpsilonGreedy(1.0, final=0.2, decay_steps=4), GEAR)
-    counts = np.zeros(n, int)
-    rows = decisions(np.full(n, 5), envs=n)  # 5 is no action of the space, so every draw is seen
-    for tick in range(8):
-        here = np.arange(0, n, 1 if tick % 2 == 0 else 2)
-        now = rows.take(here).replace(t=np.full(len(here), tick), first=np.full(len(here), tick % 3 == 0))
-        explored = pipeline(now).actions_for_env != 5
-        for count in np.unique(counts[here]):
-            part = explored[counts[here] == count]
-            assert near(part.mean(), max(0.2, 1 - 0.2 * count), len(part))
-        counts[here] += 1
-        pipeline.reset()  # the end of episodes, not of the decay
-    pipeline.eval()
-    assert (pipeline(rows).actions_for_env == 5).all()
 
 
 def test_the_probability_may_be_set_from_outside() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from marlvec import connectors as c
 from marlvec.connectors._support.row_random import RowRandom
-from marlvec.errors import ArgumentError, ContractError, StateError
+from marlvec.errors import ContractError
 from tests.connectors.helpers.action_samples import bind, decisions, play
 from tests.connectors.helpers.samples import any_spaces, same_tree, vectors
 
@@ -99,22 +99,3 @@ def test_actions_of_another_dtype() -> None:
         with pytest.raises(ContractError, match=r"do not fit int8.*put ClipActions"):
             ints(decisions(np.array(bad)))
     assert ints(decisions(np.array([[3]]), t=1)).actions_for_env.tolist() == [[7]]  # nothing was taken in
-
-
-def test_refusals() -> None:
-    for p in (-0.1, 1.1, np.nan):
-        with pytest.raises(ArgumentError, match="p must be a probability"):
-            c.StickyActions(p)
-    for k in (0, 1.5, True, "2"):
-        with pytest.raises(ArgumentError, match="k must be an int from 1 on"):
-            c.RepeatActions(k)  # type: ignore[arg-type]  # a wrong value is the point
-    with pytest.raises(StateError, match="does not know its space"):
-        c.RepeatActions(2).load_state_dict({})
-    assert c.RepeatActions(2).state_dict() == {}
-    one, two = bind(c.RepeatActions(2), GEAR), c.ActionPipeline([c.RepeatActions(2)])
-    two.bind(spaces.Tuple([GEAR, GEAR]))
-    with pytest.raises(ArgumentError, match="RepeatActions: actions: expected 2 leaves, got 1"):
-        two.load_state_dict(one.state_dict())
-    two.bind(vectors(1))
-    with pytest.raises(ArgumentError, match="RepeatActions: actions: values: expected float32"):
-        two.load_state_dict(one.state_dict())

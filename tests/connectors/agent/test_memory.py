@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from marlvec import connectors as c
 from marlvec.connectors._support.shifts import Shift, parse_shifts
-from marlvec.errors import ArgumentError
 from marlvec.spaces import SpaceTree
 from marlvec.trees import map_tree, zip_trees
 from tests.connectors.helpers.episodes import Episodes, Tick, answered, rows_at, ticks
@@ -251,12 +250,3 @@ def test_what_users_expect_of_the_shapes_of_frame_stack() -> None:
         (c.FrameStack(2, pad="repeat"), spaces.Box(1, 2, (1,)), spaces.Box(1, 2, (2,))),
     ):
         assert piece.output_space(space) == expected
-
-
-@pytest.mark.parametrize("make", [lambda: c.FrameStack(2), lambda: c.DelayObs(1), c.MaxObs])
-def test_a_state_of_other_leaves_or_shapes_is_refused(make: Any) -> None:
-    pipeline, wide = bound(make(), vectors(2)), bound(make(), vectors(3))
-    with pytest.raises(ArgumentError, match=r"expected other fields; missing \['.*'\], unknown \['x'\]"):
-        pipeline[0].load_state_dict({"x": 1})
-    with pytest.raises(ArgumentError, match="(rings|frames): values: expected"):
-        pipeline.load_state_dict(wide.state_dict())

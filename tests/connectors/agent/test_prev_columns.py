@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from marlvec import connectors as c
-from marlvec.errors import ArgumentError, ContractError, StateError, UnsupportedSpaceError
+from marlvec.errors import ContractError, StateError, UnsupportedSpaceError
 from tests.connectors.helpers.samples import Space, pairs_of, rows_of, same_tree, vectors
 
 VECTOR = vectors(2)
@@ -103,7 +103,3 @@ def test_refusals() -> None:
     for adder, name in ((piece, "prev_actions"), (c.PrevRewards(), "prev_rewards")):
         with pytest.raises(ContractError, match=f"adds column '{name}', but the rows have one"):
             adder(rows.replace(**{name: np.zeros(1)}))
-    with pytest.raises(ArgumentError, match=r"missing \['count', 'rings'\], unknown \['x'\]"):
-        piece.load_state_dict({"x": 1})
-    with pytest.raises(ArgumentError, match="history: rings: values: expected"):
-        piece.load_state_dict(bound(c.PrevActions(), spaces.MultiBinary(2)).state_dict())

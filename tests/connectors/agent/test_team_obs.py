@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec import connectors as c
-from marlvec.errors import ArgumentError, ContractError
+from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree
 from marlvec.trees import map_tree
 from tests.connectors.helpers import samples
-from tests.connectors.helpers.samples import Space, all_inside, any_spaces, batch, rows_of, same_tree, vectors
+from tests.connectors.helpers.samples import Space, all_inside, any_spaces, batch, rows_of, vectors
 
 NAMES = ("wolf_0", "wolf_1", "hare_0")
 bound = partial(samples.bound, agents=NAMES)
@@ -105,24 +105,6 @@ def test_a_function_makes_of_it_what_it_likes() -> None:
     wrong = bound(c.TeamObs(lambda team, mask, rows: team, vectors(2)), vectors(2))
     with pytest.raises(ContractError, match=r"the function of TeamObs returned float32 of shape \(2, 3, 2\)"):
         wrong(rows_of([(0, 2), (0, 0)], obs))
-
-
-def test_a_state_loads_whole_or_not_at_all() -> None:
-    space = spaces.Dict({"x": vectors(2), "k": spaces.Discrete(3)})
-    one, two = bound(c.TeamObs(), space), bound(c.TeamObs(), space)
-    one(rows_of(EVERYONE, batch(space, 3, 1)))
-    one(rows_of([(2, 1), (0, 1)], batch(space, 2, 2), last=np.array([False, True])))
-    before = two.state_dict()
-    one(rows_of(EVERYONE, batch(space, 3, 5)))
-    other = one["TeamObs"].state_dict()
-    for bad in (
-        {"episode": other["episode"]},
-        {**other, "seen": other["seen"][::-1]},
-        {**other, "episode": {"values": np.zeros((1, 1))}},
-    ):
-        with pytest.raises(ArgumentError, match="expected"):
-            two["TeamObs"].load_state_dict(bad)
-        same_tree(two.state_dict(), before)
 
 
 def test_an_agent_beyond_the_last_is_an_error() -> None:

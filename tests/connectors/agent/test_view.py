@@ -79,10 +79,8 @@ def test_refusals_of_views() -> None:
     with pytest.raises(ContractError, match="adds column 'x', but the rows have one"):
         piece(rows.replace(x=np.zeros(1)))
     assert c.View("x", "obs", -1).state_dict() == c.View("x", "t", -1).state_dict() == {}
-    reward = c.View("x", "rewards", -1)
-    for state in ({"a": 1}, {"from_policy": True, "history": {}}):
-        with pytest.raises(ArgumentError, match="expected the history of column 'rewards'"):
-            reward.load_state_dict(state)
+    with pytest.raises(ArgumentError, match="expected the history of column 'rewards'"):
+        c.View("x", "rewards", -1).load_state_dict({"from_policy": True, "history": {}})
 
 
 def test_refusals_of_states() -> None:
@@ -103,6 +101,4 @@ def test_refusals_of_states() -> None:
         piece(piece(rows))
     with pytest.raises(ContractError, match="expected numbers"):
         c.RnnState({"h": "x", "c": None})
-    with pytest.raises(ArgumentError, match="history: rings: values: expected"):
-        piece.load_state_dict(c.RnnState((np.zeros(2), np.zeros(3))).state_dict())
     assert c.RnnState(np.zeros(2), "memory_in", "memory").params().keys() == {"initial", "column", "source"}

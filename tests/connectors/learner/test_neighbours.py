@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from marlvec import connectors as c
 from marlvec.connectors._support.shifts import parse_shifts
-from marlvec.connectors.learner.neighbours import AddLastObs
+from marlvec.connectors.learner.sequences import AddLastObs
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.trees import map_tree
 from tests.connectors.helpers.samples import same_tree
@@ -159,10 +159,10 @@ def test_refusals_of_views() -> None:
         c.AddView("y", "z", 1)(rows)
     with pytest.raises(ContractError, match="there is a column 'x' already; choose another name"):
         c.AddView("x", "x", 1)(rows)
-    with pytest.raises(ArgumentError, match=r"fill of shape \(2,\) does not fit 'x' of shape \(\)"):
+    with pytest.raises(ArgumentError, match=r"fill for 'x': a value of shape \(2,\) does not fit shape \(\)"):
         c.AddView("y", "x", 1, np.zeros(2))(rows)
     for fill in (300, 0.5, float("nan")):
-        with pytest.raises(ArgumentError, match="does not fit uint8, the dtype of 'u'"):
+        with pytest.raises(ArgumentError, match="fill for 'u': .* does not fit dtype uint8"):
             c.AddView("y", "u", 1, fill)(rows)
     with pytest.raises(ArgumentError, match="expected an array, got a dict"):
         c.AddView("y", "x", 1, {"a": 1})(rows)

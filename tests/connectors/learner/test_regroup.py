@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.connectors.learner.regroup import regroup
+from marlvec.connectors.learner.batches import regroup
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 

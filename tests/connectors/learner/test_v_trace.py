@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.connectors.learner.advantages import VTrace
-from marlvec.connectors.learner.neighbours import AddLastObs
+from marlvec.connectors.learner.returns import VTrace
+from marlvec.connectors.learner.sequences import AddLastObs
 from marlvec.errors import ArgumentError, ContractError
 from tests.connectors.learner.fragments import (
     GAMMAS,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -283,6 +284,25 @@ def test_an_argument_that_is_not_kept_is_an_error_and_not_left_out() -> None:
         SerialisationError, match=r"Forgetful does not keep its arguments \['lost'\] under their own names"
     ):
         Forgetful(lost=3).to_config()
+
+
+@register_connector(name="tests/Dim")
+@dataclass(eq=False, repr=False)
+class Dim(AgentConnector):
+    """A user's dataclass; its types are nobody's business."""
+
+    factor: float = 0.5
+    way: Literal["up"] | OnlyForTypeCheckers = "up"  # type: ignore[name-defined]  # noqa: F821  # such names there are
+
+    def __call__(self, rows: Rows) -> Rows:
+        return rows.replace(obs=rows.obs * self.factor)
+
+
+def test_a_dataclass_has_its_fields_as_arguments() -> None:
+    piece = Dim(0.25, way="down")
+    assert piece.to_config()["args"] == {"factor": 0.25, "way": "down"}
+    assert repr(connector_from_config(piece.to_config())) == repr(piece) == "Dim(factor=0.25, way='down')"
+    assert piece != Dim(0.25, way="down")
 
 
 @pytest.mark.checklist(82)

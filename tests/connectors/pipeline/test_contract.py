@@ -16,7 +16,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from marlvec import connectors as c
 from marlvec.connectors import Connector, Rows
 from marlvec.connectors.catalogue import catalogue
-from marlvec.errors import StateError
+from marlvec.errors import ArgumentError, StateError
 from marlvec.testing.check_connector import check_connector
 from marlvec.testing.connector_checks._support.report import Report
 from marlvec.testing.connector_checks._support.story import Moment
@@ -263,6 +263,32 @@ def test_a_reset_alone_begins_an_episode(name: str, args: Any, space: Any, more:
     used.reset(None)
     for moment in moments[6:]:
         same_tree(used.see(moment), fresh.see(moment))
+
+
+def _spoilt(state: Any) -> Any:
+    """The same state whose last array has one axis more."""
+    if isinstance(state, np.ndarray):
+        return state[..., None]
+    keys = list(state) if isinstance(state, dict) else range(len(state))
+    last = next(key for key in reversed(keys) if isinstance(state[key], (dict, list, np.ndarray)))
+    changed = {key: _spoilt(state[key]) if key == last else state[key] for key in keys}
+    return changed if isinstance(state, dict) else list(changed.values())
+
+
+@each_of_actors
+def test_a_state_that_is_none_of_its_own_is_refused_whole(
+    name: str, args: Any, space: Any, more: dict[str, Any]
+) -> None:
+    trial = _trial(name, args, space, more)
+    used, other = trial.player(), trial.player()
+    for moment in trial.moments()[:4]:
+        used.see(moment)
+    other.see(trial.moments()[0])
+    state, before = used.piece.state_dict(), other.piece.state_dict()
+    for wrong in [{"x": 1}, *([_spoilt(state)] if state else [])]:
+        with pytest.raises(ArgumentError):
+            other.piece.load_state_dict(wrong)
+        same_tree(other.piece.state_dict(), before)
 
 
 @pytest.mark.mostly_slow("draws many batches", quick=2)

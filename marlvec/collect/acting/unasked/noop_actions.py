@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.connectors import ActionPipeline, AgentPipeline, Pipeline, Rows
-from marlvec.connectors.agent._support.history import blank_action
+from marlvec.connectors._support.history import blank_action
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.serialization.saved import Saved, SavedField
 from marlvec.spaces import SpaceTree

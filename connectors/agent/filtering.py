@@ -1,29 +1,29 @@
-"""`FilterRows`: removes rows, so that the policy is not asked about them."""
+"""Rows taken out, so that the policy is not asked about them."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable, Tables, load_tables, save_tables
-from marlvec.connectors.agent._support.history import cast_row_leaf
-from marlvec.connectors.connector import AgentConnector, EnvIds, State
+from marlvec.connectors._support.agent_table import AgentTable, Remembers
+from marlvec.connectors._support.history import cast_row_leaf
+from marlvec.connectors.connector import AgentConnector
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree
 from marlvec.trees import Tree
 
-__all__ = ["FilterRows", "RowFilter"]
+__all__ = ["FilterRows", "RowFilter", "FrameSkip"]
 
 BoolArray = NDArray[np.bool_]
 
 
-class RowFilter(AgentConnector):
+class RowFilter(Remembers, AgentConnector):
     """Takes rows out; what later rows need of them is moved to the agent's next row that stays.
 
     The reward of rows that are gone is added to that of the agent's next row that stays. If an episode's first row is
@@ -46,6 +46,7 @@ class RowFilter(AgentConnector):
         self.noop = noop
         self._pending = AgentTable((), np.float64)
         self._first = AgentTable((), np.bool_)  # whether the episode's first row is among those that are gone
+        self._tables = {"pending": self._pending, "first": self._first}
 
     @abstractmethod
     def keep_rows(self, rows: Rows) -> NDArray[Any]:
@@ -71,10 +72,6 @@ class RowFilter(AgentConnector):
         self._first.set(env_id, agent_index, gone & (first | late))
         return rows.replace(**columns).take(keep)
 
-    def reset(self, env_ids: EnvIds | None = None) -> None:
-        self._pending.reset(env_ids)
-        self._first.reset(env_ids)
-
     def setup(self, space: Space[Any]) -> None:
         if self.noop is None or isinstance(self.noop, str) or self.action_space is None:
             return
@@ -86,16 +83,6 @@ class RowFilter(AgentConnector):
         for value, leaf in zip(values, tree.leaves, strict=True):
             if not leaf.space.contains(value if leaf.is_object else cast_row_leaf(value, leaf.blank(), "noop")):
                 raise ArgumentError(f"{self.name}: noop {value!r} is not in {leaf.space}")
-
-    def state_dict(self) -> State:
-        return save_tables(self._tables)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        load_tables(state, self._tables, self.name)
-
-    @property
-    def _tables(self) -> Tables:
-        return {"pending": self._pending, "first": self._first}
 
     def _checked(self, keep: Any, n: int) -> BoolArray:
         array = np.asarray(keep)
@@ -133,3 +120,33 @@ class FilterRows(RowFilter):
 
     def keep_rows(self, rows: Rows) -> NDArray[Any]:
         return self.keep(rows)
+
+
+class FrameSkip(RowFilter):
+    """Asks the policy at every k-th row of an agent; in between its last action is sent again.
+
+    An episode's first row stays, then each k-th one after it; last rows always. Rewards add up to the next row that
+    stays, as in `FilterRows`. Put `MaxObs` before it, and it sees the rows in between as well.
+
+    Args:
+        k: Of how many rows one stays, at least 1.
+
+    Raises:
+        ArgumentError: ``k`` is below 1.
+    """
+
+    def __init__(self, k: int) -> None:
+        if k < 1:
+            raise ArgumentError(f"k must be at least 1, got {k}")
+        super().__init__("repeat")
+        self.k = k
+        self._count = AgentTable((), np.int64)
+        self._tables = {**self._tables, "count": self._count}
+
+    def keep_rows(self, rows: Rows) -> NDArray[Any]:
+        count = self._count.get(rows.env_id, rows.agent_index)
+        if "first" in rows:
+            count = np.where(rows.first, 0, count)
+        self._count.set(rows.env_id, rows.agent_index, count + 1)
+        keep: NDArray[Any] = count % self.k == 0
+        return keep

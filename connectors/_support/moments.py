@@ -228,7 +228,7 @@ class RunningMoments:
         total: Of all of it.
     """
 
-    __slots__ = ("_base", "handed", "own", "shared", "total")
+    __slots__ = ("_base", "_scale", "handed", "own", "shared", "total")
 
     def __init__(self, own: Moments, shared: Moments, handed: Moments | None = None) -> None:
         self._set(own, shared, handed, shared if handed is None else shared.joined(handed))
@@ -236,6 +236,7 @@ class RunningMoments:
     def _set(self, own: Moments, shared: Moments, handed: Moments | None, base: Moments) -> None:
         self.own, self.shared, self.handed, self._base = own, shared, handed, base
         self.total = base.joined(own) if any(base.count.tolist()) else own
+        self._scale: tuple[float, Floats] | None = None
 
     def _with(self, own: Moments) -> RunningMoments:
         new = RunningMoments.__new__(RunningMoments)
@@ -259,6 +260,12 @@ class RunningMoments:
             return self
         handed = None if self.handed is None else self.handed.grown(groups)
         return RunningMoments(self.own.grown(groups), self.shared.grown(groups), handed)
+
+    def scale(self, epsilon: float) -> Floats:
+        """`Moments.scale` of all of it, worked out once."""
+        if self._scale is None or self._scale[0] != epsilon:
+            self._scale = epsilon, self.total.scale(epsilon)
+        return self._scale[1]
 
     @property
     def unmerged(self) -> Moments:
@@ -310,8 +317,8 @@ def save_moments(leaves: Mapping[str, RunningMoments]) -> dict[str, Any]:
     }
 
 
-def load_moments(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> list[RunningMoments]:
-    """Build them again, in the order of ``shapes``.
+def load_moments(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, RunningMoments]:
+    """Build them again, by path.
 
     Raises:
         ArgumentError: The state is of other leaves or shapes, or its numbers are those of no data.
@@ -320,7 +327,7 @@ def load_moments(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
     for key in _KEYS if handed is None else (*_KEYS, _HANDED):
         if key not in state or state[key].keys() != shapes.keys():
             raise ArgumentError(f"expected {key} of the leaves {list(shapes)}, got {state}")
-    leaves = []
+    leaves = {}
     for path, shape in shapes.items():
         _, own, shared = (Moments.from_state(state[key][path], shape) for key in _KEYS)
         if len(own.count) != len(shared.count):
@@ -328,5 +335,5 @@ def load_moments(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
         out = None if handed is None else Moments.from_state(handed[path], shape)
         if out is not None and len(out.count) != len(own.count):
             raise ArgumentError(f"expected as many groups that were handed over as own, got {state}")
-        leaves.append(RunningMoments(own, shared, out))
+        leaves[path] = RunningMoments(own, shared, out)
     return leaves

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
 from marlvec.connectors._support.leaf_spaces import space_summary
-from marlvec.connectors.connector import AgentConnector
+from marlvec.connectors.connector import AgentConnector, from_setup
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
@@ -49,6 +50,7 @@ class LeafPlan(NamedTuple):
     apply: Callable[[NDArray[Any]], NDArray[Any]]
 
 
+@dataclass(eq=False, repr=False)
 class LeafwiseObs(AgentConnector):
     """Transforms the leaves of an observation that are of its kind, each by itself; the others pass unchanged.
 
@@ -63,19 +65,19 @@ class LeafwiseObs(AgentConnector):
         UnsupportedSpaceError: Where a space is first seen: no leaf is of its kind, at all or below one of ``keys``.
     """
 
-    _kind: str
-    """What leaves it works on, for messages."""
-    _advice: str = "take it out of this pipeline"
-    """What to do where there are none."""
+    keys: Sequence[str] | None = field(default=None, kw_only=True)
 
-    def __init__(self, keys: Sequence[str] | None = None) -> None:
-        self.keys = None if keys is None else tuple(keys)
-        self._tree: SpaceTree | None = None
-        self._work: list[tuple[int, Callable[[NDArray[Any]], NDArray[Any]]]] = []
+    _kind = "leaves"
+    """What leaves it works on, for messages."""
+    _advice = "take it out of this pipeline"
+    """What to do where there are none."""
+    _tree = from_setup(SpaceTree)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.keys = None if self.keys is None else tuple(self.keys)
 
     def __call__(self, rows: Rows) -> Rows:
-        if self._tree is None:
-            raise self._not_set_up()
         leaves = self._tree.flatten(rows.obs)
         for i, apply in self._work:
             leaves[i] = apply(np.asarray(leaves[i]))

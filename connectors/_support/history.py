@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -10,8 +10,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable, load_tables, save_tables
-from marlvec.connectors.connector import EnvIds, State
+from marlvec.connectors._support.agent_table import AgentTable, Tables
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
@@ -31,6 +30,9 @@ __all__ = [
 ]
 
 
+AnyArray = NDArray[Any]
+
+
 def including_blank(leaf: Space[Any]) -> Space[Any]:
     """A leaf's space with its blank: zeros in a Box; all others hold theirs, zeros or their start, already."""
     if isinstance(leaf, Box):
@@ -39,27 +41,20 @@ def including_blank(leaf: Space[Any]) -> Space[Any]:
     return leaf
 
 
-def stacked_space(leaf: Space[Any], count: int) -> Space[Any]:
-    """Space of ``count`` values of a leaf's space on a new first axis.
+def stacked_space(leaf: Space[Any], stack: Callable[[Any], AnyArray]) -> Space[Any]:
+    """Space of several values of a leaf's space in one array.
 
     Args:
         leaf: A Box, Discrete, MultiDiscrete or MultiBinary.
-        count: How many, at least 1.
+        stack: Makes such an array of one value, all of them equal.
     """
-
-    def stack(value: Any) -> Any:
-        return np.stack([np.asarray(value)] * count)
-
     if isinstance(leaf, Box):
         return Box(stack(leaf.low), stack(leaf.high), dtype=leaf.low.dtype.type)
     if isinstance(leaf, (Discrete, MultiDiscrete)):
         choices = leaf.n if isinstance(leaf, Discrete) else leaf.nvec
         return MultiDiscrete(stack(choices), dtype=np.dtype(leaf.dtype).type, start=stack(leaf.start))
     assert isinstance(leaf, MultiBinary)
-    return MultiBinary((count, *leaf.shape))
-
-
-AnyArray = NDArray[Any]
+    return MultiBinary(stack(np.zeros(leaf.shape)).shape)
 
 
 class History:
@@ -130,9 +125,10 @@ class History:
                 value[missing] = blank
         return values
 
-    def reset(self, env_ids: EnvIds | None = None) -> None:
-        """Forget the running episodes of these envs, or of all."""
-        self.count.reset(env_ids)
+    @property
+    def tables(self) -> Tables:
+        """All it keeps, for `Remembers`."""
+        return {"count": self.count, "rings": self.rings}
 
     def same_form(self, other: History | None) -> bool:
         """Whether both keep as many values of the same shapes and dtypes."""
@@ -141,18 +137,6 @@ class History:
             and self.k == other.k
             and [(b.shape, b.dtype) for b in self.blanks] == [(b.shape, b.dtype) for b in other.blanks]
         )
-
-    def state_dict(self) -> State:
-        """Exact copy."""
-        return save_tables({"count": self.count, "rings": self.rings})
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave.
-
-        Raises:
-            ArgumentError: It is of values of other shapes or dtypes; nothing was loaded.
-        """
-        load_tables(state, {"count": self.count, "rings": self.rings}, "history")
 
     def _slot(self, agent_index: AnyArray, number: AnyArray) -> AnyArray:
         # From the ring's back to its front, so that the first value makes room in the table for all of them.
@@ -233,7 +217,8 @@ def cast_row_leaf(value: Any, blank: AnyArray, what: str) -> AnyArray:
     """
     given = to_array(value) if blank.dtype != object else np.asarray(value)
     try:
-        full = np.broadcast_to(given, blank.shape).astype(blank.dtype)
+        with np.errstate(invalid="ignore"):  # NaN for an int, which is refused below
+            full = np.broadcast_to(given, blank.shape).astype(blank.dtype)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"{what}: a value of shape {given.shape} does not fit shape {blank.shape}") from error
     # Floats round; a number that an integer cannot hold is a mistake.
@@ -242,18 +227,19 @@ def cast_row_leaf(value: Any, blank: AnyArray, what: str) -> AnyArray:
     return full
 
 
-def fixed_size_tree(space: Space[Any], owner: str) -> SpaceTree:
+def fixed_size_tree(
+    space: Space[Any], owner: str, advice: str = "put FlattenObs(drop=[…]) before it, or encode the leaf"
+) -> SpaceTree:
     """Walk a space whose values are all to be kept in arrays.
 
     Raises:
-        UnsupportedSpaceError: A leaf has no fixed size.
+        UnsupportedSpaceError: A leaf has no fixed size; says what to do.
     """
     tree = SpaceTree(space)
     for leaf in tree.leaves:
         if leaf.is_object:
             raise UnsupportedSpaceError(
-                f"{owner} cannot keep {leaf} of {type(leaf.space).__name__}, which has no fixed size; "
-                f"put FlattenObs(drop=[…]) before it, or encode the leaf"
+                f"{owner} cannot keep {leaf} of {type(leaf.space).__name__}, which has no fixed size; {advice}"
             )
     return tree
 

@@ -9,11 +9,12 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
+from marlvec.connectors.connector import AgentConnector, from_setup
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import Leaf, SpaceTree
 from marlvec.trees import Tree, map_tree
 
-__all__ = ["DeclaredSpace", "SpaceRule", "check_function", "read_only", "space_after"]
+__all__ = ["DeclaredSpace", "ObsFunction", "SpaceRule", "check_function", "read_only", "space_after"]
 
 SpaceRule = Space[Any] | Callable[[Space[Any]], Space[Any]] | None
 """The space after a function: that space, or what this gives for the space before; None where the two are equal."""
@@ -137,3 +138,23 @@ class DeclaredSpace:
     @property
     def _advice(self) -> str:
         return "where it changes the space, say so with output_space=…"
+
+
+class ObsFunction(AgentConnector):
+    """A connector around a user's function of observations; a subclass says how it is called."""
+
+    _declared = from_setup(DeclaredSpace)
+
+    def __init__(self, function: Callable[..., Tree], output_space: SpaceRule = None) -> None:
+        check_function(function, output_space, type(self).__name__)
+        self.function = function
+        self._rule = output_space
+
+    def setup(self, space: Space[Any]) -> None:
+        self._declared = DeclaredSpace(self.output_space(space), self.name)
+
+    def output_space(self, space: Space[Any]) -> Space[Any]:
+        return space_after(self._rule, space, self.name)
+
+    def params(self) -> dict[str, Any]:
+        return {"function": self.function, "output_space": self._rule}

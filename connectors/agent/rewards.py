@@ -1,21 +1,24 @@
-"""`ClipReward`, `ScaleReward`, `MapReward`: rewards clipped, scaled, or mapped by a function."""
+"""Rewards clipped, scaled, or mapped by a function."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.connectors.connector import AgentConnector
+from marlvec.connectors.parameters import PositiveFloat
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 
 __all__ = ["ClipReward", "ScaleReward", "MapReward"]
 
 
+@dataclass(eq=False, repr=False)
 class ClipReward(AgentConnector):
     """Clips the ``rewards`` column: to its sign, or to ``[-limit, limit]``.
 
@@ -30,13 +33,14 @@ class ClipReward(AgentConnector):
         ArgumentError: Both are given, or neither, or ``limit`` is not above 0.
     """
 
-    def __init__(self, *, sign: bool = False, limit: float | None = None) -> None:
-        if sign == (limit is not None):
-            raise ArgumentError(f"give sign=True or a limit, and not both; got sign={sign}, limit={limit}")
-        if limit is not None and not limit > 0:
-            raise ArgumentError(f"limit must be above 0, got {limit}")
-        self.sign = sign
-        self.limit = limit
+    _: KW_ONLY
+    sign: bool = False
+    limit: PositiveFloat | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sign == (self.limit is not None):
+            raise ArgumentError(f"give sign=True or a limit, and not both; got sign={self.sign}, limit={self.limit}")
 
     def __call__(self, rows: Rows) -> Rows:
         rewards = rows.rewards
@@ -46,6 +50,7 @@ class ClipReward(AgentConnector):
         return rows.replace(rewards=clipped)
 
 
+@dataclass(eq=False, repr=False)
 class ScaleReward(AgentConnector):
     """Makes the ``rewards`` column ``rewards * scale + shift``.
 
@@ -60,11 +65,12 @@ class ScaleReward(AgentConnector):
         ArgumentError: Either is NaN or infinite.
     """
 
-    def __init__(self, scale: float, shift: float = 0.0) -> None:
-        if not (math.isfinite(scale) and math.isfinite(shift)):
-            raise ArgumentError(f"scale and shift must be finite, got scale={scale}, shift={shift}")
-        self.scale = scale
-        self.shift = shift
+    scale: float
+    shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.scale) and math.isfinite(self.shift)):
+            raise ArgumentError(f"scale and shift must be finite, got scale={self.scale}, shift={self.shift}")
 
     def __call__(self, rows: Rows) -> Rows:
         with np.errstate(over="ignore", invalid="ignore"):  # first rows may hold anything
@@ -74,6 +80,7 @@ class ScaleReward(AgentConnector):
         return rows.replace(rewards=scaled)
 
 
+@dataclass(eq=False, repr=False)
 class MapReward(AgentConnector):
     """Puts ``function(rewards)`` in the place of the ``rewards`` column, all rows in one call.
 
@@ -87,10 +94,11 @@ class MapReward(AgentConnector):
         ArgumentError: ``function`` is none.
     """
 
-    def __init__(self, function: Callable[[NDArray[np.float64]], Any]) -> None:
-        if not callable(function):
-            raise ArgumentError(f"MapReward wants a function of rewards, got {type(function).__name__}")
-        self.function = function
+    function: Callable[[NDArray[np.float64]], Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ArgumentError(f"MapReward wants a function of rewards, got {type(self.function).__name__}")
 
     def __call__(self, rows: Rows) -> Rows:
         rewards = np.array(rows.rewards, np.float64)

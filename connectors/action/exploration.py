@@ -1,0 +1,327 @@
+"""Exploration: random actions, and noise on actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
+
+from marlvec.connectors._support.agent_table import AgentTable, Remembers
+from marlvec.connectors._support.executed_actions import ExecutedActions, is_given
+from marlvec.connectors._support.row_random import RowRandom
+from marlvec.connectors.action.valid_actions import BoxActions, Choices, FloatBoxes, row_name
+from marlvec.connectors.connector import ActionConnector, State, from_setup
+from marlvec.connectors.parameters import PositiveInt, Probability
+from marlvec.connectors.rows import Rows
+from marlvec.errors import ArgumentError, UnsupportedSpaceError
+from marlvec.spaces import SpaceTree
+
+__all__ = ["EpsilonGreedy", "GaussianNoise", "OrnsteinUhlenbeckNoise"]
+
+
+@dataclass(eq=False, repr=False)
+class Decaying(ActionConnector):
+    """A connector with a number that goes linearly from one value to another as an agent decides.
+
+    Each (env, agent) counts its own decisions, over all its episodes. A count of all rows would make what an agent
+    does depend on who decided before it in the same batch. Counts are what is learnt: no end of an episode touches
+    them.
+
+    Args:
+        final: Value at the end; None where there is no decay.
+        decay_steps: Decisions of one agent in one env until then; None likewise.
+
+    Raises:
+        ArgumentError: Only one of them is given, or ``decay_steps`` is below 1.
+    """
+
+    final: float | None = field(default=None, kw_only=True)
+    decay_steps: PositiveInt | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.final is None) != (self.decay_steps is None):
+            raise ArgumentError(
+                f"give final and decay_steps, or neither; got final={self.final}, decay_steps={self.decay_steps}"
+            )
+        self._count = AgentTable((), np.int64)
+
+    def _count_decisions(self, rows: Rows) -> None:
+        """Count one decision of each row's agent."""
+        if self.decay_steps is not None:
+            self._count.set(rows.env_id, rows.agent_index, self._count.get(rows.env_id, rows.agent_index) + 1)
+
+    def _decayed(self, start: Any, rows: Rows) -> Any:
+        """Give the value now: ``start`` as it is without decay; else (n, 1), or (n, D) for a start of D numbers."""
+        if self.decay_steps is None or self.final is None:
+            return start
+        done = np.minimum(self._count.get(rows.env_id, rows.agent_index) / self.decay_steps, 1)
+        value: NDArray[np.float64] = start + (self.final - start) * done[:, None]
+        return value
+
+    def state_dict(self) -> State:
+        return {} if self.decay_steps is None else {"count": self._count.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state.keys() != self.state_dict().keys():
+            raise ArgumentError(f"expected the state keys {list(self.state_dict())}, got {list(state)}")
+        if state:
+            self._count.load_state_dict(state["count"])
+
+    def take_merged(self, state: Mapping[str, Any]) -> None:
+        """Take over counts of agents that have gone further elsewhere; of the others their own stay."""
+        if state:
+            self.load_state_dict(self.merge_states([self.state_dict(), state]))
+
+    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
+        """Join states: each agent has gone as far as the copy that has gone furthest. Of none, give this one's.
+
+        Sums would run ahead: what was joined and loaded once would be counted again by the next join.
+
+        Raises:
+            ArgumentError: A state is of no decay.
+        """
+        if self.decay_steps is None or not states:
+            return self.state_dict()
+        merged = AgentTable((), np.int64)
+        for state in states:
+            if state.keys() != {"count"}:
+                raise ArgumentError(f"expected the state key 'count', got {list(state)}")
+            count = np.asarray(state["count"]["values"])
+            env_id, agent_index = (index.ravel() for index in np.indices(count.shape))
+            merged.set(env_id, agent_index, np.maximum(merged.get(env_id, agent_index), count.ravel()))
+        return {"count": merged.state_dict()}
+
+
+@dataclass(eq=False, repr=False)
+class EpsilonGreedy(Decaying):
+    """Replaces an agent's action by a random one with probability ``epsilon``, while training.
+
+    The batch gets a column ``actions_executed``: what the agent did, in the policy's space. Off-policy learners
+    (Q-learning) take this column; ``actions`` stays what the policy chose. Actions that no policy chose
+    (``off_policy``) pass unchanged.
+
+    Draws evenly from every Discrete and MultiDiscrete of the action; from what ``action_mask`` allows where the action
+    is one of the two itself and rows have the column. Other leaves pass unchanged.
+
+    With ``final`` and ``decay_steps`` the probability goes linearly from ``epsilon`` to ``final``. Each agent of each
+    env counts its own decisions, so with 16 envs a decay over 16,000 steps of all of them is ``decay_steps=1000``. What
+    is assigned to ``epsilon`` holds from the next call on.
+
+    Args:
+        epsilon: Probability, at first.
+        final: Probability after the decay; None to stay at ``epsilon``.
+        decay_steps: Decisions of an agent, while training, until then.
+        seed: Equal seeds give equal draws.
+
+    Raises:
+        ArgumentError: A probability is not in [0, 1], or only one of ``final`` and ``decay_steps`` is given.
+        UnsupportedSpaceError: Where a space is first seen: there is nothing to choose from in it.
+        ContractError: In a call: a mask does not fit the space, or allows nothing.
+    """
+
+    epsilon: Probability = 0.1
+    _: KW_ONLY
+    final: Probability | None = None
+    seed: int = 0
+
+    _tree = from_setup(SpaceTree)
+    _executed = from_setup(ExecutedActions)
+    _size = from_setup(int)  # how many numbers a row draws
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._random = RowRandom(self.seed, "EpsilonGreedy")
+
+    def __call__(self, rows: Rows) -> Rows:
+        if not self.training:
+            return self._executed.send(rows, rows.actions_for_env, explores=True)
+        drawn = self._random.uniform(rows, 1 + self._size)
+        which = np.flatnonzero((drawn[:, :1] < self._decayed(self.epsilon, rows))[:, 0] & ~is_given(rows))
+        self._count_decisions(rows)
+        mask = self._mask(rows)
+        leaves = self._tree.flatten(rows.actions_for_env)
+        at = 1
+        for i, choices in self._choices:
+            end = at + len(choices.sizes)
+            chosen = choices.pick(
+                drawn[which, at:end], None if mask is None else mask[which], lambda j: row_name(rows, int(which[j]))
+            )
+            picked = choices.write(chosen)
+            given = np.asarray(leaves[i])
+            # Also where no row explores: a dtype that depended on the draws would depend on which rows are in the
+            # batch.
+            leaves[i] = given.astype(np.result_type(given, picked))
+            leaves[i][which] = picked
+            at = end
+        return self._executed.send(rows, self._tree.unflatten(leaves), explores=True)
+
+    def _mask(self, rows: Rows) -> NDArray[np.bool_] | None:
+        """What the rows' actions may be, where masks are of the action as a whole."""
+        if not self._tree.is_leaf or "action_mask" not in rows:
+            return None
+        return self._choices[0][1].check(rows.action_mask)
+
+    def setup(self, space: Space[Any]) -> None:
+        self._tree, self._choices = SpaceTree(space), _choices(space)
+        self._executed = ExecutedActions(space, self.action_space)
+        self._size = sum(len(choices.sizes) for _, choices in self._choices)
+
+    def policy_space(self, space: Space[Any]) -> Space[Any]:
+        if not _choices(space):
+            raise UnsupportedSpaceError(
+                f"EpsilonGreedy needs a Discrete or MultiDiscrete to choose from, got {space}; "
+                f"put DiscretizeActions behind it, or use GaussianNoise"
+            )
+        return space
+
+
+def _choices(space: Space[Any]) -> list[tuple[int, Choices]]:
+    found = enumerate(Choices.of(leaf.space) for leaf in SpaceTree(space).leaves)
+    return [(i, choices) for i, choices in found if choices is not None]
+
+
+def _noisy(
+    rows: Rows, boxes: FloatBoxes, noise_nD: NDArray[np.float64], executed: ExecutedActions, *, clip: bool
+) -> Rows:
+    """Add noise to the actions that a policy chose."""
+    given = is_given(rows)
+    actions = boxes.add(rows.actions_for_env, noise_nD, clip=clip)
+    if given.any():
+        parts = zip(boxes.tree.flatten(actions), boxes.tree.flatten(rows.actions_for_env), strict=True)
+        kept = []
+        for noisy, before in parts:
+            leaf = np.array(noisy)
+            leaf[given] = np.asarray(before)[given]
+            kept.append(leaf)
+        actions = boxes.tree.unflatten(kept)
+    return executed.send(rows, actions, explores=True)
+
+
+@dataclass(eq=False, repr=False)
+class GaussianNoise(Decaying, BoxActions):
+    """Adds independent normal noise to every element of every Box of floats, while training.
+
+    The batch gets a column ``actions_executed``: the action with its noise, in the policy's space. Off-policy learners
+    (DDPG, TD3) take this column; ``actions`` stays what the policy chose. Actions that no policy chose (``off_policy``)
+    pass unchanged.
+
+    Other leaves pass unchanged. ``std`` is in the units of the actions: before `UnsquashActions` they go from -1 to 1,
+    whatever the env's bounds, and that is where this belongs.
+
+    With ``final`` and ``decay_steps`` the deviation goes linearly from ``std`` to ``final``. Each agent of each env
+    counts its own decisions, so with 16 envs a decay over 16,000 steps of all of them is ``decay_steps=1000``. What is
+    assigned to ``std`` holds from the next call on.
+
+    Args:
+        std: Standard deviation, at first: one number, or one for each element, of all Boxes in a row.
+        final: Deviation after the decay; None to stay at ``std``.
+        decay_steps: Decisions of an agent, while training, until then.
+        clip: Whether to bring what comes out into the bounds of the Box.
+        seed: Equal seeds give equal noise.
+
+    Raises:
+        ArgumentError: A deviation is not a number from 0 on, or only one of ``final`` and ``decay_steps`` is given.
+        UnsupportedSpaceError: Where a space is first seen: it has no Box of floats, or not as many elements as ``std``.
+    """
+
+    std: float | Sequence[float] = 0.1
+    _: KW_ONLY
+    clip: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("std", self.std), ("final", 0.0 if self.final is None else self.final)):
+            number = np.asarray(value, np.float64)
+            if number.ndim > 1 or not (np.isfinite(number) & (number >= 0)).all():
+                raise ArgumentError(f"{name} must be a number from 0 on, got {value}")
+        self._random = RowRandom(self.seed, "GaussianNoise")
+
+    def __call__(self, rows: Rows) -> Rows:
+        if not self.training:
+            return self._executed.send(rows, rows.actions_for_env, explores=True)
+        std: NDArray[np.float64] = self._decayed(np.asarray(self.std, np.float64), rows)
+        self._count_decisions(rows)
+        noise = self._random.normal(rows, self._boxes.size) * std
+        return _noisy(rows, self._boxes, noise, self._executed, clip=self.clip)
+
+    def policy_space(self, space: Space[Any]) -> Space[Any]:
+        boxes, given = FloatBoxes(space), np.shape(self.std)
+        boxes.need("GaussianNoise")
+        if given not in ((), (boxes.size,)):
+            raise UnsupportedSpaceError(
+                f"std has {given[0]} numbers for the {boxes.size} elements of the float Boxes in {space}"
+            )
+        return space
+
+
+@dataclass(eq=False, repr=False)
+class OrnsteinUhlenbeckNoise(Remembers, BoxActions):
+    """Adds an Ornstein–Uhlenbeck process to every element of every Box of floats, while training.
+
+    The batch gets a column ``actions_executed``, and ``off_policy`` actions pass unchanged, as with `GaussianNoise`.
+    Each agent has a process of its own, which starts at 0 in each episode and takes one step before each decision:
+
+        x += -theta * x * dt + sigma * sqrt(dt) * N(0, 1)
+
+    This is the noise of Lillicrap et al., "Continuous control with deep reinforcement learning", 2015, whose theta and
+    sigma are the defaults; with the ``dt`` of OpenAI's baselines. Other leaves pass unchanged. The noise is in the
+    units of the actions: before `UnsquashActions` they go from -1 to 1, and that is where this belongs.
+
+    Args:
+        theta: How fast it comes back to 0.
+        sigma: How far it is thrown.
+        dt: Time from one decision to the next.
+        clip: Whether to bring what comes out into the bounds of the Box.
+        seed: Equal seeds give equal noise.
+
+    Raises:
+        ArgumentError: ``theta`` or ``sigma`` is below 0, or ``dt`` not above it.
+        UnsupportedSpaceError: Where a space is first seen: it has no Box of floats.
+    """
+
+    theta: float = 0.15
+    sigma: float = 0.2
+    dt: float = 1e-2
+    _: KW_ONLY
+    clip: bool = True
+    seed: int = 0
+
+    _x = from_setup(AgentTable)
+
+    def __post_init__(self) -> None:
+        numbers = self.theta, self.sigma, self.dt
+        if not (self.theta >= 0 and self.sigma >= 0 and self.dt > 0 and np.isfinite(numbers).all()):
+            raise ArgumentError(
+                "theta and sigma must be numbers from 0 on, dt above 0; got "
+                f"theta={self.theta}, sigma={self.sigma}, dt={self.dt}"
+            )
+        self._random = RowRandom(self.seed, "OrnsteinUhlenbeckNoise")
+
+    def __call__(self, rows: Rows) -> Rows:
+        x = self._x.get(rows.env_id, rows.agent_index)
+        if "first" in rows:
+            x[rows.first] = 0
+        if self.training:
+            normal = self._random.normal(rows, self._boxes.size)
+            x += -self.theta * self.dt * x + self.sigma * np.sqrt(self.dt) * normal
+        # In evaluation too: the episodes that end there must not pass their noise on to the next ones.
+        self._x.set(rows.env_id, rows.agent_index, x)
+        if not self.training:
+            return self._executed.send(rows, rows.actions_for_env, explores=True)
+        return _noisy(rows, self._boxes, x, self._executed, clip=self.clip)
+
+    def setup(self, space: Space[Any]) -> None:
+        super().setup(space)
+        if not self._tables or self._x.shape != (self._boxes.size,):
+            self._x = AgentTable((self._boxes.size,))
+            self._tables = {"x": self._x}
+
+    def policy_space(self, space: Space[Any]) -> Space[Any]:
+        FloatBoxes(space).need("OrnsteinUhlenbeckNoise")
+        return space

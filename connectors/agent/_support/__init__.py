@@ -1,1 +1,0 @@
-"""What agent connectors are made of."""

@@ -1,1 +1,0 @@
-"""Connectors that hold rows back."""

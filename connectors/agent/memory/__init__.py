@@ -1,1 +1,0 @@
-"""Connectors that remember: earlier observations, actions, rewards, states."""

@@ -1,1 +1,0 @@
-"""Connectors that change rewards."""

@@ -1,1 +1,0 @@
-"""Connectors that change the shape or the structure of observations."""
