@@ -98,8 +98,6 @@ def _batch(part: Any) -> MultiAgentBatch:
 
 
 def _load(path: Path) -> MultiAgentBatch | SampleBatch:
-    if path.suffix == ".parquet":
-        return SampleBatch.load(path)
     try:
         return MultiAgentBatch.load(path)
     except CheckpointError:
