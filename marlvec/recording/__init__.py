@@ -1,4 +1,4 @@
-"""Recordings: what is collected, as a stream on disk, and back as rows. See `marlvec.Recorder`, `marlvec.load_dataset`."""
+"""Recordings: what is collected, as a stream on disk, and back as rows."""
 
 from marlvec.recording.dataset import EpisodeTable, RecordedDataset
 from marlvec.recording.recorded_rows import Column, RecordedRows

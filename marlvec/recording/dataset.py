@@ -92,7 +92,7 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         return len(self._policies)
 
     def __repr__(self) -> str:
-        name = "" if self._envs is None else f" of {self._envs['name']}"
+        name = "" if self._envs is None else f" of {self.env_name}"
         state = "" if self.is_closed else ", not closed"
         head = f"RecordedDataset {str(self.folder)!r}{name}: {self.env_steps:,} env steps{state}"
         lines = [f"  {name}: {len(rows):,} rows in {len(rows.files)} files" for name, rows in self.items()]
@@ -114,6 +114,11 @@ class RecordedDataset(Mapping[str, RecordedRows]):
     def size_bytes(self) -> int:
         """Bytes of the files with rows."""
         return sum(rows.size_bytes for rows in self.values())
+
+    @property
+    def env_name(self) -> str | None:
+        """Name of the env; None where the recorder was not given the envs."""
+        return None if self._envs is None else str(self._envs["name"])
 
     @property
     def agents(self) -> tuple[str, ...] | None:
@@ -154,6 +159,9 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         """
         found = []
         for session, ranges in self._ranges():
+            for name in ranges:
+                if missing := [column for column in _FOR_TABLE if column not in self[name]]:
+                    raise ArgumentError(f"rows of policy {name!r} lack the columns {missing}, so they are no episodes")
             parts = {name: self[name].read(start, stop, _FOR_TABLE) for name, (start, stop) in ranges.items()}
             ids_B = np.concatenate([rows["eps_id"] for rows in parts.values()])
             column = {name: np.concatenate([rows[name] for rows in parts.values()]) for name in _FOR_TABLE}

@@ -271,6 +271,7 @@ def test_a_full_disk_raises_and_nothing_is_lost(
         recorder.close()
     assert not recorder.closed
     disk.error = None
+    recorder.flush()
     batches.append(collects.collect(env_steps=40))
     recorder.close()
     got = recorded(tmp_path / "run")
