@@ -26,6 +26,8 @@ if typing.TYPE_CHECKING:
         load_checkpoint,
         save_checkpoint,
     )
+    from marlvec.recording.dataset import load_dataset
+    from marlvec.recording.recorder import Recorder
     from marlvec.registry import register
     from marlvec.vector import (
         AsyncVectorEnv,
@@ -55,6 +57,8 @@ else:
         "marlvec.policies": (
             "FunctionPolicy Policy PolicyMap RandomPolicy ScriptedPolicy load_checkpoint save_checkpoint"
         ),
+        "marlvec.recording.dataset": "load_dataset",
+        "marlvec.recording.recorder": "Recorder",
         "marlvec.registry": "register",
         "marlvec.vector": (
             "AsyncVectorEnv Fault NativeVectorEnv PerEnv PoolVectorEnv RestartLimit SyncVectorEnv ThreadVectorEnv "
@@ -114,5 +118,7 @@ __all__ = [
     "LiveTable",
     "TensorBoardLogger",
     "JSONLinesLogger",
+    "Recorder",
+    "load_dataset",
     "errors",
 ]

@@ -26,6 +26,7 @@ SURFACE = {
         Collector MultiAgentBatch SampleBatch
         Policy RandomPolicy FunctionPolicy ScriptedPolicy PolicyMap save_checkpoint load_checkpoint
         Callback LiveTable TensorBoardLogger JSONLinesLogger
+        Recorder load_dataset
         MultiAgentEnv
     """,
     "marlvec.connectors": """
@@ -69,6 +70,7 @@ SURFACE = {
         RestartQuietly ResourceError CheckpointError MissingExtraError CollectorDied CollectorTimeout
         ContractWarning
     """,
+    "marlvec.recording": "RecordedDataset RecordedRows Column EpisodeTable",
     "marlvec.native": "NativeEntry NativeEnv Rows register_native",
     "marlvec.selfplay": """
         OpponentPool Opponent read_opponents EvictionRule oldest thinned weakest SnapshotRule Every OnWinRate

@@ -32,6 +32,8 @@ from marlvec.cli.options import (
     Side,
     Traceback,
 )
+from marlvec.cli.recording.data import data
+from marlvec.cli.recording.record_data import record_data
 
 __all__ = ["app", "main"]
 
@@ -309,6 +311,8 @@ def record(
 
 app.command()(play)
 app.command()(arena)
+app.command("record-data")(record_data)
+app.command()(data)
 
 
 @app.command()

@@ -203,6 +203,7 @@ class Collector(StatefulCollector, BatchSource):
         self._update_lock = UpdateLock()
         self._owner = CollectingThread()
         self._background: Background | None = None
+        self._callback_list.collector_created(self)
 
     def __repr__(self) -> str:
         return (
@@ -555,6 +556,11 @@ class Collector(StatefulCollector, BatchSource):
     def count_by(self) -> str:
         """``"env_steps"`` or ``"agent_steps"``."""
         return self._count_by
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of envs, policies and episodes; None: they are seeded by the operating system."""
+        return self._seed
 
     @property
     def stream(self) -> int:

@@ -21,7 +21,7 @@ from marlvec.trees import map_tree
 __all__ = ["Dataset", "EpisodeLog", "LoggedStep", "read_logs", "Replay", "replay"]
 
 Dataset = Any
-"""A `MultiAgentBatch` or `SampleBatch`, the file of one, a list of these, or a Minari dataset."""
+"""A `MultiAgentBatch` or `SampleBatch`, the file of one, a list of these, a recording, or a Minari dataset."""
 _NEEDED = ("obs", "actions", "rewards", "next_obs", "terminated", "truncated")
 _IN_TIME = ("t", "env_t", "next_env_t", "eps_id", "agent_index")
 
@@ -76,6 +76,14 @@ def read_logs(dataset: Dataset, agents: Sequence[str]) -> Callable[[], Iterator[
         if len(agents) != 1:
             raise ArgumentError(f"a Minari dataset is of one agent; there are {list(agents)}")
         return lambda: (_of_arrays(episode, agents[0]) for episode in dataset.iterate_episodes())
+    if hasattr(dataset, "episode_batches"):
+
+        def read_groups() -> Iterator[EpisodeLog]:
+            for group in dataset.episode_batches():
+                _check(group, agents)
+                yield from _of_batch(group, agents)
+
+        return read_groups
     batches = [_batch(part) for part in (dataset if isinstance(dataset, (list, tuple)) else [dataset])]
     if not batches:
         raise ArgumentError("expected a dataset, got an empty list")
@@ -98,8 +106,6 @@ def _batch(part: Any) -> MultiAgentBatch:
 
 
 def _load(path: Path) -> MultiAgentBatch | SampleBatch:
-    if path.suffix == ".parquet":
-        return SampleBatch.load(path)
     try:
         return MultiAgentBatch.load(path)
     except CheckpointError:

@@ -16,7 +16,7 @@ from typing import BinaryIO
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["FilePath", "atomic_file", "atomic_link", "locked_folder", "remove_drafts"]
+__all__ = ["FilePath", "atomic_file", "atomic_link", "draft_of", "locked_folder", "remove_drafts", "sync_folder"]
 
 FilePath = str | os.PathLike[str]
 
@@ -32,7 +32,7 @@ def atomic_file(path: FilePath) -> Iterator[BinaryIO]:
         OSError: The file cannot be written; the old one is as it was.
     """
     target = Path(os.path.realpath(path))
-    temporary = _draft_of(target)
+    temporary = draft_of(target)
     try:
         with temporary.open("x+b") as file:
             yield file
@@ -44,7 +44,7 @@ def atomic_file(path: FilePath) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             error.filename = str(target)  # as where the disk is full
         raise
-    _sync_folder(target)
+    sync_folder(target)
 
 
 def atomic_link(source: FilePath, path: FilePath) -> None:
@@ -56,7 +56,7 @@ def atomic_link(source: FilePath, path: FilePath) -> None:
         OSError: There is no such file, or it cannot be written; an old one is as it was.
     """
     target = Path(os.path.realpath(path))
-    temporary = _draft_of(target)
+    temporary = draft_of(target)
     try:
         os.link(source, temporary)
     except OSError:
@@ -67,7 +67,7 @@ def atomic_link(source: FilePath, path: FilePath) -> None:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)  # where both names were of one file nothing was replaced
-    _sync_folder(target)
+    sync_folder(target)
 
 
 @contextmanager
@@ -107,7 +107,8 @@ def remove_drafts(path: FilePath) -> None:
 _DRAFT = re.compile(r"\.(\d{1,9})-[0-9a-f]{8}\.tmp$", re.ASCII)
 
 
-def _draft_of(target: Path) -> Path:
+def draft_of(target: Path) -> Path:
+    """Return a new hidden name beside a file, for what is to take its place; `remove_drafts` finds it."""
     return target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
@@ -122,8 +123,8 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _sync_folder(target: Path) -> None:
-    """A new name is on the disk when its folder is. Windows opens no folders."""
+def sync_folder(target: Path) -> None:
+    """Have a file's new name on the disk, which it is when its folder is. Windows opens no folders."""
     if sys.platform == "win32":
         return
     folder = None

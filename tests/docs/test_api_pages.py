@@ -16,7 +16,7 @@ griffe = pytest.importorskip("griffe")
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = (
     *("marlvec", "marlvec.errors", "marlvec.connectors", "marlvec.selfplay", "marlvec.external", "marlvec.testing"),
-    "marlvec.distributed",
+    *("marlvec.distributed", "marlvec.recording"),
 )
 # Of those, what users import.
 ENVS = ["marlvec.envs.OpenSpielEnv", "marlvec.envs.ClearDeadStepRewards", "marlvec.envs.SeedStream"]

@@ -9,6 +9,7 @@ from typing import Any
 
 from marlvec.cli import arguments
 from marlvec.collect import Collector
+from marlvec.collect.callbacks import Callback
 from marlvec.errors import ArgumentError
 from marlvec.external import find_token
 from marlvec.policies import Policy, load_policy
@@ -29,6 +30,7 @@ def collector_of(
     *,
     explore: bool,
     seed: int | None,
+    callbacks: Sequence[Callback] = (),
 ) -> Collector:
     """What answers for the policies of the options ``--policy [ID=]WHAT[@PATH]``; it trains none of them.
 
@@ -39,6 +41,7 @@ def collector_of(
         connectors: Options ``--connectors``.
         explore: Whether policies explore.
         seed: Of their random streams.
+        callbacks: The collector's; where there are any, batches have the rows of all policies, for them to see.
 
     Raises:
         ArgumentError: An option is wrong, or a file is another policy's.
@@ -63,9 +66,10 @@ def collector_of(
         played_by,
         agent_connectors=seeing or None,
         action_connectors=acting or None,
-        policies_to_train=(),
+        policies_to_train=None if callbacks else (),
         explore=explore,
         seed=seed,
+        callbacks=callbacks,
     )
     _restore(collector, named, files)
     return collector

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from marlvec.collect.batch.converters import as_multi_agent
 from marlvec.collect.batch.npz import read_npz, write_npz
-from marlvec.collect.batch.sample_batch import SampleBatch
+from marlvec.collect.batch.parquet import read_parquets, write_parquets
+from marlvec.collect.batch.sample_batch import SampleBatch, suffix_of
 from marlvec.collect.episode import MultiAgentEpisode
 from marlvec.collect.episode.cuts import check_size, moments
 from marlvec.errors import ArgumentError, CheckpointError
@@ -210,16 +210,24 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
         return as_multi_agent({name: dict(batch.items()) for name, batch in self._batches.items()}, self.env_steps)
 
     def save(self, path: FilePath) -> None:
-        """Write the batch to an ``.npz`` file, which is there as a whole or not at all, and holds no pickle.
+        """Write the batch to a file, by its suffix: ``.npz`` for numpy, or ``.parquet`` (extra ``parquet``).
+
+        The file is there as a whole or not at all, and holds no pickle. A Parquet file is one table, the rows of one
+        policy after those of another, with a column ``policy``; columns that a policy lacks are empty in its rows, and
+        where two policies' columns of one name differ in shape or dtype, the later one is called ``policy/column``.
 
         Raises:
-            ArgumentError: The suffix is another. A Parquet file holds one table: save each policy's rows.
-            SerialisationError: Columns are of Python objects; names them.
+            ArgumentError: The suffix is neither.
+            SerialisationError: Columns are of Python objects, or else of what the file cannot hold; names them.
+            MissingExtraError: pyarrow is not installed.
             OSError: The file cannot be written; an old one is as it was.
         """
-        _check_suffix(path)
         facts = {"env_steps": int(self.env_steps), "agent_steps": int(self.agent_steps), "known": self._known}
-        write_npz(path, "MultiAgentBatch", {name: dict(batch.items()) for name, batch in self.items()}, facts)
+        columns = {name: dict(batch.items()) for name, batch in self.items()}
+        if suffix_of(path) == ".npz":
+            write_npz(path, "MultiAgentBatch", columns, facts)
+        else:
+            write_parquets(path, columns, {name: len(batch) for name, batch in self.items()}, facts)
 
     @classmethod
     def load(cls, path: FilePath) -> MultiAgentBatch:
@@ -229,11 +237,12 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
             The batch, with equal columns, dtypes and counts.
 
         Raises:
-            ArgumentError: The suffix is not ``.npz``.
+            ArgumentError: The suffix is neither ``.npz`` nor ``.parquet``.
             CheckpointError: There is no such file, it is damaged, or holds something else.
+            MissingExtraError: pyarrow is not installed.
         """
-        _check_suffix(path)
-        columns, facts = read_npz(path, "MultiAgentBatch")
+        is_npz = suffix_of(path) == ".npz"
+        columns, facts = read_npz(path, "MultiAgentBatch") if is_npz else read_parquets(path)
         try:
             return cls(
                 {name: SampleBatch(own) for name, own in columns.items()},
@@ -248,13 +257,6 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
         self, batches: Mapping[str, SampleBatch], env_steps: int, agent_steps: int | None = None
     ) -> MultiAgentBatch:
         return MultiAgentBatch(batches, env_steps=env_steps, known=self._known, agent_steps=agent_steps)
-
-
-def _check_suffix(path: FilePath) -> None:
-    if Path(path).suffix != ".npz":
-        raise ArgumentError(
-            f"expected a file name that ends in .npz, got {str(path)!r}; for .parquet, save each policy's rows"
-        )
 
 
 def _readable(size: float) -> str:

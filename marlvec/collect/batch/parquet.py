@@ -1,15 +1,14 @@
 """Batches in Parquet files, one row of the table per row, for pandas, polars, DuckDB and whatever else reads those.
 
-A column of one number, bool or text a row is a column of the table; one of arrays becomes a fixed-size list a row, its
-numbers in C order. Trees give a column per array, ``obs/camera``. What it takes to build the batch again, shapes and
-dtypes among it, is JSON in the schema's metadata under ``marlvec``. An array without a number a row, (n, 0), is only
-there.
+`marlvec.collect.batch.arrow_columns` says how columns make a table. Of several policies, the table has the rows of one
+after those of another, and a column ``policy``. Columns of one name and form share a column of the table, empty for
+policies that lack it; where forms differ, the later policy's is ``policy/column``. What it takes to build the batches
+again is JSON in the schema's metadata under ``marlvec``.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import stat
 import sys
 from collections.abc import Mapping
@@ -17,20 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from marlvec.collect.batch.batch_columns import named_leaves
-from marlvec.collect.batch.npz import outline_columns, read_columns
-from marlvec.errors import CheckpointError, SerialisationError
-from marlvec.extras import import_extra
+from marlvec.collect.batch.arrow_columns import TableForm, arrow_array, arrow_libraries, numpy_array, table_form
+from marlvec.errors import CheckpointError
 from marlvec.serialization.archive import FilePath, UniqueNames
 from marlvec.serialization.atomic_file import atomic_file
-from marlvec.trees import Tree, to_array
+from marlvec.trees import Tree
 
-__all__ = ["read_parquet", "write_parquet"]
+__all__ = ["read_parquet", "read_parquets", "write_parquet", "write_parquets"]
 
 FORMAT = 1
 _KEY = b"marlvec"
+_POLICY = "policy"
 
 
 def write_parquet(path: FilePath, columns: Mapping[str, Tree], n: int) -> None:
@@ -42,27 +39,10 @@ def write_parquet(path: FilePath, columns: Mapping[str, Tree], n: int) -> None:
             not have.
         OSError: The file cannot be written; the old one is as it was.
     """
-    arrow, parquet = _libraries()
-    if bad := [f"{name} ({leaf.dtype})" for name, leaf in named_leaves(columns) if not _fits(to_array(leaf))]:
-        raise SerialisationError(f"Parquet holds bools, ints, floats and texts, not the columns {bad}; drop() them")
-    names, tables, forms = UniqueNames(), dict[str, Any](), dict[str, list[Any]]()
-
-    def put(wanted: str, leaf: Any) -> str:
-        name, array = names(wanted), to_array(leaf)
-        forms[name] = [array.dtype.str, array.shape[1:]]
-        if size := math.prod(array.shape[1:]):
-            flat = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1)
-            # Of an array of texts, arrow would cut each at its first NUL.
-            values = arrow.array(flat.tolist(), arrow.string()) if flat.dtype.kind == "U" else arrow.array(flat)
-            tables[name] = values if array.ndim == 1 else arrow.FixedSizeListArray.from_arrays(values, size)
-        return name
-
-    outline = outline_columns(columns, "", put)
-    version = sys.modules["marlvec"].__version__
-    about = {"format": FORMAT, "marlvec": version, "rows": n, "columns": outline, "forms": forms}
-    table = arrow.table(tables).replace_schema_metadata({_KEY: json.dumps(about)})
-    with atomic_file(path) as file:
-        parquet.write_table(table, file, write_page_checksum=True)
+    arrow_libraries()
+    form, arrays = table_form(columns, "Parquet")
+    about = {"rows": n, "columns": form.columns, "forms": form.forms}
+    _write(path, {name: made for name, array in arrays.items() if (made := arrow_array(array)) is not None}, about)
 
 
 def read_parquet(path: FilePath) -> dict[str, Tree]:
@@ -72,39 +52,117 @@ def read_parquet(path: FilePath) -> dict[str, Tree]:
         MissingExtraError: pyarrow is not installed.
         CheckpointError: There is no such file, or it is damaged, of a newer format, or none of marlvec's.
     """
-    arrow, parquet = _libraries()
+
+    def columns(table: Any, about: Any) -> dict[str, Tree]:
+        if "policies" in about:
+            raise CheckpointError(path, "holds a MultiAgentBatch, not a SampleBatch: use MultiAgentBatch.load()")
+        return _columns(table, 0, about)
+
+    return _read(path, columns)  # type: ignore[no-any-return]
+
+
+def write_parquets(
+    path: FilePath, batches: Mapping[str, Mapping[str, Tree]], lengths: Mapping[str, int], facts: Mapping[str, Any]
+) -> None:
+    """Write several policies' columns to one file, likewise.
+
+    Args:
+        path: The file.
+        batches: Columns by policy id.
+        lengths: Rows by policy id.
+        facts: What else there is to know, as JSON has it.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+        SerialisationError: As of `write_parquet`; names the policy.
+        OSError: As of `write_parquet`.
+    """
+    arrow, _ = arrow_libraries()
+    shared: dict[tuple[str, str], str] = {}  # (column of a policy's table, its type) to the column of the file
+    names, types, parts = UniqueNames([_POLICY]), dict[str, Any](), list[dict[str, Any]]()
+    policies = []
+    for policy_id, columns in batches.items():
+        form, arrays = table_form(columns, f"policy {policy_id!r}: Parquet")
+        part, places = dict[str, Any](), dict[str, str]()
+        for name, array in arrays.items():
+            if (made := arrow_array(array)) is None:
+                continue
+            key = name, str(made.type)
+            if key not in shared:
+                taken = any(other == name for other, _ in shared)
+                shared[key] = names(f"{policy_id}/{name}" if taken else name)
+            places[name] = shared[key]
+            part[places[name]], types[places[name]] = made, made.type
+        parts.append(part)
+        rows = lengths[policy_id]
+        about = {"rows": rows, "columns": form.columns, "forms": form.forms, "places": places}
+        policies.append({"id": policy_id, **about})
+    counts = [lengths[policy_id] for policy_id in batches]
+    ids = arrow.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
+    tables = {_POLICY: arrow.DictionaryArray.from_arrays(ids, arrow.array(list(batches), arrow.string()))}
+    for name, kind in types.items():
+        chunks = [part.get(name, arrow.nulls(rows, kind)) for part, rows in zip(parts, counts, strict=True)]
+        tables[name] = arrow.chunked_array(chunks, kind)
+    _write(path, tables, {"rows": sum(counts), "facts": facts, "policies": policies})
+
+
+def read_parquets(path: FilePath) -> tuple[dict[str, dict[str, Tree]], dict[str, Any]]:
+    """Policies' columns, and facts, that `write_parquets` wrote.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+        CheckpointError: As of `read_parquet`.
+    """
+
+    def policies(table: Any, about: Any) -> tuple[dict[str, dict[str, Tree]], dict[str, Any]]:
+        if "policies" not in about:
+            raise CheckpointError(path, "holds a SampleBatch, not a MultiAgentBatch: use SampleBatch.load()")
+        found, start = {}, 0
+        for one in about["policies"]:
+            found[str(one["id"])] = _columns(table, start, one)
+            start += one["rows"]
+        return found, dict(about["facts"])
+
+    return _read(path, policies)  # type: ignore[no-any-return]
+
+
+def _write(path: FilePath, tables: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    arrow, parquet = arrow_libraries()
+    note = {"format": FORMAT, "marlvec": sys.modules["marlvec"].__version__, **about}
+    table = arrow.table(dict(tables)).replace_schema_metadata({_KEY: json.dumps(note)})
+    with atomic_file(path) as file:
+        parquet.write_table(table, file, write_page_checksum=True)
+
+
+def _read(path: FilePath, build: Any) -> Any:
+    arrow, parquet = arrow_libraries()
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):
             raise CheckpointError(path, "is not a file")
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            table = file.read()
+            table = file.read(use_threads=False)
         if _KEY not in (table.schema.metadata or {}):
             raise CheckpointError(path, "is a Parquet file, but holds no SampleBatch")
         about = json.loads(table.schema.metadata[_KEY])
         if about["format"] != FORMAT:
             raise CheckpointError(path, f"is of format {about['format']}; this marlvec reads {FORMAT}")
-        return read_columns(about["columns"], lambda name: _array(table, name, about["rows"], *about["forms"][name]))
+        return build(table, about)
     except (OSError, arrow.ArrowException, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(path, f"cannot be read: {error!r}") from error
     except MemoryError as error:
         raise CheckpointError(path, "does not fit into memory") from error
 
 
-def _array(table: Any, name: str, rows: int, dtype: str, shape: list[int]) -> NDArray[Any]:
-    if not math.prod(shape):
-        return np.zeros((rows, *shape), dtype)
-    column = table.column(name).combine_chunks()
-    values = column.flatten() if shape else column
-    if column.null_count or values.null_count:
-        raise ValueError(f"{name} has values that are missing")
-    # A copy: what arrow hands out is read-only.
-    return np.array(values.to_numpy(zero_copy_only=False), dtype).reshape(rows, *shape)
+def _columns(table: Any, start: int, about: Any) -> dict[str, Tree]:
+    """Columns of some rows of a table."""
+    rows, form = int(about["rows"]), TableForm(about["columns"], about["forms"])
+    places = about.get("places")
 
+    def array(name: str) -> Any:
+        dtype, shape = form.forms[name]
+        place = name if places is None else places.get(name)
+        column = table.column(place).slice(start, rows).combine_chunks() if place in table.column_names else None
+        # A copy: what arrow hands out is read-only.
+        return np.array(numpy_array(column, rows, dtype, shape), dtype)
 
-def _fits(array: NDArray[Any]) -> bool:
-    return array.dtype.kind in "biufU" and (array.dtype.kind == "U" or array.dtype.itemsize <= 8)
-
-
-def _libraries() -> tuple[Any, Any]:
-    what, install = "a Parquet file", 'pip install "marlvec[parquet]"'
-    return import_extra("pyarrow", what, install), import_extra("pyarrow.parquet", what, install)
+    return form.build(array)

@@ -20,7 +20,7 @@ from marlvec.serialization.atomic_file import FilePath
 from marlvec.trees import Tree
 from marlvec.vector.seeding import check_seed
 
-__all__ = ["SampleBatch"]
+__all__ = ["SampleBatch", "suffix_of"]
 
 
 class SampleBatch(Rows):
@@ -322,7 +322,7 @@ class SampleBatch(Rows):
             MissingExtraError: pyarrow is not installed.
             OSError: The file cannot be written; an old one is as it was.
         """
-        if _suffix(path) == ".npz":
+        if suffix_of(path) == ".npz":
             write_npz(path, "SampleBatch", {"": self._columns}, {})
         else:
             write_parquet(path, self._columns, self._n)
@@ -339,7 +339,7 @@ class SampleBatch(Rows):
             CheckpointError: There is no such file, it is damaged, or holds something else.
             MissingExtraError: pyarrow is not installed.
         """
-        columns = read_npz(path, "SampleBatch")[0].get("") if _suffix(path) == ".npz" else read_parquet(path)
+        columns = read_npz(path, "SampleBatch")[0].get("") if suffix_of(path) == ".npz" else read_parquet(path)
         try:
             return cls(columns or {})
         except ArgumentError as error:
@@ -352,7 +352,12 @@ def _generator(seed: int | np.random.Generator | None) -> np.random.Generator:
     return np.random.default_rng(None if seed is None else check_seed(seed))
 
 
-def _suffix(path: FilePath) -> str:
+def suffix_of(path: FilePath) -> str:
+    """Return ``".npz"`` or ``".parquet"``.
+
+    Raises:
+        ArgumentError: The file name ends otherwise.
+    """
     suffix = Path(path).suffix
     if suffix not in (".npz", ".parquet"):
         raise ArgumentError(f"expected a file name that ends in .npz or .parquet, got {str(path)!r}")

@@ -21,6 +21,7 @@ HOOKS = (
     "on_episode_end",
     "on_episode_lost",
     "on_sample_end",
+    "on_collector_created",
     "on_collector_start",
     "on_collector_lost",
 )
@@ -70,6 +71,13 @@ class Callback:
 
     def on_sample_end(self, batch: MultiAgentBatch, metrics: Metrics) -> None:
         """A batch is about to be returned; metrics are the collector's."""
+
+    def on_collector_created(self, collector: Any) -> None:
+        """A collector was built with this callback; nothing was collected yet. What it raises, the constructor raises.
+
+        Args:
+            collector: The `Collector`.
+        """
 
     def on_collector_start(self, place: Any) -> None:
         """Called when one of many collectors was built, by `marlvec.distributed.Collectors` alone.

@@ -43,7 +43,7 @@ class CallbackList:
 
     Attributes:
         callbacks: As given.
-        follows: Whether any of them has a hook for anything but batches.
+        follows: Whether any of them has a hook for episodes.
     """
 
     def __init__(self, callbacks: Iterable[CallbackLike], envs: VectorEnv, metrics: Metrics) -> None:
@@ -51,12 +51,22 @@ class CallbackList:
             callbacks = tuple(callbacks)
         self._listeners = listeners_by_hook(callbacks)
         self.callbacks = tuple(callbacks)
-        self.follows = any(found for hook, found in self._listeners.items() if hook != "on_sample_end")
+        self.follows = any(found for hook, found in self._listeners.items() if hook not in _NOT_OF_EPISODES)
         self._envs, self._metrics = envs, metrics
         self._running_N = np.full(envs.num_envs, None, np.object_)
         self._created: list[RunningEpisode] = []  # not started yet
         self._held: list[BaseException] = []
         self._running_hook = ""
+
+    def collector_created(self, collector: object) -> None:
+        """The collector is built.
+
+        Raises:
+            BaseException: What a callback raised, with a note that names it.
+        """
+        if self._listeners["on_collector_created"]:
+            self._call("on_collector_created", collector)
+            self.raise_held()
 
     def step(self, env_step: EnvStep) -> None:
         """Some envs have made a step; what was lost in it is none."""
@@ -209,6 +219,7 @@ class _NoEpisode:
     stage = ""
 
 
+_NOT_OF_EPISODES = ("on_sample_end", "on_collector_created")
 _STAGES = {"on_episode_created": "running", "on_episode_end": "over", "on_episode_lost": "over"}
 
 

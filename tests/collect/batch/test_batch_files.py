@@ -142,8 +142,6 @@ def test_other_suffixes_are_refused(name: str, tmp_path: Path) -> None:
     for call in (sample().save, SampleBatch.load, many.save, MultiAgentBatch.load):
         with pytest.raises(ArgumentError, match=r"ends in \.npz"):
             call(tmp_path / name)
-    with pytest.raises(ArgumentError, match="save each policy's rows"):
-        many.save(tmp_path / "x.parquet")
 
 
 # --- bad files
@@ -249,6 +247,41 @@ def test_parquet_gives_back_what_was_saved(tmp_path: Path, batch: SampleBatch) -
     same(loaded, batch)
     assert all(leaf.flags.writeable for _, column in loaded.items() for _, leaf in tree_leaves(column))
     assert [path.name for path in tmp_path.iterdir()] == ["x.parquet"]
+
+
+@pytest.mark.slow("a hundred files")
+@OFTEN
+@given(st.dictionaries(st.text(max_size=5), batches(parquet=True), max_size=3), st.integers(0, 99))
+def test_parquet_gives_back_all_policies(tmp_path: Path, many: dict[str, SampleBatch], steps: int) -> None:
+    pytest.importorskip("pyarrow")
+    MultiAgentBatch(many, env_steps=steps, agent_steps=7, known=(*many, "idle")).save(tmp_path / "x.parquet")
+    back = MultiAgentBatch.load(tmp_path / "x.parquet")
+    assert list(back) == list(many)
+    assert (back.env_steps, back.agent_steps, back.known) == (steps, 7, (*many, "idle"))
+    for name, own in many.items():
+        same(back[name], own)
+
+
+def test_policies_of_one_parquet_file_share_columns_of_equal_form(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = {"t": np.arange(2), "obs": np.ones((2, 3))}
+    other = {"t": np.arange(1), "obs": np.ones((1, 2)), "logp": np.zeros(1), "policy": np.zeros(1)}
+    whole = MultiAgentBatch({"one": SampleBatch(rows), "two": SampleBatch(other)}, env_steps=3)
+    whole.save(tmp_path / "x.parquet")
+    table = parquet.read_table(tmp_path / "x.parquet")
+    assert table.column_names == ["policy", "t", "obs", "two/obs", "logp", "policy~2"]
+    assert table["policy"].to_pylist() == ["one", "one", "two"]
+    assert table["two/obs"].to_pylist() == [None, None, [1.0, 1.0]]
+    back = MultiAgentBatch.load(tmp_path / "x.parquet")
+    for name, batch in whole.items():
+        same(back[name], batch)
+    with pytest.raises(CheckpointError, match=r"holds a MultiAgentBatch, .* use MultiAgentBatch\.load"):
+        SampleBatch.load(tmp_path / "x.parquet")
+    whole["one"].save(tmp_path / "x.parquet")
+    with pytest.raises(CheckpointError, match=r"holds a SampleBatch, .* use SampleBatch\.load"):
+        MultiAgentBatch.load(tmp_path / "x.parquet")
 
 
 def test_texts_with_a_nul_in_them_come_back(tmp_path: Path) -> None:

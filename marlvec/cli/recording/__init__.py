@@ -1,0 +1,1 @@
+"""Commands that record datasets and show what is in them."""

@@ -1,0 +1,361 @@
+"""`RecordedDataset`: a recording, read back; `load_dataset` opens one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
+
+from marlvec.collect.batch import MultiAgentBatch, SampleBatch
+from marlvec.collect.batch.arrow_columns import arrow_libraries
+from marlvec.collect.episode import MultiAgentEpisode
+from marlvec.errors import ArgumentError, CheckpointError
+from marlvec.external.replay import Replay, replay
+from marlvec.external.vector_env import ExternalVectorEnv
+from marlvec.recording.files.manifest import Manifest, Session, read_manifest
+from marlvec.recording.files.schema import read_schema, space_from
+from marlvec.recording.joint import joint_columns, joint_rows
+from marlvec.recording.recorded_rows import RecordedRows
+from marlvec.serialization.atomic_file import FilePath
+
+__all__ = ["EpisodeTable", "RecordedDataset", "load_dataset"]
+
+_CHUNK_ROWS = 1 << 16
+_FOR_TABLE = ("eps_id", "rewards", "t", "env_t", "next_env_t", "terminated", "truncated")
+
+
+class EpisodeTable(NamedTuple):
+    """Episodes of a recording, one entry each.
+
+    Attributes:
+        session: (E,) the session that it was recorded in.
+        eps_id: (E,) its id there.
+        length: (E,) env steps from its first recorded decision to its last outcome.
+        returns: (E,) sum of the recorded rewards of all agents.
+        whole: (E,) bool, whether it is there from its reset to its end.
+    """
+
+    session: NDArray[np.int64]
+    eps_id: NDArray[np.int64]
+    length: NDArray[np.int64]
+    returns: NDArray[np.float64]
+    whole: NDArray[np.bool_]
+
+
+class RecordedDataset(Mapping[str, RecordedRows]):
+    """A recording: `RecordedRows` by policy id. Made by `load_dataset`.
+
+    Files are opened when they are read, and closed by `close` or at the end of a ``with`` block.
+
+    Args:
+        folder: Its folder.
+        manifest: What it lists.
+        envs: Agents and spaces, as ``schema.json`` has them; None where they are not known.
+        notes: As the recorder was told.
+        verify: Whether a file's checksum is compared when it is first read.
+
+    Attributes:
+        folder, notes: As given.
+        sessions: One per recorder that wrote to it; ``closed`` is False of one that was killed, or still records.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        envs: Mapping[str, Any] | None,
+        notes: dict[str, Any],
+        *,
+        verify: bool,
+    ) -> None:
+        self.folder, self.notes = folder, notes
+        self._manifest, self._envs = manifest, envs
+        self.sessions: tuple[Session, ...] = tuple(manifest.sessions)
+        ids = dict.fromkeys(file.policy_id for part in manifest.parts for file in part.files)
+        self._policies = {name: RecordedRows(folder, manifest, name, verify=verify) for name in ids}
+
+    def __getitem__(self, policy_id: str) -> RecordedRows:
+        try:
+            return self._policies[policy_id]
+        except KeyError:
+            raise KeyError(f"no policy {policy_id!r}; {str(self.folder)!r} has {list(self._policies)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._policies)
+
+    def __len__(self) -> int:
+        return len(self._policies)
+
+    def __repr__(self) -> str:
+        name = "" if self._envs is None else f" of {self.env_name}"
+        state = "" if self.is_closed else ", not closed"
+        head = f"RecordedDataset {str(self.folder)!r}{name}: {self.env_steps:,} env steps{state}"
+        lines = [f"  {name}: {len(rows):,} rows in {len(rows.files)} files" for name, rows in self.items()]
+        return "\n".join([head, *lines])
+
+    # --- what is known of it
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps of all batches."""
+        return sum(part.env_steps for part in self._manifest.parts)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether every session was closed. Otherwise rows of the part in the making are missing, or yet to come."""
+        return all(session.closed for session in self.sessions)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the files with rows."""
+        return sum(rows.size_bytes for rows in self.values())
+
+    @property
+    def env_name(self) -> str | None:
+        """Name of the env; None where the recorder was not given the envs."""
+        return None if self._envs is None else str(self._envs["name"])
+
+    @property
+    def agents(self) -> tuple[str, ...] | None:
+        """Names of the agents, in order; None where the recorder was not given the envs."""
+        return None if self._envs is None else tuple(map(str, self._envs["agents"]))
+
+    def observation_space(self, agent: str) -> Space[Any] | None:
+        """Return an agent's observation space, before the connectors; None where it is not known.
+
+        Raises:
+            KeyError: There is no such agent.
+        """
+        return self._space("observation_spaces", agent)
+
+    def action_space(self, agent: str) -> Space[Any] | None:
+        """Return an agent's action space, behind the connectors; None where it is not known.
+
+        Raises:
+            KeyError: There is no such agent.
+        """
+        return self._space("action_spaces", agent)
+
+    def _space(self, name: str, agent: str) -> Space[Any] | None:
+        agents = self.agents or ()
+        if agent not in agents:
+            raise KeyError(f"no agent {agent!r}; {str(self.folder)!r} has {list(agents)}")
+        assert self._envs is not None
+        return space_from(self._envs[name][agents.index(agent)])
+
+    # --- episodes
+
+    def episode_table(self) -> EpisodeTable:
+        """Read lengths and returns of all episodes, in the order of session and ``eps_id``.
+
+        Raises:
+            ArgumentError: A column is missing.
+            CheckpointError: A file is damaged; names it.
+        """
+        found = []
+        for session, ranges in self._ranges():
+            for name in ranges:
+                if missing := [column for column in _FOR_TABLE if column not in self[name]]:
+                    raise ArgumentError(f"rows of policy {name!r} lack the columns {missing}, so they are no episodes")
+            parts = {name: self[name].read(start, stop, _FOR_TABLE) for name, (start, stop) in ranges.items()}
+            ids_B = np.concatenate([rows["eps_id"] for rows in parts.values()])
+            column = {name: np.concatenate([rows[name] for rows in parts.values()]) for name in _FOR_TABLE}
+            eps_id_E, episode_B = np.unique(ids_B, return_inverse=True)
+            count = len(eps_id_E)
+            first_E = np.full(count, np.iinfo(np.int64).max)
+            last_E = np.zeros(count, np.int64)
+            np.minimum.at(first_E, episode_B, column["env_t"])
+            np.maximum.at(last_E, episode_B, column["next_env_t"])
+            begun_E = np.bincount(episode_B, column["t"] == 0, count)
+            ended_E = np.bincount(episode_B, column["terminated"] | column["truncated"], count)
+            returns_E = np.bincount(episode_B, column["rewards"], count)
+            whole_E = (begun_E == ended_E) & (begun_E > 0)
+            found.append((np.full(count, session), eps_id_E, last_E - first_E, returns_E, whole_E))
+        if not found:
+            none = np.zeros(0, np.int64)
+            return EpisodeTable(none, none, none, none.astype(np.float64), none.astype(np.bool_))
+        return EpisodeTable(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+    def episode_batches(
+        self, rows: int = _CHUNK_ROWS, columns: Sequence[str] | None = None
+    ) -> Iterator[MultiAgentBatch]:
+        """Yield the rows of whole groups of episodes, about so many at a time.
+
+        Args:
+            rows: Rows in each, or those of one episode where it has more.
+            columns: Names of columns; None for all.
+
+        Returns:
+            Batches of all policies' rows; ``env_steps`` is 0. No episode is in two of them.
+
+        Raises:
+            ArgumentError: A column is missing.
+            CheckpointError: A file is damaged; names it.
+        """
+        for _, ranges in self._ranges():
+            ids = {name: np.asarray(self[name].column("eps_id")[slice(*span)]) for name, span in ranges.items()}
+            orders = {name: np.argsort(ids_B, kind="stable") for name, ids_B in ids.items()}
+            eps_id_E, counts_E = np.unique(np.concatenate(list(ids.values())), return_counts=True)
+            group_E = (np.cumsum(counts_E) - 1) // max(1, rows)
+            stops = np.flatnonzero(np.diff(group_E, append=-1))
+            starts_at = dict.fromkeys(ids, 0)
+            for last in stops.tolist():
+                found = {}
+                for name, ids_B in ids.items():
+                    start, order = starts_at[name], orders[name]
+                    stop = int(np.searchsorted(ids_B, eps_id_E[last], "right", sorter=order))
+                    starts_at[name] = stop
+                    if stop > start:
+                        numbers = np.sort(order[start:stop]) + ranges[name][0]
+                        found[name] = self[name].take(numbers, columns)
+                yield MultiAgentBatch(found, env_steps=0, known=tuple(self))
+
+    def episodes(self) -> Iterator[MultiAgentEpisode]:
+        """Yield all episodes as values, parts of episodes included, in the order of session and ``eps_id``.
+
+        Raises:
+            ArgumentError: As of `MultiAgentEpisode.of_rows`.
+            CheckpointError: A file is damaged; names it.
+        """
+        for batch in self.episode_batches():
+            yield from batch.episodes(self.agents)
+
+    def joint(self, columns: Sequence[str] | None = None, agents: Sequence[str] | None = None) -> Iterator[SampleBatch]:
+        """Yield one batch per episode with an axis of agents, for centralised critics, QMIX and the like.
+
+        A row is a moment: an env step at which some agent decided. T moments, A agents:
+
+        ==================================  ======  ==========================================================
+        ``obs``, ``actions``, ``rewards``   (T, A,  the agents' columns, those that all policies have; zeros
+        and so on                           …)      where ``acting`` is False
+        ``acting``                          (T, A)  bool: the agent decided, and there is a row of it
+        ``state``, ``next_state``           (T, …)  where recorded
+        ``eps_id``, ``env_id``, ``env_t``   (T,)    of the moment
+        ``t``, ``unroll_id``                (T,)    number of the moment in the episode, and of the episode here
+        ==================================  ======  ==========================================================
+
+        ``SampleBatch.concat(list(data.joint()))`` has the moments of all episodes, and its ``right_zero_pad()`` makes
+        them sequences (B, T, A, …) with ``loss_mask``.
+
+        Args:
+            columns: Names of columns; None for all that the policies have in common.
+            agents: Names of the agents that make the axis; None for all.
+
+        Raises:
+            ArgumentError: Agents differ in a column's structure, dtype or shape; or a column or agent is missing.
+            CheckpointError: A file is damaged; names it.
+        """
+        names = joint_columns({name: rows.keys() for name, rows in self.items()}, columns)
+        return self._joint(names, self._agent_numbers(agents))
+
+    def _joint(self, names: Sequence[str], numbers: Sequence[int] | None) -> Iterator[SampleBatch]:
+        done = 0
+        if numbers is None:  # without names, as many as have rows
+            highest = [int(np.max(rows.column("agent_index")[:], initial=0)) for rows in self.values()]
+            numbers = range(max(highest, default=0) + 1)
+        for batch in self.episode_batches(columns=names):
+            for episode in joint_rows(batch, numbers, names, done):
+                done += 1
+                yield episode
+
+    def _agent_numbers(self, agents: Sequence[str] | None) -> list[int] | None:
+        known = self.agents
+        if agents is None:
+            return None if known is None else list(range(len(known)))
+        if isinstance(agents, str) or not agents or not set(agents) <= set(known or ()):
+            raise ArgumentError(
+                f"joint(agents={agents!r}): expected names among {list(known or ())}"
+                + ("" if known else "; the recorder was not given the envs")
+            )
+        return [(known or ()).index(agent) for agent in agents]
+
+    def replay(self, envs: ExternalVectorEnv, *, repeat: int | None = 1, training_enabled: bool = True) -> Replay:
+        """Feed the episodes to an external vectorizer, one group of episodes in memory at a time.
+
+            envs = marlvec.external.make({"agent_0": (observations, actions)}, num_envs=8)
+            with data.replay(envs):
+                batch = collector.collect(episodes=100)
+
+        Args:
+            envs: Where they are played.
+            repeat: How often to play them all; None: until it is stopped.
+            training_enabled: False: their rows go through everything, and into no batch.
+
+        Returns:
+            As `marlvec.external.replay`.
+
+        Raises:
+            ArgumentError: A column is missing, or it is of other agents.
+        """
+        return replay(self, envs, repeat=repeat, training_enabled=training_enabled)
+
+    def close(self) -> None:
+        """Close all files. What is read later opens them again."""
+        for rows in self._policies.values():
+            rows.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _ranges(self) -> Iterator[tuple[int, dict[str, tuple[int, int]]]]:
+        """Sessions with rows, and where their rows are, by policy id."""
+        at = dict.fromkeys(self._policies, 0)
+        spans: dict[int, dict[str, tuple[int, int]]] = {}
+        for part in self._manifest.parts:
+            for file in part.files:
+                start = spans.setdefault(part.session, {}).get(file.policy_id, (at[file.policy_id], 0))[0]
+                at[file.policy_id] += file.rows
+                spans[part.session][file.policy_id] = start, at[file.policy_id]
+        for name, rows in self.items():
+            if missing := [column for column in ("eps_id",) if column not in rows]:
+                raise ArgumentError(f"rows of policy {name!r} lack the columns {missing}, so they are no episodes")
+        yield from spans.items()
+
+
+def load_dataset(folder: FilePath, *, verify: bool = True) -> RecordedDataset:
+    """Open a recording that a `Recorder` wrote. Nothing in it is executed, and nothing outside the folder is opened.
+
+        data = marlvec.load_dataset("runs/spread")
+        data["main"].column("obs")[:100]
+        for rows in data["main"].minibatches(4096, seed=0, epochs=3): ...
+
+    Args:
+        folder: The folder.
+        verify: Whether the CRC-32 of a file is compared with the manifest's when it is first read, for which all of it
+            is read. Sizes, columns and, in Parquet files, checksums of pages are compared in any case.
+
+    Returns:
+        The recording, as far as its manifest lists it: of a recorder that was killed, or still records, all parts that
+        are whole.
+
+    Raises:
+        CheckpointError: It is no recording, or one of another format; or a file is missing, cut or
+            elsewhere; names it.
+        MissingExtraError: pyarrow is not installed.
+    """
+    arrow_libraries()
+    path = Path(folder)
+    manifest = read_manifest(path)
+    envs, notes = read_schema(path)
+    root = path.resolve()
+    for part in manifest.parts:
+        for file in part.files:
+            place = path / part.path(file)
+            try:
+                size = place.stat().st_size if place.is_file() else -1
+            except OSError as error:
+                raise CheckpointError(place, f"cannot be read: {error}") from error
+            if size != file.size:
+                got = "there is no such file" if size < 0 else f"got {size}: it was cut or changed"
+                raise CheckpointError(place, f"is not as the manifest has it: expected {file.size} bytes, {got}")
+            if not place.resolve().is_relative_to(root):
+                raise CheckpointError(place, f"leads out of {path}")
+    return RecordedDataset(path, manifest, envs, notes, verify=verify)

@@ -1,0 +1,1 @@
+"""Files of a recording: manifest, schema, and the parts with the rows."""

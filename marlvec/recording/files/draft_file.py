@@ -1,0 +1,118 @@
+"""`DraftFile`: a file in the making, hidden until it is whole; `append_lines`: lines of JSON, all of them or none."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from marlvec.serialization.atomic_file import draft_of, sync_folder
+
+__all__ = ["DraftFile", "Persist", "append_lines"]
+
+Persist: TypeAlias = Callable[[Callable[[], object]], Any]
+"""Calls a function until it raises no `OSError`, and returns what it returns."""
+
+
+class DraftFile:
+    """A file that is written from its beginning to its end, and then gets its name.
+
+    To pyarrow it is a stream. Where the disk is full, `write` returns once it is not: ``persist`` decides what happens
+    meanwhile. So no writer of a format ever fails halfway.
+
+    Args:
+        target: Its name once it is whole.
+        persist: Calls what touches the disk.
+
+    Attributes:
+        size: Bytes so far.
+        crc32: Checksum of the bytes so far.
+    """
+
+    def __init__(self, target: Path, persist: Persist) -> None:
+        self._target, self._draft, self._persist = target, draft_of(target), persist
+        self.size = self.crc32 = 0
+        self._handle: int | None = None
+        persist(self._open)
+
+    def _open(self) -> None:
+        self._target.parent.mkdir(exist_ok=True)
+        self._handle = os.open(self._draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more bytes."""
+        return self._handle is None
+
+    def write(self, data: Any) -> int:
+        """Write all of these bytes."""
+        left = whole = memoryview(data).cast("B")
+        handle = self._handle
+        assert handle is not None
+        while left:
+            done = self._persist(partial(os.write, handle, left))
+            left = left[done:]
+        self.crc32 = zlib.crc32(whole, self.crc32)
+        self.size += len(whole)
+        return len(whole)
+
+    def tell(self) -> int:
+        """Bytes so far."""
+        return self.size
+
+    def flush(self) -> None:
+        """Do nothing: no byte is kept back."""
+
+    def publish(self) -> None:
+        """Give it its name, once its bytes are on the disk."""
+        handle = self._handle
+        assert handle is not None
+        self._persist(lambda: os.fsync(handle))
+        self._close()
+        self._persist(lambda: self._draft.replace(self._target))
+        self._persist(lambda: sync_folder(self._target))
+
+    def close(self) -> None:
+        """Do nothing, where pyarrow closes its stream: `publish` or `discard` closes the file."""
+
+    def _close(self) -> None:
+        if (handle := self._handle) is not None:
+            self._handle = None
+            os.close(handle)
+
+    def discard(self) -> None:
+        """Remove the draft."""
+        self._close()
+        self._draft.unlink(missing_ok=True)
+
+
+def append_lines(handle: int, end: int, lines: Iterable[Mapping[str, Any]]) -> int:
+    """Append lines of JSON to a file, all of them or none, and have them on the disk.
+
+    Args:
+        handle: The file, open for writing.
+        end: Where its last line ends; what is behind is overwritten.
+        lines: The lines.
+
+    Returns:
+        Where the last line now ends.
+
+    Raises:
+        OSError: They cannot be written; the file is as it was.
+    """
+    left = memoryview(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    stop = end + len(left)
+    try:
+        os.ftruncate(handle, end)
+        os.lseek(handle, end, os.SEEK_SET)
+        while left:
+            left = left[os.write(handle, left) :]
+        os.fsync(handle)
+    except BaseException:
+        os.ftruncate(handle, end)
+        raise
+    return stop

@@ -1,0 +1,240 @@
+"""`Manifest`: which files of a recording are whole, and what they hold. One line of JSON each, only ever appended.
+
+    {"format": 1, "marlvec": "…", "session": 0, "about": {…}}     a recorder has opened the folder
+    {"form": 0, "policy": "main", "columns": […], "forms": {…}}   columns that later files have
+    {"part": 0, "session": 0, "env_steps": …, "files": [{"policy": …, "form": 0, …}, …]}
+    {"close": 0, "parts": 1}                                      the session was closed: nothing of it is missing
+
+A part has one file per policy with rows, and the rows of all policies from the same batches. Its line is written when
+all its files are on disk. So what the manifest lists is there, whenever the process ends, and is the beginning of what
+was recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from marlvec.collect.batch.arrow_columns import TableForm
+from marlvec.errors import CheckpointError
+
+__all__ = [
+    "FORMAT",
+    "MANIFEST",
+    "Manifest",
+    "Part",
+    "PartFile",
+    "Session",
+    "lines_of_part",
+    "part_path",
+    "read_manifest",
+    "session_line",
+]
+
+FORMAT = 1
+MANIFEST = "manifest.jsonl"
+
+
+class PartFile(NamedTuple):
+    """One policy's rows in a part.
+
+    Attributes:
+        policy_id: The policy.
+        format: ``"parquet"`` or ``"arrow"``.
+        form: Number of the form of its columns.
+        rows: How many.
+        blocks: Rows of each block: row group or record batch.
+        size: Bytes of the file.
+        crc32: Checksum of the file, as `zlib.crc32`.
+    """
+
+    policy_id: str
+    format: str
+    form: int
+    rows: int
+    blocks: tuple[int, ...]
+    size: int
+    crc32: int
+
+
+class Part(NamedTuple):
+    """Files with rows from the same batches.
+
+    Attributes:
+        number: From 0, without gaps.
+        session: Number of the session that wrote it.
+        env_steps: Sum over its batches.
+        files: One per policy with rows.
+    """
+
+    number: int
+    session: int
+    env_steps: int
+    files: tuple[PartFile, ...]
+
+    def path(self, file: PartFile) -> str:
+        """Return the path of one of its files inside the folder."""
+        return part_path(file.policy_id, self.number, file.format)
+
+
+@dataclass(slots=True)
+class Session:
+    """One recorder's time with the folder.
+
+    Attributes:
+        about: Facts from its beginning: time, seed, policies.
+        closed: Whether it ended by `close`; False while it runs, and for ever where its process was killed.
+    """
+
+    about: dict[str, Any]
+    closed: bool = False
+
+
+@dataclass(slots=True)
+class Manifest:
+    """Content of a manifest.
+
+    Attributes:
+        sessions: In order.
+        forms: (policy id, form of its columns) by number.
+        parts: In order.
+        size: Bytes up to the end of its last whole line.
+    """
+
+    sessions: list[Session] = field(default_factory=list)
+    forms: list[tuple[str, TableForm]] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    size: int = 0
+
+
+def part_path(policy_id: str, number: int, suffix: str) -> str:
+    """Return the path of a file inside the folder; readers that know Hive's names find the policy in it."""
+    return f"policy={quote(policy_id, safe='', errors='surrogatepass')}/part-{number:06d}.{suffix}"
+
+
+def lines_of_part(part: Part, forms: Mapping[int, tuple[str, TableForm]]) -> Iterator[dict[str, Any]]:
+    """Yield the lines of new forms, and that of a part."""
+    for number, (policy_id, form) in forms.items():
+        yield {"form": number, "policy": policy_id, "columns": form.columns, "forms": form.forms}
+    files = [
+        {
+            "policy": file.policy_id,
+            "format": file.format,
+            "form": file.form,
+            "rows": file.rows,
+            "blocks": file.blocks,
+            "bytes": file.size,
+            "crc32": file.crc32,
+        }
+        for file in part.files
+    ]
+    yield {
+        "part": part.number,
+        "session": part.session,
+        "env_steps": part.env_steps,
+        "files": files,
+    }
+
+
+def session_line(number: int, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the line that begins a session."""
+    return {"format": FORMAT, "marlvec": sys.modules["marlvec"].__version__, "session": number, "about": dict(about)}
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read a folder's manifest. A line without its end, which a killed process leaves, does not count.
+
+    Raises:
+        CheckpointError: There is none, it is of another format, or a line is damaged; names the line.
+    """
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise CheckpointError(folder, "is no folder")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(folder, f"is no recording: its {MANIFEST} cannot be read ({error})") from error
+    content = content[: content.rfind(b"\n") + 1]
+    manifest = Manifest(size=len(content))
+    for k, line in enumerate(content.splitlines()):
+        try:
+            _add(manifest, json.loads(line))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(path, f"is damaged: line {k + 1}: {error!r:.300}") from error
+        except _OtherFormat as error:
+            raise CheckpointError(path, f"is of format {error}; this marlvec reads {FORMAT}") from error
+    if not manifest.sessions:
+        raise CheckpointError(path, "is damaged: it names no session")
+    return manifest
+
+
+class _OtherFormat(Exception):
+    """The recording is of another version."""
+
+
+def _add(manifest: Manifest, line: Any) -> None:
+    """Add one line to a manifest; whatever is wrong with it raises an ordinary error."""
+    if not isinstance(line, dict):
+        raise ValueError(f"expected an object, got {line!r:.100}")
+    if "format" in line:
+        if line["format"] != FORMAT:
+            raise _OtherFormat(f"{line['format']!r:.50}")
+        _expect("session", line["session"], len(manifest.sessions))
+        manifest.sessions.append(Session(dict(line["about"])))
+    elif "form" in line:
+        _expect("form", line["form"], len(manifest.forms))
+        manifest.forms.append((_text(line["policy"]), TableForm.from_json(line["columns"], line["forms"])))
+    elif "part" in line:
+        manifest.parts.append(_part(manifest, line))
+    elif "close" in line:
+        manifest.sessions[_count(line["close"])].closed = True
+        _expect("parts", line["parts"], len(manifest.parts))
+    else:
+        raise ValueError(f"expected a session, form, part or close, got {list(line)}")
+
+
+def _part(manifest: Manifest, line: Any) -> Part:
+    _expect("part", line["part"], len(manifest.parts))
+    session = _count(line["session"])
+    manifest.sessions[session].closed = False
+    files = []
+    for one in line["files"]:
+        file = PartFile(
+            _text(one["policy"]),
+            _text(one["format"]),
+            _count(one["form"]),
+            _count(one["rows"]),
+            tuple(map(_count, one["blocks"])),
+            _count(one["bytes"]),
+            _count(one["crc32"]),
+        )
+        _expect("rows", file.rows, sum(file.blocks))
+        _expect("policy", file.policy_id, manifest.forms[file.form][0])
+        if file.format not in ("parquet", "arrow") or not file.rows:
+            raise ValueError(f"no part file is {one!r:.300}")
+        files.append(file)
+    if len({file.policy_id for file in files}) < len(files):
+        raise ValueError("a policy has two files")
+    return Part(line["part"], session, _count(line["env_steps"]), tuple(files))
+
+
+def _expect(name: str, value: Any, expected: Any) -> None:
+    if type(value) is not type(expected) or value != expected:
+        raise ValueError(f"{name}: expected {expected!r}, got {value!r:.100}")
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"expected a whole number from 0, got {value!r:.100}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError(f"expected a text, got {value!r:.100}")
+    return value

@@ -1,0 +1,337 @@
+"""`Recorder`: writes what is collected to disk, as a stream."""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from marlvec.arguments import check_choice, whole_number
+from marlvec.collect.batch import MultiAgentBatch
+from marlvec.collect.batch.arrow_columns import arrow_libraries, table_form
+from marlvec.collect.callbacks import Callback
+from marlvec.collect.metrics.metrics import Metrics
+from marlvec.errors import ArgumentError, ClosedError, StateError
+from marlvec.recording.files.folder import digest_before, open_folder, remove_unlisted
+from marlvec.recording.files.manifest import Manifest, read_manifest
+from marlvec.recording.files.part_file import Format
+from marlvec.recording.files.schema import check_same_envs, describe_envs, read_schema, write_schema
+from marlvec.recording.writer.part_writer import OnFull, PartWriter
+from marlvec.recording.writer.repeated_rows import QueuedBatch, Table
+from marlvec.serialization.atomic_file import FilePath
+from marlvec.vector.vector_env import VectorEnv
+
+__all__ = ["Recorder"]
+
+
+class Recorder(Callback):
+    """Records batches on disk, for `load_dataset`: a callback of a collector, or by hand with `write`.
+
+        with marlvec.Recorder("runs/spread") as recorder:
+            collector = marlvec.Collector(envs, policies, callbacks=[recorder])
+            for batch in collector.batches(env_steps=4096, total=1_000_000): ...
+
+    A thread writes, while the next batch is collected. Each policy has a series of files, Parquet by default, which
+    polars, DuckDB and pandas read without marlvec. The rows of about a minute, or 64 MiB of them, make a part, with
+    one file a policy; ``manifest.jsonl`` lists the parts whose files are whole. However the process ends, the
+    recording is a beginning of what was collected: a killed process loses the part in the making at most, and the
+    manifest says then that the session was not closed.
+
+    No batch is lost in silence. Where the disk is slow or full, collecting waits, or raises; see ``on_full``. A batch
+    that `Collector.collect` could not return, because another callback raised or Ctrl-C came, is recorded once, though
+    its rows come again. Where a collector goes on from a checkpoint (`Collector.save`), its recorder drops the parts
+    that were written after the checkpoint, as their rows come again.
+
+    Recorded is what batches hold, behind the connectors, learner connectors included: leave out those that pad
+    sequences. Columns of Python objects are refused; ``drop`` leaves them out.
+
+    Args:
+        folder: Where to. It must be new or empty, or hold a recording to ``append`` to.
+        format: ``"parquet"``: small files; or ``"arrow"``: uncompressed, a tenth of the time to write, and read without
+            a copy.
+        envs: The envs, to note their agents and spaces where batches are written by hand. A collector gives its own.
+        append: Whether to go on with a recording: another session, of the same envs.
+        drop: Names of columns to leave out.
+        notes: What else is to be noted in ``schema.json``, as JSON has it: env id and arguments, for instance.
+        part_bytes: A part is finished once its rows have so many bytes, or
+        part_seconds: once they are so old.
+        queue_size: So many batches may wait to be written.
+        on_full: ``"wait"``: collecting waits while ``queue_size`` batches wait, and, with a warning, while the disk is
+            full. ``"raise"``: `ResourceError`; the batch is not taken, and its rows come again with the next
+            ``collect()``.
+
+    Raises:
+        ArgumentError: An argument is wrong; the folder holds something else, or a recording and ``append`` is False.
+        CheckpointError: The recording in the folder is damaged.
+        StateError: Another recorder is writing to the folder.
+        MissingExtraError: pyarrow is not installed.
+        OSError: The folder cannot be written to.
+
+    Attributes:
+        folder: As given.
+    """
+
+    def __init__(
+        self,
+        folder: FilePath,
+        format: Format = "parquet",
+        *,
+        envs: VectorEnv | None = None,
+        append: bool = False,
+        drop: Sequence[str] = (),
+        notes: Mapping[str, Any] | None = None,
+        part_bytes: int = 64 << 20,
+        part_seconds: float = 60.0,
+        queue_size: int = 2,
+        on_full: OnFull = "wait",
+    ) -> None:
+        check_choice("format", format, ("parquet", "arrow"))
+        check_choice("on_full", on_full, ("wait", "raise"))
+        for name, value in (("part_bytes", part_bytes), ("queue_size", queue_size)):
+            if (whole_number(value) or 0) < 1:
+                raise ArgumentError(f"Recorder({name}={value!r}): expected a whole number of at least 1")
+        if not part_seconds > 0:
+            raise ArgumentError(f"Recorder(part_seconds={part_seconds!r}): expected a number above 0")
+        if isinstance(drop, str):
+            raise ArgumentError(f"Recorder(drop={drop!r}): expected a list of column names; write drop=[{drop!r}]")
+        try:
+            self._notes: dict[str, Any] = json.loads(json.dumps(dict(notes or {}), allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"Recorder(notes=...): expected what JSON has: {error}") from error
+        arrow_libraries()
+        self.folder, self._format, self._drop = Path(folder), format, frozenset(drop)
+        handle, self._manifest = open_folder(self.folder, append=append)
+        self._about: dict[str, Any] = {"began": datetime.now(UTC).isoformat(timespec="seconds")}
+        self._streams: dict[int, Metrics] = {}
+        self._forms: dict[str, dict[str, list[Any]]] = {}
+        self._writer = PartWriter(
+            self.folder,
+            handle,
+            self._manifest,
+            format=format,
+            part_bytes=part_bytes,
+            part_seconds=part_seconds,
+            queue_size=queue_size,
+            on_full=on_full,
+        )
+        # Where close() was forgotten, at the end of the process at the latest.
+        self._finalizer = weakref.finalize(self, _close, self._writer, os.getpid())
+        self._envs: dict[str, Any] | None = None
+        self._has_schema = bool(self._manifest.sessions)
+        try:
+            if self._has_schema:
+                self._envs, kept = read_schema(self.folder)
+                self._notes = kept | self._notes
+            if envs is not None:
+                self._note_envs(envs)
+        except BaseException:
+            self._finalizer.detach()
+            os.close(handle)
+            raise
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{n:,} of {policy_id!r}" for policy_id, n in self.rows.items()) or "none"
+        state = "closed" if self.closed else f"{self._writer.waiting_rows:,} rows wait"
+        return f"<Recorder {str(self.folder)!r} ({self._format}): rows on disk: {rows}; {state}>"
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._finalizer.alive
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows on disk by policy id, of all sessions: those of parts that are whole."""
+        found: dict[str, int] = {}
+        for part in list(self._manifest.parts):
+            for file in part.files:
+                found[file.policy_id] = found.get(file.policy_id, 0) + file.rows
+        return found
+
+    # --- as a callback
+
+    def on_collector_created(self, collector: Any) -> None:
+        self._check_open("a collector was built with it")
+        self._note_envs(collector.envs)
+        policies = {name: type(policy).__name__ for name, policy in collector.policies.items()}
+        about = {"num_envs": collector.envs.num_envs, "seed": collector.seed, "policies": policies}
+        self._about.setdefault("collectors", []).append(about | {"batch_mode": collector.batch_mode})
+
+    def on_sample_end(self, batch: MultiAgentBatch, metrics: Metrics) -> None:
+        self._put(batch, metrics)
+
+    # --- by hand
+
+    def write(self, batch: MultiAgentBatch) -> None:
+        """Record a batch, as it is; arrays of the batch must not be written to later.
+
+        Raises:
+            ArgumentError: It is no `MultiAgentBatch`, or a column has another dtype or shape than before.
+            SerialisationError: Columns are of Python objects, or else of what the files cannot hold; names them.
+            ResourceError: The disk is full or slow; see ``on_full``. The batch is not recorded.
+            StateError: The thread that writes has failed.
+            ClosedError: The recorder is closed.
+        """
+        self._put(batch, None)
+
+    def flush(self) -> None:
+        """Wait until all that was recorded is on disk, as a part of its own.
+
+        Raises:
+            ResourceError: The disk cannot be written to. Nothing is lost: call again.
+            StateError: The thread that writes has failed.
+            ClosedError: The recorder is closed.
+        """
+        self._check_open("flush()")
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write what waits, and note that the session is complete. May be called twice.
+
+        Raises:
+            ResourceError: The disk cannot be written to. Nothing is lost: call again.
+            StateError: The thread that writes has failed; what the manifest lists is whole.
+        """
+        if self.closed:
+            return
+        if self._writer.session is None:
+            self._begin()
+        try:
+            self._writer.close()
+        except StateError:
+            self._finalizer.detach()
+            raise
+        self._finalizer.detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # --- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how much is recorded, once all is on disk, as plain data.
+
+        Raises:
+            ResourceError: As of `flush`.
+        """
+        self.flush()
+        size = self._manifest.size
+        return {"bytes": size, "end": digest_before(self.folder, size), "session": self._writer.session}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Drop the parts that were written after `state_dict` was called; another recording stays as it is.
+
+        Args:
+            state: The result of `state_dict`.
+
+        Raises:
+            ArgumentError: It is something else.
+            OSError: The manifest cannot be written.
+        """
+        if state.keys() != {"bytes", "end", "session"}:
+            raise ArgumentError(f"expected the state of a Recorder, got {list(state)}")
+        self.flush()
+        size, manifest = int(state["bytes"]), self._manifest
+        if size > manifest.size or digest_before(self.folder, size) != state["end"]:
+            return
+        self._writer.cut(size)
+        kept = read_manifest(self.folder) if size else Manifest()
+        manifest.sessions[:], manifest.forms[:], manifest.parts[:] = kept.sessions, kept.forms, kept.parts
+        manifest.size = size
+        remove_unlisted(self.folder, manifest)
+        self._writer.session = state["session"]  # whose episodes go on
+
+    # --- inside
+
+    def _put(self, batch: MultiAgentBatch, metrics: Metrics | None) -> None:
+        self._check_open("write()" if metrics is None else "a batch was collected")
+        if not isinstance(batch, MultiAgentBatch):
+            raise ArgumentError(
+                f"write(): expected a MultiAgentBatch, got {type(batch).__name__}; rows of one policy make one: "
+                f"MultiAgentBatch({{'main': rows}}, env_steps=...)"
+            )
+        tables = {}
+        for policy_id, rows in batch.items():
+            columns = {name: column for name, column in rows.items() if name not in self._drop}
+            form, arrays = table_form(columns, f"policy {policy_id!r}: a recording")
+            forms = {name: [_text_free(dtype), shape] for name, (dtype, shape) in form.forms.items()}
+            self._check_forms(policy_id, forms)
+            tables[policy_id] = Table(form._replace(forms=forms), arrays, len(rows))
+        self._check_source(batch, metrics)
+        if self._writer.session is None:
+            self._begin()
+        self._writer.put(QueuedBatch(batch, tables, metrics))
+        for policy_id, table in tables.items():
+            self._forms[policy_id] |= table.form.forms
+
+    def _check_forms(self, policy_id: str, forms: Mapping[str, list[Any]]) -> None:
+        """Columns may come and go, but what one is stays."""
+        known = self._forms.get(policy_id)
+        if known is None:
+            known = {}
+            for owner, before in self._manifest.forms:
+                known |= before.forms if owner == policy_id else {}
+            self._forms[policy_id] = known
+        for name, form in forms.items():
+            if (expected := known.get(name, form)) != form:
+                raise ArgumentError(
+                    f"Recorder({str(self.folder)!r}): policy {policy_id!r}: column {name!r}: expected {expected[0]} of "
+                    f"shape {tuple(expected[1])} a row, as before, got {form[0]} of shape {tuple(form[1])}; record "
+                    f"into another folder, or drop=[{name.partition('/')[0]!r}]"
+                )
+
+    def _check_source(self, batch: MultiAgentBatch, metrics: Metrics | None) -> None:
+        """Collectors that share a recorder must not share ids."""
+        if metrics is None:
+            return
+        for rows in batch.values():
+            if "eps_id" in rows and len(rows):
+                stream = int(rows["eps_id"].flat[0]) >> 43
+                if self._streams.setdefault(stream, metrics) is not metrics:
+                    raise ArgumentError(
+                        f"Recorder({str(self.folder)!r}): two collectors have stream={stream}, and so the same "
+                        f"eps_ids; give each a stream of its own, or a recorder of its own"
+                    )
+                return
+
+    def _note_envs(self, envs: VectorEnv) -> None:
+        described = describe_envs(envs)
+        if self._envs is not None:
+            check_same_envs(self._envs, described, self.folder)
+            return
+        self._envs = described
+        if self._has_schema:
+            write_schema(self.folder, self._envs, self._notes)
+
+    def _begin(self) -> None:
+        """Begin a session in the manifest."""
+        if not self._has_schema:
+            try:
+                write_schema(self.folder, self._envs, self._notes)
+            except OSError as error:
+                raise self._writer.cannot_write(error) from error
+            self._has_schema = True
+        self._writer.begin(self._about)
+
+    def _check_open(self, what: str) -> None:
+        if self.closed:
+            raise ClosedError(f"Recorder({str(self.folder)!r}) is closed: {what}")
+
+
+def _close(writer: PartWriter, pid: int) -> None:
+    """Publish all, and end the thread, in the process that has it."""
+    if os.getpid() == pid:
+        writer.close()
+
+
+def _text_free(dtype: str) -> str:
+    """The dtype, without the width of texts, which differs from batch to batch."""
+    return "<U0" if dtype[1] == "U" else dtype

@@ -1,0 +1,335 @@
+"""`PartWriter`: the thread that writes batches to disk, and the bounded queue before it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal, TypeAlias
+
+from marlvec.collect.batch.arrow_columns import TableForm
+from marlvec.errors import ResourceError, StateError
+from marlvec.recording.files.draft_file import DraftFile, append_lines
+from marlvec.recording.files.manifest import Manifest, Part, Session, lines_of_part, part_path, session_line
+from marlvec.recording.files.part_file import Format, PartFileWriter
+from marlvec.recording.writer.repeated_rows import QueuedBatch, RepeatedRows
+
+__all__ = ["OnFull", "PartWriter"]
+
+OnFull: TypeAlias = Literal["wait", "raise"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_RETRY_SECONDS = 1.0
+
+
+class PartWriter:
+    """Writes batches in a thread, in their order, as the parts of a recording.
+
+    Args:
+        folder: The recording's.
+        handle: Its manifest, open for writing.
+        manifest: What the manifest holds; parts that are written are added to it.
+        format: Of part files.
+        part_bytes, part_seconds: A part is published once its rows have so many bytes, or are so old.
+        queue_size: So many batches may wait.
+        on_full: Whether `put` waits where the queue or the disk is full, or raises.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        handle: int,
+        manifest: Manifest,
+        *,
+        format: Format,
+        part_bytes: int,
+        part_seconds: float,
+        queue_size: int,
+        on_full: OnFull,
+    ) -> None:
+        self._folder, self._handle, self._manifest = folder, handle, manifest
+        self._format, self._part_bytes, self._part_seconds = format, part_bytes, part_seconds
+        self._queue_size, self._on_full = queue_size, on_full
+        self._changed = threading.Condition()  # of a lock that its holder may take again
+        self._queue: deque[QueuedBatch] = deque()
+        self._thread: threading.Thread | None = None
+        self._ending = self._closes_itself = False
+        self._flushes_wanted = self._flushes_done = 0
+        self._attempts, self._has_warned = 0, False
+        self._trouble: OSError | None = None  # why the thread cannot write; it tries again
+        self._failure: BaseException | None = None  # why it has ended
+        # The thread's own:
+        self._open: dict[str, PartFileWriter] = {}
+        self._new_forms: dict[int, tuple[str, TableForm]] = {}
+        self._part_size, self._part_began = 0, 0.0
+        self._env_steps = 0
+        self._repeated: dict[int, tuple[object, RepeatedRows]] = {}  # by the id of a source, which is kept alive
+        self.session: int | None = None
+
+    # --- called by the recorder
+
+    def put(self, batch: QueuedBatch) -> None:
+        """Queue a batch. Where this raises, or is interrupted, the batch is not queued.
+
+        Raises:
+            ResourceError: The disk cannot be written to; or the queue is full, and ``on_full`` says to raise.
+            StateError: The thread has failed.
+        """
+        self._start()
+        with self._changed:
+            self._check_disk()
+            while len(self._queue) >= self._queue_size:
+                if self._on_full == "raise":
+                    raise ResourceError(
+                        f"Recorder({str(self._folder)!r}): {self._queue_size} batches wait to be written, and the disk "
+                        f"is slower than collecting: the batch was not taken; use on_full='wait' or a longer queue"
+                    )
+                self._changed.wait()
+                self._check_disk()
+            self._queue.append(batch)
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Write all that was queued, and publish it.
+
+        Raises:
+            ResourceError: The disk cannot be written to. Nothing is lost: call again.
+            StateError: The thread has failed.
+        """
+        if self._thread is None:
+            return
+        with self._changed:
+            self._flushes_wanted += 1
+            wanted = self._flushes_wanted
+            self._check_disk()
+            self._changed.notify_all()
+            while self._flushes_done < wanted:
+                self._changed.wait()
+                self._check_disk(retry=False)
+
+    def close(self) -> None:
+        """Write all that was queued, note in the manifest that the session is complete, and end the thread.
+
+        Raises:
+            ResourceError: As of `flush`.
+            StateError: The thread has failed. It has ended.
+        """
+        if threading.current_thread() is self._thread:  # its recorder was garbage, and this thread has found it
+            with self._changed:
+                self._ending = self._closes_itself = True
+            return
+        try:
+            self.flush()
+            self._note_close()
+        except StateError:
+            self._end()
+            raise
+        self._end()
+
+    def _end(self) -> None:
+        thread = self._thread
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join()
+        os.close(self._handle)
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that are not on disk as part of the recording."""
+        with self._changed:
+            queued = sum(table.rows for batch in self._queue for table in batch.tables.values())
+            return queued + sum(writer.rows for writer in list(self._open.values()))
+
+    def begin(self, about: Mapping[str, Any]) -> None:
+        """Begin a session in the manifest, before the first batch.
+
+        Raises:
+            ResourceError: It cannot be written.
+        """
+        number = len(self._manifest.sessions)
+        try:
+            self._append([session_line(number, about)])
+        except OSError as error:
+            raise self.cannot_write(error) from error
+        self._manifest.sessions.append(Session(dict(about)))
+        self.session = number
+
+    def cut(self, size: int) -> None:
+        """Cut the manifest after so many bytes, once all was flushed.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        os.ftruncate(self._handle, size)
+        os.fsync(self._handle)
+        self._repeated = {}
+
+    def cannot_write(self, trouble: OSError) -> ResourceError:
+        """Return the error for what the disk has refused."""
+        return ResourceError(
+            f"Recorder({str(self._folder)!r}): cannot write ({trouble}); {self.waiting_rows:,} rows wait in memory: "
+            f"make room, and call again"
+        )
+
+    def _note_close(self) -> None:
+        if self.session is None or self._manifest.sessions[self.session].closed:
+            return
+        try:
+            self._append([{"close": self.session, "parts": len(self._manifest.parts)}])
+        except OSError as error:
+            raise self.cannot_write(error) from error
+        self._manifest.sessions[self.session].closed = True
+
+    def _append(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        self._manifest.size = append_lines(self._handle, self._manifest.size, lines)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._ending = False
+            self._thread = threading.Thread(target=self._run, name="marlvec-recorder", daemon=True)
+            self._thread.start()
+
+    def _check_disk(self, *, retry: bool = True) -> None:
+        """Raise where the thread has failed or cannot write; where that may pass and ``on_full`` says so, wait."""
+        while True:
+            if self._failure is not None:
+                raise StateError(
+                    f"Recorder({str(self._folder)!r}): its thread has failed, and rows that were not published are "
+                    f"lost: {self._failure!r:.300}"
+                ) from self._failure
+            if self._trouble is None:
+                self._has_warned = False
+                return
+            if retry and not self._waits(self._trouble):
+                attempt, retry = self._attempts, False
+                self._changed.notify_all()
+                while self._trouble is not None and self._attempts == attempt and self._failure is None:
+                    self._changed.wait()
+            elif self._waits(self._trouble):
+                if not self._has_warned:
+                    self._has_warned = True
+                    warnings.warn(
+                        f"Recorder({str(self._folder)!r}) waits for the disk: {self._trouble}",
+                        RuntimeWarning,
+                        stacklevel=4,
+                    )
+                self._changed.wait()
+            else:
+                raise self.cannot_write(self._trouble) from self._trouble
+
+    def _waits(self, trouble: OSError) -> bool:
+        return self._on_full == "wait" and trouble.errno in _FULL
+
+    # --- called by the thread
+
+    def _run(self) -> None:
+        try:
+            while (todo := self._next()) is not None:
+                batch, flushes = todo
+                if batch is not None:
+                    self._write(batch)
+                    is_due = self._part_size >= self._part_bytes
+                else:
+                    is_due = True
+                if is_due:
+                    self._publish()
+                with self._changed:
+                    if batch is not None:
+                        self._queue.popleft()
+                    elif flushes:
+                        self._flushes_done = max(self._flushes_done, flushes)
+                    self._changed.notify_all()
+            if self._closes_itself:
+                self._publish()
+                self._note_close()
+                os.close(self._handle)
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+            for writer in self._open.values():
+                writer.discard()
+
+    def _next(self) -> tuple[QueuedBatch | None, int] | None:
+        """Wait for something to do: the first batch that waits, or a publication (None), with the flushes it serves."""
+        with self._changed:
+            while not self._queue:
+                if self._flushes_wanted > self._flushes_done:
+                    return None, self._flushes_wanted
+                if self._ending:
+                    return None
+                left = None
+                if self._open and (left := self._part_began + self._part_seconds - monotonic()) <= 0:
+                    return None, 0
+                self._changed.wait(left)
+            return self._queue[0], 0
+
+    def _write(self, batch: QueuedBatch) -> None:
+        tables, env_steps = batch.tables, batch.batch.env_steps
+        if batch.source is not None:
+            _, repeated = self._repeated.setdefault(id(batch.source), (batch.source, RepeatedRows()))
+            tables, env_steps = repeated.drop_from(batch)
+        is_old = bool(self._open) and monotonic() >= self._part_began + self._part_seconds
+        if is_old or any(self._has_other_form(policy_id, table.form) for policy_id, table in tables.items()):
+            self._publish()
+        if not self._open:
+            self._part_began = monotonic()
+        for policy_id, table in tables.items():
+            if table.rows:
+                if policy_id not in self._open:
+                    self._open[policy_id] = self._open_file(policy_id, table.form)
+                self._open[policy_id].add(table.arrays, table.rows)
+                self._part_size += table.rows * table.form.row_bytes
+        self._env_steps += env_steps
+
+    def _has_other_form(self, policy_id: str, form: TableForm) -> bool:
+        return policy_id in self._open and self._open[policy_id].form != form
+
+    def _open_file(self, policy_id: str, form: TableForm) -> PartFileWriter:
+        known = [*self._manifest.forms, *self._new_forms.values()]
+        number = next((k for k, one in enumerate(known) if one == (policy_id, form)), len(known))
+        if number == len(known):
+            self._new_forms[number] = policy_id, form
+        path = self._folder / part_path(policy_id, len(self._manifest.parts), self._format)
+        return PartFileWriter(DraftFile(path, self._persist), policy_id, form, number, self._format)
+
+    def _publish(self) -> None:
+        """Close the part's files; list them in the manifest."""
+        if not self._open:
+            return
+        files = tuple(writer.close() for writer in self._open.values())
+        assert self.session is not None
+        part = Part(len(self._manifest.parts), self.session, self._env_steps, files)
+        lines = list(lines_of_part(part, self._new_forms))
+        self._persist(lambda: self._append(lines))
+        with self._changed:
+            self._manifest.forms += self._new_forms.values()
+            self._manifest.parts.append(part)
+            self._open, self._new_forms, self._part_size = {}, {}, 0
+            self._env_steps = 0
+
+    def _persist(self, call: Callable[[], object]) -> Any:
+        """Call what touches the disk until it succeeds; meanwhile `put` and `flush` wait, or raise why."""
+        while True:
+            try:
+                result = call()
+            except OSError as error:
+                with self._changed:
+                    self._trouble = error
+                    self._attempts += 1
+                    self._changed.notify_all()
+                    self._changed.wait(_RETRY_SECONDS)
+                continue
+            if self._trouble is not None:
+                with self._changed:
+                    self._trouble = None
+                    self._attempts += 1
+                    self._changed.notify_all()
+            return result
