@@ -420,6 +420,10 @@ class Pipeline(Connector, Generic[P]):
                 hint = "; give an instance, not the class"
             elif callable(piece) and not isinstance(piece, Connector):
                 hint = "; decorate the function with @agent_connector, @action_connector or @learner_connector"
+            elif isinstance(piece, Connector):
+                sides = {"AgentConnector": "agent", "ActionConnector": "action", "LearnerConnector": "learner"}
+                own = [side for base in type(piece).__mro__ if (side := sides.get(base.__name__))]
+                hint = f"; it belongs into {own[0]}_connectors" if own else ""
             raise ArgumentError(f"{self.name} takes {self._side.__name__}s, got {piece!r}{hint}")
         root = self._root()
         if isinstance(piece, Pipeline) and (piece is root or piece._owner is not None):

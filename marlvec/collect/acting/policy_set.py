@@ -102,7 +102,9 @@ def _chain(kind: type[P], given: Any, where: str) -> P:
         return given
     if isinstance(given, (list, tuple)):
         return kind(given)
-    hint = "; leave it out for the default ones, or give [] for none" if given is None else ""
+    hint = f"; write [{given!r:.200}]" if isinstance(given, Connector) else ""
+    if given is None:
+        hint = "; leave it out for the default ones, or give [] for none"
     raise ArgumentError(f"expected an {kind.__name__} or a list of connectors{where}, got {given!r:.200}{hint}")
 
 

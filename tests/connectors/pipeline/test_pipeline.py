@@ -145,7 +145,7 @@ def test_names_of_two_pieces_of_one_class_and_chosen_names() -> None:
 @pytest.mark.parametrize(
     ("piece", "text"),
     [
-        (c.ToNumpy(), r"takes AgentConnectors, got ToNumpy\(\)$"),
+        (c.ToNumpy(), r"takes AgentConnectors, got ToNumpy\(\); it belongs into action_connectors$"),
         (c.FlattenObs, "give an instance, not the class"),
         (lambda rows: rows, "decorate the function with @agent_connector"),
         (None, "takes AgentConnectors, got None$"),
