@@ -1,6 +1,8 @@
 """Recordings: what is collected, as a stream on disk, and back as rows."""
 
 from marlvec.recording.dataset import EpisodeTable, RecordedDataset
+from marlvec.recording.formats.minari import from_minari, to_minari
+from marlvec.recording.formats.torchrl import to_replay_buffer
 from marlvec.recording.recorded_rows import Column, RecordedRows
 
-__all__ = ["RecordedDataset", "RecordedRows", "Column", "EpisodeTable"]
+__all__ = ["RecordedDataset", "RecordedRows", "Column", "EpisodeTable", "to_minari", "from_minari", "to_replay_buffer"]

@@ -56,7 +56,7 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         folder: Its folder.
         manifest: What it lists.
         envs: Agents and spaces, as ``schema.json`` has them; None where they are not known.
-        notes: As the recorder was told.
+        notes: The recorder's.
         verify: Whether a file's checksum is compared when it is first read.
 
     Attributes:
@@ -126,7 +126,13 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         return None if self._envs is None else tuple(map(str, self._envs["agents"]))
 
     def observation_space(self, agent: str) -> Space[Any] | None:
-        """Return an agent's observation space, before the connectors; None where it is not known.
+        """Return an agent's observation space, before the connectors.
+
+        Args:
+            agent: Name of the agent.
+
+        Returns:
+            The space; None where it is not known.
 
         Raises:
             KeyError: There is no such agent.
@@ -134,7 +140,13 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         return self._space("observation_spaces", agent)
 
     def action_space(self, agent: str) -> Space[Any] | None:
-        """Return an agent's action space, behind the connectors; None where it is not known.
+        """Return an agent's action space, behind the connectors.
+
+        Args:
+            agent: Name of the agent.
+
+        Returns:
+            The space; None where it is not known.
 
         Raises:
             KeyError: There is no such agent.
@@ -151,7 +163,10 @@ class RecordedDataset(Mapping[str, RecordedRows]):
     # --- episodes
 
     def episode_table(self) -> EpisodeTable:
-        """Read lengths and returns of all episodes, in the order of session and ``eps_id``.
+        """Read lengths and returns of all episodes.
+
+        Returns:
+            One entry an episode, in the order of session and ``eps_id``.
 
         Raises:
             ArgumentError: A column is missing.
@@ -216,7 +231,10 @@ class RecordedDataset(Mapping[str, RecordedRows]):
                 yield MultiAgentBatch(found, env_steps=0, known=tuple(self))
 
     def episodes(self) -> Iterator[MultiAgentEpisode]:
-        """Yield all episodes as values, parts of episodes included, in the order of session and ``eps_id``.
+        """Yield all episodes as values, parts of episodes included.
+
+        Returns:
+            The episodes, in the order of session and ``eps_id``.
 
         Raises:
             ArgumentError: As of `MultiAgentEpisode.of_rows`.
@@ -245,6 +263,9 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         Args:
             columns: Names of columns; None for all that the policies have in common.
             agents: Names of the agents that make the axis; None for all.
+
+        Returns:
+            The episodes, in the order of session and ``eps_id``.
 
         Raises:
             ArgumentError: Agents differ in a column's structure, dtype or shape; or a column or agent is missing.

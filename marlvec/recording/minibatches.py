@@ -80,34 +80,65 @@ class Minibatches:
 
     def __iter__(self) -> Iterator[SampleBatch]:
         epoch = 0
+        window = _Window(self._form, min(self._rows, self._capacity))
         while self._rows and (self._epochs is None or epoch < self._epochs):
             sequence = np.random.SeedSequence(self._sequence.entropy, spawn_key=(epoch,))
-            yield from self._epoch(np.random.default_rng(sequence))
+            yield from self._epoch(np.random.default_rng(sequence), window)
             epoch += 1
 
-    def _epoch(self, rng: np.random.Generator) -> Iterator[SampleBatch]:
+    @property
+    def _capacity(self) -> int:
+        """Rows that a window has at most: those that it mixes, and those that were left over."""
+        return max(self._window, max(block.rows for block in self._blocks) + self._size)
+
+    def _epoch(self, rng: np.random.Generator, window: _Window) -> Iterator[SampleBatch]:
         todo = [self._blocks[k] for k in rng.permutation(len(self._blocks)).tolist()]
-        carried: Arrays = {}
         while todo:
-            rows, now = len(next(iter(carried.values()))) if carried else 0, list[Block]()
-            while todo and (not now or rows + todo[-1].rows <= self._window):
-                now.append(todo.pop())
-                rows += now[-1].rows
-            arrays = self._fill(carried, now, rows)
-            order_B = rng.permutation(rows)
-            stop = rows if not todo and not self._drop_last else rows - rows % self._size
+            begun = False
+            while todo and (not begun or window.rows + todo[-1].rows <= self._window):
+                window.add(self._read(todo.pop()))
+                begun = True
+            order_B = rng.permutation(window.rows)
+            stop = window.rows if not todo and not self._drop_last else window.rows - window.rows % self._size
             for start in range(0, stop, self._size):
-                yield self._batch(arrays, order_B[start : start + self._size])
-            left_B = order_B[stop:] if todo else order_B[:0]
-            carried = {name: array[left_B] for name, array in arrays.items()}
+                yield window.take(order_B[start : start + self._size])
+            window.keep(order_B[stop:] if todo else order_B[:0])
 
-    def _fill(self, carried: Arrays, blocks: Sequence[Block], rows: int) -> Arrays:
-        """One window's arrays: rows that were left over, and those of some blocks."""
-        pieces: dict[str, list[NDArray[Any]]] = {name: [array] for name, array in carried.items() if len(array)}
-        for block in blocks:
-            for name, array in self._read(block).items():
-                pieces.setdefault(name, []).append(array)
-        return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in pieces.items()}
 
-    def _batch(self, arrays: Arrays, rows_B: NDArray[np.int64]) -> SampleBatch:
-        return SampleBatch(self._form.build(lambda name: arrays[name].take(rows_B, axis=0)))
+class _Window:
+    """Memory for rows that are mixed.
+
+    Args:
+        form: Form of the columns.
+        capacity: Rows at most.
+    """
+
+    def __init__(self, form: TableForm, capacity: int) -> None:
+        self._form = form
+        self.rows = 0
+        self._arrays = {
+            name: np.empty((capacity, *shape), object if dtype[1] == "U" else dtype)
+            for name, (dtype, shape) in form.forms.items()
+        }
+
+    def add(self, block: Arrays) -> None:
+        """Add a block's rows."""
+        rows = len(next(iter(block.values())))
+        for name, array in block.items():
+            self._arrays[name][self.rows : self.rows + rows] = array
+        self.rows += rows
+
+    def take(self, rows_B: NDArray[np.int64]) -> SampleBatch:
+        """Copy some rows into a batch."""
+
+        def array(name: str) -> NDArray[Any]:
+            taken = self._arrays[name].take(rows_B, axis=0)
+            return taken.astype(str) if taken.dtype == object else taken
+
+        return SampleBatch(self._form.build(array))
+
+    def keep(self, rows_B: NDArray[np.int64]) -> None:
+        """Keep these rows alone."""
+        for array in self._arrays.values():
+            array[: len(rows_B)] = array[rows_B]
+        self.rows = len(rows_B)

@@ -116,6 +116,9 @@ class RecordedRows:
     def column(self, name: str) -> Tree:
         """Return a column that is read where it is indexed; a tree of them for Dict and Tuple spaces.
 
+        Args:
+            name: Name of the column.
+
         Returns:
             A `Column`, or a dict or tuple of `Column`.
 
@@ -166,7 +169,14 @@ class RecordedRows:
         return SampleBatch(form.build(arrays.__getitem__))
 
     def batches(self, size: int, columns: Sequence[str] | None = None) -> Iterator[SampleBatch]:
-        """Yield all rows in order, ``size`` at a time; the last batch has what is left.
+        """Yield all rows in order, ``size`` at a time.
+
+        Args:
+            size: Rows in each batch, but for the last, which has what is left.
+            columns: Names of columns; None for all.
+
+        Returns:
+            The batches; their arrays are new.
 
         Raises:
             ArgumentError: ``size`` is no whole number above 0.
@@ -230,7 +240,13 @@ class RecordedRows:
         )
 
     def to_numpy(self, columns: Sequence[str] | None = None) -> dict[str, Tree]:
-        """Read whole columns into memory: name to array (n, …), or to a tree of arrays.
+        """Read whole columns into memory.
+
+        Args:
+            columns: Names of columns; None for all.
+
+        Returns:
+            Name to array (n, …), or to a tree of arrays.
 
         Raises:
             KeyError: There is no such column.
@@ -239,7 +255,14 @@ class RecordedRows:
         return dict(self.read(columns=columns).items())
 
     def to_torch(self, columns: Sequence[str] | None = None, device: Any = None) -> dict[str, Tree]:
-        """Read whole columns into memory, as `SampleBatch.to_torch`.
+        """Read whole columns into memory, as tensors.
+
+        Args:
+            columns: Names of columns; None for all.
+            device: Where the tensors are to be; None for the CPU.
+
+        Returns:
+            Name to tensor (n, …), or to a tree of tensors, as `SampleBatch.to_torch`.
 
         Raises:
             MissingExtraError: torch is not installed.

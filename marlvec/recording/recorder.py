@@ -217,7 +217,10 @@ class Recorder(Callback):
     # --- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how much is recorded, once all is on disk, as plain data.
+        """Write all that waits; say how much is recorded.
+
+        Returns:
+            The size of the manifest, a digest of its end, and the session, as plain data.
 
         Raises:
             ResourceError: As of `flush`.

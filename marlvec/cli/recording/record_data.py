@@ -70,8 +70,8 @@ def record_data(
 ) -> None:
     r"""Play an env, and record all policies' rows for marlvec.load_dataset().
 
-    Ctrl-C ends the recording early; the batches that were collected until then are in it. [b]marlvec data[/] shows what
-    it holds.
+    Ctrl-C ends the recording early, with the batches that were collected until then. [b]marlvec data[/] shows what it
+    holds.
 
       marlvec record-data simple_spread --out runs/seek --env-steps 50000 \
         --policy examples/policies.py:seek

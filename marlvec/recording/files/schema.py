@@ -1,4 +1,4 @@
-"""`schema.json`: the envs of a recording, and what else its recorder was told."""
+"""`schema.json`: the envs of a recording, and the recorder's notes."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class QueuedBatch:
     Attributes:
         batch: As the collector made it.
         tables: What is written, by policy id.
-        source: What tells its collector apart; None where nothing is known of it.
+        source: Metrics of the collector that made it; None for a batch that was written by hand.
     """
 
     batch: MultiAgentBatch

@@ -1,0 +1,89 @@
+"""Defects of recordings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from marlvec.recording import dataset, recorded_rows
+from marlvec.recording.minibatches import _Window
+from marlvec.recording.writer.part_writer import PartWriter
+from marlvec.recording.writer.repeated_rows import QueuedBatch, RepeatedRows
+from tests.defects.registry import Patch, found_by
+
+RECORDER, DATASET = "tests/recording/test_recorder.py", "tests/recording/test_dataset.py"
+
+
+@found_by(RECORDER)
+def recorded_rows_twice(patch: Patch) -> None:
+    """Rows of a batch that was not delivered are recorded again when they come again."""
+    patch.setattr(RepeatedRows, "drop_from", lambda self, queued: (queued.tables, queued.batch.env_steps))
+
+
+@found_by(RECORDER)
+def recorded_batches_dropped_at_a_full_queue(patch: Patch) -> None:
+    """Where the queue is full, a batch is dropped in silence."""
+    put = PartWriter.put
+
+    def dropping(self: PartWriter, batch: QueuedBatch) -> None:
+        if len(self._queue) < self._queue_size:
+            put(self, batch)
+
+    patch.setattr(PartWriter, "put", dropping)
+
+
+@found_by(RECORDER)
+def recorded_bytes_lost_on_a_full_disk(patch: Patch) -> None:
+    """What the disk refuses is taken for written."""
+
+    def careless(self: PartWriter, call: Any) -> Any:
+        try:
+            return call()
+        except OSError:
+            return 1
+
+    patch.setattr(PartWriter, "_persist", careless)
+
+
+@found_by(RECORDER)
+def recorded_parts_kept_behind_a_checkpoint(patch: Patch) -> None:
+    """Going back to a checkpoint leaves the parts that were written since."""
+    patch.setattr(PartWriter, "cut", lambda self, size: None)
+
+
+@found_by(DATASET)
+def recorded_files_not_checked(patch: Patch) -> None:
+    """A file that was changed is read as it is."""
+    patch.setattr(recorded_rows, "_check_sum", lambda *_: None)
+
+
+@found_by(DATASET)
+def minibatches_drop_what_is_left_of_a_window(patch: Patch) -> None:
+    """Rows that make no minibatch at the end of a window come in none."""
+    patch.setattr(_Window, "keep", lambda self, rows_B: setattr(self, "rows", 0))
+
+
+@found_by(DATASET)
+def recorded_episodes_without_their_last_rows(patch: Patch) -> None:
+    """Of each episode, the rows of the last part are left out."""
+    ranges = dataset.RecordedDataset._ranges
+
+    def shorter(self: dataset.RecordedDataset) -> Any:
+        for session, spans in ranges(self):
+            yield session, {name: (start, max(start, stop - 5)) for name, (start, stop) in spans.items()}
+
+    patch.setattr(dataset.RecordedDataset, "_ranges", shorter)
+
+
+@found_by(DATASET)
+def joint_rows_of_the_wrong_agents(patch: Patch) -> None:
+    """On the axis of agents the first two are exchanged."""
+    joint = dataset.joint_rows
+
+    def exchanged(batch: Any, agents: Any, names: Any, first: int) -> Any:
+        order = np.array(agents)
+        order[:2] = order[:2][::-1]
+        return joint(batch, order.tolist(), names, first)
+
+    patch.setattr(dataset, "joint_rows", exchanged)
