@@ -40,7 +40,9 @@ class _Unset:
 
 
 def from_setup(kind: type[T]) -> T:
-    """Declare an attribute of a class, such as ``_tree``, that `Connector.setup` assigns.
+    """Declare an attribute of instances, such as ``_tree``, that `Connector.setup` assigns.
+
+    Reading it costs 40 ns more than reading another one: in a call, once.
 
     Raises:
         StateError: It is read before; says that the connector does not know its space.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from itertools import chain, count
 from reprlib import repr as short
 from time import perf_counter_ns
 from typing import Any, Generic, NamedTuple, Self, TypeVar
@@ -158,6 +158,7 @@ class Pipeline(Connector, Generic[P]):
 
     def __init__(self, pieces: Iterable[P] = ()) -> None:
         self._stages: tuple[Stage[P], ...] = ()
+        self._program: _Program | None = None
         self._space: Space[Any] | None = None
         self._owner: Pipeline[Any] | None = None
         if not isinstance(pieces, Iterable):
@@ -186,7 +187,7 @@ class Pipeline(Connector, Generic[P]):
         breach: ContractError | None = None
         start = perf_counter_ns()
         try:
-            for stage in self._program.stages:
+            for stage in (self._program or self._compile()).stages:
                 out = stage.piece(rows)
                 now = perf_counter_ns()
                 stage.ns += now - start
@@ -213,35 +214,35 @@ class Pipeline(Connector, Generic[P]):
         return None
 
     def reset(self, env_ids: EnvIds | None = None) -> None:
-        for piece in self._program.forgetful:
+        for piece in (self._program or self._compile()).forgetful:
             piece.reset(env_ids)
 
     @property
     def is_watchful(self) -> bool:
         """Whether any piece here looks at what `on_policy_output` gets."""
         own = type(self).on_policy_output is not Pipeline.on_policy_output
-        return own or bool(self._program.watchful)
+        return own or bool((self._program or self._compile()).watchful)
 
     @property
     def policy_columns(self) -> tuple[str, ...]:
         """Columns of the policy's output that any piece here needs in every row."""
-        pieces = self._program.watchful
-        return tuple(dict.fromkeys(name for piece in pieces for name in piece.policy_columns))
+        watchful = (self._program or self._compile()).watchful
+        return tuple(dict.fromkeys(name for piece in watchful for name in piece.policy_columns))
 
     def on_policy_output(self, rows: Rows) -> None:
-        for piece in self._program.watchful:
+        for piece in (self._program or self._compile()).watchful:
             piece.on_policy_output(rows)
 
-    @cached_property
-    def _program(self) -> _Program:
-        """What a call does, worked out once; gone where a piece or a space changes."""
+    def _compile(self) -> _Program:
+        """Work out what a call does; from then on no call asks again, until a piece or a space changes."""
         flat = list(self._flat())
-        return _Program(
+        self._program = program = _Program(
             tuple(stage for stage in flat if not is_left_out(stage.piece)),
             tuple(stage.piece for stage in flat if _overrides(stage.piece, "on_policy_output")),
             tuple(stage.piece for stage in flat if _overrides(stage.piece, "reset")),
             all(is_left_out(stage.piece) or _holds(stage.piece, "only_converts") for stage in flat),
         )
+        return program
 
     def _flat(self) -> Iterator[Stage[Any]]:
         """The stages, in the place of our own pipelines those inside."""
@@ -434,11 +435,8 @@ class Pipeline(Connector, Generic[P]):
         if twice and not isinstance(twice[0], FunctionConnector):
             raise ArgumentError(f"{twice[0]!r} is in this pipeline already, and would see every row twice")
         taken = {stage.name for stage in others}
-        name, count = piece.name, 1
-        while name in taken:
-            count += 1
-            name = f"{piece.name}_{count}"
-        return Stage(name, piece)
+        names = chain([piece.name], (f"{piece.name}_{i}" for i in count(2)))
+        return Stage(next(name for name in names if name not in taken), piece)
 
     def _edit(self, stages: tuple[Stage[P], ...]) -> None:
         """Put the stages in place and compute all spaces; on an error, as if nothing had happened."""
@@ -467,7 +465,7 @@ class Pipeline(Connector, Generic[P]):
         self._stages = stages
         at: Pipeline[Any] | None = self
         while at is not None:
-            vars(at).pop("_program", None)
+            at._program = None
             at.changes_length = any(stage.piece.changes_length for stage in at._stages)
             at.across_agents = any(stage.piece.across_agents for stage in at._stages)
             at = at._owner
@@ -629,7 +627,7 @@ class Pipeline(Connector, Generic[P]):
                 stage.piece.setup(at)
         around: Pipeline[Any] | None = self
         while around is not None:  # with another space another piece may be one that changes nothing
-            vars(around).pop("_program", None)
+            around._program = None
             around = around._owner
 
     def _refresh(self) -> None:

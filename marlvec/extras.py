@@ -1,13 +1,35 @@
-"""`import_extra`: imports an optional library, or says which extra to install."""
+"""Optional libraries: importing them, or saying which extra to install."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from marlvec.errors import MissingExtraError
 
-__all__ = ["import_extra"]
+__all__ = ["import_extra", "needs_extra"]
+
+
+@contextmanager
+def needs_extra(library: str, what: str, install: str) -> Iterator[None]:
+    """Have imports inside of it say how to install the library that they need.
+
+    Args:
+        library: Its name, for the message.
+        what: What needs it, likewise.
+        install: How to install it, likewise.
+
+    Raises:
+        MissingExtraError: One cannot be imported; says how to install it.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{what} needs {library}, which cannot be imported ({error}); to install it: {install}"
+        ) from error
 
 
 def import_extra(module: str, what: str, install: str) -> Any:
@@ -21,10 +43,6 @@ def import_extra(module: str, what: str, install: str) -> Any:
     Raises:
         MissingExtraError: It cannot be imported; says how to install it.
     """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        library = module.partition(".")[0]
-        raise MissingExtraError(
-            f"{what} needs {library}, which cannot be imported ({error}); install it with: {install}"
-        ) from error
+    with needs_extra(module.partition(".")[0], what, install):
+        found = importlib.import_module(module)
+    return found

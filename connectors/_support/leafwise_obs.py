@@ -78,10 +78,11 @@ class LeafwiseObs(AgentConnector):
         self.keys = None if self.keys is None else tuple(self.keys)
 
     def __call__(self, rows: Rows) -> Rows:
-        leaves = self._tree.flatten(rows.obs)
+        tree = self._tree
+        leaves = tree.flatten(rows.obs)
         for i, apply in self._work:
             leaves[i] = apply(np.asarray(leaves[i]))
-        return rows.replace(obs=self._tree.unflatten(leaves))
+        return rows.replace(obs=tree.unflatten(leaves))
 
     def setup(self, space: Space[Any]) -> None:
         tree = SpaceTree(space)

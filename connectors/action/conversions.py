@@ -139,10 +139,11 @@ class LeafwiseActions(ActionConnector):
     _tree = from_setup(SpaceTree)
 
     def __call__(self, rows: Rows) -> Rows:
-        leaves = self._tree.flatten(rows.actions_for_env)
+        tree = self._tree
+        leaves = tree.flatten(rows.actions_for_env)
         for i, apply in self._work:
             leaves[i] = apply(leaves[i], rows)
-        return rows.replace(actions_for_env=self._tree.unflatten(leaves))
+        return rows.replace(actions_for_env=tree.unflatten(leaves))
 
     def setup(self, space: Space[Any]) -> None:
         self._tree = SpaceTree(space)

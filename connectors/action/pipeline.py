@@ -41,7 +41,7 @@ class ActionPipeline(Pipeline[ActionConnector], ActionConnector):
 
     @property
     def only_converts(self) -> bool:
-        return self._program.only_converts and type(self).__call__ is ActionPipeline.__call__
+        return (self._program or self._compile()).only_converts and type(self).__call__ is ActionPipeline.__call__
 
     def bind(self, space: Space[Any], agents: Sequence[str] = (), action_space: Space[Any] | None = None) -> None:
         if action_space is not None and action_space != (own := self.policy_space(space)):

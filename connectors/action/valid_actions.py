@@ -78,7 +78,8 @@ class ClipActions(ActionConnector):
     _tree = from_setup(SpaceTree)
 
     def __call__(self, rows: Rows) -> Rows:
-        leaves = self._tree.flatten(rows.actions_for_env)
+        tree = self._tree
+        leaves = tree.flatten(rows.actions_for_env)
         for i, leaf, low, high in self._boxes:
             clipped = np.minimum(np.maximum(leaves[i], low), high)
             if np.isnan(clipped).any():
@@ -87,7 +88,7 @@ class ClipActions(ActionConnector):
             if np.can_cast(clipped.dtype, leaf.dtype, "same_kind"):
                 clipped = clipped.astype(leaf.dtype, copy=False)
             leaves[i] = clipped
-        return self._executed.send(rows, self._tree.unflatten(leaves))
+        return self._executed.send(rows, tree.unflatten(leaves))
 
     @property
     def is_identity(self) -> bool:

@@ -32,7 +32,10 @@ class LearnsMoments(AgentConnector):
     """
 
     _shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
-    _moments: Mapping[str, RunningMoments] = MappingProxyType({})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._moments: dict[str, RunningMoments] = {}
 
     @property
     def counts(self) -> NDArray[np.float64]:
@@ -113,16 +116,17 @@ class NormalizeObs(LearnsMoments):
         self._limits = None if self.clip is None else (np.array(-float(self.clip)), np.array(float(self.clip)))
 
     def __call__(self, rows: Rows) -> Rows:
-        leaves = self._tree.flatten(rows["obs"])
+        tree = self._tree
+        leaves = tree.flatten(rows["obs"])
         group = self._group(rows) if self.per_agent else None
         # An overflow while learning leaves a moment that is not finite, which is an error of its own.
         with np.errstate(over="ignore", invalid="ignore"):
             wide = [np.asarray(leaves[i], np.float64) for i in self._boxes]
             if self.training and self.update and len(rows):
                 self._learn(wide, group)
-            for i, moments, values, dtype in zip(self._boxes, self._moments.values(), wide, self._dtypes, strict=True):
-                leaves[i] = self._normalize(moments, values, group).astype(dtype)
-        return rows.replace(obs=self._tree.unflatten(leaves))
+            for k, (i, moments) in enumerate(zip(self._boxes, self._moments.values(), strict=True)):
+                leaves[i] = self._normalize(moments, wide[k], group).astype(self._dtypes[k])
+        return rows.replace(obs=tree.unflatten(leaves))
 
     def setup(self, space: Space[Any]) -> None:
         tree = SpaceTree(space)
@@ -147,8 +151,8 @@ class NormalizeObs(LearnsMoments):
     def _learn(self, wide: list[NDArray[np.float64]], group: NDArray[Any] | None) -> None:
         new = {}
         for (path, old), values in zip(self._moments.items(), wide, strict=True):
-            new[path] = old.learnt(values, group)
-            if not new[path].total.finite:
+            moments = new[path] = old.learnt(values, group)
+            if not moments.total.finite:
                 leaf = next(leaf for leaf in self._tree.leaves if leaf.path == path)
                 raise ContractError(f"{leaf} has a NaN, infinite or huge entry; the statistics were not touched")
         self._moments = new

@@ -30,7 +30,7 @@ class AgentPipeline(Pipeline[AgentConnector], AgentConnector):
 
     @property
     def is_identity(self) -> bool:
-        return type(self).__call__ is Pipeline.__call__ and not self._program.stages
+        return type(self).__call__ is Pipeline.__call__ and not (self._program or self._compile()).stages
 
     @property
     def input_space(self) -> Space[Any]:

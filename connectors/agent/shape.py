@@ -317,10 +317,10 @@ class ReshapeObs(LeafwiseObs):
             raise UnsupportedSpaceError(
                 f"{self!r} cannot give {leaf} of shape {leaf.shape} that shape; name the leaves to work on in keys=[…]"
             ) from None
-        return LeafPlan(Box(low, high, dtype=leaf.dtype.type), partial(_reshaped, shape=low.shape))
+        return LeafPlan(Box(low, high, dtype=leaf.dtype.type), partial(_reshaped, low.shape))
 
 
-def _reshaped(values_n: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def _reshaped(shape: tuple[int, ...], values_n: NDArray[Any]) -> NDArray[Any]:
     return values_n.reshape(len(values_n), *shape)
 
 

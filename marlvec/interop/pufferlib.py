@@ -13,17 +13,13 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from numpy.typing import NDArray
 
-from marlvec.errors import ArgumentError, MissingExtraError
+from marlvec.errors import ArgumentError
+from marlvec.extras import needs_extra
 from marlvec.interop.rows.driver import RowDriver
 from marlvec.vector.vector_env import VectorEnv
 
-try:
+with needs_extra("pufferlib", "PufferView", "see https://puffer.ai/docs.html: it compiles extensions for torch"):
     from pufferlib import PufferEnv
-except ImportError as error:
-    raise MissingExtraError(
-        f"PufferView needs pufferlib, which cannot be imported ({error}); install it as https://puffer.ai/docs.html "
-        f"says: it compiles extensions for torch"
-    ) from error
 
 __all__ = ["PufferView"]
 

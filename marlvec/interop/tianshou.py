@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from marlvec.envs.autoreset import AutoresetMode
 from marlvec.envs.spec import COMMON
-from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExtraError
+from marlvec.errors import ActionError, ArgumentError, ContractError
+from marlvec.extras import needs_extra
 from marlvec.interop.rows.view_checks import check_view, one_group, value_at, viewed
 from marlvec.making import make
 from marlvec.registry import EnvLike
@@ -25,12 +26,8 @@ from marlvec.vector.seeding import spread_seeds
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
 
-try:
+with needs_extra("tianshou", "a view for Tianshou", "pip install 'marlvec[tianshou]'"):
     from tianshou.env import BaseVectorEnv
-except ImportError as error:
-    raise MissingExtraError(
-        f"the views for Tianshou need tianshou, which cannot be imported ({error}); pip install 'marlvec[tianshou]'"
-    ) from error
 
 __all__ = ["TianshouVectorEnv", "TianshouTurnVectorEnv"]
 

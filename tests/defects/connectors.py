@@ -144,6 +144,6 @@ def pipeline_answers_not_passed_on(patch: Patch) -> None:
     """Connectors that look at the policy's answers are not shown them once the pipeline was edited."""
 
     def forget(_: Any, chain: Any, stages: Any) -> None:
-        chain._program = chain._program._replace(watchful=())
+        chain._program = chain._compile()._replace(watchful=())
 
     after(patch, Pipeline, "_edit", forget)

@@ -289,7 +289,7 @@ def test_tianshous_multi_agent_algorithms_learn_from_turns() -> None:
 def test_without_tianshou_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "marlvec.interop.tianshou")
     monkeypatch.setitem(sys.modules, "tianshou.env", None)
-    with pytest.raises(MissingExtraError, match=r"need tianshou.*pip install 'marlvec\[tianshou\]'"):
+    with pytest.raises(MissingExtraError, match=r"needs tianshou.*pip install 'marlvec\[tianshou\]'"):
         importlib.import_module("marlvec.interop.tianshou")
 
 

@@ -15,16 +15,12 @@ from marlvec.distributed.engines.engine import LostError, Message, Reply, Unsent
 from marlvec.distributed.place import Place
 from marlvec.distributed.server.collector_server import CollectorServer
 from marlvec.distributed.server.messages import Raised
-from marlvec.errors import ArgumentError, MissingExtraError, StateError
+from marlvec.errors import ArgumentError, StateError
+from marlvec.extras import needs_extra
 
-try:
+with needs_extra("ray", "Collectors(backend='ray')", "pip install 'marlvec[distributed]'"):
     import ray
     from ray import exceptions
-except ImportError as error:
-    raise MissingExtraError(
-        f'Collectors(backend="ray") needs ray, which cannot be imported ({error}); install it with: '
-        f'pip install "marlvec[distributed]"'
-    ) from error
 
 __all__ = ["RayEngine", "fetch"]
 

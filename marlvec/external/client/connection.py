@@ -10,20 +10,16 @@ import threading
 import time
 from collections import deque
 
-from marlvec.errors import ArgumentError, ConnectionLost, MissingExtraError, RefusedError
+from marlvec.errors import ArgumentError, ConnectionLost, RefusedError
 from marlvec.external.protocol.messages import MAX_MESSAGE
+from marlvec.extras import needs_extra
 
-try:
+with needs_extra("websockets", "an external env over a socket", "pip install 'marlvec[external]'"):
     from websockets.client import ClientProtocol
     from websockets.exceptions import InvalidHandshake, InvalidStatus, InvalidURI
     from websockets.frames import Frame, Opcode
     from websockets.typing import Subprotocol
     from websockets.uri import parse_uri
-except ImportError as error:
-    raise MissingExtraError(
-        f"external envs over a socket need websockets, which cannot be imported ({error}); "
-        f"install it with: pip install 'marlvec[external]'"
-    ) from error
 
 __all__ = ["ClientConnection"]
 

@@ -10,7 +10,11 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
-from marlvec.errors import MissingExtraError, ProtocolError
+from marlvec.errors import ProtocolError
+from marlvec.extras import needs_extra
+
+with needs_extra("msgpack", "an external env over a socket", "pip install 'marlvec[external]'"):
+    import msgpack
 
 __all__ = [
     "MAX_ITEMS",
@@ -25,15 +29,6 @@ __all__ = [
     "pack_frame",
     "unpack_frame",
 ]
-
-try:
-    import msgpack
-except ImportError as error:
-    raise MissingExtraError(
-        f"external envs over a socket need msgpack, which cannot be imported ({error}); "
-        f"install it with: pip install 'marlvec[external]'"
-    ) from error
-
 
 MAX_ITEMS = 65_536
 """Items of all lists and dicts of one body."""

@@ -13,21 +13,16 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum
 
-from marlvec.errors import MissingExtraError
 from marlvec.external.limits import Limits
 from marlvec.external.protocol.messages import MAX_HANDSHAKE
 from marlvec.external.server.request_filter import SUBPROTOCOL, RequestFilter
+from marlvec.extras import needs_extra
 
-try:
+with needs_extra("websockets", "an external env over a socket", "pip install 'marlvec[external]'"):
     from websockets.frames import Frame, Opcode
     from websockets.http11 import Request
     from websockets.server import ServerProtocol
     from websockets.typing import Subprotocol
-except ImportError as error:
-    raise MissingExtraError(
-        f"external envs over a socket need websockets, which cannot be imported ({error}); "
-        f"install it with: pip install 'marlvec[external]'"
-    ) from error
 
 __all__ = ["Connection", "Stage"]
 

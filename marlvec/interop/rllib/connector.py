@@ -12,17 +12,14 @@ from gymnasium.spaces import Dict, Space
 from numpy.typing import NDArray
 
 from marlvec.connectors import AgentPipeline, Pipeline, Rows
-from marlvec.errors import ArgumentError, ContractError, MissingExtraError, StateError
+from marlvec.errors import ArgumentError, ContractError, StateError
+from marlvec.extras import needs_extra
 from marlvec.interop.rllib.dicts import MASK, OBSERVATIONS
 from marlvec.interop.rows.view_checks import value_at
 from marlvec.spaces import SpaceTree
 
-try:
+with needs_extra("ray", "RLlibConnector", "pip install 'marlvec[rllib]'"):
     from ray.rllib.connectors.connector_v2 import ConnectorV2
-except ImportError as error:
-    raise MissingExtraError(
-        f"RLlibConnector needs ray, which cannot be imported ({error}); install it with: pip install 'marlvec[rllib]'"
-    ) from error
 
 __all__ = ["RLlibConnector"]
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 from gymnasium.spaces import Dict
 
 from marlvec.envs.autoreset import AutoresetMode
-from marlvec.errors import MissingExtraError
+from marlvec.extras import needs_extra
 from marlvec.interop.rllib.dicts import AgentDicts
 from marlvec.interop.rows.view_checks import check_view, render_mode_of, viewed
 from marlvec.making import make
@@ -17,13 +17,8 @@ from marlvec.registry import EnvLike
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
 
-try:
+with needs_extra("ray", "RLlibMultiAgentEnv", "pip install 'marlvec[rllib]'"):
     from ray.rllib.env.multi_agent_env import MultiAgentEnv
-except ImportError as error:
-    raise MissingExtraError(
-        f"RLlibMultiAgentEnv needs ray, which cannot be imported ({error}); "
-        f"install it with: pip install 'marlvec[rllib]'"
-    ) from error
 
 __all__ = ["RLlibMultiAgentEnv"]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from marlvec.errors import ArgumentError, MissingExtraError
+from marlvec.errors import ArgumentError
+from marlvec.extras import needs_extra
 from marlvec.interop.rows.view_checks import viewed
 from marlvec.making import make
 
-try:
+with needs_extra("ray", "RLlibEnvRunner", "pip install 'marlvec[rllib]'"):
     from ray.rllib.callbacks.utils import make_callback
     from ray.rllib.env.env_context import EnvContext
     from ray.rllib.env.multi_agent_env import MultiAgentEnv
@@ -17,10 +18,6 @@ try:
     from ray.tune.registry import ENV_CREATOR, _global_registry
 
     from marlvec.interop.rllib.vector_env import RLlibVectorEnv
-except ImportError as error:
-    raise MissingExtraError(
-        f"RLlibEnvRunner needs ray, which cannot be imported ({error}); install it with: pip install 'marlvec[rllib]'"
-    ) from error
 
 __all__ = ["RLlibEnvRunner"]
 

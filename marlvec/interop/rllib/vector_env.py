@@ -10,18 +10,15 @@ from gymnasium.spaces import Dict
 from gymnasium.vector.utils import batch_space
 
 from marlvec.envs.autoreset import AutoresetMode
-from marlvec.errors import BusyError, MissingExtraError
+from marlvec.errors import BusyError
+from marlvec.extras import needs_extra
 from marlvec.interop.rllib.dicts import AgentDicts, EnvDicts
 from marlvec.interop.rows.view_checks import check_view, render_mode_of
 from marlvec.vector.vector_env import VectorEnv
 
-try:
+with needs_extra("ray", "RLlibVectorEnv", "pip install 'marlvec[rllib]'"):
     from ray.rllib.env.multi_agent_env import MultiAgentEnv
     from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
-except ImportError as error:
-    raise MissingExtraError(
-        f"RLlibVectorEnv needs ray, which cannot be imported ({error}); install it with: pip install 'marlvec[rllib]'"
-    ) from error
 
 __all__ = ["RLlibVectorEnv"]
 

@@ -11,16 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.errors import ArgumentError, MissingExtraError, StateError
+from marlvec.errors import ArgumentError, StateError
+from marlvec.extras import needs_extra
 from marlvec.interop.sb3.vec_env import SB3VecEnv
 
-try:
+with needs_extra("stable_baselines3", "only_decisions()", "pip install 'marlvec[sb3]'"):
     from stable_baselines3.common.buffers import RolloutBuffer
-except ImportError as error:
-    raise MissingExtraError(
-        f"only_decisions() needs stable_baselines3, which cannot be imported ({error}); install it with: "
-        f"pip install 'marlvec[sb3]'"
-    ) from error
 
 __all__ = ["only_decisions"]
 

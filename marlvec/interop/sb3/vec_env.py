@@ -14,20 +14,16 @@ import numpy as np
 from gymnasium.spaces import Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.errors import ArgumentError, ContractWarning, MissingExtraError
+from marlvec.errors import ArgumentError, ContractWarning
+from marlvec.extras import needs_extra
 from marlvec.interop.rows.driver import RowDriver
 from marlvec.interop.rows.view_checks import missing_is_attribute_error, render_mode_of
 from marlvec.vector.seeding import env_seeds
 from marlvec.vector.vector_env import VectorEnv
 
-try:
+with needs_extra("stable_baselines3", "SB3VecEnv", "pip install 'marlvec[sb3]'"):
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import VecEnv
-except ImportError as error:
-    raise MissingExtraError(
-        f"SB3VecEnv needs stable_baselines3, which cannot be imported ({error}); install it with: "
-        f"pip install 'marlvec[sb3]'"
-    ) from error
 
 __all__ = ["SB3VecEnv"]
 

@@ -11,20 +11,17 @@ from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
 from marlvec.connectors.rows import Rows
-from marlvec.errors import ArgumentError, ContractError, MissingExtraError, StateError
+from marlvec.errors import ArgumentError, ContractError, StateError
+from marlvec.extras import needs_extra
 from marlvec.policies.policy import Policy, PolicyOutput, PolicyState
 from marlvec.spaces import SpaceTree
 from marlvec.trees import Tree, map_tree, to_array, tree_leaves
 
-try:
+with needs_extra("torch", "TorchPolicy", "see https://pytorch.org"):
     import torch
 
     from marlvec.interop.torch.action_heads import Distribution, Head, MakeDistribution
     from marlvec.interop.torch.sequences import PaddedDistribution, Padding
-except ImportError as error:
-    raise MissingExtraError(
-        f"TorchPolicy needs torch, which cannot be imported ({error}); install it as https://pytorch.org says"
-    ) from error
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import Options, spread_options
 from marlvec.envs.autoreset import AutoresetMode
-from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExtraError, NotResetError
+from marlvec.errors import ActionError, ArgumentError, ContractError, NotResetError
+from marlvec.extras import needs_extra
 from marlvec.interop.rows.view_checks import check_view, viewed
 from marlvec.interop.torchrl.grouping import GroupMap, GroupPlaces, find_places, group_agents
 from marlvec.interop.torchrl.snapshot import EnvSnapshot, scatter
@@ -26,7 +27,7 @@ from marlvec.vector.seeding import env_seeds, spread_seeds
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
 
-try:
+with needs_extra("torchrl", "TorchRLEnv", "pip install 'marlvec[torchrl]'"):
     import torch
     from tensordict import TensorDict, TensorDictBase
     from torchrl.data import Composite, Unbounded
@@ -34,10 +35,6 @@ try:
 
     from marlvec.interop.torchrl.rows import blank_others, with_old_rows
     from marlvec.interop.torchrl.specs import ActionReader, action_spec, flags_spec, nested, observation_spec
-except ImportError as error:
-    raise MissingExtraError(
-        f"TorchRLEnv needs torchrl, which cannot be imported ({error}); pip install 'marlvec[torchrl]'"
-    ) from error
 
 __all__ = ["TorchRLEnv"]
 
