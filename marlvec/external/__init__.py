@@ -1,8 +1,8 @@
-"""Simulators that drive the loop themselves: game servers, robots, browsers, logs. They ask, and marlvec answers.
+"""External simulators: game servers, robots, browsers and logs that drive the loop and request actions from marlvec.
 
-`make` gives an `ExternalVectorEnv`: to a `Collector` one more `VectorEnv`, whose slots are filled from outside. Its
-`EpisodeGateway` is where episodes come in, each an `ExternalEpisode`. `ExternalEnv` drives from a thread, `replay` from
-logs, and `Client`s of a `Server` from other processes, over a socket.
+`make` returns an `ExternalVectorEnv`, a `VectorEnv` for a `Collector` whose slots are filled from outside. Its
+`EpisodeGateway` begins episodes, each an `ExternalEpisode`. Episodes come from a thread (`ExternalEnv`), from logs
+(`replay`), or from other processes over a socket (`Server` and `Client`).
 """
 
 from marlvec.external.client.client import Client

@@ -1,4 +1,4 @@
-"""`Account`: bytes that a client's episodes hold in the server before the collector takes them."""
+"""`Account`: bytes of data that a client's episodes hold in the server until the collector takes them."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from typing import Any
 
 __all__ = ["Account", "growth"]
 
-_ENTRY = 128  # bytes of a dict's entry, with the room that a dict keeps for more
+_ENTRY = 128  # bytes of a dict entry, including the dict's spare capacity
 
 
 class Account:
-    """Bytes of what one client's episodes have said. Changed with the exchange locked; may be read at any time.
+    """Bytes that one client's episodes hold. Change it with the exchange locked; read it at any time.
 
     Args:
-        most: With how many bytes of rows a slot in which some wait has no room for more.
-        whole: Of all clients together, or None.
+        most: Byte limit of rows; above it, a slot that already has a waiting row accepts no more rows.
+        total: The account of all clients together, or None.
 
     Attributes:
-        said: What waits for the row that it is to go with.
-        rows: Rows that wait for the collector.
+        pending: Bytes of rewards, infos and ends that wait for their row.
+        rows: Bytes of rows that wait for the collector.
     """
 
-    __slots__ = ("_most", "_whole", "rows", "said")
+    __slots__ = ("_most", "_total", "pending", "rows")
 
-    def __init__(self, most: int, whole: Account | None = None) -> None:
-        self._most, self._whole = most, whole
-        self.said = self.rows = 0
+    def __init__(self, most: int, total: Account | None = None) -> None:
+        self._most, self._total = most, total
+        self.pending = self.rows = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether rows should be taken before there are more."""
-        return self.rows >= self._most or (self._whole is not None and self._whole.is_full)
+        """Whether the collector should take rows before more are accepted."""
+        return self.rows >= self._most or (self._total is not None and self._total.is_full)
 
-    def add(self, *, said: int = 0, rows: int = 0) -> None:
-        """Count some more, or, below zero, less."""
-        self.said += said
+    def add(self, *, pending: int = 0, rows: int = 0) -> None:
+        """Add bytes; negative numbers subtract."""
+        self.pending += pending
         self.rows += rows
-        if self._whole is not None:
-            self._whole.add(said=said, rows=rows)
+        if self._total is not None:
+            self._total.add(pending=pending, rows=rows)
 
 
 def growth(known: dict[str, Any], new_infos: dict[str, Any]) -> int:
-    """By how many bytes new infos make infos grow; they replace those under the same keys."""
+    """Return by how many bytes infos grow if updated with new infos; equal keys are replaced."""
     return sum(
         getsizeof(value) - getsizeof(known[key]) if key in known else _ENTRY + getsizeof(key) + getsizeof(value)
         for key, value in new_infos.items()

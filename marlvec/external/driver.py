@@ -1,4 +1,4 @@
-"""`EpisodeDriver`: the calls by which a simulator drives its episodes, wherever the collector is."""
+"""`EpisodeDriver`: the calls by which a simulator drives its episodes, in the collector's process or another one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from marlvec.external.exchange.external_episode import Flags
 __all__ = ["EpisodeDriver", "RunningEpisodes"]
 
 DEFAULT = -1.0
-"""Of timeouts: as the constructor says."""
+"""Timeout argument: use the constructor's timeout."""
 
 
 class RunningEpisodes(Protocol):
-    """The episodes of one driver, by id. Tables go by agent name; seconds are None for ever."""
+    """Running episodes of one driver, by id. Dicts are keyed by agent name; a timeout of None waits for ever."""
 
     def __len__(self) -> int: ...
 
@@ -54,16 +54,16 @@ class RunningEpisodes(Protocol):
 
 
 class EpisodeDriver:
-    """Begins episodes, asks for actions, says what came of them.
+    """Begins episodes, requests actions, and logs rewards and ends.
 
     Args:
-        episodes: Where they run.
+        episodes: The driver's running episodes.
         agents: Agent names, in order.
         timeout: Seconds that each call waits at most; None: for ever.
-        dicts: Whether everything goes by agent name also where there is one agent.
+        dicts: Whether values are dicts by agent name even if there is one agent.
 
     Attributes:
-        agents, timeout: As given; the latter may be changed.
+        agents, timeout: As given; ``timeout`` may be changed.
     """
 
     def __init__(self, episodes: RunningEpisodes, agents: Sequence[str], timeout: float | None, *, dicts: bool) -> None:
@@ -82,18 +82,18 @@ class EpisodeDriver:
         """Begin an episode; wait for a free slot.
 
         Args:
-            episode_id: How to call it; None: a name that no other one of this driver has.
+            episode_id: Name of the episode; None: a new name, unique for this driver.
             training_enabled: False: its rows are in no batch.
             env_id: The slot it gets; None: any.
-            timeout: Seconds to wait; default: as the constructor says.
+            timeout: Seconds to wait; default: the constructor's.
 
         Returns:
-            Its id. It is forgotten when the episode is over.
+            The episode's id, valid until the episode is over.
 
         Raises:
-            EpisodesFull: No slot was free in time, or as many episodes run as this driver may have.
-            StateError: An episode of this id runs.
-            ClosedError: The driver, or the vectorizer, was closed.
+            EpisodesFull: No slot was free in time, or this driver already runs ``max_episodes``.
+            StateError: An episode with this id is running.
+            ClosedError: The driver or the vectorizer was closed.
             MarlvecError: As `get_action`.
         """
         return self._episodes.begin(
@@ -101,84 +101,85 @@ class EpisodeDriver:
         )
 
     def get_action(self, episode_id: Hashable, obs: Any, *, masks: Any = None, timeout: float | None = DEFAULT) -> Any:
-        """Ask for actions, and wait for them.
+        """Request actions, and wait for them.
 
         Args:
             episode_id: The episode.
-            obs: Observations of all who act now.
-            masks: Action masks, where they are not in the observations.
-            timeout: Seconds to wait; default: as the constructor says.
+            obs: Observations of all agents that act now.
+            masks: Action masks, if the observations don't contain them.
+            timeout: Seconds to wait; default: the constructor's.
 
         Returns:
             Actions for the env.
 
         Raises:
-            AnswerTimeout: None came in time. They may still come: `wait_for_action`, or end the episode.
-            EpisodeOver: There is no such episode, or no more: `EpisodeCut` if time was up, and this was its end.
-            BusyError, StateError: What was asked before is still to be taken; or an agent acts that has ended.
-            ContractError, ArgumentError: What was said is not what was declared. Nothing was asked.
-            ConnectionLost: The server is gone; the episode, too, where it has lost this session.
-            ClosedError: The driver, or the vectorizer, was closed.
+            AnswerTimeout: No action came in time. Call `wait_for_action`, or end the episode.
+            EpisodeOver: No such episode is running. `EpisodeCut`: the time limit was reached, and the episode ended
+                here.
+            BusyError, StateError: An earlier request's actions were not fetched; or an agent acts that has ended.
+            ContractError, ArgumentError: A value does not match the declared spaces. Nothing was requested.
+            ConnectionLost: The server is gone; so is the episode if the server has lost this session.
+            ClosedError: The driver or the vectorizer was closed.
         """
         tables = self._table(obs), None if masks is None else self._table(masks)
-        return self._own(self._episodes.ask(episode_id, *tables, self._seconds(timeout)))
+        return self._unwrap(self._episodes.ask(episode_id, *tables, self._seconds(timeout)))
 
     def wait_for_action(self, episode_id: Hashable, timeout: float | None = DEFAULT) -> Any:
-        """Wait for what a `get_action` that ran out of time has asked for.
+        """Wait for the actions of a `get_action` that timed out.
 
         Returns:
             As `get_action`.
 
         Raises:
-            StateError: Nothing was asked.
+            StateError: No request is pending.
             MarlvecError: As `get_action`.
         """
-        return self._own(self._episodes.wait(episode_id, self._seconds(timeout)))
+        return self._unwrap(self._episodes.wait(episode_id, self._seconds(timeout)))
 
     def log_action(
         self, episode_id: Hashable, obs: Any, actions: Any, *, masks: Any = None, timeout: float | None = DEFAULT
     ) -> None:
-        """Say what was done at what observation; no policy is asked for an action.
+        """Log actions that were taken at observations; no policy is asked for an action.
 
-        Waits only where too many rows wait already.
+        Waits only while too many rows wait for the collector.
 
         Args:
             episode_id: The episode.
-            obs: Observations of all who act now.
-            actions: Their actions, as the env was given them.
+            obs: Observations of all agents that act now.
+            actions: Their actions, as the env received them.
             masks: As `get_action`.
-            timeout: Seconds to wait for room; likewise.
+            timeout: Seconds to wait until a row is accepted; default: the constructor's.
 
         Raises:
-            AnswerTimeout: There was no room in time. Nothing was logged.
+            AnswerTimeout: The row was not accepted in time. Nothing was logged.
             MarlvecError: As `get_action`.
         """
         tables = self._table(obs), self._table(actions), None if masks is None else self._table(masks)
         self._episodes.log(episode_id, *tables, self._seconds(timeout))
 
     def log_returns(self, episode_id: Hashable, rewards: Any, infos: Any = None) -> None:
-        """Note the rewards for the last actions. They add up until the next observation, or the end.
+        """Log rewards for the last actions. They add up until the next observation or the end.
 
         Args:
             episode_id: The episode.
-            rewards: By agent; of an env with one agent a number.
-            infos: By agent; ``"__common__"`` for what is common to all.
+            rewards: By agent; a number if there is one agent.
+            infos: By agent; ``"__common__"`` for infos of no single agent.
 
         Raises:
-            EpisodeOver: There is no such episode.
-            ContractError, ArgumentError: A reward is no finite number; an info cannot be sent.
+            EpisodeOver: No such episode is running.
+            ContractError, ArgumentError: A reward is not a finite number; an info cannot be sent.
         """
         self._episodes.log_returns(episode_id, self._table(rewards), None if infos is None else self._table(infos))
 
     def end_agents(
         self, episode_id: Hashable, final_obs: Any, *, terminated: Flags | None = None, truncated: Flags = False
     ) -> None:
-        """Some agents end, and the episode goes on.
+        """End some agents; the episode continues.
 
         Args:
             episode_id: The episode.
-            final_obs: Agent name to last observation, or to None where there is none.
-            terminated: Whether they have come to an end of their own; None: those that are not truncated.
+            final_obs: Agent name to last observation, or to None if it has none.
+            terminated: Whether they reached a terminal state; None: those that are not truncated.
             truncated: Whether they were cut short.
 
         Raises:
@@ -195,14 +196,14 @@ class EpisodeDriver:
         truncated: Flags = False,
         timeout: float | None = DEFAULT,
     ) -> None:
-        """The episode is over, for all who are left. Its id is forgotten.
+        """End the episode for all agents that are left. Its id is forgotten.
 
         Args:
             episode_id: The episode.
-            final_obs: Agent name to last observation; an agent that is not in it has none. None: no agent has one.
-            terminated: As `end_agents`; where flags go by agent, others who are left end as ``terminated``.
-            truncated: As `end_agents`: whether time was up.
-            timeout: Seconds to wait until a server has it; default: as the constructor says.
+            final_obs: Agent name to last observation; agents not in it have none. None: no agent has one.
+            terminated: As `end_agents`; None: also agents that a dict ``truncated`` leaves out are terminated.
+            truncated: As `end_agents`: True if the time limit was reached.
+            timeout: Seconds to wait until a server confirms; default: the constructor's.
 
         Raises:
             MarlvecError: As `get_action`.
@@ -211,9 +212,9 @@ class EpisodeDriver:
         self._episodes.end(episode_id, table, terminated, truncated, self._seconds(timeout))
 
     def _table(self, value: Any) -> Mapping[str, Any]:
-        return value if self._alone is None else {self._alone: value}  # checked there
+        return value if self._alone is None else {self._alone: value}  # the episode checks its type
 
-    def _own(self, actions: Mapping[str, Any]) -> Any:
+    def _unwrap(self, actions: Mapping[str, Any]) -> Any:
         return actions if self._alone is None else actions[self._alone]
 
     def _seconds(self, timeout: float | None) -> float | None:

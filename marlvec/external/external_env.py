@@ -1,4 +1,4 @@
-"""`ExternalEnv`: a simulator in a thread of this process that runs at its own pace, and asks for actions."""
+"""`ExternalEnv`: a simulator in a thread of this process that runs at its own pace and requests actions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ExternalEnv"]
 
 
 class ExternalEnv(EpisodeDriver):
-    """Drives the loop from outside, in a thread of its own or of yours.
+    """Drives episodes from outside the collector, in its own thread or in yours.
 
         class Game(ExternalEnv):
             def run(self):
@@ -34,24 +34,24 @@ class ExternalEnv(EpisodeDriver):
         with Game(envs):                      # starts the thread, and stops it
             batch = collector.collect(4096)
 
-    Or derive nothing and start nothing: hold one, and call it from your own threads. Different episodes may be served
-    from different threads, each by one at a time.
+    Without a `run`, create one and call it from your own threads. Different episodes may be driven from different
+    threads, each episode by one thread at a time.
 
-    Where the vectorizer has one agent, observations, actions, rewards and infos are that agent's own; else they are
-    dicts of agent name to one.
+    If the vectorizer has one agent, observations, actions, rewards and infos are that agent's values; otherwise they
+    are dicts by agent name.
 
-    If `run` raises, the collector's call raises at once (`DriverGone`), and the episodes that it was running are lost.
-    So they are by `stop`. An `EpisodeCut` that it lets out is no reason to end: it is called again.
+    If `run` raises, the collector's call raises `DriverGone` at once, and the driver's running episodes are lost;
+    `stop` loses them, too. If `run` raises `EpisodeCut`, it is called again.
 
     Args:
-        envs: Where its episodes run.
-        timeout: Seconds that each call waits for the collector at most; None: for ever. The collector answers while
-            `collect` runs, so the pause between two calls of `collect` counts.
+        envs: The vectorizer that its episodes run in.
+        timeout: Seconds that each call waits for the collector at most; None: for ever. The collector answers only
+            during `collect`, so the time between two calls of `collect` counts.
         max_episodes: How many of its episodes may run at a time; None: as many as there are slots.
-        dicts: Whether everything goes by agent name also where there is one agent.
+        dicts: Whether values are dicts by agent name even if there is one agent.
 
     Attributes:
-        gateway: Where its episodes come in.
+        gateway: The vectorizer's `EpisodeGateway`.
         agents: Agent names, in order.
         timeout: As given; may be changed.
     """
@@ -65,15 +65,15 @@ class ExternalEnv(EpisodeDriver):
         dicts: bool = False,
     ) -> None:
         if max_episodes is not None and max_episodes < 1:
-            raise ArgumentError(f"max_episodes must be at least 1, got {max_episodes}")
+            raise ArgumentError(f"max_episodes: expected at least 1, or None, got {max_episodes}")
         self.gateway, self._local_episodes = envs.gateway, LocalEpisodes(envs.gateway, max_episodes)
         super().__init__(self._local_episodes, self.gateway.agents, timeout, dicts=dicts)
         self._thread: threading.Thread | None = None
 
     def run(self) -> None:
-        """Drive the simulator; called in the thread that `start` starts. Return when `stopping`.
+        """Drive the simulator; runs in the thread that `start` starts. Return when `stopping` is True.
 
-        Called again where it lets out an `EpisodeCut`: its other episodes are lost then, if it has any.
+        If it raises `EpisodeCut`, its other running episodes are lost, and it is called again.
         """
         raise NotImplementedError(f"{type(self).__name__} has no run()")
 
@@ -86,14 +86,14 @@ class ExternalEnv(EpisodeDriver):
             This object.
 
         Raises:
-            StateError: It runs already, or there is no `run` of its own.
+            StateError: The thread is already running, or the class does not define `run`.
         """
         if type(self).run is ExternalEnv.run:
             raise StateError(
                 f"{type(self).__name__} has no run(): derive from ExternalEnv, or call it from your thread"
             )
         if self.is_alive:
-            raise StateError(f"{type(self).__name__} runs already; stop() it first")
+            raise StateError(f"{type(self).__name__} start(): its thread runs already; stop() it first")
         self._local_episodes.stopped = False
         self.gateway.arrive()
         self._thread = threading.Thread(target=self._main, name=f"marlvec-{type(self).__name__}", daemon=True)
@@ -102,24 +102,24 @@ class ExternalEnv(EpisodeDriver):
 
     @property
     def is_alive(self) -> bool:
-        """Whether its thread runs."""
+        """Whether its thread is running."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def stopping(self) -> bool:
-        """Whether `run` is to return: `stop` was called, or the vectorizer was closed."""
+        """Whether `run` must return: `stop` was called, or the vectorizer was closed."""
         return self._local_episodes.stopped or self.gateway.closed
 
     def stop(self, timeout: float | None = 10.0) -> None:
-        """Stop: every call that waits raises `ClosedError`, running episodes are lost, and the thread has ended.
+        """Stop the thread: waiting calls raise `ClosedError`, and running episodes are lost.
 
-        May be called again, and where no thread was started.
+        Safe to call again, and if no thread was started.
 
         Args:
             timeout: Seconds to wait for `run` to return; None: for ever.
 
         Raises:
-            StateError: It did not return in time, and is still at work.
+            StateError: `run` did not return in time; the thread still runs.
         """
         self._local_episodes.stop()
         thread = self._thread
@@ -128,7 +128,7 @@ class ExternalEnv(EpisodeDriver):
         thread.join(timeout)
         if thread.is_alive():
             raise StateError(
-                f"{type(self).__name__}.run() has not returned {timeout} s after stop(); have its loops look at "
+                f"{type(self).__name__}.run() has not returned {timeout} s after stop(); have its loops test "
                 f"self.stopping"
             )
 
@@ -148,9 +148,9 @@ class ExternalEnv(EpisodeDriver):
             try:
                 self.run()
             except BaseException as raised:  # sys.exit() too
-                if not (self.stopping and isinstance(raised, StateError)):  # else it is how stop() and close() end it
+                if not (self.stopping and isinstance(raised, StateError)):  # stop() and close() end run() by this error
                     error = raised
-            self._local_episodes.abandon(error or DriverGone(f"{name}.run() returned before it had ended"))
+            self._local_episodes.abandon(error or DriverGone(f"{name}.run() returned while the episode was running"))
             if not isinstance(error, EpisodeCut):
                 break
             error = None
@@ -172,20 +172,20 @@ class ExternalEnv(EpisodeDriver):
         timeout: float | None = DEFAULT,
         as_policy: bool = False,
     ) -> None:
-        """Say what was done at what observation; no policy is asked for an action.
+        """Log actions that were taken at observations; no policy is asked for an action.
 
-        Waits only where too many rows wait already.
+        Waits only while too many rows wait for the collector.
 
         Args:
             episode_id: The episode.
-            obs: Observations of all who act now.
+            obs: Observations of all agents that act now.
             actions: Their actions.
             masks: As `get_action`.
-            timeout: Seconds to wait for room; likewise.
+            timeout: Seconds to wait until a row is accepted; default: the constructor's.
             as_policy: As `ExternalEpisode.log_action`.
 
         Raises:
-            AnswerTimeout: There was no room in time. Nothing was logged.
+            AnswerTimeout: The row was not accepted in time. Nothing was logged.
             MarlvecError: As `get_action`.
         """
         tables = self._table(obs), self._table(actions), None if masks is None else self._table(masks)

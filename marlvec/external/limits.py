@@ -1,4 +1,4 @@
-"""`Limits`: how much memory, time and how many connections a server grants its clients."""
+"""`Limits`: how much memory and time, and how many connections, a server grants its clients."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ __all__ = ["Limits"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one client may cost, and all of them together. A client that goes beyond is sent the reason, and cut off.
+    """Limits for each client, and for all clients together. A client beyond them receives the reason and is cut off.
 
     Attributes:
-        clients: How many at a time; the next one is refused, also where it comes back.
-        episodes: How many one client may have at a time.
-        message_bytes: Of one message; a longer one is refused before it is read.
-        window: Requests of one client that are not answered yet.
-        held_bytes: Of one client's requests that wait, for the collector or for their turn, and of what it has sent
-            that goes with a row which has not come. Once as much waits in rows, those that follow wait for room.
-        kept_bytes: Of replies to one client, that it has not confirmed.
-        unsent_bytes: Of what one client is too slow to read.
-        total_bytes: Of all that, and of rows that wait, for all clients; the one with the most is cut off first. With
-            half of it in rows, those that follow wait for room.
-        messages_per_second: Of one client; it is read more slowly then.
-        handshake_seconds: Until a new client must have said who it is.
-        message_seconds: From a message's first byte to its last, whatever its fragments; and until a slow client has
-            read something.
-        heartbeat_seconds: A silent client is pinged after that, and given up after twice as long.
-        idle_seconds: That an episode may go on without a message about it, while it is the client's turn.
-        episode_seconds: That an episode may last in all.
-        begin_seconds: To wait for a slot for a new episode.
-        resume_seconds: That a session waits for its client to come back; 0: its episodes are lost at once.
+        clients: Connected clients at a time; further clients are refused, also those that reconnect.
+        episodes: Running episodes of one client.
+        message_bytes: Bytes of one message; a longer one is refused before it is read.
+        window: Unanswered requests of one client.
+        held_bytes: Bytes of one client's requests that wait for the collector or for their turn, and of rewards, infos
+            and ends that wait for their row. Once its waiting rows hold as many bytes, further rows wait.
+        kept_bytes: Bytes of replies that one client has not confirmed.
+        unsent_bytes: Bytes that one client is too slow to read.
+        total_bytes: All these bytes and those of waiting rows, for all clients; the client with the most is cut off
+            first. Once waiting rows hold half of it, further rows wait.
+        messages_per_second: Messages of one client; beyond that rate, the server reads them more slowly.
+        handshake_seconds: Time for a new client to authenticate.
+        message_seconds: Time from a message's first byte to its last, in any number of fragments; also the time for a
+            slow client to read something.
+        heartbeat_seconds: A client that is silent for this long is pinged, and dropped after twice as long.
+        idle_seconds: Time that an episode may wait for its client's next message.
+        episode_seconds: Duration of an episode.
+        begin_seconds: Wait for a slot for a new episode.
+        resume_seconds: Time for a disconnected client to resume its session; 0: its episodes are lost at once.
 
     Raises:
-        ArgumentError: One is not a positive number.
+        ArgumentError: A limit is not a positive number.
     """
 
     clients: int = 1024
@@ -69,7 +69,7 @@ class Limits:
                     f"Limits({field.name}={value!r}): expected a positive {'whole ' if is_whole else ''}number"
                 )
         if not 4096 <= self.message_bytes <= 2**31:
-            raise ArgumentError(f"Limits(message_bytes={self.message_bytes}): expected 4,096 to 2**31")
+            raise ArgumentError(f"Limits(message_bytes={self.message_bytes}): expected a number from 4,096 to 2**31")
 
 
 _WHOLE = {

@@ -1,4 +1,4 @@
-"""`make`: a vectorizer whose slots are filled from outside, from an env's name or spaces."""
+"""`make`: create a vectorizer whose slots are filled from outside, from an env's name or spaces."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ def make(
     validate: str = "sample",
     **kwargs: Any,
 ) -> ExternalVectorEnv:
-    """Make slots for episodes that run outside.
+    """Make a vectorizer for episodes that run outside.
 
     Args:
-        env: What runs outside: a dict of agent name to ``(observation space, action space)``; or anything that
-            `marlvec.make` takes for one env: it is built once, here, asked for its spaces, and closed; or a spec. An
+        env: The env that runs outside: a dict of agent name to ``(observation space, action space)``; or anything that
+            `marlvec.make` takes for one env (it is built here once for its spaces, and closed); or an `EnvSpec`. An
             ``action_mask`` in an observation space is a mask, as in `marlvec.make`.
         num_envs: How many episodes can run at a time.
         batch_size: See `ExternalVectorEnv`.
-        batch_wait: Likewise.
-        max_backlog: Likewise.
-        lockstep: Likewise.
-        max_episode_steps: Likewise.
-        idle_timeout: Likewise.
+        batch_wait: See `ExternalVectorEnv`.
+        max_backlog: See `ExternalVectorEnv`.
+        lockstep: See `ExternalVectorEnv`.
+        max_episode_steps: See `ExternalVectorEnv`.
+        idle_timeout: See `ExternalVectorEnv`.
         copy: As in `marlvec.make`.
-        grouped: Likewise.
-        validate: Likewise; see `ExternalVectorEnv`.
+        grouped: As in `marlvec.make`.
+        validate: As in `marlvec.make`; see also `ExternalVectorEnv`.
         kwargs: For the env's constructor.
 
     Returns:
         A vectorizer whose slots are filled from outside, for a `Collector`.
 
     Raises:
-        ArgumentError: An argument is wrong, or the spaces are none.
-        Exception: As `marlvec.make`, where an env is built.
+        ArgumentError: An argument is wrong, or a space is not a Gymnasium space.
+        Exception: As `marlvec.make`, if an env is built.
     """
     return ExternalVectorEnv(
         _spec_of(env, kwargs),
@@ -80,7 +80,8 @@ def _spec_of(env: EnvLike | Spaces | EnvSpec, kwargs: Mapping[str, Any]) -> EnvS
     if isinstance(env, (Mapping, EnvSpec)):
         if kwargs:
             raise ArgumentError(
-                f"{sorted(kwargs)}: keyword arguments are for an env that is built, and spaces are given"
+                f"make(): {sorted(kwargs)} are for an env's constructor, but env is a dict of spaces or a spec; "
+                f"leave them out"
             )
         return env if isinstance(env, EnvSpec) else _spec_of_spaces(env)
     (recipe,) = write_recipes(resolve_all(env, 1), kwargs=kwargs)
@@ -93,14 +94,16 @@ def _spec_of(env: EnvLike | Spaces | EnvSpec, kwargs: Mapping[str, Any]) -> EnvS
 
 def _spec_of_spaces(spaces: Spaces) -> EnvSpec:
     if not spaces:
-        raise ArgumentError("expected at least one agent with its spaces, got an empty dict")
+        raise ArgumentError("make(env): expected at least one agent with its spaces, got an empty dict")
     for name, pair in spaces.items():
         if (
             not isinstance(name, str)
             or not isinstance(pair, tuple)
             or [isinstance(s, Space) for s in pair] != [True] * 2
         ):
-            raise ArgumentError(f"expected agent name -> (observation space, action space), got {name!r}: {pair!r}")
+            raise ArgumentError(
+                f"make(env): expected agent name -> (observation space, action space), got {name!r}: {pair!r}"
+            )
     pairs = [split_action_mask(observation, action) for observation, action in spaces.values()]
     return EnvSpec(
         name="external",

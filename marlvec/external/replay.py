@@ -1,4 +1,4 @@
-"""`Replay`: feeds logged episodes through an external vectorizer, moment by moment."""
+"""`Replay`: replays logged episodes in an external vectorizer, step by step."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from marlvec.trees import map_tree
 __all__ = ["Dataset", "EpisodeLog", "LoggedStep", "read_logs", "Replay", "replay"]
 
 Dataset = Any
-"""A `MultiAgentBatch` or `SampleBatch`, the file of one, a list of these, a recording, or a Minari dataset."""
+"""A `MultiAgentBatch` or `SampleBatch`, a saved file of either, a list of these, a recording, or a Minari dataset."""
 _NEEDED = ("obs", "actions", "rewards", "next_obs", "terminated", "truncated")
 _IN_TIME = ("t", "env_t", "next_env_t", "eps_id", "agent_index")
 
 
 @dataclass(slots=True)
 class LoggedStep:
-    """What happened between two env steps; everything by agent name.
+    """Everything that happened between two env steps, by agent name.
 
     Attributes:
-        rewards: Those since the moment before.
-        ended: Who ended, and how.
-        obs: What those saw who acted.
-        actions: What they did.
-        masks: What they were allowed, of those for which it is known.
+        rewards: Rewards since the previous step.
+        ended: Agents that ended, and how.
+        obs: Observations of the agents that act.
+        actions: Their actions.
+        masks: Their action masks, where known.
     """
 
     rewards: dict[str, float] = field(default_factory=dict)
@@ -50,8 +50,8 @@ class EpisodeLog:
     """One episode.
 
     Attributes:
-        moments: In order; no agent acts in the last one.
-        as_policy: Whether its actions are what a policy said, and not what the env was given.
+        moments: Its steps, in order; no agent acts in the last one.
+        as_policy: Whether its actions are a policy's outputs, and not the actions that the env received.
     """
 
     moments: Sequence[LoggedStep]
@@ -59,22 +59,22 @@ class EpisodeLog:
 
 
 def read_logs(dataset: Dataset, agents: Sequence[str]) -> Callable[[], Iterator[EpisodeLog]]:
-    """What goes through the episodes of a dataset, from the first one, each time it is called.
+    """Return a function that iterates over a dataset's episodes, from the first one at each call.
 
-    An episode whose end is not there is truncated where the data ends. One of which rows in the middle are missing
-    raises `ArgumentError` when it is its turn.
+    An episode without an end is truncated at its last row. An episode that lacks rows in the middle raises
+    `ArgumentError` when it is reached.
 
     Args:
         dataset: The dataset.
         agents: Names of the agents, in order of the agent axis.
 
     Raises:
-        ArgumentError: It is no dataset; a column is missing; or it is of more agents, or of other ones.
+        ArgumentError: Not a dataset; a column is missing; or the data has more agents, or other ones.
         CheckpointError: A file cannot be read.
     """
     if hasattr(dataset, "iterate_episodes"):
         if len(agents) != 1:
-            raise ArgumentError(f"a Minari dataset is of one agent; there are {list(agents)}")
+            raise ArgumentError(f"dataset: Minari data has one agent, got agents {list(agents)}")
         return lambda: (_of_arrays(episode, agents[0]) for episode in dataset.iterate_episodes())
     if hasattr(dataset, "episode_batches"):
 
@@ -86,7 +86,7 @@ def read_logs(dataset: Dataset, agents: Sequence[str]) -> Callable[[], Iterator[
         return read_groups
     batches = [_batch(part) for part in (dataset if isinstance(dataset, (list, tuple)) else [dataset])]
     if not batches:
-        raise ArgumentError("expected a dataset, got an empty list")
+        raise ArgumentError("dataset: expected episodes, got an empty list")
     batch = batches[0] if len(batches) == 1 else MultiAgentBatch.concat(batches)
     _check(batch, agents)
     return lambda: _of_batch(batch, agents)
@@ -100,8 +100,8 @@ def _batch(part: Any) -> MultiAgentBatch:
     if isinstance(part, MultiAgentBatch):
         return part
     raise ArgumentError(
-        f"expected a MultiAgentBatch or SampleBatch, a file that one of them saved, a list of these, or a Minari "
-        f"dataset; got {type(part).__name__}"
+        f"dataset: expected a MultiAgentBatch or SampleBatch, a file that one of them saved, a list of these, or a "
+        f"Minari dataset; got {type(part).__name__}"
     )
 
 
@@ -111,15 +111,19 @@ def _load(path: Path) -> MultiAgentBatch | SampleBatch:
     except CheckpointError:
         if not path.is_file():
             raise
-        return SampleBatch.load(path)  # says what is wrong, if that is none either
+        return SampleBatch.load(path)  # raises if the file holds neither
 
 
 def _check(batch: MultiAgentBatch, agents: Sequence[str]) -> None:
     for policy_id, rows in batch.items():
         if missing := [name for name in (*_NEEDED, *_IN_TIME) if name not in rows]:
-            raise ArgumentError(f"rows of policy {policy_id!r} lack the columns {missing}, so they are no episodes")
+            raise ArgumentError(
+                f"rows of policy {policy_id!r} lack the columns {missing}; save batches with all of their columns"
+            )
         if (most := int(rows["agent_index"].max(initial=0))) >= len(agents):
-            raise ArgumentError(f"rows of policy {policy_id!r} are of agent number {most}; there are {list(agents)}")
+            raise ArgumentError(
+                f"rows of policy {policy_id!r} have agent number {most}, but the agents are {list(agents)}"
+            )
 
 
 def _of_batch(batch: MultiAgentBatch, agents: Sequence[str]) -> Iterator[EpisodeLog]:
@@ -134,22 +138,22 @@ def _moments(eps_id: int, batch: Mapping[str, SampleBatch], agents: Sequence[str
     for rows in batch.values():
         mine = np.flatnonzero(rows["eps_id"] == eps_id)
         for a in np.unique(rows["agent_index"][mine]).tolist():
-            own = mine[rows["agent_index"][mine] == a]
-            own = own[np.argsort(rows["t"][own], kind="stable")]
-            _check_whole(rows, own, f"episode {eps_id}, agent {agents[a]!r}")
-            for i in own.tolist():
+            indices = mine[rows["agent_index"][mine] == a]
+            indices = indices[np.argsort(rows["t"][indices], kind="stable")]
+            _check_whole(rows, indices, f"episode {eps_id}, agent {agents[a]!r}")
+            for i in indices.tolist():
                 _note(rows, i, agents[a], moments)
-            last = int(own[-1])
+            last = int(indices[-1])
             if not (rows["terminated"][last] or rows["truncated"][last]):
                 cut[agents[a]] = (_at(rows["next_obs"], last), False, True)
     moments[max(moments)].ended.update(cut)
     return [moments[t] for t in sorted(moments)]
 
 
-def _check_whole(rows: SampleBatch, own: NDArray[np.int64], whose: str) -> None:
-    if (gaps := np.flatnonzero(np.diff(rows["t"][own]) != 1)).size:
-        t = int(rows["t"][own[gaps[0]]])
-        raise ArgumentError(f"{whose}: rows are missing between its decision number {t} and the next that is there")
+def _check_whole(rows: SampleBatch, indices: NDArray[np.int64], whose: str) -> None:
+    if (gaps := np.flatnonzero(np.diff(rows["t"][indices]) != 1)).size:
+        t = int(rows["t"][indices[gaps[0]]])
+        raise ArgumentError(f"{whose}: rows are missing between its decision number {t} and the next one")
 
 
 def _note(rows: SampleBatch, i: int, agent: str, moments: dict[int, LoggedStep]) -> None:
@@ -167,7 +171,7 @@ def _note(rows: SampleBatch, i: int, agent: str, moments: dict[int, LoggedStep])
 
 
 def _of_arrays(episode: Any, agent: str) -> EpisodeLog:
-    """One of Minari's: arrays over time, of observations one more than of the rest."""
+    """Convert a Minari episode: arrays over time T, observations T + 1."""
     length = len(episode.rewards)
     moments = [
         LoggedStep(
@@ -187,12 +191,12 @@ def _at(tree: Any, i: int) -> Any:
 
 
 class Replay(ExternalEnv):
-    """Plays logged episodes again, as many at a time as there are free slots. Made by `replay`.
+    """Replays logged episodes, as many at a time as there are free slots. Made by `replay`.
 
     Args:
-        envs: Where.
+        envs: The vectorizer.
         dataset: The episodes.
-        repeat: How often; None: until it is stopped.
+        repeat: How often to replay all; None: until stopped.
         training_enabled: Whether their rows go into batches.
     """
 
@@ -200,19 +204,19 @@ class Replay(ExternalEnv):
         self, envs: ExternalVectorEnv, dataset: Dataset, *, repeat: int | None = 1, training_enabled: bool = True
     ) -> None:
         if repeat is not None and repeat < 1:
-            raise ArgumentError(f"repeat must be at least 1, or None, got {repeat}")
+            raise ArgumentError(f"repeat: expected at least 1, or None, got {repeat}")
         super().__init__(envs, dicts=True)
         self._read = read_logs(dataset, self.gateway.agents)
         self._repeat, self._training_enabled = repeat, training_enabled
 
     def run(self) -> None:
-        """Play them all."""
+        """Replay all episodes."""
         logs = self._logs()
         playing: list[Iterator[None]] = []
         todo = next(logs, None)
         while (todo is not None or playing) and not self.stopping:
             if todo is not None and len(playing) < self.gateway.num_envs:
-                try:  # others may have taken the slots that are left
+                try:  # other drivers may have taken the remaining slots
                     playing.append(self._play(todo, timeout=0.0 if playing else None))
                     next(playing[-1])
                 except EpisodesFull:
@@ -220,7 +224,7 @@ class Replay(ExternalEnv):
                 else:
                     todo = next(logs, None)
                     continue
-            # In turns, so that the collector finds rows of all of them.
+            # In turns, so that the collector finds rows of all episodes.
             playing = [play for play in playing if next(play, self) is not self]
 
     def _logs(self) -> Iterator[EpisodeLog]:
@@ -231,10 +235,10 @@ class Replay(ExternalEnv):
                 rounds = before + 1
                 yield log
             if rounds == before:
-                return  # there is none in it
+                return  # the dataset has no episode
 
     def _play(self, log: EpisodeLog, timeout: float | None) -> Iterator[None]:
-        """Begin an episode, and then say one row each time."""
+        """Begin an episode, then log one row each time."""
         episode = self.start_episode(training_enabled=self._training_enabled, timeout=timeout)
         yield
         for moment in log.moments:
@@ -257,38 +261,38 @@ class Replay(ExternalEnv):
 def replay(
     dataset: Dataset, envs: ExternalVectorEnv, *, repeat: int | None = 1, training_enabled: bool = True
 ) -> Replay:
-    """Feed logged episodes to the vectorizer, as rows whose actions are the log's, and not a policy's.
+    """Replay logged episodes in a vectorizer; the rows hold the log's actions, not a policy's.
 
         envs = marlvec.external.make({"agent": (observations, actions)}, num_envs=8)
         with replay("run.npz", envs):
             batch = collector.collect(episodes=100)
 
-    Everything applies to them as to episodes that run: connectors, mapping, metrics, batches. When all have been played
-    and a call waits for more, it raises `DriverGone`.
+    They are treated as live episodes: connectors, mapping, metrics, batches. Once all have been replayed, a call that
+    waits for more raises `DriverGone`.
 
-    Observations and actions of a saved batch are those on the policy's side of the connectors they were collected
-    with: let the agent connectors pass on what these have done already. Where exploration changed actions, those that
-    were executed are replayed (``actions_executed``), and exploration leaves them alone. What policies added
-    (``logp``, …) says nothing, as in every row that is off-policy; only a recurrent policy is asked, for its state (see
-    `RnnState`). Actions of a Minari dataset are those that the env was given; see `Episode.log_action`.
+    Observations and actions of a saved batch are on the policy's side of the connectors that collected it: replay them
+    with agent connectors that do not repeat that work. If exploration changed actions, the executed ones are replayed
+    (``actions_executed``), and exploration does not change them. Columns that policies added (``logp``, …) are
+    meaningless, as in every off-policy row; only a recurrent policy is called, for its state (see `RnnState`). Actions
+    of a Minari dataset are those that the env received; see `Episode.log_action`.
 
-    ``t``, ``env_t`` and ``next_env_t`` are the log's where it has an episode from its reset, and the row of some agent
-    at each env step. Otherwise they count from the first row of the log, and leave out env steps at which no agent of
-    the log decides.
+    ``t``, ``env_t`` and ``next_env_t`` equal the log's if the log has the episode from its reset and a row of some
+    agent at each env step. Otherwise they count from the log's first row, without env steps at which no agent of the
+    log decides.
 
     Args:
-        dataset: A `MultiAgentBatch` or `SampleBatch`, a file that one saved (``.npz``, ``.parquet``), a list of these,
-            which may hold parts of the same episodes, or a Minari dataset.
-        envs: Where they are played.
-        repeat: How often to play them all; None: until it is stopped.
-        training_enabled: False: their rows go through everything, and into no batch.
+        dataset: A `MultiAgentBatch` or `SampleBatch`, a saved file of either (``.npz``, ``.parquet``), a list of these
+            (which may hold parts of the same episodes), or a Minari dataset.
+        envs: The vectorizer.
+        repeat: How often to replay all; None: until stopped.
+        training_enabled: False: their rows are in no batch, but pass through everything else.
 
     Returns:
-        A `Replay`, to be used in a ``with`` block.
+        A `Replay`, for use in a ``with`` block.
 
     Raises:
-        ArgumentError: It is no dataset, or does not fit; see `read_logs`. An episode that lacks rows raises when it
-            is its turn.
+        ArgumentError: Not a dataset, or it does not fit the agents; see `read_logs`. An episode that lacks rows raises
+            when it is reached.
         CheckpointError: A file cannot be read.
     """
     return Replay(envs, dataset, repeat=repeat, training_enabled=training_enabled)

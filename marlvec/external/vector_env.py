@@ -1,4 +1,4 @@
-"""A vectorizer whose slots are filled from outside."""
+"""`ExternalVectorEnv`: a vectorizer whose slots are filled from outside."""
 
 from __future__ import annotations
 
@@ -30,41 +30,40 @@ __all__ = ["ExternalVectorEnv"]
 
 
 class ExternalVectorEnv(InProcessVectorEnv):
-    """N slots for episodes that simulators outside run: they drive, and this answers. Made by `marlvec.external.make`.
+    """N slots for episodes that external simulators drive. Made by `marlvec.external.make`.
 
-    A slot is an env whose steps other code makes. A reset asks for an episode, and comes back when one has begun
-    outside; a send hands out actions, and comes back with what followed from them. The row that ends an episode holds
-    its end alone (``autoreset_mode="disabled"``). What an episode says is checked where it is said: what is wrong
-    raises there, and never here. An episode that was abandoned is a fault (``infos["fault"]``, `faults`).
+    A slot is an env that other code steps. A reset requests an episode, and returns once one has begun outside; a send
+    hands out actions, and returns the rows that follow. The row that ends an episode holds its end only
+    (``autoreset_mode="disabled"``). Values are checked in the simulator's call: wrong values raise there, never here.
+    An abandoned episode is a fault (``infos["fault"]``, `faults`).
 
-    It has no thread of its own: rows are taken up in `recv`, and answers are given in `send`.
+    It starts no thread: `recv` takes rows, and `send` gives answers.
 
-    Unless ``lockstep``, a `Collector` waits for no slot in particular: it answers those that ask, several in one call,
-    and takes in what comes. Batches have exactly the size that was asked for, and their episodes are in order of
-    arrival. With ``lockstep`` it goes in rounds, as with every other vectorizer: batches are those that the same envs
-    give inside of it, bit for bit, and all slots have to be in use.
+    Without ``lockstep``, a `Collector` waits for no particular slot: it answers the slots that request actions, several
+    in one call, and stores rows as they come. Batches have exactly the requested size, with episodes in order of
+    arrival. With ``lockstep`` it steps all slots together, as every other vectorizer: batches equal those of the same
+    envs in this process bit for bit, and all slots must be in use.
 
     Args:
-        spec: What one env outside looks like.
+        spec: Agents and spaces of one external env.
         num_envs: N, how many episodes can run at a time.
-        batch_size: How many rows are taken up at a time at most, and so answered in one call of a policy; None: N.
-        batch_wait: Seconds to wait for more rows, once there is one, as long as other simulators are at work.
-        max_backlog: How many rows one slot may have waiting that ask for no answer.
-        lockstep: Whether it goes in rounds.
-        max_episode_steps: After so many steps an episode is cut where it stands: all who are in it are truncated, and
-            its next `ask` is its end. None: never.
-        idle_timeout: Seconds after which an episode of which nothing is heard, though it is its turn, is lost. Looked
-            at while `collect` runs, or a driver wants a slot. None: never.
-        copy: As in `marlvec.make`.
-        grouped: Likewise.
-        validate: Likewise, for actions. Values that come from outside are always held against their spaces, but for
-            ``"off"``; shapes and dtypes always are.
+        batch_size: How many rows are taken, and answered in one policy call, at most; None: N.
+        batch_wait: Seconds to wait for more rows after the first, while other simulators are working on one.
+        max_backlog: How many rows may wait in one slot.
+        lockstep: Whether all slots are stepped together.
+        max_episode_steps: Episode length in steps: then all agents in it are truncated, and its next `ask` ends it.
+            None: no limit.
+        idle_timeout: Seconds after which an episode whose simulator is silent, although it is its turn, is lost.
+            Checked during `collect`, or when a driver needs a slot. None: never.
+        copy, grouped: As in `marlvec.make`.
+        validate: As in `marlvec.make`, for actions. Values from outside are always checked against their spaces, except
+            with ``"off"``; shapes and dtypes always.
 
     Raises:
         ArgumentError: An argument is wrong.
 
     Attributes:
-        gateway: Where episodes come in.
+        gateway: The `EpisodeGateway` that begins episodes.
     """
 
     backend = "external"
@@ -87,19 +86,19 @@ class ExternalVectorEnv(InProcessVectorEnv):
         chosen = Settings(autoreset_mode="disabled", copy=copy, grouped=grouped, validate=validate)
         super().__init__(num_envs, chosen)
         if batch_size is not None and batch_size < 1:
-            raise ArgumentError(f"batch_size must be at least 1, got {batch_size}")
+            raise ArgumentError(f"batch_size: expected at least 1, or None, got {batch_size}")
         if not 0 <= batch_wait < float("inf"):
-            raise ArgumentError(f"batch_wait must be seconds from 0, got {batch_wait}")
+            raise ArgumentError(f"batch_wait: expected seconds, 0 or more, got {batch_wait}")
         if max_backlog < 1:
-            raise ArgumentError(f"max_backlog must be at least 1, got {max_backlog}")
+            raise ArgumentError(f"max_backlog: expected at least 1, got {max_backlog}")
         if max_episode_steps is not None:
             check_limit(max_episode_steps)
         if idle_timeout is not None and not 0 < idle_timeout < float("inf"):
-            raise ArgumentError(f"idle_timeout must be seconds above 0, or None, got {idle_timeout}")
+            raise ArgumentError(f"idle_timeout: expected seconds above 0, or None, got {idle_timeout}")
         self.lockstep = bool(lockstep)
         self._most, self._batch_wait = batch_size or num_envs, batch_wait
         self._slot_envs = [SlotEnv(spec) for _ in range(num_envs)]
-        self._shard = Shard([partial(_itself, slot_env) for slot_env in self._slot_envs], 0, **chosen.of_shard())
+        self._shard = Shard([partial(_identity, slot_env) for slot_env in self._slot_envs], 0, **chosen.of_shard())
         buffers = Buffers(self._shard.spec, num_envs)
         self._shard.attach(buffers)
         self._slots = [buffers.slot(i) for i in range(num_envs)]  # to read actions from
@@ -109,26 +108,26 @@ class ExternalVectorEnv(InProcessVectorEnv):
         self.gateway = EpisodeGateway(self._exchange, checker, max_episode_steps)
 
     def _find_obstacles(self) -> dict[int, str]:
-        why = "its episodes run in a simulator outside, which alone knows their state"
+        why = "its episodes run in an external simulator, which keeps their state"
         return dict.fromkeys(range(self.num_envs), why)
 
     @exclusive()
     def drain(self, timeout: float | None = None) -> VectorStep:
-        """Receive all that is there, and wait for nothing more: episodes that others are at work on are lost.
+        """Receive all available rows without waiting; episodes whose next row has not come are lost.
 
         Args:
-            timeout: Not needed here.
+            timeout: Ignored: nothing is waited for.
 
         Returns:
-            As `VectorEnv.drain`. Slots in which no episode had begun come with a row in which no agent is alive.
+            As `VectorEnv.drain`. Slots in which no episode had begun get a row in which no agent is alive.
         """
         self._call_state.check_open()
-        self._exchange.recall()
+        self._exchange.cancel_requests()
         return super().drain(timeout)
 
     def _request_reset(self, call: str, seed: Any, options: Options, env_ids: EnvIds | None) -> None:
         if options is not None:
-            raise ArgumentError(f"{call}(options={options!r}): episodes begin outside, where these do not reach")
+            raise ArgumentError(f"{call}(options={options!r}): episodes begin outside; options cannot reach them")
         super()._request_reset(call, seed, options, env_ids)
 
     def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
@@ -136,7 +135,7 @@ class ExternalVectorEnv(InProcessVectorEnv):
             super()._send_request(operation, env_ids, arguments)
             return
         self._is_sending = True
-        due = self._exchange.want(env_ids.tolist(), "reset" if operation == "reset" else "step")
+        due = self._exchange.request_rows(env_ids.tolist(), "reset" if operation == "reset" else "step")
         for row in due:
             self._answer(row)
 
@@ -145,7 +144,7 @@ class ExternalVectorEnv(InProcessVectorEnv):
         try:
             assert row.answer is not None
             row.answer({self.agents[a]: actions[a] for a in row.obs})
-        except Exception as error:  # it is the simulator's own affair
+        except Exception as error:  # the simulator's own callback failed: its episode is lost
             row.episode.abandon(error)
 
     def _receive(self, timeout: float | None, everyone: bool) -> bool:
@@ -156,8 +155,8 @@ class ExternalVectorEnv(InProcessVectorEnv):
         try:
             if taken:
                 self._replies.append((np.array([i for i, _ in taken], np.int64), self._write(taken)))
-        except BaseException:  # Ctrl-C in the middle: what was taken is in pieces
-            self._call_state.on(CallEvent.BREAK, BrokenError("recv() was interrupted while it took rows up"))
+        except BaseException:  # e.g. Ctrl-C: the taken rows are half written
+            self._call_state.on(CallEvent.BREAK, BrokenError("recv() was interrupted while it took rows"))
             raise
         return bool(taken)
 
@@ -165,7 +164,7 @@ class ExternalVectorEnv(InProcessVectorEnv):
         return self._shard.do(operation, env_ids.tolist(), arguments)
 
     def _forget_requests(self) -> bool:
-        return False  # others go on with what they were asked
+        return False  # simulators still work on their requests
 
     def _write(self, taken: Sequence[tuple[int, ExternalRow | None]]) -> Report:
         report = Report()
@@ -185,7 +184,7 @@ class ExternalVectorEnv(InProcessVectorEnv):
         return report
 
     def _write_lost(self, i: int, reason: BaseException | None, report: Report) -> None:
-        """A row that says that an episode was lost, or, without a reason, that there is none."""
+        """Write a row for a lost episode or, without a reason, for an empty slot."""
         buffers = self._buffers
         alive = buffers.alive[i].copy()
         buffers.reward[i] = 0
@@ -198,7 +197,7 @@ class ExternalVectorEnv(InProcessVectorEnv):
             buffers.truncated[i] = alive
             summary = f"{type(reason).__name__}: {reason}"
             report.faults[i] = Failure(i, "episode", summary, "", reason)
-            if not isinstance(reason, (ClosedError, EpisodeCut)):  # these were dropped on purpose
+            if not isinstance(reason, (ClosedError, EpisodeCut)):  # dropped on purpose
                 self._fault_log.note([i], [i], "episode", summary, "lose", quiet=False)
 
     def _shut_down(self, timeout: float) -> None:
@@ -206,5 +205,5 @@ class ExternalVectorEnv(InProcessVectorEnv):
         self._shard.close()
 
 
-def _itself(slot_env: SlotEnv) -> SlotEnv:
+def _identity(slot_env: SlotEnv) -> SlotEnv:
     return slot_env

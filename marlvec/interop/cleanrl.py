@@ -1,4 +1,4 @@
-"""A marlvec vectorizer as CleanRL's scripts want their envs: flat rows, and infos as Gymnasium 0.29 gave them.
+"""A marlvec vectorizer as CleanRL's scripts use it: flat rows, and infos in the form of Gymnasium 0.29.
 
 Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
 """
@@ -22,24 +22,24 @@ __all__ = ["CleanRLVectorEnv"]
 
 
 class CleanRLVectorEnv(GymnasiumVectorEnv):
-    """A `GymnasiumVectorEnv` in same-step mode, for CleanRL's scripts and those that follow them.
+    """A `GymnasiumVectorEnv` in same-step mode, for CleanRL's scripts and similar ones.
 
-    Everything is as there, but in the steps in which an agent ends:
+    It differs from that class only in steps in which an agent ends:
 
-    * ``infos["final_observation"]``, (R,) objects: the last observation of each row whose flag is up; else None.
-    * ``infos["final_info"]``, (R,) objects: a dict of what was said to it, with ``"episode"``:
-      ``{"r": return, "l": steps it lived, "t": seconds since the view was made}``; else None.
-    * ``infos["_final_observation"]`` and ``infos["_final_info"]``, (R,) bool, say which rows those are.
+    * ``infos["final_observation"]``, (R,) objects: the last observation of each row whose flag is True; else None.
+    * ``infos["final_info"]``, (R,) objects: the row's last info as a dict, with ``"episode"``:
+      ``{"r": return, "l": number of steps alive, "t": seconds since the view was made}``; else None.
+    * ``infos["_final_observation"]`` and ``infos["_final_info"]``, (R,) bool: the rows that have an entry.
 
-    Rows whose episode was lost to a fault have neither; they say truncated. No ``RecordEpisodeStatistics`` is needed,
-    and padding counts in no length. ``infos["acting"]``, (R,) bool, there with several agents, says which rows of the
-    observations an agent decides in: losses should count no others.
+    Rows whose episode was lost to a fault have neither entry; they are truncated. No ``RecordEpisodeStatistics`` is
+    needed, and lengths do not count padding. With several agents, ``infos["acting"]``, (R,) bool, marks the rows whose
+    agent decides at the observation: leave the others out of losses.
 
     Args:
         envs: The vectorizer.
 
     Raises:
-        ArgumentError: There are several groups, or the autoreset mode is another one.
+        ArgumentError: There are several groups, or the autoreset mode differs.
     """
 
     def __init__(self, envs: VectorEnv) -> None:
@@ -70,7 +70,7 @@ class CleanRLVectorEnv(GymnasiumVectorEnv):
         ended = terminated | truncated
         if np.count_nonzero(ended):
             seconds = round(time.monotonic() - self._began, 6)
-            if "final_obs" in infos:  # else all of them were lost
+            if "final_obs" in infos:  # otherwise all their episodes were lost
                 infos["final_observation"], infos["_final_observation"] = (
                     infos.pop("final_obs"),
                     infos.pop("_final_obs"),
@@ -85,7 +85,7 @@ class CleanRLVectorEnv(GymnasiumVectorEnv):
         return obs, rewards, terminated, truncated, infos
 
     def _note(self, infos: dict[str, Any]) -> None:
-        if "alive" in infos:  # else there is one agent, which always is
+        if "alive" in infos:  # otherwise there is one agent, always alive
             self._alive = infos["alive"].copy()
 
     def _final_info(self, entries: list[InfoEntry], rows: NDArray[np.int64]) -> Any:

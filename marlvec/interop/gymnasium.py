@@ -1,4 +1,4 @@
-"""A marlvec vectorizer as a Gymnasium vector env: its agents are rows.
+"""A marlvec vectorizer as a Gymnasium vector env: its agents become rows.
 
 Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
 """
@@ -27,42 +27,43 @@ from marlvec.vector.vector_env import VectorEnv
 __all__ = ["GymnasiumVectorEnv"]
 
 _FINAL = ("final_obs", "final_info")
-_ALWAYS = frozenset({"alive", "acting", "reset_mask"})  # what says nothing that is new, where an env has one agent ...
+_ALWAYS = frozenset({"alive", "acting", "reset_mask"})  # infos that a view of one agent can drop ...
 _AT_ENDS = frozenset(
     {"final_observation", "final_obs", "_final_observation", "_final_obs"}
 )  # ... and no same-step mode
-_AGENT_AXIS = ("alive", "acting", "reset_mask")  # says nothing that is new where an env has one agent
+_AGENT_AXIS = ("alive", "acting", "reset_mask")  # redundant with one agent
 _STATES = ("state", "final_state")
 
 
 class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
-    """A view of a `VectorEnv` with one group of agents, for code that is written for Gymnasium's vector envs.
+    """A view of a `VectorEnv` with one group of agents, for code written for Gymnasium's vector envs.
 
-    With one agent an env, rows are envs, and all that comes back is what Gymnasium's own vector envs give, infos
-    included. With more, each agent has a row, and what differs is this:
+    With one agent per env, rows are envs, and all results equal those of Gymnasium's own vector envs, including infos.
+    With several agents, each agent has a row, with these differences:
 
-    * An agent's flag goes up once, in the step in which the agent ends. If its env goes on, its row is padding from
-      then on, as it is for an agent that has not joined: zeros, reward 0, no flags, whatever action it is given, until
-      the env's next episode begins. ``infos["alive"]`` and ``infos["acting"]``, (R,) bool, mark padding and waiting
-      rows.
-    * Envs are what is reset: all their rows together, when the last agent has ended (with ``done_on="any"``, when the
+    * An agent's flag is True once, in the step in which the agent ends. If its env continues, its row becomes padding,
+    as
+      for an agent that has not joined: zeros, reward 0, no flags, any action ignored, until the env's next episode.
+      ``infos["alive"]`` and ``infos["acting"]``, (R,) bool, mark padding and waiting rows.
+    * Envs are reset as a whole: all their rows together, when the last agent has ended (with ``done_on="any"``, when
+    the
       first has; then no row is ever padding, unless agents join late). ``infos["reset_mask"]``, (R,) bool, marks
       the rows of a next-step autoreset, whose actions were ignored.
-    * In same-step mode, ``infos["final_obs"]`` and ``infos["final_info"]`` have an entry in each row whose flag is up
-      (but for those whose episode was lost to a fault), and that row's observation is the first one of the next
-      episode, or zeros where its env goes on. In the other modes the row's observation is the agent's last one, and it
-      is zeros from the next step on.
-    * What an env says as a whole is repeated in the rows of its agents.
+    * In same-step mode, ``infos["final_obs"]`` and ``infos["final_info"]`` have an entry for each row whose flag is
+    True
+      (except rows whose episode was lost to a fault); that row's observation is the first one of the next episode, or
+      zeros if its env continues. In the other modes the row's observation is the agent's last one, and zeros from the
+      next step on.
+    * Infos of an env as a whole are repeated in the rows of its agents.
 
-    Everywhere ``infos["action_mask"]``, (R, k) bool, has the masks, if the env gives them.
+    ``infos["action_mask"]``, (R, k) bool, has the masks, if the env has any.
 
-    The calls are those of `gymnasium.vector.AsyncVectorEnv`, ``reset_async`` / ``reset_wait`` and their like with them,
-    on any backend. Errors are marlvec's, and Gymnasium's, too: `BusyError` is an ``AlreadyPendingCallError``, and so
-    on. The view reads and writes through ``envs`` and keeps nothing of what passes, so that ``envs`` may be used
-    directly, too.
+    The calls are those of `gymnasium.vector.AsyncVectorEnv`, including ``reset_async`` / ``reset_wait`` and so on, on
+    any backend. Errors are both marlvec's and Gymnasium's: `BusyError` is an ``AlreadyPendingCallError``, for example.
+    The view reads and writes through ``envs`` and stores no results, so ``envs`` may also be used directly.
 
     Args:
-        envs: The vectorizer; made with ``copy=True`` if wrappers are to write into what they are given, as some of
+        envs: The vectorizer; make it with ``copy=True`` if wrappers write into the arrays they receive, as some of
             Gymnasium's do.
 
     Raises:
@@ -71,11 +72,11 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
     Attributes:
         envs: The vectorizer.
         num_envs: R, the number of rows.
-        single_observation_space, single_action_space: Of one row.
-        observation_space, action_space: Of all rows, as `gymnasium.vector.utils.batch_space` makes them.
-        metadata: The envs' own, and Gymnasium's ``AutoresetMode`` under ``"autoreset_mode"``.
-        render_mode: What the envs have in common, or None.
-        spec: The first env's own `gymnasium.envs.registration.EnvSpec`, or None.
+        single_observation_space, single_action_space: Spaces of one row.
+        observation_space, action_space: Spaces of all rows, as made by `gymnasium.vector.utils.batch_space`.
+        metadata: The envs' metadata, with Gymnasium's ``AutoresetMode`` under ``"autoreset_mode"``.
+        render_mode: The render mode that all envs share, or None.
+        spec: The first env's `gymnasium.envs.registration.EnvSpec`, or None.
     """
 
     def __init__(self, envs: VectorEnv) -> None:
@@ -83,7 +84,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         group = self._layout.group
         self.envs = envs
         self.num_envs = self._layout.row_num
-        # Copies: sampling or seeding these must not disturb the spaces that an env in this process draws from.
+        # Copies: sampling or seeding them must not affect the spaces of an env in this process.
         self.single_observation_space = deepcopy(group.observation_space)
         self.single_action_space = deepcopy(group.action_space)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -93,14 +94,14 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         self.spec = _spec_of(envs)
         self._group = group
         self._same_step = envs.autoreset.begins_at_once
-        # Keys of the view itself; what an env says under one of them is put aside.
+        # Keys of the view; an env's infos under the same keys move to "__agents__" or "__common__".
         self._taken = {*_FINAL, *(_AGENT_AXIS if envs.agent_num > 1 else ())}
         self._taken |= set() if group.mask_size is None else {"action_mask"}
-        self._says_nothing = _ALWAYS if self._same_step else _ALWAYS | _AT_ENDS
+        self._redundant_keys = _ALWAYS if self._same_step else _ALWAYS | _AT_ENDS
         self._is_plain = envs.agent_num == 1 and not envs.grouped and group.observation_tree.is_leaf
 
     def __del__(self) -> None:
-        """Nothing. Up to 1.2, Gymnasium would close ``envs`` with a view, also with one that was never finished."""
+        """Do nothing: up to 1.2, Gymnasium would close ``envs`` with a view, even a half-built one."""
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -109,22 +110,22 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
 
         Args:
             seed: One int, spread over the envs by `marlvec.env_seeds`; or a list of one int or None per env (N, also
-                where envs have several rows), given as they are.
-            options: For the envs. ``"reset_mask"``, (R,) bool, is taken out of a copy: only those envs are reset.
+                if envs have several rows), used as they are.
+            options: For the envs. ``"reset_mask"``, (R,) bool, selects the envs to reset; the envs do not receive it.
 
         Returns:
-            ``(obs, infos)`` of all rows; rows that are not reset keep their observation.
+            ``(obs, infos)`` of all rows; rows without a reset keep their observation.
 
         Raises:
-            ArgumentError: Wrong seed or options; a mask of wrong shape or dtype, without a True, or not the same for
-                all rows of an env. Nothing was reset.
+            ArgumentError: Invalid seed or options; a mask of wrong shape or dtype, without a True, or different for
+                rows of one env. Nothing was reset.
         """
         return self._first_rows(*self.envs.reset(**self._reset_arguments(seed, options)))
 
     def reset_async(
         self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> None:
-        """Ask for a reset; `reset_wait` brings the result. Arguments and errors as in `reset`.
+        """Request a reset; `reset_wait` returns the result. Arguments and errors as in `reset`.
 
         Raises:
             BusyError: Another call is pending.
@@ -132,14 +133,15 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         self.envs.reset_send(**self._reset_arguments(seed, options))
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Wait for the reset that `reset_async` asked for.
+        """Wait for the reset requested by `reset_async`.
 
         Returns:
             ``(obs, infos)``, as `reset`.
 
         Raises:
-            NothingPendingError: There is none.
-            FetchTimeout: Not all envs replied within ``timeout`` seconds. Unlike with Gymnasium it is still pending.
+            NothingPendingError: No reset is pending.
+            FetchTimeout: Not all envs replied within ``timeout`` seconds. Unlike in Gymnasium, the call is still
+                pending.
         """
         return self._first_rows(*self.envs.reset_fetch(timeout))
 
@@ -149,19 +151,19 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         """Step all envs.
 
         Args:
-            actions: (R, …), or a tree of such arrays. Those of rows that are not acting may be anything.
+            actions: (R, …), or a tree of such arrays. Rows that do not act may have any action.
 
         Returns:
             ``(obs, rewards, terminated, truncated, infos)``: obs (R, …), rewards (R,) float64, both flags (R,) bool.
 
         Raises:
             ActionError: Wrong structure, shape, dtype or value; nothing was sent.
-            NotResetError: An env's episode is over, and nothing resets it in ``"disabled"`` mode.
+            NotResetError: An env's episode is over, and the mode is ``"disabled"``.
         """
         return self._next_rows(*self.envs.step(self._layout.split(actions)))
 
     def step_async(self, actions: Any) -> None:
-        """Send actions to all envs; `step_wait` brings the result. Arguments and errors as in `step`.
+        """Send actions to all envs; `step_wait` returns the result. Arguments and errors as in `step`.
 
         Raises:
             BusyError: Another call is pending.
@@ -171,14 +173,15 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
     def step_wait(
         self, timeout: float | None = None
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Wait for the step that `step_async` began.
+        """Wait for the step started by `step_async`.
 
         Returns:
             ``(obs, rewards, terminated, truncated, infos)``, as `step`.
 
         Raises:
-            NothingPendingError: There is none.
-            FetchTimeout: Not all envs replied within ``timeout`` seconds. Unlike with Gymnasium it is still pending.
+            NothingPendingError: No step is pending.
+            FetchTimeout: Not all envs replied within ``timeout`` seconds. Unlike in Gymnasium, the call is still
+                pending.
         """
         return self._next_rows(*self.envs.step_fetch(timeout))
 
@@ -190,8 +193,8 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         truncated: NDArray[np.bool_],
         infos: dict[str, Any],
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """What a step of the vectorizer brought, as rows."""
-        if self._is_plain and infos.keys() <= self._says_nothing:
+        """Convert the vectorizer's step to rows."""
+        if self._is_plain and infos.keys() <= self._redundant_keys:
             return self._layout.join(obs), rewards[:, 0], terminated[:, 0], truncated[:, 0], {}
         leaves = self._rows(obs)
         ended = terminated | truncated
@@ -202,13 +205,13 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
             lost = infos.get("fault", np.zeros(len(ended), np.bool_))
             early = (ended & ~(infos["_final_observation"] | lost)[:, None]).reshape(-1)
             leaves = cleared(leaves, early)
-            if (known := ended & ~lost[:, None]).any():  # the last observations of a lost episode are not known
+            if (known := ended & ~lost[:, None]).any():  # lost episodes have no last observations
                 out |= self._final(infos, np.flatnonzero(known), early)
         tree = self._group.observation_tree.unflatten(leaves)
         return tree, rewards.reshape(-1), terminated.reshape(-1), truncated.reshape(-1), out
 
     def render(self) -> tuple[Any, ...]:
-        """One frame per row: what its env's own ``render()`` returns, the same one for all agents of an env."""
+        """One frame per row, from its env's ``render()``; the same one for all agents of an env."""
         return tuple(frame for frame in self.envs.render() for _ in range(self.envs.agent_num))
 
     # --- the envs behind the rows
@@ -222,16 +225,16 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
             kwargs: Its keyword arguments.
 
         Returns:
-            What it returned, one entry per row: the same one for all agents of an env.
+            The returned values, one per row: the same one for all agents of an env.
 
         Raises:
-            AttributeError: The envs have no such thing.
+            AttributeError: The envs have no such attribute.
         """
         with missing_is_attribute_error():
             return self._answers(self.envs.call(name, *args, **kwargs))
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Ask for what `call` does; `call_wait` brings the answers.
+        """Start a `call`; `call_wait` returns the results.
 
         Raises:
             BusyError: Another call is pending.
@@ -239,14 +242,15 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         self.envs.call_send(name, *args, **kwargs)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Wait for the answers to `call_async`.
+        """Wait for the results of `call_async`.
 
         Returns:
             One entry per row, as `call`.
 
         Raises:
-            NothingPendingError: There is none.
-            FetchTimeout: Not all envs answered within ``timeout`` seconds. Unlike with Gymnasium it is still pending.
+            NothingPendingError: No call is pending.
+            FetchTimeout: Not all envs replied within ``timeout`` seconds. Unlike in Gymnasium, the call is still
+                pending.
             AttributeError: As `call`.
         """
         with missing_is_attribute_error():
@@ -256,7 +260,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         """Read an attribute of the envs. A method is returned; Gymnasium's `get_attr` calls it.
 
         Args:
-            name: Of the attribute.
+            name: Name of the attribute.
 
         Returns:
             Its value, one entry per row: the same one for all agents of an env.
@@ -271,12 +275,13 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         """Set an attribute of the envs.
 
         Args:
-            name: The attribute's.
-            values: A list or tuple: one per row, the same one for all rows of an env, as `get_attr` returns them. What
-                is neither is set in every env.
+            name: Name of the attribute.
+            values: A list or tuple: one value per row, the same one for all rows of an env, as returned by `get_attr`.
+                Any
+                    other value is set in every env.
 
         Raises:
-            ArgumentError: A list of another length, or rows of one env that differ.
+            ArgumentError: A list of another length, or different values for rows of one env.
         """
         if isinstance(values, (list, tuple)):
             values = PerEnv(self._per_env(values))
@@ -284,21 +289,21 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
 
     @property  # type: ignore[misc]  # not to be set, as in AsyncVectorEnv
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]  # as AsyncVectorEnv has it
-        """The envs' own random streams, one entry per row; copies where envs run in other processes."""
+        """The envs' random generators, one per row; copies if envs run in other processes."""
         return self.get_attr("np_random")
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # likewise
-        """What the envs' random streams were seeded with, one entry per row."""
+        """The seeds of the envs' random generators, one per row."""
         return self.get_attr("np_random_seed")
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the vectorizer, also with a call pending; `close` calls this.
 
         Args:
-            timeout: Seconds to let envs finish; what is not gone by then is killed. None: 5, since nothing here waits
-                for ever.
-            terminate: Whether to let them no time.
+            timeout: Seconds for envs to finish; processes that are still running are killed then. None: 5, since
+                closing never waits for ever.
+            terminate: Whether to kill them at once.
         """
         self.envs.close(0.0 if terminate else 5.0 if timeout is None else timeout)
 
@@ -306,20 +311,22 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         return tuple(answer for answer in per_env for _ in range(self.envs.agent_num))
 
     def _per_env(self, values: Sequence[Any]) -> list[Any]:
-        """One value per row to one per env."""
+        """Reduce one value per row to one per env."""
         if len(values) != self.num_envs:
             raise ArgumentError(f"values: expected one per row, {self.num_envs} in all, got {len(values)}")
         agent_num = self.envs.agent_num
         for row, value in enumerate(values):
             first = values[row - row % agent_num]
             if value is not first and not data_equivalence(value, first):
-                raise ArgumentError(f"values: rows of one env differ, the first that does is row {row}: {value}")
+                raise ArgumentError(
+                    f"values: expected equal values for rows of one env; row {row} differs from them: {value}"
+                )
         return list(values[::agent_num])
 
     def _reset_arguments(
         self, seed: int | Sequence[int | None] | None, options: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        """What `VectorEnv.reset` is given."""
+        """Return the arguments for `VectorEnv.reset`."""
         env_ids, options = self._chosen(options)
         if isinstance(seed, (list, tuple, np.ndarray)) and np.ndim(seed):
             if len(seed) != self.envs.num_envs:
@@ -328,14 +335,14 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         return {"seed": seed, "options": options, "env_ids": env_ids}
 
     def _first_rows(self, obs: Any, infos: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """What a reset of the vectorizer brought, as rows."""
+        """Convert the vectorizer's reset to rows."""
         leaves = self._rows(obs)
         if self._same_step:
-            leaves = cleared(leaves, ~infos["alive"].reshape(-1))  # an agent may have ended in the step before
+            leaves = cleared(leaves, ~infos["alive"].reshape(-1))  # an agent may have ended in its first step
         return self._group.observation_tree.unflatten(leaves), self._infos(infos)
 
     def _chosen(self, options: Mapping[str, Any] | None) -> tuple[list[int] | None, dict[str, Any] | None]:
-        """Envs that ``options`` asks to reset, None for all, and the options without that."""
+        """Return the envs that ``options`` selects (None: all), and the options without ``"reset_mask"``."""
         if options is None or "reset_mask" not in options:
             return None, None if options is None else dict(options)
         mask = np.asarray(options["reset_mask"])
@@ -351,21 +358,21 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         if torn := np.flatnonzero(chosen & ~per_env.all(axis=1)).tolist():
             i, agent_num = torn[0], self.envs.agent_num
             raise ArgumentError(
-                f"options['reset_mask']: expected the same for all {agent_num} agents of an env, since envs are what "
-                f"is reset; env {i} (rows {i * agent_num} to {(i + 1) * agent_num - 1}) has {per_env[i].tolist()}"
+                f"options['reset_mask']: expected the same for all {agent_num} agents of an env, which are reset "
+                f"together; env {i} (rows {i * agent_num} to {(i + 1) * agent_num - 1}) has {per_env[i].tolist()}"
             )
         rest = {key: value for key, value in options.items() if key != "reset_mask"}
         return np.flatnonzero(chosen).tolist(), rest or None
 
     def _rows(self, tree: Any) -> list[NDArray[Any]]:
-        """(N, A, …) to the leaves (R, …)."""
+        """Convert (N, A, …) to leaves (R, …)."""
         if self.envs.grouped:
             tree = tree[self._group.name]
         leaves: list[NDArray[Any]] = self._group.observation_tree.flatten(tree)
         return [self._layout.join(leaf) for leaf in leaves]
 
     def _infos(self, infos: dict[str, Any]) -> dict[str, Any]:
-        """Infos of all rows, but for what belongs to the last step of an episode."""
+        """Return infos of all rows, without those of episodes' last steps."""
         agent_num = self.envs.agent_num
         own: dict[str, NDArray[Any]] = {}
         if agent_num > 1:
@@ -383,7 +390,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         return out | lay_out(read_entries(infos, agent_num), taken)
 
     def _final(self, infos: dict[str, Any], rows: NDArray[np.int64], early: NDArray[np.bool_]) -> dict[str, Any]:
-        """What Gymnasium's same-step mode keeps of the rows whose flag is up."""
+        """Return Gymnasium's same-step infos of the rows whose flag is True."""
         leaves = self._rows(infos["final_observation"])
         final_obs = np.full(self.num_envs, None, object)
         for row in rows.tolist():
@@ -398,13 +405,13 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         }
 
     def _final_info(self, entries: list[InfoEntry], rows: NDArray[np.int64]) -> Any:
-        """What was said in the last step of these rows, as it is handed out."""
+        """Return these rows' infos of the last step, as the caller receives them."""
         return lay_out(entries, ())
 
     def _last_entries(
         self, infos: dict[str, Any], rows: NDArray[np.int64], early: NDArray[np.bool_]
     ) -> list[InfoEntry]:
-        """What was said in these rows' last step: apart where a new episode has begun, else among the rest."""
+        """Return these rows' infos of the last step: from ``final_info``, or from the step if no new episode began."""
         now = read_entries(infos, self.envs.agent_num)
         last = read_entries(infos.get("final_info", {}), self.envs.agent_num)
         if not now and not last:
@@ -413,9 +420,9 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
 
 
 def _spec_of(envs: VectorEnv) -> EnvSpec | None:
-    """By what the first env was made, if that was `gymnasium.make`."""
+    """Return the first env's spec, if `gymnasium.make` made it."""
     try:
         (spec,) = envs.get_attr("spec", [0])
-    except EnvRaised:  # it has none, or one that cannot leave its process
+    except EnvRaised:  # no spec, or one that cannot be pickled
         return None
     return spec if isinstance(spec, EnvSpec) else None

@@ -1,4 +1,4 @@
-"""A marlvec vectorizer as a PufferEnv: agents are rows, and results are written into buffers that PufferLib owns.
+"""A marlvec vectorizer as a PufferEnv: agents are rows, and results are written into PufferLib's buffers.
 
 Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
 """
@@ -28,30 +28,30 @@ class PufferView(PufferEnv):  # type: ignore[misc]  # Any where pufferlib is not
     """A view of a `VectorEnv` with one group of agents, for PufferLib's vectorizers and its trainer.
 
     PufferLib's buffers hold the rows: ``observations`` (R, …), ``rewards`` (R,) float32, ``terminals`` and
-    ``truncations`` (R,) bool, and ``masks`` (R,) bool, True where the observation is that of an agent which must act.
-    Each call writes into them. Flags, padding and the ends of episodes are described at
-    `marlvec.interop.rows.driver.RowDriver`; PufferLib has no place for an agent's last observation, so that is lost.
+    ``truncations`` (R,) bool, and ``masks`` (R,) bool, True in rows whose agent must act. Each call writes into them.
+    `marlvec.interop.rows.driver.RowDriver` describes flags, padding and the ends of episodes; an agent's last
+    observation is lost, since PufferLib has no place for it.
 
-    The infos are a list with one dict per agent that ended: ``"episode_return"``, ``"episode_length"``, ``"agent"``,
-    its name, and what was said to it, but for arrays and what marlvec adds.
+    The infos are a list with one dict per agent that ended: ``"episode_return"``, ``"episode_length"``, ``"agent"``
+    (its name), and the agent's infos, without arrays and without marlvec's own keys.
 
-    A view is one of PufferLib's native envs, which have many agents each: ``pufferlib.vector.make(lambda buf=None,
+    A view is a native env for PufferLib, with many agents: ``pufferlib.vector.make(lambda buf=None,
     seed=0: PufferView(marlvec.make(...), buf), backend=pufferlib.PufferEnv)``.
 
     Args:
-        envs: The vectorizer, in same-step mode. Nothing else may step or reset it.
-        buf: PufferLib's buffers; None: the view has its own.
+        envs: The vectorizer, in same-step mode. No other code may step or reset it.
+        buf: PufferLib's buffers; None: the view allocates them.
 
     Raises:
         MissingExtraError: (By the import.) pufferlib is not installed.
-        ArgumentError: There are several groups, the mode is another one, or the spaces are none of PufferLib's:
-            observations one Box, actions Discrete or MultiDiscrete, counted from 0, or a Box.
+        ArgumentError: There are several groups, the mode differs, or PufferLib does not support the spaces:
+            observations must be one Box, actions Discrete or MultiDiscrete starting at 0, or a Box.
 
     Attributes:
         envs: The vectorizer.
-        driver: What steps it.
+        driver: The `RowDriver` that steps the vectorizer.
         num_agents: R, the number of rows.
-        single_observation_space, single_action_space: Of one row.
+        single_observation_space, single_action_space: Spaces of one row.
     """
 
     def __init__(self, envs: VectorEnv, buf: Any = None) -> None:
@@ -60,11 +60,13 @@ class PufferView(PufferEnv):  # type: ignore[misc]  # Any where pufferlib is not
         seen, done = group.observation_space, group.action_space
         if not isinstance(seen, Box) or not isinstance(done, (Discrete, MultiDiscrete, Box)):
             raise ArgumentError(
-                f"PufferView: expected one Box to observe and Discrete, MultiDiscrete or Box actions; {envs.spec.name} "
-                f"has {seen} and {done}. marlvec.make(..., wrappers=[…]) may flatten them"
+                f"PufferView: expected one Box of observations and Discrete, MultiDiscrete or Box actions; "
+                f"{envs.spec.name} has {seen} and {done}. Flatten them with marlvec.make(..., wrappers=[…])"
             )
         if np.any(getattr(done, "start", 0)):
-            raise ArgumentError(f"PufferView: PufferLib counts choices from 0, and {envs.spec.name} has {done}")
+            raise ArgumentError(
+                f"PufferView: expected choices that start at 0, as PufferLib requires; {envs.spec.name} has {done}"
+            )
         self.envs = envs
         self.num_agents = self.driver.rows.row_num
         self.single_observation_space, self.single_action_space = deepcopy(seen), deepcopy(done)
@@ -74,8 +76,8 @@ class PufferView(PufferEnv):  # type: ignore[misc]  # Any where pufferlib is not
         """Begin new episodes in all envs.
 
         Args:
-            seed: Spread over the envs by `marlvec.env_seeds`; None: their random streams go on. A list with one is
-                what PufferLib's Multiprocessing hands over.
+            seed: Spread over the envs by `marlvec.env_seeds`; None: the envs' random generators continue. A list with
+                one seed is accepted, as passed by PufferLib's Multiprocessing.
 
         Returns:
             ``(observations, [])``, the buffer.
@@ -93,7 +95,7 @@ class PufferView(PufferEnv):  # type: ignore[misc]  # Any where pufferlib is not
         """Step all envs.
 
         Args:
-            actions: (R, …); those of rows that do not act may be anything.
+            actions: (R, …); rows that do not act may have any action.
 
         Returns:
             ``(observations, rewards, terminals, truncations, infos)``: the buffers, and one dict per agent that ended.
@@ -118,6 +120,6 @@ _OURS = ("TimeLimit.truncated", "alive", "acting", "action_mask", "terminal_obse
 
 
 def _summary(info: dict[str, Any], agent: str) -> dict[str, Any]:
-    """What PufferLib's trainer can log of an episode: numbers and words."""
+    """Return the part of an agent's last info that PufferLib's trainer can log: numbers and texts."""
     own = {key: value for key, value in info.items() if key not in _OURS and np.ndim(value) == 0}
     return {**own, "episode_return": info["episode"]["r"], "episode_length": info["episode"]["l"], "agent": agent}

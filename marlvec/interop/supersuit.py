@@ -1,4 +1,4 @@
-"""SuperSuit's functions from a PettingZoo env to a vector env, on marlvec's vectorizer.
+"""SuperSuit's functions that convert a PettingZoo env to a vector env, on marlvec's vectorizer.
 
 Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
 """
@@ -29,28 +29,28 @@ Infos = list[dict[str, Any]]
 
 
 class SuperSuitVecEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
-    """A view of a `VectorEnv` with one group of agents, as SuperSuit's vector envs look: rows, and a list of infos.
+    """A view of a `VectorEnv` with one group of agents, like SuperSuit's vector envs: rows, and a list of infos.
 
-    What a row's info has, and what becomes of agents that end before their env, is described at
-    `marlvec.interop.rows.driver.RowDriver`; SuperSuit itself asks for ``black_death`` there. As with SuperSuit, what is
-    said at an autoreset is put among the infos of the step before, and ``observation_space`` and ``action_space`` are
-    those of one row.
+    `marlvec.interop.rows.driver.RowDriver` describes a row's info, and rows of agents that end before their env
+    (SuperSuit requires ``black_death`` for these). As in SuperSuit, infos of an autoreset are merged into the infos of
+    the step before, and ``observation_space`` and ``action_space`` are those of one row.
 
     Args:
-        envs: The vectorizer, in same-step mode. Nothing else may step or reset it.
-        par_env: The env that it was made from, if there is one.
-        flag_dtype: Of terminations and truncations. SuperSuit's are uint8 in one process, and bool from processes.
+        envs: The vectorizer, in same-step mode. No other code may step or reset it.
+        par_env: The env that it was made from, if any.
+        flag_dtype: Dtype of terminations and truncations. SuperSuit's are uint8 in one process, and bool across
+            processes.
 
     Raises:
-        ArgumentError: There are several groups, or the mode is another one.
+        ArgumentError: There are several groups, or the mode differs.
 
     Attributes:
         envs: The vectorizer.
-        driver: What steps it.
+        driver: The `RowDriver` that steps the vectorizer.
         par_env: As given.
         num_envs: R, the number of rows.
-        observation_space, action_space, single_observation_space, single_action_space: Of one row.
-        metadata, render_mode: The envs'.
+        observation_space, action_space, single_observation_space, single_action_space: Spaces of one row.
+        metadata, render_mode: From the envs.
     """
 
     def __init__(self, envs: VectorEnv, par_env: Any = None, *, flag_dtype: DTypeLike = np.uint8) -> None:
@@ -65,16 +65,17 @@ class SuperSuitVecEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         self.render_mode = render_mode_of(envs)
 
     def __del__(self) -> None:
-        """Nothing. Up to 1.2, Gymnasium would close ``envs`` with a view, also with one that was never finished."""
+        """Do nothing: up to 1.2, Gymnasium would close ``envs`` with a view, even a half-built one."""
 
-    def reset(  # type: ignore[override]  # a list of infos, as SuperSuit gives it
+    def reset(  # type: ignore[override]  # a list of infos, as in SuperSuit
         self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Infos]:
         """Begin new episodes in all envs.
 
         Args:
-            seed: One int: env i gets ``seed + i``, as with SuperSuit. A list of one int or None per env: given as they
-                are. None: their random streams go on.
+            seed: One int: env i gets ``seed + i``, as in SuperSuit. A list of one int or None per env: used as they
+                are.
+                None: the envs' random generators continue.
             options: For the envs.
 
         Returns:
@@ -84,7 +85,7 @@ class SuperSuitVecEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
             seed = [int(seed) + i for i in range(self.envs.num_envs)]
         return self.driver.reset(seed, options)
 
-    def step(  # type: ignore[override]  # likewise
+    def step(  # type: ignore[override]  # a list of infos, as in SuperSuit
         self, actions: Any
     ) -> tuple[Any, NDArray[np.float32], NDArray[Any], NDArray[Any], Infos]:
         """Step all envs.
@@ -103,22 +104,22 @@ class SuperSuitVecEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         return self.step_wait()
 
     def step_async(self, actions: Any) -> None:
-        """Send actions to all envs; `step_wait` brings the result."""
+        """Send actions to all envs; `step_wait` returns the result."""
         self.driver.send(actions)
 
     def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[Any], NDArray[Any], Infos]:
-        """Wait for the step that `step_async` began."""
+        """Wait for the step started by `step_async`."""
         step = self.driver.recv()
         infos = [{**info, **first} for info, first in zip(step.infos, step.first_infos, strict=True)]
         flags = step.terminated.astype(self._flag_dtype), step.truncated.astype(self._flag_dtype)
         return step.obs, step.rewards.astype(np.float32), *flags, infos
 
     def render(self) -> Any:
-        """What the first env's own ``render()`` returns."""
+        """The frame of the first env's ``render()``."""
         return self.envs.render([0])[0]
 
     def env_is_wrapped(self, wrapper_class: type) -> list[bool]:
-        """Per row, whether its env is wrapped in it, at any depth."""
+        """Return for each row whether its env is wrapped in ``wrapper_class``, at any depth."""
         return [wrapped for wrapped in self.envs.env_is_wrapped(wrapper_class) for _ in range(self.envs.agent_num)]
 
     def close_extras(self, timeout: float = 5.0) -> None:
@@ -127,10 +128,10 @@ class SuperSuitVecEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
 
 
 def pettingzoo_env_to_vec_env_v1(parallel_env: Any) -> SuperSuitVecEnv:
-    """One PettingZoo env as a vector env with a row per agent.
+    """Convert one PettingZoo env to a vector env with a row per agent.
 
     Args:
-        parallel_env: The env: Parallel, or AEC, which SuperSuit does not take. It is used as it is, not copied.
+        parallel_env: The env: Parallel, or AEC, which SuperSuit does not accept. It is used directly, not copied.
 
     Returns:
         A vector env with a row for each agent.
@@ -147,24 +148,24 @@ def concat_vec_envs_v1(
     num_cpus: int = 0,
     base_class: str = "gymnasium",
 ) -> SuperSuitVecEnv | SB3VecEnv:
-    """Many copies of an env as one vector env.
+    """Make many copies of an env one vector env.
 
     Args:
-        vec_env: What `pettingzoo_env_to_vec_env_v1` gave, or a Gymnasium env, which has one row. The env is copied by
-            cloudpickle. It is not closed.
+        vec_env: A vector env from `pettingzoo_env_to_vec_env_v1`, or a Gymnasium env, which has one row. The env is
+            copied by cloudpickle. It is not closed.
         num_vec_envs: N.
-        num_cpus: Worker processes; 0: all envs in this one. With two and more (and as many envs), flags are bool, as
-            SuperSuit's are then; else uint8.
+        num_cpus: Worker processes; 0: all envs in this process. With two or more workers (and envs), flags are bool, as
+            in SuperSuit; else uint8.
         base_class: ``"gymnasium"``: a `SuperSuitVecEnv`. ``"stable_baselines3"``: an
             `marlvec.interop.sb3.vec_env.SB3VecEnv`, whose ``seed()`` spreads seeds in marlvec's way.
 
     Returns:
-        What SuperSuit's function returns: a vector env of Gymnasium's, or of Stable-Baselines3's.
+        A vector env of Gymnasium or of Stable-Baselines3, as SuperSuit's function returns.
 
     Raises:
-        ArgumentError: Another base class, a view that was not made from an env, or something else than a view or a
-            Gymnasium env; says what to call instead.
-        MissingExtraError: Stable-Baselines3 is asked for, and not installed.
+        ArgumentError: Another base class, a view that was not made from an env, or neither a view nor a Gymnasium env;
+            the message names the function to call instead.
+        MissingExtraError: Stable-Baselines3 is requested, and not installed.
     """
     if base_class not in ("gymnasium", "stable_baselines3"):
         raise ArgumentError(f"base_class: expected 'gymnasium' or 'stable_baselines3', got {base_class!r}")
@@ -184,7 +185,7 @@ def _of_sb3(envs: VectorEnv) -> SB3VecEnv:
 
 
 def _env_of(vec_env: Any) -> Any:
-    """The env that is to be copied."""
+    """Return the env to copy."""
     if isinstance(vec_env, SuperSuitVecEnv):
         if vec_env.par_env is not None:
             return vec_env.par_env
@@ -192,7 +193,9 @@ def _env_of(vec_env: Any) -> Any:
     elif isinstance(vec_env, gymnasium.Env):
         return vec_env
     elif isinstance(vec_env, gymnasium.vector.VectorEnv):
-        got = f"{type(vec_env).__name__}, which is many envs already: marlvec.make(env, n) makes as many as asked"
+        got = f"{type(vec_env).__name__}, which has many envs already: use marlvec.make(env, n)"
     else:
         got = f"{type(vec_env).__name__}: call pettingzoo_env_to_vec_env_v1(env) first"
-    raise ArgumentError(f"vec_env: expected what pettingzoo_env_to_vec_env_v1() gave, or a Gymnasium env, got {got}")
+    raise ArgumentError(
+        f"vec_env: expected the result of pettingzoo_env_to_vec_env_v1(), or a Gymnasium env, got {got}"
+    )

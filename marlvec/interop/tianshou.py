@@ -36,21 +36,21 @@ Step = tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_], NDArray[np.bool_], N
 
 
 class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is not installed
-    """What both views have in common.
+    """Base class of both views.
 
     Args:
-        envs: The vectorizer, made with ``copy=True, autoreset_mode="disabled"``; `make` does that. Nothing else may
-            step or reset it.
+        envs: The vectorizer, made with ``copy=True, autoreset_mode="disabled"``, as by `make`. No other code may step
+            or reset it.
     """
 
     _row_per_agent: bool
 
     def __init__(self, envs: VectorEnv) -> None:
-        # Not that of the base class, which would have a worker per row.
+        # The base class's __init__ is not called: it would start a worker per row.
         view = type(self).__name__
-        why = "Tianshou resets envs itself and keeps what it is given"
+        why = "Tianshou resets envs itself and keeps the arrays it receives"
         check_view(envs, view, why, modes=[AutoresetMode.DISABLED], copies=True, has_make=True)
-        self._group = one_group(envs, view)  # Tianshou stacks the agents' observations
+        self._group = one_group(envs, view)  # Tianshou stacks all agents' observations
         self.envs = envs
         self.env_num = self.wait_num = envs.num_envs * (envs.agent_num if self._row_per_agent else 1)
         self.is_async = self.is_closed = False
@@ -64,16 +64,16 @@ class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is
         Args:
             env: As in `marlvec.make`.
             num_envs: N.
-            kwargs: All else that `marlvec.make` takes, except ``autoreset_mode``.
+            kwargs: Other arguments of `marlvec.make`, except ``autoreset_mode``.
 
         Raises:
-            MarlvecError: As `marlvec.make`, and as the constructor.
+            MarlvecError: As `marlvec.make` and the constructor.
         """
         envs = make(env, num_envs, autoreset_mode="disabled", **kwargs)
         return viewed(cls, envs)
 
     def get_env_attr(self, key: str, id: Ids = None) -> list[Any]:
-        """Per row: its space, or an attribute of its env."""
+        """Return for each row its space, or an attribute of its env."""
         self._assert_is_not_closed()
         rows = [int(row) for row in self._wrap_id(id)]
         spaces = {"observation_space": self._group.observation_space, "action_space": self._group.action_space}
@@ -114,10 +114,10 @@ class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is
 
     @abstractmethod
     def _env_of(self, row: int) -> int:
-        """The env that a row belongs to."""
+        """Return the env that a row belongs to."""
 
     def _begin(self, env_ids: list[int], seed: Any, options: Any) -> VectorStep:
-        """Reset envs; rows in their order."""
+        """Reset envs; the result has their order of arrival."""
         given = spread_seeds(seed, env_ids, self.envs.num_envs)
         seeds = [self._seeds[i] if own is None else own for i, own in zip(env_ids, given, strict=True)]
         self.envs.reset_send(seed=seeds, options=options, env_ids=env_ids)
@@ -131,14 +131,14 @@ class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is
         return {self._group.name: tree} if self.envs.grouped else tree
 
     def _masks(self, result: VectorStep) -> NDArray[np.bool_] | None:
-        """(n, A, k), all True where the envs give none; None if there is nothing to choose."""
+        """Return masks (n, A, k), all True if the envs have none; None if actions are not discrete."""
         mask = result.action_masks[0]
         if mask is None and isinstance(self._group.action_space, Discrete):
             return np.ones((len(result), self.envs.agent_num, int(self._group.action_space.n)), np.bool_)
         return mask
 
     def _given(self, action: Any, count: int) -> list[NDArray[Any]]:
-        """Actions by leaf, (n, …) each."""
+        """Return actions by leaf, (n, …) each."""
         leaves = [np.asarray(leaf) for leaf in self._group.action_tree.flatten(action)]
         if wrong := [leaf.shape for leaf in leaves if leaf.shape[:1] != (count,)]:
             rows = "rows" if self._row_per_agent else "envs"
@@ -147,22 +147,22 @@ class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is
 
 
 class TianshouVectorEnv(_View):
-    """N envs as N × A rows that share a policy; the agents of env i are the rows i * A to i * A + A - 1.
+    """N envs as N × A rows that share a policy; the agents of env i are rows i * A to i * A + A - 1.
 
-    Tianshou's single-agent algorithms learn from all rows alike. Where the envs' spaces declare action masks,
-    observations are ``{"obs": …, "mask": …}``, as its algorithms take them, else the plain arrays.
+    Tianshou's single-agent algorithms learn from all rows alike. If the envs' spaces declare action masks, observations
+    are ``{"obs": …, "mask": …}``, as its algorithms expect, else plain arrays.
 
-    Every row is a decision: that of an agent that has ended, has not joined or waits for its turn would be one that no
-    agent took. So envs with several agents must be made with ``done_on="any"``, and an agent that does not act is an
-    error; `TianshouTurnVectorEnv` is for those. Envs are what is stepped: the rows of one must be stepped together, so
-    that ``collect(n_episode=…)`` wants a multiple of A.
+    Every row must be a decision; a row of an agent that has ended, has not joined or waits for its turn would record a
+    decision that no agent made. So envs with several agents must be made with ``done_on="any"``, and an agent that does
+    not act is an error; use `TianshouTurnVectorEnv` for such envs. An env is stepped as a whole: all its rows together,
+    so ``collect(n_episode=…)`` must be a multiple of A.
 
     Args:
         envs: The vectorizer, see `make`.
 
     Raises:
         MissingExtraError: (By the import.) tianshou is not installed.
-        ArgumentError: The vectorizer was made otherwise.
+        ArgumentError: The vectorizer was made with other settings.
 
     Attributes:
         envs: The vectorizer.
@@ -174,9 +174,8 @@ class TianshouVectorEnv(_View):
     def __init__(self, envs: VectorEnv) -> None:
         if envs.agent_num > 1 and envs.done_on != "any":
             raise ArgumentError(
-                "TianshouVectorEnv: rows of one env must end together, as Tianshou resets each row that ended: "
-                "expected "
-                f"done_on='any' for {envs.agent_num} agents, got {envs.done_on!r}; TianshouVectorEnv.make() does that"
+                f"TianshouVectorEnv: expected done_on='any' for {envs.agent_num} agents, got {envs.done_on!r}: rows of "
+                f"one env must end together, as Tianshou resets each row that ended; TianshouVectorEnv.make() sets it"
             )
         super().__init__(envs)
         self._masked = self._group.mask_size is not None
@@ -190,15 +189,15 @@ class TianshouVectorEnv(_View):
         """Begin new episodes.
 
         Args:
-            env_id: Rows, all of an env together; None for all.
+            env_id: Rows, all rows of an env together; None: all.
             seed: As in `VectorEnv.reset`.
-            options: Likewise.
+            options: As in `VectorEnv.reset`.
 
         Returns:
             ``(obs, infos)`` of these rows, in their order.
 
         Raises:
-            ArgumentError: The rows of an env are not together.
+            ArgumentError: Some rows of an env are missing.
             ContractError: An agent does not act.
         """
         self._assert_is_not_closed()
@@ -213,15 +212,15 @@ class TianshouVectorEnv(_View):
 
         Args:
             action: (n, …), one per row.
-            id: The rows, all of an env together; None for all.
+            id: Rows, all rows of an env together; None: all.
 
         Returns:
             ``(obs, rewards, terminated, truncated, infos)`` of these rows, in their order; rewards float64.
 
         Raises:
-            ArgumentError: The rows of an env are not together.
-            ActionError: Wrong actions.
-            ContractError: An agent does not act, and its env goes on.
+            ArgumentError: Some rows of an env are missing.
+            ActionError: Invalid actions.
+            ContractError: An agent does not act, and its env continues.
         """
         self._assert_is_not_closed()
         env_ids, whose, agents = self._whole(id)
@@ -232,7 +231,7 @@ class TianshouVectorEnv(_View):
         self.envs.send(self._public(leaves), env_ids)
         result = self.envs.recv()
         self._check_acting(result)
-        rows = np.argsort(result.env_ids)[whose] * agent_num + agents  # they come in any order
+        rows = np.argsort(result.env_ids)[whose] * agent_num + agents  # results come in any order
         rewards, terminated, truncated = (
             array.reshape(-1)[rows] for array in (result.rewards, result.terminated, result.truncated)
         )
@@ -242,13 +241,13 @@ class TianshouVectorEnv(_View):
         return row // self.envs.agent_num
 
     def _whole(self, rows: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """The envs of these rows, ascending; and of each row which of them it is, and which agent it is of."""
+        """Return the rows' envs, ascending; and for each row the index of its env among these, and its agent."""
         ids = np.asarray(self._wrap_id(rows), np.int64)
         env_ids, whose, counts = np.unique(ids // self.envs.agent_num, return_inverse=True, return_counts=True)
         if len(torn := env_ids[counts != self.envs.agent_num]):
             raise ArgumentError(
-                f"rows {ids.tolist()}: env {torn[0]} has {self.envs.agent_num} rows, which are stepped and reset "
-                f"together; collect(n_episode=…) wants a multiple of that"
+                f"rows {ids.tolist()}: expected all {self.envs.agent_num} rows of env {torn[0]}, which are stepped and "
+                f"reset together; collect(n_episode=…) must be a multiple of that"
             )
         return env_ids, whose, ids % self.envs.agent_num
 
@@ -258,7 +257,7 @@ class TianshouVectorEnv(_View):
             i, a = idle[0].tolist()
             raise ContractError(
                 f"env {result.env_ids[i]}, agent {self.envs.agents[a]!r} does not act now, but Tianshou would record a "
-                f"decision of its; use TianshouTurnVectorEnv for envs in which agents wait, end early or join late"
+                f"decision; use TianshouTurnVectorEnv for envs in which agents wait, end early or join late"
             )
 
     def _obs(self, result: VectorStep) -> NDArray[Any]:
@@ -274,10 +273,10 @@ class TianshouVectorEnv(_View):
         return rows.reshape(-1)
 
     def _infos(self, result: VectorStep) -> NDArray[Any]:
-        said = infos_to_list(result.infos, self.envs.agents, len(result))
+        raw_infos = infos_to_list(result.infos, self.envs.agents, len(result))
         return np.array(
             [
-                {**said[k].get(COMMON, {}), **said[k].get(who, {}), "env_id": i * self.envs.agent_num + a}
+                {**raw_infos[k].get(COMMON, {}), **raw_infos[k].get(who, {}), "env_id": i * self.envs.agent_num + a}
                 for k, i in enumerate(result.env_ids.tolist())
                 for a, who in enumerate(self.envs.agents)
             ],
@@ -286,27 +285,27 @@ class TianshouVectorEnv(_View):
 
 
 class TianshouTurnVectorEnv(_View):
-    """N envs as N rows in which one agent acts at a time: Tianshou's own form of several agents.
+    """N envs as N rows in which one agent acts at a time: Tianshou's own multi-agent form.
 
-    Observations are ``{"agent_id": …, "obs": …}``, and ``"mask"`` for Discrete actions, rewards are (n, A); so
+    Observations are ``{"agent_id": …, "obs": …}``, with ``"mask"`` for Discrete actions, and rewards are (n, A); so
     ``MultiAgentOnPolicyAlgorithm(algorithms=[…], env=view)`` and its off-policy counterpart learn from them. Agents
-    that act at the same time are asked one after the other, each with what it sees now; the env is stepped when all
-    have answered, and that row has the rewards of all. Agents that have ended, have not joined or wait are not asked,
-    so agents may come and go. An episode's last row shows what its actor sees in the end, and is truncated if that cut
-    any agent off.
+    that act at the same time are queried one after the other, each with its current observation; the env is stepped
+    when all have acted, and that row has the rewards of all. Agents that have ended, have not joined or wait are not
+    queried, so agents may join and leave. An episode's last row has the final observation of the agent that acted last,
+    and is truncated if any agent was.
 
     Args:
         envs: The vectorizer, see `make`.
 
     Raises:
         MissingExtraError: (By the import.) tianshou is not installed.
-        ArgumentError: The vectorizer was made otherwise.
+        ArgumentError: The vectorizer was made with other settings.
 
     Attributes:
         envs: The vectorizer.
         env_num: N.
         agents: The agents' names.
-        agent_idx: Name → index of its rewards.
+        agent_idx: Agent name → index of its rewards.
     """
 
     _row_per_agent = False
@@ -316,18 +315,18 @@ class TianshouTurnVectorEnv(_View):
         self.agents = list(envs.agents)
         self.agent_idx = {agent: a for a, agent in enumerate(self.agents)}
         self._actions = self._group.action_tree.zeros(envs.num_envs, envs.agent_num)
-        self._asked: list[list[int]] = [[] for _ in range(envs.num_envs)]  # agents that have yet to answer
+        self._asked: list[list[int]] = [[] for _ in range(envs.num_envs)]  # agents still to act in this step
         self._seen: list[Mapping[str, Any]] = [{} for _ in range(envs.num_envs)]
 
     def reset(self, env_id: Ids = None, *, seed: Any = None, options: Any = None) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Begin new episodes in these envs; ``(obs, infos)`` in their order. Arguments as in `VectorEnv.reset`."""
+        """Begin new episodes; return ``(obs, infos)`` in the order of ``env_id``. Arguments as in `VectorEnv.reset`."""
         self._assert_is_not_closed()
         ids = [int(i) for i in self._wrap_id(env_id)]
         self._take(self._begin(ids, seed, options))
         return self._rows(ids, dict.fromkeys(ids, None))
 
     def step(self, action: Any, id: Ids = None) -> Step:
-        """Give the actions of the agents that were asked.
+        """Store the actions of the queried agents; step the envs in which all have acted.
 
         Args:
             action: (n, …), one per env.
@@ -337,12 +336,12 @@ class TianshouTurnVectorEnv(_View):
             ``(obs, rewards, terminated, truncated, infos)`` of these envs, in their order; rewards (n, A) float64.
 
         Raises:
-            ActionError: Wrong actions.
+            ActionError: Invalid actions.
         """
         self._assert_is_not_closed()
         ids = [int(i) for i in self._wrap_id(id)]
         given = self._given(action, len(ids))
-        asked, held = self._asked, self._actions  # each look at self goes through Tianshou's __getattribute__
+        asked, held = self._asked, self._actions  # locals, since Tianshou's __getattribute__ is slow
         actors = {i: asked[i].pop(0) for i in ids}
         for leaf, answers in zip(held, given, strict=True):
             leaf[ids, list(actors.values())] = answers
@@ -351,7 +350,7 @@ class TianshouTurnVectorEnv(_View):
         while ready := sorted(i for i in ids if not asked[i] and not terminated[i] and not truncated[i]):
             self.envs.send(self._public([leaf[ready] for leaf in held]), ready)
             result = self.envs.recv()
-            stepped = result.env_ids  # in the order in which they came
+            stepped = result.env_ids  # in order of arrival
             rewards[stepped] += result.rewards
             truncated[stepped] = cut = result.done & result.truncated.any(axis=1)
             terminated[stepped] = result.done & ~cut
@@ -363,19 +362,19 @@ class TianshouTurnVectorEnv(_View):
         return row
 
     def _take(self, result: VectorStep) -> None:
-        """Keep what these envs show, and which agents to ask."""
+        """Store these envs' observations, masks and infos, and the agents to query."""
         masks, asked, seen = self._masks(result), self._asked, self._seen
-        said = infos_to_list(result.infos, self.envs.agents, len(result))
+        raw_infos = infos_to_list(result.infos, self.envs.agents, len(result))
         for k, (i, acting) in enumerate(zip(result.env_ids.tolist(), result.acting.tolist(), strict=True)):
             asked[i] = [a for a, acts in enumerate(acting) if acts]
             seen[i] = {
                 "leaves": [leaf[k] for leaf in result.obs_leaves[0]],
                 "mask": None if masks is None else masks[k],
-                "said": said[k],
+                "infos": raw_infos[k],
             }
 
     def _rows(self, ids: list[int], actors: Mapping[int, int | None]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """What is shown to the agent that is asked next, or in the end to the one that acted last."""
+        """Return the observation of the next agent to query; at an episode's end, of the agent that acted last."""
         obs, infos = np.empty(len(ids), np.object_), np.empty(len(ids), np.object_)
         tree, agents, asked, shown = self._group.observation_tree, self.agents, self._asked, self._seen
         for k, i in enumerate(ids):
@@ -385,5 +384,5 @@ class TianshouTurnVectorEnv(_View):
             obs[k] = {"agent_id": agent, "obs": value_at(tree, seen["leaves"], (a,))}
             if seen["mask"] is not None:
                 obs[k]["mask"] = seen["mask"][a].copy()
-            infos[k] = {**seen["said"].get(COMMON, {}), **seen["said"].get(agent, {}), "env_id": i}
+            infos[k] = {**seen["infos"].get(COMMON, {}), **seen["infos"].get(agent, {}), "env_id": i}
         return obs, infos

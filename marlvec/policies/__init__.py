@@ -1,7 +1,7 @@
 """Policies: rows in, actions out.
 
-A policy answers all ready rows of all envs in one call. It sees spaces and observations as they are behind the agent
-connectors, and gives actions as they are before the action connectors.
+A policy answers all ready rows of all envs in one call. It sees spaces and observations after the agent connectors,
+and returns actions before the action connectors.
 """
 
 from marlvec.policies.checkpoint import PolicyCheckpoint, load_policy, save_policy

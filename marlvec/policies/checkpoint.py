@@ -1,4 +1,4 @@
-"""`save_policy` and `load_policy`: a policy's learned state in a file, as data alone."""
+"""`save_policy` and `load_policy`: a policy's learned state in a file, as data only."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["PolicyCheckpoint", "load_policy", "save_policy"]
 
 @dataclass(frozen=True, slots=True)
 class PolicyCheckpoint:
-    """What a file holds of a policy.
+    """Contents of a policy's file.
 
     Attributes:
         version: The policy's version.
-        state: What its ``state_dict`` gave.
-        agent_connectors, action_connectors: What its connectors' gave, with what they remember of running episodes;
-            None where none were saved.
+        state: A state from the policy's ``state_dict``.
+        agent_connectors, action_connectors: States of its connectors, with their memory of running episodes; None: not
+            saved.
     """
 
     version: int
@@ -38,16 +38,16 @@ def save_policy(
     agent_connectors: AgentPipeline | None = None,
     action_connectors: ActionPipeline | None = None,
 ) -> None:
-    """Save what a policy has learned, e.g. for ``marlvec serve``.
+    """Save a policy's learned state, e.g. for ``marlvec serve``.
 
     Args:
-        path: The file, by convention ``.npz``. What was there is replaced at once or not at all.
+        path: The file, by convention ``.npz``. An old file is replaced atomically.
         policy: The policy.
-        agent_connectors: What stands before it, e.g. ``collector.agent_connectors["main"]``.
-        action_connectors: What stands behind it.
+        agent_connectors: Its agent connectors, e.g. ``collector.agent_connectors["main"]``.
+        action_connectors: Its action connectors.
 
     Raises:
-        SerialisationError: There is something in its state that a file cannot hold.
+        SerialisationError: A value in its state cannot be stored in a file.
         OSError: The file cannot be written.
     """
     chains = {"agent_connectors": agent_connectors, "action_connectors": action_connectors}
@@ -62,10 +62,10 @@ def save_policy(
 
 
 def load_policy(path: FilePath) -> PolicyCheckpoint:
-    """Read what `save_policy` wrote; nothing in it is executed.
+    """Read a file of `save_policy`; executes nothing from it.
 
     Raises:
-        CheckpointError: There is no such file, it is damaged, or holds something else.
+        CheckpointError: The file is missing or damaged, or holds something else.
     """
     found = read_archive(path)
     try:

@@ -1,4 +1,4 @@
-"""Policies: rows in, actions out; plain functions and objects with a method ``act``, too."""
+"""Policies: rows in, actions out; also from plain functions and objects with a method ``act``."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ __all__ = [
 ]
 
 PolicyOutput = Tree | tuple[Tree, Mapping[str, Tree]]
-"""Actions (n, …), a tree in the shape of the action space; or those and a dict of further columns (n, …)."""
+"""Actions (n, …), a tree in the shape of the action space; or actions and a dict of further columns (n, …)."""
 PolicyState = dict[str, Any]
-"""What a policy has learned and remembers: numbers, texts, arrays, and dicts, lists and tuples of those."""
+"""A policy's learned state and memory: numbers, texts, arrays, and dicts, lists and tuples of these."""
 
 
 def takes_explore(act: Callable[..., Any]) -> bool:
-    """Whether an ``act`` takes ``explore``; one that takes rows alone does not."""
+    """Return whether ``act`` has an argument ``explore``."""
     try:
         parameters = signature_of(act).parameters.values()
-    except (ValueError, TypeError):  # of a function written in C
+    except (ValueError, TypeError):  # a function written in C
         return False
     return any(p.kind is p.VAR_KEYWORD or (p.name == "explore" and p.kind is not p.POSITIONAL_ONLY) for p in parameters)
 
@@ -47,12 +47,12 @@ def takes_explore(act: Callable[..., Any]) -> bool:
 class Policy(ABC):
     """Chooses actions for rows.
 
-    A subclass may leave out ``explore`` where it makes no difference: ``def act(self, rows)``.
+    A subclass that ignores ``explore`` may leave it out: ``def act(self, rows)``.
 
     Attributes:
-        version: Number of the weights in use; every row collected carries the one it was decided with.
-        observation_space: One observation as the policy sees it; None until `setup`.
-        action_space: One action as the policy gives it; None until `setup`.
+        version: Version of the weights in use; each collected row carries the version that chose its action.
+        observation_space: Space of one observation, after the agent connectors; None until `setup`.
+        action_space: Space of one action, before the action connectors; None until `setup`.
     """
 
     version: int = 0
@@ -66,19 +66,19 @@ class Policy(ABC):
             cls.act = _for_rows_alone(act)  # type: ignore[method-assign]  # callers may pass ``explore`` to it
 
     def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
-        """Learn the spaces. Called once by the collector, before the first `act`.
+        """Set the spaces. Called once by the collector, before the first `act`.
 
         Args:
-            observation_space: One row's observation, behind the agent connectors.
-            action_space: One row's action, before the action connectors.
-            seed: From the collector's seed, another one for each policy; passed on to `reseed`.
+            observation_space: Space of one row's observation, after the agent connectors.
+            action_space: Space of one row's action, before the action connectors.
+            seed: From the collector's seed, different for each policy; passed on to `reseed`.
         """
         self.observation_space = observation_space
         self.action_space = action_space
         self.reseed(seed)
 
     def reseed(self, seed: int) -> None:
-        """Begin a new random stream. Called by `setup`, and by ``collector.reset(seed=…)``; does nothing here."""
+        """Restart the random generator. Called by `setup` and ``collector.reset(seed=…)``; does nothing here."""
 
     @abstractmethod
     def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
@@ -86,93 +86,93 @@ class Policy(ABC):
 
         Args:
             rows: n rows: ``obs``, ids, ``t``, ``first``, ``rewards`` (since the agent's previous row),
-                ``action_mask`` (n, k) bool where the env gives one, and what the connectors added.
-            explore: Whether to explore, or to act as well as it can.
+                ``action_mask`` (n, k) bool if the env has masks, and columns of the connectors.
+            explore: Whether to explore, or to act as well as possible.
 
         Returns:
-            Actions (n, …), or ``(actions, columns)`` with further columns (n, …), e.g. ``logp``. The columns must stay
-            the same from call to call; they are found in the batch under their names.
+            Actions (n, …), or ``(actions, columns)`` with further columns (n, …), e.g. ``logp``. Return the same
+            columns at each call; the batch has them under their names.
         """
 
     def state_dict(self) -> PolicyState:
-        """Copy out all that distinguishes it from one that was just built and set up: weights, random streams, memory.
+        """Return everything that distinguishes it from a new policy after `setup`: weights, random generators, memory.
 
         Returns:
-            A copy that later calls do not change; here ``{}``: there is nothing. `version` is not in it.
+            A copy that later calls do not change; here ``{}``, an empty state. `version` is not included.
         """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave; from then on it answers as that policy did.
+        """Load a state from `state_dict`; the policy then acts as that policy did.
 
         Args:
-            state: As `state_dict` gave it, of a policy built with equal arguments and set up with equal spaces.
+            state: A state of a policy built with equal arguments and set up with equal spaces.
 
         Raises:
             ArgumentError: It does not fit; nothing was loaded.
         """
         if state:
             raise ArgumentError(
-                f"a {type(self).__name__} keeps no state and got {list(state)}: override state_dict() and "
+                f"state of a {type(self).__name__}: expected none, got {list(state)}; override state_dict() and "
                 f"load_state_dict() together"
             )
 
     def get_weights(self) -> PolicyState:
-        """Copy out what a learner changes, and that alone: what makes policies of many collectors decide alike.
+        """Return what a learner changes, and nothing else: policies with equal weights decide alike.
 
-        Random streams and memory are not in it, as each policy has its own. Learners that broadcast to many collectors
-        send this. `state_dict` has it, too.
+        Random generators and memory are not included, as each policy has its own. Learners that broadcast to many
+        collectors send this. `state_dict` includes it.
 
         Returns:
-            A copy that later calls do not change; here ``{}``: there is nothing to learn. `version` is not in it.
+            A copy that later calls do not change; here ``{}``: nothing to learn. `version` is not included.
         """
         return {}
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Take over what `get_weights` gave; nothing else changes, `version` neither.
+        """Load weights from `get_weights`; nothing else changes, including `version`.
 
         Args:
-            weights: As `get_weights` gave them, of a policy built with equal arguments.
+            weights: Weights of a policy built with equal arguments.
 
         Raises:
             ArgumentError: They do not fit; nothing was set.
         """
         if weights:
             raise ArgumentError(
-                f"a {type(self).__name__} has no weights and got {list(weights)}: override get_weights() and "
+                f"weights of a {type(self).__name__}: expected none, got {list(weights)}; override get_weights() and "
                 f"set_weights() together"
             )
 
 
 def _for_rows_alone(act: Callable[..., PolicyOutput]) -> Callable[..., PolicyOutput]:
     @functools.wraps(act)
-    def whatever(self: Policy, rows: Rows, *, explore: bool = True) -> PolicyOutput:
+    def act_on_rows(self: Policy, rows: Rows, *, explore: bool = True) -> PolicyOutput:
         return act(self, rows)
 
-    return whatever
+    return act_on_rows
 
 
 class Acts(Protocol):
     """Anything with a method ``act(rows)``."""
 
     def act(self, rows: Rows, /) -> PolicyOutput:
-        """Choose one action per row, as `Policy.act` does."""
+        """Choose one action per row, as `Policy.act`."""
 
 
 PolicyLike = Policy | Acts | Callable[[Rows], PolicyOutput]
-"""What may stand wherever a policy is expected; `as_policy` makes a policy of it."""
+"""Everything that can be used as a policy; `as_policy` converts it."""
 
 
 class FunctionPolicy(Policy):
     """A policy made of a function.
 
     Args:
-        function: Takes rows, returns what `Policy.act` returns.
+        function: Takes rows, returns the result of `Policy.act`.
     """
 
     def __init__(self, function: Callable[[Rows], PolicyOutput]) -> None:
         if not callable(function):
-            raise ArgumentError(f"FunctionPolicy wants a function of rows, got {type(function).__name__}")
+            raise ArgumentError(f"FunctionPolicy(): expected a function of rows, got {type(function).__name__}")
         self.function = function
 
     def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
@@ -183,11 +183,12 @@ class FunctionPolicy(Policy):
 
 
 class ObjectPolicy(Policy):
-    """A policy made of an object that has a method ``act(rows)``, and need not derive from `Policy`.
+    """A policy made of an object with a method ``act(rows)``, which need not derive from `Policy`.
 
-    ``act`` is given ``explore`` if it has such an argument. Whatever else of a `Policy` the object has is used, too:
-    ``setup``, ``reseed``, ``state_dict``, ``load_state_dict``, ``get_weights``, ``set_weights``, ``version``; and its
-    other attributes are found here.
+    ``act`` receives ``explore`` if it has such an argument. Other attributes of a `Policy` that the object has are
+    used,
+    too: ``setup``, ``reseed``, ``state_dict``, ``load_state_dict``, ``get_weights``, ``set_weights``, ``version``; all
+    other attributes of the object are readable here.
 
     Args:
         wrapped: The object.
@@ -198,7 +199,7 @@ class ObjectPolicy(Policy):
         self._takes_explore, self._version = takes_explore(wrapped.act), 0
 
     def __getattr__(self, name: str) -> Any:
-        # Only called where normal lookup fails. A half-built instance (copy, unpickling) wraps nothing yet.
+        # Only called where normal lookup fails. During copying and unpickling there is no `wrapped` yet.
         if name == "wrapped" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.wrapped, name)
@@ -226,8 +227,10 @@ class ObjectPolicy(Policy):
             self.wrapped.reseed(seed)
 
     def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
-        said: PolicyOutput = self.wrapped.act(rows, explore=explore) if self._takes_explore else self.wrapped.act(rows)
-        return said
+        output: PolicyOutput = (
+            self.wrapped.act(rows, explore=explore) if self._takes_explore else self.wrapped.act(rows)
+        )
+        return output
 
     def state_dict(self) -> PolicyState:
         if not hasattr(self.wrapped, "state_dict"):
@@ -257,23 +260,23 @@ class ObjectPolicy(Policy):
         return f"ObjectPolicy({self.wrapped!r})"
 
 
-_known: weakref.WeakValueDictionary[int, ObjectPolicy] = weakref.WeakValueDictionary()  # by id of what they wrap
+_known: weakref.WeakValueDictionary[int, ObjectPolicy] = weakref.WeakValueDictionary()  # by id of the wrapped object
 _lock = threading.Lock()
 
 
 def as_policy(given: PolicyLike, name: str = "policy", *, also: str = "") -> Policy:
-    """Make a policy of whatever may stand for one: the one place that says what that is.
+    """Convert anything that can be used as a policy to a policy.
 
-    A `Policy` stays what it is. An object with a method ``act(rows)`` becomes an `ObjectPolicy`, the same one as long
-    as that is in use; a function of rows a `FunctionPolicy`.
+    A `Policy` is returned unchanged. An object with a method ``act(rows)`` becomes an `ObjectPolicy`, the same one as
+    long as that is in use; a function of rows becomes a `FunctionPolicy`.
 
     Args:
-        given: One of those.
-        name: What it is, for messages.
-        also: What else it may be where it is asked for, likewise.
+        given: The object to convert.
+        name: Its name in error messages.
+        also: Further accepted types, for error messages.
 
     Raises:
-        ArgumentError: It is none of those; says what to give instead.
+        ArgumentError: It cannot be used as a policy; the message says what to pass instead.
     """
     if isinstance(given, Policy):
         return given
@@ -281,7 +284,7 @@ def as_policy(given: PolicyLike, name: str = "policy", *, also: str = "") -> Pol
     if isinstance(given, type):
         raise ArgumentError(f"{what} the class {given.__name__}: give an instance of it, {given.__name__}(...)")
     if callable(getattr(given, "act", None)):
-        with _lock:  # the object lives as long as what wraps it, so no other object has its id
+        with _lock:  # the wrapper keeps the object alive, so its id stays unique
             policy = _known.get(id(given))
             if policy is None:
                 policy = _known[id(given)] = ObjectPolicy(given)  # type: ignore[arg-type]  # it has the method
@@ -292,7 +295,7 @@ def as_policy(given: PolicyLike, name: str = "policy", *, also: str = "") -> Pol
         raise ArgumentError(f"{what} a torch module: give TorchPolicy(module), of marlvec.interop.torch.policy")
     try:
         signature = signature_of(given)
-    except (ValueError, TypeError):  # of a function written in C; calling it will show
+    except (ValueError, TypeError):  # a function written in C: a call will tell
         return FunctionPolicy(given)
     try:
         signature.bind(None)

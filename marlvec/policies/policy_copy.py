@@ -1,4 +1,4 @@
-"""`PolicyCopy` and `SharedPolicy`: policies for a second collector, copied or shared without side effects."""
+"""`PolicyCopy` and `SharedPolicy`: policies for a second collector, copied, or shared without side effects."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["SharedPolicy", "PolicyCopy", "copies_of", "eval_copies"]
 
 
 class SharedPolicy(Policy):
-    """A policy that another collector has, or will have: it is set up only if it never was.
+    """A policy that another collector also uses: it is set up only if it never was.
 
     Args:
-        name: Its id, for messages.
+        name: Its id in error messages.
         host: The policy.
 
     Attributes:
@@ -32,7 +32,7 @@ class SharedPolicy(Policy):
         self._name, self.host, self.version = name, host, host.version
 
     def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
-        """Set it up, or where that was done see that it fits.
+        """Set the policy up or, if that was done, check its spaces.
 
         Raises:
             ArgumentError: It was set up for other spaces.
@@ -45,8 +45,8 @@ class SharedPolicy(Policy):
         ):
             if own is not None and own != here:
                 raise ArgumentError(
-                    f"policy {self._name!r} was set up for the {what} space {own}, and here it is {here}: give it the "
-                    f"connectors that it has there"
+                    f"policy {self._name!r}: expected the {what} space {own} of its setup(), got {here}: give it the "
+                    f"same connectors"
                 )
         super().setup(observation_space, action_space, seed=seed)
 
@@ -64,11 +64,11 @@ P = TypeVar("P", bound=Pipeline[Any])
 
 
 class PolicyCopy(Policy):
-    """A copy of a policy: its weights, with a random stream and a memory of its own.
+    """A copy of a policy: the same weights, with its own random generator and memory.
 
     Args:
-        policies: Where the policy is found.
-        policy_id: Under which id.
+        policies: Policies by id.
+        policy_id: Id of the policy to copy.
     """
 
     def __init__(self, policies: Mapping[str, Policy], policy_id: str) -> None:
@@ -77,13 +77,13 @@ class PolicyCopy(Policy):
         self._setup: tuple[Space[Any], Space[Any], int] | None = None
 
     def copy(self) -> Policy:
-        """Copy it, if that was not done yet."""
+        """Copy the policy at the first call; return the copy."""
         if self._policy is None:
             policy = self._policies[self._policy_id]
             try:
                 self._policy = copy.deepcopy(policy)
             except Exception as error:
-                error.add_note(f"while policy {self._policy_id!r} was copied, so that evaluate() leaves no trace in it")
+                error.add_note(f"while policy {self._policy_id!r} was copied, so that evaluate() does not change it")
                 raise
             self.version = self._policy.version
             self._set_up()
@@ -99,7 +99,7 @@ class PolicyCopy(Policy):
             observation_space, action_space, seed = self._setup
             if self._policy.observation_space is None:
                 self._policy.setup(observation_space, action_space, seed=seed)
-            else:  # it knows its spaces, and might forget its weights
+            else:  # setup() could reset its weights
                 self._policy.reseed(seed)
 
     def reseed(self, seed: int) -> None:
@@ -111,7 +111,7 @@ class PolicyCopy(Policy):
 
 
 def copies_of(policies: Mapping[str, Policy]) -> dict[str, Policy]:
-    """Copies of all policies. Those of a `PolicyMap` are copied when they are first asked, others now."""
+    """Return copies of all policies. Policies of a `PolicyMap` are copied at their first call, others now."""
     copies = {policy_id: PolicyCopy(policies, policy_id) for policy_id in policies}
     if not isinstance(policies, PolicyMap):
         for policy_copy in copies.values():
@@ -120,11 +120,11 @@ def copies_of(policies: Mapping[str, Policy]) -> dict[str, Policy]:
 
 
 def eval_copies(pipelines: Mapping[str, P], num_envs: int) -> dict[str, P]:
-    """Copies of connectors with all they have learned, in eval mode, and without what they remember of episodes.
+    """Return copies of connectors in eval mode, with their learned state, and without memory of episodes.
 
     Args:
         pipelines: By policy id.
-        num_envs: Of how many envs they may remember something.
+        num_envs: Number of envs whose memory is dropped.
     """
     copies = {policy_id: copy.deepcopy(pipeline) for policy_id, pipeline in pipelines.items()}
     for pipeline in copies.values():

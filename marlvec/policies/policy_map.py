@@ -1,4 +1,4 @@
-"""`PolicyMap`: many policies of which only the last used are in memory; the others wait in files."""
+"""`PolicyMap`: many policies, of which only the most recently used are in memory; the others are in files."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from marlvec.serialization.values import decode, encode
 __all__ = ["PolicyMap", "policy_or_make"]
 
 Make = Callable[[], PolicyLike]
-_NAME = 60  # characters of an id that its file's name shows
+_NAME = 60  # characters of an id in file names
 
 
 @dataclass(slots=True)
 class _Entry:
-    """One policy that may be swapped out.
+    """A policy that may be swapped out.
 
     Attributes:
-        make: Builds it as it was at first.
-        spaces: Its spaces, once it was swapped out; None where it had none.
-        file: Where it waits; None where it is in memory, or was never built.
+        make: Builds it in its initial form.
+        spaces: Its spaces when it was swapped out; None if it had none.
+        file: Its file; None if it is in memory or was never built.
     """
 
     make: Make
@@ -49,36 +49,35 @@ class _Entry:
 class PolicyMap(MutableMapping[str, Policy]):
     """Policy id to policy, with a bound on how many are in memory.
 
-    A policy is given as a function that builds it, or as it is. Built ones are built when they are first asked for.
-    When there would be more than ``capacity`` of them in memory, the one that was asked for longest ago is written to
-    a file, all that `Policy.state_dict` gives of it and its version; asked for again, it is built anew, set up with
-    the same spaces and given all that back, to the bit. A policy that was given as it is always stays in memory, and
-    does not count: nothing says how to build it again. So give the ones that learn as they are, and the many that are
-    frozen as functions.
+    Give a policy, or a function that builds one at the first lookup. If more than ``capacity`` built policies would be
+    in memory, the least recently used one is written to a file with its `Policy.state_dict` and version. At the next
+    lookup it is built again, set up with the same spaces, and its state is loaded, bit for bit. A policy given as an
+    object always stays in memory and does not count, since it cannot be built again. So give policies that learn as
+    objects, and the many frozen ones as functions.
 
     Files hold numbers and texts and are never executed (`marlvec.serialization.archive`). They are no checkpoints: they
-    go     when the map does. What of a state has no such form raises, and the policy stays.
+    are deleted with the map. If a state cannot be stored, the lookup raises, and the policy stays in memory.
 
-    A policy that the caller holds, too, is not swapped out, for it may still change; it is in memory anyway. Policies
-    are looked up by one thread at a time; another thread that uses one meanwhile holds it.
+    A policy that the caller still references is not swapped out, since it may change. Lookups take a lock; a policy
+    that another thread uses is referenced, and so not swapped out.
 
         policies = PolicyMap({"main": learner, **{f"old_{i}": make_net for i in range(500)}}, capacity=8)
         policies["old_7"].load_state_dict(learner.state_dict())
         marlvec.Collector(envs, policies, mapping)
 
     Args:
-        policies: Policy id to a policy, or to a function without arguments that builds one. What may stand for a
-            policy, may here, too: see `marlvec.policies.as_policy`.
-        capacity: How many of the built ones may be in memory; at least 1.
-        folder: Where a folder of its own for the files is made; None: where temporary files go.
+        policies: Policy id to a policy, or to a function without arguments that builds one. Anything that
+            `marlvec.policies.as_policy` converts is a policy.
+        capacity: How many built policies may be in memory; at least 1.
+        folder: Parent of the new folder for the files; None: the temporary folder.
 
     Raises:
-        ArgumentError: A policy is neither, or ``capacity`` is not positive.
+        ArgumentError: A policy is not one, or ``capacity`` is not positive.
         OSError: The folder cannot be written to.
 
     Attributes:
         capacity: As given.
-        folder: Where the files are.
+        folder: Folder of the files.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             raise ArgumentError(f"capacity must be an integer of at least 1, got {capacity!r}")
         self.capacity = number
         self._entries: dict[str, Policy | _Entry] = {}
-        self._in_memory: OrderedDict[str, Policy] = OrderedDict()  # least recently asked for first
+        self._in_memory: OrderedDict[str, Policy] = OrderedDict()  # least recently used first
         self._lock = threading.RLock()
         self.folder = Path(tempfile.mkdtemp(prefix="marlvec-policies-", dir=folder))
         self._finalizer = weakref.finalize(self, _remove, self.folder, os.getpid())
@@ -97,14 +96,14 @@ class PolicyMap(MutableMapping[str, Policy]):
             self[policy_id] = policy
 
     def __getitem__(self, policy_id: str) -> Policy:
-        """Look up a policy, swapped in where it was out.
+        """Look up a policy; swap it in if it is in a file.
 
         Raises:
-            KeyError: There is no such policy; lists those there are.
-            ResourceError: The one that must make room cannot be written. Nothing is lost: all are as they were.
-            SerialisationError: Likewise, because its state holds what no file can.
-            CheckpointError: Its file was damaged or taken away since it was written.
-            ArgumentError: Its function built something else than a policy, or one that cannot take its state back.
+            KeyError: The policy is unknown; the message lists the known ones.
+            ResourceError: The policy to swap out cannot be written. Nothing is lost: all stay unchanged.
+            SerialisationError: The state of the policy to swap out cannot be stored. Nothing is lost.
+            CheckpointError: Its file was damaged or removed since it was written.
+            ArgumentError: Its function built something else than a policy, or a policy that cannot load its state.
         """
         with self._lock:
             entry = self._entry(policy_id)
@@ -119,7 +118,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             return policy
 
     def __setitem__(self, policy_id: str, policy: PolicyLike | Make) -> None:
-        """Add a policy, or put another one in its place; as the constructor takes it."""
+        """Add or replace a policy; values as in the constructor."""
         if not isinstance(policy_id, str):
             raise ArgumentError(f"a policy id must be a string, got {policy_id!r}")
         given = policy_or_make(policy, policy_id)
@@ -145,7 +144,7 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     @property
     def in_memory(self) -> tuple[str, ...]:
-        """Ids of the built policies that are in memory; the next one to be swapped out first."""
+        """Ids of the built policies in memory; the next one to be swapped out first."""
         return tuple(self._in_memory)
 
     def __repr__(self) -> str:
@@ -168,14 +167,14 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     def _drop_file(self, entry: _Entry) -> None:
         if entry.file is not None:
-            with contextlib.suppress(OSError):  # what stays there is written over, or goes with the folder
+            with contextlib.suppress(OSError):  # the file is overwritten later, or deleted with the folder
                 entry.file.unlink()
             entry.file = None
 
     # --- out
 
     def _make_room(self) -> None:
-        """Swap out until there is room for one more; what others hold stays."""
+        """Swap policies out until one more fits; those that the caller references stay."""
         for policy_id in tuple(self._in_memory):
             if len(self._in_memory) < self.capacity:
                 return
@@ -183,7 +182,7 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     def _swap_out(self, policy_id: str) -> None:
         entry = self._entries[policy_id]
-        assert isinstance(entry, _Entry)  # no other policy is in `_in_memory`
+        assert isinstance(entry, _Entry)  # `_in_memory` holds only built policies
         file = self.folder / _file_name(policy_id)
         policy = self._in_memory[policy_id]
         try:
@@ -195,32 +194,32 @@ class PolicyMap(MutableMapping[str, Policy]):
                 f"it stays in memory: make room there, or use a PolicyMap of a greater capacity or in another folder"
             ) from error
         except Exception as error:
-            error.add_note(f"while policy {policy_id!r} was to be swapped out; nothing is lost, it stays in memory")
+            error.add_note(f"while policy {policy_id!r} was swapped out; nothing is lost, it stays in memory")
             raise
         entry.file, there = file, weakref.ref(policy)
         obs_space, action_space = policy.observation_space, policy.action_space
         entry.spaces = None if obs_space is None or action_space is None else (obs_space, action_space)
         del policy, self._in_memory[policy_id]
         if there() is not None:
-            gc.collect()  # a policy that refers to itself is there until then
+            gc.collect()  # frees a policy with reference cycles
         if (held := there()) is not None:
             self._drop_file(entry)
-            self._in_memory[policy_id] = held  # at the end, so that it is not tried again at once
+            self._in_memory[policy_id] = held  # last in order, so that it is not tried again at once
 
     # --- in
 
     def _build(self, policy_id: str, entry: _Entry) -> Policy:
         found = None if entry.file is None else read_archive(entry.file)
-        policy = as_policy(entry.make(), f"what the function of policy {policy_id!r} built")
+        policy = as_policy(entry.make(), f"the object that the function of policy {policy_id!r} built")
         if found is None:
             return policy
         if entry.spaces is not None:
-            policy.setup(*entry.spaces, seed=0)  # of any seed: the state has its random stream
+            policy.setup(*entry.spaces, seed=0)  # any seed: the state contains the random generator
         try:
             policy.load_state_dict(decode(found["state"]))
             policy.version = decode(found["version"])
         except MarlvecError as error:
-            error.add_note(f"while policy {policy_id!r} was swapped in; what it was is in {entry.file}")
+            error.add_note(f"while policy {policy_id!r} was swapped in; its state is in {entry.file}")
             raise
         except KeyError as error:
             raise CheckpointError(str(entry.file), f"holds no policy: {error!r}") from error
@@ -228,29 +227,29 @@ class PolicyMap(MutableMapping[str, Policy]):
 
 
 def policy_or_make(given: PolicyLike | Make, policy_id: str) -> Policy | Make:
-    """Distinguish a policy, or what stands for one, from a function that builds one, which needs no arguments.
+    """Return a policy as such, and a function without arguments as a builder.
 
     Raises:
-        ArgumentError: It is neither.
+        ArgumentError: Neither.
     """
     if isinstance(given, type) or (callable(given) and not callable(getattr(given, "act", None))):
         try:
             signature_of(given).bind()
         except TypeError:
-            pass  # a function of rows, say
-        except ValueError:  # written in C; building will show
+            pass  # e.g. a function of rows
+        except ValueError:  # written in C: a call will tell
             return given  # type: ignore[return-value]  # it is called without arguments
         else:
-            return given  # type: ignore[return-value]  # likewise
-    return as_policy(given, f"policy {policy_id!r}")  # type: ignore[arg-type]  # it looks at what it is
+            return given  # type: ignore[return-value]  # it is called without arguments
+    return as_policy(given, f"policy {policy_id!r}")  # type: ignore[arg-type]  # it checks the type
 
 
 def _file_name(policy_id: str) -> str:
-    """A name for a file: readable, and another one for each id, on file systems without upper case, too."""
+    """Return a readable file name, unique for each id, also on file systems that ignore case."""
     digest = hashlib.sha256(policy_id.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"{quote(policy_id, safe='', errors='replace')[:_NAME]}-{digest}.npz"
 
 
 def _remove(folder: Path, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child has the map, too, and not the right to its files
+    if os.getpid() == pid:  # a forked child must not delete the parent's files
         shutil.rmtree(folder, ignore_errors=True)

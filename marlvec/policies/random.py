@@ -20,12 +20,12 @@ __all__ = ["RandomPolicy"]
 
 
 class RandomPolicy(Policy):
-    """Acts uniformly at random; with an action mask, uniformly over what is allowed.
+    """Acts uniformly at random; with an action mask, uniformly over the allowed actions.
 
-    How each kind of space is drawn from, and what a mask means there, stands in `marlvec.sampling.SpaceSampler`.
+    `marlvec.sampling.SpaceSampler` describes how each kind of space is sampled, and the meaning of masks.
 
     Args:
-        seed: Seed of its random stream, whatever the collector's; None: the collector's seed decides.
+        seed: Seed of its random generator; None: from the collector's seed.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -46,10 +46,10 @@ class RandomPolicy(Policy):
 
         Raises:
             StateError: `setup` was not called.
-            ContractError: A mask allows nothing, or does not fit the action space; names the env and the agent.
+            ContractError: A mask allows no action, or does not fit the action space; names the env and the agent.
         """
         if self._sampler is None:
-            raise StateError("this RandomPolicy does not know its action space: call setup() first, or use a Collector")
+            raise StateError("this RandomPolicy has no action space yet: call setup() first, or use a Collector")
 
         def where(i: int) -> str:
             return f"env {int(rows['env_id'][i])}, agent {int(rows['agent_index'][i])}"
@@ -58,10 +58,10 @@ class RandomPolicy(Policy):
         return drawn
 
     def probabilities(self, rows: Rows) -> NDArray[np.float64]:
-        """How likely each action is, for n rows: (n, k).
+        """Return the probability of each action, for n rows: (n, k).
 
         Returns:
-            (n, k) float64; each row sums to 1, and actions that the mask forbids have 0.
+            (n, k) float64; each row sums to 1, and masked actions have 0.
 
         Raises:
             StateError: `setup` was not called.
@@ -69,9 +69,9 @@ class RandomPolicy(Policy):
         """
         space = self.action_space
         if space is None:
-            raise StateError("this RandomPolicy does not know its action space: call setup() first, or use a Collector")
+            raise StateError("this RandomPolicy has no action space yet: call setup() first, or use a Collector")
         if not isinstance(space, Discrete):
-            raise ArgumentError(f"probabilities of single actions need a Discrete action space, got {space}")
+            raise ArgumentError(f"probabilities(): expected a Discrete action space, got {space}")
         allowed = np.asarray(rows.get("action_mask", np.ones((len(rows), int(space.n)))), np.float64)
         shares: NDArray[np.float64] = allowed / allowed.sum(axis=1, keepdims=True)
         return shares

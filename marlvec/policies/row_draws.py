@@ -1,4 +1,4 @@
-"""Random draws for rows, in the form of numpy's Generator methods."""
+"""Random draws per row, with the methods of numpy's Generator."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ AnyArray = NDArray[Any]
 
 
 class RowDraws:
-    """Draws for rows, of which each depends on its row alone: see `RowRandom`.
+    """Random draws for rows; each depends on its row only: see `RowRandom`.
 
-    Has the methods of `numpy.random.Generator` that `SpaceSampler` uses, for arrays whose first axis is the rows'.
-    A number that belongs to no row, as spaces with a ``sample`` of their own are seeded with, is the first row's.
+    Has the methods of `numpy.random.Generator` that `SpaceSampler` uses, for arrays whose first axis is the row axis. A
+    number without a row, such as the seed of a space with its own ``sample``, is drawn for the first row.
 
     Args:
         seed: Any int from 0 on.
-        stream: What the numbers are for.
+        stream: Name of the purpose of the numbers.
         rows: n rows.
     """
 
@@ -32,15 +32,15 @@ class RowDraws:
         self._calls = 0
 
     def random(self, size: tuple[int, ...]) -> NDArray[np.float64]:
-        """Uniform in [0, 1)."""
+        """Draw uniformly from [0, 1)."""
         return self._source().uniform(self._rows, int(np.prod(size[1:]))).reshape(size)
 
     def standard_normal(self, size: tuple[int, ...]) -> NDArray[np.float64]:
-        """Of mean 0 and variance 1."""
+        """Draw from a normal distribution with mean 0 and variance 1."""
         return self._source().normal(self._rows, int(np.prod(size[1:]))).reshape(size)
 
     def standard_exponential(self, size: tuple[int, ...]) -> NDArray[np.float64]:
-        """Of scale 1."""
+        """Draw from an exponential distribution with scale 1."""
         drawn: NDArray[np.float64] = -np.log1p(-self.random(size))
         return drawn
 
@@ -52,17 +52,17 @@ class RowDraws:
         dtype: DTypeLike = np.int64,
         endpoint: bool = False,
     ) -> AnyArray:
-        """From ``low`` to below ``high``, or from 0 to below ``low``."""
+        """Draw integers from ``low`` to below ``high``, or from 0 to below ``low``."""
         begin, end = (np.asarray(0), np.asarray(low)) if high is None else (np.asarray(low), np.asarray(high))
         n = len(self._rows)
         shape = (n,) if size is None else (size,) if isinstance(size, int) else size
-        # In floats, as the range of a 64-bit type has no width in it; the last bits of the widest are not drawn.
+        # In floats, since a 64-bit range overflows its own type; the lowest bits of the widest range are not random.
         width = end.astype(np.float64) - begin + (1.0 if endpoint else 0.0)
         drawn = np.floor(self.random(shape) * width) + begin
         if np.dtype(dtype).itemsize == 8:
             drawn = np.minimum(drawn, np.nextafter(end.astype(np.float64) + (1.0 if endpoint else 0.0), -np.inf))
-        whole: AnyArray = drawn.astype(dtype)
-        return whole[0] if size is None and end.ndim == 0 else whole
+        numbers: AnyArray = drawn.astype(dtype)
+        return numbers[0] if size is None and end.ndim == 0 else numbers
 
     def _source(self) -> RowRandom:
         self._calls += 1

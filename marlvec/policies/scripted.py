@@ -1,4 +1,4 @@
-"""`ScriptedPolicy`: a function that says what one agent does at each of its turns, as a policy."""
+"""`ScriptedPolicy`: a policy made of a function that chooses one agent's action at a time."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["Memory", "Script", "ScriptedPolicy"]
 
 
 class Memory(dict[Any, Any]):
-    """What a script remembers of one agent's episode: a dict of its own, empty when the episode begins.
+    """A script's memory of one agent's episode: a dict, empty at the episode's start.
 
     Attributes:
-        action_mask: (k,) bool, what the agent may do now; None where the env gives no masks.
+        action_mask: (k,) bool, the allowed actions; None if the env has no masks.
     """
 
     __slots__ = ("_key", "_rng", "action_mask")
@@ -38,19 +38,19 @@ class Memory(dict[Any, Any]):
 
     @property
     def rng(self) -> np.random.Generator:
-        """Random stream of this agent's episode alone: a function of the policy's seed, env, agent and episode."""
+        """Random generator of this agent's episode: a function of the policy's seed, env, agent and episode."""
         if self._rng is None:
             self._rng = np.random.default_rng(self._key)
         return self._rng
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as plain data."""
+        """Return the memory as plain data."""
         rng = None if self._rng is None else self._rng.bit_generator.state
         return {"key": self._key, "items": dict(self), "rng": rng}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Memory:
-        """Build again what `state_dict` gave."""
+        """Rebuild a memory from a state of `state_dict`."""
         memory = cls(tuple(state["key"]))
         memory.update(state["items"])
         if state["rng"] is not None:
@@ -59,15 +59,15 @@ class Memory(dict[Any, Any]):
 
 
 Script = Callable[[Any, int, int, Memory], Any]
-"""``(obs, agent, t, memory) -> action``: one agent's observation, its index, the number of its decision, what it
-remembers; and what it does, one action."""
+"""``(obs, agent, t, memory) -> action``: one agent's observation, its index, the number of its decision, and its
+memory; returns one action."""
 
 
 class ScriptedPolicy(Policy):
-    """Acts by a script that is called once per row, so that it may be written for one agent at a time.
+    """A policy made of a script that is called once per row: write it for one agent at a time.
 
-    Anything that takes plain if and else: a rule-based opponent, a fixed opening, a teacher. This is the one policy
-    with a Python loop over rows; what has to be fast is a `FunctionPolicy` of all rows.
+    For rule-based opponents, fixed openings and teachers. It is the only policy with a Python loop over rows; a
+    `FunctionPolicy` of all rows is faster.
 
         def corner(obs, agent, t, memory):
             memory.setdefault("side", int(memory.rng.integers(4)))
@@ -77,36 +77,38 @@ class ScriptedPolicy(Policy):
 
     Args:
         script: ``(obs, agent, t, memory) -> action``. ``memory`` is a `Memory` per (env, agent), new with each episode.
-            What it holds should be plain (numbers, texts, arrays, lists, dicts, tuples), or it cannot be saved.
+            It can be saved if it holds plain values (numbers, texts, arrays, lists, dicts, tuples).
     """
 
     def __init__(self, script: Script) -> None:
         if not callable(script):
-            raise ArgumentError(f"ScriptedPolicy wants a function (obs, agent, t, memory), got {type(script).__name__}")
+            raise ArgumentError(
+                f"ScriptedPolicy(): expected a function (obs, agent, t, memory), got {type(script).__name__}"
+            )
         self.script = script
         self._seed = 0
         self._tree: SpaceTree | None = None
-        self._memories: dict[tuple[int, int], tuple[int, Memory]] = {}  # (env, agent) to its episode, and that memory
+        self._memories: dict[tuple[int, int], tuple[int, Memory]] = {}  # (env, agent) to episode id and memory
 
     def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
         self._tree = SpaceTree(action_space)
         super().setup(observation_space, action_space, seed=seed)
 
     def reseed(self, seed: int) -> None:
-        """Begin new random streams, and forget all episodes."""
+        """Restart the random generators, and drop all memories."""
         self._seed = seed
         self._memories.clear()
 
     def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
-        """Ask the script about each row.
+        """Call the script for each row.
 
         Raises:
             StateError: `setup` was not called.
             ContractError: The script's action does not fit the action space; names the env and the agent.
-            Exception: What the script raises, with a note that names the row. Memories of rows before it have changed.
+            Exception: As raised by the script, with a note that names the row. Memories of earlier rows have changed.
         """
         if self._tree is None:
-            raise StateError("this ScriptedPolicy does not know its action space: call setup(), or use a Collector")
+            raise StateError("this ScriptedPolicy has no action space yet: call setup() first, or use a Collector")
         obs, masks = rows["obs"], rows.get("action_mask")
         eps_ids = rows["eps_id"].tolist() if "eps_id" in rows else [-1] * len(rows)
         names = zip(rows["env_id"].tolist(), rows["agent_index"].tolist(), eps_ids, rows["t"].tolist(), strict=True)
@@ -114,7 +116,7 @@ class ScriptedPolicy(Policy):
         for i, (env, agent, eps_id, t) in enumerate(names):
             memory = self._memory(env, agent, eps_id, begins=t == 0)
             memory.action_mask = None if masks is None else masks[i]
-            where = f"env {env}, agent {agent}, its decision {t}"
+            where = f"env {env}, agent {agent}, decision {t}"
             try:
                 action = self.script(map_tree(itemgetter(i), obs), agent, t, memory)
             except Exception as error:
@@ -125,7 +127,7 @@ class ScriptedPolicy(Policy):
         return self._tree.unflatten(parts)
 
     def _memory(self, env: int, agent: int, eps_id: int, *, begins: bool) -> Memory:
-        """Its memory, a new one where this is another episode."""
+        """Return the episode's memory, a new one for a new episode."""
         known, memory = self._memories.get((env, agent), (None, None))
         if memory is None or known != eps_id or (begins and eps_id < 0):
             memory = Memory((self._seed, env, agent, eps_id + 1))
@@ -142,10 +144,8 @@ class ScriptedPolicy(Policy):
             raise self._bad(action, where) from error
 
     def _bad(self, action: Any, where: str) -> ContractError:
-        assert self._tree is not None  # its leaves were just looked at
-        return ContractError(
-            f"the script of {self!r} returned {action!r} for {where}; expected one action of {self._tree.space}"
-        )
+        assert self._tree is not None  # set by `setup`, which `act` requires
+        return ContractError(f"script of {self!r}, {where}: expected one action of {self._tree.space}, got {action!r}")
 
     def state_dict(self) -> PolicyState:
         memories = {key: (eps_id, memory.state_dict()) for key, (eps_id, memory) in self._memories.items()}
@@ -163,7 +163,7 @@ class ScriptedPolicy(Policy):
 
 
 def _stack(leaf: Leaf, values: list[Any]) -> NDArray[Any]:
-    """Actions of n rows from those of one each: (n, …)."""
+    """Stack n single actions to (n, …)."""
     out = leaf.blank(len(values))
     for i, value in enumerate(values):
         out[i] = value

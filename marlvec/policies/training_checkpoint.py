@@ -1,4 +1,4 @@
-"""`save_checkpoint` and `load_checkpoint`: what a training must not lose, in a folder, as data alone."""
+"""`save_checkpoint` and `load_checkpoint`: a training's state in a folder, as data only."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ __all__ = ["HasPolicies", "HasState", "HasWholeState", "load_checkpoint", "save_
 _CHAINS = ("agent_connectors", "action_connectors", "learner_connectors")
 _FILES = {"last": "last.npz", "best": "best.npz"}
 _OLD = re.compile(r"old-\d{6,12}\.npz", re.ASCII)
-_known_scores: dict[Path, tuple[tuple[int, ...], float]] = {}  # of best.npz as this process has written it
-_known_envs: dict[Path, tuple[tuple[int, ...], Any]] = {}  # likewise, of last.npz
+_known_scores: dict[Path, tuple[tuple[int, ...], float]] = {}  # score of each best.npz that this process wrote
+_known_envs: dict[Path, tuple[tuple[int, ...], Any]] = {}  # env of each last.npz that this process wrote
 
 
 class HasState(Protocol):
-    """Whatever can say its state and take it over: a torch module or optimizer, a `Policy`, a pipeline, a rating."""
+    """An object with a state: a torch module or optimizer, a `Policy`, a pipeline, a rating."""
 
     def state_dict(self) -> Any:
-        """Say it: dicts, lists and tuples of numbers, texts, arrays and tensors."""
+        """Return the state: dicts, lists and tuples of numbers, texts, arrays and tensors."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Take over what `state_dict` gave."""
+        """Load a state from `state_dict`."""
 
 
 class HasWholeState(Protocol):
-    """Whatever can go on where it was: a `Collector`, or `marlvec.distributed.Collectors`."""
+    """An object whose complete state can be saved: a `Collector`, or `marlvec.distributed.Collectors`."""
 
     def get_state(self) -> Any:
-        """Say where it is, as plain data."""
+        """Return the complete state as plain data."""
 
     def set_state(self, state: Any, /) -> Any:
-        """Go on where `get_state` was called; or change nothing, and raise."""
+        """Continue from a state of `get_state`; on an error, nothing has changed."""
 
 
 class HasPolicies(Protocol):
-    """What of a `Collector` goes into a checkpoint where it is not saved whole."""
+    """The parts of a `Collector` that ``exact=False`` saves."""
 
     @property
     def policies(self) -> Mapping[str, Policy]:
@@ -57,7 +57,7 @@ class HasPolicies(Protocol):
 
     @property
     def trained_policies(self) -> Sequence[str]:
-        """Ids of those that are in batches."""
+        """Ids of the trained policies."""
 
     agent_connectors: Mapping[str, AgentPipeline]
     action_connectors: Mapping[str, ActionPipeline]
@@ -75,31 +75,31 @@ def save_checkpoint(
     exact: bool = True,
     overwrite: bool = False,
 ) -> Path:
-    """Save a training, so that it goes on bit by bit: the last state as ``last.npz``, and the best one as ``best.npz``.
+    """Save a training, to continue it bit for bit: the last state as ``last.npz``, the best one as ``best.npz``.
 
-    Call it between two batches. A file is there as a whole or not at all, also after a kill at any moment, and holds
-    data alone: nothing in it is ever executed.
+    Call it between two batches. Files are written atomically, also if the process is killed, and hold data only:
+    nothing in them is ever executed.
 
         marlvec.save_checkpoint("runs/mine", collector=collector, learner={"adam": adam}, progress={"done": done})
         done = marlvec.load_checkpoint("runs/mine", collector=collector, learner={"adam": adam})["done"]
 
     Args:
-        folder: Where to; made if it is not there. One training at a time writes there: of several, each leaves whole
-            files, and the last to finish wins.
-        collector: A `Collector`, which is saved whole (see `Collector.get_state`): policies, connectors, envs in the
-            middle of their episodes, rows that no batch holds yet, metrics, callbacks that have a state, opponents. Or
+        folder: The folder; created if missing. One training at a time writes there: if several do, each file is
+            complete, and the last writer wins.
+        collector: A `Collector`, saved with its complete state (see `Collector.get_state`): policies, connectors, envs
+            with their running episodes, rows that are in no batch yet, metrics, callbacks with a state, opponents. Or
             `marlvec.distributed.Collectors`.
-        learner: What else learns, under any names: optimizers, networks, schedulers, ratings; whatever has
+        learner: Other parts of the learner, by any names: optimizers, networks, schedulers, ratings; all objects with
             ``state_dict()`` and ``load_state_dict()``.
-        progress: Plain values that a script goes on from: how far it is, its curve. Numbers, texts, arrays, and lists,
-            tuples and dicts of them.
-        score: How good it is, more is better; saved as ``best.npz`` as well where none before was better. None: there
-            is no best.
-        keep: How many of the last states to keep: beside ``last.npz`` those before it, as ``old-000001.npz`` and so on.
-        exact: False saves of a collector trained policies and their connectors alone: a small file, after which new
-            episodes begin. So it is with external envs, which cannot be saved here.
-        overwrite: Whether a training of another env that is saved in the folder may be replaced, its best and older
-            states included.
+        progress: Plain values of the script, e.g. its step and its curve: numbers, texts, arrays, and lists, tuples and
+            dicts of these.
+        score: Score of this state, more is better; it is also saved as ``best.npz`` if no earlier score was better.
+            None: there is no best.
+        keep: How many of the last states to keep: ``last.npz``, and earlier ones as ``old-000001.npz`` and so on.
+        exact: False saves only a collector's trained policies and their connectors: a small file, after which new
+            episodes begin. Needed for external envs, which cannot be saved.
+        overwrite: Whether a saved training of another env in the folder may be replaced, with its best and older
+            states.
 
     Returns:
         The path of ``last.npz``.
@@ -107,10 +107,10 @@ def save_checkpoint(
     Raises:
         ArgumentError: ``keep`` is less than 1; or the folder holds a training of another env, and ``overwrite`` is
             False.
-        SerialisationError: There is something in it that a file cannot hold; nothing was written.
-        StateError: The collector is in the middle of something; see `Collector.get_state`.
-        CheckpointError: There is a ``best.npz`` that is damaged.
-        OSError: A file cannot be written; the old one is as it was.
+        SerialisationError: A value cannot be stored in a file; nothing was written.
+        StateError: The collector is in the middle of a call; see `Collector.get_state`.
+        CheckpointError: An existing ``best.npz`` is damaged.
+        OSError: A file cannot be written; the old one is unchanged.
     """
     if (kept := whole_number(keep)) is None or kept < 1:
         raise ArgumentError(f"keep must be an integer of at least 1, got {keep!r}")
@@ -131,7 +131,7 @@ def save_checkpoint(
 
 
 def _write(folder: Path, data: dict[str, Any], env: Any, score: float | None, kept: int, *, overwrite: bool) -> Path:
-    """Write a checkpoint into a folder that is locked."""
+    """Write a checkpoint into a locked folder."""
     best, last = (folder / _FILES[which] for which in ("best", "last"))
     remove_drafts(best)
     remove_drafts(last)
@@ -145,7 +145,7 @@ def _write(folder: Path, data: dict[str, Any], env: Any, score: float | None, ke
         _known_scores[best] = _identity(best), cast(float, score)
     if kept > 1 and not replaces:
         _keep_last(last)
-    # The best first: killed in between, the training goes on from the last one and comes to the best once more.
+    # best.npz first: if killed in between, the training continues from the last state and reaches the best one again.
     if is_best:
         atomic_link(best, last)
     else:
@@ -164,27 +164,26 @@ def load_checkpoint(
     which: Literal["last", "best"] | int = "last",
     exact: bool = True,
 ) -> dict[str, Any]:
-    """Have a training go on where `save_checkpoint` was called.
+    """Continue a training from a checkpoint of `save_checkpoint`.
 
     Args:
         folder: The folder.
-        collector: One that was made with the same arguments, which goes on where that one was. None: what is saved of
-            it is left alone, e.g. to look at ``progress`` first.
-        learner: What else learned, all of it, under the names that it had; None: likewise.
-        which: The last state, or the best; or of those that were kept a number: 1 is the one before the last.
-        exact: False loads of the collector trained policies and their connectors alone, whichever way it was saved:
-            into one with other envs, or with more of them, whose episodes stay as they are.
+        collector: A collector made with the same arguments. None: its saved state is ignored, e.g. to read only
+            ``progress``.
+        learner: All other parts of the learner, under the names they were saved with. None: ignored.
+        which: The last state, or the best; or a number of states before the last: 1 is the one before it.
+        exact: False loads only the collector's trained policies and their connectors, in whichever way it was saved,
+            e.g. into a collector with other envs, or more of them, whose episodes continue.
 
     Returns:
-        What was given as ``progress``.
+        The saved ``progress``.
 
     Raises:
-        CheckpointError: There is no such file, or it is damaged.
-        ArgumentError: It is of another collector, which is described, or of a learner of other names; nothing was
-            loaded.
-        StateError: As of `Collector.set_state`.
-        Exception: What an entry of ``learner`` raises in ``load_state_dict``: the collector, and the entries before it,
-            have been loaded by then. Mend it, and call this again.
+        CheckpointError: The file is missing or damaged.
+        ArgumentError: The file is of a different collector, or of a learner with other names; nothing was loaded.
+        StateError: As for `Collector.set_state`.
+        Exception: As raised by ``load_state_dict`` of a ``learner`` entry: the collector, and earlier entries, have
+            been loaded by then. Fix it, and call this function again.
     """
     with locked_folder(folder, shared=True):
         path = _path_of(Path(folder), which)
@@ -200,16 +199,16 @@ def load_checkpoint(
 
 
 def _load_collector(path: Path, collector: Any, saved: Mapping[str, Any] | None, *, exact: bool) -> None:
-    """Load what was saved of a collector, as far as it is wanted."""
+    """Load a collector's saved state, or its trained policies only."""
     if saved is None:
-        raise ArgumentError(f"{path} was saved without a collector")
+        raise ArgumentError(f"collector: {path} was saved without one; leave it out")
     if not isinstance(saved, dict):
         raise CheckpointError(path, f"holds no collector, but {saved!r:.200}")
     if exact and hasattr(collector, "set_state"):
         if "whole" not in saved:
             raise ArgumentError(
-                f"{path} holds policies and connectors alone, as save_checkpoint(exact=False) writes them; load them "
-                f"by load_checkpoint(exact=False)"
+                f"{path} holds only policies and connectors, as written by save_checkpoint(exact=False); load it with "
+                f"load_checkpoint(exact=False)"
             )
         collector.set_state(saved["whole"])
         return
@@ -224,14 +223,14 @@ def _load_collector(path: Path, collector: Any, saved: Mapping[str, Any] | None,
 
 
 def _policies_in(path: Path, saved: Mapping[str, Any], collector: HasPolicies) -> Mapping[str, Any]:
-    """The trained policies of a collector and their connectors, by whatever way they were saved."""
+    """Return a collector's trained policies and their connectors, in whichever way they were saved."""
     ids = collector.trained_policies
     if "whole" not in saved:
         if saved.keys() != {"policies", *_CHAINS}:
             raise CheckpointError(path, f"holds no policies and connectors, but {sorted(map(str, saved))}")
         _check_names(path, "policies", saved["policies"], ids)
         return saved
-    try:  # as collect/ writes it, where runners are what has policies and connectors
+    try:  # the layout of Collector.get_state()
         runners = saved["whole"]["policies"]["runners"]
         if absent := [name for name in ids if name not in runners]:
             raise ArgumentError(f"{path} holds the policies {list(runners)}, not {absent}")
@@ -241,7 +240,7 @@ def _policies_in(path: Path, saved: Mapping[str, Any], collector: HasPolicies) -
             for k, kind in enumerate(_CHAINS)
         }
     except (LookupError, TypeError) as error:
-        raise ArgumentError(f"{path} holds no policies of a single collector: {error!r:.200}") from error
+        raise ArgumentError(f"{path} does not hold the policies of one collector: {error!r:.200}") from error
     return {"policies": policies, **chains}
 
 
@@ -258,7 +257,7 @@ def _path_of(folder: Path, which: str | int) -> Path:
 
 
 def _kept(last: Path) -> list[Path]:
-    """Those that were kept, the newest first."""
+    """Return the older checkpoints, the newest first."""
     found = (path for path in last.parent.glob("old-*.npz") if _OLD.fullmatch(path.name))
     return sorted(found, key=_number, reverse=True)
 
@@ -268,12 +267,12 @@ def _number(old: Path) -> int:
 
 
 def _older(last: Path) -> list[Path]:
-    """The same but for one that was about to be kept when its writer was killed: it is still the last one."""
+    """As `_kept`, without one that a killed process had not yet replaced as last.npz."""
     return [path for path in _kept(last) if not (last.exists() and path.samefile(last))]
 
 
 def _keep_last(last: Path) -> None:
-    """Have the last state under another name, too, before another one takes its place."""
+    """Give last.npz another name as well, before it is replaced."""
     kept = _kept(last)
     if last.exists() and len(kept) == len(_older(last)):
         old = last.with_name(f"old-{_number(kept[0]) + 1 if kept else 1:06}.npz")
@@ -282,13 +281,13 @@ def _keep_last(last: Path) -> None:
 
 
 def _score_of(best: Path) -> float:
-    """Read from the file, unless it is the one that was written here."""
+    """Return the score of best.npz, from memory if this process wrote the file."""
     identity, score = _known_scores.get(best, (None, math.nan))
     return score if identity == _identity(best) else float(_read(best)["score"])
 
 
 def _env_of(collector: Any) -> dict[str, Any] | None:
-    """Name and agents of the env that is collected from, as far as the collector knows them."""
+    """Return name and agents of the env, as far as the collector knows them."""
     envs, metrics = (getattr(collector, name, None) for name in ("envs", "metrics"))
     if metrics is None:
         return None
@@ -296,10 +295,10 @@ def _env_of(collector: Any) -> dict[str, Any] | None:
 
 
 def _is_of_another_env(last: Path, env: Mapping[str, Any] | None, *, overwrite: bool) -> bool:
-    """Return whether the folder holds a training of another env; one that cannot be read is of none.
+    """Return whether the folder holds a training of another env; unreadable files count as no training.
 
     Raises:
-        ArgumentError: It does, and is not to be overwritten.
+        ArgumentError: It does, and ``overwrite`` is False.
     """
     if env is None or not last.exists():
         return False
@@ -351,24 +350,24 @@ def _check_names(path: Path, what: str, saved: Mapping[str, Any], given: Sequenc
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A checkpoint's parts and score, with tensors where there were some."""
+    """Read a checkpoint's parts and score, with arrays converted to tensors where they were tensors."""
     found = read_archive(path)
     try:
         data = {name: decode(found[name]) for name in ("score", "parts", "tensors")}
         if not all(isinstance(data["parts"][name], dict) for name in ("progress", "learner")):
-            raise TypeError(f"progress and learner are no dicts in {data['parts']!r:.200}")
+            raise TypeError(f"expected dicts as progress and learner, got {data['parts']!r:.200}")
         if tensors := {tuple(place) for place in data["tensors"]}:
             torch = import_extra("torch", "this checkpoint", "pip install torch")
             data["parts"] = _with_tensors(data["parts"], (), tensors, torch)
     except (KeyError, IndexError, TypeError, ValueError, MarlvecError) as error:
-        if isinstance(error, ImportError):  # there is no torch here
+        if isinstance(error, ImportError):  # torch is not installed
             raise
         raise CheckpointError(path, f"holds no checkpoint of a training: {error!r:.300}") from error
     return data
 
 
 def _without_tensors(value: Any, place: list[Any], tensors: list[list[Any]]) -> Any:
-    """The same with arrays in place of torch's tensors, whose places are noted."""
+    """Replace torch tensors by arrays, and record their places."""
     if isinstance(value, dict):
         return {key: _without_tensors(item, [*place, key], tensors) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -386,7 +385,7 @@ def _without_tensors(value: Any, place: list[Any], tensors: list[list[Any]]) -> 
 
 
 def _with_tensors(value: Any, place: tuple[Any, ...], tensors: set[tuple[Any, ...]], torch: Any) -> Any:
-    """The other way round."""
+    """Convert arrays at the recorded places to tensors."""
     if isinstance(value, dict):
         return {key: _with_tensors(item, (*place, key), tensors, torch) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Self-play: opponents that are kept, matchmaking, matches, and ratings."""
+"""Self-play: pools of past opponents, matchmaking, matches, and ratings."""
 
 from marlvec.selfplay.alpha_rank import alpha_rank
 from marlvec.selfplay.evaluate import evaluate_match

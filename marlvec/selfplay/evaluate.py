@@ -1,4 +1,4 @@
-"""`evaluate_match`: plays matches between policies and counts wins."""
+"""`evaluate_match`: play matches between policies and count wins."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ _STREAM = 0x7363686564756C65  # "schedule"
 def line_ups(
     players: Sequence[str], sides: Sequence[str], plays: Mapping[str, Collection[str]] | None = None
 ) -> list[tuple[str, ...]]:
-    """All line-ups of a tournament, each a policy id per side.
+    """Return all line-ups of a tournament, each one policy id per side.
 
-    Where every policy can play every side: every choice of as many policies as there are sides, on the sides in
-    rotation, so that in all line-ups together each policy has each side equally often. Where there are fewer policies
-    than sides, they take turns along them, again in rotation. Where some can play only certain sides: all that is
-    possible, without line-ups in which one policy plays all sides.
+    If every policy can play every side: every choice of as many policies as there are sides, rotated over the sides, so
+    that over all line-ups each policy plays each side equally often. Fewer policies than sides take turns along the
+    sides, again rotated. If some policies can play only certain sides: all possible line-ups, without those in which
+    one policy plays all sides.
 
     Args:
         players: Policy ids.
         sides: Names of the sides.
-        plays: Policy id to the sides it can play; who is not named can play all.
+        plays: Policy id to the sides it can play; others can play all.
 
     Raises:
-        ArgumentError: There are fewer than two policies, an unknown one or an unknown side in ``plays``, or no line-up.
+        ArgumentError: Fewer than two policies, an unknown policy or side in ``plays``, or no possible line-up.
     """
     plays = plays or {}
     unknown = [name for name in plays if name not in players]
     unknown += [side for own in plays.values() for side in own if side not in sides]
     if len(players) < 2 or unknown:
-        what = f"plays names {unknown}, who are unknown" if unknown else f"a match needs two policies, got {players}"
+        what = f"plays: unknown {unknown}" if unknown else f"policies: expected at least two, got {players}"
         raise ArgumentError(f"{what}; the policies are {list(players)}, the sides {list(sides)}")
     if plays:
         able = [[name for name in players if name not in plays or side in plays[name]] for side in sides]
         found = [line_up for line_up in product(*able) if len(set(line_up)) > 1]
         if most := max((len(set(line_up)) for line_up in found), default=0):
             return [line_up for line_up in found if len(set(line_up)) == most]
-        raise ArgumentError(f"no policy can play: for the sides {list(sides)} there are {able}")
+        raise ArgumentError(f"plays: no line-up is possible; the sides {list(sides)} can be played by {able}")
     s = len(sides)
     groups = list(combinations(players, s)) or [tuple(players[i % len(players)] for i in range(s))]
     rotated = [tuple(group[(i + shift) % s] for i in range(s)) for group in groups for shift in range(s)]
@@ -72,7 +72,7 @@ def line_ups(
 
 
 class MatchSchedule:
-    """Says who plays in the n-th game: all line-ups come once, in an order that is drawn, then all of them again.
+    """Assigns a line-up to the n-th game: each line-up comes once, in random order, then all come again.
 
     Args:
         line_ups: The line-ups.
@@ -84,7 +84,7 @@ class MatchSchedule:
         self._round, self._order = -1, np.arange(0)
 
     def __getitem__(self, game: int) -> tuple[str, ...]:
-        """A policy id per side."""
+        """Return the line-up of a game: one policy id per side."""
         round_, place = divmod(game, len(self.line_ups))
         if round_ != self._round:
             stream = np.random.SeedSequence(self._seed, spawn_key=(_STREAM, round_))
@@ -109,34 +109,34 @@ def evaluate_match(
     progress: bool | None = None,
     **options: Any,
 ) -> MatchResult:
-    """Have policies play each other, in many envs at once.
+    """Let policies play matches against each other, in many envs at once.
 
-    Which policies play on which side is settled beforehand, see `marlvec.selfplay.evaluate.line_ups`: with two policies
-    and two sides they change sides; with more policies all meet all. Each env has its own list of games and plays it to
-    the end, so that short games are not counted more often than long ones. ``games`` should be a multiple of the number
-    of line-ups; else some come once more than others.
+    Line-ups are fixed in advance, see `marlvec.selfplay.evaluate.line_ups`: two policies change sides; more policies
+    all meet each other. Each env plays its own list of games to the end, so that short games are not counted more often
+    than long ones. ``games`` should be a multiple of the number of line-ups; otherwise some are played once more than
+    others.
 
-    Equal arguments give equal results, to the bit, in one process or in many: ``backend``, ``num_workers`` and
-    ``autoreset_mode`` make no difference. (``num_envs`` does: with another number of envs, others are seeded.)
+    Equal arguments give equal results, bit for bit, in one process or in many: ``backend``, ``num_workers`` and
+    ``autoreset_mode`` make no difference. (``num_envs`` does, since it changes the envs' seeds.)
 
-    Policies and connectors are left as they were: connectors are copied and in eval mode, and policies get back the
-    state that they came with.
+    Policies and connectors are left unchanged: connectors are copied and in eval mode, and policies get their state
+    back.
 
     Args:
-        policies: Policy id to a policy (an object with a method ``act(rows)``, or a function of rows, will do), or to
-            an opponent of a pool, which has its own connectors. A whole `OpponentPool` will do.
-        env: What to build, as for `marlvec.make`; or a `VectorEnv`, which is reset, and left open.
+        policies: Policy id to a policy (or an object with a method ``act(rows)``, or a function of rows), or to an
+            opponent of a pool, which has its own connectors. An `OpponentPool` is such a dict.
+        env: As for `marlvec.make`; or a `VectorEnv`, which is reset and left open.
         games: How many games.
-        num_envs: In how many envs at once; fewer where there are fewer games.
-        seed: Seeds envs, policies, and who plays when.
-        sides: Which agents play together; None: each is a side of its own.
-        plays: Policy id to the sides it can play; who is not named can play all.
-        agent_connectors: Of policies, as for `Collector`: one chain, or policy id to chain, or None.
-        action_connectors: Likewise.
+        num_envs: How many envs at once; fewer if there are fewer games.
+        seed: Seed of envs, policies, and the order of line-ups.
+        sides: Which agents play together; None: each agent is its own side.
+        plays: Policy id to the sides it can play; others can play all.
+        agent_connectors: As for `Collector`: one chain, or policy id to chain, or None.
+        action_connectors: As for `Collector`.
         score: One number per side of a finished episode, more is better; None: the sum of its agents' returns.
-        explore: Whether policies explore. Where neither they nor the env draw, all games of a line-up are the same.
-        confidence: Of the win rates' intervals.
-        progress: Whether to show a progress bar on stderr; None: where that is a terminal.
+        explore: Whether policies explore. If neither they nor the env are random, all games of a line-up are equal.
+        confidence: Level of the win rates' intervals.
+        progress: Whether to show a progress bar on stderr; None: if stderr is a terminal.
         options: For `marlvec.make`: ``backend``, ``num_workers``, ``max_episode_steps``, ``env_kwargs``, …
 
     Returns:
@@ -144,15 +144,15 @@ def evaluate_match(
 
     Raises:
         ArgumentError: An argument is wrong; nothing was played.
-        EnvFault: An env failed, and ``on_fault`` does not let the others go on.
-        Exception: What policies raise.
+        EnvFault: An env failed, and ``on_fault`` is ``"raise"``.
+        Exception: As raised by policies.
     """
     total = _positive(games, "games")
     seed = check_seed(seed)
     players = tuple(policies)
     if isinstance(env, VectorEnv):
         if options:
-            raise ArgumentError(f"{list(options)} are for building envs; this env is a VectorEnv already")
+            raise ArgumentError(f"{list(options)}: options build envs, but env is a VectorEnv already; leave them out")
         opened: Any = nullcontext(env)
     else:
         opened = make(env, min(_positive(num_envs, "num_envs"), total), **options)
@@ -178,7 +178,7 @@ def evaluate_match(
                         collector.collect(episodes=1)
                     except StateError:
                         if match.is_on:
-                            raise  # else the last envs that had games to play were masked
+                            raise  # otherwise the last envs with games to play were masked
                     show(match.played)
     return MatchResult(
         players, tuple(match.sides), match.games, match.lost, total - match.played, confidence=confidence
@@ -186,9 +186,9 @@ def evaluate_match(
 
 
 class _Match(Callback):
-    """Says who plays, and notes how it went.
+    """Assigns line-ups to episodes, and records their games.
 
-    Env i plays games i, i + N, i + 2 N, …; when it has played all of its own, what it goes on playing does not count.
+    Env i plays games i, i + N, i + 2 N, …; later episodes are not counted.
     """
 
     def __init__(
@@ -205,12 +205,12 @@ class _Match(Callback):
         self._schedule = MatchSchedule(line_ups(players, tuple(sides), plays), seed)
         self._side_of = {agent: i for i, own in enumerate(sides.values()) for agent in own}
         self._envs, self._total, self._score = envs, total, score
-        self._next_N: NDArray[np.int64] = np.arange(envs.num_envs)  # each env's present game
+        self._next_N: NDArray[np.int64] = np.arange(envs.num_envs)  # the current game of each env
         self._found: dict[int, Game] = {}
         self.lost = 0
 
     def player(self, agent: str, episode: Episode) -> str:
-        """The mapping: who plays an agent."""
+        """Policy mapping: return the policy that plays an agent."""
         line_up = self._schedule[int(self._next_N[episode.env_id])]
         return line_up[self._side_of[agent]]
 
@@ -225,17 +225,17 @@ class _Match(Callback):
 
     @property
     def games(self) -> tuple[Game, ...]:
-        """Those that were played, in the order of the schedule."""
+        """The finished games, in the order of the schedule."""
         return tuple(game for _, game in sorted(self._found.items(), key=operator.itemgetter(0)))
 
     @property
     def played(self) -> int:
-        """How many."""
+        """How many games are finished."""
         return len(self._found)
 
     @property
     def is_on(self) -> bool:
-        """Whether an env that is not masked has games to play."""
+        """Whether an unmasked env has games to play."""
         waiting = self._next_N < self._total
         waiting[list(self._envs.masked_env_ids)] = False
         return bool(waiting.any())
@@ -244,7 +244,7 @@ class _Match(Callback):
 def _policy_set(
     policies: Mapping[str, PolicyLike | Opponent], agent_connectors: Any, action_connectors: Any
 ) -> tuple[dict[str, Policy], dict[str, AgentPipeline], dict[str, ActionPipeline]]:
-    """All policies, with copies of their connectors."""
+    """Return all policies, with copies of their connectors."""
     own: dict[str, Policy] = {}
     for name, policy in policies.items():
         if isinstance(policy, Opponent):
@@ -262,7 +262,7 @@ def _policy_set(
 
 @contextmanager
 def _restored(policies: Sequence[Policy]) -> Iterator[None]:
-    """Give policies back the state that they came with, in which a random stream stands where it stood."""
+    """Restore the policies' states, including their random generators, at exit."""
     kept = [(policy, policy.state_dict(), policy.version) for policy in policies]
     try:
         yield
@@ -274,11 +274,11 @@ def _restored(policies: Sequence[Policy]) -> Iterator[None]:
 
 @contextmanager
 def _bar(total: int, progress: bool | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar over games; yields what is called with how many have been played."""
+    """Show a progress bar over games; yield a function that takes the number of finished games."""
     if progress is False or (progress is None and not sys.stderr.isatty()):
         yield lambda games: None
         return
-    from marlvec.collect.progress_bar import ProgressBar  # here, since rich takes its time
+    from marlvec.collect.progress_bar import ProgressBar  # imported here, since importing rich is slow
 
     with ProgressBar("match", "games", total) as bar:
         yield bar.show

@@ -1,4 +1,4 @@
-"""`Game`: one finished game: its sides and their scores."""
+"""`Game`: the sides and scores of one finished game."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from marlvec.errors import ArgumentError, ContractError
 __all__ = ["Sides", "sides_of", "Game", "ScoreFunction", "game_of"]
 
 Sides = Mapping[str, Sequence[str]]
-"""Name of a side to its agents, who are played by one policy and win or lose together."""
+"""Side name to its agents, which one policy plays, and which win or lose together."""
 
 
 def sides_of(agents: Sequence[str], given: Sides | None = None) -> dict[str, tuple[str, ...]]:
-    """The sides of a game.
+    """Return the sides of a game.
 
     Args:
         agents: Names of the env's agents.
-        given: Side to its agents; None: each agent is a side of its own.
+        given: Side to its agents; None: each agent is its own side.
 
     Raises:
-        ArgumentError: An agent is on no side, on two, or unknown; or there is only one side.
+        ArgumentError: An agent is on no side, on two, or unknown; or there are fewer than two sides, or an empty one.
     """
     given = {name: (name,) for name in agents} if given is None else given
     sides = {name: tuple(own) for name, own in given.items()}
     named = [agent for own in sides.values() for agent in own]
     if sorted(named) != sorted(agents):
-        raise ArgumentError(f"sides must name each of the agents {list(agents)} once, got {sides}")
+        raise ArgumentError(f"sides: expected each of the agents {list(agents)} once, got {sides}")
     if len(sides) < 2 or not all(sides.values()):
-        raise ArgumentError(f"a game needs two sides at least, none of them empty, got {sides}")
+        raise ArgumentError(f"sides: expected at least two, none of them empty, got {sides}")
     return sides
 
 
 ScoreFunction = Callable[[EpisodeRecord], Sequence[float]]
-"""From a finished episode to one number per side; more is better, equal numbers are a draw."""
+"""Function of a finished episode to one number per side; more is better, equal numbers are a draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """How one game went, side by side.
+    """The result of one game.
 
     Attributes:
         sides: Names of the sides.
-        players: Per side, the ids of the policies that played it, each once.
-        scores: Per side, its score; who has more was better.
+        players: For each side, the ids of the policies that played it, each once.
+        scores: For each side, its score; more is better.
         length: Env steps.
-        truncated: Whether an agent's end was a truncation: the game was cut short, and not played to its end.
-        unmoved: Sides that never made a decision: the game was over before their first move.
-        env_id: Of the env in which it was played.
-        number: Which of that env's episodes it was, from 0.
+        truncated: Whether an agent was truncated: the game was cut short.
+        unmoved: Sides without a decision: the game was over before their first move.
+        env_id: The env in which it was played.
+        number: Number of the episode in that env, from 0.
     """
 
     sides: tuple[str, ...]
@@ -70,20 +70,20 @@ class Game:
 
     @property
     def winners(self) -> tuple[str, ...]:
-        """Sides with the highest score, but none where all have it."""
+        """Sides with the highest score; none if all are equal."""
         if self.is_draw:
             return ()
         return tuple(side for side, score in zip(self.sides, self.scores, strict=True) if score == max(self.scores))
 
     def score_of(self, player: str, against: str | None = None) -> float | None:
-        """How a policy did: 1 a win, 0.5 a draw, 0 a loss; with more than two sides, the mean over pairs of sides.
+        """Return a policy's result: 1 a win, 0.5 a draw, 0 a loss; with several other sides, their mean.
 
         Args:
             player: Its id.
-            against: Whose sides count; None: those of all others.
+            against: The policy whose sides count; None: all others.
 
         Returns:
-            None where the two did not meet.
+            The result; None if the two did not meet.
         """
         results = [
             1.0 if mine > other else 0.5 if mine == other else 0.0
@@ -100,7 +100,7 @@ def game_of(
     sides: Mapping[str, Sequence[str]],
     score: ScoreFunction | None = None,
 ) -> Game:
-    """Read the game that an episode was.
+    """Read a game from an episode's record.
 
     Args:
         record: The episode.
@@ -118,7 +118,7 @@ def game_of(
         scores = [float(number) for number in score(record)]
     if len(scores) != len(places) or any(map(math.isnan, scores)):
         raise ContractError(
-            f"env {record.env_id}, its episode {record.number}: expected one score for each of the sides "
+            f"score() of env {record.env_id}, episode {record.number}: expected one number for each of the sides "
             f"{list(sides)}, got {scores}"
         )
     return Game(

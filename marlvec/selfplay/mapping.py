@@ -21,23 +21,23 @@ __all__ = ["SelfPlayMapping"]
 class SelfPlayMapping:
     """A `policy_mapping` for a collector: in each episode one learner plays one side, and opponents play the others.
 
-    Learners take turns, and so they do on their sides: in every stretch of as many episodes of an env as there are
-    pairs of learner and side, each pair comes once, in an order that is drawn; and of as many envs, each has another
-    pair at a time. The learner's matchmaker chooses an opponent for each other side. All draws come from the
-    collector's seed, env and episode, and from what matchmakers look at; who was chosen plays to the episode's end.
+    Learners take turns, also on their sides: with k pairs of learner and side, every k episodes of an env contain each
+    pair once, in random order; k neighbouring envs have different pairs at a time. The learner's matchmaker chooses an
+    opponent for each other side. All random draws depend on the collector's seed, the env, the episode, and the
+    matchmaker's inputs; a chosen opponent plays to the episode's end.
 
-    Opponents have to be in the collector before they can be chosen: `update` sees to that, between two calls of
-    ``collect``. Until there are any, learners play against themselves and one another.
+    Opponents must be in the collector before they can be chosen: call `update` between two calls of ``collect``. Until
+    the pool has opponents, learners play against themselves and each other.
 
     Args:
         pool: The opponents.
         agents: Names of the env's agents, in order.
-        learners: Policy id of each learner, in the order of their turns, to its matchmaker.
-        sides: Which agents play together; None: each is a side of its own.
-        plays: Learner, or what an opponent is `Opponent.of`, to the sides it can play; who is not named can play all.
+        learners: Learner's policy id to its matchmaker, in the order of their turns.
+        sides: Which agents play together; None: each agent is its own side.
+        plays: Learner, or an opponent's `Opponent.of`, to the sides it can play; others can play all.
 
     Raises:
-        ArgumentError: There is no learner; a side is unknown, or no learner can play it; or sides do not fit agents.
+        ArgumentError: No learner; a side is unknown, or no learner can play it; or the sides do not fit the agents.
     """
 
     def __init__(
@@ -55,29 +55,31 @@ class SelfPlayMapping:
         self._plays = {name: tuple(own) for name, own in (plays or {}).items()}
         unknown = sorted({side for own in self._plays.values() for side in own} - self.sides.keys())
         if unknown or not self._learners:
-            what = f"plays names unknown sides {unknown}" if unknown else "there must be a learner"
+            what = f"plays: unknown sides {unknown}" if unknown else "learners: expected at least one"
             raise ArgumentError(f"{what}; the sides are {list(self.sides)}")
         self._turns = [(name, side) for name in self._learners for side in self.sides if self._can(name, side)]
         if idle := [side for side in self.sides if side not in {own for _, own in self._turns}]:
-            raise ArgumentError(f"no learner can play the sides {idle}")
-        self._entered: dict[str, Opponent] = {}  # all that are in the collector, in the order they came
-        self._retiring: set[str] = set()  # those of them that are chosen no more
-        self._strays: set[str] = set()  # that a state has not known, and that may be in the collector yet
-        self._coming: MutableMapping[str, Opponent] = WeakValueDictionary()  # of a state that is about to be set
-        self._lineups: dict[int, tuple[Episode, dict[str, str]]] = {}  # env to who plays which side of its episode
+            raise ArgumentError(f"plays: no learner can play the sides {idle}")
+        self._entered: dict[str, Opponent] = {}  # opponents in the collector, in order of entry
+        self._retiring: set[str] = set()  # opponents that are no longer chosen
+        self._strays: set[str] = set()  # opponents missing from a loaded state that may still be in the collector
+        self._coming: MutableMapping[str, Opponent] = (
+            WeakValueDictionary()
+        )  # opponents of a state that is about to be set
+        self._lineups: dict[int, tuple[Episode, dict[str, str]]] = {}  # env to its episode, and side to policy
 
     def __repr__(self) -> str:
         return f"SelfPlayMapping(learners={list(self._learners)}, {len(self._entered) - len(self._retiring)} opponents)"
 
     def __call__(self, agent: str, episode: Episode) -> str:
-        """Say who plays an agent in an episode.
+        """Return the policy that plays an agent in an episode.
 
         Raises:
-            KeyError: There is no such agent.
+            KeyError: The agent is unknown.
             ArgumentError: A matchmaker chose an id that is neither an opponent's nor a learner's.
         """
         known, lineup = self._lineups.get(episode.env_id, (None, {}))
-        if known is not episode:  # not by its id: an evaluation has episodes of the same ids
+        if known is not episode:  # compare objects: an evaluation has episodes with the same ids
             lineup = self._lineup(episode)
             self._lineups[episode.env_id] = episode, lineup
         return lineup[self._side_of[agent]]
@@ -99,26 +101,26 @@ class SelfPlayMapping:
             return self._partner(chosen, side)
         if chosen not in {one.opponent_id for one in opponents}:
             raise ArgumentError(
-                f"the matchmaker of {learner!r} chose {chosen!r} for side {side!r}, which is neither a learner nor one "
-                f"of {[one.opponent_id for one in opponents]}"
+                f"matchmaker of {learner!r} for side {side!r}: expected a learner or one of "
+                f"{[one.opponent_id for one in opponents]}, got {chosen!r}"
             )
         return chosen
 
     def _partner(self, learner: str, side: str) -> str:
-        """A learner who can play a side; this one, if it can."""
+        """Return a learner that can play a side: the given one, if it can."""
         return learner if self._can(learner, side) else next(name for name, own in self._turns if own == side)
 
     def _can(self, name: str, side: str) -> bool:
         return name not in self._plays or side in self._plays[name]
 
     def update(self, collector: Collector) -> None:
-        """Have a collector know the opponents that are in the pool now, and no others; between two calls of `collect`.
+        """Make a collector's opponents those of the pool; call it between two calls of `collect`.
 
-        Those that are new are added, frozen, with their own connectors. Those that left the pool are chosen no more;
-        each is taken out of the collector by the first update after its last running episode has ended.
+        New opponents are added, frozen, with their own connectors. Opponents that left the pool are no longer chosen;
+        the first update after an opponent's last running episode has ended removes it from the collector.
 
         Args:
-            collector: The one whose mapping this is.
+            collector: The collector that uses this mapping.
 
         Raises:
             ArgumentError: An opponent has the id of another policy.
@@ -128,7 +130,7 @@ class SelfPlayMapping:
         for name in [name for name in self._entered if name in self._retiring]:
             try:
                 collector.remove_policy(name)
-            except StateError:  # it plays to the end of its episodes
+            except StateError:  # it still plays in running episodes
                 continue
             self._forget(name)
         for name, opponent in self._pool.items():
@@ -137,25 +139,25 @@ class SelfPlayMapping:
                 self._entered[name] = opponent
 
         for name in self._strays & set(collector.policies) - set(self._entered):
-            with suppress(StateError):  # likewise
+            with suppress(StateError):  # it still plays in running episodes
                 collector.remove_policy(name)
 
     def _forget(self, name: str) -> None:
         del self._entered[name]
         self._retiring.discard(name)
 
-    # --- as it was at some moment of a training
+    # --- state
 
     def get_state(self) -> dict[str, Any]:
-        """Say who can be chosen, who only plays to the end of its episodes, and all of the pool, as plain data.
+        """Return the pool, its opponents in the collector, and which of them are no longer chosen, as plain data.
 
-        A collector's state has it, so whoever saves that need not save this.
+        A collector's state contains this state already.
 
         Returns:
-            Numbers, texts and arrays, in dicts and lists; with what is in the files of opponents.
+            Numbers, texts and arrays, in dicts and lists; with the contents of the opponents' files.
 
         Raises:
-            CheckpointError: A file of the pool's is gone.
+            CheckpointError: A file of the pool is missing.
         """
         return {
             "learners": list(self._learners),
@@ -168,24 +170,24 @@ class SelfPlayMapping:
         }
 
     def set_state(self, state: Mapping[str, Any], collector: Collector | None = None) -> None:
-        """Go on where `get_state` was called; the pool, too, and who is in the collector.
+        """Continue from a state; also sets the pool, and the opponents in the collector.
 
         Args:
-            state: What `get_state` returned, of a mapping of the same learners and sides.
-            collector: The one whose mapping this is. No opponent may be in the middle of an episode there. None: it has
-                the opponents already; `Collector.set_state` sees to that.
+            state: A state from `get_state`, of a mapping with the same learners and sides.
+            collector: The collector that uses this mapping; no opponent may be in a running episode. None: it has the
+                opponents already, as in `Collector.set_state`.
 
         Raises:
-            ArgumentError: It is something else, or of other learners or sides; nothing has changed.
+            ArgumentError: Not such a state, or of other learners or sides; nothing has changed.
             StateError: An opponent plays in a running episode of the collector.
-            CheckpointError: What it holds for a file is none; nothing has changed.
+            CheckpointError: The contents of a file are damaged; nothing has changed.
         """
         self._check(state)
         left = {name: packed for name, _, packed in state["entered"] if packed is not None}
         opponents = {name: self._pool.unpack(packed, self._coming) for name, packed in left.items()}
         self._pool.load_state_dict(state["pool"], self._coming)
         for opponent in opponents.values():
-            self._pool.let_go(opponent)  # its files go when it does
+            self._pool.let_go(opponent)  # its files are deleted with it
         if collector is not None:
             for name in list(self._entered):
                 collector.remove_policy(name)
@@ -200,30 +202,30 @@ class SelfPlayMapping:
         self._lineups.clear()
 
     def _check(self, state: Any) -> None:
-        """Make sure that this is the state of a mapping such as this one."""
+        """Check that a state fits this mapping."""
         own = {"learners": list(self._learners), "sides": {side: list(names) for side, names in self.sides.items()}}
         if not isinstance(state, Mapping) or state.keys() != {*own, "pool", "entered"}:
             raise ArgumentError(f"expected the state of a SelfPlayMapping, got {state!r:.200}")
         for what, mine in own.items():
             if state[what] != mine:
-                raise ArgumentError(f"the state is of a SelfPlayMapping with the {what} {state[what]}, not {mine}")
+                raise ArgumentError(f"state: expected the {what} {mine}, got {state[what]}")
 
     def add_policies(self, state: Mapping[str, Any], collector: Collector) -> Callable[[], None]:
-        """Have a collector know the opponents of a state, before `set_state`; those that are the same stay.
+        """Add a state's opponents to a collector, before `set_state`; opponents that are equal stay.
 
-        `Collector.set_state` asks for it, since its own state has what these policies are in the middle of.
+        `Collector.set_state` calls it first, since its own state contains running episodes of these policies.
 
         Args:
-            state: What `get_state` returned.
-            collector: The one whose mapping this is.
+            state: A state from `get_state`.
+            collector: The collector that uses this mapping.
 
         Returns:
-            What takes it back.
+            A function that undoes it.
 
         Raises:
-            ArgumentError: It is something else, or of other learners or sides; nothing has changed.
-            StateError: Another opponent of the same id plays in a running episode; nothing has changed.
-            CheckpointError: What it holds for a file is none; nothing has changed.
+            ArgumentError: Not such a state, or of other learners or sides; nothing has changed.
+            StateError: Another opponent with the same id plays in a running episode; nothing has changed.
+            CheckpointError: The contents of a file are damaged; nothing has changed.
         """
         self._check(state)
         came: dict[str, Opponent] = {}
@@ -250,7 +252,7 @@ class SelfPlayMapping:
                     went[name] = known
                     collector.remove_policy(name)
                 opponent = self._pool.unpack(packed)
-                if name not in collector.policies:  # or it is one of the caller's own, of which entering tells
+                if name not in collector.policies:  # otherwise the caller's own policy has this id, and enter() raises
                     came[name] = self._coming[name] = opponent
                 enter(collector, opponent)
         except BaseException:
@@ -259,11 +261,11 @@ class SelfPlayMapping:
         return take_back
 
     def unknown_policies(self, state: Mapping[str, Any], collector: Collector) -> list[str]:
-        """Opponents that it has added to a collector, and that a state does not know.
+        """Return opponents that this mapping added to a collector and that a state does not contain.
 
         Args:
-            state: What `get_state` returned.
-            collector: The one whose mapping this is.
+            state: A state from `get_state`.
+            collector: The collector that uses this mapping.
 
         Returns:
             Their ids.
@@ -273,10 +275,10 @@ class SelfPlayMapping:
 
 
 def enter(collector: Collector, opponent: Opponent) -> None:
-    """Have an opponent play in a collector, frozen, with its own connectors.
+    """Add an opponent to a collector, frozen, with its own connectors.
 
     Raises:
-        ArgumentError: There is a policy of its id.
+        ArgumentError: A policy with its id exists.
         CheckpointError: Its file is damaged.
     """
     collector.add_policy(

@@ -1,4 +1,4 @@
-"""Matchmakers: which opponent a learner meets in the next episode."""
+"""Matchmakers: choose a learner's opponent for the next episode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ByRating", "Latest", "MainExploiter", "Matchmaker", "Mirror", "Mixtu
 
 
 class Matchmaker(ABC):
-    """Chooses a learner's opponent in one game; keeps nothing of its own."""
+    """Chooses a learner's opponent in one game; stateless."""
 
     @abstractmethod
     def choose(self, learner: str, opponents: Sequence[Opponent], rng: np.random.Generator) -> str:
@@ -26,17 +26,18 @@ class Matchmaker(ABC):
 
         Args:
             learner: The learner's policy id.
-            opponents: Those that can play that side, oldest first; at least one.
-            rng: The game's own random stream; nothing else may be drawn from.
+            opponents: Opponents that can play that side, oldest first; at least one.
+            rng: The game's random generator; use no other.
 
         Returns:
-            The id of one of the opponents; or of a learner, itself or another one, who plays as it is now. Where that
-            one cannot play the side, the learner does who can.
+            The id of one of the opponents; or of a learner (itself or another one), which plays with its current
+            weights.
+                If that learner cannot play the side, a learner that can plays it.
         """
 
 
 def draw(opponents: Sequence[Opponent], weights: NDArray[np.float64], rng: np.random.Generator) -> str:
-    """Draw an opponent by weights, which need not sum to 1; where all are 0, any of them.
+    """Draw an opponent by weights, which need not sum to 1; if all are 0, uniformly.
 
     Raises:
         ArgumentError: A weight is negative, infinite or NaN.
@@ -44,29 +45,29 @@ def draw(opponents: Sequence[Opponent], weights: NDArray[np.float64], rng: np.ra
     total = float(weights.sum())
     if not np.isfinite(total) or (weights < 0).any():
         named = {opponent.opponent_id: float(w) for opponent, w in zip(opponents, weights, strict=True)}
-        raise ArgumentError(f"weights of opponents must be finite and not negative, got {named}")
+        raise ArgumentError(f"weights of opponents: expected finite numbers of at least 0, got {named}")
     if total == 0:
         return opponents[int(rng.integers(len(opponents)))].opponent_id
-    # By the sum and not by rng.choice, which wants probabilities that sum to 1 to the last bit.
+    # Not rng.choice, which requires probabilities that sum to 1 exactly.
     found = int(np.searchsorted(np.cumsum(weights), rng.random() * total, side="right"))
     return opponents[min(found, int(np.flatnonzero(weights)[-1]))].opponent_id
 
 
 class Mirror(Matchmaker):
-    """Itself: the learner plays all sides as it is now, and learns from all of them."""
+    """The learner plays all sides itself, with its current weights, and learns from all of them."""
 
     def choose(self, learner: str, opponents: Sequence[Opponent], rng: np.random.Generator) -> str:
         return learner
 
 
 class Latest(Matchmaker):
-    """The latest opponents, one as likely as the other.
+    """The latest opponents, uniformly.
 
     Args:
         count: How many.
 
     Raises:
-        ArgumentError: Less than 1.
+        ArgumentError: ``count`` is less than 1.
     """
 
     def __init__(self, count: int = 1) -> None:
@@ -80,25 +81,25 @@ class Latest(Matchmaker):
 
 
 class Uniform(Matchmaker):
-    """Any opponent, one as likely as the other: fictitious self-play."""
+    """All opponents, uniformly: fictitious self-play."""
 
     def choose(self, learner: str, opponents: Sequence[Opponent], rng: np.random.Generator) -> str:
         return opponents[int(rng.integers(len(opponents)))].opponent_id
 
 
 class Mixture(Matchmaker):
-    """Draws a matchmaker, which then chooses: ``Mixture((0.35, Mirror()), (0.65, Prioritised(table)))``.
+    """Draws a matchmaker, which chooses: ``Mixture((0.35, Mirror()), (0.65, Prioritised(table)))``.
 
     Args:
-        parts: Share and matchmaker; shares need not sum to 1.
+        parts: Pairs of share and matchmaker; shares need not sum to 1.
 
     Raises:
-        ArgumentError: There is none, or a share is not positive.
+        ArgumentError: No pair, or a share is not positive.
     """
 
     def __init__(self, *parts: tuple[float, Matchmaker]) -> None:
         if not parts or not all(share > 0 and math.isfinite(share) for share, _ in parts):
-            raise ArgumentError(f"expected pairs of a positive share and a matchmaker, got {parts!r}")
+            raise ArgumentError(f"parts: expected pairs of a positive share and a matchmaker, got {parts!r}")
         self.parts = parts
         self._bounds = np.cumsum([share for share, _ in parts])
 
@@ -114,18 +115,18 @@ _WEIGHTINGS: dict[str, Callable[[float], float]] = {
 
 
 class Prioritised(Matchmaker):
-    """Prioritised fictitious self-play: opponents by how the learner fares against them.
+    """Prioritised fictitious self-play: opponents weighted by the learner's win rate against them.
 
     An opponent it never met counts as even.
 
     Args:
-        table: Where its win rates are. With a ``decay`` a little below 1 they follow the learner.
-        weighting: ``"hard"``: those that beat it, (1 - win rate)²; ``"even"``: those of its own strength, win rate ×
-            (1 - win rate); or a function of the win rate.
-        of: Of which learners the opponents may be snapshots; None: of all. Where there is none such, all are taken.
+        table: The win rates. With a ``decay`` a little below 1 they follow the learner's progress.
+        weighting: ``"hard"``: opponents that beat it, (1 - win rate)²; ``"even"``: opponents of equal strength, win
+            rate × (1 - win rate); or a function of the win rate.
+        of: Learners whose snapshots are taken; None: all. If there are no such snapshots, all opponents are taken.
 
     Raises:
-        ArgumentError: No such weighting.
+        ArgumentError: ``weighting`` is unknown.
     """
 
     def __init__(
@@ -148,12 +149,12 @@ class Prioritised(Matchmaker):
 
 
 class ByRating(Matchmaker):
-    """Opponents whose rating is near the learner's, by a bell curve over the distance.
+    """Opponents with a rating near the learner's, with Gaussian weights of the distance.
 
     Args:
-        ratings: Whose ratings.
-        spread: The distance at which an opponent is drawn 0.6 times as often as an equal one; in points of the
-            ratings.
+        ratings: The ratings.
+        spread: Standard deviation of the Gaussian, in rating points: at this distance the weight is 0.6 of the weight
+            of an equal opponent.
 
     Raises:
         ArgumentError: ``spread`` is not positive.
@@ -167,20 +168,20 @@ class ByRating(Matchmaker):
     def choose(self, learner: str, opponents: Sequence[Opponent], rng: np.random.Generator) -> str:
         own = self.ratings.rating(learner)
         away = np.array([self.ratings.rating(one.opponent_id) - own for one in opponents]) / self.spread
-        # Against the nearest one, so that a learner who is far above all is not left with weights of 0.
+        # Relative to the nearest opponent, so that a learner far above all does not get only weights of 0.
         return draw(opponents, np.exp((np.min(away**2) - away**2) / 2), rng)
 
 
 class MainExploiter(Matchmaker):
-    """The main learner as it is now; while that is too strong, its past selves of the exploiter's own strength.
+    """The main learner with its current weights; while it is too strong, its past snapshots of equal strength.
 
-    (An exploiter of the whole league needs no matchmaker of its own: it plays `Prioritised` against all.)
+    (An exploiter of the whole league needs no other matchmaker: use `Prioritised` against all.)
 
     Args:
         main: The main learner's policy id.
-        table: Where win rates are.
-        enough: The win rate against the main learner that is enough to learn from.
-        games: How many games against it there must be before that is looked at.
+        table: The win rates.
+        enough: Win rate against the main learner from which it is chosen.
+        games: Games against it before the win rate counts.
 
     Raises:
         ArgumentError: ``enough`` is not within 0 and 1.

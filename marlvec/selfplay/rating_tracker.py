@@ -1,4 +1,4 @@
-"""`RatingTracker`: a callback that rates players by the games of a collector."""
+"""`RatingTracker`: a callback that rates policies by a collector's games."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["RatingTracker"]
 
 
 class RatingTracker(Callback):
-    """Takes in each episode that ends as a game: into the table of match-ups, and into the ratings.
+    """Adds each finished episode as a game to a table of matches and to ratings.
 
-    Give it to a collector as a callback. A game counts for all that took part in it, also for those that never came to
-    move. Games that were lost with their env, to a fault or a reset, are no games.
+    Give it to a collector as a callback. A game counts for all policies that took part, also for those that never
+    moved. Episodes that were lost to a fault or a reset are not counted.
 
     Args:
         agents: Names of the env's agents, in order.
-        sides: Which of them play together; None: each is a side of its own.
-        table: The table of match-ups; None: a new one.
+        sides: Which agents play together; None: each agent is its own side.
+        table: The table of matches; None: a new one.
         ratings: The ratings; None: a new `BradleyTerry`.
         score: One number per side of a finished episode, more is better; None: the sum of its agents' returns.
-        note: Ids of policies whose score (1 a win, 0.5 a draw, 0 a loss) is put among the episode's own numbers, as
-            ``"score of main"``, for tables and logs. Against itself a policy has none.
-        keep: How many of the last games to keep.
+        note: Ids of policies whose score (1 a win, 0.5 a draw, 0 a loss) becomes a custom metric of the episode,
+            ``"score of main"``, for tables and logs. There is none for games of a policy against itself.
+        keep: Number of last games to keep.
 
     Raises:
         ArgumentError: The sides do not fit the agents.
@@ -42,8 +42,8 @@ class RatingTracker(Callback):
         sides: Side to its agents.
         table, ratings: As given, or made.
         games: The last games, oldest first.
-        games_total, draws, truncations: How many there were, how many of them were drawn, and cut short.
-        unmoved: Policy id to how many games were over before its first move.
+        games_total, draws, truncations: How many games there were, how many of them were drawn, and cut short.
+        unmoved: Policy id to the number of games that were over before its first move.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RatingTracker(Callback):
         self.add(game)
 
     def add(self, game: Game) -> None:
-        """Take in a game."""
+        """Add a game."""
         self.table.add(game)
         self.ratings.add(game)
         self.games.append(game)
@@ -94,7 +94,7 @@ class RatingTracker(Callback):
                 self.unmoved.update(players)
 
     def state_dict(self) -> dict[str, Any]:
-        """Table, ratings, counts and the last games as plain data."""
+        """Return table, ratings, counts and the last games as plain data."""
         return {
             "table": self.table.state_dict(),
             "ratings": self.ratings.state_dict(),
@@ -104,10 +104,10 @@ class RatingTracker(Callback):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave, of a rating tracker with the same kind of ratings.
+        """Load a state from `state_dict`, of a rating tracker with the same kind of ratings.
 
         Raises:
-            ArgumentError: It is something else.
+            ArgumentError: Not such a state.
         """
         if state.keys() != {"table", "ratings", "counts", "unmoved", "games"}:
             raise ArgumentError(f"expected the state of a RatingTracker, got {list(state)}")
@@ -118,19 +118,19 @@ class RatingTracker(Callback):
         self.games = deque((Game(*values) for values in state["games"]), maxlen=self.games.maxlen)
 
     def save(self, path: FilePath) -> None:
-        """Write table, ratings, counts and the last games to a file, whole or not at all.
+        """Write table, ratings, counts and the last games to a file, atomically.
 
         Raises:
-            OSError: It cannot be written; an old one is as it was.
+            OSError: It cannot be written; an old file is unchanged.
         """
         write_archive(path, {"ratings": encode(self.state_dict(), "the rating tracker")})
 
     def load(self, path: FilePath) -> None:
-        """Take over what `save` wrote.
+        """Load a file that `save` wrote.
 
         Raises:
-            CheckpointError: The file is damaged, or of something else.
-            ArgumentError: It is of another kind of ratings.
+            CheckpointError: The file is damaged, or holds something else.
+            ArgumentError: It holds another kind of ratings.
         """
         found = read_archive(path)
         if "ratings" not in found:

@@ -253,11 +253,11 @@ def test_what_is_no_state_of_a_pool_changes_nothing(tmp_path: Path) -> None:
     state = pool.state_dict()
     with pytest.raises(ArgumentError, match="expected the state of an OpponentPool"):
         pool.load_state_dict({"opponents": []})
-    with pytest.raises(ArgumentError, match="with 0 rules for snapshots, this one has 1"):
+    with pytest.raises(ArgumentError, match="expected 1 snapshot rules, got 0"):
         pool.load_state_dict({**state, "rules": []})
-    with pytest.raises(ArgumentError, match=r"nothing says how to build a policy of 'other'"):
+    with pytest.raises(ArgumentError, match=r"no function for policies of 'other'"):
         pool.load_state_dict({**state, "opponents": [{**state["opponents"][0], "of": "other"}]})
-    with pytest.raises(ArgumentError, match="has 'main_0' twice"):
+    with pytest.raises(ArgumentError, match="'main_0' occurs twice"):
         pool.load_state_dict({**state, "opponents": state["opponents"] * 2})
     broken = {**state["opponents"][0], "files": [np.arange(9, dtype=np.uint8), None, None]}
     with pytest.raises(CheckpointError):
@@ -268,7 +268,7 @@ def test_what_is_no_state_of_a_pool_changes_nothing(tmp_path: Path) -> None:
     mapping = SelfPlayMapping(pool, envs.agents, {"main": Latest()})
     other = SelfPlayMapping(pool, envs.agents, {"another": Latest()})
     collector = marlvec.Collector(envs, {"main": Net()}, mapping)
-    with pytest.raises(ArgumentError, match=r"with the learners \['another'\], not \['main'\]"):
+    with pytest.raises(ArgumentError, match=r"expected the learners \['main'\], got \['another'\]"):
         mapping.set_state(other.get_state(), collector)
     envs.close()
 

@@ -152,7 +152,7 @@ def test_players_can_be_rated_in_other_ways(kind: str, module: str) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("random",), "a match needs two policies"),
+        (("random",), "policies: expected at least two"),
         (("random", "random"), "there are two players 'random'; give one another id: ID=random"),
         (("random", "a=random", "--confidence", "1"), "--confidence 1.0: expected a number between 0 and 1"),
         (("random", "a=random", "--plot", "a.docx"), "--plot a.docx: expected a name that ends in one of"),

@@ -137,7 +137,7 @@ def test_who_acts_in_another_space_than_the_env_cannot_be_told_what_was_done() -
         actions = client.get_action(episode, seen)
         assert all(((action >= 0) & (action <= 1)).all() for action in actions.values())
         client.log_action(episode, seen, actions)
-        with pytest.raises(ContractError, match="takes no logged actions"):
+        with pytest.raises(ContractError, match="accepts no logged actions"):
             client.end_episode(episode)
 
 

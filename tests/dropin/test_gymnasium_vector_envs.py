@@ -432,7 +432,7 @@ def test_agents_have_their_envs_answers() -> None:
     view.set_attr("mark", [1, 1, 1, 2, 2, 2])
     assert view.get_attr("mark") == (1, 1, 1, 2, 2, 2)
     view.set_attr("mark", view.get_attr("mark"))
-    with pytest.raises(ArgumentError, match="rows of one env differ, the first that does is row 1: 2"):
+    with pytest.raises(ArgumentError, match="equal values for rows of one env; row 1 differs from them: 2"):
         view.set_attr("mark", [1, 2, 1, 2, 2, 2])
     view.close()
 

@@ -304,7 +304,7 @@ def test_spaces_are_the_same_object_each_time_and_each_agents_own() -> None:
         assert len({id(space) for space in found}) == 3
     assert list(view.observation_space("agent_0").spaces) == ["action_mask", "observation"]
     assert view.observation_space("agent_0")["action_mask"] == Box(0, 1, (5,), np.int8)
-    with pytest.raises(ArgumentError, match=r"no agent 'nobody'; there are \['agent_0', 'agent_1', 'agent_2'\]"):
+    with pytest.raises(ArgumentError, match=r"no agent 'nobody'; the agents are \['agent_0', 'agent_1', 'agent_2'\]"):
         view.action_space("nobody")
     obs, _ = view.reset(seed=0)
     assert all(view.observation_space(agent).contains(obs[agent]) for agent in view.agents)

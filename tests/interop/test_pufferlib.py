@@ -88,8 +88,8 @@ def test_masks_say_whose_rows_count() -> None:
 @pytest.mark.parametrize(
     ("spaces", "said"),
     [
-        ((Discrete(3), Discrete(4)), "expected one Box to observe"),
-        ((Box(0, 1, (2,), np.float32), Discrete(4, start=3)), "counts choices from 0"),
+        ((Discrete(3), Discrete(4)), "expected one Box of observations"),
+        ((Box(0, 1, (2,), np.float32), Discrete(4, start=3)), "expected choices that start at 0"),
     ],
 )
 def test_spaces_that_it_cannot_hold_are_refused(spaces: tuple[Any, Any], said: str) -> None:

@@ -51,7 +51,7 @@ def test_rows_are_what_a_plain_loop_gives(view: type[Seen], kind: str) -> None:
     calls = calls_of(kind)
     with SyncVectorEnv(factories(kind)) as envs:
         if view is Puffer and not isinstance(envs.spec.groups[0].observation_space, Box):
-            with pytest.raises(ArgumentError, match="expected one Box to observe"):
+            with pytest.raises(ArgumentError, match="expected one Box of observations"):
                 Puffer(envs)
             return
         ends = check_rows(view(envs), calls, envs.agents)

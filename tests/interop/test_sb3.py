@@ -142,7 +142,7 @@ def test_seeds_and_options_are_for_one_reset() -> None:
     view = view_of(partial(ScriptedParallelEnv, agent_num=2), 2)
     with pytest.raises(ArgumentError, match="one dict per row, 4 in all, got 2"):
         view.set_options([{}, {}])
-    with pytest.raises(ArgumentError, match="rows of one env differ, the first that does is row 3"):
+    with pytest.raises(ArgumentError, match="equal ones for rows of one env; row 3 differs"):
         view.set_options([{}, {}, {}, {"a": 1}])
     view.close()
 
@@ -200,7 +200,7 @@ def test_steps_are_asynchronous_and_a_second_one_waits_its_turn() -> None:
 @pytest.mark.parametrize(
     ("spaces", "said"),
     [
-        ((Discrete(3), Discrete(4, start=3)), "counts choices from 0"),
+        ((Discrete(3), Discrete(4, start=3)), "expected choices that start at 0"),
         ((Dict({"a": Text(3), "b": Discrete(2)}), Discrete(3)), "leaf 'a' .* is a Text"),
     ],
 )

@@ -101,7 +101,7 @@ def test_what_else_is_copied_says_what_to_call() -> None:
     ):
         concat_vec_envs_v1(SuperSuitVecEnv(envs), 2)
     vector = gymnasium.make_vec("CartPole-v1", 2)
-    with pytest.raises(ArgumentError, match=r"many envs already: marlvec.make\(env, n\)"):
+    with pytest.raises(ArgumentError, match=r"many envs already: use marlvec.make\(env, n\)"):
         concat_vec_envs_v1(vector, 2)
     vector.close()
 

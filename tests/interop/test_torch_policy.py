@@ -99,9 +99,9 @@ def test_what_a_mask_forbids_is_never_drawn_and_the_rest_as_the_logits_say() -> 
     np.testing.assert_allclose(columns["logp"], np.log(p[actions]), rtol=1e-5)
     assert policy.act(rows(2, action_mask=mask[:2]), explore=False)[0].tolist() == [3, 3]
     mask[1] = False
-    with pytest.raises(ContractError, match="env 0, agent 1 allows nothing"):
+    with pytest.raises(ContractError, match="env 0, agent 1: expected an allowed action"):
         policy.act(rows(20000, action_mask=mask))
-    with pytest.raises(ContractError, match="3 entries.* 4 choices"):
+    with pytest.raises(ContractError, match="expected 4 entries, one per choice, got 3"):
         policy.act(rows(2, action_mask=np.ones((2, 3), np.bool_)))
 
 
@@ -120,7 +120,7 @@ def test_a_multidiscrete_head_has_its_dimensions_one_after_the_other() -> None:
     assert set(masked[:, 0]) == {5}
     assert set(masked[:, 1]) == {0, 1}
     mask[3, 2:] = False
-    with pytest.raises(ContractError, match="env 1, agent 1 allows nothing"):
+    with pytest.raises(ContractError, match="env 1, agent 1: expected an allowed action"):
         policy.act(rows(500, action_mask=mask))
 
 
@@ -343,22 +343,22 @@ def test_masks_of_real_episodes_are_kept() -> None:
 def test_what_a_module_gives_wrongly_is_named() -> None:
     nan = [0.0, math.nan, 0.0, 0.0]
     for said, message in (
-        (nan, r"NaN as 'inputs', first for env 0, agent 0"),
+        (nan, r"expected finite 'inputs', got NaN, first for env 0, agent 0"),
         ([0.0] * 3, r"4 numbers a row for Discrete\(4\).*got \(4, 3\)"),
-        ({"values": 1.0}, "without 'inputs', only"),
-        ({"inputs": LOGITS, "logp": 1.0}, "returned 'logp'"),
-        ({"inputs": LOGITS, "values": [1.0, 2.0]}, r"'values' of shape \(4, 2\)"),
+        ({"values": 1.0}, "expected a dict with 'inputs', got keys"),
+        ({"inputs": LOGITS, "logp": 1.0}, "expected no 'logp'"),
+        ({"inputs": LOGITS, "values": [1.0, 2.0]}, r"'values' of shape .*got \(4, 2\)"),
     ):
         with pytest.raises(ContractError, match=message):
             policy_of(Told(said), Discrete(4)).act(rows(4))
-    with pytest.raises(ContractError, match="gives no 'values'"):
+    with pytest.raises(ContractError, match="expected 'values', got only"):
         policy_of(Told(LOGITS), Discrete(4)).values(rows(2))
 
 
 def test_what_cannot_be_a_policy_is_refused() -> None:
     from marlvec.interop.torch import TorchPolicy
 
-    with pytest.raises(ArgumentError, match="wants a torch.nn.Module"):
+    with pytest.raises(ArgumentError, match="expected a torch.nn.Module"):
         TorchPolicy(lambda obs: obs)
     with pytest.raises(ArgumentError, match="distribution must be a function"):
         TorchPolicy(Told(LOGITS), 3)
@@ -366,7 +366,7 @@ def test_what_cannot_be_a_policy_is_refused() -> None:
         with pytest.raises(StateError, match=r"setup\(\)"):
             call(rows(1))
     for space in (Box(0, 5, (2,), np.int64), Text(3)):
-        with pytest.raises(UnsupportedSpaceError, match="no distribution over"):
+        with pytest.raises(UnsupportedSpaceError, match="no default distribution over"):
             policy_of(Told(LOGITS), space)
 
 
@@ -449,9 +449,9 @@ def test_a_copy_from_its_state_acts_alike_and_other_weights_are_refused() -> Non
     before = {name: value.clone() for name, value in other.module.state_dict().items()}
     for bad, message in (
         (RandomPolicy(1).state_dict(), "state of a TorchPolicy"),
-        (policy_of(torch.nn.Linear(3, 4), Discrete(4)).state_dict(), "weights of another module"),
-        (policy_of(net(torch.float64), Discrete(4)).state_dict(), "is float32 of shape"),
-        ({**state, "generator": np.zeros(3, np.uint8)}, "random stream"),
+        (policy_of(torch.nn.Linear(3, 4), Discrete(4)).state_dict(), "expected those of this module"),
+        (policy_of(net(torch.float64), Discrete(4)).state_dict(), "expected float32 of shape"),
+        ({**state, "generator": np.zeros(3, np.uint8)}, "random generator"),
     ):
         with pytest.raises(ArgumentError, match=message):
             other.load_state_dict(bad)
@@ -479,6 +479,6 @@ def test_weights_alone_leave_the_random_stream_and_the_version() -> None:
     assert bits(back.module) == bits(one.module)
     assert (back.state_dict()["generator"].tobytes(), back.version) == (random, 0)
     for bad in ({}, {"weight": np.zeros(3)}, {**weights, "0.weight": np.zeros(3)}):
-        with pytest.raises(ArgumentError, match=r"weights of another module|is .* of shape"):
+        with pytest.raises(ArgumentError, match=r"expected those of this module|expected .* of shape"):
             back.set_weights(bad)
     assert bits(back.module) == bits(one.module)

@@ -221,8 +221,8 @@ def test_what_a_recurrent_module_gives_wrongly_is_named() -> None:
     )
     batch = PadSequences(10)(rows)
     for module, message in (
-        (Forgets(3, 4), "must return 'state_out', got only"),
-        (Breaks(3, 4), "NaN as 'inputs', first for step 2 of sequence 1"),
+        (Forgets(3, 4), "expected 'state_out', got only"),
+        (Breaks(3, 4), "expected finite 'inputs', got NaN, first for step 2 of sequence 1"),
     ):
         policy = policy_of(module)
         policy.setup(OBS, Discrete(4), seed=0)

@@ -306,7 +306,7 @@ def test_tensors_are_nested_by_groups_and_share_memory_and_wrong_groups_are_name
         ({}, "agents are missing"),
         ({"x": "agent_0"}, "expected a list of agent names"),
         ({3: everyone}, "names of groups that are strings"),
-        ({"a": TAG["adversary"], "done": TAG["agent"]}, "'done' cannot name a group"),
+        ({"a": TAG["adversary"], "done": TAG["agent"]}, "'done' is a key of TorchRL"),
         ("nonsense", "expected 'spaces', 'all', 'each', 'prefix'"),
     ]
     if group_map != "all":
@@ -478,13 +478,13 @@ def test_what_makes_no_sense_is_refused() -> None:
         assert isinstance(view, EnvBase)
         assert repr(view) == "TorchRLEnv(simple_spread_v3, num_envs=2, agent: 3, device=None)"
         first = TensorDict({"_reset": torch.tensor([[True], [False]])}, batch_size=[2])
-        with pytest.raises(NotResetError, match="must be of all"):
+        with pytest.raises(NotResetError, match="must cover all"):
             view.reset(first)
         td = view.reset()
         with pytest.raises(ActionError, match=r"\('agent', 'action'\)"):
             view.step(td)
         td = view.rand_step(td)
-        with pytest.raises(NotResetError, match="env 0, whose episode is over"):
+        with pytest.raises(NotResetError, match="env 0: its episode is over"):
             view.rand_step(step_mdp(td))
         view.reset()
         td = view.rand_action()

@@ -208,5 +208,5 @@ def test_a_function_is_a_policy() -> None:
     assert list(columns) == ["logp"]
     assert isinstance(policy, Policy)
     assert repr(policy) == "FunctionPolicy(still)"
-    with pytest.raises(ArgumentError, match="wants a function"):
+    with pytest.raises(ArgumentError, match="expected a function"):
         FunctionPolicy(3)  # type: ignore[arg-type]  # on purpose

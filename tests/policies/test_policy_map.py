@@ -294,7 +294,9 @@ def test_what_is_no_policy_is_refused() -> None:
         with pytest.raises(ArgumentError, match="capacity must be"):
             PolicyMap(capacity=capacity)  # type: ignore[arg-type]  # on purpose
     policies = PolicyMap({"odd": lambda: 3}, capacity=1)  # type: ignore[arg-type,return-value]  # on purpose
-    with pytest.raises(ArgumentError, match="what the function of policy 'odd' built must be a marlvec Policy.* got 3"):
+    with pytest.raises(
+        ArgumentError, match="object that the function of policy 'odd' built must be a marlvec Policy.* got 3"
+    ):
         policies["odd"]
     with pytest.raises(ArgumentError, match="policy 'x' must be a marlvec Policy.* got 3"):
         policies["x"] = 3  # type: ignore[assignment]  # on purpose

@@ -147,8 +147,8 @@ def test_what_a_script_raises_says_where() -> None:
 
     with pytest.raises(ZeroDivisionError) as caught:
         made(script).act(rows(4, 7))
-    assert "env 1, agent 0, its decision 7" in caught.value.__notes__[0]
-    with pytest.raises(ArgumentError, match="wants a function"):
+    assert "env 1, agent 0, decision 7" in caught.value.__notes__[0]
+    with pytest.raises(ArgumentError, match="expected a function"):
         ScriptedPolicy(3)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(StateError, match=r"setup\(\)"):
         ScriptedPolicy(script).act(rows(1))

@@ -80,11 +80,11 @@ def test_each_policy_has_each_side_equally_often(names: int, sides: int, rounds:
 def test_who_plays_certain_sides_only_plays_those() -> None:
     plays = {"hunter": ["a"], "prey": ["b"], "prey 2": ["b"]}
     assert line_ups(list(plays), ["a", "b"], plays) == [("hunter", "prey"), ("hunter", "prey 2")]
-    with pytest.raises(ArgumentError, match="no policy can play"):
+    with pytest.raises(ArgumentError, match="no line-up is possible"):
         line_ups(["x", "y"], ["a", "b"], {"x": ["a"], "y": ["a"]})
-    with pytest.raises(ArgumentError, match=r"names \['c'\], who are unknown"):
+    with pytest.raises(ArgumentError, match=r"plays: unknown \['c'\]"):
         line_ups(["x", "y"], ["a", "b"], {"x": ["c"]})
-    with pytest.raises(ArgumentError, match="two policies"):
+    with pytest.raises(ArgumentError, match="expected at least two, got"):
         line_ups(["x"], ["a", "b"])
 
 
@@ -177,7 +177,7 @@ def test_policies_and_connectors_are_left_as_they_were() -> None:
         evaluate_match(policies, Nim, 8, backend="sync", agent_connectors={"net": connectors})
         after = net.state_dict(), net.version, repr(connectors.state_dict()), connectors.training
         np.testing.assert_equal(after, before)
-        with pytest.raises(ArgumentError, match="give it the connectors"):
+        with pytest.raises(ArgumentError, match="give it the same connectors"):
             evaluate_match(policies, Nim, 8, backend="sync", agent_connectors={"net": [FrameStack(2)]})
         np.testing.assert_equal(net.state_dict(), before[0])
 
@@ -197,7 +197,7 @@ def test_a_game_that_was_lost_is_played_anew(tmp_path: Path) -> None:
     options: dict[str, Any] = {"nim": {"raises_in": str(tmp_path / "once"), "smallest": 8}, "on_fault": "restart"}
     found = serial(players(0.0, 1.0), 24, num_envs=4, **options)
     assert (found.lost, found.unplayed, len(found.games)) == (1, 0, 24)
-    assert "1 lost and played anew" in repr(found)
+    assert "1 lost and repeated" in repr(found)
     options["nim"]["raises_in"] = str(tmp_path / "again")
     found = serial(players(0.0, 1.0), 24, num_envs=4, **{**options, "on_fault": "mask"})
     assert (found.lost, found.unplayed, len(found.games)) == (1, 6, 18)
@@ -244,12 +244,12 @@ def test_it_shows_how_far_it_is_and_what_came_of_it(capsys: pytest.CaptureFixtur
         ({"games": 0}, "games must be an integer of at least 1"),
         ({"games": True}, "games must be"),
         ({"num_envs": 0}, "num_envs must be"),
-        ({"policies": {"a": player(1)}}, "two policies"),
+        ({"policies": {"a": player(1)}}, "expected at least two, got"),
         ({"policies": {"a": player(1), "b": play}}, "'b' must be a marlvec Policy"),
         ({"sides": {"one": ["player_0"]}}, "each of the agents"),
-        ({"sides": {"one": ["player_0", "player_1"]}}, "two sides at least"),
-        ({"score": lambda record: [1.0]}, "one score for each of the sides"),
-        ({"score": lambda record: [1.0, math.nan]}, "one score for each of the sides"),
+        ({"sides": {"one": ["player_0", "player_1"]}}, "sides: expected at least two"),
+        ({"score": lambda record: [1.0]}, "expected one number for each of the sides"),
+        ({"score": lambda record: [1.0, math.nan]}, "expected one number for each of the sides"),
     ],
 )
 def test_what_is_wrong_is_said(change: dict[str, Any], message: str) -> None:

@@ -333,10 +333,10 @@ class Stranger(Matchmaker):
 def test_what_is_wrong_is_said() -> None:
     pool, two = _pool(2), ["a", "b"]
     for call, message in (
-        (lambda: SelfPlayMapping(pool, two, {}), "there must be a learner"),
+        (lambda: SelfPlayMapping(pool, two, {}), "learners: expected at least one"),
         (lambda: SelfPlayMapping(pool, two, {"x": Mirror()}, plays={"x": ["c"]}), r"unknown sides \['c'\]"),
         (lambda: SelfPlayMapping(pool, two, {"x": Mirror()}, plays={"x": ["a"]}), r"no learner can play the sides"),
-        (lambda: SelfPlayMapping(pool, two, {"x": Mirror()}, sides={"all": two}), "two sides at least"),
+        (lambda: SelfPlayMapping(pool, two, {"x": Mirror()}, sides={"all": two}), "sides: expected at least two"),
     ):
         with pytest.raises(ArgumentError, match=message):
             call()
@@ -344,5 +344,5 @@ def test_what_is_wrong_is_said() -> None:
         mapping = SelfPlayMapping(pool, envs.agents, {"main": Stranger()})
         collector = marlvec.Collector(envs, Net(), mapping, seed=0)
         mapping.update(collector)
-        with pytest.raises(ArgumentError, match="chose 'stranger' for side"):
+        with pytest.raises(ArgumentError, match="for side '.*': expected a learner or one of .*, got 'stranger'"):
             collector.collect(env_steps=10)

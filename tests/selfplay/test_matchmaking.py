@@ -130,7 +130,7 @@ def test_what_is_wrong_is_said() -> None:
         (lambda: MainExploiter("main", table, enough=2), "enough must be"),
         (lambda: Mixture(), "expected pairs"),
         (lambda: Mixture((0, Mirror())), "positive share"),
-        (lambda: Prioritised(table, lambda rate: -1.0).choose("main", OLD, rng), "not negative"),
+        (lambda: Prioritised(table, lambda rate: -1.0).choose("main", OLD, rng), "of at least 0"),
         (lambda: Prioritised(table, lambda rate: float("nan")).choose("main", OLD, rng), "finite"),
     ]
     for call, message in calls:

@@ -338,14 +338,14 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     cases: list[tuple[Callable[[], object], type[Exception], str]] = [
         (lambda: OpponentPool(Net(), folder=None), ArgumentError, "make must be a function"),  # type: ignore[arg-type]
         (lambda: OpponentPool(Net, capacity=0), ArgumentError, "capacity must be"),
-        (lambda: OpponentPool(Net, folder=tmp_path / "pool"), ArgumentError, "there is a pool in"),
+        (lambda: OpponentPool(Net, folder=tmp_path / "pool"), ArgumentError, "holds a pool already"),
         (lambda: OpponentPool.load(tmp_path / "none", Net), CheckpointError, "cannot be read"),
-        (lambda: OpponentPool.load(tmp_path / "pool", {"other": Net}), ArgumentError, "nothing says how to build"),
-        (lambda: pool.add("a", Net(), of="main"), ArgumentError, "there is an opponent 'a' already"),
-        (lambda: pool.add("b", Net()), ArgumentError, "nothing says how to build a policy of 'b'"),
+        (lambda: OpponentPool.load(tmp_path / "pool", {"other": Net}), ArgumentError, "no function for policies of"),
+        (lambda: pool.add("a", Net(), of="main"), ArgumentError, "'a' is taken"),
+        (lambda: pool.add("b", Net()), ArgumentError, "no function for policies of 'b'"),
         (lambda: pool.add("b", Net, of="main"), ArgumentError, "got the class Net: give an instance"),
         (lambda: pool.add("b", Unsaveable(), of="main"), SerialisationError, "the state of 'b'"),
-        (lambda: pool["c"], KeyError, "no opponent 'c'; there are"),
+        (lambda: pool["c"], KeyError, "no opponent 'c'; the opponents are"),
         (lambda: pool.remove("c"), KeyError, "no opponent 'c'"),
         (lambda: pool["a"].policy().act(Rows({})), MarlvecError, "call setup"),
     ]
@@ -500,7 +500,7 @@ def test_a_link_out_of_a_pools_folder_is_refused_and_what_it_leads_to_stays(tmp_
     del pool
     outside = file.replace(tmp_path / "outside.npz")
     file.symlink_to(outside)
-    with pytest.raises(CheckpointError, match="leads out of the pool's folder") as raised:
+    with pytest.raises(CheckpointError, match="is a link out of the pool's folder") as raised:
         OpponentPool.load(folder, Net)
     assert raised.value.file == str(file)
     file.unlink()
@@ -508,13 +508,13 @@ def test_a_link_out_of_a_pools_folder_is_refused_and_what_it_leads_to_stays(tmp_
     index = (folder / pool_index.INDEX).replace(tmp_path / "index.npz")
     (folder / pool_index.INDEX).symlink_to(index)
     content = index.read_bytes()
-    with pytest.raises(CheckpointError, match="leads out of the pool's folder"):
+    with pytest.raises(CheckpointError, match="is a link out of the pool's folder"):
         OpponentPool.load(folder, Net)
     other.mkdir()
     (other / pool_index.INDEX).symlink_to(tmp_path / "nowhere.npz")
-    with pytest.raises(CheckpointError, match="leads out of the pool's folder"):
+    with pytest.raises(CheckpointError, match="is a link out of the pool's folder"):
         OpponentPool(Net, folder=other)
-    with pytest.raises(CheckpointError, match="leads out of the pool's folder"):
+    with pytest.raises(CheckpointError, match="is a link out of the pool's folder"):
         OpponentPool(Net).save(other)
     assert index.read_bytes() == content
     assert not (tmp_path / "nowhere.npz").exists()

@@ -175,7 +175,7 @@ def test_skill_gets_surer_and_says_how_sure() -> None:
     assert widths == sorted(widths, reverse=True)
     assert skill.lower_bound("a") < skill.rating("a")
     assert OpenSkill("BradleyTerryFull").rating("x") == pytest.approx(25)
-    with pytest.raises(ArgumentError, match="no model 'Elo'"):
+    with pytest.raises(ArgumentError, match="model: expected one of .*got 'Elo'"):
         OpenSkill("Elo")
 
 

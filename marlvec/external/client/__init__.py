@@ -1,9 +1,9 @@
-"""How a client works inside; `marlvec.external.Client` is what one sees of it.
+"""The parts of a client; its public class is `marlvec.external.Client`.
 
 client            `Client`, the public class
-connection        one connection: messages out, messages in
-request_channel   numbered requests and their replies, over connections that break and come back
-env_form          what the server says of agents and spaces, and values of those
+connection        one connection: sends and receives messages
+request_channel   numbered requests and their replies, across reconnections
+env_form          agents and spaces as the server declared them; packs and unpacks their values
 client_episodes   the client's side of its episodes
-local_inference   how a client decides for itself; local_actor does it, with weights that were fetched
+local_inference   settings with which a client runs policies itself; local_actor runs them, with fetched weights
 """

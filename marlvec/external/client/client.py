@@ -1,4 +1,4 @@
-"""`Client`: a simulator in another process asks a `Server` for actions."""
+"""`Client`: a simulator in another process requests actions from a `Server`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Client"]
 
 
 class Client(EpisodeDriver):
-    """Drives episodes from another process: as `ExternalEnv` does from a thread, with the same calls.
+    """Drives episodes from another process, with the calls with which `ExternalEnv` drives them from a thread.
 
         with Client("ws://127.0.0.1:8000/") as client:
             episode = client.start_episode()
@@ -30,30 +30,31 @@ class Client(EpisodeDriver):
                 client.log_returns(episode, rewards)
             client.end_episode(episode, obs)
 
-    Several episodes may run at a time, each in a thread of its own or all in one. Where the vectorizer has one agent,
-    observations, actions, rewards and infos are that agent's own; else they are dicts of agent name to one.
+    Several episodes may run at a time, each in its own thread or all in one. If the vectorizer has one agent,
+    observations, actions, rewards and infos are that agent's values; otherwise they are dicts by agent name.
 
-    Where the connection breaks, it is made again, and nothing is lost or doubled; as long as the server keeps the
-    session, episodes go on. A call that waits meanwhile goes on waiting, up to its timeout.
+    If the connection breaks, the client reconnects, and nothing is lost or doubled: episodes continue as long as the
+    server keeps the session. A call that waits during that time continues to wait, up to its timeout.
 
     Rewards and infos are sent with the next observation. `log_action`, `end_agents` and `log_returns` do not wait for
     the server; if it refuses one, the next call about that episode raises.
 
     Args:
-        url: ``ws://host:port/``, as `Server.url` says.
-        token: What the server asks for: `find_token` reads it from the environment or a file. A server that asks for
-            none is refused then.
+        url: ``ws://host:port/``, see `Server.url`.
+        token: The server's token; `find_token` reads it from the environment or a file. With a token, a server that
+            requires none is refused.
         timeout: Seconds that each call waits at most; None: for ever.
-        reconnect_timeout: Seconds to go on trying to reach a server that is gone.
-        name: What to be called in the server's log.
-        dicts: Whether everything goes by agent name also where there is one agent.
-        local: Decides here, with weights from the server; see `LocalInference`. None: the server's collector decides.
+        reconnect_timeout: Seconds to keep trying to reach a server that is gone.
+        name: The client's name in the server's log.
+        dicts: Whether values are dicts by agent name even if there is one agent.
+        local: Chooses actions in this process, with weights from the server; see `LocalInference`. None: the server's
+            collector chooses them.
 
     Raises:
-        ArgumentError: The url or the token is none.
-        ConnectionLost: No server answers there.
-        RefusedError: The server does not let this client in; its ``code`` says why.
-        ProtocolError: It is no server of ours.
+        ArgumentError: The url or the token is malformed.
+        ConnectionLost: No server answers at ``url``.
+        RefusedError: The server refuses this client; ``code`` gives the reason.
+        ProtocolError: The server does not speak marlvec's protocol.
         MissingExtraError: ``marlvec[external]`` is not installed.
 
     Attributes:
@@ -75,8 +76,8 @@ class Client(EpisodeDriver):
         if token is not None:
             check_token(token)
         if not reconnect_timeout > 0:
-            raise ArgumentError(f"reconnect_timeout must be seconds above 0, got {reconnect_timeout!r}")
-        # Here, and not above: all of them need libraries that are extras.
+            raise ArgumentError(f"reconnect_timeout: expected seconds above 0, got {reconnect_timeout!r}")
+        # Imported here since they need libraries of the extra `external`.
         from marlvec.external.client.client_episodes import ClientEpisodes
         from marlvec.external.client.env_form import EnvForm
         from marlvec.external.client.request_channel import RequestChannel
@@ -92,39 +93,39 @@ class Client(EpisodeDriver):
         super().__init__(self._runs, self._runs.form.agents, timeout, dicts=dicts)
 
     def observation_space(self, agent: str) -> Space[Any]:
-        """One agent's observations, without the action mask."""
+        """Observation space of one agent, without the action mask."""
         space: Space[Any] = self._runs.form.obs[agent].space
         return space
 
     def action_space(self, agent: str) -> Space[Any]:
-        """One agent's actions."""
+        """Action space of one agent."""
         space: Space[Any] = self._runs.form.actions[agent].space
         return space
 
     @property
     def weights_version(self) -> int:
-        """Number of the weights that decide here; 0: none were fetched."""
+        """Version of the weights used in this process; 0: none were fetched."""
         return int(self._runs.weights_version)
 
     def update_weights(self, timeout: float | None = DEFAULT) -> int:
-        """Fetch the newest weights now, without waiting until it is time; returns their number.
+        """Fetch the newest weights now.
 
         Returns:
-            The number of the weights it decides with now.
+            The version of the weights now in use.
 
         Raises:
-            StateError: The server decides, not this client.
+            StateError: The client has no local inference.
             MarlvecError: As `get_action`.
         """
         return int(self._runs.update(self._seconds(timeout)))
 
     def close(self) -> None:
-        """Close the connection; episodes that run are lost. May be called again."""
+        """Close the connection; running episodes are lost. May be called again."""
         self._finalizer()
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the client was closed."""
         return not self._finalizer.alive
 
     def __enter__(self) -> Self:

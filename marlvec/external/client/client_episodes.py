@@ -1,4 +1,4 @@
-"""`ClientEpisodes`: a client's running episodes: values not sent yet, actions not received yet."""
+"""`ClientEpisodes`: a client's running episodes, with values not sent yet and actions not received yet."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ class _Run:
     """One episode.
 
     Attributes:
-        number: Its number on the wire.
-        era: The session it belongs to.
-        rewards, infos: What was said since the last message.
-        asked: The ticket of what was asked for and not answered, or None.
-        said: Tickets of what was said and not confirmed.
+        number: Its number in the protocol.
+        era: The session that it belongs to.
+        rewards, infos: Values logged since the last message.
+        asked: The pending request for actions, or None.
+        unconfirmed: Requests that the server has not confirmed yet.
     """
 
-    __slots__ = ("asked", "era", "infos", "number", "rewards", "said")
+    __slots__ = ("asked", "era", "infos", "number", "rewards", "unconfirmed")
 
     def __init__(self, number: int, era: int) -> None:
         self.number, self.era = number, era
         self.rewards: dict[str, float] = {}
         self.infos: dict[str, dict[str, Any]] = {}
         self.asked: PendingRequest | None = None
-        self.said: list[PendingRequest] = []
+        self.unconfirmed: list[PendingRequest] = []
 
 
 class ClientEpisodes:
     """All episodes of one client.
 
     Args:
-        caller: Who talks to the server.
-        form: What it says of agents and spaces.
-        local: Decides here, or None.
+        caller: The connection to the server.
+        form: Agents and spaces of the server.
+        local: Settings of local inference, or None.
     """
 
     def __init__(self, caller: RequestChannel, form: EnvForm, local: LocalInference | None) -> None:
@@ -74,31 +74,31 @@ class ClientEpisodes:
 
     @property
     def weights_version(self) -> int:
-        """Number of the weights that decide here."""
+        """Version of the weights used in this process."""
         return 0 if self._actor is None else self._actor.version
 
     def update(self, timeout: float | None) -> int:
         """Fetch the newest weights.
 
         Raises:
-            StateError: The server decides.
+            StateError: The client has no local inference.
         """
         if self._actor is None:
-            raise StateError("update_weights(): the server decides, not this client: see Client(local=…)")
+            raise StateError("update_weights(): the server decides, not this client; give Client(local=…)")
         self._actor.update(timeout)
         return self._actor.version
 
     def begin(
         self, key: Hashable | None, *, training_enabled: bool, env_id: int | None, timeout: float | None
     ) -> Hashable:
-        """Begin one; see `EpisodeDriver.start_episode`."""
+        """Begin an episode; see `EpisodeDriver.start_episode`."""
         if self._actor is not None:
             self._actor.look(timeout)
         with self._lock:
             self._numbers += 1
             key = f"episode-{self._numbers}" if key is None else key
             if key in self._runs:
-                raise StateError(f"start_episode({key!r}): an episode of this id runs; end_episode() it first")
+                raise StateError(f"start_episode({key!r}): an episode with this id runs; end_episode() it first")
             fields = {"episode": self._numbers, "training": bool(training_enabled)}
             pending = self._caller.request(
                 Type.BEGIN, fields if env_id is None else {**fields, "slot": int(env_id)}, timeout
@@ -113,13 +113,13 @@ class ClientEpisodes:
             raise EpisodesFull(f"start_episode(): no slot was free within {timeout} s") from None
         except MarlvecError as error:
             self._forget(key)
-            raise _own(error) from None
+            raise _typed(error) from None
         if self._actor is not None:
             self._actor.begin(run.number)
         return key
 
     def ask(self, key: Hashable, obs: Any, masks: Any, timeout: float | None) -> dict[str, Any]:
-        """Ask for actions; see `EpisodeDriver.get_action`."""
+        """Request actions; see `EpisodeDriver.get_action`."""
         run = self._running(key)
         if run.asked is not None:
             raise StateError(f"episode {key!r} waits for an answer already: wait_for_action(), or end_episode()")
@@ -130,20 +130,20 @@ class ClientEpisodes:
             self._log(key, run, data, actions, allowed, timeout, {"version": self._actor.version})
             self._actor.look(timeout)
             return actions
-        run.asked = self._say(key, run, Type.STEP, {"obs": data, **self._masks(allowed)}, timeout)
+        run.asked = self._send(key, run, Type.STEP, {"obs": data, **self._masks(allowed)}, timeout)
         return self.wait(key, timeout)
 
     def wait(self, key: Hashable, timeout: float | None) -> dict[str, Any]:
-        """Wait for what was asked; see `EpisodeDriver.wait_for_action`."""
+        """Wait for requested actions; see `EpisodeDriver.wait_for_action`."""
         run = self._running(key)
         if run.asked is None:
-            raise StateError(f"wait_for_action({key!r}): nothing was asked; get_action() first")
+            raise StateError(f"wait_for_action({key!r}): nothing was asked for; call get_action() first")
         try:
             reply = self._caller.wait(run.asked, timeout)
         except AnswerTimeout:
             raise AnswerTimeout(
-                f"episode {key!r}: no action within {timeout} s; is a collector collecting? It stays asked for: "
-                f"wait_for_action(), or end_episode()"
+                f"episode {key!r}: no action within {timeout} s; is a collector collecting? The request stays "
+                f"pending: call wait_for_action() again, or end_episode()"
             ) from None
         except MarlvecError as error:
             run.asked = run.asked if isinstance(error, ConnectionLost) and run.era == self._caller.era else None
@@ -152,12 +152,12 @@ class ClientEpisodes:
         return self.form.read_actions(reply.fields["actions"])
 
     def log(self, key: Hashable, obs: Any, actions: Any, masks: Any, timeout: float | None) -> None:
-        """Say what was done; see `EpisodeDriver.log_action`."""
+        """Log actions; see `EpisodeDriver.log_action`."""
         run = self._running(key)
         seen, allowed = self.form.split(obs, masks)
         done = self.form.check(actions, "actions")
         if done.keys() != seen.keys():
-            raise ArgumentError(f"actions: expected those of {sorted(seen)}, got those of {sorted(done)}")
+            raise ArgumentError(f"actions: expected actions of {sorted(seen)}, got actions of {sorted(done)}")
         self._log(key, run, self.form.write_obs(seen), done, allowed, timeout, {})
 
     def _log(
@@ -171,10 +171,10 @@ class ClientEpisodes:
         more: Mapping[str, Any],
     ) -> None:
         fields = {"obs": obs, "actions": self.form.write_actions(actions), **self._masks(masks), **more}
-        run.said.append(self._say(key, run, Type.LOG, fields, timeout))
+        run.unconfirmed.append(self._send(key, run, Type.LOG, fields, timeout))
 
     def log_returns(self, key: Hashable, rewards: Any, infos: Any) -> None:
-        """Note rewards and infos; see `EpisodeDriver.log_returns`."""
+        """Log rewards and infos; see `EpisodeDriver.log_returns`."""
         run = self._running(key)
         total, new_infos = dict(run.rewards), dict(run.infos)
         for name, reward in self.form.check(rewards, "rewards").items():
@@ -192,7 +192,7 @@ class ClientEpisodes:
     def leave(
         self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
     ) -> None:
-        """Some agents end; see `EpisodeDriver.end_agents`."""
+        """End some agents; see `EpisodeDriver.end_agents`."""
         run = self._running(key)
         table = self.form.check(final_obs, "final_obs")
         cut = _flags(truncated, table)
@@ -204,39 +204,39 @@ class ClientEpisodes:
             "truncated": [name for name in table if cut[name]],
         }
         if neither := [name for name in table if not (over[name] or cut[name])]:
-            raise ArgumentError(f"agents {neither} end, so they must be terminated or truncated")
-        run.said.append(self._say(key, run, Type.LEAVE, fields, timeout))
+            raise ArgumentError(f"agents {neither} end: expected terminated or truncated True, got False for both")
+        run.unconfirmed.append(self._send(key, run, Type.LEAVE, fields, timeout))
         if self._actor is not None:
             self._actor.leave(run.number, table)
 
     def end(
         self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
     ) -> None:
-        """One is over; see `EpisodeDriver.end_episode`."""
+        """End an episode; see `EpisodeDriver.end_episode`."""
         run = self._running(key)
         if isinstance(terminated, Mapping) or isinstance(truncated, Mapping) or (terminated and truncated):
             self.leave(key, final_obs, terminated, truncated, timeout)
             final_obs, truncated = {}, False
         seen, _ = self.form.split(self.form.check(final_obs, "final_obs"), None)
         data = self.form.write_obs({name: obs for name, obs in seen.items() if obs is not None})
-        run.asked = None  # the answer that is due is not waited for any more
-        pending = self._say(key, run, Type.END, {"obs": data, "truncated": bool(truncated)}, timeout)
+        run.asked = None  # a pending answer is dropped
+        pending = self._send(key, run, Type.END, {"obs": data, "truncated": bool(truncated)}, timeout)
         self._forget(key)
         try:
             self._caller.wait(pending, timeout)
             self._check(run)
         except MarlvecError as error:
-            raise _own(error) from None
+            raise _typed(error) from None
 
     # --- inside
 
     def _masks(self, masks: Mapping[str, Any]) -> dict[str, Any]:
         return {"masks": self.form.write_masks(masks)} if masks else {}
 
-    def _say(
+    def _send(
         self, key: Hashable, run: _Run, kind: Type, fields: Mapping[str, Any], timeout: float | None
     ) -> PendingRequest:
-        """Send something about an episode, and all that was said since the last time."""
+        """Send a message about an episode, with the rewards and infos logged since the last one."""
         try:
             self._check(run)
         except MarlvecError as error:
@@ -246,18 +246,18 @@ class ClientEpisodes:
         outcome = {name: what for name, what in (("rewards", run.rewards), ("infos", run.infos)) if what}
         try:
             pending = self._caller.request(kind, {"episode": run.number, **fields, **outcome}, timeout)
-        except ProtocolError as error:  # it is too large; whatever the infos were, they would be so again
+        except ProtocolError as error:  # too large: drop the infos, which would make the next message too large as well
             run.infos = {}
-            raise _own(error) from None
+            raise _typed(error) from None
         run.rewards, run.infos = {}, {}
         return pending
 
     def _check(self, run: _Run) -> None:
-        """Raise what the server had against something that was said."""
+        """Raise the first error with which the server replied to an earlier message."""
         if run.era != self._caller.era:
             raise ConnectionLost("the server has lost this client's session, and its episodes with it")
-        while run.said and run.said[0].reply is not None:
-            self._caller.wait(run.said.pop(0), 0.0)
+        while run.unconfirmed and run.unconfirmed[0].reply is not None:
+            self._caller.wait(run.unconfirmed.pop(0), 0.0)
 
     def _running(self, key: Hashable) -> _Run:
         run = self._runs.get(key)
@@ -269,11 +269,11 @@ class ClientEpisodes:
         return run
 
     def _explained(self, key: Hashable, error: MarlvecError) -> MarlvecError:
-        """What the server says, as an error of our own; an episode that is over is forgotten."""
-        own = _own(error)
-        if isinstance(own, EpisodeOver):
+        """Translate an error of the server; forget the episode if it is over."""
+        typed = _typed(error)
+        if isinstance(typed, EpisodeOver):
             self._forget(key)
-        return own
+        return typed
 
     def _forget(self, key: Hashable) -> None:
         run = self._runs.pop(key, None)
@@ -281,7 +281,7 @@ class ClientEpisodes:
             self._actor.end(run.number)
 
 
-def _own(error: MarlvecError) -> MarlvecError:
+def _typed(error: MarlvecError) -> MarlvecError:
     if isinstance(error, RefusedError) and error.code in _KINDS:
         return _KINDS[error.code](str(error))
     if isinstance(error, ProtocolError) and error.code == "limit":
@@ -293,5 +293,5 @@ def _flags(given: Flags, table: Mapping[str, Any]) -> dict[str, bool]:
     if not isinstance(given, Mapping):
         return dict.fromkeys(table, bool(given))
     if stray := [name for name in given if name not in table]:
-        raise ArgumentError(f"flags of agents {stray}, who do not end")
+        raise ArgumentError(f"flags name agents {stray}, who do not end; leave them out")
     return {name: bool(given.get(name, False)) for name in table}

@@ -1,4 +1,4 @@
-"""`ClientConnection`: one WebSocket connection to a server; any thread may send, one at a time reads."""
+"""`ClientConnection`: one WebSocket connection to a server; any thread may send, one thread at a time reads."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ __all__ = ["ClientConnection"]
 
 _CHUNK = 65_536
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)  # neither has a file descriptor of its own
-_SLICE = 0.1  # seconds between two looks at whether another thread has something to send
+_SLICE = 0.1  # seconds between two checks for bytes that another thread wants to send
 _QUIET = logging.getLogger("marlvec.external.websockets")
 _QUIET.setLevel(logging.CRITICAL)
 
 
 class ClientConnection:
-    """One connection.
+    """One WebSocket connection.
 
     Args:
         url: ``ws://host:port/``.
-        deadline: Until when it must stand.
+        deadline: Time by which it must be open.
 
     Raises:
-        ArgumentError: The url is none.
-        ConnectionLost: No server answers there, or not in time, or not as a server of ours.
-        RefusedError: The server accepts no client from here; the text has its reason.
+        ArgumentError: The url is malformed.
+        ConnectionLost: No marlvec server answers there in time.
+        RefusedError: The server accepts no client from here; the text gives its reason.
 
     Attributes:
-        host: What the request called the server.
-        heard: When something last came.
+        host: Host header of the request.
+        heard: When bytes last came.
     """
 
     def __init__(self, url: str, deadline: float) -> None:
         try:
             uri = parse_uri(url)
         except InvalidURI as error:
-            raise ArgumentError(f"expected a url such as ws://127.0.0.1:8000/, got {url!r}") from error
+            raise ArgumentError(f"url: expected one such as ws://127.0.0.1:8000/, got {url!r}") from error
         if uri.secure:
-            raise ArgumentError(f"{url}: this client speaks no TLS; use a tunnel, e.g. ssh -L, and ws://")
+            raise ArgumentError(f"url={url!r}: expected ws://, since this client has no TLS; use a tunnel, e.g. ssh -L")
         self._lock = threading.Lock()
         self._protocol = ClientProtocol(
             uri, subprotocols=[Subprotocol("marlvec.v1")], max_size=MAX_MESSAGE + 2**20, logger=_QUIET
@@ -83,7 +83,7 @@ class ClientConnection:
         while self._protocol.state.name == "CONNECTING":
             left = deadline - time.monotonic()
             if left <= 0:
-                raise ConnectionLost(f"{url} does not answer as a WebSocket server in time")
+                raise ConnectionLost(f"{url} did not answer the WebSocket handshake in time")
             self._read(min(left, _SLICE))
             error = self._protocol.handshake_exc
             if isinstance(error, InvalidStatus):
@@ -91,17 +91,17 @@ class ClientConnection:
                 status = error.response.status_code
                 raise RefusedError(f"{url} refuses the connection: {status} {body}", "request")
             if error is not None or self._protocol.parser_exc is not None:
-                raise ConnectionLost(f"{url} is no WebSocket server: {error or self._protocol.parser_exc}")
+                raise ConnectionLost(f"{url} is not a WebSocket server: {error or self._protocol.parser_exc}")
         if self._protocol.subprotocol != "marlvec.v1":
-            raise ConnectionLost(f"{url} is a WebSocket server, but not one of ours")
+            raise ConnectionLost(f"{url} is a WebSocket server, but not a marlvec server")
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that wait until the server reads."""
+        """Bytes that wait to be sent."""
         return self._out_bytes
 
     def send(self, data: bytes) -> None:
-        """Send one message, or have `receive` send it as soon as the server reads.
+        """Send one message, or let `receive` send it once the socket takes it.
 
         Raises:
             ConnectionLost: The connection is closed.
@@ -116,10 +116,10 @@ class ClientConnection:
         """Wait for messages.
 
         Args:
-            timeout: Seconds; at most a tenth is waited.
+            timeout: Seconds to wait, 0.1 s at most.
 
         Returns:
-            Those that have come; may be empty.
+            The messages that have come; may be empty.
 
         Raises:
             ConnectionLost: The connection is closed.
@@ -175,11 +175,11 @@ class ClientConnection:
 
     def _gone(self, reason: str) -> ConnectionLost:
         close = self._protocol.close_rcvd
-        said = f"; it said {close.code} {close.reason}".rstrip() if close is not None else ""
-        return ConnectionLost(f"the connection is gone: {reason}{said}")
+        close_frame = f"; its close frame: {close.code} {close.reason}".rstrip() if close is not None else ""
+        return ConnectionLost(f"the connection is gone: {reason}{close_frame}")
 
     def close(self) -> None:
-        """Close it; may be called again."""
+        """Close the connection; may be called again."""
         with self._lock:
             with contextlib.suppress(ConnectionLost, InvalidHandshake, OSError):
                 if self._protocol.state.name == "OPEN":

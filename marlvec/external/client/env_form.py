@@ -1,4 +1,4 @@
-"""`EnvForm`: agents and spaces as the server declared them; packs and unpacks values."""
+"""`EnvForm`: agents and spaces as the server declared them; packs and unpacks their values."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from marlvec.external.protocol.values import DTYPES, ValueReader, write_array, w
 
 __all__ = ["EnvForm"]
 
-_COMMON = ("common", "__common__")  # what belongs to no agent alone
+_COMMON = ("common", "__common__")  # keys of infos that belong to no single agent
 
 
 class EnvForm:
-    """Agents, spaces and their values.
+    """Agents and spaces of a server, and conversion of their values.
 
     Args:
-        welcome: What the server says.
+        welcome: The server's welcome message.
 
     Raises:
-        ProtocolError: It is not what a server says.
+        ProtocolError: The welcome does not declare valid spaces.
 
     Attributes:
         agents: Names, in order.
-        obs, actions: Agent name to its values' reader and writer.
-        masks: Names of the agents that must have an action mask.
+        obs, actions: Agent name to the reader and writer of its values.
+        masks: Names of the agents that need an action mask.
     """
 
     def __init__(self, welcome: Welcome) -> None:
@@ -40,14 +40,14 @@ class EnvForm:
         self.masks: set[str] = set()
         for group in welcome.groups:
             if not isinstance(group, dict) or group.keys() != {"agents", "observation", "action", "mask"}:
-                raise ProtocolError("the server's welcome has a group that is none")
+                raise ProtocolError("WELCOME: groups: expected dicts of agents, observation, action and mask")
             obs, action = ValueReader(read_space(group["observation"])), ValueReader(read_space(group["action"]))
             self.obs |= dict.fromkeys(group["agents"], obs)
             self.actions |= dict.fromkeys(group["agents"], action)
             if group["mask"] is not None:
                 self.masks.update(group["agents"])
         if self.obs.keys() != set(self.agents):
-            raise ProtocolError("the server's welcome has agents without spaces, or the other way round")
+            raise ProtocolError("WELCOME: groups: expected every agent in one group, and no others")
 
     def space(self, agent: str, *, of_actions: bool) -> Space[Any]:
         """One agent's space.
@@ -58,10 +58,10 @@ class EnvForm:
         return (self.actions if of_actions else self.obs)[agent].space
 
     def check(self, table: Any, what: str) -> Mapping[str, Any]:
-        """Refuse what is no table by agent.
+        """Require a dict keyed by known agents.
 
         Raises:
-            ArgumentError: It is no dict, or names an unknown agent.
+            ArgumentError: Not a dict, or an agent is unknown.
         """
         if not isinstance(table, Mapping):
             raise ArgumentError(f"{what}: expected a dict of agent name to value, got {type(table).__name__}")
@@ -70,7 +70,7 @@ class EnvForm:
         return table
 
     def split(self, obs: Any, masks: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Observations and action masks, also where an env has put the mask into the observation."""
+        """Separate observations from action masks, also if an env puts the mask into the observation."""
         bare = dict(self.check(obs, "observations"))
         found = {} if masks is None else dict(self.check(masks, "masks"))
         for name, value in bare.items():
@@ -81,38 +81,38 @@ class EnvForm:
         return bare, found
 
     def write_obs(self, obs: Mapping[str, Any]) -> dict[str, Any]:
-        """Observations as they go over the wire.
+        """Pack observations for the protocol.
 
         Raises:
-            ContractError: One is not of its space's structure, shape and dtype; names the agent.
+            ContractError: A value does not have its space's structure, shape and dtype; names the agent.
         """
         return {name: _write(self.obs[name], value, "observation", name) for name, value in obs.items()}
 
     def write_actions(self, actions: Mapping[str, Any]) -> dict[str, Any]:
-        """Actions as they go over the wire; raises as `write_obs`."""
+        """Pack actions for the protocol; raises as `write_obs`."""
         return {name: _write(self.actions[name], value, "action", name) for name, value in actions.items()}
 
     def write_masks(self, masks: Mapping[str, Any]) -> dict[str, Any]:
-        """Action masks as they go over the wire."""
+        """Pack action masks for the protocol."""
         return {name: write_mask(mask) for name, mask in masks.items()}
 
     def read_actions(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Actions that came.
+        """Unpack received actions.
 
         Raises:
-            ProtocolError: They are none of these spaces.
+            ProtocolError: They do not match the action spaces.
         """
         try:
             return {name: self.actions[name].read(value, f"action of {name!r}") for name, value in data.items()}
         except (KeyError, ContractError) as error:
-            raise ProtocolError(f"the server sent no actions: {error}") from None
+            raise ProtocolError(f"the server sent invalid actions: {error}") from None
 
     def write_infos(self, infos: Any) -> dict[str, dict[str, Any]]:
-        """Infos as they go over the wire.
+        """Pack infos for the protocol.
 
         Raises:
-            ArgumentError: It is no dict of dicts by agent.
-            ContractError: There is something in it that does not go over a socket.
+            ArgumentError: Not a dict of dicts by agent.
+            ContractError: The protocol has no type for a value.
         """
         self.check({n: None for n in infos if n not in _COMMON} if isinstance(infos, Mapping) else infos, "infos")
         out: dict[str, dict[str, Any]] = {}
@@ -128,7 +128,7 @@ class EnvForm:
 
 def _key(key: Any, name: str) -> str:
     if not isinstance(key, str):
-        raise ContractError(f"infos of {name!r}: keys that go over a socket are texts, got {key!r}")
+        raise ContractError(f"infos of {name!r}: expected keys that are texts, got {key!r}")
     return key
 
 

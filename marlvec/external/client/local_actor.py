@@ -30,10 +30,10 @@ _MAX_WEIGHTS = 2**31
 
 
 class _Episode:
-    """What one episode's agents remember.
+    """Connectors and rewards of one episode's agents.
 
     Attributes:
-        before, behind: Policy id to its connectors, of this episode alone.
+        before, behind: Policy id to its agent connectors, and action connectors, for this episode alone.
         turns: Agent name to the number of its next decision.
         rewards: Agent name to the sum of its rewards since its last decision.
     """
@@ -48,18 +48,18 @@ class _Episode:
 
 
 class LocalActor:
-    """Policies and connectors of a client. Threads may decide at the same time; policies are asked one by one.
+    """Policies and connectors of a client. Threads may call it at the same time; a lock serializes policy calls.
 
     Args:
-        local: What it was given.
-        form: What the server says of agents and spaces.
-        caller: Who talks to it.
+        local: The settings.
+        form: Agents and spaces of the server.
+        caller: The connection to the server.
 
     Raises:
         ArgumentError: The mapping does not fit the agents.
 
     Attributes:
-        version: Number of the weights in use; 0: those that the policies were built with.
+        version: Version of the weights in use; 0: the policies' initial weights.
     """
 
     def __init__(self, local: LocalInference, form: EnvForm, caller: RequestChannel) -> None:
@@ -82,9 +82,9 @@ class LocalActor:
             before.policy_id = behind.policy_id = name
             before.eval()
             behind.eval()
-            own = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+            policy_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
             self._trees[name] = SpaceTree(behind.policy_space_)
-            policies[name].setup(before.output_space_, behind.policy_space_, seed=own)
+            policies[name].setup(before.output_space_, behind.policy_space_, seed=policy_seed)
         self._episodes: dict[int, _Episode] = {}
         self._lock = threading.RLock()
         self._every, self._next_look = local.update_seconds, 0.0
@@ -93,16 +93,16 @@ class LocalActor:
     # --- episodes
 
     def begin(self, number: int) -> None:
-        """One begins: its connectors know what the newest ones have learned, and remember nothing."""
+        """Begin an episode: copy the connectors with their newest state, without memory of other episodes."""
         with self._lock:
             self._episodes[number] = _Episode(self._before, self._behind)
 
     def end(self, number: int) -> None:
-        """One is over."""
+        """End an episode."""
         self._episodes.pop(number, None)
 
     def leave(self, number: int, agents: Iterable[str]) -> None:
-        """Some agents have left."""
+        """Drop the rewards of agents that have ended."""
         episode = self._episodes[number]
         for agent in agents:
             episode.rewards.pop(agent, None)
@@ -115,11 +115,11 @@ class LocalActor:
         Args:
             number: The episode.
             obs: Agent name to observation.
-            masks: Agent name to action mask, where there are some.
-            rewards: Agent name to its reward since the last time.
+            masks: Agent name to action mask, for agents that have one.
+            rewards: Agent name to its reward since the last call.
 
         Raises:
-            ContractError: The connectors take rows out: what is to be done then is the server's to know.
+            ContractError: The agent connectors removed rows: only the server can decide for these.
         """
         episode = self._episodes[number]
         for agent, reward in rewards.items():
@@ -132,11 +132,11 @@ class LocalActor:
                 rows = episode.before[policy_id](rows)
                 if len(rows) != len(mine):
                     raise ContractError(
-                        f"the agent connectors of policy {policy_id!r} took rows out; let the server decide for those"
+                        f"the agent connectors of policy {policy_id!r} removed rows; let the server decide for them"
                     )
-                said = self._policies[policy_id].act(rows, explore=self._explore)
+                output = self._policies[policy_id].act(rows, explore=self._explore)
             try:
-                actions, columns = split_output(said, self._trees[policy_id])
+                actions, columns = split_output(output, self._trees[policy_id])
             except ContractError as error:
                 raise ContractError(f"policy {policy_id!r} {error}") from None
             answer = rows.replace(actions=actions, **columns)
@@ -178,7 +178,7 @@ class LocalActor:
     # --- weights
 
     def look(self, timeout: float | None) -> None:
-        """See whether there are newer weights, if it is time."""
+        """Check for newer weights, if it is time."""
         now = time.monotonic()
         with self._lock:
             if now < self._next_look:
@@ -187,11 +187,11 @@ class LocalActor:
         self.update(timeout)
 
     def update(self, timeout: float | None) -> None:
-        """Fetch the newest weights, if they are newer.
+        """Fetch the newest weights if they are newer than those in use.
 
         Raises:
-            ProtocolError: What came is not what was offered.
-            ArgumentError: It does not fit the policies here.
+            ProtocolError: The weights differ from the offer.
+            ArgumentError: They do not fit the policies here.
             MarlvecError: As `RequestChannel.wait`.
         """
         for _ in range(5):
@@ -200,7 +200,7 @@ class LocalActor:
             except RefusedError as error:
                 if error.code not in ("weights", "limit"):
                     raise
-                continue  # newer ones have come meanwhile
+                continue  # newer weights were published meanwhile
             if version > self.version:
                 self._load(version, unpack_plain(data))
             return
@@ -219,13 +219,13 @@ class LocalActor:
             if len(whole) > offer["size"]:
                 break
         if hashlib.sha256(whole).digest() != offer["sha256"]:
-            raise ProtocolError("the weights that came are not those that were offered")
+            raise ProtocolError("the checksum of the received weights differs from the offered one")
         return offer["version"], bytes(whole)
 
     def _load(self, version: int, content: Any) -> None:
         names = {"version", "policies", "agent_connectors", "action_connectors"}
         if not isinstance(content, dict) or content.keys() != names or content["version"] != version:
-            raise ProtocolError("the weights that came are none")
+            raise ProtocolError("received weights: expected a dict of {names} of version {version}")
         with self._lock:
             for part, mine in (
                 ("policies", self._policies),
@@ -233,7 +233,7 @@ class LocalActor:
                 ("action_connectors", self._behind),
             ):
                 if not isinstance(content[part], dict):
-                    raise ProtocolError(f"the weights that came have no {part}")
+                    raise ProtocolError(f"received weights: expected a dict of {part}")
                 for name, state in content[part].items():
                     if name in mine:
                         mine[name].load_state_dict(state)
@@ -244,7 +244,7 @@ class LocalActor:
 
 def _mapping(given: str | Mapping[str, str] | None, ids: tuple[str, ...], agents: tuple[str, ...]) -> Mapping[str, str]:
     if given is None and len(ids) > 1:
-        raise ArgumentError(f"policy_mapping must name each agent's policy; there are several: {list(ids)}")
+        raise ArgumentError(f"policy_mapping: expected a policy for each agent, one of {list(ids)}, got None")
     played_by = dict(given) if isinstance(given, Mapping) else dict.fromkeys(agents, ids[0] if given is None else given)
     if played_by.keys() != set(agents) or not set(played_by.values()) <= set(ids):
         raise ArgumentError(f"policy_mapping: expected one of {list(ids)} for each of {list(agents)}, got {given!r}")

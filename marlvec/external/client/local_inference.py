@@ -13,23 +13,22 @@ __all__ = ["LocalInference"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalInference:
-    """Policies in the client's own process: no answer is waited for, and the actions are sent to the server.
+    """Settings to run policies in the client's process: it waits for no answer, and sends its actions to the server.
 
-    Weights come from `Server.publish`, in numbered versions: the policies here must be built as those there are, and
-    take over their ``state_dict``; connectors take over what those there have learned, with each new episode. Nothing
-    that comes names a class or a function. In the server's batches these rows are ``off_policy``, with what the env was
-    given; what else a policy says (``logp``, …) stays here. Action connectors must keep the action space: the collector
-    there cannot compute from the env's action what the policy had said, and refuses it.
+    Weights come from `Server.publish`, in numbered versions. Build the policies here as in the server's process: they
+    load the server's ``state_dict``; connectors load the server's learned state at each new episode. Received data
+    names no class or function. In the server's batches these rows are ``off_policy``, with the actions that the env
+    received; other policy outputs (``logp``, …) stay here. Action connectors must keep the action space: the collector
+    cannot compute the policy's output from the env's action, and refuses it.
 
     Attributes:
-        policies: Policy id to policy, as the server's collector has them; or one policy, which is ``"main"``. An
-            object with a method ``act(rows)``, or a function of rows, will do for a policy.
-        policy_mapping: A policy id, or agent name to policy id; None: the only policy there is.
-        agent_connectors: As a `Collector`'s.
-        action_connectors: Likewise.
+        policies: Policy id to policy, as in the server's collector; or one policy, which becomes ``"main"``. A policy
+            may also be an object with a method ``act(rows)``, or a function of rows.
+        policy_mapping: A policy id, or agent name to policy id; None: the only policy.
+        agent_connectors, action_connectors: As for a `Collector`.
         explore: Whether the policies explore.
-        update_seconds: How often to ask for newer weights.
-        seed: Seeds the policies; None: from the operating system.
+        update_seconds: Seconds between checks for newer weights.
+        seed: Seed of the policies; None: from the operating system.
     """
 
     policies: Mapping[str, PolicyLike] | PolicyLike

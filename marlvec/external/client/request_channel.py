@@ -1,8 +1,8 @@
-"""`RequestChannel`: numbered requests and their replies, over connections that may break and be made again.
+"""`RequestChannel`: numbered requests and their replies, across reconnections.
 
-A thread that waits for a reply reads the connection, one at a time, and hands replies to all that wait: an answer
-reaches its thread without passing through another one. A helper thread reads when no other does, so that the server's
-pings are answered while the simulator is at work.
+One of the threads that wait for a reply reads the connection and hands replies to all of them: a reply reaches its
+thread without an extra thread switch. A helper thread reads when no other thread does, so that the server's pings are
+answered while the simulator works.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ __all__ = ["RequestChannel", "PendingRequest"]
 
 _HANDSHAKE_SECONDS = 5.0
 _KEPT = 64 * 2**20
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between two attempts to come back
-_FINAL = frozenset({"version", "token", "protocol", "request"})  # of no use to try again
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between two attempts to reconnect
+_FINAL = frozenset({"version", "token", "protocol", "request"})  # codes after which a retry cannot succeed
 _HIGH = 2**20
 
 
 class PendingRequest:
-    """A request and, once it is there, its reply.
+    """A request and its reply.
 
     Attributes:
-        number: The request's.
-        era: The session's; see `RequestChannel.era`.
-        reply: The reply, or why there will be none; None as long as it is open.
+        number: The request's number.
+        era: The session's count; see `RequestChannel.era`.
+        reply: The reply, or the error in its place; None while it is pending.
     """
 
     __slots__ = ("era", "number", "reply")
@@ -46,22 +46,22 @@ class PendingRequest:
 
 
 class RequestChannel:
-    """A session with a server.
+    """A session with a server, across reconnections.
 
     Args:
-        url: Where it is.
-        token: What it asks for, or None.
-        name: What to be called there.
-        reconnect_timeout: Seconds to go on trying to reach it, each time that it is gone.
+        url: The server's address.
+        token: The server's token, or None.
+        name: The client's name in the server's log.
+        reconnect_timeout: Seconds to keep trying to reach a server that is gone.
 
     Raises:
-        ConnectionLost: It cannot be reached.
-        RefusedError: It says no.
-        ProtocolError: It is not one of ours.
+        ConnectionLost: The server cannot be reached.
+        RefusedError: The server refuses this client.
+        ProtocolError: The server does not speak marlvec's protocol.
 
     Attributes:
-        welcome: What it has said of itself.
-        era: How many sessions there have been before: one more after each that was lost.
+        welcome: The server's welcome message.
+        era: How many sessions were lost before this one.
     """
 
     def __init__(self, url: str, token: str | None, name: str, reconnect_timeout: float) -> None:
@@ -71,7 +71,7 @@ class RequestChannel:
         self._pending_requests: dict[int, PendingRequest] = {}
         self._link: ClientConnection | None = None
         self._reading = self._closed = False
-        self._server_closing = False  # whether the server has said that it closes, and no call has raised that yet
+        self._server_closing = False  # the server announced that it closes, and no call has raised that yet
         self._lost: Exception | None = None
         self._gone_since = 0.0
         self._attempts = 0
@@ -84,22 +84,22 @@ class RequestChannel:
     # --- requests
 
     def request(self, kind: Type, fields: dict[str, Any], timeout: float | None = None) -> PendingRequest:
-        """Send a request, and do not wait for its reply; only for room, where the server is slow.
+        """Send a request without waiting for its reply; waits only while too much is unsent or unanswered.
 
         Args:
-            kind: What.
-            fields: What it holds.
-            timeout: Seconds to wait for room; None: for ever.
+            kind: Message type.
+            fields: Its fields.
+            timeout: Seconds to wait until it can be sent; None: for ever.
 
         Raises:
             ClosedError: `close` was called.
-            ConnectionLost: The server is gone, and did not come back in time.
-            AnswerTimeout: There was no room in time.
-            ProtocolError: It is larger than the server takes; code ``"limit"``.
+            ConnectionLost: The server is gone, and could not be reached again in time.
+            AnswerTimeout: The request could not be sent in time.
+            ProtocolError: It is larger than the server accepts; code ``"limit"``.
         """
         deadline = _deadline(timeout)
         window = int(self.welcome.limits["window"])
-        self._turn_until(lambda: self._has_room(window), deadline, "room for a request")
+        self._turn_until(lambda: self._has_room(window), deadline, "capacity to send a request")
         with self._lock:
             if self._closed:
                 raise ClosedError("the client was closed")
@@ -109,20 +109,20 @@ class RequestChannel:
                 try:
                     link.send(data)
                 except ConnectionLost as error:
-                    self._hang_up(link, error)  # it is kept, and sent again
+                    self._hang_up(link, error)  # the stream keeps the message, and it is sent again
             return pending
 
     def wait(self, pending: PendingRequest, timeout: float | None) -> Message:
         """Wait for a reply.
 
         Args:
-            pending: Whose.
+            pending: The request.
             timeout: Seconds; None: for ever.
 
         Raises:
-            RefusedError: The server refuses it.
-            AnswerTimeout: None came in time; it may still come.
-            ConnectionLost: The server is gone, and did not come back in time; or it has lost this session.
+            RefusedError: The server refuses the request.
+            AnswerTimeout: No reply came in time; it may still come.
+            ConnectionLost: The server is gone, and could not be reached again in time; or it has lost this session.
             ClosedError: `close` was called.
         """
         self._turn_until(lambda: pending.reply is not None, _deadline(timeout), "the reply")
@@ -147,7 +147,7 @@ class RequestChannel:
     # --- reading
 
     def _turn_until(self, is_there: Callable[[], bool], deadline: float | None, what: str) -> None:
-        """Read, or let another thread read, until something is there."""
+        """Read, or let another thread read, until `is_there` is True."""
         while not is_there():
             now = time.monotonic()
             left = None if deadline is None else deadline - now
@@ -168,7 +168,7 @@ class RequestChannel:
                     self._lock.notify_all()
 
     def _turn(self, timeout: float, deadline: float | None) -> None:
-        """Read once, or try to get the connection back; by the thread that has set ``_reading``."""
+        """Read once, or try to reconnect; called by the thread that has set ``_reading``."""
         link = self._link
         if link is None:
             self._come_back(timeout, deadline)
@@ -208,10 +208,10 @@ class RequestChannel:
                 self._server_closing = isinstance(self._lost, RefusedError) and self._lost.code == "closing"
         link.close()
 
-    # --- coming back
+    # --- reconnecting
 
     def _come_back(self, timeout: float, deadline: float | None) -> None:
-        """One attempt, when it is due."""
+        """Try once to reconnect, if it is time."""
         now = time.monotonic()
         until = self._gone_since + self._reconnect_timeout
         if self._server_closing or (now >= until and self._attempts):
@@ -244,7 +244,7 @@ class RequestChannel:
         self._next_attempt = time.monotonic() + longest * random.uniform(0.5, 1.0)
 
     def _begin_anew(self, error: RefusedError) -> None:
-        """The server does not know this session any more."""
+        """Start a new session, since the server has lost this one: fail its pending requests."""
         with self._lock:
             self.era += 1
             lost = ConnectionLost(f"{self._url} has lost this session ({error}): its episodes are lost")
@@ -255,7 +255,7 @@ class RequestChannel:
             self.welcome = self.welcome._replace(session=b"")
 
     def _dial(self, deadline: float) -> Welcome:
-        """Connect, and go through the handshake; sends again what the server has not got."""
+        """Connect, do the handshake, and send again all messages that the server has not received."""
         session = getattr(self, "welcome", None)
         link = ClientConnection(self._url, deadline)
         try:
@@ -270,7 +270,7 @@ class RequestChannel:
                 for data in link.receive(left):
                     message = read_message(data, "server")
                     if welcome is not None:
-                        later.append(message)  # what comes on its heels
+                        later.append(message)  # messages that follow the welcome at once
                         continue
                     answer = shake.receive(message)
                     if isinstance(answer, Welcome):
@@ -312,10 +312,10 @@ class RequestChannel:
                     self._reading = False
                     self._lock.notify_all()
 
-    # --- the end
+    # --- closing
 
     def close(self, timeout: float = 1.0) -> None:
-        """Send that this client leaves, and close the connection; may be called again."""
+        """Say goodbye to the server, and close the connection; may be called again."""
         with self._lock:
             if self._closed:
                 return

@@ -1,1 +1,1 @@
-"""Rows that wait for an answer, and the episodes that they belong to."""
+"""External episodes, and the queue of rows that wait for the collector."""

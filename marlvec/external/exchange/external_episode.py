@@ -16,34 +16,34 @@ from marlvec.external.exchange.value_checker import ValueChecker
 
 __all__ = ["ExternalEpisode"]
 
-_ROW = 1024  # bytes of a row in which there is nothing
+_ROW = 1024  # bytes of an empty row
 
 Flags = bool | Mapping[str, bool]
 OnLost = Callable[[Exception], None]
 
 
 class ExternalEpisode:
-    """An episode outside, made by `EpisodeGateway.begin`. Never waits; any thread may use it, one call at a time.
+    """An external episode, made by `EpisodeGateway.begin`. Never waits; any thread may use it, one call at a time.
 
-    What is said goes to the collector in rows, one per env step: `ask` and `log_action` are the observation at which
-    agents act, `end` is the last row. Rewards, infos and ends in between are sent with the next row.
+    Data goes to the collector in rows, one per env step: `ask` and `log_action` send the observations at which agents
+    act, `end` sends the last row. Rewards, infos and ends in between go with the next row.
 
-    Every call checks all it is given before it changes anything: after an error the episode is as it was.
+    Every call checks all its arguments before it changes anything: after an error the episode is unchanged.
 
     Args:
-        exchange: Where rows go.
-        checker: What checks them.
+        exchange: The queue of rows.
+        checker: Checks all values.
         env_id: Its slot.
-        training_enabled: Whether it goes into batches.
-        on_lost: Called once, when this side has lost the episode.
-        max_steps: After how many steps it is cut; None: never.
-        account: Where its bytes are counted, or None: nowhere.
+        training_enabled: Whether its rows go into batches.
+        on_lost: Called once, if the collector's side loses the episode.
+        max_steps: Episode length after which it is cut; None: no limit.
+        account: Counts its bytes, or None.
 
     Attributes:
-        id: Its number; no other episode of this vectorizer has it.
-        env_id: Its slot, as in batches; other episodes have it before and after.
+        id: Its number, unique in this vectorizer.
+        env_id: Its slot, as in batches; other episodes use the same slot before and after.
         training_enabled, account: As given.
-        over: Why nothing can be said any more, or None.
+        over: Why the episode accepts no more calls, or None.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ExternalEpisode:
         self._rewards: dict[int, float] = {}
         self._infos: Info = {} if training_enabled else {COMMON: {"training_enabled": False}}
         self._ended: dict[int, Ending] = {}
-        self._bytes = 0  # of what waits for its row
+        self._bytes = 0  # of rewards, infos and ends that wait for their row
 
     def __repr__(self) -> str:
         state = "over" if self.over is not None else "waits for an answer" if self._waiting else "runs"
@@ -76,12 +76,12 @@ class ExternalEpisode:
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """Names of the agents that are in it: they have had an observation, and have not ended."""
+        """Names of the agents in the episode: they had an observation and have not ended."""
         return tuple(self._checker.agents[a] for a in sorted(self._alive))
 
     @property
     def is_waiting(self) -> bool:
-        """Whether `ask` was called, and the answer has not come."""
+        """Whether `ask` was called and its answer is due."""
         return self._waiting is not None
 
     @property
@@ -91,7 +91,7 @@ class ExternalEpisode:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more row may be put down; a slot in which none waits has room always."""
+        """Whether one more row is accepted; always True if none waits in the slot."""
         waiting = self.backlog
         is_full = waiting > 0 and self.account is not None and self.account.is_full
         return self.over is not None or (waiting < self._exchange.max_backlog and not is_full)
@@ -108,26 +108,27 @@ class ExternalEpisode:
         infos: Mapping[str, Mapping[str, Any]] | None = None,
         masks: Mapping[str, Any] | None = None,
     ) -> None:
-        """Have agents act.
+        """Request actions for the agents that have an observation.
 
         Args:
-            obs: Agent name to observation, of all who act now. Where the env's own spaces have the action mask in the
-                observation, it may be there.
-            answer: Called once with agent name to action for the env, of all who act, in the collector's thread: it
-                must be quick. Not called where the episode is lost or ended first.
-            logged: Actions that were chosen outside, of some of these agents: their policies are not asked.
+            obs: Agent name to observation, of all agents that act now. May contain the action mask if the env's own
+                spaces do.
+            answer: Called once with agent name to env action, for all agents that act, in the collector's thread: it
+                must be quick. Not called if the episode is lost or ended first.
+            logged: Actions already chosen outside for some of these agents: their policies are not called.
             rewards: As `log_returns`.
             infos: As `log_returns`.
             masks: Agent name to action mask.
 
         Raises:
-            EpisodeOver: It has ended, or was lost; `EpisodeCut` if time was up, and this was its end.
+            EpisodeOver: The episode has ended, or was lost; `EpisodeCut`: the time limit was reached, and it ended
+                here.
             BusyError: An answer is due, or too many rows wait.
-            ArgumentError: No agent acts, or an agent is unknown.
-            StateError: An agent has ended already.
-            ContractError: Something is not what was declared; names the agent.
+            ArgumentError: An agent is unknown.
+            StateError: No agent acts, or one has already ended.
+            ContractError: A value does not match its space; names the agent.
         """
-        self._say("ask", obs, (logged, True), rewards, infos, masks, answer)
+        self._log_row("ask", obs, (logged, True), rewards, infos, masks, answer)
 
     def log_action(
         self,
@@ -139,25 +140,25 @@ class ExternalEpisode:
         masks: Mapping[str, Any] | None = None,
         as_policy: bool = False,
     ) -> None:
-        """Say what agents did, at what observation. No policy is asked for an action, and no answer comes.
+        """Log actions that were taken at observations. No policy is asked for an action, and no answer comes.
 
         Args:
-            obs: Agent name to observation, of all who act now.
-            actions: Agent name to action, of the same agents, as the env was given it. Action connectors that change
-                the space cannot be turned round: the collector refuses it then.
+            obs: Agent name to observation, of all agents that act now.
+            actions: Agent name to action, of the same agents, as the env received it. The collector refuses them if
+                action connectors change the action space, since these cannot be inverted.
             rewards: As `log_returns`.
             infos: As `log_returns`.
             masks: Agent name to action mask.
-            as_policy: Whether the actions are what policies would say instead, before the action connectors. The
-                collector is the first to look at them then, so they must come from a client that you trust.
+            as_policy: Whether the actions are policy outputs, before the action connectors. They are checked only in
+                the collector, so accept them only from a client that you trust.
 
         Raises:
             BusyError: Too many rows wait, see `wait_for_room`; or an answer is due.
             MarlvecError: As `ask`.
         """
-        self._say("log_action", obs, (actions, not as_policy), rewards, infos, masks, None)
+        self._log_row("log_action", obs, (actions, not as_policy), rewards, infos, masks, None)
 
-    def _say(
+    def _log_row(
         self,
         call: str,
         obs: Any,
@@ -169,7 +170,7 @@ class ExternalEpisode:
     ) -> None:
         with self._calling(call):
             if not self.has_room:
-                raise BusyError(f"{self.backlog} rows wait for the collector; expected fewer, wait_for_room() first")
+                raise BusyError(f"{self.backlog} rows wait for the collector; call wait_for_room() first")
             seen, seen_masks = self._checker.observations(obs, masks, acting=True)
             actions, are_env = logged
             done = {} if actions is None else self._checker.actions(actions, seen, are_env=are_env)
@@ -189,24 +190,24 @@ class ExternalEpisode:
     def _check_acting(self, seen: Mapping[int, Any], done: Mapping[int, Any], *, asks: bool) -> None:
         names = self._checker.agents
         if not seen:
-            raise StateError("expected the observation of an agent that acts, got none")
+            raise StateError("obs is empty: pass the observation of at least one acting agent")
         if gone := [names[a] for a in seen if a in self._gone]:
             raise StateError(f"agents {gone} have ended already in this episode")
         if not asks and (silent := [names[a] for a in seen if a not in done]):
-            raise StateError(f"agents {silent} have an observation and no action; ask() for those")
+            raise StateError(f"agents {silent} have an observation but no action; ask() for those")
 
     def log_returns(self, rewards: Mapping[str, Any], infos: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        """Note agents' rewards for their last actions. They add up until the next row.
+        """Log agents' rewards for their last actions. They add up until the next row.
 
         Rewards before the first row are sent with the second: they count for the agent's first action.
 
         Args:
-            rewards: Agent name to a finite number; also of agents that wait for their turn.
-            infos: Agent name to dict; ``"__common__"`` for what is common to all. Of two with the same key the
-                later one counts; all are gone with the next row.
+            rewards: Agent name to a finite number; also for agents whose turn it is not.
+            infos: Agent name to dict; ``"__common__"`` for infos of no single agent. A later value replaces an earlier
+                one under the same key; the next row takes them all.
 
         Raises:
-            EpisodeOver: It has ended, or was lost.
+            EpisodeOver: The episode has ended, or was lost.
             ArgumentError, ContractError: As `ask`.
         """
         with self._calling("log_returns", waiting=True):
@@ -223,21 +224,21 @@ class ExternalEpisode:
         rewards: Mapping[str, Any] | None = None,
         infos: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Some agents end, and the episode goes on. They may not act any more; the next row says so.
+        """End some agents; the episode continues. They cannot act again; the next row marks their end.
 
         Args:
-            final_obs: Agent name to last observation, or to None where there is none: nothing is made up for it.
-            terminated: Whether they have come to an end of their own; None: those that are not truncated.
+            final_obs: Agent name to last observation, or to None if it has none: none is invented.
+            terminated: Whether they reached a terminal state; None: those that are not truncated.
             truncated: Whether they were cut short.
             rewards: As `log_returns`.
             infos: As `log_returns`.
 
         Raises:
-            EpisodeOver: It has ended, or was lost.
+            EpisodeOver: The episode has ended, or was lost.
             BusyError: An answer is due.
             ArgumentError: An agent is unknown, or neither terminated nor truncated.
-            StateError: One has ended already.
-            ContractError: Something is not what was declared; names the agent.
+            StateError: An agent has already ended.
+            ContractError: A value does not match its space; names the agent.
         """
         with self._calling("end_agents"):
             ended = self._endings(final_obs, terminated, truncated)
@@ -254,20 +255,21 @@ class ExternalEpisode:
         rewards: Mapping[str, Any] | None = None,
         infos: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """The episode is over, for all who are left. Its slot is free at once.
+        """End the episode for all agents that are left. Its slot is free at once.
 
-        An answer that is due is not waited for. An episode in which no agent ever acted leaves no trace.
+        A pending answer is dropped. An episode in which no agent ever acted leaves no row.
 
         Args:
-            final_obs: Agent name to last observation; an agent that is left and not in it has none. None: no agent has
+            final_obs: Agent name to last observation; agents that are left and not in it have none. None: no agent has
                 one.
             terminated: As `end_agents`.
-            truncated: As `end_agents`: whether time was up, so that the value of what would have come counts.
+            truncated: As `end_agents`: True if the time limit was reached, so that learners bootstrap from the final
+                value.
             rewards: As `log_returns`.
             infos: As `log_returns`.
 
         Raises:
-            EpisodeOver: It has ended, or was lost.
+            EpisodeOver: The episode has ended, or was lost.
             ArgumentError, StateError, ContractError: As `end_agents`.
         """
         with self._calling("end", waiting=True):
@@ -283,13 +285,13 @@ class ExternalEpisode:
             self._exchange.leave(self.env_id)
 
     def abandon(self, error: BaseException) -> None:
-        """This episode will not go on: its simulator broke, its client is gone.
+        """Give the episode up: its simulator failed, or its client is gone.
 
-        For the collector it is lost, as with any env at which something went wrong: truncated and marked as ``fault``,
-        without final observations. Its slot is free at once. Does nothing where it is over.
+        The collector sees a lost episode, as with any failed env: truncated, marked as ``fault``, without final
+        observations. Its slot is free at once. Does nothing if the episode is over.
 
         Args:
-            error: Why; its type and text stand in ``envs.faults``.
+            error: Why; its type and text are in ``envs.faults``.
         """
         with self._exchange.lock:
             if self.over is None:
@@ -299,12 +301,12 @@ class ExternalEpisode:
         self._exchange.notify()
 
     def wait_for_room(self, timeout: float | None = None) -> None:
-        """Wait until another row may be put down.
+        """Wait until another row is accepted.
 
         Raises:
-            AnswerTimeout: There was no room within so many seconds (None: for ever): no collector collects, or too
-                slowly.
-            EpisodeOver: It has ended, or was lost.
+            AnswerTimeout: No row was accepted within ``timeout`` seconds (None: for ever): no collector collects, or it
+                is too slow.
+            EpisodeOver: The episode has ended, or was lost.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._exchange.lock:
@@ -317,7 +319,7 @@ class ExternalEpisode:
             self._check("wait_for_room", waiting=True)
 
     def lost(self, reason: Exception) -> None:
-        """This side has lost the episode; called by the exchange.
+        """Note that the collector's side has lost the episode; called by the exchange.
 
         Args:
             reason: Why.
@@ -326,17 +328,17 @@ class ExternalEpisode:
         if self._on_lost is not None:
             self._on_lost(reason)
 
-    # --- inside; the exchange is locked
+    # --- inside; called with the exchange locked
 
     def forget(self) -> None:
-        """What was said since the last row goes nowhere; called where it is over."""
+        """Drop rewards, infos and ends that are in no row yet; called when the episode is over."""
         self._rewards, self._infos, self._ended = {}, {}, {}
         if self.account is not None:
-            self.account.add(said=-self._bytes)
+            self.account.add(pending=-self._bytes)
         self._bytes = 0
 
     def _cut(self, seen: Mapping[int, Any]) -> NoReturn:
-        """Time is up: all agents are truncated, with what they see now."""
+        """End the episode at its time limit: truncate all agents, with their current observations."""
         self._ended.update({a: (seen.get(a), False, True) for a in self._alive | seen.keys()})
         self._exchange.put(self.env_id, self._row(obs_of_ended=len(seen), done=True))
         self.over = EpisodeCut(f"episode {self.id} was cut: it has made as many steps as max_episode_steps allows")
@@ -345,11 +347,11 @@ class ExternalEpisode:
 
     @contextmanager
     def _calling(self, call: str, *, waiting: bool = False) -> Iterator[None]:
-        """Lock the exchange for one call, and say in its errors whose it was.
+        """Lock the exchange for one call, and name the call in its errors.
 
         Args:
             call: Its name.
-            waiting: Whether it may be made while an answer is due.
+            waiting: Whether the call is allowed while an answer is due.
         """
         try:
             with self._exchange.lock:
@@ -364,20 +366,20 @@ class ExternalEpisode:
         if self.over is not None:
             raise type(self.over)(str(self.over))
         if self._waiting is not None and not waiting:
-            raise BusyError(f"the answer to the last ask() has not come; {call}() after it, or end()")
+            raise BusyError(f"the answer to the last ask() has not come; wait for it before {call}(), or end()")
 
     def _outcome(
         self, rewards: Any, infos: Any, ended: Mapping[int, Ending] | None = None
     ) -> tuple[dict[int, float], Info]:
-        """The rewards and infos that are given now, checked. Nothing has changed: `_note` does that."""
+        """Return the checked rewards and infos; `_note` stores them."""
         given = {} if rewards is None else self._checker.rewards(rewards)
         for a in self._gone.intersection(given):
             if a not in self._ended and a not in (ended or {}):
-                raise StateError(f"agent {self._checker.agents[a]!r} has ended, and can get no reward; got {given[a]}")
+                raise StateError(f"agent {self._checker.agents[a]!r} has ended, and can get no reward, got {given[a]}")
         return given, {} if infos is None else self._checker.infos(infos)
 
     def _note(self, given: Mapping[int, float], new_infos: Info, ended: Mapping[int, Ending] | None = None) -> None:
-        """Put it to what was said since the last row. Takes as long as there is of it, however much was said before."""
+        """Add rewards, infos and ends to those of the next row. Takes time in proportion to the new data only."""
         rewards, before = self._rewards, self._bytes
         for a, reward in given.items():
             rewards[a] = rewards[a] + reward if a in rewards else reward
@@ -390,13 +392,13 @@ class ExternalEpisode:
             self._ended.update(ended)
             self._bytes += len(ended) * self._checker.agent_bytes
         if self.account is not None:
-            self.account.add(said=self._bytes - before)
+            self.account.add(pending=self._bytes - before)
 
     def _endings(self, final_obs: Any, terminated: Flags | None, truncated: Flags) -> dict[int, Ending]:
         names = self._checker.agents
         found = self._checker.indices(final_obs, "final_obs")
         if self._first and found:
-            raise StateError("no agent has acted yet, so none can end; end() without final_obs")
+            raise StateError("no agent has acted yet, so no agent can end; call end() without final_obs")
         if gone := [names[a] for a in found if a in self._gone]:
             raise StateError(f"agents {gone} have ended already in this episode")
         seen, _ = self._checker.observations(
@@ -407,7 +409,7 @@ class ExternalEpisode:
         if terminated is not None:
             over = self._checker.flags(terminated, found, "terminated")
         if neither := [names[a] for a in found if not (over[a] or cut[a])]:
-            raise ArgumentError(f"agents {neither} end, so they must be terminated or truncated")
+            raise ArgumentError(f"agents {neither} end: expected terminated or truncated True, got False for both")
         return {a: (seen.get(a), over[a], cut[a]) for a in found}
 
     def _row(
@@ -418,7 +420,7 @@ class ExternalEpisode:
         obs_of_ended: int = 0,
         done: bool = False,
     ) -> ExternalRow:
-        """Make a row of all there is to say, which is said then."""
+        """Make a row of everything logged since the last row."""
         first, rewards = self._first, self._rewards
         if not first and self._steps_left is not None:
             self._steps_left -= 1
@@ -427,12 +429,12 @@ class ExternalEpisode:
         self._rewards = rewards if first else {}
         if self.account is not None:
             row.cost = _ROW + self._bytes + (len(row.obs) + obs_of_ended) * self._checker.agent_bytes
-            self.account.add(said=-self._bytes, rows=row.cost)
+            self.account.add(pending=-self._bytes, rows=row.cost)
             self._bytes = 0
         return row
 
     def _answer(self, actions: dict[str, Any]) -> None:
-        """The collector's answer."""
+        """Pass the collector's actions on, unless the episode no longer waits for them."""
         with self._exchange.lock:
             answer, self._waiting = self._waiting, None
         if answer is not None:

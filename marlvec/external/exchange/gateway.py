@@ -15,16 +15,16 @@ __all__ = ["EpisodeGateway"]
 
 
 class EpisodeGateway:
-    """Begins episodes; what simulators outside see of an `ExternalVectorEnv`. May be used from any thread.
+    """Begins external episodes in the slots of an `ExternalVectorEnv`. May be used from any thread.
 
     Args:
-        exchange: Where rows go.
-        checker: What checks them.
-        max_episode_steps: After how many steps an episode is cut; None: never.
+        exchange: The queue of rows.
+        checker: Checks all values.
+        max_episode_steps: Episode length after which it is cut; None: no limit.
 
     Attributes:
         agents: Agent names, in order of the agent axis.
-        num_envs: N: as many episodes can run at a time.
+        num_envs: N, how many episodes can run at a time.
     """
 
     def __init__(self, exchange: RowExchange, checker: ValueChecker, max_episode_steps: int | None = None) -> None:
@@ -37,7 +37,7 @@ class EpisodeGateway:
 
     @property
     def episodes(self) -> tuple[ExternalEpisode, ...]:
-        """Those that run, by slot. One that has ended is not remembered here."""
+        """The running episodes, by slot."""
         with self._exchange.lock:
             return tuple(place.episode for place in self._exchange.places if isinstance(place.episode, ExternalEpisode))
 
@@ -59,26 +59,26 @@ class EpisodeGateway:
         """Begin an episode.
 
         Args:
-            training_enabled: False: its rows are in no batch; metrics and the amounts that are collected count it.
-            env_id: The slot it gets; None: a free one, that first which has the least to do.
+            training_enabled: False: its rows are in no batch; metrics and amounts to collect include them.
+            env_id: The slot it gets; None: the free slot with the fewest waiting rows.
             timeout: Seconds to wait for a free slot; 0: not at all; None: for ever.
-            on_lost: Called once, with the reason, where this side loses the episode: the collector begins new ones,
-                or the vectorizer is closed. From any thread, and must be quick.
-            on_free: Where it is full, called once, when a slot is free or the vectorizer is closed: begin again then.
-                Likewise.
-            account: Where its bytes are counted, and said to be too many; None: nowhere.
+            on_lost: Called once, with the reason, if the collector begins new episodes or the vectorizer is closed.
+                Runs in any thread, and must be quick.
+            on_free: If `EpisodesFull` is raised, called once when a slot is free or the vectorizer is closed. Runs in
+                any thread, and must be quick.
+            account: Counts and limits the episode's bytes; None: no limit.
 
         Returns:
-            The episode, in a slot of its own.
+            The episode, in its slot.
 
         Raises:
-            EpisodesFull: All slots are taken, or the one that was asked for is.
+            EpisodesFull: All slots are taken, or the slot ``env_id`` is.
             ClosedError: The vectorizer was closed.
-            ArgumentError: There is no such slot.
+            ArgumentError: No slot ``env_id`` exists.
         """
         exchange = self._exchange
         if env_id is not None and not 0 <= env_id < self.num_envs:
-            raise ArgumentError(f"begin(env_id={env_id!r}): slots are 0 to {self.num_envs - 1}")
+            raise ArgumentError(f"begin(env_id={env_id!r}): no such slot; slots are 0 to {self.num_envs - 1}")
         deadline = None if timeout is None else time.monotonic() + timeout
         with exchange.lock:
             while True:
@@ -113,10 +113,10 @@ class EpisodeGateway:
         return episode
 
     def free_slots(self, on_free: Callable[[], None]) -> list[int]:
-        """Slots that are free, those first which have the least to do.
+        """Return the free slots, those with the fewest waiting rows first.
 
         Args:
-            on_free: Called once, when one more is free or the vectorizer is closed; as that of `begin`.
+            on_free: Called once when one more slot is free or the vectorizer is closed, as in `begin`.
 
         Returns:
             Env ids.
@@ -130,11 +130,11 @@ class EpisodeGateway:
         return free
 
     def drop(self, account: Account, reason: BaseException) -> None:
-        """Drop all that waits on an account, also of episodes that have ended: they are lost.
+        """Lose all episodes with rows that wait on an account, also episodes that have ended.
 
         Args:
             account: As given to `begin`.
-            reason: Why, as with `ExternalEpisode.abandon`.
+            reason: Why, as for `ExternalEpisode.abandon`.
         """
         exchange = self._exchange
         with exchange.lock:
@@ -144,7 +144,7 @@ class EpisodeGateway:
         exchange.notify()
 
     def fail(self, error: Exception) -> None:
-        """Have the collector's call raise an error, as soon as can be. No episode is lost by it.
+        """Make the collector's call raise an error as soon as possible. No episode is lost by it.
 
         Args:
             error: The error.
@@ -154,14 +154,14 @@ class EpisodeGateway:
         self._exchange.notify()
 
     def arrive(self) -> None:
-        """One more driver is there from now on: the collector relies on it, until `depart`."""
+        """Count a driver in: the collector waits for its rows until `depart`."""
         with self._exchange.lock:
             self._exchange.drivers = (self._exchange.drivers or 0) + 1
 
     def depart(self) -> None:
-        """A driver that has arrived is gone. A call that waits for rows raises if no driver is left."""
+        """Count a driver out. If none is left, a call that waits for rows raises."""
         with self._exchange.lock:
             assert self._exchange.drivers
             self._exchange.drivers -= 1
-            self._exchange.look_around()
+            self._exchange.wake_collector()
         self._exchange.notify()

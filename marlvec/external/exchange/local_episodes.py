@@ -21,12 +21,12 @@ _numbers = count()
 
 
 class _Run:
-    """A running episode and the way back.
+    """A running episode and its queue of answers.
 
     Attributes:
         episode: The episode.
-        box: Where its answers come in, and why it was lost.
-        asked: Whether an answer is due that was not taken out of the box.
+        box: Its answers, and the reason if it is lost.
+        asked: Whether a request's answer was not fetched yet.
     """
 
     __slots__ = ("asked", "box", "episode")
@@ -35,20 +35,20 @@ class _Run:
         self.episode, self.box, self.asked = episode, box, False
 
     def check_idle(self, call: str) -> None:
-        """Raise if the next answer in the box would be one to an earlier question."""
+        """Raise if the next answer would belong to an earlier request."""
         if self.asked:
-            raise BusyError(f"{call}(): what was asked before is still to be taken; wait_for_action() first")
+            raise BusyError(f"{call}(): the earlier request's actions are still to be taken; wait_for_action() first")
 
 
 class LocalEpisodes:
-    """All episodes of one driver; see `RunningEpisodes`. Any thread may use it, each episode by one at a time.
+    """Running episodes of one driver; see `RunningEpisodes`. Any thread may use it, each episode one thread at a time.
 
     Args:
-        gateway: Where they come in.
+        gateway: Begins the episodes.
         max_episodes: How many may run at a time; None: as many as there are slots.
 
     Attributes:
-        stopped: Whether none may begin any more.
+        stopped: Whether no more episodes may begin.
     """
 
     def __init__(self, gateway: EpisodeGateway, max_episodes: int | None) -> None:
@@ -61,7 +61,7 @@ class LocalEpisodes:
         return len(self._runs)
 
     def stop(self) -> None:
-        """Every call that waits raises `ClosedError`, and running episodes are lost."""
+        """Make waiting calls raise `ClosedError`, and lose running episodes."""
         with self._changed:
             self.stopped = True
             runs = self._take_all()
@@ -71,7 +71,7 @@ class LocalEpisodes:
             run.episode.abandon(ClosedError("stop() was called"))
 
     def abandon(self, error: BaseException) -> None:
-        """Running episodes are lost."""
+        """Lose running episodes."""
         with self._changed:
             runs = self._take_all()
         for run in runs:
@@ -87,7 +87,7 @@ class LocalEpisodes:
     def begin(
         self, key: Hashable | None, *, training_enabled: bool, env_id: int | None, timeout: float | None
     ) -> Hashable:
-        """Begin one; see `EpisodeDriver.start_episode`."""
+        """Begin an episode; see `EpisodeDriver.start_episode`."""
         key = f"episode-{next(_numbers)}" if key is None else key
         box: queue.SimpleQueue[Any] = queue.SimpleQueue()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -96,7 +96,7 @@ class LocalEpisodes:
                 if self.stopped:
                     raise ClosedError("start_episode(): stop() was called")
                 if key in self._runs:
-                    raise StateError(f"start_episode({key!r}): an episode of this id runs; end_episode() it first")
+                    raise StateError(f"start_episode({key!r}): an episode with this id runs; end_episode() it first")
                 if self._max_episodes is not None and len(self._runs) >= self._max_episodes:
                     raise EpisodesFull(
                         f"start_episode(): {len(self._runs)} episodes run, as many as max_episodes allows"
@@ -115,7 +115,7 @@ class LocalEpisodes:
                 return key
 
     def ask(self, key: Hashable, obs: Any, masks: Any, timeout: float | None) -> Mapping[str, Any]:
-        """Ask for actions; see `EpisodeDriver.get_action`."""
+        """Request actions; see `EpisodeDriver.get_action`."""
         run = self._running(key)
         run.check_idle("get_action")
         with self._forgetting(key):
@@ -124,10 +124,10 @@ class LocalEpisodes:
         return self.wait(key, timeout)
 
     def wait(self, key: Hashable, timeout: float | None) -> Mapping[str, Any]:
-        """Wait for what was asked; see `EpisodeDriver.wait_for_action`."""
+        """Wait for requested actions; see `EpisodeDriver.wait_for_action`."""
         run = self._running(key)
         if not run.asked:
-            raise StateError(f"wait_for_action({key!r}): nothing was asked; get_action() first")
+            raise StateError(f"wait_for_action({key!r}): nothing was asked for; call get_action() first")
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         while True:
             left = max(0.0, deadline - time.monotonic())
@@ -136,8 +136,8 @@ class LocalEpisodes:
                 break
             if left <= LONGEST_WAIT:
                 raise AnswerTimeout(
-                    f"episode {key!r}: no action within {timeout} s; is a collector collecting? It stays asked for: "
-                    f"wait_for_action(), or end_episode()"
+                    f"episode {key!r}: no action within {timeout} s; is a collector collecting? The request stays "
+                    f"pending: call wait_for_action() again, or end_episode()"
                 )
         run.asked = False
         if isinstance(answer, Exception):
@@ -148,7 +148,7 @@ class LocalEpisodes:
     def log(
         self, key: Hashable, obs: Any, actions: Any, masks: Any, timeout: float | None, *, as_policy: bool = False
     ) -> None:
-        """Say what was done; see `ExternalEnv.log_action`."""
+        """Log actions; see `ExternalEnv.log_action`."""
         run = self._running(key)
         run.check_idle("log_action")
         with self._forgetting(key):
@@ -156,19 +156,19 @@ class LocalEpisodes:
             run.episode.log_action(obs, actions, masks=masks, as_policy=as_policy)
 
     def log_returns(self, key: Hashable, rewards: Any, infos: Any) -> None:
-        """Note rewards and infos; see `EpisodeDriver.log_returns`."""
+        """Log rewards and infos; see `EpisodeDriver.log_returns`."""
         self._running(key).episode.log_returns(rewards, infos)
 
     def leave(
         self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
     ) -> None:
-        """Some agents end, which waits for nothing; see `EpisodeDriver.end_agents`."""
+        """End some agents, without waiting; see `EpisodeDriver.end_agents`."""
         self._running(key).episode.end_agents(final_obs, terminated=terminated, truncated=truncated)
 
     def end(
         self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
     ) -> None:
-        """One is over, which waits for nothing; see `EpisodeDriver.end_episode`."""
+        """End an episode, without waiting; see `EpisodeDriver.end_episode`."""
         self._running(key).episode.end(final_obs, terminated=terminated, truncated=truncated)
         self._forget(key)
 
@@ -181,7 +181,7 @@ class LocalEpisodes:
                 raise ClosedError(f"episode {key!r}: stop() was called")
         if run is None:
             raise EpisodeOver(f"no episode {key!r} runs: it has ended, was lost, or never began")
-        if run.episode.over is not None:  # this side has lost it
+        if run.episode.over is not None:  # lost by the collector's side
             self._forget(key)
             raise type(run.episode.over)(str(run.episode.over))
         return run
@@ -193,7 +193,7 @@ class LocalEpisodes:
 
     @contextmanager
     def _forgetting(self, key: Hashable) -> Iterator[None]:
-        """Forget an episode that turns out to be over."""
+        """Forget the episode if the call finds it over."""
         try:
             yield
         except EpisodeOver:

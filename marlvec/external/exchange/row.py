@@ -1,4 +1,4 @@
-"""`ExternalRow`: one moment of an external episode; `RowSource`: what an exchange knows of an episode."""
+"""`ExternalRow`: one step of an external episode; `RowSource`: the part of an episode that the exchange uses."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from marlvec.external.account import Account
 __all__ = ["Answer", "Ending", "ExternalRow", "RowSource"]
 
 Answer = Callable[[dict[str, Any]], None]
-"""Is called with the actions: agent name → action for the env."""
+"""Callback for actions: receives agent name → env action."""
 
 Ending = tuple[Any, bool, bool]
-"""An agent's final observation, or None where there is none; whether it was terminated, and truncated."""
+"""An agent's final observation (None: it has none), terminated, truncated."""
 
 
 class RowSource(Protocol):
-    """All that rows and their exchange know of an episode outside.
+    """The part of an external episode that rows and their exchange use.
 
     Attributes:
         id: Its number.
         env_id: Its slot.
-        account: What it costs in memory, where that is counted.
-        over: Why nothing can be said any more, or None.
+        account: Counts its bytes, or None.
+        over: Why the episode accepts no more calls, or None.
     """
 
     id: int
@@ -41,30 +41,30 @@ class RowSource(Protocol):
         ...
 
     def abandon(self, error: BaseException) -> None:
-        """It will not go on."""
+        """Give the episode up."""
 
     def lost(self, reason: Exception) -> None:
-        """The collector's side has lost it."""
+        """Note that the collector's side has lost the episode."""
 
     def forget(self) -> None:
-        """Drop what was said and is in no row yet."""
+        """Drop rewards, infos and ends that are in no row yet."""
 
 
 @dataclass(slots=True)
 class ExternalRow:
-    """One row on its way to the collector. Everything in it was checked, and no other code has it.
+    """One row for the collector. Its values are checked copies.
 
     Attributes:
-        episode: Whose row it is.
-        first: Whether the episode begins with it.
-        obs: Agent index to its observation: those who act.
-        masks: Agent index to its action mask, of some of them.
-        rewards: Agent index to its reward since the row before.
-        ended: Agent index to how it ended, of those that ended with this row.
-        infos: What else was said.
+        episode: The row's episode.
+        first: Whether it is the episode's first row.
+        obs: Agent index to observation, of the agents that act.
+        masks: Agent index to action mask, for some of them.
+        rewards: Agent index to reward since the previous row.
+        ended: Agent index to its end, for agents that ended with this row.
+        infos: Infos by agent.
         done: Whether the episode is over.
-        answer: What is called with the actions, or None where none are asked for.
-        lost: Why the episode is lost, in its last row; nothing else in that row counts.
+        answer: Callback for the actions, or None if none are requested.
+        lost: Why the episode is lost; the row's other values do not count then.
         cost: Its bytes on the account of its episode.
     """
 

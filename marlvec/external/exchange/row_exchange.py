@@ -1,4 +1,4 @@
-"""`RowExchange`: the queue between simulators that bring rows and the collector's thread that takes them."""
+"""`RowExchange`: the queue between simulators, which put rows, and the collector's thread, which takes them."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ __all__ = ["RowExchange", "Taken"]
 _LOG = logging.getLogger("marlvec")
 
 Taken = tuple[int, ExternalRow | None]
-"""A slot and its next row; None where it was recalled, and there is none."""
+"""A slot and its next row; None: the request was cancelled, and no row came."""
 
 
 class ExchangeSlot:
-    """One slot's place in the exchange.
+    """Rows and state of one slot.
 
     Attributes:
-        episode: Who may put rows here, or None: the place is free.
-        rows: What was put here and not taken yet; may be of several episodes, one after the other.
-        wants: What the collector waits for, or None: it has not dealt with the row before.
-        running: The episode that the collector knows, or None.
+        episode: The episode that may put rows here, or None: the slot is free.
+        rows: Rows not taken yet; may belong to several episodes, one after the other.
+        wants: What the collector waits for, or None: it is still handling the previous row.
+        running: The episode that the collector sees in this slot, or None.
         asked: The row whose answer is due, or None.
-        recalled: Whether the collector does not want a row any more, and waits to hear that there is none.
-        since: Since when it is the turn of those outside, by `time.monotonic`.
+        cancelled: Whether the collector cancelled its request, and `take` must return None for this slot.
+        since: When the simulator's turn began, by `time.monotonic`.
     """
 
-    __slots__ = ("asked", "episode", "recalled", "rows", "running", "since", "wants")
+    __slots__ = ("asked", "cancelled", "episode", "rows", "running", "since", "wants")
 
     def __init__(self) -> None:
         self.episode: RowSource | None = None
@@ -46,98 +46,98 @@ class ExchangeSlot:
         self.wants: Literal["reset", "step"] | None = None
         self.running: RowSource | None = None
         self.asked: ExternalRow | None = None
-        self.recalled = False
+        self.cancelled = False
         self.since = 0.0
 
     @property
     def is_ready(self) -> bool:
-        return self.wants is not None and (bool(self.rows) or self.recalled)
+        return self.wants is not None and (bool(self.rows) or self.cancelled)
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a simulator is at work on a row that the collector wants."""
+        """Whether a simulator works on a row that the collector wants."""
         return self.wants is not None and self.episode is not None
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is the turn of those outside."""
+        """Whether it is the simulator's turn."""
         return self.episode is not None and not self.rows and not self.episode.is_waiting
 
 
 class RowExchange:
-    """The places of all slots, and one lock.
+    """All slots' rows, and one lock.
 
-    No callback of other code is called while the lock is held: what is to be called is returned, or put into
-    `_later` and called by `notify`.
+    Callbacks of other code never run under the lock: they are returned, or put into `_later` for `notify` to call.
 
     Args:
         num_envs: N.
-        max_backlog: How many rows may wait in one place.
-        idle_timeout: Seconds after which an episode of which nothing is heard is lost; None: never. Looked at while
-            a collector collects, or a driver wants a place.
+        max_backlog: How many rows may wait in one slot.
+        idle_timeout: Seconds after which a silent episode is lost; None: never. Checked while a collector collects, or
+            when a driver needs a slot.
 
     Attributes:
         lock: Held while anything here is read or changed.
         places: (N,) one per slot.
         max_backlog: As given.
-        numbers: Ids for episodes.
+        numbers: Counter of episode ids.
         closed: Whether the vectorizer was closed.
-        drivers: How many are known to drive; None where none has ever said so.
+        drivers: How many drivers are counted in; None if none ever was.
     """
 
     def __init__(self, num_envs: int, max_backlog: int, idle_timeout: float | None = None) -> None:
         self.lock = threading.RLock()
-        self._changed = threading.Condition(self.lock)  # those outside wait here, for a free place or for room
-        # The collector's thread waits here, outside the lock: woken while it is held, it would wait for that again.
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._ring_at: int | None = None  # with how many rows it is to be rung; None: no thread waits
+        self._changed = threading.Condition(self.lock)  # drivers wait here for a free slot, or for a row to be accepted
+        # The collector's thread waits here, outside the lock: woken while the lock is held, it would have to wait
+        # again.
+        self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._wake_at: int | None = None  # wake it at this number of ready rows; None: no thread waits
         self.places = [ExchangeSlot() for _ in range(num_envs)]
         self.max_backlog = max_backlog
         self.numbers = count()
         self.closed = False
         self.drivers: int | None = None
         self._idle_timeout = idle_timeout
-        self._look_at = 0.0 if idle_timeout is not None else float("inf")  # when to look for idle ones again
-        self._ready: dict[int, None] = {}  # first come, first served
+        self._look_at = 0.0 if idle_timeout is not None else float("inf")  # time of the next check for idle episodes
+        self._ready: dict[int, None] = {}  # slots with a wanted row, in order of arrival
         self._errors: deque[Exception] = deque()
         self._wait_for_place: dict[Callable[[], None], None] = {}
         self._later: list[Callable[[], None]] = []
 
-    # --- outside
+    # --- called by simulators
 
     def free(self) -> list[int]:
-        """Places that are free, those first where the fewest rows wait."""
+        """Return the free slots, those with the fewest waiting rows first."""
         found = [i for i, place in enumerate(self.places) if place.episode is None]
         return sorted(found, key=lambda i: len(self.places[i].rows))
 
     def place(self, i: int, episode: RowSource) -> None:
-        """An episode takes a place that is free."""
+        """Put an episode into a free slot."""
         self.places[i].episode = episode
         self.places[i].since = time.monotonic()
 
     def put(self, i: int, row: ExternalRow) -> None:
-        """Put a row down."""
+        """Queue a row."""
         self.places[i].rows.append(row)
         self._look(i)
 
     def leave(self, i: int) -> None:
-        """The episode in a place has ended: another one may begin there."""
+        """Free a slot whose episode has ended."""
         self.places[i].episode = None
         self._later += self._wait_for_place
         self._wait_for_place.clear()
         self._changed.notify_all()
 
     def when_free(self, callback: Callable[[], None]) -> None:
-        """Call this once, when a place is free; once also where it was said twice."""
+        """Call `callback` once when a slot is free, even if registered twice."""
         self._wait_for_place[callback] = None
 
     def wait(self, deadline: float | None) -> bool:
-        """Wait until something may have changed for those outside; False if time ran out."""
+        """Wait for a change that drivers wait for; return False at the deadline."""
         left = float("inf") if deadline is None else deadline - time.monotonic()
         return left > 0 and (self._changed.wait(min(left, LONGEST_WAIT)) or left > LONGEST_WAIT)
 
     def lose(self, episode: RowSource, reason: BaseException) -> None:
-        """Lose an episode: its rows that were not taken are dropped; the collector gets a last row if it knows it."""
+        """Lose an episode: drop its waiting rows; if the collector has seen it, send a last row with the reason."""
         i = episode.env_id
         place = self.places[i]
         self._drop_rows(place, episode)
@@ -148,27 +148,27 @@ class RowExchange:
         self._look(i)
 
     def fail(self, error: Exception) -> None:
-        """Have the collector's thread raise this; `notify` after it, as after all that may concern that thread."""
+        """Make the collector's thread raise an error; call `notify` afterwards."""
         self._errors.append(error)
-        self._ring()
+        self._wake()
 
-    def look_around(self) -> None:
-        """Have the collector's thread see whether a driver is left."""
-        self._ring()
+    def wake_collector(self) -> None:
+        """Make the collector's thread check whether a driver is left."""
+        self._wake()
 
-    def _ring(self) -> None:
-        if self._ring_at is not None:
-            self._ring_at = None
-            self._later.append(partial(self._bell.put, None))
+    def _wake(self) -> None:
+        if self._wake_at is not None:
+            self._wake_at = None
+            self._later.append(partial(self._wakeups.put, None))
 
     @property
     def _is_hopeless(self) -> bool:
-        """Whether it is of no use to wait for a row."""
+        """Whether no row can come any more."""
         deserted = self.drivers == 0 and all(place.episode is None for place in self.places)
         return deserted or self.closed or bool(self._errors)
 
     def notify(self) -> None:
-        """Call what was to be called; without the lock."""
+        """Run the pending callbacks, without the lock."""
         while True:
             with self.lock:
                 later, self._later = self._later, []
@@ -177,13 +177,13 @@ class RowExchange:
             for callback in later:
                 try:
                     callback()
-                except Exception:  # of other code, in any thread: it must not reach this call
-                    _LOG.exception("a callback of an episode outside has failed")
+                except Exception:  # of other code, in any thread: it must not reach this caller
+                    _LOG.exception("a callback of an external episode has failed")
 
     # --- the collector's thread
 
-    def want(self, ids: Sequence[int], what: Literal["reset", "step"]) -> list[ExternalRow]:
-        """The next rows of these places are wanted: first ones, or those that follow.
+    def request_rows(self, ids: Sequence[int], what: Literal["reset", "step"]) -> list[ExternalRow]:
+        """Request the next rows of these slots: first rows, or following ones.
 
         Returns:
             Rows whose answers are due.
@@ -194,9 +194,11 @@ class RowExchange:
             for i in ids:
                 place = self.places[i]
                 place.wants = what
-                if what == "reset" and (running := place.running) is not None:  # it is not wanted any more
+                if what == "reset" and (running := place.running) is not None:  # the old episode is given up
                     place.running = None
-                    self._let_go(running, EpisodeCut(f"episode {running.id} was lost: the collector begins new ones"))
+                    self._drop_episode(
+                        running, EpisodeCut(f"episode {running.id} was lost: the collector begins new ones")
+                    )
                 if place.asked is not None:
                     due.append(place.asked)
                     place.asked, place.since = None, now
@@ -206,20 +208,20 @@ class RowExchange:
         return due
 
     def take(self, timeout: float | None, most: int, wait_for_more: float) -> list[Taken]:
-        """Take the next rows of places that have what is wanted; wait for the first one.
+        """Take the requested rows that have come; wait for the first one.
 
         Args:
             timeout: Seconds; None for ever.
             most: How many rows to take.
-            wait_for_more: Seconds to wait for more, once there is one, as long as a simulator is at work on one.
+            wait_for_more: Seconds to wait for more rows after the first, while a simulator works on one.
 
         Returns:
-            Slots, ascending, and their rows; empty if time ran out.
+            (slot, row) pairs, ascending; empty if time ran out.
 
         Raises:
-            Exception: What was given to `fail`.
-            DriverGone: There is no row, and no driver is left to bring one.
-            ClosedError: It was closed.
+            Exception: The error passed to `fail`.
+            DriverGone: No row waits, and no driver is left.
+            ClosedError: The exchange was closed.
         """
         ends = float("inf") if timeout is None else time.monotonic() + timeout
         self._listen(1, ends)
@@ -241,22 +243,22 @@ class RowExchange:
             return [(i, self._take(i)) for i in chosen]
 
     def _listen(self, enough: int, ends: float) -> None:
-        """Wait until so many rows are there, or until then, or until it is of no use to wait."""
+        """Wait for `enough` ready rows, until the time `ends`, or until no row can come."""
         while True:
             with self.lock:
                 now = time.monotonic()
                 self.look_for_idle(now)
                 is_over = len(self._ready) >= enough or self._is_hopeless or now >= ends
-                self._ring_at = None if is_over else enough
+                self._wake_at = None if is_over else enough
                 until = min(self._look_at, ends)
             self.notify()
             if is_over:
                 return
             with suppress(queue.Empty):
-                self._bell.get(timeout=min(max(0.0, until - now), LONGEST_WAIT))
+                self._wakeups.get(timeout=min(max(0.0, until - now), LONGEST_WAIT))
 
     def look_for_idle(self, now: float) -> None:
-        """Lose episodes of which nothing was heard for too long, if it is time to look."""
+        """Lose episodes that were silent for too long, if a check is due."""
         if self._idle_timeout is None or now < self._look_at:
             return
         self._look_at = now + self._idle_timeout
@@ -278,7 +280,7 @@ class RowExchange:
         del self._ready[i]
         place.wants = None
         if not place.rows:
-            place.recalled = False
+            place.cancelled = False
             return None
         row = place.rows.popleft()
         if (account := row.episode.account) is not None:
@@ -289,36 +291,36 @@ class RowExchange:
         self._changed.notify_all()
         return row
 
-    def recall(self) -> None:
-        """No more rows are wanted: episodes that the collector waits for are lost, and it waits for none."""
+    def cancel_requests(self) -> None:
+        """Cancel all requests: lose the episodes waited for; slots without one yield None in `take`."""
         with self.lock:
             for i, place in enumerate(self.places):
                 if place.wants is None or place.rows:
                     continue
                 if (running := place.running) is not None:
-                    what = "the collector does not go on with it"
-                    self._let_go(running, EpisodeCut(f"episode {running.id} was lost: {what}"))
+                    what = "the collector dropped it in drain()"
+                    self._drop_episode(running, EpisodeCut(f"episode {running.id} was lost: {what}"))
                     self.lose(running, EpisodeCut(what))
                 else:
-                    place.recalled = True
+                    place.cancelled = True
                     self._look(i)
         self.notify()
 
     def close(self) -> None:
-        """No row will be taken any more: all episodes outside are ended."""
+        """End all external episodes; no row is taken any more."""
         with self.lock:
             self.closed = True
             for place in self.places:
                 if place.episode is not None:
-                    self._let_go(place.episode, ClosedError("the vectorizer was closed"))
+                    self._drop_episode(place.episode, ClosedError("the vectorizer was closed"))
             self._later += self._wait_for_place
             self._wait_for_place.clear()
             self._changed.notify_all()
-            self._ring()
+            self._wake()
         self.notify()
 
-    def _let_go(self, episode: RowSource, reason: Exception) -> None:
-        """This side loses an episode, and the other one is to hear of it, if it has not ended it already."""
+    def _drop_episode(self, episode: RowSource, reason: Exception) -> None:
+        """Drop an episode on the collector's side, and report it to the simulator unless that has ended it."""
         place = self.places[episode.env_id]
         self._drop_rows(place, episode)
         if place.episode is episode:
@@ -327,7 +329,7 @@ class RowExchange:
             episode.over = reason
 
     def _drop_rows(self, place: ExchangeSlot, episode: RowSource) -> None:
-        """Drop what an episode has said."""
+        """Drop an episode's waiting rows."""
         episode.forget()
         if episode.account is not None:
             episode.account.add(rows=-sum(row.cost for row in place.rows if row.episode is episode))
@@ -336,10 +338,10 @@ class RowExchange:
             place.asked = None
 
     def _look(self, i: int) -> None:
-        """See whether a place has what is wanted."""
+        """Update whether a slot has a requested row."""
         if not self.places[i].is_ready:
             self._ready.pop(i, None)
         elif i not in self._ready:
             self._ready[i] = None
-            if self._ring_at is not None and len(self._ready) >= self._ring_at:
-                self._ring()
+            if self._wake_at is not None and len(self._ready) >= self._wake_at:
+                self._wake()

@@ -13,13 +13,13 @@ __all__ = ["SlotEnv"]
 
 
 class SlotEnv(MultiAgentEnv):
-    """Writes rows that came from outside into its slot. Its shard does all that is done for every other env.
+    """Writes rows from outside into its slot. Its shard treats it as any other env.
 
     Args:
-        spec: What the envs outside look like.
+        spec: Agents and spaces of the external envs.
 
     Attributes:
-        row: What the next `reset` or `step` writes.
+        row: The row that the next `reset` or `step` writes.
     """
 
     row: ExternalRow
@@ -53,12 +53,12 @@ class SlotEnv(MultiAgentEnv):
             slot.reward[a] = reward
         for a, (obs, terminated, truncated) in row.ended.items():
             if obs is None:
-                slot.final_missing[a] = True  # its row keeps the last one that it had
+                slot.final_missing[a] = True  # the row keeps the agent's last observation
             else:
                 slot.write_obs(a, obs)
             slot.terminated[a], slot.truncated[a] = terminated, truncated
             slot.alive[a] = False
         self._acting = tuple(row.obs)
         slot.done = row.done
-        infos, row.infos = row.infos, {}  # the row itself may be kept until the next one comes
+        infos, row.infos = row.infos, {}  # the row object lives until the next one comes
         return infos or None

@@ -20,21 +20,21 @@ from marlvec.spaces.members import fit
 
 __all__ = ["ValueChecker"]
 
-_COMMON = (COMMON, "common")  # the latter is PettingZoo's word for it
-_ARRAY = 256  # bytes of an array in which there is nothing, and of where it lies
+_COMMON = (COMMON, "common")  # "common" is PettingZoo's key
+_ARRAY = 256  # bytes of an empty array and of the reference to it
 _OURS = ("off_policy_action", "logged_action", "training_enabled")  # infos that the collector reads
 
 
 class ValueChecker:
-    """Checks and copies what comes from outside.
+    """Checks and copies values from outside.
 
     Args:
-        spec: What one env looks like.
+        spec: Agents and spaces of one env.
         values: Whether values are checked against their spaces; shapes and dtypes always are.
 
     Attributes:
         agents: Agent names, in order of the agent axis.
-        agent_bytes: Of one agent's observation, action and mask at most, about; without leaves that are objects.
+        agent_bytes: Upper estimate of the bytes of one agent's observation, action and mask, without object leaves.
     """
 
     def __init__(self, spec: EnvSpec, *, values: bool = True) -> None:
@@ -53,10 +53,10 @@ class ValueChecker:
         )
 
     def indices(self, table: Any, what: str) -> dict[int, Any]:
-        """A table by agent, with indices for names.
+        """Return a dict by agent name as one by agent index.
 
         Raises:
-            ArgumentError: It is no dict, or names an unknown agent.
+            ArgumentError: Not a dict, or an agent is unknown.
         """
         if not isinstance(table, Mapping):
             raise ArgumentError(f"{what}: expected a dict of agent name to value, got {type(table).__name__}")
@@ -69,21 +69,23 @@ class ValueChecker:
             ) from None
 
     def observations(self, table: Any, masks: Any, *, acting: bool) -> tuple[dict[int, Any], dict[int, NDArray[Any]]]:
-        """Observations and action masks of some agents.
+        """Check observations and action masks of some agents.
 
         Args:
-            table: Agent name to observation; with the mask in it, where the env's own space has it there.
+            table: Agent name to observation, with the mask in it if the env's own space has it there.
             masks: Agent name to mask, or None.
-            acting: Whether they act on them: a mask that the spaces declare must be there.
+            acting: Whether they act on them: a declared mask is required then.
 
         Raises:
             ArgumentError: An agent is unknown.
-            ContractError: Something is not what was declared; names the agent and the leaf.
+            ContractError: A value does not match its space; names the agent and the leaf.
         """
         found = self.indices(table, "observations")
         given = {} if masks is None else self.indices(masks, "masks")
         if stray := [self.agents[a] for a in given if a not in found]:
-            raise ArgumentError(f"masks: expected those of agents that act, got one of {names_of(stray)}, too")
+            raise ArgumentError(
+                f"masks: expected masks only of agents with an observation, got one of {names_of(stray)}"
+            )
         obs: dict[int, Any] = {}
         for a, value in found.items():
             bare, mask = self._apart(a, value)
@@ -98,7 +100,7 @@ class ValueChecker:
         return obs, {a: self._mask(a, mask) for a, mask in given.items()} if acting else {}
 
     def _apart(self, a: int, value: Any) -> tuple[Any, Any]:
-        """One agent's observation, and the mask that its env has put into it, as its own space declares."""
+        """Split an observation from the mask in it, if the env's own space declares one."""
         if self._mask_sizes[a] is None or not isinstance(value, Mapping) or "action_mask" not in value:
             return value, None
         rest = {key: part for key, part in value.items() if key != "action_mask"}
@@ -108,31 +110,33 @@ class ValueChecker:
         size = self._choices[a]
         try:
             if size is None:
-                raise ContractError(f"expected none, since its actions are no choices, got {short_repr(value)}")
+                raise ContractError(f"expected none, since its action space is not discrete, got {short_repr(value)}")
             mask = read_mask(value)
             if len(mask) != size:
                 raise ContractError(f"expected {size} entries, got {len(mask)}")
             if not mask.any():
-                raise ContractError("expected something allowed, got nothing")
+                raise ContractError("expected at least one allowed action, got none")
         except ContractError as error:
             raise ContractError(f"action mask of agent {self.agents[a]!r}: {error}") from None
         return mask.copy()
 
     def actions(self, table: Any, agents: Mapping[int, Any], *, are_env: bool = True) -> dict[int, Any]:
-        """Actions that were chosen outside.
+        """Check actions that were chosen outside.
 
         Args:
             table: Agent name to action.
-            agents: Who acts: others may not.
-            are_env: Whether they are the env's; else they are passed on as they are.
+            agents: The agents that act: others may not be in the table.
+            are_env: Whether they are env actions; other actions are not checked.
 
         Raises:
             ArgumentError: An agent is unknown, or does not act.
-            ContractError: One is not in its space; names the agent.
+            ContractError: An action is not in its space; names the agent.
         """
         found = self.indices(table, "actions")
         if stray := [self.agents[a] for a in found if a not in agents]:
-            raise ArgumentError(f"actions: expected those of agents with an observation, got {names_of(stray)}, too")
+            raise ArgumentError(
+                f"actions: expected actions only of agents with an observation, got one of {names_of(stray)}"
+            )
         if not are_env:
             return found
         return {
@@ -141,11 +145,11 @@ class ValueChecker:
         }
 
     def rewards(self, table: Any) -> dict[int, float]:
-        """Rewards of some agents.
+        """Check rewards of some agents.
 
         Raises:
             ArgumentError: An agent is unknown.
-            ContractError: One is no finite number; names the agent.
+            ContractError: A reward is not a finite number; names the agent.
         """
         return {a: self._reward(a, value) for a, value in self.indices(table, "rewards").items()}
 
@@ -160,10 +164,10 @@ class ValueChecker:
         raise ContractError(f"reward of agent {self.agents[a]!r}: expected a finite number, got {short_repr(value)}")
 
     def flags(self, given: Any, agents: Mapping[int, Any], what: str) -> dict[int, bool]:
-        """One flag for all of some agents, or one by one; those that are not named are False.
+        """Parse flags: one bool for all `agents`, or a dict of bools; missing agents are False.
 
         Raises:
-            ArgumentError: It is neither a bool nor a dict of bools, or names another agent.
+            ArgumentError: Neither a bool nor a dict of bools, or it names another agent.
         """
         if isinstance(given, (bool, np.bool_)):
             return dict.fromkeys(agents, bool(given))
@@ -174,11 +178,11 @@ class ValueChecker:
         return {a: bool(table.get(a, False)) for a in agents}
 
     def infos(self, table: Any) -> Info:
-        """Copies of infos by agent; ``"__common__"`` has what belongs to no single agent.
+        """Copy infos by agent; ``"__common__"`` holds infos of no single agent.
 
         Raises:
-            ArgumentError: It is no dict, or names an unknown agent; or a key is one that the collector listens to.
-            ContractError: One agent's is no dict, or cannot be copied.
+            ArgumentError: Not a dict, an agent is unknown, or a key is reserved for the collector.
+            ContractError: An agent's infos are not a dict, or cannot be copied.
         """
         if not isinstance(table, Mapping):
             raise ArgumentError(f"infos: expected a dict of agent name to dict, got {type(table).__name__}")
@@ -186,7 +190,7 @@ class ValueChecker:
         found = info_dicts.by_agent(table, self._index, self.agents, "infos") or {}
         for who, info in found.items():
             if ours := [key for key in _OURS if key in info]:
-                raise ArgumentError(f"infos of {who!r}: {ours[0]!r} is a word of marlvec's own; choose another key")
+                raise ArgumentError(f"infos of {who!r}: the key {ours[0]!r} is reserved; choose another one")
         return found
 
     @staticmethod
@@ -198,7 +202,7 @@ class ValueChecker:
 
 
 class _Form:
-    """What one agent's observations, or actions, look like."""
+    """Form of one agent's observations or actions."""
 
     __slots__ = ("_bare", "_leaves", "_tree")
 
@@ -209,14 +213,14 @@ class _Form:
 
     @property
     def size(self) -> int:
-        """Bytes of a value, about."""
+        """Approximate bytes of a value."""
         return sum(_ARRAY + blank.nbytes for _, blank, _ in self._leaves)
 
     def checked(self, value: Any) -> Any:
-        """A copy of a value of this form.
+        """Return a checked copy of a value.
 
         Raises:
-            ContractError: It is of another form; names the leaf.
+            ContractError: The value does not match the space; names the leaf.
         """
         if self._bare is not None:
             return _checked_leaf(*self._bare, value)

@@ -1,8 +1,8 @@
 """Message bodies as msgpack, restricted to the types that the protocol uses.
 
 None, bools, ints of 64 bits, floats of 64 bits, UTF-8 texts, bytes, lists, and dicts whose keys are texts. No extension
-types (so no timestamps), no key twice, nothing after the end. How many items there may be is counted while they are
-built, and how many a list or dict says it has before: a short message cannot make a large object.
+types (so no timestamps), no duplicate key, no bytes after the end. The number of items is limited while they are built,
+and the declared length of a list or dict before: a short message cannot make a large object.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ __all__ = [
 ]
 
 MAX_ITEMS = 65_536
-"""Items of all lists and dicts of one body."""
+"""Limit of items in all lists and dicts of one body."""
 MAX_WIDTH = 1024
-"""Items of one list or dict."""
+"""Limit of items in one list or dict."""
 
 
 def pack(body: Any) -> bytes:
-    """Write a body, or any other tree of what we use."""
+    """Pack a body."""
     packed: bytes = msgpack.packb(body)
     return packed
 
 
 def unpack(data: bytes | memoryview, max_width: int = MAX_WIDTH) -> dict[str, Any]:
-    """Read a body.
+    """Unpack a body.
 
     Args:
-        data: The whole of it.
-        max_width: Items that one list or dict may say it has; room for so many is made before they have come, at each
-            of 512 levels.
+        data: The whole body.
+        max_width: Items that one list or dict may declare; memory for that many is allocated before they are read, at
+            each of 512 levels.
 
     Raises:
-        ProtocolError: It is not msgpack, uses more than we use, or is no dict.
+        ProtocolError: Not msgpack, not restricted to the protocol's types, or not a dict.
     """
     left = MAX_ITEMS
 
@@ -72,15 +72,15 @@ def unpack(data: bytes | memoryview, max_width: int = MAX_WIDTH) -> dict[str, An
 
     body = _unpack(data, object_pairs_hook=mapping, list_hook=count, max_array_len=max_width, max_map_len=max_width)
     if type(body) is not dict:
-        raise ProtocolError(f"a body is a dict, this one is {type(body).__name__}")
+        raise ProtocolError(f"body: expected a dict, got {type(body).__name__}")
     return body
 
 
 def unpack_tree(data: bytes) -> Any:
-    """Read any tree, however many items it has: for data from a trusted source.
+    """Unpack any tree, without a limit of items: for data from a trusted source.
 
     Raises:
-        ProtocolError: It is not msgpack, or uses more than we use.
+        ProtocolError: Not msgpack, or not restricted to the protocol's types.
     """
     return _unpack(data)
 
@@ -88,12 +88,12 @@ def unpack_tree(data: bytes) -> Any:
 def _unpack(data: bytes | memoryview, **limits: Any) -> Any:
     try:
         return msgpack.unpackb(data, strict_map_key=True, ext_hook=_no_extension, max_ext_len=0, **limits)
-    except (ValueError, msgpack.exceptions.UnpackException) as error:  # UnicodeDecodeError is a ValueError, too
-        raise ProtocolError(f"the body is not what it should be: {type(error).__name__}: {str(error)[:200]}") from None
+    except (ValueError, msgpack.exceptions.UnpackException) as error:  # includes UnicodeDecodeError
+        raise ProtocolError(f"cannot decode the message body: {type(error).__name__}: {str(error)[:200]}") from None
 
 
 def _no_extension(code: int, data: bytes) -> Any:
-    raise ProtocolError(f"extension types are not used, got type {code} of {len(data)} bytes")
+    raise ProtocolError(f"expected no extension types, got type {code} of {len(data)} bytes")
 
 
 MAGIC = b"mv"
@@ -104,13 +104,13 @@ HEADER_SIZE = _HEADER.size
 
 
 class Frame(NamedTuple):
-    """One message, its body still packed.
+    """One message with a packed body.
 
     Attributes:
-        type: What it is.
-        number: Its number; 0 where it has none.
-        received: Number of the last numbered message that its sender has got.
-        body: The rest.
+        type: Number of the message type.
+        number: The message's number; 0 if it is not numbered.
+        received: Number of the last numbered message that the sender has received.
+        body: The packed body.
     """
 
     type: int
@@ -120,21 +120,21 @@ class Frame(NamedTuple):
 
 
 def pack_frame(frame: Frame) -> bytes:
-    """Put the header before the body."""
+    """Prepend the header to the body."""
     return b"".join((_HEADER.pack(MAGIC, VERSION, frame.type, 0, frame.number, frame.received), frame.body))
 
 
 def unpack_frame(data: bytes | bytearray) -> Frame:
-    """Take the header off.
+    """Split a message into header fields and body.
 
     Raises:
-        ProtocolError: It is none, or of another version: code ``"protocol"`` or ``"version"``.
+        ProtocolError: The header is invalid, or of another version: code ``"protocol"`` or ``"version"``.
     """
     if len(data) < HEADER_SIZE:
-        raise ProtocolError(f"a message has {HEADER_SIZE} bytes at least, this one has {len(data)}")
+        raise ProtocolError(f"a message: expected at least {HEADER_SIZE} bytes, got {len(data)}")
     magic, version, kind, flags, number, received = _HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise ProtocolError("a message begins with 'mv', this one does not: it is not marlvec's")
+        raise ProtocolError("a message: expected it to begin with 'mv'; this is not marlvec's protocol")
     if version != VERSION:
         raise ProtocolError(f"this side speaks version {VERSION}, the message is of version {version}", "version")
     if flags or number > MAX_NUMBER or received > MAX_NUMBER:

@@ -1,12 +1,12 @@
 """The handshake: versions, tokens and the declaration of spaces, on both sides.
 
-    client                      server
-    hello      ───────────────▶            which versions it speaks, 32 random bytes
-               ◀───────────────  challenge  which version it is to be, 32 random bytes, whether a token is asked for
-    auth       ───────────────▶            proof, and the session to be resumed, if any
+client                      server
+hello      ───────────────▶            supported versions, 32 random bytes
+               ◀───────────────  challenge  chosen version, 32 random bytes, whether a token is required
+    auth       ───────────────▶            proof, and the session to resume, if any
                ◀───────────────  welcome    proof, session, agents, spaces, limits
 
-The order is fixed, each message comes once, and whatever else comes is refused.
+The order is fixed, each message comes once, and every other message is refused.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from marlvec.external.protocol.tokens import ENVIRONMENT_VARIABLE, is_equal, pro
 __all__ = ["FEATURES", "ClientHandshake", "ServerHandshake", "Welcome"]
 
 FEATURES = ("resume", "weights")
-"""What a server of this version can do beside answering."""
+"""Optional features of a server of this version."""
 
 _NONCE = 32
 
 
 class _Step(Enum):
-    """What comes next."""
+    """The next expected message."""
 
     HELLO = "hello"
     AUTH = "auth"
@@ -40,16 +40,16 @@ class _Step(Enum):
 
 
 class Welcome(NamedTuple):
-    """What a server says of itself.
+    """A server's declaration of its session, agents, spaces and limits.
 
     Attributes:
-        session: The secret by which this session can be resumed.
-        resumed: Whether it was.
-        received: Number of the last message of this client's that the server has got.
-        agents: Their names.
+        session: The secret with which this session can be resumed.
+        resumed: Whether it was resumed.
+        received: Number of the last of the client's messages that the server has received.
+        agents: Agent names.
         groups: Spaces, as plain data.
-        limits: How much memory, time and how many connections the server grants.
-        weights: Number of the newest weights, 0 where there are none.
+        limits: Memory, time and connections that the server grants.
+        weights: Version of the newest weights; 0: none.
     """
 
     session: bytes
@@ -62,15 +62,15 @@ class Welcome(NamedTuple):
 
 
 class ServerHandshake:
-    """The server's side.
+    """The server's side of the handshake.
 
     Args:
-        token: The token that clients must know; None where they need none.
-        server: 16 bytes that name this server.
+        token: The token that clients must prove to know; None: no token.
+        server: 16 bytes that identify this server.
         host: Host header of the request.
 
     Attributes:
-        session: Which session the client wants to resume, once it was heard; ``b""`` for a new one.
+        session: The session that the client wants to resume, once known; ``b""``: a new one.
     """
 
     def __init__(self, token: str | None, server: bytes, host: str) -> None:
@@ -82,14 +82,14 @@ class ServerHandshake:
 
     @property
     def is_done(self) -> bool:
-        """Whether the client has proved what it must."""
+        """Whether the client has passed the handshake."""
         return self._next is _Step.NOTHING
 
     def receive(self, message: Message) -> Message | None:
-        """Take one message; returns the answer. None: the client has passed, and `welcome` makes the answer.
+        """Process one message; return the answer. None: the client has passed, and `welcome` makes the answer.
 
         Raises:
-            ProtocolError: It is not this message's turn.
+            ProtocolError: Another message was due.
             RefusedError: Versions or features do not fit, or the proof is wrong.
         """
         if message.type is Type.HELLO and self._next is _Step.HELLO:
@@ -102,7 +102,8 @@ class ServerHandshake:
     def _hello(self, fields: Mapping[str, Any]) -> Message:
         if VERSION not in fields["versions"]:
             raise RefusedError(
-                f"this server speaks version {VERSION} of the protocol, the client {fields['versions']}", "version"
+                f"this server speaks version {VERSION} of the protocol, the client speaks {fields['versions']}",
+                "version",
             )
         if unknown := [name for name in fields["features"] if name not in FEATURES]:
             raise RefusedError(f"this server has the features {list(FEATURES)}, the client needs {unknown}", "version")
@@ -123,18 +124,18 @@ class ServerHandshake:
         given = fields["proof"]
         if self._token is None:
             if given:
-                raise RefusedError("this server has no token, and the client has one", "token")
+                raise RefusedError("this server has no token, but the client has one", "token")
         elif not is_equal(self._proof("client"), given):
             raise RefusedError("the token is missing or wrong", "token")
         self.session = fields["session"]
         self._next = _Step.NOTHING
 
     def _proof(self, runner: Any) -> bytes:
-        assert self._token is not None  # who has none proves nothing
+        assert self._token is not None  # proofs are only made with a token
         return proof(self._token, runner, self._host, self._server, self._client_nonce, self._nonce)
 
     def welcome(self, welcome: Welcome) -> Message:
-        """The last message of a handshake that `is_done`."""
+        """Make the last message of a handshake that `is_done`."""
         return Message(
             Type.WELCOME,
             {
@@ -151,14 +152,14 @@ class ServerHandshake:
 
 
 class ClientHandshake:
-    """The client's side.
+    """The client's side of the handshake.
 
     Args:
         token: The token, or None.
         host: Host header of the request.
-        name: What the client calls itself, for the server's log.
-        session: A session to resume, or ``b""``.
-        features: What the server must be able to do.
+        name: The client's name in the server's log.
+        session: The session to resume, or ``b""``.
+        features: Features that the server must have.
     """
 
     def __init__(
@@ -171,18 +172,18 @@ class ClientHandshake:
         self._next = _Step.CHALLENGE
 
     def hello(self) -> Message:
-        """The first message."""
+        """Make the first message."""
         return Message(
             Type.HELLO,
             {"versions": [VERSION], "features": self._features, "name": self._name, "nonce": self._nonce},
         )
 
     def receive(self, message: Message) -> Message | Welcome:
-        """Take one message; returns the answer, or what the server says of itself.
+        """Process one message; return the answer or, at the end, the server's welcome.
 
         Raises:
-            ProtocolError: It is not this message's turn, or the server's proof is wrong.
-            RefusedError: The server refused, or does not ask for the token, or asks for one there is none of.
+            ProtocolError: Another message was due.
+            RefusedError: The server refused; its proof is wrong; or only one of the two sides has a token.
         """
         fields = message.fields
         if message.type is Type.ERROR:
@@ -209,17 +210,17 @@ class ClientHandshake:
             raise RefusedError(f"the server chose version {fields['version']}, this client speaks {VERSION}", "version")
         if fields["wants_token"] and self._token is None:
             raise RefusedError(
-                f"the server asks for a token, and this client has none; token=marlvec.external.find_token() takes "
-                f"that of the environment variable {ENVIRONMENT_VARIABLE}, find_token(file) that of a file",
+                f"the server requires a token, and this client has none; token=marlvec.external.find_token() reads "
+                f"the environment variable {ENVIRONMENT_VARIABLE}, find_token(file) reads a file",
                 "token",
             )
         if self._token is not None and not fields["wants_token"]:
-            raise RefusedError("this client has a token, and the server asks for none: it may be another one", "token")
+            raise RefusedError("this client has a token, but the server requires none: it may be another one", "token")
         self._server, self._server_nonce = fields["server"], fields["nonce"]
         self._next = _Step.WELCOME
-        own = b"" if self._token is None else self._proof("client")
-        return Message(Type.AUTH, {"proof": own, "session": self._session})
+        own_proof = b"" if self._token is None else self._proof("client")
+        return Message(Type.AUTH, {"proof": own_proof, "session": self._session})
 
     def _proof(self, runner: Any) -> bytes:
-        assert self._token is not None  # who has none proves nothing
+        assert self._token is not None  # proofs are only made with a token
         return proof(self._token, runner, self._host, self._server, self._nonce, self._server_nonce)

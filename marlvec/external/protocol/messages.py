@@ -1,7 +1,7 @@
-"""The message types: who may send each, and what fields it has. Anything else is refused.
+"""The message types: who may send each, and its fields. All other messages are refused.
 
-Observations and actions are only looked at from outside here (a dict of agents);
-`marlvec.external.protocol.values` reads them, against the declared spaces.
+Observations and actions are checked here only to be dicts by agent; `marlvec.external.protocol.values` reads them
+against the declared spaces.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from marlvec.external.protocol.values import read_array, short
 __all__ = ["FORMS", "MAX_HANDSHAKE", "MAX_MESSAGE", "Message", "Type", "read_message", "write_message"]
 
 MAX_HANDSHAKE = 4096
-"""Bytes of a message before the welcome, and of those that carry no observation."""
+"""Byte limit of messages before the welcome, and of messages without observations."""
 
 MAX_MESSAGE = 16 * 2**20
-"""Bytes of any other; what a server asks for may be less."""
+"""Byte limit of other messages; a server may set a lower one."""
 
 MAX_TEXT = 4096
 MAX_NAME = 256
@@ -29,11 +29,11 @@ _HANDSHAKE_WIDTH = 32
 
 Side = Literal["client", "server"]
 Kind = Callable[[Any, str], None]
-"""Looks at a field's value, and raises a `ProtocolError` if it is not of this kind."""
+"""Validates a field's value; raises `ProtocolError`."""
 
 
 class Type(IntEnum):
-    """What a message is."""
+    """Message type."""
 
     HELLO = 1
     CHALLENGE = 2
@@ -125,7 +125,7 @@ def _number(value: Any, where: str) -> None:
 
 
 def _scalar(value: Any, where: str) -> None:
-    """What an info may be."""
+    """Validate one info value."""
     if type(value) is str:
         _text(value, where)
     elif type(value) is list:
@@ -135,7 +135,7 @@ def _scalar(value: Any, where: str) -> None:
 
 
 def _anything(value: Any, where: str) -> None:
-    """What is read later, against a space."""
+    """Accept any value: it is read later, against a space."""
 
 
 _values = _dict(_anything)
@@ -146,13 +146,13 @@ _outcome: dict[str, Kind] = {"rewards": _numbers, "infos": _infos}
 
 
 class MessageForm(NamedTuple):
-    """What a message of one type looks like.
+    """Fields and properties of one message type.
 
     Attributes:
-        sender: Who may send it; None for both.
-        is_numbered: Whether it is counted, sent again after a reconnection, and looked at once.
-        fields: Those that must be there.
-        optional: Those that may.
+        sender: Which side may send it; None: both.
+        is_numbered: Whether it is numbered, sent again after a reconnection, and processed once.
+        fields: Required fields.
+        optional: Optional fields.
         is_large: Whether it may be larger than `MAX_HANDSHAKE`.
     """
 
@@ -234,17 +234,17 @@ FORMS: dict[Type, MessageForm] = {
     Type.CHUNK: MessageForm("server", True, {"re": _count, "data": _data}, is_large=True),
     Type.REFUSED: MessageForm("server", True, {"re": _count, "code": _name, "text": _text}, is_large=True),
 }
-"""All there are."""
+"""Fields of each message type."""
 
 
 class Message(NamedTuple):
-    """One message that is as it should be, apart from values of spaces.
+    """A validated message; values of spaces are not decoded yet.
 
     Attributes:
-        type: What it is.
-        fields: What it holds.
-        number: Its number; 0 where it has none.
-        received: Number of the last numbered message that its sender has got.
+        type: Its type.
+        fields: Its fields.
+        number: Its number; 0 if it is not numbered.
+        received: Number of the last numbered message that the sender has received.
     """
 
     type: Type
@@ -254,25 +254,25 @@ class Message(NamedTuple):
 
 
 def write_message(message: Message) -> bytes:
-    """The bytes of a message; what it holds is not checked again."""
+    """Pack a message; its fields are not validated again."""
     return pack_frame(Frame(message.type, message.number, message.received, pack(message.fields)))
 
 
 def read_message(data: bytes | bytearray, sender: Side) -> Message:
-    """The message of these bytes.
+    """Unpack and validate a message.
 
     Args:
-        data: One whole WebSocket message, of a size that was looked at before it was read.
-        sender: Who sent it.
+        data: One whole WebSocket message; its size was checked before it was read.
+        sender: The side that sent it.
 
     Raises:
-        ProtocolError: It is none that this side may send, or holds what it may not.
+        ProtocolError: The sender may not send this type, or a field is invalid.
     """
     frame = unpack_frame(data)
     try:
         kind = Type(frame.type)
     except ValueError:
-        raise ProtocolError(f"there is no message of type {frame.type}") from None
+        raise ProtocolError(f"no message of type {frame.type} exists") from None
     form = FORMS[kind]
     name = kind.name.lower()
     if form.sender not in (None, sender):
@@ -285,7 +285,7 @@ def read_message(data: bytes | bytearray, sender: Side) -> Message:
     missing = [key for key in form.fields if key not in fields]
     unknown = [key for key in fields if key not in form.fields and key not in form.optional]
     if missing or unknown:
-        raise ProtocolError(f"{name!r}: fields missing: {missing}; not known: {[key[:60] for key in unknown[:8]]}")
+        raise ProtocolError(f"{name!r}: missing fields: {missing}; unknown fields: {[key[:60] for key in unknown[:8]]}")
     for key, value in fields.items():
         kind_of = form.fields.get(key) or form.optional[key]
         kind_of(value, f"{name} {key}")

@@ -7,7 +7,7 @@
     {"space": "dict", "items": [[key, space], …]}
     {"space": "tuple", "items": [space, …]}
 
-A bound that is one number stands for all of an array. Infinite ones are float64 infinities.
+A bound that is one number applies to the whole array. Infinite bounds are float64 infinities.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ MAX_DEPTH = 32
 
 
 def write_space(space: spaces.Space[Any]) -> dict[str, Any]:
-    """A space as plain data.
+    """Convert a space to plain data.
 
     Raises:
-        UnsupportedSpaceError: It is none of the six kinds.
+        UnsupportedSpaceError: Not one of the six kinds.
     """
     match space:
         case spaces.Box():
             low, high = _write_bound(space.low), _write_bound(space.high)
             return {"space": "box", "dtype": space.dtype.name, "shape": list(space.shape), "low": low, "high": high}
         case spaces.Discrete():
-            assert space.dtype is not None  # of every one
+            assert space.dtype is not None  # set in every Discrete
             name = np.dtype(space.dtype).name
             return {"space": "discrete", "dtype": name, "n": int(space.n), "start": int(space.start)}
         case spaces.MultiDiscrete():
@@ -61,10 +61,10 @@ def write_space(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 def read_space(data: Any, depth: int = 0) -> spaces.Space[Any]:
-    """The space that was written.
+    """Rebuild a space from plain data.
 
     Raises:
-        ProtocolError: It is none, nested too deep, or larger than a message may be.
+        ProtocolError: Not a space, nested too deep, or larger than a message may be.
     """
     if type(data) is not dict or depth > MAX_DEPTH:
         raise ProtocolError(f"expected a space, at most {MAX_DEPTH} deep, got {type(data).__name__} at {depth}")
@@ -79,12 +79,12 @@ def read_space(data: Any, depth: int = 0) -> spaces.Space[Any]:
             return spaces.Tuple([read_space(sub, depth + 1) for sub in items])
         return _KINDS[kind](**parts)
     except (LookupError, TypeError, ValueError, AssertionError, ArithmeticError) as error:
-        raise ProtocolError(f"this is no space: {type(error).__name__}: {str(error)[:200]}") from None
+        raise ProtocolError(f"expected a space: {type(error).__name__}: {str(error)[:200]}") from None
 
 
 def _key(key: Any) -> str:
     if type(key) is not str:
-        raise TypeError(f"a key of a Dict is a text, got {type(key).__name__}")
+        raise TypeError(f"expected a Dict key that is a text, got {type(key).__name__}")
     return key
 
 
@@ -96,17 +96,17 @@ def _write_bound(bound: NDArray[Any]) -> Any:
 
 def _bound(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     if type(data) in (int, float, bool):
-        with np.errstate(over="ignore", invalid="ignore"):  # what is too large is infinite
+        with np.errstate(over="ignore", invalid="ignore"):  # values out of range become infinite
             return np.full(shape, data, dtype)
     array = read_array(data, "a bound")
     if array.shape != shape or array.dtype != dtype:
-        raise ValueError(f"a bound of {array.dtype} and {array.shape}, not {dtype} and {shape}")
+        raise ValueError(f"expected a bound of {dtype} and {shape}, got {array.dtype} and {array.shape}")
     return array
 
 
 def _shape(data: Any) -> tuple[int, ...]:
     if type(data) is not list or len(data) > MAX_NDIM or not all(type(n) is int and n >= 0 for n in data):
-        raise ValueError("no shape")
+        raise ValueError(f"expected a shape of at most {MAX_NDIM} lengths")
     if math.prod(data) > MAX_MESSAGE:
         raise ValueError(f"{math.prod(data)} numbers do not fit into a message")
     return tuple(data)
@@ -119,10 +119,10 @@ def _box(dtype: str, shape: Any, low: Any, high: Any) -> spaces.Space[Any]:
 
 def _discrete(dtype: str, n: int, start: int) -> spaces.Space[Any]:
     if type(n) is not int or type(start) is not int:
-        raise TypeError("n and start are whole numbers")
+        raise TypeError("expected n and start to be whole numbers")
     kind = DTYPES[dtype].newbyteorder("=")
     if kind == np.int64:
-        return spaces.Discrete(n, start=start)  # older versions of Gymnasium know no other
+        return spaces.Discrete(n, start=start)  # older versions of Gymnasium have no dtype=
     return spaces.Discrete(n, start=start, dtype=kind.type)
 
 

@@ -1,9 +1,9 @@
 """`MessageStream`: numbered messages after the handshake, each replied to once, also after reconnections.
 
-A client numbers its messages 1, 2, 3, …; so does the server with its replies. Every message has the number of the
-last one that came the other way, and messages up to that number need not be kept any longer. After a reconnection each
-side says which number it has got, and the other sends again what came after. So every request is looked at once, and
-every reply is seen once; what comes twice is counted and dropped, and a gap is an error.
+A client numbers its messages 1, 2, 3, …; so does the server with its replies. Every message carries the number of the
+last message received from the other side, which may then discard messages up to that number. After a reconnection each
+side sends the last number that it received, and the other side sends all later messages again. So every request is
+processed once, and every reply is seen once; duplicates are counted and dropped, and a gap is an error.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["EpisodeState", "EpisodeStates", "MessageStream"]
 
 
 class MessageStream:
-    """Numbers of one session on one side, and what may have to be sent again. Outlives connections.
+    """One side's message numbers in one session, and messages that may have to be sent again. Outlives connections.
 
     Args:
-        max_kept: Bytes of messages that are kept until the other side has confirmed them.
-        each: Bytes that each of them counts beside its own.
+        max_kept: Bytes of unconfirmed messages that are kept.
+        each: Bytes added to each message's size in that count.
 
     Attributes:
-        received: Number of the last message that has come.
-        duplicates: How many have come again and were dropped.
+        received: Number of the last received message.
+        duplicates: How many messages came again and were dropped.
     """
 
     def __init__(self, max_kept: int, each: int = 0) -> None:
@@ -46,14 +46,14 @@ class MessageStream:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that are kept, as they count."""
+        """Bytes of kept messages, with the addition for each."""
         return self._kept_bytes
 
     def take(self, message: Message) -> bool:
-        """Note a message that has come. Returns whether it is to be looked at: it is not, where it has come before.
+        """Register a received message; return False for a duplicate, which must be ignored.
 
         Raises:
-            ProtocolError: One before it is missing, or it confirms messages that were never sent.
+            ProtocolError: An earlier message is missing, or it confirms messages that were never sent.
         """
         self.acknowledge(message.received)
         if not message.number:
@@ -67,37 +67,37 @@ class MessageStream:
         return True
 
     def acknowledge(self, number: int) -> None:
-        """The other side has got all messages up to this one; they need not be kept.
+        """Discard kept messages up to this number: the other side has received them.
 
         Raises:
-            ProtocolError: It was never sent.
+            ProtocolError: This number was never sent.
         """
         if number > self._sent:
-            raise ProtocolError(f"message {number} cannot have come: the last one sent was {self._sent}")
+            raise ProtocolError(f"message {number} cannot have been received: the last one sent was {self._sent}")
         while self._kept and next(iter(self._kept)) <= number:
             _, data = self._kept.popitem(last=False)
             self._kept_bytes -= len(data) + self._each
 
     def make(self, kind: Type, fields: dict[str, Any], max_bytes: float = math.inf) -> bytes:
-        """The bytes of the next message, which are kept where it is numbered.
+        """Make the bytes of the next message, and keep them if it is numbered.
 
         Args:
-            kind: What.
-            fields: What it holds.
-            max_bytes: What the other side takes.
+            kind: Message type.
+            fields: Its fields.
+            max_bytes: Byte limit of the other side.
 
         Raises:
-            ProtocolError: It is larger than that, or the other side lets too much lie; code ``"limit"``. It was not
-                made then.
+            ProtocolError: It is larger than the limit, or too many bytes are unconfirmed; code ``"limit"``. No message
+                was made then.
         """
         if not FORMS[kind].is_numbered:
             return write_message(Message(kind, fields, 0, self.received))
         data = write_message(Message(kind, fields, self._sent + 1, self.received))
         if len(data) > max_bytes:
-            raise ProtocolError(f"a message of {len(data)} bytes; the other side takes {max_bytes}", "limit")
+            raise ProtocolError(f"a message of {len(data)} bytes; the other side takes {max_bytes} at most", "limit")
         if self._kept and self._kept_bytes + len(data) + self._each > self._max_kept:
             raise ProtocolError(
-                f"more than {self._max_kept} bytes were sent, and the other side confirms none", "limit"
+                f"more than {self._max_kept} bytes were sent, and the other side confirms none of them", "limit"
             )
         self._sent += 1
         self._kept[self._sent] = data
@@ -105,17 +105,17 @@ class MessageStream:
         return data
 
     def missing(self, received: int) -> list[bytes]:
-        """What is to be sent again, in order, once the other side has said what it has got.
+        """Return the messages to send again, in order, given the last number that the other side has received.
 
         Raises:
-            ProtocolError: It says that it got what was never sent.
+            ProtocolError: This number was never sent.
         """
         self.acknowledge(received)
         return list(self._kept.values())
 
 
 class EpisodeState(Enum):
-    """Where an episode stands, seen from the wire."""
+    """State of an episode, as seen from the protocol."""
 
     BEGINNING = "waits for a free slot"
     RUNNING = "runs"
@@ -131,12 +131,12 @@ _ALLOWED = {
 
 
 class EpisodeStates:
-    """The episodes of one session, and which messages may come to them now.
+    """The episodes of one session, and which messages each accepts in its state.
 
-    Their numbers are the client's choice, each larger than all before, so that none has to be remembered for ever.
+    The client chooses their numbers, each larger than all before, so that old numbers need not be remembered.
 
     Args:
-        most: How many may be there at a time.
+        most: How many episodes may run at a time.
     """
 
     def __init__(self, most: int) -> None:
@@ -151,15 +151,15 @@ class EpisodeStates:
         return episode in self._states
 
     def state(self, episode: int) -> EpisodeState:
-        """Where an episode of these stands."""
+        """Return the state of one of this stream's episodes."""
         return self._states[episode]
 
     def check(self, message: Message) -> None:
-        """Refuse what may not come now. Nothing has changed then, or now: that is for `begin`, `move` and `end`.
+        """Check that a message may come now. Changes nothing: `begin`, `move` and `end` do.
 
         Raises:
-            RefusedError: Code ``"order"``: it may not come now; ``"episode"``: there is no such episode, or no more;
-                ``"limit"``: there are too many.
+            RefusedError: Code ``"order"``: not in this state; ``"episode"``: no such episode is running; ``"limit"``:
+                too many episodes.
         """
         if message.type is Type.BEGIN:
             episode = message.fields["episode"]
@@ -168,7 +168,7 @@ class EpisodeStates:
                     f"episode {episode} is not new: numbers must grow, the last was {self._last}", "order"
                 )
             if len(self._states) >= self._most:
-                raise RefusedError(f"a client may have {self._most} episodes at a time", "limit")
+                raise RefusedError(f"a client may have {self._most} episodes at a time; end one first", "limit")
         elif message.type in _OF_EPISODES:
             episode = message.fields["episode"]
             state = self._states.get(episode)
@@ -179,14 +179,14 @@ class EpisodeStates:
                 raise RefusedError(f"episode {episode} {state.value}: {name!r} cannot come now", "order")
 
     def begin(self, episode: int) -> None:
-        """A new one waits for its slot."""
+        """Add an episode that waits for its slot."""
         self._states[episode] = EpisodeState.BEGINNING
         self._last = episode
 
     def move(self, episode: int, state: EpisodeState) -> None:
-        """It stands elsewhere now."""
+        """Set the episode's state."""
         self._states[episode] = state
 
     def end(self, episode: int) -> None:
-        """It is over; may be said again."""
+        """Remove a finished episode; may be called again."""
         self._states.pop(episode, None)

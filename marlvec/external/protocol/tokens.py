@@ -1,11 +1,11 @@
-r"""Tokens, and the proof that one knows one without sending it.
+r"""Tokens, and the proof of knowing one without sending it.
 
-A token never goes over the wire. Each side sends 32 random bytes, and proves with them that it knows the token:
+A token is never sent. Each side sends 32 random bytes, and uses both to prove that it knows the token:
 
     HMAC-SHA256(token, "marlvec/1 " + role + "\0" + host + "\0" + server id + client's bytes + server's bytes)
 
-``runner`` is ``client`` or ``server``, so that no proof can be sent back to where it came from. ``host`` is the Host
-header of the WebSocket request, in lower case: who dials one server is not passed on to another one.
+``runner`` (the role) is ``client`` or ``server``, so that no proof can be sent back to its author. ``host`` is the Host
+header of the WebSocket request, in lower case: a proof for one server is not valid at another one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIN_LENGTH = 32
 
 
 def make_token() -> str:
-    """A new token: 256 random bits, 43 characters.
+    """Make a new token: 256 random bits, 43 characters.
 
     Returns:
         The token.
@@ -37,29 +37,29 @@ def make_token() -> str:
 
 
 def check_token(token: str, where: str = "token") -> str:
-    """Refuse what cannot be a good token.
+    """Check that a token is long enough.
 
     Raises:
-        ArgumentError: It is too short, or not of plain characters. It is not in the message.
+        ArgumentError: Too short, or not of printable ASCII characters. The message does not contain the token.
     """
     if not isinstance(token, str) or len(token) < MIN_LENGTH or not token.isascii() or not token.isprintable():
         raise ArgumentError(
-            f"{where}: expected {MIN_LENGTH} or more printable ASCII characters, as marlvec.external.make_token() makes"
+            f"{where}: expected {MIN_LENGTH} or more printable ASCII characters; see marlvec.external.make_token()"
         )
     return token
 
 
 def find_token(file: str | os.PathLike[str] | None = None) -> str | None:
-    """The token of a file, or else of the environment variable MARLVEC_TOKEN; None where there is neither.
+    """Read the token from a file or, without one, from the environment variable MARLVEC_TOKEN.
 
     Args:
-        file: A file that only its owner may read, with the token in it.
+        file: A file with the token, which only its owner may read.
 
     Returns:
-        The token, or None.
+        The token; None if no file is given and the variable is not set.
 
     Raises:
-        ArgumentError: The file cannot be read, others may read it, or what is in it is no token.
+        ArgumentError: The file cannot be read, other users may read it, or it holds no valid token.
     """
     if file is None:
         found = os.environ.get(ENVIRONMENT_VARIABLE)
@@ -67,8 +67,8 @@ def find_token(file: str | os.PathLike[str] | None = None) -> str | None:
     try:
         with Path(file).open("rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode
-            if mode & (stat.S_IRWXG | stat.S_IRWXO) and sys.platform != "win32":  # whose modes say nothing
-                raise ArgumentError(f"token file {file}: others may read or write it; say chmod 600 {file}")
+            if mode & (stat.S_IRWXG | stat.S_IRWXO) and sys.platform != "win32":  # where modes have no meaning
+                raise ArgumentError(f"token file {file}: other users may read or write it; run chmod 600 {file}")
             text = opened.read(4096).decode("ascii", "replace")
     except OSError as error:
         raise ArgumentError(f"token file {file} cannot be read: {error.strerror or error}") from error
@@ -78,11 +78,11 @@ def find_token(file: str | os.PathLike[str] | None = None) -> str | None:
 def proof(
     token: str, runner: Literal["client", "server"], host: str, server: bytes, client_nonce: bytes, server_nonce: bytes
 ) -> bytes:
-    """What only who knows the token can say, 32 bytes."""
-    said = f"marlvec/1 {runner}\0{host.lower()}\0".encode()
-    return hmac.digest(token.encode(), said + server + client_nonce + server_nonce, hashlib.sha256)
+    """Compute a side's proof that it knows the token, 32 bytes."""
+    message = f"marlvec/1 {runner}\0{host.lower()}\0".encode()
+    return hmac.digest(token.encode(), message + server + client_nonce + server_nonce, hashlib.sha256)
 
 
 def is_equal(own: bytes, other: bytes) -> bool:
-    """Whether two proofs are equal, in a time that does not depend on where they differ."""
+    """Compare two proofs in a time that does not depend on where they differ."""
     return hmac.compare_digest(own, other)

@@ -1,10 +1,10 @@
-"""Observations and actions to bytes and back, as the declared spaces say.
+"""Observations and actions to bytes and back, by the declared spaces.
 
 A Dict is a dict, a Tuple is a list, in the space's order; a leaf of shape ``()`` (Discrete, say) is a plain number or
 bool, every other leaf a raw array of exactly its shape and dtype.
 
-Two kinds of wrong: what is not even an array is a `ProtocolError`, which ends the connection; a sound array of another
-shape or dtype than declared is a `ContractError`, which is sent back and changes nothing.
+Malformed data is a `ProtocolError`, which ends the connection; a valid array of another shape or dtype than declared is
+a `ContractError`, which is sent back and changes nothing.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ DTYPES: dict[str, np.dtype[Any]] = {
         *("float16", "float32", "float64"),
     )
 }
-"""Names that an array's dtype may have."""
+"""Supported array dtypes by name."""
 
 
 def write_array(array: NDArray[Any]) -> list[Any]:
-    """An array as it goes over the wire; its dtype must be one of `DTYPES`."""
+    """Pack an array; its dtype must be one of `DTYPES`."""
     name = array.dtype.name
     return [name, list(array.shape), np.ascontiguousarray(array, DTYPES[name]).tobytes()]
 
 
 def read_array(data: Any, where: str) -> NDArray[Any]:
-    """The array that was written; read-only, over the very bytes that came.
+    """Unpack an array: a read-only view of the received bytes.
 
     Raises:
-        ProtocolError: It is none; says where.
+        ProtocolError: Malformed; names ``where``.
     """
     if type(data) is not list or len(data) != 3:
         raise ProtocolError(f"{where}: expected [dtype, shape, bytes], got {short(data)}")
@@ -58,12 +58,12 @@ def read_array(data: Any, where: str) -> NDArray[Any]:
     ):
         raise ProtocolError(f"{where}: expected a shape of at most {MAX_NDIM} lengths, got {short(shape)}")
     dtype = DTYPES[name]
-    size = math.prod(shape) * dtype.itemsize  # of Python's ints, which do not overflow
+    size = math.prod(shape) * dtype.itemsize  # Python ints do not overflow
     if type(raw) is not bytes or len(raw) != size:
         got = f"{len(raw)} bytes" if type(raw) is bytes else short(raw)
         raise ProtocolError(f"{where}: expected {size} bytes for {name} of {tuple(shape)}, got {got}")
     if name == "bool" and raw.translate(None, b"\0\1"):
-        raise ProtocolError(f"{where}: a bool is a byte 0 or 1")
+        raise ProtocolError(f"{where}: expected bools of bytes 0 or 1")
     array: NDArray[Any] = np.frombuffer(raw, dtype)
     if len(shape) != 1:
         array = array.reshape(shape)
@@ -71,9 +71,9 @@ def read_array(data: Any, where: str) -> NDArray[Any]:
 
 
 def short(value: Any) -> str:
-    """A few characters about a value, for a message."""
+    """Shorten a value's repr for an error message."""
     if isinstance(value, str):
-        return repr(value[:60])[:60]  # of all of it, it could be ten times as long
+        return repr(value[:60])[:60]  # the repr of a long text would be slow
     return repr(value)[:60] if isinstance(value, (int, float)) else type(value).__name__
 
 
@@ -84,7 +84,7 @@ class ValueReader:
         space: Any space whose leaves are arrays.
 
     Raises:
-        UnsupportedSpaceError: Values of it do not go over a wire; names the leaf.
+        UnsupportedSpaceError: The protocol has no form for its values; names the leaf.
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:
@@ -101,11 +101,11 @@ class ValueReader:
         self._bare = self._leaves[0] if self._tree.is_leaf else None
 
     def read(self, data: Any, where: str) -> Any:
-        """The value that was written.
+        """Unpack a value.
 
         Raises:
-            ProtocolError: An array is none.
-            ContractError: It is not a value of this space's structure, shapes and dtypes; bounds are not looked at.
+            ProtocolError: An array is malformed.
+            ContractError: The value does not have the space's structure, shapes and dtypes; bounds are not checked.
         """
         if self._bare is not None:
             return self._bare.read(data, where)
@@ -116,10 +116,10 @@ class ValueReader:
         return self._tree.unflatten([leaf.read(part, where) for leaf, part in zip(self._leaves, parts, strict=True)])
 
     def write(self, value: Any) -> Any:
-        """A value as it goes over the wire.
+        """Pack a value.
 
         Raises:
-            ContractError: It is not a value of this space's structure, shapes and dtypes.
+            ContractError: The value does not have the space's structure, shapes and dtypes.
         """
         if self._bare is not None:
             return self._bare.write(value)
@@ -138,7 +138,7 @@ def _skeleton(space: spaces.Space[Any]) -> Any:
     if isinstance(space, spaces.Dict):
         for key in space.spaces:
             if type(key) is not str:
-                raise UnsupportedSpaceError(f"keys of a Dict that goes over a socket must be texts, got {key!r}")
+                raise UnsupportedSpaceError(f"a Dict over a socket: expected keys that are texts, got {key!r}")
         return {key: _skeleton(sub) for key, sub in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return [_skeleton(sub) for sub in space.spaces]
@@ -180,8 +180,8 @@ class _LeafReader:
             if not self._bounds[0] <= data <= self._bounds[1]:
                 raise ContractError(f"{self._at(where)}: expected a number of {self._name}, got {data}")
             number = self._dtype.type(data)
-            return np.array(number) if self._is_box else number  # as the spaces' own samples are
-        with np.errstate(over="ignore", invalid="ignore"):  # what is too large is infinite, as the bounds will show
+            return np.array(number) if self._is_box else number  # like the space's samples
+        with np.errstate(over="ignore", invalid="ignore"):  # out of range becomes infinite; bounds are checked later
             return np.array(data, self._dtype)
 
     def write(self, value: Any) -> Any:
@@ -201,15 +201,15 @@ class _LeafReader:
 
 
 def write_mask(mask: Any) -> list[Any]:
-    """An action mask, (k,), as it goes over the wire."""
+    """Pack an action mask, (k,)."""
     return write_array(np.asarray(mask, np.bool_))
 
 
 def read_mask(data: Any, where: str) -> NDArray[np.bool_]:
-    """The action mask that was written, (k,) bool.
+    """Unpack an action mask, (k,) bool.
 
     Raises:
-        ProtocolError: It is none.
+        ProtocolError: Malformed.
     """
     mask = read_array(data, where)
     if mask.dtype != np.bool_ or mask.ndim != 1:

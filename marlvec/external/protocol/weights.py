@@ -1,15 +1,15 @@
-"""Policy weights to bytes and back: trees of numbers, texts and arrays, as `Policy.state_dict` gives them.
+"""Policy weights to bytes and back: trees of numbers, texts and arrays, as in `Policy.state_dict`.
 
-None, bools, ints of 64 bits, floats, texts, bytes, lists and dicts with texts as keys stand for themselves; the rest is
-a dict whose one key begins with ``$``:
+None, bools, ints of 64 bits, floats, texts, bytes, lists and dicts with text keys are packed as they are; other values
+as a dict with one key that begins with ``$``:
 
     {"$array": [dtype, shape, bytes]}
     {"$tuple": [item, …]}
     {"$scalar": [dtype, number]}        a numpy scalar
-    {"$int": "170141183460469231731"}   an int of more than 64 bits, as random streams have them
-    {"$items": [[key, value], …]}       a dict with other keys, or with one that begins with $
+        {"$int": "170141183460469231731"}   an int of more than 64 bits, as in states of random generators
+        {"$items": [[key, value], …]}       a dict with other keys, or with one that begins with $
 
-Nothing here names a class or a function: what comes out is data, and what becomes of it is the receiver's.
+    No class or function is named: unpacking yields data only.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ _WORD = 2**63
 
 
 def pack_plain(value: Any, where: str) -> bytes:
-    """Write a tree.
+    """Pack a tree.
 
     Args:
         value: The tree.
-        where: What it is, for the message of an error.
+        where: Its name in error messages.
 
     Raises:
-        SerialisationError: There is something else in it.
+        SerialisationError: The tree holds a value of another type.
     """
     return pack(_write(value, where, 0))
 
 
 def unpack_plain(data: bytes) -> Any:
-    """The tree that was written; arrays are writable copies.
+    """Unpack a tree; arrays are writable copies.
 
     Raises:
-        ProtocolError: It is none.
+        ProtocolError: Malformed.
     """
     try:
         return _read(unpack_tree(data), 0)
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-        raise ProtocolError(f"these are no weights: {type(error).__name__}: {str(error)[:200]}") from None
+        raise ProtocolError(f"malformed weights: {type(error).__name__}: {str(error)[:200]}") from None
 
 
 def _write(value: Any, where: str, depth: int) -> Any:
@@ -81,7 +81,7 @@ def _write(value: Any, where: str, depth: int) -> Any:
         return {"$scalar": [value.dtype.name, value.item()]}
     raise SerialisationError(
         f"{where} does not go over a socket: expected numbers, texts, bytes, None, bools, numeric arrays, and lists, "
-        f"tuples and dicts of those, got {type(value).__name__}"
+        f"tuples and dicts of these, got {type(value).__name__}"
     )
 
 
@@ -105,12 +105,12 @@ def _read(data: Any, depth: int) -> Any:
         case "$scalar":
             name, number = inner
             if type(number) not in (bool, int, float):
-                raise TypeError(f"a scalar is a number, got {type(number).__name__}")
+                raise TypeError(f"expected a scalar that is a number, got {type(number).__name__}")
             return DTYPES[name].newbyteorder("=").type(number)
         case "$int":
             if type(inner) is not str or len(inner) > MAX_DIGITS:
-                raise ValueError(f"an int has {MAX_DIGITS} digits at most")
+                raise ValueError(f"expected an int of at most {MAX_DIGITS} digits")
             return int(inner)
         case "$items":
             return {_read(key, depth + 1): _read(item, depth + 1) for key, item in inner}
-    raise ProtocolError(f"expected a mark of weights, got {str(mark)[:60]!r}")
+    raise ProtocolError(f"expected a key such as $array, got {str(mark)[:60]!r}")

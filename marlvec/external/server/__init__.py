@@ -1,12 +1,12 @@
-"""How a server works inside: one thread and its sockets; `marlvec.external.Server` is what one sees of it.
+"""The parts of a server, which has one thread; its public class is `marlvec.external.Server`.
 
 server            `Server`, the public class
-request_filter    which WebSocket requests are let in
-connection        one client's socket: bytes in, whole messages out, and the other way round
-value_readers     what a client says, read as the declared spaces say
-session           one client's requests, and the episodes they belong to; outlives its connections
-slot_queue        whose turn it is to get a slot
-weight_store      what policies have learned, in numbered versions
-session_manager   all connections and sessions, and what is due when
-socket_loop       the thread, and the address it listens at
+request_filter    which WebSocket requests are accepted
+connection        one client's socket: bytes to whole messages and back
+value_readers     reads and writes values by the declared spaces
+session           one client's requests and episodes; outlives its connections
+slot_queue        which client gets the next free slot
+weight_store      policies' weights, in numbered versions
+session_manager   all connections and sessions, and their deadlines
+socket_loop       the thread, and its listening socket
 """

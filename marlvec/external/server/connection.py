@@ -1,7 +1,7 @@
-"""`Connection`: one client's socket on the server's side: bytes in, whole messages out, and back.
+"""`Connection`: one client's socket on the server's side: bytes to whole messages and back.
 
-Read by the server's thread alone; any thread may `send`, at once if the socket takes it, so that an answer has no way
-to go but from the collector's thread into the kernel.
+Only the server's thread reads; any thread may `send`, which writes at once if the socket takes it: an answer goes
+straight from the collector's thread into the kernel.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = ["Connection", "Stage"]
 _CHUNK = 65_536
 _MAX_REQUEST = 8192  # bytes of the HTTP request; browsers add cookies and languages
 _MAX_FRAGMENTS = 4096
-_HIGH = 2**20  # bytes that wait to be sent, from where on nothing more is read
-_EACH = 128  # bytes that a piece of bytes costs beside those in it
+_HIGH = 2**20  # unsent bytes above which nothing more is read
+_EACH = 128  # overhead in bytes of one bytes object
 _QUIET = logging.getLogger("marlvec.external.websockets")
-_QUIET.setLevel(logging.CRITICAL)  # what an unknown client sends is logged once, by us
+_QUIET.setLevel(logging.CRITICAL)  # marlvec logs invalid requests itself, once
 
 
 class Stage(Enum):
-    """How far a connection is."""
+    """How far a connection has come."""
 
     REQUEST = "no WebSocket request has come"
     OPEN = "messages come and go"
@@ -49,24 +49,24 @@ class Connection:
 
     Args:
         sock: The socket; non-blocking.
-        address: Whose it is.
-        gate: Which requests are let in.
-        limits: What is allowed.
+        address: The client's address.
+        gate: Decides which requests are accepted.
+        limits: The server's limits.
         now: The time.
-        want_write: Called with this connection, from any thread, where something waits to be sent.
+        want_write: Called with this connection, from any thread, if bytes wait to be sent.
 
     Attributes:
         sock, address: As given.
         number: The socket's file descriptor.
-        stage: How far it is.
+        stage: How far it has come.
         host: Host header of the request.
         began: When it was accepted.
         heard: When bytes last came.
-        unsent_bytes: What waits to be sent, with the lists it is in.
-        unfinished: Since when a message has been on its way, or None.
-        stuck: Since when the client has read nothing of what waits to be sent, or None.
-        pinged: When it was pinged last.
-        closing: Since when it has been closing.
+        unsent_bytes: Bytes that wait to be sent, with the overhead of their lists.
+        unfinished: When the message that is still incomplete began, or None.
+        stuck: Since when the client has read none of the waiting bytes, or None.
+        pinged: When it was last pinged.
+        closing: When closing began.
         error: Why it was cut off, or ``""``.
     """
 
@@ -105,20 +105,20 @@ class Connection:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more should be read, since so much waits to be sent."""
+        """Whether nothing more should be read, since too many bytes wait to be sent."""
         return self.unsent_bytes > _HIGH
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of messages that are on their way, and of the lists they are in."""
+        """Bytes of incomplete messages, with the overhead of their lists."""
         return len(self._protocol.reader.buffer) + self._parts_bytes
 
     def admit(self) -> None:
-        """The handshake is over: messages may be as large as the limits say."""
+        """Raise the message limit after the handshake."""
         self._protocol.max_message_size = self._limits.message_bytes
 
     def read(self, now: float) -> list[bytes]:
-        """Read what there is, a chunk of it; returns whole messages.
+        """Read one chunk; return the messages it completes.
 
         Raises:
             OSError: The connection is broken.
@@ -133,7 +133,7 @@ class Connection:
             if self.stage is Stage.CLOSING:
                 return []
             if self._read_bytes > _MAX_REQUEST and self.stage is Stage.REQUEST:
-                raise EOFError(f"more than {_MAX_REQUEST} bytes came, and no WebSocket request")
+                raise EOFError(f"more than {_MAX_REQUEST} bytes came before a WebSocket request")
         with self._lock:
             protocol = self._protocol
             protocol.receive_data(data)
@@ -151,7 +151,7 @@ class Connection:
                 elif event.opcode is Opcode.TEXT:
                     protocol.fail(1003, "binary messages only")
                     break
-                if not self._parts:  # else the message goes on, however many of its fragments have come
+                if not self._parts:  # no message is incomplete
                     begun = now
             if self._note_end():
                 messages = messages if not protocol.parser_exc else []
@@ -161,8 +161,8 @@ class Connection:
         return messages
 
     def _answer(self, request: Request) -> None:
-        """Let a request in, or not."""
-        if self._protocol.eof_sent:  # what came on its heels was no message: the protocol has hung up already
+        """Accept or refuse a request."""
+        if self._protocol.eof_sent:  # the bytes after it were invalid: the protocol has closed already
             return
         headers = {name: request.headers.get_all(name) for name in ("Host", "Origin", "Sec-WebSocket-Protocol")}
         refusal = self._request_filter.refusal(request.path, headers)
@@ -179,7 +179,7 @@ class Connection:
             self.stage = Stage.CLOSING
 
     def _assemble(self, data: bytes, *, fin: bool) -> bytes | None:
-        """Put fragments together; None where there are more to come."""
+        """Join fragments; None: more fragments follow."""
         if fin and not self._parts:
             return data
         self._parts.append(data)
@@ -193,7 +193,7 @@ class Connection:
         return whole
 
     def _note_end(self) -> bool:
-        """See whether the WebSocket protocol is over."""
+        """Return whether the WebSocket protocol has ended."""
         protocol = self._protocol
         if protocol.parser_exc is not None or protocol.handshake_exc is not None or protocol.close_expected():
             exception = protocol.parser_exc or protocol.handshake_exc
@@ -207,11 +207,11 @@ class Connection:
     # --- out
 
     def send(self, data: bytes, now: float) -> None:
-        """Send one message, or have it sent as soon as the client reads. Nothing happens where it is closing."""
+        """Send one message, or queue it until the client reads. Does nothing while closing."""
         self.send_all((data,), now)
 
     def send_all(self, messages: Iterable[bytes], now: float) -> None:
-        """Send some, in one piece."""
+        """Send several messages in one piece."""
         with self._lock:
             if self.stage is Stage.OPEN:
                 for data in messages:
@@ -219,7 +219,7 @@ class Connection:
                 self._flush(now)
 
     def ping(self, now: float) -> None:
-        """Ask whether the client is there."""
+        """Send a WebSocket ping."""
         self.pinged = now
         with self._lock:
             if self.stage is Stage.OPEN:
@@ -227,7 +227,7 @@ class Connection:
                 self._flush(now)
 
     def end(self, code: int, reason: str, now: float) -> None:
-        """Begin to close, after what waits to be sent."""
+        """Begin to close, after the waiting bytes."""
         with self._lock:
             if self.stage is Stage.OPEN:
                 self._protocol.fail(code, reason)
@@ -236,7 +236,7 @@ class Connection:
                 self._flush(now)
 
     def write(self, now: float) -> None:
-        """Send what waits, as much as the socket takes.
+        """Send as many of the waiting bytes as the socket takes.
 
         Raises:
             OSError: The connection is broken.
@@ -260,12 +260,12 @@ class Connection:
 
     def _flush(self, now: float) -> None:
         had = bool(self._out)
-        pieces = [data for data in self._protocol.data_to_send() if data]  # b"": nothing will follow, as closing says
+        pieces = [data for data in self._protocol.data_to_send() if data]  # b"" marks the end
         if pieces:
             self._out.append(pieces[0] if len(pieces) == 1 else b"".join(pieces))
             self.unsent_bytes += len(self._out[-1]) + _EACH
         if had or not self._out:
-            return  # the thread that is at it goes on
+            return  # another thread is sending, and continues
         try:
             self._push(now)
         except OSError:

@@ -1,7 +1,7 @@
 """`RequestFilter`: which WebSocket upgrade requests are accepted, by their headers.
 
-Pages cannot forge ``Host`` and ``Origin``. A page of another site has another origin; one whose name was made
-to point here (DNS rebinding) has another host, too.
+Web pages cannot forge ``Host`` and ``Origin``. A page of another site has another origin; a page whose name was made to
+point here (DNS rebinding) has another host, too.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 class RequestFilter:
-    """Looks at requests.
+    """Accepts or refuses WebSocket upgrade requests.
 
     Args:
-        host: What the server is bound to.
-        hosts: Further names that it goes by.
-        origins: Further pages that may use it, e.g. ``"https://example.com"``.
+        host: Address that the server is bound to.
+        hosts: Further names of the server.
+        origins: Further sites whose pages may use it, e.g. ``"https://example.com"``.
     """
 
     def __init__(self, host: str, hosts: Collection[str], origins: Collection[str]) -> None:
@@ -30,22 +30,22 @@ class RequestFilter:
         self._origins = {origin.lower().rstrip("/") for origin in origins}
 
     def refusal(self, path: str, headers: Mapping[str, list[str]]) -> tuple[int, str] | None:
-        """Why a request is not let in: an HTTP status and a sentence. None: it is.
+        """Return why a request is refused: an HTTP status and a sentence. None: it is accepted.
 
         Args:
-            path: What it asks for.
+            path: The requested path.
             headers: The values of ``Host``, ``Origin`` and ``Sec-WebSocket-Protocol``, by these names.
         """
         if path != "/":
-            return 404, "there is nothing here but /"
+            return 404, "only / exists here"
         hosts, origins = headers["Host"], headers["Origin"]
         if len(hosts) != 1 or _name(f"//{hosts[0]}") not in self._hosts:
-            return 403, "this server does not go by that name: see hosts="
+            return 403, "this server does not have that name; add it with hosts="
         if len(origins) > 1 or not all(self._is_ours(origin) for origin in origins):
-            return 403, "pages from there may not use this server: see origins="
+            return 403, "pages of that site may not use this server; add it with origins="
         offered = [part.strip() for value in headers["Sec-WebSocket-Protocol"] for part in value.split(",")]
         if SUBPROTOCOL not in offered:
-            return 400, f"ask for subprotocol {SUBPROTOCOL}"
+            return 400, f"request subprotocol {SUBPROTOCOL}"
         return None
 
     def _is_ours(self, origin: str) -> bool:

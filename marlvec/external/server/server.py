@@ -26,36 +26,35 @@ __all__ = ["Server"]
 class Server:
     """Lets clients in other processes fill the slots of an `ExternalVectorEnv`, over WebSocket.
 
-    It listens, and answers, in a thread of its own from the moment it is made until `close`; use it in a ``with``
-    block. Who collects from ``envs`` need not know of it. Nothing that comes is ever unpickled or evaluated;
-    docs/protocol.md says what may come.
+    It listens and answers in its own thread until `close`; use it in a ``with`` block. Code that collects from ``envs``
+    needs no change. Received data is never unpickled or evaluated; docs/protocol.md describes it.
 
     Args:
-        envs: Whose slots; belongs to the caller, and must outlive the server.
-        host: An address of this machine alone, unless ``allow_remote``.
-        port: 0 for a free one, see `url`.
-        token: What clients must know, from `make_token` or `find_token`; None: on this machine any client may connect.
-        allow_remote: Whether ``host`` may be one that other machines can reach; a token is needed then, unless
-            ``allow_no_token``. What goes over the net can be read there: use a tunnel (ssh -L) or a proxy that speaks
-            TLS.
-        allow_no_token: Whether any client may connect where ``host`` is one that other machines can reach. On this
-            machine alone it makes no difference.
-        hosts: Names that it goes by, beside its address: that of a proxy, say.
-        origins: Web pages that may use it, e.g. ``"https://example.com"``, beside those of this machine.
-        logs: Whether clients may say themselves what was done, and decide for themselves (`Local`). Where action
-            connectors change the action space, the collector raises on the first of those, so let only such clients in
-            that you trust, or say False.
-        limits: How much memory, time and how many connections it grants.
+        envs: The vectorizer whose slots clients fill; belongs to the caller, and must outlive the server.
+        host: An address that only this machine reaches, unless ``allow_remote``.
+        port: 0: a free one, see `url`.
+        token: Secret that clients must prove to know, from `make_token` or `find_token`; None: any client on this
+            machine may connect.
+        allow_remote: Whether ``host`` may be an address that other machines reach; a token is required then, unless
+            ``allow_no_token``. Data is not encrypted: use a tunnel (ssh -L) or a proxy with TLS.
+        allow_no_token: Whether any client may connect even if other machines reach ``host``. Has no effect for a local
+            address.
+        hosts: Further names of the server, e.g. that of a proxy.
+        origins: Sites whose pages may use it, e.g. ``"https://example.com"``, besides pages of this machine.
+        logs: Whether clients may send their own actions (`log_action`, `LocalInference`). If action connectors change
+            the action space, the collector raises on the first of these: allow only clients that you trust, or pass
+            False.
+        limits: Limits on clients' memory, time and connections.
 
     Raises:
-        ArgumentError: The address is not this machine's own, and that was not asked for, nor doing without a token;
-            or another argument is wrong.
-        ResourceError: The port is taken, or there is no such address.
-        UnsupportedSpaceError: Observations or actions do not go over a socket.
+        ArgumentError: Other machines reach the address, without ``allow_remote`` or without a token; or another
+            argument is wrong.
+        ResourceError: The port is taken, or the address does not exist.
+        UnsupportedSpaceError: The protocol has no form for the observations or actions.
         MissingExtraError: ``marlvec[external]`` is not installed.
 
     Attributes:
-        host, port: Where it listens.
+        host, port: Address and port that it listens at.
         limits: As given.
     """
 
@@ -74,13 +73,13 @@ class Server:
         limits: Limits | None = None,
     ) -> None:
         if not isinstance(envs, ExternalVectorEnv):
-            raise ArgumentError(f"expected an ExternalVectorEnv of marlvec.external.make(), got {envs!r}")
+            raise ArgumentError(f"envs: expected an ExternalVectorEnv of marlvec.external.make(), got {envs!r}")
         if isinstance(hosts, str) or isinstance(origins, str):
-            raise ArgumentError(f"expected lists of texts, got hosts={hosts!r}, origins={origins!r}")
+            raise ArgumentError(f"hosts, origins: expected lists of texts, got hosts={hosts!r}, origins={origins!r}")
         if token is not None:
             check_token(token)
-        # Here, and not above: all of them need libraries that are extras.
-        from marlvec.external.server.socket_loop import SocketLoop, bind  # noqa: I001  # it says first what is missing
+        # Imported here since they need libraries of the extra `external`.
+        from marlvec.external.server.socket_loop import SocketLoop, bind  # noqa: I001  # it raises first if the extra is missing
         from marlvec.external.server.request_filter import RequestFilter
         from marlvec.external.server.session_manager import SessionManager
         from marlvec.external.server.value_readers import ValueReaders
@@ -102,39 +101,39 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where clients go, e.g. ``"ws://127.0.0.1:40001/"``."""
+        """Address for clients, e.g. ``"ws://127.0.0.1:40001/"``."""
         return f"ws://[{self.host}]:{self.port}/" if ":" in self.host else f"ws://{self.host}:{self.port}/"
 
     @property
     def counters(self) -> ServerCounters:
-        """A copy of the counts of what has happened."""
+        """A copy of the server's counters."""
         counters: ServerCounters = copy.copy(self._loop.session_manager.counters)
         return counters
 
     @property
     def clients(self) -> int:
-        """How many there are, with those that may come back."""
+        """How many clients are connected or may still resume their session."""
         return len(self._loop.session_manager.sessions)
 
     @property
     def weights_version(self) -> int:
-        """Number of the newest weights that were published; 0 for none."""
+        """Version of the newest published weights; 0: none."""
         return int(self._weights.version)
 
     def publish(self, source: Collector | Mapping[str, PolicyLike] | PolicyLike, version: int | None = None) -> int:
-        """Give clients that decide for themselves what policies have learned until now. Call it between two batches.
+        """Publish policies' weights to clients with local inference. Call it between two batches.
 
         Args:
-            source: A collector: its policies, and what their connectors have learned; or policy id to policy; or one
-                policy, which is ``"main"``.
-            version: Number of these weights, above all before; None: one more than the last.
+            source: A collector: its policies, and the learned state of its connectors; or policy id to policy; or one
+                policy, which becomes ``"main"``.
+            version: Version of these weights, above all earlier ones; None: the last plus one.
 
         Returns:
-            Their number.
+            The version.
 
         Raises:
-            ArgumentError: The number is not above the last.
-            SerialisationError: A state does not go over a socket.
+            ArgumentError: ``version`` is not above the last.
+            SerialisationError: The protocol has no form for a value of a state.
         """
         content: dict[str, Any] = {"agent_connectors": {}, "action_connectors": {}}
         if isinstance(source, Collector):
@@ -147,12 +146,12 @@ class Server:
         return int(self._weights.add(content, version))
 
     def close(self) -> None:
-        """Close all connections, with a message to each client; episodes that run are lost. May be called again."""
+        """Close all connections with a message to each client; running episodes are lost. May be called again."""
         self._finalizer()
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the server was closed."""
         return not self._finalizer.alive
 
     def __enter__(self) -> Self:
@@ -172,7 +171,7 @@ def _stop(loop: Any, gateway: EpisodeGateway) -> None:
 
 
 def _learned(chain: Any) -> Any:
-    """What connectors have learned, without what they remember of running episodes."""
+    """Return the learned state of connectors, without memory of running episodes."""
     fresh = copy.deepcopy(chain)
     fresh.reset()
     return fresh.state_dict()

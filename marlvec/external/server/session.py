@@ -1,7 +1,7 @@
 """`Session`: one client's requests and episodes; it outlives broken connections.
 
-Requests come from the server's thread; answers of policies from the collector's. A thread that has the session's lock
-may take the exchange's, and never the other way round.
+The server's thread brings requests; the collector's thread brings answers. A thread that holds the session's lock may
+take the exchange's lock, never the other way round.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ __all__ = ["SessionEpisode", "REPORTS", "apply_report", "CLOSE_CODES", "Session"
 
 @dataclass(slots=True)
 class SessionEpisode:
-    """One episode, seen from its client.
+    """One episode of a session.
 
     Attributes:
-        began, heard: When it began, and when a message about it came last.
-        training: Whether it goes into batches.
-        slot: The slot it asks for, or None.
-        re: Number of the request that is not answered: ``begin``, or what asked for actions.
+        began, heard: When it began, and when a message about it last came.
+        training: Whether its rows go into batches.
+        slot: The requested slot, or None: any.
+        re: Number of the unanswered request: ``begin`` or ``step``.
         episode: The episode in the exchange, once it has a slot.
-        held: Requests that wait for room: their numbers, and as they came. Read, they might be many times as large.
+        held: Held requests: number and undecoded bytes, since decoded they may be many times as large.
     """
 
     began: float
@@ -63,24 +63,24 @@ class SessionEpisode:
 
 
 REPORTS = frozenset({Type.STEP, Type.LOG, Type.RETURNS, Type.LEAVE, Type.END})
-"""Messages that say something to an episode."""
+"""Messages that report something about an episode."""
 
 
 def apply_report(
     episode: ExternalEpisode, message: Message, readers: ValueReaders, answer: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Say it.
+    """Apply a client's report to its episode.
 
     Args:
-        episode: To which.
-        message: One of `REPORTS`.
-        readers: What reads values.
-        answer: Is called with the actions, where some are asked for.
+        episode: The episode.
+        message: A message of `REPORTS`.
+        readers: Reads its values.
+        answer: Called with the actions, if the message requests some.
 
     Raises:
-        ProtocolError: There is an array in it that is none.
-        RefusedError: An agent is unknown, or does not belong there.
-        MarlvecError: As the episode's own calls; nothing was said then.
+        ProtocolError: An array is malformed.
+        RefusedError: An agent is unknown, or not allowed in this field.
+        MarlvecError: As the episode's own calls; nothing changed then.
     """
     fields, outcome = message.fields, readers.outcome(message.fields)
     if message.type is Type.RETURNS:
@@ -93,7 +93,7 @@ def apply_report(
         terminated, truncated = set(fields["terminated"]), set(fields["truncated"])
         gone = dict.fromkeys([*fields["terminated"], *fields["truncated"]])
         if stray := [name for name in obs if name not in gone]:
-            raise RefusedError(f"last observations of {stray}, who do not leave", "value")
+            raise RefusedError(f"obs: expected last observations of ending agents, got those of {stray}", "value")
         episode.end_agents(
             {**gone, **obs},
             terminated={name: name in terminated for name in gone},
@@ -108,36 +108,36 @@ def apply_report(
             episode.log_action(obs, readers.actions(fields["actions"]), masks=masks, **outcome)
 
 
-_REMEMBERED = 64  # episodes that were cut, and why
-_EACH = 256  # bytes that a message costs which is kept, beside those in it
-_EPISODE = 2048  # bytes that an episode costs of which nothing is said
+_REMEMBERED = 64  # ended episodes whose reason is kept
+_EACH = 256  # overhead in bytes of a kept message
+_EPISODE = 2048  # bytes of an episode without pending values
 CLOSE_CODES = {"protocol": 1002, "version": 1002, "full": 1013, "closing": 1001}
 
 
 class Session:
-    """One client.
+    """One client's requests and episodes.
 
     Args:
-        key: The secret by which it can be resumed.
-        name: What to call it in logs.
-        gateway: Where its episodes go.
-        readers: What reads its values.
-        weights: What it may fetch.
-        limits: What is allowed.
-        clock: Gives the time in seconds.
-        queue: Where its episodes wait for a slot.
-        account: Where what its episodes say is counted.
+        key: The secret with which it can be resumed.
+        name: Its name in logs.
+        gateway: Begins its episodes.
+        readers: Reads and writes its values.
+        weights: Weights that it may fetch.
+        limits: The server's limits.
+        clock: Returns the time in seconds.
+        queue: Its episodes wait for slots here.
+        account: Counts the bytes of its episodes.
 
     Attributes:
         key, name: As given.
         connection: Its connection, or None.
-        left: When it lost its last one, or None.
+        left: When its last connection was lost, or None.
         over: Whether it has ended.
-        is_leaving: Whether it has said that it leaves.
-        unanswered: How many requests are.
+        is_leaving: Whether the client said goodbye, or was cut off.
+        unanswered: Number of unanswered requests.
         account: As given.
-        counted: What it cost when it was last counted.
-        weights_used: Number of the weights that the client decided with last, as it says; 0 for none.
+        counted: Its cost in bytes when last counted.
+        weights_used: Version of the weights that the client last reported; 0: none.
     """
 
     def __init__(
@@ -181,29 +181,29 @@ class Session:
 
     @property
     def cost(self) -> int:
-        """What it costs in memory, about: what waits to be read, looked at, collected, and sent."""
+        """Approximate bytes that it holds: unread, undecoded, uncollected and unsent."""
         connection = self.connection
-        own = 0 if connection is None else connection.unsent_bytes + connection.read_bytes
-        own += len(self._running) * _EPISODE + self._cut_bytes
-        return own + self._held_bytes + self._stream.kept_bytes + self.account.said + self.account.rows
+        total = 0 if connection is None else connection.unsent_bytes + connection.read_bytes
+        total += len(self._running) * _EPISODE + self._cut_bytes
+        return total + self._held_bytes + self._stream.kept_bytes + self.account.pending + self.account.rows
 
     @property
     def is_held(self) -> bool:
-        """Whether requests wait for room."""
+        """Whether requests are held."""
         return self._held_bytes > 0
 
     # --- connections
 
     def attach(self, connection: Connection, welcome: bytes, received: int) -> None:
-        """Go on over a connection.
+        """Continue the session over a connection.
 
         Args:
             connection: The connection.
-            welcome: What is sent first.
-            received: Number of the last reply that the client has got.
+            welcome: The first message to send.
+            received: Number of the last reply that the client has received.
 
         Raises:
-            ProtocolError: It cannot have got that.
+            ProtocolError: This number was never sent.
         """
         with self._lock:
             missing = self._stream.missing(received)
@@ -211,12 +211,12 @@ class Session:
             self.connection, self.left = connection, None
 
     def detach(self) -> None:
-        """The connection is gone."""
+        """Note that the connection is gone."""
         with self._lock:
             self.connection, self.left = None, self._clock()
 
     def end(self, reason: MarlvecError) -> None:
-        """The client is gone for good: its episodes are lost."""
+        """End the session: its episodes are lost."""
         with self._lock:
             self.over, self.connection = True, None
             running, self._running = self._running, {}
@@ -228,7 +228,7 @@ class Session:
                     one.episode.abandon(reason)
 
     def fail(self, code: str, text: str) -> None:
-        """Send the client the reason, and close. The thread that reads the connection sees to its end."""
+        """Send the client the reason, and begin to close. The thread that reads the connection ends the session."""
         with self._lock:
             if (connection := self.connection) is not None:
                 connection.send(self._stream.make(Type.ERROR, {"code": code, "text": text}), self._clock())
@@ -238,14 +238,14 @@ class Session:
     # --- requests
 
     def receive(self, message: Message, data: bytes | bytearray) -> None:
-        """Take one message.
+        """Process one message.
 
         Args:
             message: The message.
-            data: As it came.
+            data: Its bytes.
 
         Raises:
-            ProtocolError: It may not come; the session is over.
+            ProtocolError: The message is not allowed; the session is over.
         """
         with self._lock:
             if self.over or self.is_leaving or not self._stream.take(message):
@@ -259,7 +259,7 @@ class Session:
                 raise ProtocolError(f"{message.type.name.lower()!r} came after the welcome")
             self.unanswered += 1
             if self.unanswered > self._limits.window:
-                raise ProtocolError(f"more than {self._limits.window} requests wait for their answer", "limit")
+                raise ProtocolError(f"more than {self._limits.window} requests are unanswered", "limit")
             running = self._running.get(message.fields.get("episode", -1))
             if running is not None and running.held and message.type is not Type.ABANDON:
                 self._hold(running, message, data)
@@ -272,16 +272,16 @@ class Session:
         self._check_waiting()
 
     def _check_waiting(self) -> None:
-        """End it where too much waits; rows are no part of that, since they make others wait when they are too many."""
-        if self._held_bytes + self.account.said > self._limits.held_bytes:
+        """Raise if too many bytes are held. Rows don't count: too many of them make requests wait."""
+        if self._held_bytes + self.account.pending > self._limits.held_bytes:
             raise ProtocolError(f"more than {self._limits.held_bytes} bytes wait for the collector", "limit")
 
     def retry(self) -> None:
-        """Try again what waits for room."""
+        """Retry held requests."""
         with self._lock:
             for running in [one for one in self._running.values() if one.held]:
-                assert running.episode is not None  # nothing else is held
-                if not running.episode.has_room:  # what is held is not even read, and there is no end of trying
+                assert running.episode is not None  # only requests of running episodes are held
+                if not running.episode.has_room:  # decoding held requests at each retry would cost too much
                     continue
                 held, running.held = running.held, deque()
                 while held and not running.held and running.episode.has_room:
@@ -291,7 +291,7 @@ class Session:
                 running.held += held
 
     def _try(self, message: Message, data: bytes | bytearray) -> None:
-        """Do what is asked; or say why not; or hold it, until there is room for it."""
+        """Execute a request, refuse it, or hold it until the episode accepts a row."""
         re = message.number
         number = message.fields.get("episode", -1)
         if (running := self._running.get(number)) is not None:
@@ -319,13 +319,13 @@ class Session:
         fields, now = message.fields, self._clock()
         number, slot = fields["episode"], fields.get("slot")
         if slot is not None and slot >= self._gateway.num_envs:
-            raise ArgumentError(f"there is no slot {slot}; slots are 0 to {self._gateway.num_envs - 1}")
+            raise ArgumentError(f"slot: no slot {slot} exists; slots are 0 to {self._gateway.num_envs - 1}")
         self._episodes.begin(number)
         self._running[number] = SessionEpisode(now, now, fields["training"], slot, message.number)
         self._queue.add(self, number, slot)
 
     def begin(self, number: int) -> bool:
-        """Begin an episode that waits for a slot, as it is its turn. Returns whether it does not wait any more."""
+        """Begin an episode whose turn it is; return whether it no longer waits."""
         with self._lock:
             running = self._running[number]
             try:
@@ -341,7 +341,7 @@ class Session:
                 self._forget(number, str(error))
                 self._refuse(running.re, "episode", str(error))
                 return True
-            if number not in self._running:  # it is lost already, and its client knows it
+            if number not in self._running:  # already lost, and its client was told
                 return True
             self._queue.remove(self, number, running.slot, served=True)
             running.heard = self._clock()
@@ -352,7 +352,7 @@ class Session:
     def _apply_report(self, message: Message) -> None:
         number = message.fields["episode"]
         running = self._running[number]
-        assert running.episode is not None  # `EpisodeStates.check` lets nothing come before that
+        assert running.episode is not None  # `EpisodeStates.check` refuses reports before that
         apply_report(running.episode, message, self._readers, lambda actions: self._answer(number, actions))
         self._check_waiting()
         if message.type is Type.STEP:
@@ -367,7 +367,7 @@ class Session:
         self._send(Type.OK, {"re": message.number})
 
     def _answer(self, number: int, actions: Mapping[str, Any]) -> None:
-        """What the policies say; called from the collector's thread."""
+        """Send the policies' actions; called from the collector's thread."""
         with self._lock:
             running = self._running.get(number)
             if running is not None and self._episodes.state(number) is EpisodeState.ASKED:
@@ -376,7 +376,9 @@ class Session:
                 self._send(Type.ACTIONS, {"re": running.re, "actions": self._readers.write_actions(actions)})
 
     def _abandon(self, message: Message) -> None:
-        self._give_up(message.fields["episode"], DriverGone(f"{self.name} says: {message.fields['reason'][:200]!r}"))
+        self._give_up(
+            message.fields["episode"], DriverGone(f"{self.name} abandoned it: {message.fields['reason'][:200]!r}")
+        )
         self._send(Type.OK, {"re": message.number})
 
     def _fetch(self, message: Message) -> None:
@@ -393,7 +395,7 @@ class Session:
     # --- ends
 
     def _lost(self, number: int, reason: str) -> None:
-        """This side has lost an episode; called from any thread."""
+        """Note that the collector's side has lost an episode; called from any thread."""
         with self._lock:
             running = self._running.get(number)
             if running is None:
@@ -404,7 +406,7 @@ class Session:
                 self._refuse(running.re, "episode", reason)
 
     def _give_up(self, number: int, reason: MarlvecError) -> None:
-        """Lose an episode for both sides."""
+        """Lose an episode on both sides."""
         running = self._running[number]
         was_due = self._episodes.state(number) is not EpisodeState.RUNNING
         self._forget(number, str(reason))
@@ -414,7 +416,7 @@ class Session:
             self._refuse(running.re, "episode", str(reason))
 
     def _drop(self, number: int) -> list[int]:
-        """It is over. Returns the numbers of the requests about it that were held."""
+        """Remove an episode; return the numbers of its held requests."""
         running = self._running.pop(number, None)
         if running is not None and running.episode is None:
             self._queue.remove(self, number, running.slot)
@@ -424,7 +426,7 @@ class Session:
         return [re for re, _ in held]
 
     def _forget(self, number: int, reason: str) -> None:
-        """It is over before its client says so: its client is sent the reason, whatever it asks."""
+        """Remove an episode before its client ended it; refuse later requests about it with the reason."""
         self._cut[number] = reason
         self._cut_bytes += getsizeof(reason)
         while len(self._cut) > _REMEMBERED:
@@ -433,7 +435,7 @@ class Session:
             self._refuse(re, "episode", reason)
 
     def sweep(self) -> None:
-        """Cut what has taken too long."""
+        """Lose episodes past their deadlines."""
         now, limits = self._clock(), self._limits
         with self._lock:
             for number, running in list(self._running.items()):
@@ -446,7 +448,7 @@ class Session:
                     self._refuse(running.re, "full", text)
                     continue
                 elif state is EpisodeState.RUNNING and not running.held and now - running.heard > limits.idle_seconds:
-                    text = f"nothing was heard of episode {number} of {self.name} for {limits.idle_seconds} s"
+                    text = f"no message about episode {number} of {self.name} for {limits.idle_seconds} s"
                 else:
                     continue
                 self._give_up(number, ConnectionLost(text))
@@ -461,7 +463,7 @@ class Session:
             self.unanswered -= 1
         try:
             data = self._stream.make(kind, fields)
-        except ProtocolError as error:  # it lets everything lie
+        except ProtocolError as error:  # the client confirms none of its replies
             self.fail(error.code, str(error))
             return
         if self.connection is not None:

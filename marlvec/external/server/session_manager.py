@@ -25,18 +25,18 @@ __all__ = ["ServerCounters", "SessionManager"]
 
 @dataclass(slots=True)
 class ServerCounters:
-    """Counts since the server began.
+    """Counts since the server's start.
 
     Attributes:
-        accepted: Connections.
-        unadmitted: Those that were closed before they had a session.
-        turned_away: Those that were closed at once, since so many are there.
-        refused: Clients that were sent a reason, and cut off.
-        wrong_tokens: Of those, for a token.
-        sessions: Clients that were let in.
-        resumed: Times that one came back.
-        messages: Sound messages.
-        duplicates: Of those, that came twice and were dropped.
+        accepted: Accepted connections.
+        unadmitted: Connections that closed before they had a session.
+        turned_away: Connections closed at once, since too many were open.
+        refused: Clients that were sent a reason and cut off.
+        wrong_tokens: Clients refused for a wrong token.
+        sessions: New sessions.
+        resumed: Resumed sessions.
+        messages: Valid messages.
+        duplicates: Valid messages that came twice and were dropped.
     """
 
     accepted: int = 0
@@ -51,31 +51,31 @@ class ServerCounters:
 
 
 _LOG = logging.getLogger("marlvec.external")
-_FREE_TRIES = 3  # wrong tokens of one address, from where on the answer takes its time
-_PENALTY = 1.0  # seconds that it takes then
-_ADDRESSES = 4096  # from which wrong tokens came last
+_FREE_TRIES = 3  # wrong tokens of one address after which replies are delayed
+_PENALTY = 1.0  # seconds of that delay
+_ADDRESSES = 4096  # addresses with wrong tokens that are remembered
 _FORGET = 60.0  # seconds after which wrong tokens are forgotten
-_LINGER = 1.0  # seconds for a client to read why, and to close
-_SPARE = 64  # connections beyond the limit, that are sent that there is no room
+_LINGER = 1.0  # seconds for a refused client to read the reason and close
+_SPARE = 64  # connections beyond the limit, which receive a refusal
 
 
 class SessionManager:
     """All connections and sessions of one server.
 
     Args:
-        gateway: Where episodes go.
-        readers: What reads values.
-        weights: What clients may fetch.
-        limits: What is allowed.
-        token: What clients must know, or None.
-        clock: Gives the time in seconds.
+        gateway: Begins episodes.
+        readers: Read and write values.
+        weights: Weights that clients may fetch.
+        limits: The server's limits.
+        token: Token that clients must prove to know, or None.
+        clock: Returns the time in seconds.
         on_free: Called from any thread when a slot is free that a client waits for.
-        release: Called with each connection whose socket was closed.
+        release: Called with each connection whose socket is about to close.
 
     Attributes:
-        connections: All that are open.
-        sessions: All that there are, by the hash of their secret: looking one up shows nothing about others.
-        counters: Counts of what has happened.
+        connections: All open connections.
+        sessions: All sessions, by the hash of their secret: timing a lookup reveals no secret.
+        counters: Counts of events.
     """
 
     def __init__(
@@ -99,30 +99,30 @@ class SessionManager:
         self._failures: dict[str, list[float]] = {}
         self._penalties: dict[Connection, tuple[float, RefusedError]] = {}
         self._held: set[Session] = set()
-        self._whole = Account(limits.total_bytes // 2)
-        self._left_behind: list[Account] = []  # of sessions that are over, whose rows wait
-        self._total = 0  # what all sessions cost, and those, as far as was counted
+        self._all_accounts = Account(limits.total_bytes // 2)
+        self._left_behind: list[Account] = []  # of ended sessions whose rows still wait
+        self._total = 0  # bytes of all sessions and of `_left_behind`, when last counted
 
-    # --- who comes
+    # --- connecting
 
     def has_room(self) -> bool:
-        """Whether another socket may be there at all; if not, one that has said nothing for a while makes room."""
+        """Whether another socket is accepted; at the limit, drop a connection that sends no handshake."""
         if len(self.connections) < self._limits.clients + _SPARE:
             return True
         for connection, who in self.connections.items():
             if not isinstance(who, Session) and self._clock() - connection.began > 1:
-                self.drop(connection, "others come, and this one says nothing")
+                self.drop(connection, "silent while others want to connect")
                 return True
         self.counters.turned_away += 1
         return False
 
     def accept(self, connection: Connection) -> None:
-        """Take in a new connection."""
+        """Register a new connection."""
         self.counters.accepted += 1
         self.connections[connection] = None
 
     def receive(self, connection: Connection, data: bytes | bytearray) -> None:
-        """Take one whole message."""
+        """Process one whole message."""
         if connection.stage is not Stage.OPEN or connection in self._penalties:
             return
         who = self.connections[connection]
@@ -148,7 +148,7 @@ class SessionManager:
                 self._refuse(connection, error.code, str(error))
 
     def _greet(self, connection: Connection, message: Message) -> None:
-        """One message of a handshake."""
+        """Process one message of a handshake."""
         who = self.connections[connection]
         if who is None:
             who = self.connections[connection] = ServerHandshake(self._token, self._id, connection.host)
@@ -183,26 +183,26 @@ class SessionManager:
             return self._new_session(connection)
         session = self.sessions.get(_name(key))
         if session is None or session.over or session.is_leaving:
-            raise RefusedError("there is no such session any more", "session")
+            raise RefusedError("no such session exists any more", "session")
         if (old := session.connection) is None:
             self._check_room()
         else:
             self.connections[old] = None
-            self._refuse(old, "session", "another connection goes on with this session")
+            self._refuse(old, "session", "another connection resumed this session")
         self.counters.resumed += 1
         return session
 
     def _check_room(self) -> None:
-        """Refuse one more, where there are as many as may be; who comes back is one more, too."""
+        """Refuse a client beyond the limit, also one that resumes its session."""
         there = sum(isinstance(who, Session) for who in self.connections.values())
         if there >= self._limits.clients:
-            raise RefusedError(f"there are {there} clients, as many as may be; come back later", "full")
+            raise RefusedError(f"{there} clients are connected, as many as may be; come back later", "full")
 
     def _new_session(self, connection: Connection) -> Session:
         self._check_room()
-        if len(self.sessions) >= 2 * self._limits.clients:  # those who left first will hardly come back
+        if len(self.sessions) >= 2 * self._limits.clients:  # drop the one that was left first
             oldest = min((s for s in self.sessions.values() if s.left is not None), key=lambda s: s.left or 0.0)
-            self._end_session(oldest, "others have come since")
+            self._end_session(oldest, "dropped for newer sessions")
         key = secrets.token_bytes(32)
         session = Session(
             key,
@@ -213,14 +213,14 @@ class SessionManager:
             self._limits,
             self._clock,
             self._queue,
-            Account(self._limits.held_bytes, self._whole),
+            Account(self._limits.held_bytes, self._all_accounts),
         )
         self.sessions[_name(key)] = session
         self.counters.sessions += 1
         return session
 
     def _punish(self, connection: Connection, error: RefusedError) -> None:
-        """Refuse a wrong token; who has come with several waits for it."""
+        """Refuse a wrong token; after several from one address, with a delay."""
         now = self._clock()
         address = connection.address.rpartition(":")[0]
         times = [t for t in self._failures.pop(address, []) if now - t < _FORGET]
@@ -234,7 +234,7 @@ class SessionManager:
             self._penalties[connection] = now + _PENALTY, error
 
     def _refuse(self, connection: Connection, code: str, text: str) -> None:
-        """Say why, and close the connection."""
+        """Send the reason, and close the connection."""
         self.counters.refused += 1
         now = self._clock()
         _LOG.info("refused %s: %s: %s", connection.address, code, plain(text))
@@ -245,10 +245,10 @@ class SessionManager:
             connection.send(write_message(Message(Type.ERROR, {"code": code, "text": text[:2000]})), now)
             connection.end(CLOSE_CODES.get(code, 1008), code, now)
 
-    # --- who waits
+    # --- waiting
 
     def begin_waiting(self) -> None:
-        """Slots may be free: those whose turn it is get them."""
+        """Begin waiting episodes in free slots, each client in turn."""
         while self._queue:
             turn = self._queue.first(self._gateway.free_slots(self._on_free))
             if turn is None:
@@ -259,11 +259,11 @@ class SessionManager:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a client's requests wait for room, so that they should be tried again soon."""
+        """Whether requests are held, so that `retry` should be called soon."""
         return bool(self._held)
 
     def retry(self) -> None:
-        """Try again what waits for room."""
+        """Retry held requests."""
         for session in list(self._held):
             try:
                 session.retry()
@@ -272,7 +272,7 @@ class SessionManager:
             if not session.is_held:
                 self._held.discard(session)
 
-    # --- who goes
+    # --- disconnecting
 
     def drop(self, connection: Connection, reason: str) -> None:
         """Close a connection at once."""
@@ -282,18 +282,18 @@ class SessionManager:
         connection.close()
         self._penalties.pop(connection, None)
         if not isinstance(who, Session):
-            _LOG.info("%s is gone before it was let in: %s", connection.address, plain(reason))
-            self.counters.unadmitted += 1  # last: a thread that sees the count finds the line in the log
+            _LOG.info("%s disconnected before its handshake ended: %s", connection.address, plain(reason))
+            self.counters.unadmitted += 1  # counted last: whoever sees the count finds the line in the log
         elif who.connection is connection:
             who.detach()
             if who.is_leaving or self._limits.resume_seconds == 0:
                 self._end_session(who, reason)
 
     def _end_session(self, session: Session, reason: str) -> None:
-        """A session is over."""
+        """End a session."""
         del self.sessions[_name(session.key)]
         self._held.discard(session)
-        text = "it left" if session.is_leaving and not reason else reason
+        text = "it said goodbye" if session.is_leaving and not reason else reason
         _LOG.info("%s is gone: %s", session.name, plain(text))
         session.end(ConnectionLost(f"{session.name} is gone: {plain(text)}"))
         self._total += session.account.rows - session.counted
@@ -301,7 +301,7 @@ class SessionManager:
             self._left_behind.append(session.account)
 
     def sweep(self) -> None:
-        """Look at the times of all connections and sessions."""
+        """Close connections and sessions past their deadlines."""
         now, limits = self._clock(), self._limits
         for connection, (due, error) in list(self._penalties.items()):
             if due <= now:
@@ -319,7 +319,7 @@ class SessionManager:
         for session in list(self.sessions.values()):
             session.sweep()
             if session.left is not None and (session.is_leaving or now - session.left > limits.resume_seconds):
-                self._end_session(session, f"it did not come back within {limits.resume_seconds} s")
+                self._end_session(session, f"it did not reconnect within {limits.resume_seconds} s")
         for address in [a for a, times in self._failures.items() if now - times[-1] > _FORGET]:
             del self._failures[address]
         self._spare_memory()
@@ -335,7 +335,7 @@ class SessionManager:
         if connection.unfinished is not None and now - connection.unfinished > limits.message_seconds:
             return f"a message took more than {limits.message_seconds} s"
         if connection.unsent_bytes > limits.unsent_bytes:
-            return f"more than {limits.unsent_bytes} bytes wait to be read"
+            return f"more than {limits.unsent_bytes} bytes wait for it to read"
         if connection.stuck is not None and now - connection.stuck > limits.message_seconds:
             return f"it has read nothing for {limits.message_seconds} s"
         if now - connection.heard > 2 * limits.heartbeat_seconds:
@@ -343,7 +343,7 @@ class SessionManager:
         return None
 
     def weigh(self, connection: Connection) -> None:
-        """See what a client costs who has sent something, and cut off the one with the most where all cost too much."""
+        """Count the bytes of a client that sent something; if all hold too many, cut off the client with the most."""
         who = self.connections.get(connection)
         if isinstance(who, Session) and not who.over:
             cost = who.cost
@@ -361,14 +361,14 @@ class SessionManager:
         most = self._limits.total_bytes
         while self._total > most and sizes:
             largest = max(sizes, key=lambda one: sizes[one])
-            text = f"all clients together cost more than {most} bytes"
+            text = f"all clients together hold more than {most} bytes"
             account = largest
             if isinstance(largest, Session):
                 largest.fail("limit", text)
                 self._end_session(largest, text)
                 account = largest.account
             else:
-                _LOG.info("rows of a client that is gone are dropped: %s", text)
+                _LOG.info("rows of a disconnected client are dropped: %s", text)
             assert isinstance(account, Account)
             left = account.rows
             self._gateway.drop(account, ConnectionLost(text))
@@ -376,7 +376,7 @@ class SessionManager:
             del sizes[largest]
 
     def close(self) -> None:
-        """The server closes: all clients are sent it, and none is waited for."""
+        """Send all clients that the server closes, and disconnect them without waiting."""
         for connection in list(self.connections):
             if connection.stage is Stage.OPEN:
                 self._refuse(connection, "closing", "the server closes")
@@ -390,5 +390,5 @@ def _name(key: bytes) -> bytes:
 
 
 def plain(text: str) -> str:
-    """A client's text for the log: one line, no control characters, not long."""
+    """Clean a client's text for the log: one line, no control characters, at most 500 characters."""
     return "".join(c if c.isprintable() else "?" for c in text[:500])

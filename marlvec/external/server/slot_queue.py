@@ -1,4 +1,4 @@
-"""`SlotQueue`: which client gets the next free slot: each in turn."""
+"""`SlotQueue`: which client gets the next free slot; clients take turns."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Client = TypeVar("Client", bound=Hashable)
 
 
 class _Turn:
-    """What one client waits for in one line.
+    """One client's waiting episodes in one line.
 
     Attributes:
-        order: When it is its turn: before all with a larger one.
+        order: Its turn: clients with smaller numbers come first.
         episodes: Numbers of its episodes, the oldest first.
     """
 
@@ -31,9 +31,9 @@ class _Turn:
 class SlotQueue(Generic[Client]):
     """Episodes that wait for a slot. Used by the server's thread alone.
 
-    There is a line for each slot that a client wants in particular, and one for any slot. In each, clients have their
-    turn one after the other, in the order in which they came; who was served goes to the end. What one client waits for
-    comes in the order in which it asked. All of it takes the same time, however many wait.
+    There is a line for each slot that clients request by number, and one for any slot. In each line clients take turns,
+    in order of arrival; after a turn a client goes to the end. A client's own episodes come in order of request. Every
+    operation takes constant time, however many episodes wait.
     """
 
     def __init__(self) -> None:
@@ -47,12 +47,12 @@ class SlotQueue(Generic[Client]):
         return sum(len(turn.episodes) for line in self._lines.values() for turn in line.values())
 
     def add(self, client: Client, number: int, slot: int | None) -> None:
-        """An episode waits from now on.
+        """Queue an episode.
 
         Args:
-            client: Whose it is.
-            number: Its number there.
-            slot: The slot that it wants, or None: any.
+            client: Its client.
+            number: Its number within the client.
+            slot: The requested slot, or None: any.
         """
         line = self._lines.setdefault(slot, OrderedDict())
         if client not in line:
@@ -60,13 +60,13 @@ class SlotQueue(Generic[Client]):
         line[client].episodes[number] = None
 
     def remove(self, client: Client, number: int, slot: int | None, *, served: bool = False) -> None:
-        """It waits no longer.
+        """Remove an episode.
 
         Args:
             client: As `add`.
-            number: Likewise.
-            slot: Likewise.
-            served: Whether it has got a slot, so that others come before this client's next one.
+            number: As `add`.
+            slot: As `add`.
+            served: Whether it got a slot, so that the client's turn is over.
         """
         line = self._lines[slot]
         turn = line[client]
@@ -80,7 +80,7 @@ class SlotQueue(Generic[Client]):
             del self._lines[slot]
 
     def first(self, free: Iterable[int]) -> tuple[Client, int] | None:
-        """Whose turn it is, given the slots that are free; None where no client waits for one of these."""
+        """Return the next client and episode for one of the free slots; None if no client waits for one."""
         for slot in free:
             heads = [next(iter(self._lines[key].items())) for key in (None, slot) if key in self._lines]
             if heads:

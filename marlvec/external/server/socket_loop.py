@@ -24,27 +24,27 @@ BACKLOG = 1024
 
 
 def bind(host: str, port: int, *, allow_remote: bool, is_guarded: bool) -> socket.socket:
-    """Listen.
+    """Open the listening socket.
 
     Args:
-        host: A name or an address; each address it stands for must be this machine's own, unless ``allow_remote``.
-        port: 0 for a free one.
-        allow_remote: Whether others may come.
-        is_guarded: Whether they need a token, or it was said that they need none.
+        host: A name or an address; only this machine may reach its addresses, unless ``allow_remote``.
+        port: 0: a free one.
+        allow_remote: Whether other machines may reach it.
+        is_guarded: Whether there is a token, or none is required.
 
     Raises:
-        ArgumentError: The address is not this machine's own, and that was not asked for, or there is no token.
-        ResourceError: The name is not known, or the port is taken.
+        ArgumentError: Other machines reach the address, without ``allow_remote`` or without a token.
+        ResourceError: The name is unknown, or the port is taken.
     """
     where = f"Server(host={host!r}, port={port!r})"
     if not isinstance(host, str) or not host:
-        raise ArgumentError(f"{where}: expected a host's name or address; 127.0.0.1 is this machine alone")
+        raise ArgumentError(f"{where}: host: expected a name or address, e.g. 127.0.0.1 for this machine alone")
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < 2**16:
-        raise ArgumentError(f"{where}: expected a port from 0 (a free one) to 65535")
+        raise ArgumentError(f"{where}: port: expected 0 (a free one) to 65535")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        raise ResourceError(f"{where}: there is no such address ({error})") from error
+        raise ResourceError(f"{where}: no such address ({error})") from error
     remote = [info[4][0] for info in found if not ipaddress.ip_address(str(info[4][0]).partition("%")[0]).is_loopback]
     if remote and not allow_remote:
         raise ArgumentError(
@@ -60,11 +60,11 @@ def bind(host: str, port: int, *, allow_remote: bool, is_guarded: bool) -> socke
     try:
         listener = socket.socket(family, kind, number)
     except OSError as error:
-        raise ResourceError(f"{where}: {error.strerror or error}; has this machine no such addresses?") from error
+        raise ResourceError(f"{where}: {error.strerror or error}; does this machine support such addresses?") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # "::" is not 0.0.0.0, too
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # "::" does not include 0.0.0.0
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:
@@ -77,22 +77,22 @@ def bind(host: str, port: int, *, allow_remote: bool, is_guarded: bool) -> socke
 
 
 _LOG = logging.getLogger("marlvec.external")
-_SWEEP = 0.1  # seconds between two looks at the clocks
-_RETRY = 0.002  # seconds until what waits for room is tried again
-_ACCEPTS = 64  # new connections at a time, before others have their turn
+_SWEEP = 0.1  # seconds between two checks of deadlines
+_RETRY = 0.002  # seconds until held requests are tried again
+_ACCEPTS = 64  # new connections in one round
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class SocketLoop:
-    """The server's thread: sockets, calls from other threads, and what is due.
+    """The server's thread: sockets, calls from other threads, and deadlines.
 
     Args:
         listener: The listening socket; belongs to the loop from now on.
-        gate: Which requests are let in.
-        limits: What is allowed.
+        gate: Decides which requests are accepted.
+        limits: The server's limits.
 
     Attributes:
-        session_manager: Set before `start`.
+        session_manager: Set it before `start`.
     """
 
     session_manager: SessionManager
@@ -100,15 +100,15 @@ class SocketLoop:
     def __init__(self, listener: socket.socket, gate: RequestFilter, limits: Limits) -> None:
         self._listener, self._request_filter, self._limits = listener, gate, limits
         self._selector = selectors.DefaultSelector()
-        self._ear, self._bell = socket.socketpair()
-        self._ear.setblocking(False)
-        self._bell.setblocking(False)
-        self._rung = False
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
+        self._wake_sent = False
         self._to_write: deque[Connection] = deque()
         self._slot_is_free = self._stopping = False
         self._masks: dict[Connection, int] = {}
-        self._credit: dict[Connection, tuple[float, float]] = {}  # messages that it may send, and as of when
-        self._slow: dict[Connection, float] = {}  # until when it is not read
+        self._credit: dict[Connection, tuple[float, float]] = {}  # (messages that it may send, time of that count)
+        self._slow: dict[Connection, float] = {}  # time until which it is not read
         self._sweep_at = 0.0
         self._thread = threading.Thread(target=self._run, name="marlvec-server", daemon=True)
 
@@ -117,41 +117,41 @@ class SocketLoop:
     # --- from any thread
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._selector.register(self._listener, _READ)
-        self._selector.register(self._ear, _READ)
+        self._selector.register(self._wake_receiver, _READ)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, and wait until it has."""
+        """Stop the thread, and wait until it has ended."""
         self._stopping = True
-        self._ring()
+        self._wake()
         if self._thread.ident is not None:
             self._thread.join()
         else:
-            self._put_away()
+            self._close_all()
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
+        """Whether the thread is running."""
         return self._thread.is_alive()
 
     def slot_is_free(self) -> None:
-        """Have it see who waits for one."""
+        """Make the thread begin waiting episodes."""
         self._slot_is_free = True
-        self._ring()
+        self._wake()
 
     def want_write(self, connection: Connection) -> None:
-        """Have it send the rest."""
+        """Make the thread send a connection's waiting bytes."""
         self._to_write.append(connection)
         if threading.current_thread() is not self._thread:
-            self._ring()
+            self._wake()
 
-    def _ring(self) -> None:
-        if not self._rung:
-            self._rung = True
-            with contextlib.suppress(OSError):  # full: it will wake up anyway; closed: it is over
-                self._bell.send(b"\0")
+    def _wake(self) -> None:
+        if not self._wake_sent:
+            self._wake_sent = True
+            with contextlib.suppress(OSError):  # full: the thread wakes anyway; closed: it has ended
+                self._wake_sender.send(b"\0")
 
     # --- the thread
 
@@ -161,10 +161,10 @@ class SocketLoop:
                 try:
                     self._turn()
                 except Exception:
-                    _LOG.exception("a defect in marlvec; the server goes on")
+                    _LOG.exception("a defect in marlvec; the server continues")
                     time.sleep(_SWEEP)
         finally:
-            self._put_away()
+            self._close_all()
 
     def _turn(self) -> None:
         session_manager, now = self.session_manager, self.clock()
@@ -172,9 +172,9 @@ class SocketLoop:
         for key, mask in self._selector.select(pause):
             if key.fileobj is self._listener:
                 self._accept()
-            elif key.fileobj is self._ear:
-                self._ear.recv(4096)
-                self._rung = False  # after that: who rings in between is heard below
+            elif key.fileobj is self._wake_receiver:
+                self._wake_receiver.recv(4096)
+                self._wake_sent = False  # reset after recv(): requests that come in between are served below
             else:
                 self._serve(key.data, mask)
         while self._to_write:
@@ -202,7 +202,7 @@ class SocketLoop:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     _LOG.warning("no client can connect now: %s", error.strerror)
-                    time.sleep(_SWEEP / 10)  # accept() would fail again at once, and for ever
+                    time.sleep(_SWEEP / 10)  # accept() would fail again at once
                     return
                 raise
             if not self.session_manager.has_room():
@@ -235,14 +235,14 @@ class SocketLoop:
         except (OSError, EOFError) as error:
             self.session_manager.drop(connection, str(error) or type(error).__name__)
             return
-        except Exception:  # a defect that one client found must not end the others
+        except Exception:  # a defect that one client triggers must not affect the others
             _LOG.exception("a defect in marlvec: %r is closed", connection)
             self.session_manager.drop(connection, "a defect in marlvec")
             return
         self._watch(connection)
 
     def _charge(self, connection: Connection, count: int, now: float) -> None:
-        """Who sends more messages a second than it may is not read for a while."""
+        """Stop reading for a while from a client that sends more messages a second than it may."""
         rate = self._limits.messages_per_second
         credit, then = self._credit.get(connection, (rate, now))
         credit = min(rate, credit + (now - then) * rate) - count
@@ -251,7 +251,7 @@ class SocketLoop:
             self._slow[connection] = now - credit / rate
 
     def _watch(self, connection: Connection) -> None:
-        """Wait for what a connection waits for."""
+        """Register the socket events that a connection needs."""
         if connection.stage is Stage.CLOSED or connection not in self._masks:
             return
         mask = 0 if connection.is_sent else _WRITE
@@ -271,18 +271,18 @@ class SocketLoop:
         self._masks[connection] = mask
 
     def release(self, connection: Connection) -> None:
-        """Its socket was closed: see to it no longer."""
+        """Forget a connection whose socket is closed."""
         if self._masks.pop(connection, 0):
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(connection.number)
         self._credit.pop(connection, None)
         self._slow.pop(connection, None)
 
-    def _put_away(self) -> None:
+    def _close_all(self) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(self._listener)
         self._listener.close()
         self.session_manager.close()
         self._selector.close()
-        self._ear.close()
-        self._bell.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()

@@ -1,4 +1,4 @@
-"""Readers and writers of every agent's values, for a session."""
+"""`ValueReaders`: reads and writes the values of all agents, for sessions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["ValueReaders"]
 
 
 class ValueReaders:
-    """Values of all agents, by their declared spaces. Holds nothing that changes.
+    """Values of all agents, by their declared spaces. Immutable.
 
     Args:
-        spec: What one env looks like.
-        logs: Whether clients may say what was done.
+        spec: Agents and spaces of one env.
+        logs: Whether clients may send their own actions.
 
     Raises:
-        UnsupportedSpaceError: A space does not go over a socket.
+        UnsupportedSpaceError: The protocol has no form for a space's values.
 
     Attributes:
         agents: Names, in order.
@@ -49,29 +49,29 @@ class ValueReaders:
             )
 
     def obs(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Observations of some agents.
+        """Unpack observations of some agents.
 
         Raises:
             RefusedError: An agent is unknown.
-            ContractError: One is not of its space's structure.
-            ProtocolError: There is an array that is none.
+            ContractError: A value does not match its space.
+            ProtocolError: An array is malformed.
         """
         return self._read(self._obs, data, "observation")
 
     def actions(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Actions of some agents; raises as `obs`, and where clients may not say what was done."""
+        """Unpack actions of some agents; raises as `obs`, and if clients may not send their own actions."""
         if not self._logs:
-            raise RefusedError("this server decides itself, and takes no logged actions", "value")
+            raise RefusedError("this server accepts no logged actions (logs=False)", "value")
         return self._read(self._actions, data, "action")
 
     def masks(self, data: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """Action masks of some agents; raises as `obs`."""
+        """Unpack action masks of some agents; raises as `obs`."""
         if data is None:
             return None
         return {name: read_mask(mask, f"action mask of agent {name!r}") for name, mask in data.items()}
 
     def outcome(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Rewards and infos of a message, as an `Episode` takes them."""
+        """Unpack a message's rewards and infos into arguments of an `ExternalEpisode`."""
         infos = fields.get("infos")
         if infos is not None:
             infos = {
@@ -81,7 +81,7 @@ class ValueReaders:
         return {"rewards": fields.get("rewards"), "infos": infos}
 
     def write_actions(self, actions: Mapping[str, Any]) -> dict[str, Any]:
-        """Actions of some agents, as they go over the wire."""
+        """Pack actions of some agents."""
         return {name: self._actions[name].write(action) for name, action in actions.items()}
 
     def _read(self, readers: Mapping[str, ValueReader], data: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -89,6 +89,6 @@ class ValueReaders:
         for name, value in data.items():
             reader = readers.get(name)
             if reader is None:
-                raise RefusedError(f"there is no agent {name!r}; there are {list(self.agents)}"[:500], "value")
+                raise RefusedError(f"no agent {name!r} exists; the agents are {list(self.agents)}"[:500], "value")
             found[name] = reader.read(value, f"{what} of agent {name!r}")
         return found

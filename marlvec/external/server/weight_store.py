@@ -14,16 +14,16 @@ from marlvec.external.protocol.weights import pack_plain
 __all__ = ["PART_BYTES", "Package", "WeightStore"]
 
 PART_BYTES = 2**20
-_KEPT = 2  # versions: who is in the middle of fetching one may finish
+_KEPT = 2  # versions: a client may finish fetching the previous one
 
 
 class Package(NamedTuple):
-    """One version.
+    """One version of the weights.
 
     Attributes:
         version: Its number, from 1.
-        data: All of it.
-        sha256: Of that.
+        data: The packed weights.
+        sha256: Their checksum.
     """
 
     version: int
@@ -32,16 +32,16 @@ class Package(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """How many pieces it comes in."""
+        """Number of parts in which it is sent."""
         return -(-len(self.data) // PART_BYTES)
 
     def part(self, number: int) -> bytes:
-        """One of them."""
+        """Return one part."""
         return self.data[number * PART_BYTES : (number + 1) * PART_BYTES]
 
 
 class WeightStore:
-    """The last versions. May be used from any thread."""
+    """The last versions of the weights. May be used from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,29 +49,29 @@ class WeightStore:
 
     @property
     def version(self) -> int:
-        """Number of the newest, 0 for none."""
+        """Number of the newest version; 0: none."""
         newest = self.newest()
         return 0 if newest is None else newest.version
 
     def newest(self) -> Package | None:
-        """The newest, or None."""
+        """Return the newest version, or None."""
         with self._lock:
             return self._packages[-1] if self._packages else None
 
     def find(self, version: int) -> Package | None:
-        """One by its number, or None where it is gone or never was."""
+        """Return a version by its number; None if it is not kept."""
         with self._lock:
             return next((package for package in self._packages if package.version == version), None)
 
     def answer(self, message: Message, room: int) -> tuple[Type, dict[str, Any]]:
-        """The reply to a ``weights`` or a ``part``.
+        """Answer a ``weights`` or ``part`` request.
 
         Args:
-            message: Which.
+            message: The request.
             room: Bytes that the reply may have.
 
         Raises:
-            RefusedError: There is no such part, or no room for it.
+            RefusedError: The part is not kept, or it is larger than ``room``.
         """
         fields = message.fields
         if message.type is Type.WEIGHTS:
@@ -83,10 +83,10 @@ class WeightStore:
         package = self.find(fields["version"])
         if package is None or fields["part"] >= package.parts:
             what = f"part {fields['part']} of weights {fields['version']}"
-            raise RefusedError(f"there is no {what}, or not any more", "weights")
+            raise RefusedError(f"{what} does not exist, or is no longer kept", "weights")
         data = package.part(fields["part"])
         if len(data) > room:
-            raise RefusedError("too much was sent that was not confirmed; ask again", "limit")
+            raise RefusedError("too many bytes are unconfirmed; ask again", "limit")
         return Type.CHUNK, {"data": data}
 
     def add(self, content: Mapping[str, Any], version: int | None = None) -> int:
@@ -94,14 +94,14 @@ class WeightStore:
 
         Args:
             content: Texts to trees, see `marlvec.external.protocol.weights`.
-            version: Its number; None: one more than the last.
+            version: Its number; None: the last plus one.
 
         Returns:
             Its number.
 
         Raises:
-            ArgumentError: The number is not above the last.
-            SerialisationError: There is something in it that does not go over a socket.
+            ArgumentError: ``version`` is not above the last.
+            SerialisationError: The protocol has no form for a value.
         """
         last = self.version
         number = last + 1 if version is None else version

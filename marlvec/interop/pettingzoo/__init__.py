@@ -1,4 +1,4 @@
-"""PettingZoo's two APIs over marlvec's envs."""
+"""PettingZoo's two APIs for marlvec's envs."""
 
 from marlvec.interop.pettingzoo.aec import AECView
 from marlvec.interop.pettingzoo.parallel import ParallelView

@@ -1,4 +1,4 @@
-"""One env of marlvec as a PettingZoo AEC env: its agents act one after the other."""
+"""One marlvec env as a PettingZoo AEC env: its agents act one after the other."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["AECView"]
 
 
 class AECView(AECEnv):  # type: ignore[misc]  # pettingzoo has no type information
-    """A view of the one env of a `VectorEnv`, for code that is written for PettingZoo's AEC envs.
+    """A view of the single env of a `VectorEnv`, for code written for PettingZoo's AEC envs.
 
-    A turn-based env keeps its turns. Agents that act at once are asked one after the other, in the order of
-    ``possible_agents``, and the env is stepped with the last one's action. ``agent_selection`` is whose turn it is;
-    agents that have ended come first, to be stepped with None, as PettingZoo wants it.
+    A turn-based env keeps its turns. Agents that act simultaneously are queried one after the other, in the order of
+    ``possible_agents``, and the env is stepped with the last one's action. ``agent_selection`` is the agent whose turn
+    it is; agents that have ended come first, to be stepped with None, as PettingZoo requires.
 
-    Observations, infos and names are those of `ParallelView`. `observe` gives what an agent saw last, also while it
-    waits for its turn.
+    Observations, infos and names are those of `ParallelView`. `observe` returns an agent's latest observation, also
+    while it waits for its turn.
 
     Args:
-        envs: The vectorizer, made with ``num_envs=1, autoreset_mode="disabled"``; `make` does that. Nothing else may
-            step or reset it.
+        envs: The vectorizer, made with ``num_envs=1, autoreset_mode="disabled"``, as by `make`. No other code may step
+            or reset it.
 
     Raises:
         ArgumentError: It has several envs, or resets them itself.
@@ -36,11 +36,11 @@ class AECView(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
     Attributes:
         envs: The vectorizer.
         possible_agents: All agents' names.
-        agents: Names of those that are in the game, or have ended and were not yet stepped with None.
-        agent_selection: Who is to be stepped.
-        observation_spaces, action_spaces: Agent to what `observation_space` and `action_space` give.
-        rewards, terminations, truncations, infos: Agent to what the env's latest step brought.
-        metadata, render_mode: The env's.
+        agents: Names of agents that are alive, or have ended and were not yet stepped with None.
+        agent_selection: The agent to step next.
+        observation_spaces, action_spaces: Agent to its space.
+        rewards, terminations, truncations, infos: Agent to the results of the env's latest step.
+        metadata, render_mode: From the env.
     """
 
     def __init__(self, envs: VectorEnv) -> None:
@@ -57,8 +57,8 @@ class AECView(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
         self.agents: list[str] = []
         self.agent_selection: str | None = None
         self._obs: dict[str, Any] = {}
-        self._turns: list[str] = []  # who has not acted yet in this round
-        self._actions: dict[str, Any] = {}  # of those that have
+        self._turns: list[str] = []  # agents that have not acted yet in this round
+        self._actions: dict[str, Any] = {}  # actions of the agents that have
 
     @classmethod
     def make(cls, env: EnvLike, *, backend: str = "sync", **kwargs: Any) -> Self:
@@ -70,22 +70,22 @@ class AECView(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
         return cls(ParallelView.make(env, backend=backend, **kwargs).envs)
 
     def observation_space(self, agent: str) -> Space[Any]:
-        """One agent's observation space, the same object each time."""
+        """Return one agent's observation space, the same object each time."""
         return self._parallel.observation_space(agent)
 
     def action_space(self, agent: str) -> Space[Any]:
-        """One agent's action space, the same object each time."""
+        """Return one agent's action space, the same object each time."""
         return self._parallel.action_space(agent)
 
     def observe(self, agent: str) -> Any:
-        """What an agent saw last."""
+        """Return an agent's latest observation."""
         return self._obs[agent]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Begin an episode.
 
         Args:
-            seed: For the env, as it is; None: its own random stream goes on.
+            seed: For the env, used as it is; None: its random generator continues.
             options: For the env.
         """
         self._obs, self.infos = self._parallel.reset(seed, options)
@@ -98,17 +98,17 @@ class AECView(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
         self._next_round(None)
 
     def step(self, action: Any) -> None:
-        """Take the action of ``agent_selection``; None, where that agent has ended.
+        """Apply an action of ``agent_selection``; None if that agent has ended.
 
         Raises:
             ActionError: An agent's action is not in its space. Raised in the step of the round's last agent; nothing
                 was stepped, and that agent may act again.
-            NotResetError: There is no running episode.
-            ValueError: An agent that has ended was given an action.
+            NotResetError: No episode is running.
+            ValueError: An agent that has ended received an action.
         """
         agent = self.agent_selection
         if agent is None or agent not in self.agents:
-            raise NotResetError("step(): there is no running episode; call reset() first")
+            raise NotResetError("step(): no episode is running; call reset() first")
         if self.terminations[agent] or self.truncations[agent]:
             self._was_dead_step(action)
             return
@@ -129,7 +129,7 @@ class AECView(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
         return self._parallel.state()
 
     def render(self) -> Any:
-        """What the env's own ``render()`` returns."""
+        """The frame of the env's ``render()``."""
         return self._parallel.render()
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class AECView(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
         truncations: dict[str, bool],
         infos: dict[str, dict[str, Any]],
     ) -> None:
-        """Note what a step of the env brought."""
+        """Store the results of the env's step."""
         self._obs = {**self._obs, **obs}
         self.agents = list(rewards)
         self.rewards, self.terminations, self.truncations, self.infos = rewards, terminations, truncations, infos
@@ -153,10 +153,10 @@ class AECView(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
         }
 
     def _next_round(self, latest: str | None) -> None:
-        """Begin the next round, and say whose turn it is.
+        """Begin the next round, and select the agent.
 
         Args:
-            latest: Who acted last.
+            latest: The agent that acted last.
         """
         self._actions = {}
         while True:
@@ -164,11 +164,11 @@ class AECView(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
             ended = [agent for agent in self.agents if self.terminations[agent] or self.truncations[agent]]
             if self._turns or ended or not self._parallel.agents:
                 break
-            self._take(*self._parallel.step({}))  # no agent acts: the env goes on by itself
+            self._take(*self._parallel.step({}))  # no agent acts: step the env without actions
         if self._turns:
             self.agent_selection = self._turns[0]
             self._deads_step_first()
-        elif ended:  # the game is over: first the agent after the last one to act
+        elif ended:  # the episode is over: first the agent after the last one to act
             order = self.possible_agents
             after = order.index(latest) + 1 if latest is not None else 0
             self.agent_selection = next(agent for agent in (*order[after:], *order[:after]) if agent in ended)

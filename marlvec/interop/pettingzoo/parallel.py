@@ -1,4 +1,4 @@
-"""One env of marlvec as a PettingZoo Parallel env."""
+"""One marlvec env as a PettingZoo Parallel env."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ __all__ = ["ParallelView"]
 
 
 class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
-    """A view of the one env of a `VectorEnv`, for code that is written for PettingZoo's Parallel envs.
+    """A view of the single env of a `VectorEnv`, for code written for PettingZoo's Parallel envs.
 
-    Whatever kind the env behind it is, observations, rewards, flags and infos are those of the agents that were alive
-    before the step, and of those that joined in it.
+    For every kind of env, observations, rewards, flags and infos are those of the agents that were alive before the
+    step, and of those that joined in it.
 
-    * Where the env gives action masks, observations are ``{"observation": …, "action_mask": …}``, the mask int8.
-    * ``infos[agent]["acting"]`` says whether the agent must act now. The action of one that only waits for its turn is
-      ignored and may be left out; the mask of one that waits allows everything.
-    * What the env says as a whole stands in the info of each agent. Keys that both use, and an env's own ``"acting"``,
-      stand in ``infos[agent]["__common__"]`` and ``infos[agent]["__agents__"]``.
-    * Agents are named by strings, also where the env uses numbers.
+    * If the env has action masks, observations are ``{"observation": …, "action_mask": …}``, the mask int8.
+    * ``infos[agent]["acting"]`` is True if the agent must act now. The action of an agent that waits for its turn is
+      ignored and may be left out; its mask allows everything.
+    * Infos of the env as a whole are repeated in each agent's info. Keys that both have, and an env's own ``"acting"``,
+      are in ``infos[agent]["__common__"]`` and ``infos[agent]["__agents__"]``.
+    * Agent names are strings, also if the env uses numbers.
 
     Args:
-        envs: The vectorizer, made with ``num_envs=1, autoreset_mode="disabled"``; `make` does that. Nothing else may
-            step or reset it.
+        envs: The vectorizer, made with ``num_envs=1, autoreset_mode="disabled"``, as by `make`. No other code may step
+            or reset it.
 
     Raises:
         ArgumentError: It has several envs, or resets them itself.
@@ -50,9 +50,9 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         envs: The vectorizer.
         possible_agents: All agents' names.
         agents: Names of those alive now.
-        observation_spaces, action_spaces: Agent to what `observation_space` and `action_space` give.
-        state_space: Space of `state`; there only if the env has one.
-        metadata, render_mode: The env's.
+        observation_spaces, action_spaces: Agent to its space.
+        state_space: Space of `state`; only if the env has a global state.
+        metadata, render_mode: From the env.
     """
 
     def __init__(self, envs: VectorEnv) -> None:
@@ -69,15 +69,15 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         self._agent_set = set(envs.agents)
         self._all_act = False
         self._state: NDArray[Any] | None = None
-        # Per agent: its group, and its place in it.
+        # Agent to its group, and its index in it.
         self._places = {
             envs.agents[a]: (g, j) for g, group in enumerate(envs.spec.groups) for j, a in enumerate(group.agents)
         }
         groups = {agent: envs.spec.groups[g] for agent, (g, _) in self._places.items()}
-        # Copies, each agent its own: seeding or sampling one must not disturb another, nor the env.
+        # One copy per agent: seeding or sampling one must not affect another, or the env.
         self.observation_spaces = {agent: _observation_space(group) for agent, group in groups.items()}
         self.action_spaces = {agent: deepcopy(group.action_space) for agent, group in groups.items()}
-        # Known once: in a plain env, of one group, agents observe one array each and make one choice.
+        # In a plain env, of one group, each agent observes one array and makes one choice: see `step`.
         first, *others = envs.spec.groups
         is_plain = not others and not envs.grouped
         tree = first.observation_tree
@@ -92,7 +92,7 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         Args:
             env: As in `marlvec.make`.
             backend: Where it runs; ``"sync"``: in this process.
-            kwargs: All else that `marlvec.make` takes, except ``num_envs`` and ``autoreset_mode``.
+            kwargs: Other arguments of `marlvec.make`, except ``num_envs`` and ``autoreset_mode``.
 
         Raises:
             MarlvecError: As `marlvec.make`.
@@ -101,11 +101,11 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         return viewed(cls, envs)
 
     def observation_space(self, agent: str) -> Space[Any]:
-        """One agent's observation space, the same object each time."""
+        """Return one agent's observation space, the same object each time."""
         return self.observation_spaces[self._known(agent)]
 
     def action_space(self, agent: str) -> Space[Any]:
-        """One agent's action space, the same object each time."""
+        """Return one agent's action space, the same object each time."""
         return self.action_spaces[self._known(agent)]
 
     def reset(
@@ -114,15 +114,15 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         """Begin an episode.
 
         Args:
-            seed: For the env, as it is; None: its own random stream goes on.
+            seed: For the env, used as it is; None: its random generator continues.
             options: For the env.
 
         Returns:
             ``(obs, infos)`` of the agents alive now.
         """
-        obs, said = self.envs.reset(seed=None if seed is None else [seed], options=options)
-        self._note(said["alive"][0].tolist(), said)
-        return self._obs(obs, said, self.agents), self._infos(said, self.agents)
+        obs, raw_infos = self.envs.reset(seed=None if seed is None else [seed], options=options)
+        self._note(raw_infos["alive"][0].tolist(), raw_infos)
+        return self._obs(obs, raw_infos, self.agents), self._infos(raw_infos, self.agents)
 
     def step(
         self, actions: Mapping[str, Any]
@@ -130,50 +130,50 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         """Step the env.
 
         Args:
-            actions: Agent to action, for every agent that must act. Those of other agents are ignored.
+            actions: Agent to action, for every agent that must act. Actions of other agents are ignored.
 
         Returns:
             ``(obs, rewards, terminations, truncations, infos)``.
 
         Raises:
             ActionError: An agent must act and has no action, a name is unknown, or an action is not in its space.
-            NotResetError: The episode is over, or none was begun.
+            NotResetError: The episode is over, or none has begun.
         """
-        found, reward_NA, ended, cut, said = self.envs.step(self._arrays(actions))
-        alive, flags = said["alive"][0].tolist(), zip(ended[0].tolist(), cut[0].tolist(), strict=True)
-        self._note(alive, said)
+        found, reward_NA, ended, cut, raw_infos = self.envs.step(self._arrays(actions))
+        alive, flags = raw_infos["alive"][0].tolist(), zip(ended[0].tolist(), cut[0].tolist(), strict=True)
+        self._note(alive, raw_infos)
         rewards: dict[str, float] = {}
         terminations: dict[str, bool] = {}
         truncations: dict[str, bool] = {}
         values = zip(self.possible_agents, alive, reward_NA[0].tolist(), flags, strict=True)
         for agent, is_alive, reward, (terminated, truncated) in values:
-            # An agent that was alive before the step still is, or ended in it; the rest of these joined in it.
+            # Agents alive before the step are alive or ended in it; the others here joined in it.
             if is_alive or terminated or truncated:
                 rewards[agent], terminations[agent], truncations[agent] = reward, terminated, truncated
         agents = list(rewards)
-        if self._has_plain_obs and len(said) == _SAID_ALWAYS and len(agents) == len(self.possible_agents):
+        if self._has_plain_obs and len(raw_infos) == _STANDARD_KEYS and len(agents) == len(self.possible_agents):
             obs = dict(zip(agents, found[0] if self.envs.copy else found[0].copy(), strict=True))
             infos: dict[str, dict[str, Any]] = {
                 agent: {"acting": acts} for agent, acts in zip(agents, self._acting, strict=True)
             }
         else:
-            obs, infos = self._obs(found, said, agents), self._infos(said, agents)
+            obs, infos = self._obs(found, raw_infos, agents), self._infos(raw_infos, agents)
         return obs, rewards, terminations, truncations, infos
 
     def state(self) -> NDArray[Any]:
-        """Global state, (*state_space.shape).
+        """Return the global state.
 
         Returns:
             ``(*state_space.shape)``, of the state space's dtype; a copy.
 
         Raises:
-            ArgumentError: The env has none.
-            NotResetError: There is no running episode, and the vectorizer was not made with ``state=True``.
+            ArgumentError: The env has no global state.
+            NotResetError: No episode is running, and the vectorizer was not made with ``state=True``.
         """
         return self.envs.state()[0] if self._state is None else self._state.copy()
 
     def render(self) -> Any:
-        """What the env's own ``render()`` returns."""
+        """The frame of the env's ``render()``."""
         return self.envs.render()[0]
 
     def close(self) -> None:
@@ -182,21 +182,21 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
 
     def _known(self, agent: str) -> str:
         if agent not in self._places:
-            raise ArgumentError(f"no agent {agent!r}; there are {self.possible_agents}")
+            raise ArgumentError(f"no agent {agent!r}; the agents are {self.possible_agents}")
         return agent
 
-    def _note(self, alive: list[bool], said: dict[str, Any]) -> None:
-        """Keep what the next call must know."""
+    def _note(self, alive: list[bool], raw_infos: dict[str, Any]) -> None:
+        """Store the agents alive, acting, and the state."""
         self.agents = [*compress(self.possible_agents, alive)]
-        self._acting = said["acting"][0].tolist()
+        self._acting = raw_infos["acting"][0].tolist()
         self._all_act = False not in self._acting
-        self._state = said["state"][0].copy() if "state" in said else None
+        self._state = raw_infos["state"][0].copy() if "state" in raw_infos else None
 
-    def _obs(self, obs: Any, said: dict[str, Any], agents: list[str]) -> dict[str, Any]:
+    def _obs(self, obs: Any, raw_infos: dict[str, Any], agents: list[str]) -> dict[str, Any]:
         groups, grouped = self.envs.spec.groups, self.envs.grouped
         leaves = [group.observation_tree.flatten(obs[group.name] if grouped else obs) for group in groups]
-        # A mask that the env gives with its infos is in none of its spaces, and goes back to the infos.
-        masks = self._masks(said, declared=True)
+        # Masks that no space declares stay in the infos.
+        masks = self._masks(raw_infos, declared=True)
         found = {}
         for agent in agents:
             g, j = self._places[agent]
@@ -205,21 +205,21 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
             found[agent] = value if mask is None else {"observation": value, "action_mask": mask[0, j].astype(np.int8)}
         return found
 
-    def _infos(self, said: dict[str, Any], agents: list[str]) -> dict[str, dict[str, Any]]:
-        (own,) = infos_to_list(said, self.envs.agents, 1)
+    def _infos(self, raw_infos: dict[str, Any], agents: list[str]) -> dict[str, dict[str, Any]]:
+        (own,) = infos_to_list(raw_infos, self.envs.agents, 1)
         common = own.get(COMMON, {})
         acting = dict(zip(self.possible_agents, self._acting, strict=True))
         infos = {agent: merged(own.get(agent, {}), common, {"acting": acting[agent]}) for agent in agents}
-        masks = self._masks(said, declared=False)
+        masks = self._masks(raw_infos, declared=False)
         for agent in agents:
             g, j = self._places[agent]
             if (mask := masks[g]) is not None:
                 infos[agent]["action_mask"] = mask[0, j].astype(np.int8)
         return infos
 
-    def _masks(self, said: dict[str, Any], *, declared: bool) -> list[NDArray[np.bool_] | None]:
-        """Masks per group (1, A_g, n) that the spaces declare, or those that came with the infos; else None."""
-        masks = said.get("action_mask")
+    def _masks(self, raw_infos: dict[str, Any], *, declared: bool) -> list[NDArray[np.bool_] | None]:
+        """Return each group's masks (1, A_g, n), of those that the spaces declare or of the others; else None."""
+        masks = raw_infos.get("action_mask")
         if masks is None or not self.envs.grouped:
             masks = {self.envs.spec.groups[0].name: masks}
         return [
@@ -228,13 +228,13 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         ]
 
     def _arrays(self, actions: Mapping[str, Any]) -> Any:
-        """The actions in the form that the vectorizer takes."""
+        """Convert actions to the vectorizer's form."""
         if self._has_plain_actions and self._all_act and actions.keys() == self._agent_set:
             chosen = [actions[agent] for agent in self.possible_agents]
             if _INTS.issuperset(map(type, chosen)):
                 return np.array([chosen], np.int64)
         if unknown := [agent for agent in actions if agent not in self._places]:
-            raise ActionError(f"actions: no agent {unknown[0]!r}; there are {self.possible_agents}")
+            raise ActionError(f"actions: no agent {unknown[0]!r}; the agents are {self.possible_agents}")
         acting = [agent for agent, acts in zip(self.possible_agents, self._acting, strict=True) if acts]
         if missing := [agent for agent in acting if agent not in actions]:
             raise ActionError(f"actions: expected one for each agent that must act, {acting}; missing are {missing}")
@@ -244,11 +244,11 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
 
 
 _INTS = frozenset({int, np.int64})
-_SAID_ALWAYS = 3  # infos: alive, acting, reset_mask
+_STANDARD_KEYS = 3  # infos: alive, acting, reset_mask
 
 
 def _observation_space(group: AgentGroup) -> Space[Any]:
-    """One agent's observation space, with its mask put back."""
+    """Return one agent's observation space, including its mask."""
     space = deepcopy(group.observation_space)
     if group.mask_size is None:
         return space

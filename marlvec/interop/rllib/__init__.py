@@ -1,4 +1,4 @@
-"""RLlib over marlvec's envs: an env runner, a vector env, an env, and its connectors in marlvec's chains."""
+"""RLlib with marlvec's envs: an env runner, a vector env, an env, and marlvec's connectors in RLlib's pipelines."""
 
 from marlvec.interop.rllib.connector import RLlibConnector
 from marlvec.interop.rllib.env import RLlibMultiAgentEnv

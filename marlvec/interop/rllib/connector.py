@@ -23,7 +23,7 @@ with needs_extra("ray", "RLlibConnector", "pip install 'marlvec[rllib]'"):
 
 __all__ = ["RLlibConnector"]
 
-_Chosen = list[tuple[int, int, Any]]  # number of its env, index of its agent, an agent's SingleAgentEpisode
+_Chosen = list[tuple[int, int, Any]]  # env number, agent index, SingleAgentEpisode
 
 
 class RLlibConnector(ConnectorV2):  # type: ignore[misc]  # Any where ray is not installed
@@ -31,27 +31,29 @@ class RLlibConnector(ConnectorV2):  # type: ignore[misc]  # Any where ray is not
 
     ``config.env_runners(env_to_module_connector=lambda env, spaces, device: RLlibConnector(AgentPipeline([…])))``.
 
-    Each new observation passes through once, last ones of episodes included, and is written back into its episode, as
-    RLlib's own filters do; so modules and learners see what the pipeline made. A reward that a piece changes is written
-    back, too, and RLlib's returns are then of the changed ones.
+    Each new observation passes through once, including the last ones of episodes, and is written back into its episode,
+    as RLlib's own filters do; so modules and learners see the pipeline's output. Changed rewards are written back, too,
+    and then count in RLlib's returns.
 
-    * Agents of equal spaces share one copy of the pipeline, whatever module plays them.
-    * Of observations ``{"observations": …, "action_mask": …}`` only the former pass through; pieces find the mask in
+    * Agents with equal spaces share one copy of the pipeline, whichever module plays them.
+    * Of observations ``{"observations": …, "action_mask": …}`` only the former pass through; connectors find the mask
+    in
       the column ``action_mask``.
-    * Where RLlib does not explore, running statistics are frozen.
-    * `get_state` holds what was learnt. Frame stacks and their like belong to the episodes that a runner plays, and
-      stay with it: RLlib hands one runner's state to others.
-    * RLlib keeps states by the class's name and merges them by position: let it be the only one of its class, and
-      stand before pieces that are not RLlib's default ones.
+    * If RLlib does not explore, running statistics are frozen.
+    * `get_state` returns the learned state. Memory of running episodes, e.g. frame stacks, stays in its runner, since
+      RLlib copies one runner's state to others.
+    * RLlib stores states by class name and merges them by position: use one `RLlibConnector` per pipeline, before
+    pieces
+      that are not RLlib's defaults.
 
     Args:
-        pipeline: Copied; one whose ``changes_length`` is set is refused, since RLlib needs an action of every agent.
+        pipeline: Copied. Must not set ``changes_length``, since RLlib needs an action of every agent.
         input_observation_space: A Dict space, agent to space; RLlib sets it.
-        input_action_space: Likewise.
+        input_action_space: A Dict space, agent to space; RLlib sets it.
 
     Raises:
         MissingExtraError: (By the import.) ray is not installed, or has no RLlib.
-        ArgumentError: This is no pipeline that may stand here.
+        ArgumentError: ``pipeline`` is not an `AgentPipeline`, or it changes the number of rows.
     """
 
     def __init__(
@@ -62,41 +64,41 @@ class RLlibConnector(ConnectorV2):  # type: ignore[misc]  # Any where ray is not
     ) -> None:
         if not isinstance(pipeline, AgentPipeline) or pipeline.changes_length:
             raise ArgumentError(
-                f"RLlibConnector: expected an AgentPipeline that returns as many rows as it is given, got {pipeline!r}"
+                f"RLlibConnector: expected an AgentPipeline that returns as many rows as it receives, got {pipeline!r}"
             )
         self._pipeline = pipeline
         self._shared: dict[tuple[str, str], _Group] = {}
         self._groups: list[_Group] = []
         self._where: dict[str, tuple[_Group, int]] = {}  # agent: its group, its index
-        self._slots: dict[str, int] = {}  # id of a running episode: the number of its env, for the pipeline
-        self._numbers: dict[str, int] = {}  # likewise: the number of the episode
+        self._slots: dict[str, int] = {}  # id of a running episode: its env number in the pipeline
+        self._numbers: dict[str, int] = {}  # id of a running episode: its episode number
         self._episode_num = 0
         super().__init__(input_observation_space, input_action_space)
 
     def recompute_output_observation_space(
         self, input_observation_space: Space[Any], input_action_space: Space[Any]
     ) -> Space[Any]:
-        """The pipeline's output space for each agent; copies of the pipeline are bound to the spaces.
+        """Return the pipeline's output space for each agent; binds copies of the pipeline to the spaces.
 
         Returns:
             A Dict space of agent name to its space.
 
         Raises:
-            ArgumentError: The observation space is no Dict of agents.
-            UnsupportedSpaceError: A piece cannot work on a space; a note names it.
+            ArgumentError: The observation space is not a Dict of agents.
+            UnsupportedSpaceError: A connector does not support a space; a note names it.
         """
         if not isinstance(input_observation_space, Dict):
             raise ArgumentError(
-                f"RLlibConnector: expected a Dict space, agent to space, got {input_observation_space}; of single "
-                f"agents, RLlib has its own runners"
+                f"RLlibConnector: expected a Dict space, agent to space, got {input_observation_space}; use RLlib's "
+                f"own runners for single agents"
             )
         if not isinstance(input_action_space, Dict):
-            return input_observation_space  # the action space comes in a call of its own, after which it is asked again
+            return input_observation_space  # RLlib calls again once it has set the action space
         agents = tuple(input_observation_space)
         found: dict[tuple[str, str], _Group] = {}
         for index, agent in enumerate(agents):
             space, action_space = input_observation_space[agent], input_action_space[agent]
-            key = repr(space), repr(action_space)  # spaces that are printed alike may differ in long bounds
+            key = repr(space), repr(action_space)  # spaces with equal reprs may differ in long bounds
             while key in found and (found[key].space, found[key].action_space) != (space, action_space):
                 key = f"{key[0]}'", key[1]
             if key not in found:
@@ -110,9 +112,9 @@ class RLlibConnector(ConnectorV2):  # type: ignore[misc]  # Any where ray is not
     def __call__(
         self, *, rl_module: Any, batch: Any, episodes: Sequence[Any], explore: bool | None = None, **kwargs: Any
     ) -> Any:
-        """Send the newest observations of these episodes through; ``batch`` stays as it is."""
+        """Pass the newest observations of these episodes through the pipelines; ``batch`` is unchanged."""
         if not self._groups:
-            raise StateError("RLlibConnector: RLlib has not said what the spaces are, or agents have no actions")
+            raise StateError("RLlibConnector: no spaces yet; RLlib must set observation and action spaces first")
         self._number_episodes(episodes)
         chosen: dict[int, _Chosen] = {}
         for episode in episodes:
@@ -135,15 +137,15 @@ class RLlibConnector(ConnectorV2):  # type: ignore[misc]  # Any where ray is not
         not_components: str | Collection[str] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """What the pipelines have learnt."""
+        """Return the learned state of the pipelines."""
         states = [_learnt(group.pipeline, group.pipeline.state_dict()) for group in self._groups]
         return {"groups": states} if any(states) else {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` or `merge_states` gave; running episodes go on.
+        """Load a state from `get_state` or `merge_states`; running episodes continue.
 
         Raises:
-            ArgumentError: It is not of such pipelines.
+            ArgumentError: The state does not fit these pipelines.
         """
         if not state:
             return
@@ -153,20 +155,20 @@ class RLlibConnector(ConnectorV2):  # type: ignore[misc]  # Any where ray is not
             group.pipeline.load_state_dict(own)
 
     def reset_state(self) -> None:
-        """Forget everything, as if newly made."""
+        """Drop all state, as in a new object."""
         self._shared, self._groups, self._slots, self._numbers = {}, [], {}, {}
         self.recompute_output_observation_space(self.input_observation_space, self.input_action_space)
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Join what copies in several runners have learnt."""
+        """Merge the learned states of copies in several runners."""
         if not states or not all(states):
             return {}
         pairs = zip(self._groups, zip(*(state["groups"] for state in states), strict=True), strict=True)
         return {"groups": [group.pipeline.merge_states(copies) for group, copies in pairs]}
 
     def _number_episodes(self, episodes: Sequence[Any]) -> None:
-        """Give every episode a number as that of an env; those that RLlib has dropped leave theirs."""
-        if any(not episode.is_done for episode in episodes):  # then these are all that are running
+        """Assign every episode an env number; free those of episodes that RLlib has dropped."""
+        if any(not episode.is_done for episode in episodes):  # then `episodes` are all running ones
             running = {episode.id_ for episode in episodes}
             for gone in [key for key in self._slots if key not in running]:
                 self._leave(gone)
@@ -184,13 +186,13 @@ class RLlibConnector(ConnectorV2):  # type: ignore[misc]  # Any where ray is not
 
 
 class _Group:
-    """Agents of equal spaces, and the pipeline they share."""
+    """Agents with equal spaces, and their shared pipeline."""
 
     def __init__(self, pipeline: AgentPipeline) -> None:
         self.pipeline = pipeline
 
     def bind(self, space: Space[Any], action_space: Space[Any], agents: tuple[str, ...]) -> None:
-        """Learn the spaces; state survives spaces that are equal."""
+        """Bind the pipeline to the spaces; its state is kept if they are equal."""
         self.space, self.action_space = space, action_space
         self.masked = isinstance(space, Dict) and set(space) == {OBSERVATIONS, MASK}
         inner = space[OBSERVATIONS] if self.masked and isinstance(space, Dict) else space
@@ -205,7 +207,7 @@ class _Group:
             self.output_space = Dict({OBSERVATIONS: self._out.space, MASK: space[MASK]})
 
     def run(self, chosen: _Chosen, eps_id: NDArray[np.int64], *, learn: bool) -> None:
-        """Send these agents' newest observations through, and write what comes out into their episodes."""
+        """Pass these agents' newest observations through the pipeline, and write the output into their episodes."""
         env_id, agent_index = (np.array([row[k] for row in chosen]) for k in (0, 1))
         singles = [single for _, _, single in chosen]
         t = np.array([single.t for single in singles])
@@ -250,13 +252,13 @@ class _Group:
                 self.pipeline.train()
         if new := [name for name, _ in out.items() if name not in rows]:
             raise ContractError(
-                f"RLlibConnector: the pipeline adds the columns {new}, and RLlib's modules are shown observations "
-                f"only; give the piece into_obs=True where it has that, or take it out"
+                f"RLlibConnector: the pipeline adds the columns {new}, but RLlib's modules receive observations only; "
+                f"set into_obs=True on the connector if it has that, or remove it"
             )
         return out
 
     def _batch(self, tree: SpaceTree, values: Sequence[Any]) -> Any:
-        """A tree of arrays (n, …)."""
+        """Stack values to a tree of arrays (n, …)."""
         parts = zip(*(tree.flatten(value) for value in values), strict=True)
         batch = []
         for leaf, part in zip(tree.leaves, parts, strict=True):
@@ -268,7 +270,7 @@ class _Group:
 
 
 def _learnt(pipeline: Pipeline[Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state without those of pieces in which nothing is learnt: `merge_states` would give nothing for them."""
+    """Return the state without connectors that learn nothing: `merge_states` cannot merge them."""
     kept = {}
     for name, piece in zip(pipeline.names, pipeline, strict=True):
         if isinstance(piece, Pipeline):

@@ -1,4 +1,4 @@
-"""Steps of a vectorizer as RLlib's dicts, one per env and agent, and RLlib's actions as arrays.
+"""Converts a vectorizer's steps to RLlib's dicts, one per env and agent, and RLlib's actions to arrays.
 
 Axis letters: N envs, A agents, A_g agents of a group.
 """
@@ -26,11 +26,11 @@ from marlvec.vector.vector_step import VectorStep
 __all__ = ["ALL", "MASK", "OBSERVATIONS", "AgentDicts", "EnvDicts"]
 
 ALL = "__all__"
-OBSERVATIONS, MASK = "observations", "action_mask"  # as RLlib's own modules with masks call them
+OBSERVATIONS, MASK = "observations", "action_mask"  # the keys of RLlib's own modules with masks
 
 
 class EnvDicts(NamedTuple):
-    """What RLlib is given of some envs: one dict per env in each list."""
+    """RLlib's five results for some envs: one dict per env in each list."""
 
     obs: list[dict[str, Any]]
     rewards: list[dict[str, float]]
@@ -40,7 +40,7 @@ class EnvDicts(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """A step's flags and rewards as lists: per env, per agent where there are several."""
+    """A step's flags and rewards as lists: per env, and per agent if nested."""
 
     ended: list[list[bool]]
     seen: list[list[bool]]
@@ -54,24 +54,24 @@ class _Rows(NamedTuple):
 
 
 class AgentDicts:
-    """Translates between the arrays of a `VectorEnv` and RLlib's dicts.
+    """Converts between the arrays of a `VectorEnv` and RLlib's dicts.
 
-    * RLlib takes every observation for a question, so one is given to agents that must act now, and to those that
-      ended, as their last. An agent that waits for its turn gets only a reward; RLlib adds that to the agent's action
-      before.
-    * Where time was up for some, ``truncateds`` says so under ``"__all__"`` alone: if each agent said it of itself,
-      RLlib would take the episode for terminated, and bootstrap no agent.
-    * RLlib ends an episode when all agents have ended that it has seen. Where others live that it has not, those ends
-      come one step later.
+    * RLlib requests an action for every observation, so only agents that must act get one, and agents that ended, as
+      their last. An agent that waits for its turn gets only a reward; RLlib adds it to the agent's previous action.
+    * If any agent reached the time limit, ``truncateds`` is True under ``"__all__"`` alone: with a flag per agent,
+    RLlib
+      would treat the episode as terminated, and bootstrap no agent.
+    * RLlib ends an episode when all agents that it has seen have ended. If others live that it has not seen, these ends
+      are reported one step later.
     * After a fault an agent's last observation is the one before it, and ``infos[agent]["fault"]`` is True.
 
     Args:
         envs: The vectorizer.
-        action_masks: Whether observations are ``{"observations": …, "action_mask": …}`` wherever actions are choices,
-            the mask (k,) float32. If not, and the env gives masks, they stand in ``infos[agent]["action_mask"]``, int8.
+        action_masks: Whether observations are ``{"observations": …, "action_mask": …}`` wherever actions are discrete,
+            the mask (k,) float32. If False, masks of the env are in ``infos[agent]["action_mask"]``, int8.
 
     Attributes:
-        observation_spaces, action_spaces: Agent to its own copy of its space, in the order of the agent axis.
+        observation_spaces, action_spaces: Agent to a copy of its space, in the order of the agent axis.
     """
 
     def __init__(self, envs: VectorEnv, *, action_masks: bool) -> None:
@@ -91,34 +91,34 @@ class AgentDicts:
             (name, deepcopy(group.action_space)) for name, group in zip(self._names, ordered, strict=True)
         )
         self._acting = np.zeros((envs.num_envs, envs.agent_num), np.bool_)
-        # Agents that RLlib knows of in the running episode, and that have not ended; ends that come late.
+        # Agents of the running episode that RLlib has seen and that have not ended; ends to report later.
         self._open: list[set[str]] = [set() for _ in range(envs.num_envs)]
         self._late: list[dict[str, list[Any]]] = [{} for _ in range(envs.num_envs)]
-        # Kept only where a fault may ask for it.
+        # Last observations; only needed after faults.
         self._last: list[dict[str, Any]] | None = None
         if envs.on_fault != "raise":
             self._last = [{} for _ in range(envs.num_envs)]
 
     def read(self, result: VectorStep, *, begins: bool = False) -> EnvDicts:
-        """Translate a step of all envs, or a reset where ``begins``."""
+        """Convert a step of all envs, or a reset if ``begins``."""
         self._acting = result.acting.copy()
-        said = infos_to_list(result.infos, self._names, len(result))
+        raw_infos = infos_to_list(result.infos, self._names, len(result))
         ended, flags = result.ended, (result.terminated.tolist(), result.truncated.tolist())
-        # Plain lists, since reading single entries out of arrays is what would cost here.
+        # Plain lists, since reading single array entries is slow.
         rows = _Rows(
             ended.tolist(), (result.acting | ended).tolist(), (result.alive | ended).tolist(), result.rewards.tolist(),
             *flags, result.done.tolist(), result.fault.tolist(), result.reset_mask.tolist(),
         )  # fmt: skip
         columns: list[list[dict[str, Any]]] = [[] for _ in EnvDicts._fields]
         for i in range(len(result)):
-            for column, entries in zip(columns, self._env(result, rows, i, said[i], begins=begins), strict=True):
+            for column, entries in zip(columns, self._env(result, rows, i, raw_infos[i], begins=begins), strict=True):
                 column.append(entries)
         return EnvDicts(*columns)
 
     def _env(
-        self, result: VectorStep, rows: _Rows, i: int, said: Mapping[str, Any], *, begins: bool
+        self, result: VectorStep, rows: _Rows, i: int, raw_infos: Mapping[str, Any], *, begins: bool
     ) -> tuple[dict[str, Any], ...]:
-        """What RLlib is given of env ``i``, a dict of each kind."""
+        """Return RLlib's dicts of env ``i``, one of each kind."""
         if begins or rows.was_reset[i]:
             begins, self._open[i], self._late[i] = True, set(), {}
         done, fault, seen = rows.done[i], rows.fault[i], rows.seen[i]
@@ -136,12 +136,12 @@ class AgentDicts:
         rewards, terminated, truncated = (
             {name: row[a] for a, name in here} for row in (rows.rewards[i], rows.terminated[i], rows.truncated[i])
         )
-        given = obs, rewards, terminated, truncated, self._infos(result, i, obs, said, fault=fault)
+        given = obs, rewards, terminated, truncated, self._infos(result, i, obs, raw_infos, fault=fault)
         self._write_ends(i, given, ended, done=done)
         return given
 
     def _write_ends(self, i: int, given: tuple[dict[str, Any], ...], ended: set[str], *, done: bool) -> None:
-        """Put the flags of env ``i`` into the form in which RLlib understands them."""
+        """Write the flags of env ``i`` in RLlib's form."""
         obs, _, terminated, truncated, _ = given
         late, self._late[i] = self._late[i], {}
         known = self._open[i]
@@ -150,8 +150,8 @@ class AgentDicts:
         for name, entries in late.items():
             for column, entry in zip(given, entries, strict=True):
                 column[name] = entry
-        # An agent that is both terminated and truncated is terminated; one that never had an observation is unknown to
-        # RLlib.
+        # An agent that is both terminated and truncated counts as terminated; RLlib does not know agents without an
+        # observation.
         cut = done and any(
             truncated[name] and not terminated[name] for name in truncated.keys() & (known | late.keys())
         )
@@ -161,23 +161,25 @@ class AgentDicts:
         self._open[i] = (known | obs.keys()) - ended - late.keys()
 
     def arrays(self, actions: Sequence[Mapping[str, Any]]) -> Any:
-        """Turn one dict of actions per env into what `VectorEnv.step` takes.
+        """Convert one dict of actions per env to the form of `VectorEnv.step`.
 
         Args:
-            actions: Agent to action, for every agent that must act. Those of other agents are ignored.
+            actions: Agent to action, for every agent that must act. Actions of other agents are ignored.
 
         Raises:
-            ActionError: An agent must act and has no action, a name is unknown, or an action has another form than its
-                space; names env and agent.
+            ActionError: An agent must act and has no action, a name is unknown, or an action does not have the form of
+                its space; names env and agent.
         """
         n_envs = self._envs.num_envs
         if len(actions) != n_envs:
             raise ActionError(f"actions: expected one dict per env, {n_envs} in all, got {len(actions)}")
         for i, (own, acting) in enumerate(zip(actions, self._acting.tolist(), strict=True)):
             if unknown := [name for name in own if name not in self.action_spaces]:
-                raise ActionError(f"actions of env {i}: no agent {unknown[0]!r}; there are {list(self._names)}")
+                raise ActionError(f"actions of env {i}: no agent {unknown[0]!r}; the agents are {list(self._names)}")
             if missing := [name for name in compress(self._names, acting) if name not in own]:
-                raise ActionError(f"actions of env {i}: {missing[0]!r} must act, and only {list(own)} have an action")
+                raise ActionError(
+                    f"actions of env {i}: expected one for {missing[0]!r}, which must act, got actions of {list(own)}"
+                )
         names = self._names
         return lay_out(
             self._envs.spec,
@@ -190,7 +192,7 @@ class AgentDicts:
     def _observation(self, result: VectorStep, i: int, a: int) -> Any:
         g, j = self._places[a]
         leaves = result.obs_leaves[g]
-        # Results are copies already, so that of a plain array a view will do.
+        # Results are copies already, so a view of a plain array is enough.
         obs = leaves[0][i, j] if self._arrays[g] else value_at(self._tree(g), leaves, (i, j))
         if (size := self._mask_sizes[g]) is None:
             return obs
@@ -202,10 +204,10 @@ class AgentDicts:
         return self._envs.spec.groups[g].observation_tree
 
     def _infos(
-        self, result: VectorStep, i: int, obs: Mapping[str, Any], said: Mapping[str, Any], *, fault: bool
+        self, result: VectorStep, i: int, obs: Mapping[str, Any], raw_infos: Mapping[str, Any], *, fault: bool
     ) -> dict[str, dict[str, Any]]:
-        """Of agents that have an observation: RLlib keeps no info without one."""
-        common, infos = said.get(COMMON, {}), {}
+        """Return infos of agents with an observation: RLlib keeps no info without one."""
+        common, infos = raw_infos.get(COMMON, {}), {}
         for a, name in enumerate(self._names):
             if name not in obs:
                 continue
@@ -214,12 +216,12 @@ class AgentDicts:
             mask = result.action_masks[g]
             if mask is not None and self._mask_sizes[g] is None:
                 ours[MASK] = mask[i, j].astype(np.int8)
-            infos[name] = merged(said.get(name, {}), common, ours)
+            infos[name] = merged(raw_infos.get(name, {}), common, ours)
         return infos
 
 
 def _array_leaf(group: AgentGroup) -> bool:
-    """Whether an observation is one array, or one number of a Discrete."""
+    """Return whether an observation is one array, or one Discrete number."""
     leaves = group.observation_tree.leaves
     return (
         len(leaves) == 1

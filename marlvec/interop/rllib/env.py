@@ -1,4 +1,4 @@
-"""One env of marlvec as RLlib's MultiAgentEnv."""
+"""One marlvec env as RLlib's MultiAgentEnv."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = ["RLlibMultiAgentEnv"]
 
 
 class RLlibMultiAgentEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray is not installed
-    """A view of the one env of a `VectorEnv`, for code that is written for RLlib's envs.
+    """A view of the single env of a `VectorEnv`, for code written for RLlib's envs.
 
-    For training, `marlvec.interop.rllib.RLlibEnvRunner` steps many at once. Which agents get what, and how time limits
-    are, is written at `marlvec.interop.rllib.dicts.AgentDicts`.
+    For training, use `marlvec.interop.rllib.RLlibEnvRunner`, which steps many envs at once.
+    `marlvec.interop.rllib.dicts.AgentDicts` describes each agent's entries, and time limits.
 
     Args:
-        envs: The vectorizer, made with ``num_envs=1, autoreset_mode="disabled"``; `make` does that. Nothing else may
-            step or reset it.
-        action_masks: Whether observations are ``{"observations": …, "action_mask": …}`` wherever actions are choices.
+        envs: The vectorizer, made with ``num_envs=1, autoreset_mode="disabled"``, as by `make`. No other code may step
+            or reset it.
+        action_masks: Whether observations are ``{"observations": …, "action_mask": …}`` wherever actions are discrete.
 
     Raises:
         MissingExtraError: (By the import.) ray is not installed, or has no RLlib.
@@ -41,9 +41,9 @@ class RLlibMultiAgentEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray 
     Attributes:
         envs: The vectorizer.
         possible_agents: All agents' names.
-        agents: Names of those alive now; before the first reset, all.
+        agents: Names of agents alive now; all before the first reset.
         observation_spaces, action_spaces: Agent to space.
-        metadata, render_mode: The env's.
+        metadata, render_mode: From the env.
     """
 
     def __init__(self, envs: VectorEnv, *, action_masks: bool = False) -> None:
@@ -59,7 +59,7 @@ class RLlibMultiAgentEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray 
         self.envs = envs
         self.possible_agents = list(envs.agents)
         self.agents = list(envs.agents)
-        self._agent_ids = set(envs.agents)  # asked for by RLlib's check
+        self._agent_ids = set(envs.agents)  # read by RLlib's env check
         self._dicts = AgentDicts(envs, action_masks=action_masks)
         self.observation_spaces, self.action_spaces = self._dicts.observation_spaces, self._dicts.action_spaces
         self.observation_space = Dict(OrderedDict(self.observation_spaces))
@@ -76,7 +76,7 @@ class RLlibMultiAgentEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray 
             env: As in `marlvec.make`.
             backend: Where it runs; ``"sync"``: in this process.
             action_masks: As in the constructor.
-            kwargs: All else that `marlvec.make` takes, except ``num_envs`` and ``autoreset_mode``.
+            kwargs: Other arguments of `marlvec.make`, except ``num_envs`` and ``autoreset_mode``.
 
         Raises:
             MarlvecError: As `marlvec.make`.
@@ -90,7 +90,7 @@ class RLlibMultiAgentEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray 
         """Begin an episode.
 
         Args:
-            seed: For the env, as it is; None: its own random stream goes on.
+            seed: For the env, used as it is; None: its random generator continues.
             options: For the env.
 
         Returns:
@@ -115,7 +115,7 @@ class RLlibMultiAgentEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray 
 
         Raises:
             ActionError: An agent must act and has no action, a name is unknown, or an action is not in its space.
-            NotResetError: The episode is over, or none was begun.
+            NotResetError: The episode is over, or none has begun.
         """
         self.envs.step_send(self._dicts.arrays([action_dict]))
         result = self.envs.recv()
@@ -124,7 +124,7 @@ class RLlibMultiAgentEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray 
         return given.obs[0], given.rewards[0], given.terminateds[0], given.truncateds[0], given.infos[0]
 
     def render(self) -> Any:
-        """What the env's own ``render()`` returns."""
+        """The frame of the env's ``render()``."""
         return self.envs.render()[0]
 
     def close(self) -> None:

@@ -21,32 +21,33 @@ with needs_extra("ray", "RLlibEnvRunner", "pip install 'marlvec[rllib]'"):
 
 __all__ = ["RLlibEnvRunner"]
 
-_OURS = "marlvec"  # the key of env_config under which stand the arguments of marlvec.make()
+_OURS = "marlvec"  # key in env_config for the arguments of marlvec.make()
 
 
 class RLlibEnvRunner(MultiAgentEnvRunner):  # type: ignore[misc]  # Any where ray is not installed
-    """RLlib's `MultiAgentEnvRunner` with one vectorizer of marlvec's for all envs of the runner.
+    """RLlib's `MultiAgentEnvRunner` with one marlvec vectorizer for all envs of the runner.
 
     ``config.environment("simple_spread", env_config={"N": 5, "marlvec": {"backend": "native"}})`` and
     ``config.env_runners(env_runner_cls=RLlibEnvRunner, num_envs_per_env_runner=16)``.
 
-    * The env is all that `marlvec.make` takes, or, as everywhere in RLlib, a `MultiAgentEnv` or a name that
-      ``ray.tune.register_env`` knows; then each env is built from ``env_config``.
-    * ``env_config`` goes to the env; under ``"marlvec"`` stand the arguments of `marlvec.make`, and
-      ``action_masks`` of `RLlibVectorEnv`.
-    * A runner's first reset takes RLlib's seed for it, spread over the envs by `marlvec.env_seeds`.
-    * RLlib's check of single envs is not run: none of them can be stepped alone. `make` has checks of its own.
+    * The env is anything that `marlvec.make` accepts or, as usual in RLlib, a `MultiAgentEnv` class or a name
+    registered
+      by ``ray.tune.register_env``; then each env is built from ``env_config``.
+    * ``env_config`` goes to the env, except ``"marlvec"``: the arguments of `marlvec.make`, and ``action_masks`` of
+      `RLlibVectorEnv`.
+    * A runner's first reset uses RLlib's seed, spread over the envs by `marlvec.env_seeds`.
+    * RLlib's check of single envs is not run, since single envs cannot be stepped. `make` has its own checks.
 
     Raises:
         MissingExtraError: (By the import.) ray is not installed, or has no RLlib.
-        ArgumentError: (As the runner is built.) There is no env, or ``env_config["marlvec"]`` says what is RLlib's to
-            say: the number of envs, the mode, the env's own arguments.
+        ArgumentError: (When the runner is built.) There is no env, or ``env_config["marlvec"]`` contains arguments
+            that RLlib sets: the number of envs, the mode, the env's own arguments.
     """
 
     env: RLlibVectorEnv | None
 
     def make_env(self) -> None:
-        """Build the vectorizer, and close the one before it."""
+        """Build the vectorizer, and close the previous one."""
         if self.env is not None:
             self.env.close()
             self.env = None
@@ -54,14 +55,14 @@ class RLlibEnvRunner(MultiAgentEnvRunner):  # type: ignore[misc]  # Any where ra
         ours = dict(context.pop(_OURS, {}))
         if taken := {"num_envs", "autoreset_mode", "env_kwargs", "copy"}.intersection(ours):
             raise ArgumentError(
-                f"env_config[{_OURS!r}]: {sorted(taken)} are not for it to say: RLlib says how many envs there are "
-                f"(num_envs_per_env_runner), the rest of env_config is for the env, the mode is 'next_step'"
+                f"env_config[{_OURS!r}]: expected no {sorted(taken)}: RLlib sets the number of envs "
+                f"(num_envs_per_env_runner) and the mode 'next_step'; put the env's arguments beside {_OURS!r}"
             )
         action_masks = ours.pop("action_masks", False)
         own: dict[str, Any] = {}
         env = self.config.env
         if not env:
-            raise ArgumentError("RLlibEnvRunner: expected an env, config.environment(env), got none")
+            raise ArgumentError("RLlibEnvRunner: expected an env, got none; set it with config.environment(env)")
         if isinstance(env, str) and _global_registry.contains(ENV_CREATOR, env):
             env = partial(_global_registry.get(ENV_CREATOR, env), context)
         elif isinstance(env, type) and issubclass(env, MultiAgentEnv):
@@ -87,7 +88,7 @@ class RLlibEnvRunner(MultiAgentEnvRunner):  # type: ignore[misc]  # Any where ra
         )
 
     def _context(self) -> EnvContext:
-        """The env_config, which knows whose it is."""
+        """Return the env_config with the worker's index."""
         given = self.config.env_config
         if isinstance(given, EnvContext):
             return given.copy_with_overrides()

@@ -24,36 +24,36 @@ __all__ = ["RLlibVectorEnv"]
 
 
 class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ray is not installed
-    """A view of a `VectorEnv` with any groups of agents, as RLlib's new API stack steps many envs.
+    """A view of a `VectorEnv` with any groups of agents, for RLlib's new API stack.
 
-    Which agents get what, and how time limits are, is written at `marlvec.interop.rllib.dicts.AgentDicts`. An env whose
-    episode is over ignores its actions in the next call, and shows the next episode's first observations.
+    `marlvec.interop.rllib.dicts.AgentDicts` describes each agent's entries, and time limits. An env whose episode is
+    over ignores its actions in the next call, which returns the next episode's first observations.
 
     Args:
-        envs: The vectorizer, in next-step mode. Nothing else may step or reset it.
-        action_masks: Whether observations are ``{"observations": …, "action_mask": …}`` wherever actions are choices.
+        envs: The vectorizer, in next-step mode. No other code may step or reset it.
+        action_masks: Whether observations are ``{"observations": …, "action_mask": …}`` wherever actions are discrete.
 
     Raises:
         MissingExtraError: (By the import.) ray is not installed, or has no RLlib.
-        ArgumentError: The mode is another one, ``copy=False``, or faulty envs stay out (``on_fault="mask"``).
+        ArgumentError: The mode differs, ``copy=False``, or ``on_fault="mask"``.
 
     Attributes:
         vectorizer: The vectorizer.
-        envs: N objects that know the spaces of an env, and render it; they cannot be stepped.
+        envs: N objects with the spaces of an env, and its ``render``; they cannot be stepped.
         num_envs: N.
         single_observation_spaces, single_action_spaces: Agent to space; ``single_observation_space`` and
             ``single_action_space`` are the same as Dict spaces.
-        metadata, render_mode: The envs'.
+        metadata, render_mode: From the envs.
     """
 
-    closed = True  # until there is something to close; RLlib's class asks as it is thrown away
+    closed = True  # until the constructor ends; RLlib's __del__ reads it
 
     def __init__(self, envs: VectorEnv, *, action_masks: bool = False) -> None:
         check_view(
             envs,
             "RLlibVectorEnv",
-            "RLlib wants an episode's end and the next one's beginning in two steps, keeps what it is given, and has "
-            "no place for envs that stay out",
+            "RLlib expects an episode's end and the next one's beginning in two steps, keeps the arrays it receives, "
+            "and does not support masked envs",
             modes=[AutoresetMode.NEXT_STEP],
             copies=True,
             on_fault=["raise", "restart"],
@@ -66,7 +66,7 @@ class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ra
         self._dicts = AgentDicts(envs, action_masks=action_masks)
         self.single_observation_spaces = self._dicts.observation_spaces
         self.single_action_spaces = self._dicts.action_spaces
-        # Ordered ones, for Dict sorts the keys of others.
+        # OrderedDict, since Dict sorts the keys of plain dicts.
         self.single_observation_space = Dict(OrderedDict(self.single_observation_spaces))
         self.single_action_space = Dict(OrderedDict(self.single_action_spaces))
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -84,7 +84,7 @@ class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ra
             options: For all envs.
 
         Returns:
-            ``(obs, infos)``, one dict per env; of agents that must act.
+            ``(obs, infos)`` of agents that must act, one dict per env.
         """
         self.vectorizer.reset_send(seed=seed, options=options)
         given = self._dicts.read(self.vectorizer.recv(), begins=True)
@@ -106,7 +106,7 @@ class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ra
         return self._dicts.read(self.vectorizer.recv())
 
     def render(self) -> tuple[Any, ...]:
-        """What each env's own ``render()`` returns."""
+        """The frames of each env's ``render()``."""
         return tuple(self.vectorizer.render())
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -114,7 +114,7 @@ class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ra
         return tuple(self.vectorizer.call(name, *args, **kwargs))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """An attribute of every env."""
+        """Return an attribute of every env."""
         return tuple(self.vectorizer.get_attr(name))
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -123,7 +123,7 @@ class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ra
 
 
 class _EnvSpaces(MultiAgentEnv):  # type: ignore[misc]  # Any where ray is not installed
-    """One env of an `RLlibVectorEnv`, for those who ask it for its spaces."""
+    """One env of an `RLlibVectorEnv`, for code that reads its spaces."""
 
     def __init__(self, view: RLlibVectorEnv, index: int) -> None:
         self.possible_agents = list(view.vectorizer.agents)
@@ -144,4 +144,4 @@ class _EnvSpaces(MultiAgentEnv):  # type: ignore[misc]  # Any where ray is not i
         return self._view.vectorizer.render(indices=[self._index])[0]
 
     def _busy(self, call: str) -> BusyError:
-        return BusyError(f"{call}() of env {self._index}, which its vectorizer steps with the others; {call}() that")
+        return BusyError(f"{call}() of env {self._index}: one env cannot step alone; {call}() its RLlibVectorEnv")

@@ -1,1 +1,1 @@
-"""What views of rows (one row an agent of an env) share."""
+"""Shared code of row views, which have one row per agent of an env."""

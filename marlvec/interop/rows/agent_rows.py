@@ -1,4 +1,4 @@
-"""Agents of N envs as rows of one batch, the form in which single-agent libraries take them.
+"""Agents of N envs as rows of one batch, as single-agent libraries expect them.
 
 Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
 """
@@ -19,15 +19,15 @@ from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["AgentRows", "cleared"]
 
-_SHOWN = 5  # names in messages
+_SHOWN = 5  # names shown in messages
 
 
 class AgentRows:
-    """How the rows of a `VectorEnv` with one group lie.
+    """Row layout of a `VectorEnv` with one group.
 
     Args:
         envs: The vectorizer.
-        view: Who asks, for the message.
+        view: Name of the view, for error messages.
 
     Raises:
         ArgumentError: There are several groups.
@@ -51,14 +51,14 @@ class AgentRows:
         return array.reshape(self.row_num, *array.shape[2:])
 
     def spread(self, array: NDArray[Any]) -> NDArray[Any]:
-        """(N, …) to (R, …): what belongs to an env, repeated for its agents."""
+        """Repeat values of envs for their agents: (N, …) to (R, …)."""
         return array.repeat(self.agent_num, axis=0)
 
     def split(self, actions: Any) -> Any:
-        """Actions (R, …), or a tree of such arrays, in the form that `VectorEnv.step` takes.
+        """Convert actions (R, …), or a tree of such arrays, to the form of `VectorEnv.step`.
 
-        What that reads agent by agent, a dict of agents to (N, …) or a list with one dict of agents per env, is left to
-        it.
+        Actions by agent (a dict of agents to (N, …), or a list with one dict of agents per env) are passed on
+        unchanged.
 
         Raises:
             ActionError: Wrong structure, or not one row per env and agent.
@@ -96,13 +96,13 @@ class AgentRows:
 
 
 def _keys_in(part: Any) -> list[str] | None:
-    """Keys of the dict that this is, or of the first in a list that begins with one; None where there is none."""
+    """Return the keys of a dict, or of the first dict in a list; None if there is no dict."""
     first = part[0] if isinstance(part, (list, tuple)) and part else part
     return sorted(map(str, first))[:_SHOWN] if isinstance(first, Mapping) else None
 
 
 def cleared(leaves: list[NDArray[Any]], rows: NDArray[np.bool_]) -> list[NDArray[Any]]:
-    """The leaves with these rows zeroed, in place where they are the caller's."""
+    """Return leaves with these rows zeroed, in place if they are writable."""
     if not rows.any():
         return leaves
     leaves = [leaf if leaf.flags.writeable else leaf.copy() for leaf in leaves]

@@ -1,4 +1,4 @@
-"""`RowDriver`: steps a vectorizer for single-agent libraries: flat rows, one dict of infos per row.
+"""`RowDriver`: steps a vectorizer for single-agent libraries: flat rows, one info dict per row.
 
 Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
 """
@@ -27,15 +27,15 @@ __all__ = ["RowDriver", "RowStep"]
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """One step of all rows; arrays and dicts are the caller's own.
+    """One step of all rows; arrays and dicts belong to the caller.
 
     Attributes:
-        obs: (R, …), or a tree of such arrays. Where an env's episode ended, the first observation of the next one;
-            zeros where there is no agent.
+        obs: (R, …), or a tree of such arrays. If an env's episode ended, the first observation of the next one; zeros
+            in rows without an agent.
         rewards: (R,) float64.
         terminated, truncated: (R,) bool, the agent ended in this step.
-        infos: Per row, what was said in this step; see `RowDriver`.
-        first_infos: Per row, what was said at the reset after it; empty where there was none.
+        infos: For each row, infos of this step; see `RowDriver`.
+        first_infos: For each row, infos of the reset after it; empty without a reset.
     """
 
     obs: Any
@@ -47,35 +47,36 @@ class RowStep:
 
 
 class RowDriver:
-    """Resets and steps a `VectorEnv`, and says what became of each row.
+    """Resets and steps a `VectorEnv`, and reports on each row.
 
-    An agent's flag goes up once, when it ends. If its env goes on, the row is padding from the next observation on, as
-    it is for an agent that has not joined: zeros, reward 0, no flags, whatever action it is given, until the env's next
-    episode. Envs begin a new episode, all rows together, in the step in which their last agent ends.
+    An agent's flag is True once, when it ends. If its env continues, the row is padding from the next observation on,
+    as for an agent that has not joined: zeros, reward 0, no flags, any action ignored, until the env's next episode.
+    Envs begin a new episode, all rows together, in the step in which their last agent ends.
 
     Each row's info has its agent's info, the info of the env as a whole, and
 
-    * ``"alive"``, ``"acting"``: of the observation that comes with it: is there an agent; must it act now;
-    * ``"action_mask"``: (k,) bool, of that observation, where there are masks;
+    * ``"alive"``, ``"acting"``: for the returned observation: whether there is an agent, and whether it must act now;
+    * ``"action_mask"``: (k,) bool, for that observation, if there are masks;
     * ``"TimeLimit.truncated"``: the agent was truncated, and not terminated;
-    * in the step in which the agent ended, ``"terminal_observation"``, the last it saw, and ``"episode"``:
-      ``{"r": return, "l": steps it lived, "t": seconds since the driver began}``;
-    * ``"fault"``: True, where its episode was lost. The row says truncated, and its last observation is the one
-      before the step that was lost.
+    * in the step in which the agent ended, ``"terminal_observation"``, its last observation, and ``"episode"``:
+      ``{"r": return, "l": number of steps alive, "t": seconds since the driver began}``;
+    * ``"fault"``: True if its episode was lost. The row is truncated, and its last observation is the one before the
+    lost
+      step.
 
     Args:
-        envs: The vectorizer, in same-step mode. Nothing else may step or reset it.
-        view: Who asks, for messages.
+        envs: The vectorizer, in same-step mode. No other code may step or reset it.
+        view: Name of the view, for error messages.
 
     Raises:
-        ArgumentError: There are several groups, or the mode is another one.
+        ArgumentError: There are several groups, or the mode differs.
 
     Attributes:
         envs: The vectorizer.
-        rows: How the rows lie.
-        alive, acting: (R,) bool, of the latest observations.
-        acted: (R,) bool, in the latest step the row's action counted.
-        lost: (R,) bool, the latest step lost the row's episode.
+        rows: The row layout.
+        alive, acting: (R,) bool, for the latest observations.
+        acted: (R,) bool, whether the row's action counted in the latest step.
+        lost: (R,) bool, whether the latest step lost the row's episode.
     """
 
     def __init__(self, envs: VectorEnv, view: str) -> None:
@@ -91,19 +92,19 @@ class RowDriver:
 
     @property
     def has_masks(self) -> bool:
-        """Whether actions can be masked: they are countable choices."""
+        """Whether actions can be masked: they are discrete choices."""
         return self.rows.group.choices is not None
 
     @property
     def action_masks(self) -> NDArray[np.bool_]:
-        """(R, k) bool, of the latest observations; all True where the envs give none, and where no agent acts.
+        """(R, k) bool, for the latest observations; all True if the envs have no masks, and in rows that do not act.
 
         Raises:
-            ArgumentError: The actions are no choices.
+            ArgumentError: The actions are not discrete choices.
         """
         choices = self.rows.group.choices
         if choices is None:
-            raise ArgumentError(f"action_masks: {self.rows.group.action_space} has no countable choices to mask")
+            raise ArgumentError(f"action_masks: expected discrete choices, got {self.rows.group.action_space}")
         return np.ones((self.rows.row_num, choices), np.bool_) if self._mask is None else self._mask.copy()
 
     def reset(
@@ -124,11 +125,11 @@ class RowDriver:
         self.acted, self.lost = np.zeros((2, self.rows.row_num), np.bool_)
         self._returns[:], self._lengths[:] = 0, 0
         now, _ = split_infos(result.infos, self.envs.agents, self.envs.num_envs)
-        self._leaves = self._own(result.obs_leaves[0])
-        return self._tree(), self._with_words(now, self._ours())
+        self._leaves = self._copy_rows(result.obs_leaves[0])
+        return self._tree(), self._merge_infos(now, self._driver_infos())
 
     def send(self, actions: Any) -> None:
-        """Send actions (R, …), or a tree of such arrays; those of rows that do not act may be anything.
+        """Send actions (R, …), or a tree of such arrays; rows that do not act may have any action.
 
         Raises:
             ActionError: Wrong structure, shape, dtype or value; nothing was sent.
@@ -136,7 +137,7 @@ class RowDriver:
         self.envs.step_send(self.rows.split(actions))
 
     def recv(self) -> RowStep:
-        """Wait for the step that `send` began."""
+        """Wait for the step started by `send`."""
         result = self.envs.recv()
         was_alive, self.acted = self.alive, self.acting
         self._note(result)
@@ -146,10 +147,10 @@ class RowDriver:
         self._returns += rewards
         self._lengths += was_alive
         now, first = split_infos(result.infos, self.envs.agents, self.envs.num_envs)
-        ours, cut = self._ours(), truncated & ~terminated
+        ours, cut = self._driver_infos(), truncated & ~terminated
         for row in np.flatnonzero(cut).tolist():
             ours[row]["TimeLimit.truncated"] = True
-        leaves = self._own(result.obs_leaves[0])
+        leaves = self._copy_rows(result.obs_leaves[0])
         if ended.any():
             self._end(result, ended, ours)
             leaves = cleared(leaves, ended & ~self.rows.spread(result.done))
@@ -160,8 +161,8 @@ class RowDriver:
             rewards.copy(),
             terminated.copy(),
             truncated.copy(),
-            self._with_words(now, ours),
-            self._with_words(first, blank),
+            self._merge_infos(now, ours),
+            self._merge_infos(first, blank),
         )
 
     def _note(self, result: VectorStep) -> None:
@@ -169,22 +170,22 @@ class RowDriver:
         mask = result.action_masks[0]
         self._mask = None if mask is None else self.rows.join(mask).copy()
 
-    def _own(self, leaves: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Leaves as rows, and not the vectorizer's."""
+    def _copy_rows(self, leaves: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return leaves as rows, copied if they belong to the vectorizer."""
         return [self.rows.join(leaf if self.envs.copy else leaf.copy()) for leaf in leaves]
 
     def _tree(self) -> Any:
         return self.rows.group.observation_tree.unflatten(self._leaves)
 
-    def _with_words(self, infos: list[Info], ours: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What this class says of each row, with its agent's info, and its env's."""
-        if not any(infos):  # most envs say nothing in most steps
+    def _merge_infos(self, infos: list[Info], ours: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Merge each row's driver info with its agent's and its env's."""
+        if not any(infos):  # most envs have no infos in most steps
             return ours
         given = ((info.get(agent, {}), info.get(COMMON, {})) for info in infos for agent in self.envs.agents)
         return [merged(own, common, mine) for (own, common), mine in zip(given, ours, strict=True)]
 
-    def _ours(self) -> list[dict[str, Any]]:
-        """Per row what this class says of it."""
+    def _driver_infos(self) -> list[dict[str, Any]]:
+        """Return the driver's own info of each row."""
         ours: list[dict[str, Any]] = [
             {"TimeLimit.truncated": False, "alive": alive, "acting": acting}
             for alive, acting in zip(self.alive.tolist(), self.acting.tolist(), strict=True)
@@ -195,7 +196,7 @@ class RowDriver:
         return ours
 
     def _end(self, result: VectorStep, ended: NDArray[np.bool_], ours: list[dict[str, Any]]) -> None:
-        """Say how the episodes of these rows went."""
+        """Add the last observations and episode statistics of these rows."""
         tree, final = self.rows.group.observation_tree, [self.rows.join(leaf) for leaf in result.final_leaves[0]]
         seconds = round(time.monotonic() - self._began, 6)
         for row in np.flatnonzero(ended).tolist():
@@ -204,5 +205,5 @@ class RowDriver:
             info["episode"] = {"r": float(self._returns[row]), "l": int(self._lengths[row]), "t": seconds}
             if lost:
                 info["fault"] = True
-                del info["episode"]  # its return is not known
+                del info["episode"]  # its return is unknown
         self._returns[ended], self._lengths[ended] = 0, 0

@@ -1,4 +1,4 @@
-"""Infos per row: one dict for each (env, agent), from one dict of arrays for all envs.
+"""Converts one dict of arrays for all envs to infos per row: one dict for each (env, agent).
 
 Axis letters: N envs, A agents, R = N * A rows.
 """
@@ -17,8 +17,8 @@ from marlvec.vector.data.infos import AGENTS, RESERVED, infos_from_list, infos_t
 
 __all__ = ["InfoEntry", "lay_out", "pick_rows", "read_entries", "merged", "split_infos"]
 
-_OURS = {key for name in RESERVED - {AGENTS, COMMON} for key in (name, "_" + name)}  # what marlvec adds
-_ROW = "row"  # stands for the one agent of a row
+_OURS = {key for name in RESERVED - {AGENTS, COMMON} for key in (name, "_" + name)}  # keys that marlvec adds
+_ROW = "row"  # placeholder for the agent of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,11 @@ class InfoEntry:
     """One key of the infos.
 
     Attributes:
-        level: `AGENTS` if agents give it one by one, `COMMON` if it belongs to a whole env and is repeated per agent.
+        level: `AGENTS` if agents have values of their own, `COMMON` if the value belongs to the env and is repeated per
+            agent.
         key: The key.
-        values: (R, …) array, or a dict of such with masks for nested dicts.
-        present: (R,) bool, the rows that have it.
+        values: (R, …) array, or a dict of arrays with masks for nested dicts.
+        present: (R,) bool, the rows that have a value.
     """
 
     level: str
@@ -38,12 +39,12 @@ class InfoEntry:
     present: NDArray[np.bool_]
 
     def at(self, row: int) -> Any:
-        """The value in one row, of its own type."""
+        """Return the value in one row, with its type."""
         return _at(self.values, row)
 
 
 def read_entries(infos: Mapping[str, Any], agent_num: int) -> list[InfoEntry]:
-    """What the envs themselves said, without what marlvec adds.
+    """Return the envs' own entries, without keys that marlvec adds.
 
     Args:
         infos: Infos of a `VectorEnv`, see `marlvec.vector.data.infos`.
@@ -58,14 +59,14 @@ def read_entries(infos: Mapping[str, Any], agent_num: int) -> list[InfoEntry]:
 
 
 def lay_out(entries: Iterable[InfoEntry], taken: Collection[str]) -> dict[str, Any]:
-    """Gymnasium's dict of arrays: each key with its mask ``_key``.
+    """Return entries in Gymnasium's form, a dict of arrays: each key with its mask ``_key``.
 
     Args:
-        entries: What to lay out. Of two with the same key the first one gets the key.
-        taken: Keys that are not to be used, nor their masks' names.
+        entries: The entries. Of two with the same key the first one gets the key.
+        taken: Keys that must not be used, nor their masks' names.
 
     Returns:
-        ``{key: values, _key: present}``; what cannot stand under its own key stands as ``{key: (values, present)}`` in
+        ``{key: values, _key: present}``; entries whose key is taken are ``{key: (values, present)}`` in
         ``"__agents__"`` or ``"__common__"``.
     """
     out: dict[str, Any] = {}
@@ -80,10 +81,10 @@ def lay_out(entries: Iterable[InfoEntry], taken: Collection[str]) -> dict[str, A
 
 
 def pick_rows(sources: Mapping[int, Sequence[InfoEntry]], row_num: int) -> list[InfoEntry]:
-    """Entries of these rows only.
+    """Return entries of these rows only.
 
     Args:
-        sources: Row to the entries from which it is taken.
+        sources: Row to the entries to take it from.
         row_num: R.
     """
     picked: list[dict[str, dict[str, Any]]] = [{} for _ in range(row_num)]
@@ -121,12 +122,12 @@ def _at(values: Any, row: int) -> Any:
 
 
 def merged(own: Mapping[str, Any], common: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """One agent's info: its own, what is said to all, and what a view adds.
+    """Merge one agent's info with the env's and a view's.
 
     Args:
-        own: The agent's own. On a clash with what is said to all, the agent's word stays.
-        common: What the env says as a whole; what gave way stands under ``"__common__"``.
-        ours: The view's, which stay; what gave way of the agent's own stands under ``"__agents__"``.
+        own: The agent's info; its value wins over the env's.
+        common: The env's info as a whole; values that lose are in ``"__common__"``.
+        ours: The view's info, which wins; the agent's values that lose are in ``"__agents__"``.
     """
     if not own and not common:
         return dict(ours)
@@ -139,16 +140,16 @@ def merged(own: Mapping[str, Any], common: Mapping[str, Any], ours: Mapping[str,
 
 
 def split_infos(infos: Mapping[str, Any], agents: Sequence[str], env_num: int) -> tuple[list[Info], list[Info]]:
-    """What envs said, taken apart at the ends of same-step episodes.
+    """Split infos at the ends of same-step episodes.
 
     Args:
-        infos: Those of a `VectorEnv`.
-        agents: The agents' names.
+        infos: Infos of a `VectorEnv`.
+        agents: Agent names.
         env_num: N.
 
     Returns:
-        Per env ``{agent: {key: value}, "__common__": {key: value}}`` of the step, and of the reset after it, which is
-        empty where there was none.
+        For each env ``{agent: {key: value}, "__common__": {key: value}}`` of the step, and of the reset after it, empty
+        without a reset.
     """
     now = infos_to_list(infos, agents, env_num)
     first: list[Info] = [{} for _ in range(env_num)]

@@ -1,4 +1,4 @@
-"""What views ask of the envs they are given: which settings they can serve, single values, the render mode."""
+"""Checks of the envs that views receive; reading single values and the render mode."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ __all__ = [
 
 View = TypeVar("View")
 
-NEXT_BEGINS_AT_ONCE = "a new episode's first observation comes with the old one's end"
-"""Why some views need the same-step mode."""
+NEXT_BEGINS_AT_ONCE = "a new episode's first observation must come with the old one's end"
+"""Reason why some views need the same-step mode."""
 
 
 def check_view(
@@ -42,22 +42,22 @@ def check_view(
     on_fault: Sequence[str] = (),
     has_make: bool = False,
 ) -> None:
-    """Make sure that a view can serve these envs.
+    """Check that a view supports these envs.
 
     Args:
         envs: The envs.
-        view: Who asks.
-        why: What makes it ask, one clause of the message.
-        modes: Autoreset modes that it can serve; empty: all.
-        num_envs: How many envs it drives; None: any number.
-        copies: Whether it keeps what it is given, so that ``copy=True`` is needed.
-        on_fault: Values of ``on_fault`` that it can serve; empty: all.
+        view: Name of the view.
+        why: Its reason, one clause of the message.
+        modes: Supported autoreset modes; empty: all.
+        num_envs: Required number of envs; None: any.
+        copies: Whether it keeps the arrays it receives, so that ``copy=True`` is required.
+        on_fault: Supported values of ``on_fault``; empty: all.
         has_make: Whether the view has a ``make()`` that sets all this.
 
     Raises:
-        ArgumentError: It cannot.
+        ArgumentError: A setting is not supported.
     """
-    needs: list[tuple[str, Any, Sequence[Any]]] = []  # setting, what it is, what it may be
+    needs: list[tuple[str, Any, Sequence[Any]]] = []  # setting, its value, supported values
     if num_envs is not None:
         needs.append(("num_envs", envs.num_envs, (num_envs,)))
     if modes:
@@ -70,7 +70,7 @@ def check_view(
         return
     expected = _join([f"{name}={' or '.join(map(repr, allowed))}" for name, _, allowed in needs])
     given = _join([f"{name}={got!r}" for name, got, _ in needs])
-    remedy = f"; {view}.make() does that" if has_make else ""
+    remedy = f"; {view}.make() sets that" if has_make else ""
     raise ArgumentError(f"{view}: {why}: expected {expected}, got {given}{remedy}")
 
 
@@ -84,14 +84,14 @@ def viewed(view: Callable[..., View], envs: VectorEnv, *args: Any, **kwargs: Any
 
 
 def one_group(envs: VectorEnv, view: str) -> AgentGroup:
-    """The one group of all agents.
+    """Return the single group of all agents.
 
     Args:
         envs: The envs.
-        view: Who asks.
+        view: Name of the view.
 
     Raises:
-        ArgumentError: There are several.
+        ArgumentError: There are several groups.
     """
     if len(envs.groups) > 1:
         raise ArgumentError(
@@ -102,14 +102,14 @@ def one_group(envs: VectorEnv, view: str) -> AgentGroup:
 
 
 def value_at(tree: SpaceTree, leaves: list[NDArray[Any]], where: tuple[int, ...]) -> Any:
-    """One value of a space, as a single env would give it: a copy, a scalar only where the space is Discrete.
+    """Return one value of a space as a single env would: a copy; a scalar only if the space is Discrete.
 
     Args:
         tree: The space.
-        leaves: Per leaf, (…, *leaf.shape).
+        leaves: For each leaf, (…, *leaf.shape).
         where: Index of the value on the leading axes.
     """
-    index: tuple[Any, ...] = (*where, ...)  # with the dots numpy gives 0-d arrays instead of scalars
+    index: tuple[Any, ...] = (*where, ...)  # with the ellipsis, numpy returns 0-d arrays instead of scalars
     parts = [array[index].copy() for array in leaves]
     return tree.unflatten(
         [
@@ -120,7 +120,7 @@ def value_at(tree: SpaceTree, leaves: list[NDArray[Any]], where: tuple[int, ...]
 
 
 def render_mode_of(envs: VectorEnv) -> str | None:
-    """The render mode that all envs have; None if they have none, or not the same one."""
+    """Return the render mode of all envs; None if they have none, or different ones."""
     try:
         with missing_is_attribute_error():
             modes = set(envs.get_attr("render_mode"))
@@ -131,7 +131,7 @@ def render_mode_of(envs: VectorEnv) -> str | None:
 
 @contextmanager
 def missing_is_attribute_error() -> Iterator[None]:
-    """Have a control call for what no env has raise what other libraries' users catch.
+    """Convert the error of a call for a missing attribute to AttributeError, as other libraries expect.
 
     Raises:
         AttributeError: From the `EnvRaised`.

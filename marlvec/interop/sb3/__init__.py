@@ -1,4 +1,4 @@
-"""Stable-Baselines3 over marlvec's envs."""
+"""Stable-Baselines3 with marlvec's envs."""
 
 from marlvec.interop.sb3.decisions import only_decisions
 from marlvec.interop.sb3.vec_env import SB3VecEnv

@@ -1,4 +1,4 @@
-"""Rollouts of Stable-Baselines3 without the steps in which no agent decided anything.
+"""Rollouts of Stable-Baselines3 without the steps in which an agent made no decision.
 
 Axis letters: R rows, one per (env, agent); T steps of a rollout.
 """
@@ -22,39 +22,39 @@ __all__ = ["only_decisions"]
 
 
 def only_decisions(model: Any) -> Any:
-    """Have an on-policy model learn only from rows in which an agent decided something.
+    """Make an on-policy model learn only from rows in which an agent made a decision.
 
-    Its rollouts still hold all rows, as Stable-Baselines3 wants them. What is learned from is chosen when the rollout
-    is full:
+    Its rollouts still contain all rows, as Stable-Baselines3 requires. Rows are selected when the rollout is full:
 
     * Rows of agents that have ended, or have not joined yet, are left out.
-    * Rows of agents that wait for their turn are left out, too. Their rewards meanwhile are added to those of the
-    decision
-      before, and the value that follows a decision is that of the agent's next one. So ``gamma`` and ``gae_lambda``
-      count decisions, and not steps of the env.
-    * A decision whose outcome is still open when the rollout ends, because the agent waits, is left out; so is one
-      whose episode was lost to a fault.
+    * Rows of agents that wait for their turn are left out, too. Their rewards are added to those of the previous
+    decision,
+      and the next value after a decision is that of the agent's next decision. So ``gamma`` and ``gae_lambda`` count
+      decisions, not env steps.
+    * A decision whose outcome is unknown at the rollout's end, because the agent waits, is left out; so is a decision
+    whose
+      episode was lost to a fault.
 
-    Where every agent decides in every step, advantages are those of Stable-Baselines3, to the last bit.
+    If every agent decides in every step, advantages equal those of Stable-Baselines3 bit for bit.
 
     Args:
         model: ``PPO``, ``A2C``, ``MaskablePPO`` or another model with a rollout buffer, whose env is an `SB3VecEnv`
-            under any ``VecEnvWrapper``. After ``load`` it is to be given again: a saved model has no buffer.
+            under any ``VecEnvWrapper``. After ``load``, call this again: a saved model has no buffer.
 
     Returns:
         The model, with another ``rollout_buffer``.
 
     Raises:
-        ArgumentError: Another env, or a buffer that keeps sequences (``RecurrentPPO``): make those envs with
-            ``done_on="any"``, where no agent outlives another.
+        ArgumentError: Another env, or a buffer of sequences (``RecurrentPPO``): make such envs with ``done_on="any"``,
+            so that no agent outlives another.
     """
     buffer = getattr(model, "rollout_buffer", None)
     if not isinstance(buffer, RolloutBuffer):
         raise ArgumentError(f"only_decisions(): expected a model with a rollout buffer, got {type(model).__name__}")
     if hasattr(buffer, "hidden_state_shape"):
         raise ArgumentError(
-            f"only_decisions(): {type(model).__name__} learns from unbroken sequences, of which no row can be left "
-            f"out; make the envs with done_on='any', where no agent outlives another"
+            f"only_decisions(): {type(model).__name__} learns from unbroken sequences, from which no row can be "
+            f"removed; make the envs with done_on='any', so that no agent outlives another"
         )
     _view(model)
     kind = type(f"Decisions{type(buffer).__name__}", (_Decisions, type(buffer)), {"model": model})
@@ -72,7 +72,7 @@ def only_decisions(model: Any) -> Any:
 
 
 def _view(model: Any) -> SB3VecEnv:
-    """The view that a model steps now."""
+    """Return the view that a model steps."""
     env = model.get_env()
     view = None if env is None else env.unwrapped
     if not isinstance(view, SB3VecEnv):
@@ -81,20 +81,20 @@ def _view(model: Any) -> SB3VecEnv:
 
 
 class _Decisions:
-    """What is changed of a rollout buffer; stands before its class.
+    """Mixin: SB3 rollout buffer that skips rows without a decision.
 
     Attributes:
-        model: Whose buffer it is; the model's env may change.
-        decided: (T, R) bool, the row's action counted.
-        lost: (T, R) bool, the step lost the row's episode.
-        usable: (T, R) bool, what is learned from.
+        model: The model of the buffer; its env may change.
+        decided: (T, R) bool, whether the row's action counted.
+        lost: (T, R) bool, whether the step lost the row's episode.
+        usable: (T, R) bool, whether the row is learned from.
     """
 
     model: Any
 
     def reset(self) -> None:
         super().reset()  # type: ignore[misc]  # of the buffer class that this is mixed into
-        shape = (self.buffer_size, self.n_envs)  # type: ignore[attr-defined]  # that class's, too
+        shape = (self.buffer_size, self.n_envs)  # type: ignore[attr-defined]  # likewise, of that class
         self.decided, self.lost, self.usable = np.zeros((3, *shape), np.bool_)
 
     def add(self, *args: Any, **kwargs: Any) -> None:
@@ -104,17 +104,17 @@ class _Decisions:
         super().add(*args, **kwargs)  # type: ignore[misc]  # likewise
 
     def compute_returns_and_advantage(self, last_values: Any, dones: NDArray[np.bool_]) -> None:
-        """Generalised advantages from decision to decision.
+        """Compute generalised advantages from decision to decision.
 
         Args:
-            last_values: (R,) tensor, what the latest observations are worth.
+            last_values: (R,) tensor, values of the latest observations.
             dones: (R,) bool, of the latest step.
         """
         buffer: Any = self
         driver = _view(self.model).driver
         values, discount = buffer.values, buffer.gamma * buffer.gae_lambda
-        # Of what follows the step: the next decision's value and advantage, the rewards before it, and whether it
-        # lies beyond this rollout.
+        # For the time after the step: the next decision's value and advantage, the rewards before it, and whether it is
+        # beyond this rollout.
         next_values = last_values.clone().cpu().numpy().flatten()
         advantages, rewards = np.zeros((2, buffer.n_envs), np.float32)
         open_ = driver.alive & ~driver.acting
@@ -126,7 +126,7 @@ class _Decisions:
             decided, lost = self.decided[step], self.lost[step]
             rewards = rewards + buffer.rewards[step]
             found = rewards + buffer.gamma * next_values - values[step] + discount * advantages
-            # An agent that waited when its episode was lost never learns what its decision came to.
+            # If an agent waited when its episode was lost, the outcome of its decision is unknown.
             open_ |= lost & ~decided
             self.usable[step] = usable = decided & ~lost & ~open_
             here = decided | lost
@@ -139,33 +139,32 @@ class _Decisions:
         buffer.returns = buffer.advantages + values
 
     def get(self, batch_size: int | None = None) -> Iterator[Any]:
-        """Minibatches of what is learned from, in random order.
+        """Yield minibatches of the selected rows, in random order.
 
         Args:
-            batch_size: Rows of each but the last; None: all in one.
+            batch_size: Rows of each minibatch but the last; None: all in one.
 
         Raises:
-            StateError: The rollout is not full, or no agent decided anything in it.
+            StateError: The rollout is not full, or contains no usable decision.
         """
         buffer: Any = self
         if not buffer.full:
-            raise StateError(f"the rollout has {buffer.pos} of {buffer.buffer_size} steps")
+            raise StateError(f"get(): expected a full rollout, got {buffer.pos} of {buffer.buffer_size} steps")
         if not buffer.generator_ready:
             self._leave_out()
             buffer.generator_ready = True
         number = len(buffer.values)
-        order = np.random.permutation(number)  # noqa: NPY002  # Stable-Baselines3 seeds this one
+        order = np.random.permutation(number)  # noqa: NPY002  # Stable-Baselines3 seeds the global generator
         for start in range(0, number, batch_size or number):
             yield buffer._get_samples(order[start : start + (batch_size or number)])
 
     def _leave_out(self) -> None:
-        """Flatten all columns, and drop the rows that are not learned from."""
+        """Flatten all columns, and drop the rows without a usable decision."""
         buffer: Any = self
         keep = buffer.swap_and_flatten(self.usable).ravel()
         if not keep.any():
             raise StateError(
-                f"no agent decided anything in the {buffer.buffer_size} steps of this rollout that has come to an end "
-                f"of its own; n_steps must be larger"
+                f"no decision in the {buffer.buffer_size} steps of this rollout has a known outcome; increase n_steps"
             )
         for name in ("actions", "values", "log_probs", "advantages", "returns", "action_masks"):
             if hasattr(buffer, name):

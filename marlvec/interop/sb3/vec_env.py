@@ -1,4 +1,4 @@
-"""A marlvec vectorizer as a VecEnv of Stable-Baselines3: its agents are rows, which share one policy.
+"""A marlvec vectorizer as a VecEnv of Stable-Baselines3: its agents are rows with a shared policy.
 
 Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
 """
@@ -27,7 +27,7 @@ with needs_extra("stable_baselines3", "SB3VecEnv", "pip install 'marlvec[sb3]'")
 
 __all__ = ["SB3VecEnv"]
 
-_MASKS = "action_masks"  # the name by which sb3-contrib asks for them
+_MASKS = "action_masks"  # the method name that sb3-contrib calls
 
 Rows = None | int | Iterable[int]
 
@@ -35,33 +35,34 @@ Rows = None | int | Iterable[int]
 class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is not installed
     """A view of a `VectorEnv` with one group of agents, for Stable-Baselines3 and sb3-contrib.
 
-    One row per agent, and one policy for all of them. What an agent that has ended, or waits for its turn, brings into
-    a rollout is described at `marlvec.interop.rows.driver.RowDriver`; `marlvec.interop.sb3.only_decisions` keeps it
-    out of what a model learns from.
+    One row per agent, and one policy for all rows. `marlvec.interop.rows.driver.RowDriver` describes rows of agents
+    that have ended or wait for their turn; `marlvec.interop.sb3.only_decisions` makes a model learn without them.
 
-    * ``dones`` goes up once for each agent, when it ends; ``infos[row]["terminal_observation"]`` is the last it saw,
-      and ``infos[row]["TimeLimit.truncated"]`` says whether its time was only up.
+    * ``dones`` is True once for each agent, when it ends; ``infos[row]["terminal_observation"]`` is its last
+    observation,
+      and ``infos[row]["TimeLimit.truncated"]`` is True if only its time was up.
     * ``infos[row]["episode"]`` has its exact return and length, so that no ``VecMonitor`` is needed:
       ``env_is_wrapped(Monitor)`` is True, and ``evaluate_policy`` reads them, under ``VecNormalize`` as well.
-    * ``env_method("action_masks")`` gives the masks to sb3-contrib. The first step of a model that has not asked for
-      them, e.g. ``PPO``, gives a `ContractWarning` where they forbid something.
-    * Methods and attributes are those of envs: a method is called once for each env that has one of the rows.
+    * ``env_method("action_masks")`` returns the masks to sb3-contrib. A model that never requests them, e.g. ``PPO``,
+    gets
+      a `ContractWarning` at the first masks that forbid something.
+    * Methods and attributes are those of envs: a method is called once for each env of the given rows.
     * ``render()`` tiles one frame per env.
 
     Args:
-        envs: The vectorizer, in same-step mode. Nothing else may step or reset it.
+        envs: The vectorizer, in same-step mode. No other code may step or reset it.
 
     Raises:
         MissingExtraError: (By the import.) stable-baselines3 is not installed.
-        ArgumentError: There are several groups, the mode is another one, or the spaces are none that
-            Stable-Baselines3 has: Text, Graph and their like, and choices that are not counted from 0.
+        ArgumentError: There are several groups, the mode differs, or Stable-Baselines3 does not support the spaces:
+            Text, Graph and similar ones, and choices that do not start at 0.
 
     Attributes:
         envs: The vectorizer.
-        driver: What steps it; its ``alive`` and ``acting``, (R,) bool, mark padding and waiting rows.
+        driver: The `RowDriver` that steps it; its ``alive`` and ``acting``, (R,) bool, mark padding and waiting rows.
         num_envs: R, the number of rows.
-        observation_space, action_space: Of one row.
-        reset_infos: Per row, what was said at its latest reset.
+        observation_space, action_space: Spaces of one row.
+        reset_infos: For each row, infos of its latest reset.
     """
 
     def __init__(self, envs: VectorEnv) -> None:
@@ -78,13 +79,13 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
     # --- reset and step
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Have the next `reset` seed the envs.
+        """Set the seed of the next `reset`.
 
         Args:
-            seed: Spread over the envs by `marlvec.env_seeds`, as everywhere in marlvec; None: a seed that is drawn.
+            seed: Spread over the envs by `marlvec.env_seeds`; None: a random seed.
 
         Returns:
-            Per row, the seed of its env.
+            For each row, the seed of its env.
         """
         if seed is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0])
@@ -92,24 +93,24 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         return self._seeds
 
     def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
-        """Have the next `reset` hand options to the envs.
+        """Set the options of the next `reset`.
 
         Args:
-            options: One dict for all, or one per row: the same one for all rows of an env.
+            options: One dict for all, or one per row: equal for all rows of an env.
 
         Raises:
-            ArgumentError: A list of another length, or rows of one env that differ.
+            ArgumentError: A list of another length, or different options for rows of one env.
         """
         if isinstance(options, list):
             if len(options) != self.num_envs:
                 raise ArgumentError(f"options: expected one dict per row, {self.num_envs} in all, got {len(options)}")
             for row, value in enumerate(options):
                 if value != options[row - row % self.envs.agent_num]:
-                    raise ArgumentError(f"options: rows of one env differ, the first that does is row {row}: {value}")
+                    raise ArgumentError(f"options: expected equal ones for rows of one env; row {row} differs: {value}")
         super().set_options(options)
 
     def reset(self) -> Any:
-        """Begin new episodes in all envs, with what `seed` and `set_options` have left for this call.
+        """Begin new episodes in all envs, with the values of `seed` and `set_options`.
 
         Returns:
             Observations (R, …), or a dict of such arrays.
@@ -124,7 +125,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         return obs
 
     def step_async(self, actions: NDArray[Any]) -> None:
-        """Send actions (R, …); those of rows that do not act may be anything.
+        """Send actions (R, …); rows that do not act may have any action.
 
         Raises:
             ActionError: Wrong structure, shape, dtype or value; nothing was sent.
@@ -132,8 +133,8 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         if not self._heeds_masks and not self.driver.action_masks.all():
             self._heeds_masks = True
             warnings.warn(
-                f"SB3VecEnv: {self.envs.spec.name} has action masks, and the model has not asked for them: PPO and all "
-                f"of Stable-Baselines3 ignore them, and play forbidden actions. Use MaskablePPO of sb3-contrib",
+                f"SB3VecEnv: {self.envs.spec.name} has action masks, but the model has not requested them: PPO and all "
+                f"models of Stable-Baselines3 ignore them, and take masked actions. Use MaskablePPO of sb3-contrib",
                 ContractWarning,
                 stacklevel=3,  # VecEnv.step(), and the model that calls it
             )
@@ -152,13 +153,13 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         return step.obs, step.rewards.astype(np.float32), step.terminated | step.truncated, step.infos
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """(R, k) bool: what each row may do now; everything where it does not act.
+        """Return the action masks: what each row may do now; all True if it does not act.
 
         Returns:
             (R, k) bool.
 
         Raises:
-            ArgumentError: The actions are no choices.
+            ArgumentError: The actions are not discrete choices.
         """
         self._heeds_masks = True
         return self.driver.action_masks
@@ -170,11 +171,11 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
     # --- the envs behind the rows
 
     def has_attr(self, attr_name: str) -> bool:
-        """Whether the envs have it; ``"action_masks"`` is there wherever actions are choices."""
+        """Return whether the envs have an attribute; ``"action_masks"`` exists if actions are discrete choices."""
         return self._is_maskable if attr_name == _MASKS else bool(super().has_attr(attr_name))
 
     def get_attr(self, attr_name: str, indices: Rows = None) -> list[Any]:
-        """An attribute of the env of each of these rows.
+        """Return an attribute of the env of each of these rows.
 
         Returns:
             One value per row.
@@ -183,22 +184,22 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
             AttributeError: The envs have no such attribute.
         """
         rows, ids = self._rows_and_envs(indices)
-        if attr_name == "render_mode":  # asked for by VecEnv itself, of envs that need not have one
+        if attr_name == "render_mode":  # VecEnv reads it, also of envs without one
             return [render_mode_of(self.envs)] * len(rows)
         with missing_is_attribute_error():
             values = dict(zip(ids, self.envs.get_attr(attr_name, ids), strict=True))
         return [values[row // self.envs.agent_num] for row in rows]
 
     def set_attr(self, attr_name: str, value: Any, indices: Rows = None) -> None:
-        """Set an attribute of the envs that have these rows."""
+        """Set an attribute of the envs of these rows."""
         _, ids = self._rows_and_envs(indices)
         self.envs.set_attr(attr_name, value, ids)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Rows = None, **method_kwargs: Any) -> list[Any]:
-        """Call a method of the envs, once for each env; each of these rows gets its env's answer.
+        """Call a method of the envs, once for each env; each of these rows gets its env's result.
 
         Returns:
-            One answer per row.
+            One result per row.
 
         Raises:
             AttributeError: The envs have no such method.
@@ -213,7 +214,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         return [by_env[row // self.envs.agent_num] for row in rows]
 
     def env_is_wrapped(self, wrapper_class: type, indices: Rows = None) -> list[bool]:
-        """Whether the env of each of these rows is wrapped in it, at any depth; in a ``Monitor``: always, see above."""
+        """Return for each row whether its env is wrapped in the class, at any depth; always True for ``Monitor``."""
         rows, ids = self._rows_and_envs(indices)
         if wrapper_class is Monitor:
             return [True] * len(rows)
@@ -221,7 +222,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         return [wrapped[row // self.envs.agent_num] for row in rows]
 
     def get_images(self) -> Sequence[Any]:
-        """One frame per env."""
+        """Return one frame per env."""
         return list(self.envs.render())
 
     @property
@@ -229,15 +230,17 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         return self.driver.has_masks and isinstance(self.action_space, (Discrete, MultiDiscrete))
 
     def _rows_and_envs(self, indices: Rows) -> tuple[list[int], list[int]]:
-        """The rows that are meant, and the envs that have them."""
+        """Return the selected rows, and their envs."""
         given = [int(row) for row in self._get_indices(indices)]
         if wrong := [row for row in given if not -self.num_envs <= row < self.num_envs]:
             raise ArgumentError(f"indices: expected rows from 0 to {self.num_envs - 1}, got {wrong[0]}")
-        rows = [row % self.num_envs for row in given]  # -1 is the last one, as in a list
+        rows = [row % self.num_envs for row in given]  # -1 is the last row, as in a list
         return rows, sorted({row // self.envs.agent_num for row in rows})
 
 
 def _check_choices(space: Space[Any], name: str) -> None:
     starts = np.asarray(getattr(space, "start", 0))
     if isinstance(space, (Discrete, MultiDiscrete)) and starts.any():
-        raise ArgumentError(f"SB3VecEnv: Stable-Baselines3 counts choices from 0, and {name} has {space}")
+        raise ArgumentError(
+            f"SB3VecEnv: expected choices that start at 0, as Stable-Baselines3 requires; {name} has {space}"
+        )

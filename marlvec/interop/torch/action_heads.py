@@ -1,4 +1,4 @@
-"""From what a torch module says to actions: distributions over action spaces, sampled with a generator of their own."""
+"""Distributions over action spaces from a torch module's outputs, sampled with an explicit generator."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ __all__ = ["Distribution", "Head", "MakeDistribution"]
 
 
 class Distribution(Protocol):
-    """A distribution over actions, one per row."""
+    """A distribution over actions, for n rows."""
 
     def sample(self, generator: torch.Generator) -> Tree:
-        """Draw n actions, from this generator alone: tensors (n, …) in the shape of the action space."""
+        """Draw n actions with this generator only: tensors (n, …) in the shape of the action space."""
 
     def mode(self) -> Tree:
-        """The most likely actions, likewise."""
+        """Return the most likely actions: tensors (n, …) in the shape of the action space."""
 
     def logp(self, actions: Tree) -> Tensor:
-        """Log-probabilities of actions: (n,)."""
+        """Return log-probabilities of actions: (n,)."""
 
     def entropy(self) -> Tensor:
-        """(n,)."""
+        """Return entropies: (n,)."""
 
 
 MakeDistribution = Callable[[Any, Tensor | None], Distribution]
-"""From what a module says of its actions, (n, k), and the action mask (n, m) bool or None, to a distribution."""
+"""Function of a module's action outputs, (n, k), and the action mask (n, m) bool or None, to a distribution."""
 
 
 class Categorical:
-    """One of k choices, by logits.
+    """Categorical distributions over k choices.
 
     Args:
-        logits: (n, k); -inf where a choice is not allowed.
+        logits: (n, k); -inf for masked choices.
         start: Number of the first choice.
     """
 
@@ -53,7 +53,7 @@ class Categorical:
         self._start = start
 
     def sample(self, generator: torch.Generator) -> Tensor:
-        # The Gumbel-max trick. Noise stays finite, so that what is not allowed never wins.
+        # The Gumbel-max trick. The noise is finite, so that masked choices never win.
         u = torch.rand(self._logp.shape, generator=generator, device=self._logp.device, dtype=self._logp.dtype)
         noise = -torch.log(-torch.log(u.clamp_min(torch.finfo(u.dtype).tiny)))
         return (self._logp + noise).argmax(dim=-1) + self._start
@@ -66,15 +66,15 @@ class Categorical:
 
     def entropy(self) -> Tensor:
         p = self._logp.exp()
-        # Without the -inf of what is not allowed: 0 * inf would be NaN, in the gradient also where it is chosen away.
+        # Without the -inf of masked choices: 0 * inf would be NaN, also in gradients of unselected branches.
         return -(p * self._logp.masked_fill(p == 0, 0.0)).sum(dim=-1)
 
 
 class Gaussian:
-    """Independent normal numbers.
+    """Independent normal distributions.
 
     Args:
-        inputs: (n, 2 k): k means, then k logarithms of standard deviations.
+        inputs: (n, 2 k): k means, then k log standard deviations.
         shape: Shape of one action.
     """
 
@@ -99,12 +99,12 @@ class Gaussian:
 
 
 class Product:
-    """Independent parts of one action.
+    """Independent distributions over the parts of one action.
 
     Args:
-        parts: One distribution each, and how a column of actions is cut into their actions and joined again.
+        parts: One distribution each.
         split: From actions to one tensor per part.
-        join: Back.
+        join: Inverse of ``split``.
     """
 
     def __init__(
@@ -127,20 +127,20 @@ class Product:
 
 
 class Head:
-    """The distributions that belong to an action space.
+    """Default distributions of an action space.
 
-    ``size`` numbers a row are needed, leaf by leaf: ``n`` logits for a Discrete; the logits of all dimensions, one
-    after the other, for a MultiDiscrete, and two each for a MultiBinary; means, then logarithms of standard deviations
-    for a Box of floats. Masks are for a Discrete or MultiDiscrete as a whole, in the same order.
+    A row needs ``size`` numbers, leaf by leaf: ``n`` logits for a Discrete; the logits of all dimensions, one after the
+    other, for a MultiDiscrete, and two each for a MultiBinary; means, then log standard deviations for a Box of floats.
+    Masks apply to a Discrete or MultiDiscrete as a whole, in the same order.
 
     Args:
         tree: The action space.
 
     Raises:
-        UnsupportedSpaceError: A leaf is of another kind.
+        UnsupportedSpaceError: A leaf has another kind of space.
 
     Attributes:
-        size: Numbers a row.
+        size: Numbers per row.
     """
 
     def __init__(self, tree: SpaceTree) -> None:
@@ -150,26 +150,24 @@ class Head:
         self._masked = isinstance(tree.space, (Discrete, MultiDiscrete))
 
     def __call__(self, inputs: Any, mask: Tensor | None) -> Distribution:
-        """Distributions of n rows.
+        """Return the distributions of n rows.
 
         Args:
             inputs: (n, size) numbers.
-            mask: (n, size) bool, or None; only where the space has masks.
+            mask: (n, size) bool, or None; used only if the space has masks.
 
         Raises:
-            ContractError: Another shape.
+            ContractError: Wrong shape.
         """
         if not isinstance(inputs, Tensor) or inputs.ndim != 2 or inputs.shape[1] != self.size:
             got = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
             raise ContractError(
-                f"the module must give {self.size} numbers a row for {self._tree.space}, a tensor of shape "
+                f"module output: expected {self.size} numbers a row for {self._tree.space}, a tensor of shape "
                 f"(n, {self.size}), got {got}"
             )
         if mask is not None and self._masked:
             if mask.shape != inputs.shape:
-                raise ContractError(
-                    f"an action mask has {mask.shape[-1]} entries, the action space has {self.size} choices"
-                )
+                raise ContractError(f"action mask: expected {self.size} entries, one per choice, got {mask.shape[-1]}")
             inputs = inputs.masked_fill(~mask, -math.inf)
         pieces = inputs.split(self._sizes, dim=-1)
         parts = [_distribution(leaf, piece) for leaf, piece in zip(self._tree.leaves, pieces, strict=True)]
@@ -179,8 +177,8 @@ class Head:
         return Product(parts, self._tree.flatten, self._tree.unflatten)
 
     def without_choice(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Positions (k,) of rows for which a mask (n, size) leaves no choice in some dimension."""
-        if not self._masked or mask.shape[1] != self.size:  # the call will say so
+        """Return positions (k,) of rows for which a mask (n, size) allows no choice in some dimension."""
+        if not self._masked or mask.shape[1] != self.size:  # `__call__` raises
             return np.zeros(0, np.int64)
         space: Any = self._tree.space
         starts = np.cumsum([0, *choice_sizes(space)[:-1]])
@@ -194,8 +192,8 @@ def _size(leaf: Leaf) -> int:
     if isinstance(space, MultiBinary) or (isinstance(space, Box) and leaf.dtype.kind == "f"):
         return 2 * math.prod(leaf.shape)
     raise UnsupportedSpaceError(
-        f"there is no distribution over {leaf} of the action space, {space}: give TorchPolicy a distribution of your "
-        f"own, or discretize it with connectors"
+        f"no default distribution over {leaf} of the action space, {space}: pass TorchPolicy a distribution, or "
+        f"discretize it with connectors"
     )
 
 

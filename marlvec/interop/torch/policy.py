@@ -30,47 +30,46 @@ __all__ = ["TorchPolicy"]
 
 
 class TorchPolicy(Policy):
-    """A policy that asks a torch module, once per call for all rows.
+    """A policy that calls a torch module, once per call for all rows.
 
-    The module is called as ``module(obs)``, or as ``module(obs, state_in)`` where the rows have a column ``state_in``:
-    put ``RnnState(initial)`` among the agent connectors. ``obs`` is a tensor (n, …), or a tree of those; floats come in
-    the dtype of the module's parameters, everything else as it is. It returns what its actions are drawn from, a
-    tensor (n, k); or a dict:
+    The module is called as ``module(obs)``, or as ``module(obs, state_in)`` if the rows have a column ``state_in``: put
+    ``RnnState(initial)`` among the agent connectors. ``obs`` is a tensor (n, …), or a tree of tensors; floats have the
+    dtype of the module's parameters, other dtypes are unchanged. It returns the parameters of the action distribution,
+    a tensor (n, k); or a dict:
 
     =============  ===========================================================================================
-    ``inputs``     (n, k), what actions are drawn from
-    ``values``     (n,) or (n, 1), what the rows are worth; a column of the batch
-    ``state_out``  a tree of (n, …), where there is a state
+    ``inputs``     (n, k), parameters of the action distribution
+    ``values``     (n,) or (n, 1), values of the rows; a column of the batch
+    ``state_out``  a tree of (n, …), if there is a state
     other keys     trees of (n, …), columns of the batch under their names
     =============  ===========================================================================================
 
-    How many numbers k a space needs, and in which order: see `marlvec.interop.torch.action_heads.Head`. With an action
-    mask, what is not allowed has no probability. The batch gets a column ``logp`` (n,), of the actions taken, under
-    what the actions were drawn from; also where they were not drawn, but the most likely were taken.
+    `marlvec.interop.torch.action_heads.Head` lists the number k for each space, and the order. With an action mask,
+    masked actions have probability 0. The batch gets a column ``logp`` (n,) of the taken actions under the
+    distribution, also if the most likely actions were taken instead of drawn ones.
 
-    Padded sequences (B, T, …), as `PadSequences` and `SampleBatch.right_zero_pad` make them, go through `forward`,
-    `values` and `probabilities`, too, and give (B, T, …), with zeros in the padding. A recurrent module is called once
-    per step, for the sequences that have this step; it begins with each sequence's ``state_in`` (B, …), and goes on
-    from its own ``state_out``, through which gradients flow (backpropagation through time). So the same module acts
-    and learns, and the padding never reaches it. A module that is faster over whole sequences (`torch.nn.LSTM`) has a
-    method ``forward_sequences(obs, state_in)``, which takes ``obs`` (B, T, …), zeros in the padding, and ``state_in``
-    (B, …); it returns ``inputs`` (B, T, k) and, if any, ``values`` (B, T) or (B, T, 1); other columns as it likes.
+    `forward`, `values` and `probabilities` also accept padded sequences (B, T, …), as made by `PadSequences` and
+    `SampleBatch.right_zero_pad`, and return (B, T, …), with zeros in the padding. A recurrent module is called once per
+    step, for the sequences that have this step; it starts with each sequence's ``state_in`` (B, …), and continues from
+    its own ``state_out``, through which gradients flow (backpropagation through time). So the same module acts and
+    learns, and never receives padding. A module that is faster on whole sequences (`torch.nn.LSTM`) can have a method
+    ``forward_sequences(obs, state_in)``, which takes ``obs`` (B, T, …), zeros in the padding, and ``state_in`` (B, …);
+    it returns ``inputs`` (B, T, k) and, if any, ``values`` (B, T) or (B, T, 1), and any other columns.
 
-    In `act` there is no gradient, the module is in eval mode, and random numbers come from the policy's own generator:
-    torch's global one is neither read nor moved.
+    `act` computes no gradient, the module is in eval mode, and random numbers come from the policy's generator: torch's
+    global one is neither read nor changed.
 
     Args:
         module: The module; moved to ``device``.
         distribution: ``(inputs, mask) -> distribution``, an object with ``sample(generator)``, ``mode()``,
-            ``logp(actions)``, ``entropy()``; see
-            `marlvec.interop.torch.action_heads.Distribution`. None: what belongs to the
-            action space.
-        device: Where the module is to be, e.g. ``"cuda"``.
-        seed: Seed of its random stream, whatever the collector's; None: the collector's seed decides.
+            ``logp(actions)``, ``entropy()``; see `marlvec.interop.torch.action_heads.Distribution`. None: the action
+            space's default.
+        device: Device of the module, e.g. ``"cuda"``.
+        seed: Seed of its random generator; None: from the collector's seed.
 
     Raises:
         MissingExtraError: (By the import.) torch is not installed.
-        ArgumentError: ``module`` is no module, or ``distribution`` no function.
+        ArgumentError: ``module`` is not a module, or ``distribution`` not a function.
 
     Attributes:
         module, device: As given.
@@ -86,7 +85,7 @@ class TorchPolicy(Policy):
         seed: int | None = None,
     ) -> None:
         if not isinstance(module, torch.nn.Module):
-            raise ArgumentError(f"TorchPolicy wants a torch.nn.Module, got {type(module).__name__}")
+            raise ArgumentError(f"TorchPolicy(): expected a torch.nn.Module, got {type(module).__name__}")
         if distribution is not None and not callable(distribution):
             raise ArgumentError(
                 f"distribution must be a function (inputs, mask) -> distribution, or None, got {distribution!r}"
@@ -115,20 +114,21 @@ class TorchPolicy(Policy):
             self._generator.manual_seed(seed)
 
     def note_update(self) -> None:
-        """Say that the module's weights have changed, e.g. after an optimizer's step: `version` is one more."""
+        """Count an update of the module's weights, e.g. after an optimizer's step: increases `version` by one."""
         self.version += 1
 
     # --- acting
 
     def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
-        """Draw one action per row, or where it is not to explore take the most likely one.
+        """Draw one action per row, or take the most likely one if ``explore`` is False.
 
         Raises:
             StateError: `setup` was not called.
-            ContractError: The module gave something of another form, or NaN; or a mask allows nothing. Names the row.
+            ContractError: The module's output has another form, or contains NaN; or a mask allows no action. Names the
+                row.
         """
         if self._tree is None:
-            raise StateError("this TorchPolicy does not know its action space: call setup() first, or use a Collector")
+            raise StateError("this TorchPolicy has no action space yet: call setup() first, or use a Collector")
 
         def where(i: int) -> str:
             return f"env {int(rows['env_id'][i])}, agent {int(rows['agent_index'][i])}"
@@ -136,8 +136,8 @@ class TorchPolicy(Policy):
         mask = rows.get("action_mask")
         if mask is not None and self._head is not None and len(stuck := self._head.without_choice(mask)):
             raise ContractError(
-                f"the action mask of {where(int(stuck[0]))} allows nothing; an agent that must act needs one action at "
-                f"least"
+                f"action mask of {where(int(stuck[0]))}: expected an allowed action for an agent that must act, "
+                f"got none"
             )
         with torch.no_grad(), _eval_mode(self.module):
             distribution, columns = self._forward(rows, where)
@@ -145,54 +145,54 @@ class TorchPolicy(Policy):
             columns = {"logp": distribution.logp(actions), **columns}
         leaves = [_to_numpy(value) for value in self._tree.flatten(actions)]
         for k, leaf in enumerate(self._tree.leaves):
-            if np.can_cast(leaves[k].dtype, leaf.dtype, "same_kind"):  # any other kind is for the collector to refuse
+            if np.can_cast(leaves[k].dtype, leaf.dtype, "same_kind"):  # the collector refuses other kinds
                 leaves[k] = leaves[k].astype(leaf.dtype, copy=False)
         return self._tree.unflatten(leaves), {name: map_tree(_to_numpy, column) for name, column in columns.items()}
 
     def forward(self, rows: Rows) -> tuple[Distribution, dict[str, Tree]]:
-        """What the module makes of rows, with gradients, for a learner's loss; the module's mode is left as it is.
+        """Call the module on rows, with gradients, for a learner's loss; the module's mode is unchanged.
 
         Args:
             rows: n rows, or a batch: ``policy.forward(batch["main"])``; or sequences (B, T, …) with a column
                 ``seq_lens``.
 
         Returns:
-            The distribution of their actions, and the module's other columns, tensors: ``values``, … Of sequences the
-            distribution's ``logp(actions)`` takes actions (B, T, …), and gives (B, T), as ``entropy()`` does; both are
-            0 in the padding. Multiply by ``loss_mask`` what must not count.
+            The distribution of their actions, and the module's other columns, tensors: ``values``, … For sequences the
+                distribution's ``logp(actions)`` takes actions (B, T, …), and returns (B, T), as ``entropy()`` does;
+                both are 0 in the padding. Multiply losses by ``loss_mask``.
 
         Raises:
             StateError: `setup` was not called.
-            ContractError: The module gave something of another form, or NaN.
+            ContractError: The module's output has another form, or contains NaN.
         """
         return self._forward(rows, "row {}".format)
 
     def values(self, rows: Rows) -> NDArray[Any]:
-        """What rows are worth, (n,) floats: a value function for learner connectors such as GAE.
+        """Compute the values of rows, (n,) floats: a value function for learner connectors such as GAE.
 
         Returns:
-            (n,) floats; (B, T) of sequences.
+            (n,) floats; (B, T) for sequences.
 
         Raises:
-            ContractError: The module gives no ``values``.
+            ContractError: The module returns no ``values``.
         """
         with torch.no_grad(), _eval_mode(self.module):
             _, columns = self._forward(rows, "row {}".format)
         if "values" not in columns:
-            raise ContractError(f"the module of {self!r} gives no 'values', only {['inputs', *columns]}")
+            raise ContractError(f"module of {self!r}: expected 'values', got only {['inputs', *columns]}")
         return _to_numpy(columns["values"])
 
     def probabilities(self, rows: Rows) -> NDArray[Any]:
-        """How likely each action is, for n rows: (n, k) floats; what is masked has 0.
+        """Compute the probability of each action, for n rows: (n, k) floats; masked actions have 0.
 
         Returns:
-            (n, k) floats; (B, T, k) of sequences, without meaning in the padding.
+            (n, k) floats; (B, T, k) for sequences, meaningless in the padding.
 
         Raises:
             ArgumentError: The action space is not Discrete.
         """
         if not isinstance(self.action_space, Discrete):
-            raise ArgumentError(f"probabilities of single actions need a Discrete space, got {self.action_space}")
+            raise ArgumentError(f"probabilities(): expected a Discrete action space, got {self.action_space}")
         first, k = int(self.action_space.start), int(self.action_space.n)
         with torch.no_grad(), _eval_mode(self.module):
             distribution, _ = self._forward(rows, "row {}".format)
@@ -202,12 +202,12 @@ class TorchPolicy(Policy):
 
     def _forward(self, rows: Rows, where: Callable[[int], str]) -> tuple[Distribution, dict[str, Tree]]:
         if self._make is None:
-            raise StateError("this TorchPolicy does not know its action space: call setup() first, or use a Collector")
+            raise StateError("this TorchPolicy has no action space yet: call setup() first, or use a Collector")
         dtype = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
 
         def tensor(leaf: Any) -> Tensor:
             array = np.asarray(leaf)
-            # torch cannot promise not to write into an array, and warns of those that forbid it.
+            # torch warns of read-only arrays, since it could write into them.
             direct = array.flags.writeable and array.flags.c_contiguous
             found = torch.from_numpy(array if direct else array.copy()).to(self.device)
             return found.to(dtype) if found.is_floating_point() else found
@@ -239,12 +239,12 @@ class TorchPolicy(Policy):
 
     def _call(self, module: Callable[..., Any], *given: Tree) -> dict[str, Tree]:
         """Call the module, or its `forward_sequences`, and return its columns, ``inputs`` among them."""
-        said = module(*given)
-        columns = dict(said) if isinstance(said, Mapping) else {"inputs": said}
+        output = module(*given)
+        columns = dict(output) if isinstance(output, Mapping) else {"inputs": output}
         if "inputs" not in columns:
-            raise ContractError(f"the module of {self!r} returned a dict without 'inputs', only {list(columns)}")
+            raise ContractError(f"module of {self!r}: expected a dict with 'inputs', got keys {list(columns)}")
         if "logp" in columns:
-            raise ContractError(f"the module of {self!r} returned 'logp', which the policy gives")
+            raise ContractError(f"module of {self!r}: expected no 'logp', which the policy computes; use another key")
         return columns
 
     def _distribution(
@@ -254,65 +254,67 @@ class TorchPolicy(Policy):
         inputs = columns.pop("inputs")
         if isinstance(inputs, torch.Tensor) and bool((bad := torch.isnan(inputs)).any()):
             row = int(bad.nonzero()[0, 0])
-            raise ContractError(f"the module of {self!r} gave NaN as 'inputs', first for {where(row)}")
+            raise ContractError(f"module of {self!r}: expected finite 'inputs', got NaN, first for {where(row)}")
         if "values" in columns:
             columns["values"] = self._one_number(columns["values"], n)
         assert self._make is not None  # `_forward` refuses otherwise
         return self._make(inputs, mask)
 
     def _one_number(self, values: Any, n: int) -> Any:
-        """Values as (n,)."""
+        """Reshape values to (n,)."""
         shape = tuple(values.shape)
         if shape not in ((n,), (n, 1)):
-            raise ContractError(f"the module of {self!r} gave 'values' of shape {shape}; expected ({n},) or ({n}, 1)")
+            raise ContractError(f"module of {self!r}: expected 'values' of shape ({n},) or ({n}, 1), got {shape}")
         return values.reshape(n)
 
     # --- state
 
     def state_dict(self) -> PolicyState:
-        """Weights and random stream, as arrays; dtypes that numpy lacks (bfloat16) by their bits."""
+        """Return weights and random generator as arrays; dtypes that numpy lacks (bfloat16) as their bits."""
         return {"module": self.get_weights(), "generator": self._generator.get_state().numpy().copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.keys() != {"module", "generator"}:
             raise ArgumentError(f"expected the state of a TorchPolicy, got {list(state)}")
-        weights = self._like_own(state["module"])
+        weights = self._module_weights(state["module"])
         generator = torch.Generator(self.device)
         try:
             generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
         except (RuntimeError, TypeError) as error:
-            raise ArgumentError(f"the random stream is not one of the device {str(self.device)!r}: {error}") from error
+            raise ArgumentError(
+                f"state: expected a random generator of the device {str(self.device)!r}: {error}"
+            ) from error
         self.module.load_state_dict(weights)
         self._generator = generator
         self.version += 1
 
     def get_weights(self) -> PolicyState:
-        """The module's weights and buffers, as arrays; dtypes that numpy lacks (bfloat16) by their bits."""
+        """Return the module's weights and buffers as arrays; dtypes that numpy lacks (bfloat16) as their bits."""
         return {
             name: _bits(value) if isinstance(value, torch.Tensor) else value
             for name, value in self.module.state_dict().items()
         }
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        self.module.load_state_dict(self._like_own(weights))
+        self.module.load_state_dict(self._module_weights(weights))
 
-    def _like_own(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Weights as the module has them."""
+    def _module_weights(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert weights to the module's tensors."""
         own = self.module.state_dict()
         if own.keys() != given.keys():
             missing, extra = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
-            raise ArgumentError(f"these are weights of another module: {missing} are missing, {extra} unknown")
+            raise ArgumentError(f"weights: expected those of this module; {missing} are missing, {extra} unknown")
         return {name: self._like(name, given[name], own[name]) for name in own}
 
     def _like(self, name: str, value: Any, own: Any) -> Any:
-        """A tensor of the module's dtype from its bits."""
+        """Return a tensor of the module's dtype from an array of its bits."""
         if not isinstance(own, torch.Tensor):
             return value
         array = np.array(value)
         mine = _bits(own)
         if array.shape != mine.shape or array.dtype != mine.dtype:
             raise ArgumentError(
-                f"weight {name!r} is {mine.dtype} of shape {mine.shape}, got {array.dtype} of {array.shape}"
+                f"weight {name!r}: expected {mine.dtype} of shape {mine.shape}, got {array.dtype} of {array.shape}"
             )
         return (
             torch.from_numpy(array).view(own.dtype) if array.ndim else torch.from_numpy(array[None]).view(own.dtype)[0]
@@ -327,7 +329,7 @@ def _length(rows: Rows) -> int:
 
 @contextmanager
 def _eval_mode(module: torch.nn.Module) -> Iterator[None]:
-    """Have a module and all in it in eval mode, and put each back as it was."""
+    """Set a module and all its parts to eval mode, and restore each part's mode at exit."""
     if not any(part.training for part in module.modules()):
         yield
         return
@@ -341,7 +343,7 @@ def _eval_mode(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _bits(tensor: Tensor) -> NDArray[Any]:
-    """Copy of a tensor as an array; where numpy has no such dtype, as integers of its size."""
+    """Copy a tensor to an array; if numpy lacks the dtype, as integers of its size."""
     tensor = tensor.detach().cpu().contiguous()
     try:
         array: NDArray[Any] = tensor.numpy().copy()
@@ -353,7 +355,7 @@ def _bits(tensor: Tensor) -> NDArray[Any]:
 
 
 def _to_numpy(value: Any) -> NDArray[Any]:
-    """A tensor's numbers as an array; bfloat16, which numpy lacks, as float32, which holds them all."""
+    """Convert a tensor to an array; bfloat16, which numpy lacks, to float32, without loss."""
     tensor = value.detach().cpu()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.float()

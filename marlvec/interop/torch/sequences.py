@@ -1,4 +1,4 @@
-"""`Padding`: the true steps of padded sequences (B, T, …), and a recurrent module's output step by step."""
+"""`Padding`: the real steps of padded sequences (B, T, …); runs recurrent modules step by step."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["PaddedDistribution", "Padding"]
 
 
 class Padding:
-    """Which of B × T steps are true ones, n of them in all, in the order of the rows before they were padded.
+    """Marks which of B × T steps are real: n steps, in the order of the rows before padding.
 
     Args:
-        seq_lens: (B,) ints, the true steps of each sequence, at its start.
+        seq_lens: (B,) ints, the number of real steps at the start of each sequence.
         length: T.
-        device: Where masks and indices are needed.
+        device: Device of masks and indices.
 
     Attributes:
-        mask: (B, T) bool, True for true steps.
+        mask: (B, T) bool, True for real steps.
         count: n.
     """
 
@@ -38,13 +38,13 @@ class Padding:
         self.count = int(here.sum())
 
     def place(self, i: int) -> str:
-        """Name the i-th true step."""
+        """Name the i-th real step."""
         starts = np.cumsum(self._lens) - self._lens
         sequence = int(np.searchsorted(starts + self._lens, i, side="right"))
         return f"step {i - int(starts[sequence])} of sequence {sequence}"
 
     def take(self, tree: Tree) -> Tree:
-        """Return the true steps of tensors (B, T, …): (n, …)."""
+        """Return the real steps of tensors (B, T, …): (n, …)."""
         return map_tree(lambda leaf: leaf[self.mask], tree)
 
     def fill(self, tree: Tree) -> Tree:
@@ -58,7 +58,7 @@ class Padding:
         return map_tree(filled, tree)
 
     def unroll(self, step: Callable[[Any, Any], Mapping[str, Tree]], obs: Tree, state: Tree) -> dict[str, Tree]:
-        """Call a recurrent module step by step, each time for the sequences that have such a step.
+        """Call a recurrent module step by step, each time for the sequences that have this step.
 
         Args:
             step: Takes obs (k, …) and state (k, …); returns a dict with ``state_out`` (k, …).
@@ -66,7 +66,7 @@ class Padding:
             state: Tensors (B, …), the state before the first step.
 
         Returns:
-            The dicts of all steps as one: (n, …).
+            The dicts of all steps, joined: (n, …).
 
         Raises:
             ContractError: The module returns no ``state_out``.
@@ -75,11 +75,11 @@ class Padding:
         parts, places = [], []
         running = np.flatnonzero(self._lens > 0)
         state = self._rows(state, running)
-        for t in range(max(1, int(self._lens.max(initial=0)))):  # once at least: for the columns of no rows
+        for t in range(max(1, int(self._lens.max(initial=0)))):  # at least once, for the columns of no rows
             index = torch.as_tensor(running, device=self._device)
             output = step(_at(obs, index, t), state)
             if "state_out" not in output:
-                raise ContractError(f"a recurrent module must return 'state_out', got only {list(output)}")
+                raise ContractError(f"recurrent module: expected 'state_out', got only {list(output)}")
             parts.append(output)
             places.append(starts[running] + t)
             goes_on = np.flatnonzero(self._lens[running] > t + 1)
@@ -100,22 +100,22 @@ def _at(tree: Tree, index: Tensor, t: int) -> Tree:
 
 
 class PaddedDistribution:
-    """Distributions of actions (B, T, …): one per true step; padding has zeros in all that is returned.
+    """Distributions of actions (B, T, …): one per real step; all results have zeros in the padding.
 
     Args:
-        flat: The distributions of the n true steps.
-        padding: Which steps are true.
+        flat: The distributions of the n real steps.
+        padding: Marks the real steps.
     """
 
     def __init__(self, flat: Distribution, padding: Padding) -> None:
         self._flat, self._padding = flat, padding
 
     def sample(self, generator: torch.Generator) -> Tree:
-        """Draw an action for each true step."""
+        """Draw an action for each real step."""
         return self._padding.fill(self._flat.sample(generator))
 
     def mode(self) -> Tree:
-        """Return the most likely action of each true step."""
+        """Return the most likely action of each real step."""
         return self._padding.fill(self._flat.mode())
 
     def logp(self, actions: Tree) -> Tensor:

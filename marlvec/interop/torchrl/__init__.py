@@ -1,4 +1,4 @@
-"""TorchRL over marlvec's envs."""
+"""TorchRL with marlvec's envs."""
 
 from marlvec.interop.torchrl.env import TorchRLEnv
 

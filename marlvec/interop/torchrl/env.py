@@ -49,45 +49,46 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
     ===================================  ==========  ==================================================================
     key, after `reset` and in ``"next"`` shape
     ===================================  ==========  ==================================================================
-    ``(group, "observation")``           (N, n, …)   what the agents see; nested tensordicts for Dict and Tuple spaces
-    ``(group, "mask")``                  (N, n)      whether the agent must act now: not dead, not waiting for its turn
-    ``(group, "action_mask")``           (N, n, k)   which choices are allowed; all True where ``mask`` is False
-    ``(group, "reward")``                (N, n, 1)   rewards of the step, also of those that waited
-    ``(group, "done")`` and the like     (N, n, 1)   the agent has ended, in this step or before, and how
-    ``"done"``                           (N, 1)      the episode is over, and `reset` is to begin the next one
-    ``"terminated"``, ``"truncated"``    (N, 1)      likewise; it counts as truncated if that cut any agent off
+    ``(group, "observation")``           (N, n, …)   observations; nested tensordicts for Dict and Tuple spaces
+    ``(group, "mask")``                  (N, n)      whether the agent must act now: alive, and not waiting for its turn
+    ``(group, "action_mask")``           (N, n, k)   allowed choices; all True where ``mask`` is False
+    ``(group, "reward")``                (N, n, 1)   rewards of the step, also of agents that waited
+    ``(group, "done")`` and similar      (N, n, 1)   whether the agent has ended, in this step or before, and how
+    ``"done"``                           (N, 1)      the episode is over, and `reset` must begin the next one
+    ``"terminated"``, ``"truncated"``    (N, 1)      how it ended; it counts as truncated if any agent was
     ``"state"``                          (N, …)      with ``make(..., state=True)``
     ``"fault"``                          (N, 1)      the episode was lost, unless ``on_fault="raise"``
     ===================================  ==========  ==================================================================
 
-    The action goes to ``(group, "action")``: (N, n) for a Discrete space, (N, n, k) with ``categorical_actions=False``.
-    In ``"next"`` an episode that ends has its true last observation. Observations of agents that are not there are
-    zeros. Tensors share the memory of marlvec's arrays, where a group is one of marlvec's; nothing is written to twice.
+    Actions are read from ``(group, "action")``: (N, n) for a Discrete space, (N, n, k) with
+    ``categorical_actions=False``. In ``"next"`` an episode that ends has its true last observation. Observations of
+    absent agents are zeros. Tensors share the memory of marlvec's arrays if the group is one of marlvec's; no memory is
+    written twice.
 
-    `set_seed` counts from the next `reset` on, which gives the numbers of ``envs.reset(seed=…)``. The same holds with
-    every backend, and for partial resets (``"_reset"``) and partial steps (``"_step"``). `reset` takes ``seed`` and
-    ``options``, too, as `VectorEnv.reset` does: one for all, or one per env that is reset.
+    `set_seed` applies to the next `reset`, which then equals ``envs.reset(seed=…)``, with every backend, and for
+    partial resets (``"_reset"``) and partial steps (``"_step"``). `reset` also takes ``seed`` and ``options``, as
+    `VectorEnv.reset` does: one for all, or one per env that is reset.
 
     Args:
         envs: The vectorizer, made with ``copy=True``, and ``autoreset_mode="same_step"``, so that the next episode has
-            begun when TorchRL asks for it, or ``"disabled"``. Nothing else may step or reset it.
+            begun when TorchRL requests it, or ``"disabled"``. No other code may step or reset it.
         group_map: Which agents share tensors: None, ``"spaces"``, ``"all"``, ``"each"``, ``"prefix"``, TorchRL's
             ``MarlGroupMapType``, or a dict of group name to agent names. Agents of a group must have equal spaces.
-        categorical_actions: Whether choices are numbers from 0; else they are one-hot.
-        action_masks: Which groups have ``"action_mask"``: None: those whose spaces declare one; True: also those whose
-            envs may give one with their infos; False: none.
+        categorical_actions: Whether choices are numbers from 0; otherwise they are one-hot.
+        action_masks: Which groups have ``"action_mask"``: None: groups whose spaces declare one; True: also groups
+            whose envs may put one into infos; False: none.
         reward_dtype: Dtype of rewards.
-        device: Where tensors are to be; None: on the CPU.
+        device: Device of all tensors; None: the CPU.
 
     Raises:
         MissingExtraError: (By the import.) torchrl is not installed.
-        ArgumentError: The vectorizer was made otherwise, or ``group_map`` is wrong; says what is wrong with it.
+        ArgumentError: The vectorizer was made with other settings, or ``group_map`` is invalid; the message says why.
         UnsupportedSpaceError: A space has values that no tensor can hold.
 
     Attributes:
         envs: The vectorizer.
         group_map: Group name → names of its agents.
-        result: The last `VectorStep`, for all that has no place in a tensordict, such as ``result.infos``; or None.
+        result: The last `VectorStep`, for results without a place in a tensordict, such as ``result.infos``; or None.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         check_view(
             envs,
             "TorchRLEnv",
-            "TorchRL resets envs itself and keeps what it is given",
+            "TorchRL resets envs itself and keeps the arrays it receives",
             modes=[AutoresetMode.SAME_STEP, AutoresetMode.DISABLED],
             copies=True,
         )
@@ -112,7 +113,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         chosen = _TORCHRL_NAMES[group_map] if isinstance(group_map, MarlGroupMapType) else group_map
         self.group_map = group_agents(envs.spec, chosen)
         if taken := _ROOT.intersection(self.group_map):
-            raise ArgumentError(f"group_map: {taken.pop()!r} cannot name a group, which TorchRL uses itself")
+            raise ArgumentError(f"group_map: {taken.pop()!r} is a key of TorchRL; choose another group name")
         self._places = [find_places(envs.spec, name, members) for name, members in self.group_map.items()]
         self._readers = [ActionReader(group.action_tree, categorical=categorical_actions) for group in envs.spec.groups]
         self._mask_sizes = [
@@ -125,8 +126,13 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         self.result: VectorStep | None = None
         self._rows: EnvSnapshot | None = None
         shape = envs.num_envs, envs.agent_num
-        self._terminated, self._truncated = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)  # so far
-        self._over = np.zeros(envs.num_envs, np.bool_)  # the episode has ended and TorchRL did not ask for the next
+        self._terminated, self._truncated = (
+            np.zeros(shape, np.bool_),
+            np.zeros(shape, np.bool_),
+        )  # in the running episode
+        self._over = np.zeros(
+            envs.num_envs, np.bool_
+        )  # the episode has ended, and TorchRL has not requested the next one
         self._seeds: list[int | None] = [None] * envs.num_envs
         self._make_specs(categorical_actions)
         self.is_closed = False
@@ -149,15 +155,15 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         Args:
             env: As in `marlvec.make`.
             num_envs: N.
-            group_map: This and what follows as in the constructor.
-            categorical_actions: Whether choices are numbers.
-            action_masks: Which groups have masks.
-            reward_dtype: Dtype of rewards.
-            device: Where tensors are to be.
-            kwargs: All else that `marlvec.make` takes.
+            group_map: As for the constructor.
+            categorical_actions: As for the constructor.
+            action_masks: As for the constructor.
+            reward_dtype: As for the constructor.
+            device: As for the constructor.
+            kwargs: Other arguments of `marlvec.make`.
 
         Raises:
-            MarlvecError: As `marlvec.make`, and as the constructor.
+            MarlvecError: As `marlvec.make` and the constructor.
         """
         envs = make(env, num_envs, **kwargs)
         return viewed(
@@ -179,7 +185,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         self.envs.close()
         super().close(raise_if_closed=raise_if_closed)
 
-    # --- what TorchRL asks for
+    # --- methods that TorchRL calls
 
     def _make_specs(self, categorical: bool) -> None:
         spec, n_envs = self.envs.spec, self.envs.num_envs
@@ -225,11 +231,11 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         ids = np.arange(n_envs) if wanted is None else np.flatnonzero(wanted.reshape(n_envs, -1).any(dim=1).cpu())
         if self._rows is None and len(ids) < n_envs:
             raise NotResetError(
-                f"reset() of envs {ids.tolist()}: the first one must be of all {n_envs}, without '_reset'"
+                f"reset() of envs {ids.tolist()}: the first reset must cover all {n_envs} envs, without '_reset'"
             )
         for i, given in zip(ids.tolist(), spread_seeds(seed, ids.tolist(), n_envs), strict=True):
             self._seeds[i] = self._seeds[i] if given is None else given
-        # Envs that ended have begun their next episode by themselves, and it was not handed out yet.
+        # In same-step mode, envs whose episode ended have already begun the next one: use its first rows.
         chosen = {
             i: option
             for i, option in zip(ids.tolist(), spread_options(options, len(ids)), strict=True)
@@ -250,22 +256,22 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         return self._tensors(self._rows, np.zeros(n_envs, np.bool_), {})
 
     def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Reset the envs whose episode is over: as TorchRL would, and sooner done where the next ones have begun."""
+        """Reset the envs whose episode is over: as TorchRL does, but faster if the next episodes have begun already."""
         over = self._over
         if not self._has_begun_all(tensordict):
             return super().maybe_reset(tensordict)
         assert self._rows is not None
-        fresh = self._tensors(self._rows, np.zeros(len(over), np.bool_), {})  # the others' rows are what they were
+        fresh = self._tensors(self._rows, np.zeros(len(over), np.bool_), {})  # the other envs' rows are unchanged
         for key in self.done_keys:
             fresh.set(key, torch.zeros_like(tensordict.get(key)))
-        if not over.all():  # where all begin at a time, TorchRL leaves what others have put there
+        if not over.all():  # if all begin at once, TorchRL keeps entries of other code
             blank_others(tensordict, torch.from_numpy(over), keep=fresh)
         self._over = np.zeros_like(over)
         self._terminated, self._truncated = np.zeros_like(self._terminated), np.zeros_like(self._truncated)
         return tensordict.update(fresh)
 
     def _has_begun_all(self, tensordict: TensorDictBase) -> bool:
-        """Whether all that TorchRL is about to ask for are first rows of episodes that have begun already."""
+        """Return whether TorchRL is about to request only first rows of episodes that have begun already."""
         over = self._over
         if not self._same_step or self.device is not None or tensordict.get("_reset", None) is not None:
             return False
@@ -283,18 +289,18 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         ids = None
         if wanted is not None:
             ids = np.flatnonzero(wanted.reshape(n_envs, -1).any(dim=1).cpu())
-            for places in self._places:  # TorchRL's rollout leaves it there, and then cannot stack the steps
+            for places in self._places:  # TorchRL's rollout would fail to stack steps that have it
                 tensordict.get(places.name).pop("_neg_step", None)
         if len(over := np.flatnonzero(self._over if ids is None else self._over[ids])):
             first = over[0] if ids is None else ids[over[0]]
-            raise NotResetError(f"step() of env {first}, whose episode is over; reset() it, or ask for no step of it")
+            raise NotResetError(f"step() of env {first}: its episode is over; reset() it, or leave it out of '_step'")
         actions = self._actions(tensordict)
         if ids is None:
             self.envs.step_send(actions)
         else:
             self.envs.send(map_tree(itemgetter(ids), actions), ids)
         result = self.result = self.envs.recv()
-        ids = None if ids is None else result.env_ids  # in the order in which they came
+        ids = None if ids is None else result.env_ids  # in order of arrival
         before = self._rows
         assert before is not None
         after = EnvSnapshot.of(result)
@@ -313,8 +319,10 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
     # --- from arrays to tensors, and back
 
     def _flags(self, result: VectorStep, ids: NDArray[np.int64] | None) -> dict[str, NDArray[np.bool_]]:
-        """Who has ended so far, (N, A), and under ``"root"`` which envs were cut off in this step, (N,)."""
-        back = result.alive & ~result.done[:, None]  # those of the next episode are not meant; some have joined again
+        """Return which agents have ended so far, (N, A), and under ``"root"`` which envs ended in this step, (3, N)."""
+        back = (
+            result.alive & ~result.done[:, None]
+        )  # agents alive in a running episode, including those that joined again
         cut = result.done & result.truncated.any(axis=1)
         if ids is None:
             self._terminated = result.terminated | (self._terminated & ~back)
@@ -333,7 +341,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         }
 
     def _tensors(self, rows: EnvSnapshot, fault: NDArray[np.bool_], step: dict[str, NDArray[Any]]) -> TensorDictBase:
-        """All that TorchRL is given: of a reset, or with rewards and flags of a step."""
+        """Return all tensors of a reset, or of a step if given its rewards and flags."""
         n_envs = self.envs.num_envs
         source: dict[str, Any] = {}
         agents: dict[str, Any] = {}
@@ -351,7 +359,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
             if (mask := self._mask(rows, places)) is not None:
                 own["action_mask"] = mask
                 spec = self.full_action_spec[places.name, "action"]
-                if hasattr(spec, "update_mask"):  # a MultiDiscrete of several axes has none in TorchRL
+                if hasattr(spec, "update_mask"):  # TorchRL has none for a MultiDiscrete of several axes
                     spec.update_mask(mask.to(self.device or "cpu"))
             source[places.name] = TensorDict(own, batch_size=(n_envs, places.count), device=self.device)
         if rows.state is not None:
@@ -366,8 +374,8 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         if size is None:
             if mask is not None and self._wants_masks:
                 raise ContractError(
-                    f"{self.envs.spec.name} gives action masks with its infos, which the specs of this TorchRLEnv do "
-                    f"not know of: give it action_masks=True to have them, or False to do without"
+                    f"{self.envs.spec.name} has action masks in its infos, which this TorchRLEnv does not declare: "
+                    f"pass action_masks=True to use them, or False to ignore them"
                 )
             return None
         if mask is None:
@@ -375,13 +383,13 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         return torch.from_numpy(mask)[:, places.own]
 
     def _actions(self, tensordict: TensorDictBase) -> Any:
-        """Actions in the form that the vectorizer takes."""
+        """Convert actions to the vectorizer's form."""
         spec, n_envs = self.envs.spec, self.envs.num_envs
         found: list[list[NDArray[Any]]] = [[] for _ in spec.groups]
         for places in self._places:
             action = tensordict.get((places.name, "action"), None)
             if action is None:
-                raise ActionError(f"step(): expected an action under {(places.name, 'action')}, there is none")
+                raise ActionError(f"step(): expected an action under {(places.name, 'action')}, got none")
             leaves = self._readers[places.group].leaves(action)
             if places.whole:
                 found[places.group] = leaves

@@ -1,4 +1,4 @@
-"""Which agents go together: groups of a caller's choice, checked."""
+"""Grouping of agents chosen by the caller, and checks of it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ GroupMap = str | Mapping[str, Sequence[str]] | None
 
 
 def group_agents(spec: EnvSpec, group_map: GroupMap = None) -> dict[str, list[str]]:
-    """Say which agents are in which group.
+    """Return the agents of each group.
 
     Args:
-        spec: What one env looks like.
-        group_map: ``"spaces"`` or None: marlvec's own groups, agents of equal spaces; ``"all"``: one group,
-            ``"agents"``; ``"each"``: every agent one of its own, by its name; ``"prefix"``: ``agent_0, agent_1`` are
-            group ``agent``, and a name without a number is a group of its own; or a dict of group name to agent names.
+        spec: Agents and spaces of one env.
+        group_map: ``"spaces"`` or None: marlvec's own groups, agents with equal spaces; ``"all"``: one group,
+            ``"agents"``; ``"each"``: one group per agent, with its name; ``"prefix"``: ``agent_0, agent_1`` form the
+            group ``agent``, and a name without a number forms its own group; or a dict of group name to agent names.
 
     Returns:
         Group name → its agents' names. Every agent is in exactly one group.
 
     Raises:
-        ArgumentError: ``group_map`` is none of these; a group is empty or has no proper name; an agent is unknown, in
-            two places, or in none. All that is wrong with the agents is in one message.
+        ArgumentError: ``group_map`` is none of these; a group is empty or its name is not a string; an agent is
+            unknown, in two groups, or in none. The message lists all problems with agents.
     """
     agents = list(spec.agents)
     if group_map is None or group_map == "spaces":
@@ -55,15 +55,15 @@ def group_agents(spec: EnvSpec, group_map: GroupMap = None) -> dict[str, list[st
 
 @dataclass(frozen=True)
 class GroupPlaces:
-    """Where the agents of one group are. Places are a slice where that will do, which copies nothing.
+    """Positions of one group's agents. They are slices where possible, which avoids copies.
 
     Attributes:
-        name: Of the group.
-        group: Which of ``spec.groups`` they are in.
-        own: Their places in that.
-        on_axis: Their places on the agent axis.
-        count: How many they are.
-        whole: Whether they are all of that group, in its order.
+        name: Name of the group.
+        group: Index in ``spec.groups``.
+        own: Their positions in that group.
+        on_axis: Their positions on the agent axis.
+        count: Number of agents.
+        whole: Whether they are all agents of that group, in its order.
     """
 
     name: str
@@ -75,24 +75,24 @@ class GroupPlaces:
 
 
 def find_places(spec: EnvSpec, name: str, members: Sequence[str]) -> GroupPlaces:
-    """Find the places of the agents that form a group.
+    """Find the positions of a group's agents.
 
     Args:
-        spec: What one env looks like.
-        name: The group's.
+        spec: Agents and spaces of one env.
+        name: Name of the group.
         members: Names of its agents, in order.
 
     Raises:
-        ArgumentError: Their spaces differ; says whose, and how.
+        ArgumentError: Their spaces differ; the message names two agents and the difference.
     """
     places = {spec.agents[a]: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)}
     g = places[members[0]][0]
     home = spec.groups[g]
     if other := next((agent for agent in members if places[agent][0] != g), None):
         raise ArgumentError(
-            f"group_map: the agents of group {name!r} become rows of one tensor and must have equal spaces, but "
+            f"group_map: expected equal spaces for the agents of group {name!r}, which share one tensor, but "
             f"{members[0]!r} and {other!r} differ: {_difference(home, spec.groups[places[other][0]])}. Put them in two "
-            f"groups, or make(..., pad=True) makes them equal"
+            f"groups, or make them equal with make(..., pad=True)"
         )
     own = [places[agent][1] for agent in members]
     on_axis = [home.agents[j] for j in own]

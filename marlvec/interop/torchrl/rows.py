@@ -1,4 +1,4 @@
-"""Rows of a tensordict kept as they were, or blanked, in partial steps and resets."""
+"""Keeping old rows of a tensordict, or zeroing them, in partial steps and resets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["blank_others", "with_old_rows"]
 
 
 def with_old_rows(now: TensorDictBase, new_n: torch.Tensor, before: TensorDictBase) -> TensorDictBase:
-    """What is so now in some rows, and in the others what was so before: zeros where there was nothing, as of rewards.
+    """Return new values in some rows, and old values in the others; zeros if there are no old ones, e.g. rewards.
 
     Args:
-        now: Of all n rows.
-        new_n: (n,) bool, which rows are new.
-        before: Likewise, before.
+        now: New values of all n rows.
+        new_n: (n,) bool, the rows that get new values.
+        before: Old values of all n rows.
     """
 
     def merge(key: Any, tensor: torch.Tensor) -> torch.Tensor:
@@ -27,12 +27,12 @@ def with_old_rows(now: TensorDictBase, new_n: torch.Tensor, before: TensorDictBa
 
 
 def blank_others(tensordict: TensorDictBase, rows_n: torch.Tensor, *, keep: TensorDictBase) -> None:
-    """Put zeros into some rows of all tensors, those excepted that another tensordict has, too.
+    """Zero some rows of all tensors, except those that another tensordict also has.
 
     Args:
-        tensordict: Gets new tensors; the old ones stay as they are.
-        rows_n: (n,) bool, which rows.
-        keep: Names those that stay.
+        tensordict: Receives new tensors; the old ones are unchanged.
+        rows_n: (n,) bool, the rows to zero.
+        keep: Its keys are left unchanged.
     """
     kept = set(keep.keys(True, True))
     for key in [key for key in tensordict.keys(True, True) if key not in kept]:

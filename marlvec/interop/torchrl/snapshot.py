@@ -1,4 +1,4 @@
-"""`EnvSnapshot`: observations, flags and masks of some envs at one moment."""
+"""`EnvSnapshot`: observations, flags and masks of some envs at one step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["EnvSnapshot", "scatter"]
 
 @dataclass(frozen=True)
 class EnvSnapshot:
-    """Arrays with one row per env; none is ever written to, so that they may be handed out.
+    """Arrays with one row per env; never written to, so that callers may keep them.
 
     Attributes:
-        obs: Per group, per leaf: (n, A_g, …).
+        obs: For each group and leaf: (n, A_g, …).
         acting: (n, A) bool.
-        masks: Per group: (n, A_g, k) bool, or None.
+        masks: For each group: (n, A_g, k) bool, or None.
         state: (n, …), or None.
     """
 
@@ -33,11 +33,11 @@ class EnvSnapshot:
 
     @classmethod
     def of(cls, result: VectorStep) -> EnvSnapshot:
-        """What a step or reset shows."""
+        """Return the snapshot of a step or reset."""
         return cls(result.obs_leaves, result.acting, result.action_masks, result.state)
 
     def picked(self, ids: NDArray[np.int64]) -> EnvSnapshot:
-        """These rows."""
+        """Return some rows."""
         return EnvSnapshot(
             [[leaf[ids] for leaf in leaves] for leaves in self.obs],
             self.acting[ids],
@@ -46,7 +46,7 @@ class EnvSnapshot:
         )
 
     def updated(self, ids: NDArray[np.int64], other: EnvSnapshot) -> EnvSnapshot:
-        """The same with ``other`` in the place of these rows; a mask that one of them lacks is all True there."""
+        """Return a copy with ``other`` in these rows; a missing mask counts as all True."""
         if len(ids) == len(self.acting) and np.array_equal(ids, np.arange(len(ids))):
             return other
 
@@ -70,20 +70,20 @@ class EnvSnapshot:
     def at_ends(
         self, result: VectorStep, before: EnvSnapshot, groups: Sequence[AgentGroup], *, same_step: bool
     ) -> EnvSnapshot:
-        """The same where no episode ended; where one did, the last that was seen of it, with no agent to act.
+        """Return this snapshot, with final observations (and no acting agents) in rows whose episode ended.
 
         Args:
             result: The step.
-            before: What was seen before it: the last there is of episodes that were lost.
+            before: The snapshot before it: final observations of lost episodes.
             groups: The envs' groups.
-            same_step: Whether these rows are of the next episode already.
+            same_step: Whether rows of ended episodes already belong to the next ones.
         """
         if not result.done.any():
             return self
         obs, state = self.obs, self.state
         sources = []
         if same_step:
-            # In the other modes who ended earlier shows zeros by now, so that is what is shown here, too.
+            # As in the other modes, agents that ended earlier have zeros.
             here = [result.ended[:, group.agents] for group in groups]
             final = [
                 [np.where(who.reshape(*who.shape, *[1] * (leaf.ndim - 2)), leaf, leaf.dtype.type()) for leaf in leaves]
@@ -101,7 +101,7 @@ class EnvSnapshot:
 
 
 def scatter(ids: NDArray[np.int64], part: NDArray[Any], row_num: int) -> NDArray[Any]:
-    """Zeros of ``row_num`` rows, and ``part`` in those rows."""
+    """Return ``row_num`` rows of zeros, with ``part`` in the rows ``ids``."""
     whole = np.zeros((row_num, *part.shape[1:]), part.dtype)
     whole[ids] = part
     return whole
@@ -116,5 +116,5 @@ def _paired(
 
 
 def _taking(rows: NDArray[np.bool_]) -> Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]:
-    """What takes these rows from its second argument."""
+    """Return a function that takes these rows from its second argument."""
     return lambda one, other: np.where(rows.reshape(-1, *[1] * (one.ndim - 1)), other, one)

@@ -1,4 +1,4 @@
-"""Spaces as TorchRL's specs, and actions on their way back. Needs torchrl."""
+"""Spaces as TorchRL's specs, and conversion of actions. Needs torchrl."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ __all__ = ["ActionReader", "action_spec", "flags_spec", "nested", "observation_s
 
 
 def observation_spec(tree: SpaceTree, *lead: int) -> Any:
-    """The spec of observations (*lead, …): of one leaf, or a `Composite` of those of a Dict or Tuple.
+    """Return the spec of observations (*lead, …): of one leaf, or a `Composite` for a Dict or Tuple.
 
-    Bounds are widened to 0, which is what agents see that are not there.
+    Bounds are widened to include 0, the observation of absent agents.
 
     Raises:
-        UnsupportedSpaceError: A leaf's values are no tensors.
+        UnsupportedSpaceError: No tensor can hold a leaf's values.
     """
     return _build(tree.space, "observation", lead, _observation_leaf)
 
 
 def action_spec(tree: SpaceTree, *lead: int, categorical: bool) -> Any:
-    """The spec of actions, likewise.
+    """Return the spec of actions (*lead, …): of one leaf, or a `Composite` for a Dict or Tuple.
 
     Args:
-        tree: One agent's action.
-        lead: Axes in front.
-        categorical: Whether choices are numbers from 0; else they are one-hot, with one more axis.
+        tree: One agent's action space.
+        lead: Leading axes.
+        categorical: Whether choices are numbers from 0; otherwise they are one-hot, with one more axis.
 
     Raises:
-        UnsupportedSpaceError: A leaf's values are no tensors.
+        UnsupportedSpaceError: No tensor can hold a leaf's values.
     """
 
     def leaf_spec(space: Space[Any], lead: tuple[int, ...], dtype: torch.dtype) -> Any:
@@ -60,12 +60,12 @@ def action_spec(tree: SpaceTree, *lead: int, categorical: bool) -> Any:
 
 
 def flags_spec(*shape: int) -> Any:
-    """The spec of bools."""
+    """Return the spec of bools."""
     return Categorical(2, shape, dtype=torch.bool)
 
 
 def nested(space: Space[Any], values: Any) -> Any:
-    """A tree of tensors as TensorDict wants it: dicts with strings for keys, also in the place of tuples."""
+    """Convert a tree of tensors to TensorDict's form: nested dicts with string keys, also for tuples."""
     if isinstance(space, Dict):
         return {str(key): nested(sub, values[key]) for key, sub in space.spaces.items()}
     if isinstance(space, Tuple):
@@ -74,10 +74,10 @@ def nested(space: Space[Any], values: Any) -> Any:
 
 
 class ActionReader:
-    """Takes actions out of a tensordict, in the numbers of their space.
+    """Reads actions from a tensordict, as numbers of their space.
 
     Args:
-        tree: One agent's action.
+        tree: One agent's action space.
         categorical: As in `action_spec`.
     """
 
@@ -86,7 +86,7 @@ class ActionReader:
         self._readers = [_reader(leaf, categorical=categorical) for leaf in tree.leaves]
 
     def leaves(self, actions: Any) -> list[NDArray[Any]]:
-        """Read actions, of any leading axes.
+        """Read actions with any leading axes.
 
         Args:
             actions: A tensor, or nested tensordicts.
@@ -104,7 +104,7 @@ def _build(space: Space[Any], path: str, lead: tuple[int, ...], leaf_spec: Calla
         parts = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
         specs = {str(key): _build(sub, f"{path}/{key}", lead, leaf_spec) for key, sub in parts}
         if len(specs) < len(space.spaces):
-            raise UnsupportedSpaceError(f"{path}: keys of {space} are the same when written as strings")
+            raise UnsupportedSpaceError(f"{path}: expected keys that differ as strings, got {space}")
         return Composite(specs, shape=lead)
     try:
         dtype = torch.from_numpy(np.zeros(0, space.dtype)).dtype

@@ -1,1 +1,1 @@
-"""Who a learner plays against: opponents, the pool that keeps them, when one joins and leaves."""
+"""Opponents, the pool that keeps them, and rules for when they join and leave."""

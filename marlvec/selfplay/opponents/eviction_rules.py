@@ -1,4 +1,4 @@
-"""Rules for which opponent leaves a full pool."""
+"""Rules that choose which opponent leaves a full pool."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from marlvec.selfplay.ratings import Ratings
 __all__ = ["EvictionRule", "oldest", "thinned", "weakest"]
 
 EvictionRule = Callable[[Sequence[Opponent]], Opponent]
-"""From the opponents that may leave, oldest first, to the one that does. The newest is among them."""
+"""Function of the opponents that may leave, oldest first, to the one that leaves. The newest is included."""
 
 
 def oldest(opponents: Sequence[Opponent]) -> Opponent:
-    """Who came first leaves first.
+    """Evict the opponent that joined first.
 
     Args:
-        opponents: Those that may leave, oldest first.
+        opponents: Opponents that may leave, oldest first.
 
     Returns:
-        The one that leaves.
+        The opponent that leaves.
     """
     return opponents[0]
 
 
 def thinned(opponents: Sequence[Opponent]) -> Opponent:
-    """Who leaves the smallest gap, so that those who stay are spread over the whole training; first and last stay.
+    """Evict the snapshot whose removal leaves the smallest gap in training steps; never the first or the newest.
 
     Args:
-        opponents: Those that may leave, oldest first.
+        opponents: Opponents that may leave, oldest first.
 
     Returns:
-        The one that leaves.
+        The opponent that leaves.
     """
     if len(opponents) < 3:
         return opponents[0]
@@ -44,10 +44,10 @@ def thinned(opponents: Sequence[Opponent]) -> Opponent:
 
 
 def weakest(ratings: Ratings) -> EvictionRule:
-    """Who has the lowest rating, but the newest, which has hardly played; of equals who came first.
+    """Return a rule that evicts the lowest rating; of equal ones the oldest. Never the newest, with few games so far.
 
     Args:
-        ratings: Whose ratings; asked anew each time.
+        ratings: The ratings, read at each eviction.
 
     Returns:
         The rule, for `OpponentPool`.

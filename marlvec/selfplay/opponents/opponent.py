@@ -22,20 +22,20 @@ from marlvec.serialization.values import decode
 __all__ = ["FrozenPolicy", "MakePolicy", "Opponent"]
 
 MakePolicy = Callable[[], PolicyLike]
-"""Builds a policy as it was at first: all that differs between two of a kind is in their state."""
+"""Builds a policy in its initial form: two policies of a kind differ only in their state."""
 
 
 @dataclass(frozen=True)
 class Opponent:
-    """One policy as it was at one moment; all of it is in files, and does not change.
+    """A frozen snapshot of a policy, stored in files.
 
     Attributes:
         opponent_id: Its id, in its pool and in collectors.
-        of: Whose snapshot it is: a learner's policy id; or what it was said to be.
-        step: When it was taken, in whatever its pool counts.
+        of: Id of the learner it is a snapshot of, or a name given to it.
+        step: When it was taken, in steps of its pool.
         anchor: Whether it never leaves its pool.
-        make: Builds a policy of its kind.
-        files: Its policy's file; and those of its connectors, where it has some of its own.
+        make: Builds such a policy.
+        files: Files of its policy, agent connectors and action connectors; None: default connectors.
     """
 
     opponent_id: str
@@ -47,25 +47,25 @@ class Opponent:
 
     @property
     def digest(self) -> str:
-        """Sha256 over its files: equal where all of it is."""
-        whole = hashlib.sha256()
+        """SHA-256 over its files: equal if their contents are."""
+        combined = hashlib.sha256()
         for file in self.files:
-            whole.update(b"-" if file is None else hashlib.sha256(file.read_bytes()).digest())
-        return whole.hexdigest()
+            combined.update(b"-" if file is None else hashlib.sha256(file.read_bytes()).digest())
+        return combined.hexdigest()
 
     def policy_state(self) -> PolicyState:
-        """What `Policy.state_dict` gave when it was kept; a copy.
+        """Return a copy of the policy's stored `Policy.state_dict`.
 
         Returns:
-            Numbers, texts, arrays, and dicts, lists and tuples of those.
+            Numbers, texts, arrays, and dicts, lists and tuples of these.
 
         Raises:
-            CheckpointError: Its file is damaged, or gone.
+            CheckpointError: Its file is damaged or missing.
         """
         return self.read()[0]
 
     def read(self) -> tuple[PolicyState, int]:
-        """That, and the policy's version."""
+        """Return the policy's state and version."""
         found = read_archive(self.files[0])
         try:
             return decode(found["state"]), decode(found["version"])
@@ -73,25 +73,25 @@ class Opponent:
             raise CheckpointError(self.files[0], f"holds no opponent: {error!r}") from error
 
     def policy(self) -> FrozenPolicy:
-        """A policy that plays as it did; each call builds another one."""
+        """Return a policy with its weights; each call builds another one."""
         return FrozenPolicy(self)
 
     def agent_connectors(self) -> AgentPipeline:
-        """Its connectors with what they had learned, in eval mode; the default ones where it has none of its own."""
+        """Return its connectors with their learned state, in eval mode; default connectors if it has none."""
         return AgentPipeline.default() if self.files[1] is None else AgentPipeline.load(self.files[1]).eval()
 
     def action_connectors(self) -> ActionPipeline:
-        """Likewise."""
+        """Return its action connectors with their learned state, in eval mode; default connectors if it has none."""
         return ActionPipeline.default() if self.files[2] is None else ActionPipeline.load(self.files[2]).eval()
 
     def pack(self) -> dict[str, Any]:
-        """All of it as plain data, with what is in its files.
+        """Return it as plain data, with the contents of its files.
 
         Returns:
             Numbers, texts and arrays of bytes.
 
         Raises:
-            CheckpointError: A file is gone.
+            CheckpointError: A file is missing.
         """
         return {
             "id": self.opponent_id,
@@ -103,13 +103,13 @@ class Opponent:
         }
 
     def is_packed(self, packed: Mapping[str, Any]) -> bool:
-        """Whether this is what `pack` gave, file by file.
+        """Return whether `packed` equals this opponent's `pack()`, including the files.
 
         Args:
-            packed: That, of this one or another.
+            packed: Data from `pack`, of any opponent.
 
         Returns:
-            True or False.
+            Whether they are equal.
         """
         own = self.pack()
         files = [[None if file is None else bytes(file) for file in one["files"]] for one in (own, packed)]
@@ -124,29 +124,28 @@ def _content(file: Path) -> NDArray[np.uint8]:
 
 
 class FrozenPolicy(Policy):
-    """A policy with the weights that a file holds.
+    """A policy with the weights from a file.
 
-    It is built, and its file read, when it is set up; that needs no more than the file, which is never written to. Its
-    random stream comes from the seed that it is set up with.
+    `setup` builds it and reads its file, which is never written to. Its random generator is seeded by `setup`.
 
     Args:
-        opponent: Whose.
+        opponent: The opponent to play.
     """
 
     def __init__(self, opponent: Opponent) -> None:
-        self._opponent = opponent  # as long as it is held, its files stay
+        self._opponent = opponent  # its files exist as long as it is referenced
         self._inner: Policy | None = None
 
     def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
-        """Build it.
+        """Build the policy and load its weights.
 
         Raises:
-            CheckpointError: Its file is damaged, or gone.
-            ArgumentError: What was built is no policy, or of another kind than the one that was kept.
+            CheckpointError: Its file is damaged or missing.
+            ArgumentError: The built object is not a policy, or of another kind than the stored one.
         """
         name, make = self._opponent.opponent_id, self._opponent.make
         state, version = self._opponent.read()
-        inner = as_policy(make(), f"what {make!r} builds for opponent {name!r}")
+        inner = as_policy(make(), f"the policy built by {make!r} for opponent {name!r}")
         inner.setup(observation_space, action_space, seed=seed)
         try:
             inner.load_state_dict(state)
@@ -155,7 +154,7 @@ class FrozenPolicy(Policy):
             raise
         self.version = inner.version = version
         self._inner = inner
-        super().setup(observation_space, action_space, seed=seed)  # its random stream is not the one it was kept with
+        super().setup(observation_space, action_space, seed=seed)  # its random generator is not the stored one
 
     def reseed(self, seed: int) -> None:
         if self._inner is not None:
@@ -165,15 +164,17 @@ class FrozenPolicy(Policy):
         return self._built().act(rows, explore=explore)
 
     def probabilities(self, rows: Rows) -> Any:
-        """How likely each action is, for n rows: (n, k).
+        """Return the probability of each action, for n rows: (n, k).
 
         Raises:
-            ArgumentError: A policy of its kind does not say.
+            ArgumentError: The policy has no probabilities.
         """
-        said = getattr(self._built(), "probabilities", None)
-        if said is None:
-            raise ArgumentError(f"{self!r} says no probabilities: {self._inner!r} has no method probabilities(rows)")
-        return said(rows)
+        method = getattr(self._built(), "probabilities", None)
+        if method is None:
+            raise ArgumentError(
+                f"{self!r}: expected probabilities, but {self._inner!r} has no method probabilities(rows)"
+            )
+        return method(rows)
 
     def state_dict(self) -> PolicyState:
         return self._built().state_dict()
@@ -183,7 +184,7 @@ class FrozenPolicy(Policy):
 
     def _built(self) -> Policy:
         if self._inner is None:
-            raise StateError(f"{self!r} does not know its spaces: call setup() first, or use a Collector")
+            raise StateError(f"{self!r} has no spaces yet: call setup() first, or use a Collector")
         return self._inner
 
     def __repr__(self) -> str:

@@ -35,31 +35,31 @@ __all__ = ["INDEX", "KINDS", "MakeOf", "PoolIndex", "inside", "make_of", "read_o
 
 INDEX = "pool.npz"
 KINDS = ("policy", "agent", "action")
-"""What an opponent's files hold, in their order, as their names say."""
+"""Kinds of an opponent's files, in order; part of their names."""
 _OWN_FILE = re.compile(rf"[\w.~%-]+\.({'|'.join(KINDS)})-[0-9a-f]{{16}}-[0-9]+\.npz", re.ASCII)
 MakeOf = Callable[[str], MakePolicy]
-"""From whose snapshot an opponent is to what builds such a policy."""
+"""Function of `Opponent.of` to a function that builds such a policy."""
 
 
 def make_of(make: MakePolicy | Mapping[str, MakePolicy]) -> MakeOf:
-    """Say who is built by what.
+    """Return a function that finds the builder of a policy.
 
     Args:
-        make: What builds all policies; or whose snapshot one is to what builds it.
+        make: The builder of all policies; or `Opponent.of` to builder.
 
     Raises:
-        ArgumentError: It is neither; or, when asked, nothing builds policies of this one.
+        ArgumentError: Neither a function nor a dict of functions; or, when called, there is no builder.
     """
     if not isinstance(make, Mapping):
         if not callable(make):
-            raise ArgumentError(f"make must be a function that builds a policy, or a dict of such, got {make!r}")
+            raise ArgumentError(f"make must be a function that builds a policy, or a dict of functions, got {make!r}")
         return lambda of: make
     if not all(map(callable, make.values())):
-        raise ArgumentError(f"make must be a function that builds a policy, or a dict of such, got {make!r}")
+        raise ArgumentError(f"make must be a function that builds a policy, or a dict of functions, got {make!r}")
 
     def find(of: str) -> MakePolicy:
         if of not in make:
-            raise ArgumentError(f"nothing says how to build a policy of {of!r}; make has {list(make)}")
+            raise ArgumentError(f"make: no function for policies of {of!r}; add it to {list(make)}")
         return make[of]
 
     return find
@@ -67,14 +67,14 @@ def make_of(make: MakePolicy | Mapping[str, MakePolicy]) -> MakeOf:
 
 @dataclass(frozen=True)
 class PoolIndex:
-    """What is written of a pool.
+    """The index file of a pool.
 
     Attributes:
         opponents: By id, oldest first.
-        counts: Snapshots taken, by whose they are.
-        rules: States of the rules for snapshots.
+        counts: Number of snapshots taken, by learner.
+        rules: States of the snapshot rules.
 
-    A `RandomPolicy` needs no factory: the index names those that are.
+    A `RandomPolicy` needs no builder: the index lists these.
     """
 
     opponents: Mapping[str, Opponent]
@@ -82,11 +82,11 @@ class PoolIndex:
     rules: tuple[Mapping[str, Any], ...]
 
     def write(self, folder: Path) -> None:
-        """Write it into a folder, whole or not at all.
+        """Write the index into a folder, atomically.
 
         Raises:
-            OSError: It cannot be written; an old one is as it was.
-            CheckpointError: A link stands in its place, and leads out of the folder.
+            OSError: It cannot be written; an old index is unchanged.
+            CheckpointError: A link of its name leads out of the folder.
         """
         rows = [
             [o.opponent_id, o.of, o.step, o.anchor, [None if file is None else file.name for file in o.files]]
@@ -100,11 +100,11 @@ class PoolIndex:
 
     @classmethod
     def read(cls, folder: Path, make: MakeOf) -> PoolIndex:
-        """Read it.
+        """Read the index.
 
         Raises:
-            CheckpointError: There is none, a file is damaged or missing, or it names one that is not the pool's.
-            ArgumentError: Nothing says how to build some of its policies.
+            CheckpointError: No index, a file is damaged or missing, or it names a file that is not the pool's.
+            ArgumentError: There is no builder for some of its policies.
         """
         path = inside(folder, INDEX)
         found = read_archive(path)
@@ -113,10 +113,10 @@ class PoolIndex:
         try:
             counts = decode(found["counts"])
             rules = tuple(decode(state) for state in found["rules"])
-            at_random = found.get("random", [])  # an older index names none
+            at_random = found.get("random", [])  # not in older indexes
             for opponent_id, of, step, anchor, names in found["opponents"]:
                 if not isinstance(opponent_id, str) or opponent_id in opponents:
-                    raise ValueError(f"expected an id that no other opponent has, got {opponent_id!r}")
+                    raise ValueError(f"expected a unique id, got {opponent_id!r}")
                 policy, agent, action = (
                     None if name is None else _own_file(path, opponent_id, kind, name, known)
                     for kind, name in zip(KINDS, names, strict=True)
@@ -132,63 +132,63 @@ class PoolIndex:
         for opponent in opponents.values():
             for file in opponent.files:
                 if file is not None:
-                    read_archive(file)  # to see that it is there, and sound
+                    read_archive(file)  # raises if it is missing or damaged
         return cls(opponents, counts, rules)
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The file of this name in a folder.
+    """Return the path of a file in a folder.
 
     Raises:
         CheckpointError: It is a link that leads out of the folder.
     """
     path = folder / name
     if path.is_symlink() and path.resolve().parent != folder.resolve():
-        raise CheckpointError(path, f"is a link that leads out of the pool's folder, to {path.resolve()}: remove it")
+        raise CheckpointError(path, f"is a link out of the pool's folder, to {path.resolve()}: remove it")
     return path
 
 
 def _own_file(index: Path, opponent_id: str, kind: str, name: Any, known: set[str]) -> Path:
-    """The file that an index names, if it can be one that a pool has written: it is read, and one day removed."""
+    """Return the path of a file that an index names, if a pool can have written it: it is read, and may be deleted."""
     match = _OWN_FILE.fullmatch(name) if isinstance(name, str) else None
     if match is None or match[1] != kind or name in known:
         raise CheckpointError(
             index,
             f"names {name!r} as a file of opponent {opponent_id!r}; expected NAME.{kind}-DIGEST-NUMBER.npz in the "
-            f"pool's own folder, which no other opponent has: use a pool that OpponentPool has written",
+            f"pool's own folder, used by no other opponent: use a pool that OpponentPool has written",
         )
     known.add(name)
     return inside(index.parent, name)
 
 
 def read_opponents(folder: FilePath, make: MakePolicy | Mapping[str, MakePolicy]) -> dict[str, Opponent]:
-    """The opponents in a pool's folder, to look at or to play against: nothing is written there, nor cleaned up.
+    """Read the opponents in a pool's folder, to inspect or play against; writes and deletes nothing.
 
-    So a training may go on with the folder meanwhile. An opponent that it takes out can no longer be built.
+    A training may use the folder at the same time. An opponent that it removes can no longer be built.
 
     Args:
         folder: The folder of an `OpponentPool`.
-        make: Builds a policy as it was at first; or who it is of to such a function.
+        make: Builds a policy in its initial form; or a dict of `Opponent.of` to such a function.
 
     Returns:
         Opponent id to opponent, oldest first.
 
     Raises:
-        CheckpointError: There is no pool, a file is damaged or missing, or lies outside the folder.
-        ArgumentError: Nothing says how to build some of its policies.
+        CheckpointError: No pool, a file is damaged or missing, or lies outside the folder.
+        ArgumentError: There is no function for some of its policies.
     """
     return dict(PoolIndex.read(Path(folder), make_of(make)).opponents)
 
 
-_NAME = 40  # characters of an id that its files' names show
+_NAME = 40  # characters of an id in file names
 
 
 class OpponentPool(Mapping[str, Opponent]):
-    """Opponents by id, oldest first: policies as they were at some moments, with their connectors.
+    """Opponents by id, oldest first: frozen snapshots of policies, with their connectors.
 
-    Each one is in files from the moment it comes: what `Policy.state_dict` gives, and pipelines as they save
-    themselves; numbers and texts, never pickles. So it can neither change nor be trained, however its learner goes on,
-    and only those that play are in memory: give the collector a `PolicyMap` to bound them, too.
+    Each opponent is stored in files when it is added: its `Policy.state_dict` and its saved pipelines, as numbers and
+    texts, never pickles. It cannot change, however its learner continues to train. Only opponents that play are in
+    memory; a `PolicyMap` in the collector bounds these, too.
 
         pool = OpponentPool(make_net, folder="opponents", capacity=30, when=[Every(50_000)])
         mapping = SelfPlayMapping(pool, envs.agents, {"main": Uniform()})
@@ -199,15 +199,15 @@ class OpponentPool(Mapping[str, Opponent]):
                 mapping.update(collector)
 
     Args:
-        make: Builds a policy as it was at first, of which there are snapshots; or who it is of to such a function.
-        folder: Where the files are; made if need be. None: a temporary one, which goes when the pool does.
-        capacity: How many there may be, anchors not counted; None: any number.
-        leaves: Who leaves when there are too many: `oldest`, `thinned`, ``weakest(ratings)``, or a function.
-        when: When `offer` takes a snapshot: as soon as one of these says so.
-        board: A rating tracker, on which a snapshot begins with its learner's rating.
+        make: Builds a policy in its initial form; or a dict of `Opponent.of` to such a function.
+        folder: Folder of the files; created if missing. None: a temporary folder, deleted with the pool.
+        capacity: Maximum number of opponents, without anchors; None: no limit.
+        leaves: Chooses who leaves a full pool: `oldest`, `thinned`, ``weakest(ratings)``, or a function.
+        when: Rules for `offer`, which takes a snapshot as soon as one of them is due.
+        board: A rating tracker; a snapshot starts with its learner's rating there.
 
     Raises:
-        ArgumentError: ``capacity`` is not positive, or there is a pool in the folder: `load` it.
+        ArgumentError: ``capacity`` is not positive, or the folder holds a pool: `load` it.
         OSError: The folder cannot be written to.
 
     Attributes:
@@ -225,11 +225,13 @@ class OpponentPool(Mapping[str, Opponent]):
         board: RatingTracker | None = None,
     ) -> None:
         self._make = make_of(make)
-        self._fitting: list[tuple[MakePolicy, type]] = []  # what was seen to build which kind of policy
+        self._fitting: list[
+            tuple[MakePolicy, type]
+        ] = []  # builders, and the kind of policy that they were checked to build
         self.capacity = None if capacity is None else _positive(capacity)
         self._leaves, self._when, self._board = leaves, tuple(when), board
         self._opponents: dict[str, Opponent] = {}
-        self._counts: dict[str, int] = {}  # snapshots taken, by whose they are
+        self._counts: dict[str, int] = {}  # number of snapshots taken, by learner
         if folder is None:
             self.folder = Path(tempfile.mkdtemp(prefix="marlvec-opponents-"))
             weakref.finalize(self, _remove, shutil.rmtree, os.getpid(), self.folder)
@@ -238,7 +240,7 @@ class OpponentPool(Mapping[str, Opponent]):
             self.folder.mkdir(parents=True, exist_ok=True)
             if (self.folder / INDEX).exists():
                 raise ArgumentError(
-                    f"there is a pool in {str(self.folder)!r} already: OpponentPool.load() it, or choose another folder"
+                    f"folder: {str(self.folder)!r} holds a pool already; OpponentPool.load() it, or choose another"
                 )
             self._write_index()
 
@@ -248,7 +250,7 @@ class OpponentPool(Mapping[str, Opponent]):
         try:
             return self._opponents[opponent_id]
         except KeyError:
-            raise KeyError(f"no opponent {opponent_id!r}; there are {list(self._opponents)}") from None
+            raise KeyError(f"no opponent {opponent_id!r}; the opponents are {list(self._opponents)}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._opponents)
@@ -260,7 +262,7 @@ class OpponentPool(Mapping[str, Opponent]):
         bound = "" if self.capacity is None else f" of at most {self.capacity}"
         return f"<OpponentPool of {len(self)}{bound} in {str(self.folder)!r}>"
 
-    # --- coming and going
+    # --- adding and removing
 
     def add(
         self,
@@ -273,32 +275,33 @@ class OpponentPool(Mapping[str, Opponent]):
         agent_connectors: AgentPipeline | None = None,
         action_connectors: ActionPipeline | None = None,
     ) -> Opponent:
-        """Keep a policy as it is now. It is left as it was, and may go on learning.
+        """Add a snapshot of a policy. The policy is unchanged, and may continue to learn.
 
         Args:
             opponent_id: Its id, a new one.
-            policy: The policy, or what may stand for one. ``make`` must be able to build its like; a `RandomPolicy`
-                can always be built.
-            of: Whose snapshot it is, or what it is; where ``make`` is a dict, a key of it. None: its own id.
+            policy: The policy, or an object that is used as one. ``make`` must be able to build such a policy, except a
+                `RandomPolicy`.
+            of: Id of the learner it is a snapshot of, or another name; if ``make`` is a dict, one of its keys. None:
+                ``opponent_id``.
             step: When it is taken; should not decrease.
-            anchor: Whether it never leaves: a scripted player, say, that all are measured by.
-            agent_connectors: Its connectors, kept with what they have learned; None: the default ones.
-            action_connectors: Likewise.
+            anchor: Whether it never leaves, e.g. a scripted player as a fixed reference.
+            agent_connectors: Its connectors, stored with their learned state; None: default connectors.
+            action_connectors: Its action connectors, stored likewise; None: default connectors.
 
         Returns:
             The opponent, as it is in the pool.
 
         Raises:
-            ArgumentError: The id is taken; or nothing says how to build it, or what ``make`` builds does not take its
-                state: says what to give instead. Nothing has changed.
+            ArgumentError: The id is taken; there is no builder; or the built policy cannot load its state: the message
+                says what to pass instead. Nothing has changed.
             SerialisationError: Its state, or a connector, cannot be written to a file. Nothing has changed.
             OSError: The files cannot be written. Nothing has changed.
         """
         if not isinstance(opponent_id, str):
-            raise ArgumentError(f"an opponent's id must be a string, got {opponent_id!r}")
+            raise ArgumentError(f"opponent_id: expected a string, got {opponent_id!r}")
         policy = as_policy(policy, f"opponent {opponent_id!r}")
         if opponent_id in self._opponents:
-            raise ArgumentError(f"there is an opponent {opponent_id!r} already")
+            raise ArgumentError(f"opponent_id: {opponent_id!r} is taken; choose another id")
         of = opponent_id if of is None else of
         make = RandomPolicy if type(policy) is RandomPolicy else self._make(of)
         state = encode(dict(policy.state_dict()), f"the state of {opponent_id!r}")
@@ -326,20 +329,20 @@ class OpponentPool(Mapping[str, Opponent]):
     def snapshot(
         self, collector: Collector, learner: str, *, opponent_id: str | None = None, step: int | None = None
     ) -> Opponent:
-        """Keep one of a collector's policies as it is now, with its connectors.
+        """Add a snapshot of one of a collector's policies, with its connectors.
 
         Args:
             collector: The collector.
             learner: The policy's id.
-            opponent_id: The opponent's id; None: the learner's and a number, ``"main_3"``.
-            step: How far training is; None: the collector's ``metrics.env_steps``.
+            opponent_id: The opponent's id; None: the learner's id and a number, ``"main_3"``.
+            step: Step of the training; None: the collector's ``metrics.env_steps``.
 
         Returns:
             The opponent, as it is in the pool.
 
         Raises:
-            KeyError: There is no such policy.
-            ArgumentError, SerialisationError, OSError: As `add` does.
+            KeyError: The policy is unknown.
+            ArgumentError, SerialisationError, OSError: As `add`.
         """
         count = self._counts.get(learner, 0)
         while (name := f"{learner}_{count}") in self._opponents or name in collector.policies:
@@ -363,22 +366,22 @@ class OpponentPool(Mapping[str, Opponent]):
         return opponent
 
     def offer(self, collector: Collector, learner: str, *, step: int | None = None) -> Opponent | None:
-        """Take a snapshot if it is time for one; returns it, or None. Arguments as in `snapshot`."""
+        """Take a snapshot if a rule is due; return it, or None. Arguments as in `snapshot`."""
         step = collector.metrics.env_steps if step is None else step
         due = any(rule.is_due(learner, step) for rule in self._when)
         return self.snapshot(collector, learner, step=step) if due else None
 
     def remove(self, opponent_id: str) -> Opponent:
-        """Take an opponent out. Who has it goes on playing with it.
+        """Remove an opponent. Collectors in which it plays keep it.
 
         Args:
             opponent_id: Its id, e.g. ``"main_3"``.
 
         Returns:
-            The opponent, which is in no pool now.
+            The opponent, no longer in the pool.
 
         Raises:
-            KeyError: There is no such opponent.
+            KeyError: The opponent is unknown.
             OSError: The folder cannot be written to. Nothing has changed.
         """
         gone = self[opponent_id]
@@ -393,24 +396,24 @@ class OpponentPool(Mapping[str, Opponent]):
         return gone
 
     def _check_make(self, make: MakePolicy, opponent_id: str, of: str, policy: Policy) -> None:
-        """See that what is built takes the policy's state, once for each kind: not when it is first to play."""
+        """Check, once per kind of policy, that the built policy can load the policy's state."""
         kind = _kind(policy)
         if make is RandomPolicy or any(make is known and kind is its for known, its in self._fitting):
             return
-        built = as_policy(make(), f"what {make!r} builds for opponent {opponent_id!r}")
-        reason: object = "it keeps no state in which the two could differ"
+        built = as_policy(make(), f"the policy built by {make!r} for opponent {opponent_id!r}")
+        reason: object = "it has no state in which the two could differ"
         try:
             if policy.observation_space is not None and policy.action_space is not None:
                 built.setup(policy.observation_space, policy.action_space, seed=0)
             state = policy.state_dict()
             built.load_state_dict(state)
             fits = bool(state) or _kind(built) is kind
-        except Exception as error:  # whatever its author has it raise
+        except Exception as error:  # user code may raise anything
             fits, reason = False, error
         if not fits:
             raise ArgumentError(
-                f"opponent {opponent_id!r} is {policy!r}, and the pool's make builds {built!r} for it, which does not "
-                f"become the same: {reason!s:.300}. Give the pool a dict, make={{{of!r}: <what builds this one>, ...}} "
+                f"opponent {opponent_id!r} is {policy!r}, but the pool's make builds {built!r}, which cannot become "
+                f"equal to it: {reason!s:.300}. Give the pool a dict, make={{{of!r}: <what builds this one>, ...}}, "
                 f"with an entry for every `of`"
             )
         self._fitting.append((make, kind))
@@ -423,15 +426,15 @@ class OpponentPool(Mapping[str, Opponent]):
                 break
             chosen = self._leaves(rest)
             if chosen not in rest:
-                raise ArgumentError(f"leaves() chose {chosen!r}, which is none of those that it was given")
+                raise ArgumentError(f"leaves(): expected one of {rest}, got {chosen!r}")
             leaving.append(chosen)
         return leaving
 
     def let_go(self, opponent: Opponent) -> None:
-        """Its files are deleted once nothing refers to it any more, such as a collector in which it still plays.
+        """Delete an opponent's files once nothing refers to it, such as a collector in which it still plays.
 
         Args:
-            opponent: One that is in the pool no more.
+            opponent: An opponent that has left the pool.
         """
         for file in opponent.files:
             if file is not None:
@@ -443,11 +446,11 @@ class OpponentPool(Mapping[str, Opponent]):
         if pipeline is None:
             return None
         frozen = copy.deepcopy(pipeline)
-        frozen.reset()  # what it remembers of running episodes is not what it has learned
+        frozen.reset()  # drop its memory of running episodes
         return self._keep(opponent_id, what, frozen.eval().save)
 
     def _keep(self, opponent_id: str, what: str, write: Callable[[Path], None]) -> Path:
-        """Write a file whose name says what is in it, so that another opponent's is never written over."""
+        """Write a file whose name has a hash of its content, so that it overwrites no other opponent's file."""
         digest = hashlib.sha256(opponent_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         stem = f"{quote(opponent_id, safe='', errors='replace')[:_NAME]}-{digest}.{what}"
         draft = self.folder / f".{stem}.{os.getpid()}.tmp"
@@ -456,7 +459,7 @@ class OpponentPool(Mapping[str, Opponent]):
             write(draft)
             content, count = hashlib.sha256(draft.read_bytes()).hexdigest()[:16], 1
             while (file := self.folder / f"{stem}-{content}-{count}.npz").exists():
-                count += 1  # of one that was removed, and still plays somewhere
+                count += 1  # file of an opponent that was removed but still plays
             return draft.replace(file)
         except BaseException:
             draft.unlink(missing_ok=True)
@@ -466,16 +469,16 @@ class OpponentPool(Mapping[str, Opponent]):
         rules = tuple(rule.state_dict() for rule in self._when)
         PoolIndex(self._opponents, self._counts, rules).write(self.folder)
 
-    # --- as it was at some moment of a training
+    # --- state
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it as plain data, with what is in its opponents' files: a checkpoint needs nothing beside it.
+        """Return the pool as plain data, with the contents of its opponents' files: a checkpoint needs nothing else.
 
         Returns:
-            Opponents, counts, and what the rules for snapshots remember. As large as the files together.
+            Opponents, counts, and states of the snapshot rules. As large as all files together.
 
         Raises:
-            CheckpointError: A file is gone.
+            CheckpointError: A file is missing.
         """
         return {
             "opponents": [self.pack(opponent) for opponent in self._opponents.values()],
@@ -484,25 +487,25 @@ class OpponentPool(Mapping[str, Opponent]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], unpacked: Mapping[str, Opponent] | None = None) -> None:
-        """Have the opponents again that `state_dict` was given, and no others; its folder follows.
+        """Load the opponents of a state, and drop all others; the folder is updated.
 
-        An opponent that is here already, file by file, stays the one that it is.
+        An opponent that is in the pool already, with equal files, stays the same object.
 
         Args:
-            state: As `state_dict` gave it, of a pool with as many rules for snapshots.
-            unpacked: Those of its opponents that `unpack` has built already, by id.
+            state: A state from `state_dict`, of a pool with as many snapshot rules.
+            unpacked: Opponents that `unpack` has already built, by id.
 
         Raises:
-            ArgumentError: It is something else, or of other rules; nothing has changed.
-            CheckpointError: What it holds for a file is none; nothing has changed.
+            ArgumentError: Not such a state, or of other rules; nothing has changed.
+            CheckpointError: The contents of a file are damaged; nothing has changed.
             OSError: The folder cannot be written to; nothing has changed.
         """
         if not isinstance(state, Mapping) or state.keys() != {"opponents", "counts", "rules"}:
             raise ArgumentError(f"expected the state of an OpponentPool, got {state!r:.200}")
         if len(state["rules"]) != len(self._when):
             raise ArgumentError(
-                f"the state is of a pool with {len(state['rules'])} rules for snapshots, this one has "
-                f"{len(self._when)}: give when= the same ones"
+                f"state: expected {len(self._when)} snapshot rules, got {len(state['rules'])}; give the pool the rules "
+                f"(when=) that it was saved with"
             )
         before, rules = (self._opponents, self._counts), [rule.state_dict() for rule in self._when]
         found: dict[str, Opponent] = {}
@@ -510,7 +513,7 @@ class OpponentPool(Mapping[str, Opponent]):
             for packed in state["opponents"]:
                 opponent = self.unpack(packed, unpacked)
                 if opponent.opponent_id in found:
-                    raise ArgumentError(f"the state of an OpponentPool has {opponent.opponent_id!r} twice")
+                    raise ArgumentError(f"state: opponent {opponent.opponent_id!r} occurs twice")
                 found[opponent.opponent_id] = opponent
             for rule, saved in zip(self._when, state["rules"], strict=True):
                 rule.load_state_dict(saved)
@@ -525,7 +528,7 @@ class OpponentPool(Mapping[str, Opponent]):
         self._discard(before[0].values(), found.values())
 
     def pack(self, opponent: Opponent) -> dict[str, Any]:
-        """An opponent and its files as plain data, for `unpack`.
+        """Return an opponent and its files as plain data, for `unpack`.
 
         Args:
             opponent: The opponent.
@@ -536,25 +539,25 @@ class OpponentPool(Mapping[str, Opponent]):
         return opponent.pack()
 
     def unpack(self, packed: Mapping[str, Any], unpacked: Mapping[str, Opponent] | None = None) -> Opponent:
-        """The opponent that `pack` was given: the one that is here, if it is the same, or one with files of its own.
+        """Return the opponent of packed data: the pool's own if it is equal, otherwise one with new files.
 
         Args:
-            packed: What it gave.
-            unpacked: Opponents that it has returned before, by id, which will do, too, where they are the same.
+            packed: Data from `pack`.
+            unpacked: Opponents that were unpacked before, by id; an equal one is returned instead of a new one.
 
         Returns:
-            The opponent; it is in no pool yet.
+            The opponent; if new, it is in no pool yet.
 
         Raises:
-            ArgumentError: It is something else; or nothing says how to build such a policy.
-            CheckpointError: What it holds for a file is none.
+            ArgumentError: Not such data; or there is no builder for the policy.
+            CheckpointError: The contents of a file are damaged.
         """
         try:
             name, of, step, anchor = packed["id"], packed["of"], packed["step"], packed["anchor"]
             contents = [None if file is None else bytes(file) for file in packed["files"]]
             is_one = len(contents) == len(KINDS) and contents[0] is not None
             if not (isinstance(name, str) and isinstance(of, str) and is_one):
-                raise ValueError(f"{name!r} is no opponent")
+                raise ValueError(f"not an opponent: {name!r}")
             make = RandomPolicy if packed["random"] else self._make(of)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, ArgumentError):
@@ -575,21 +578,21 @@ class OpponentPool(Mapping[str, Opponent]):
         return Opponent(name, of, step, anchor, make, (cast(Path, files[0]), files[1], files[2]))
 
     def _discard(self, opponents: Iterable[Opponent], kept: Iterable[Opponent]) -> None:
-        """Let those go that are not kept."""
+        """Let go of opponents that are not in `kept`."""
         stay = {id(opponent) for opponent in kept}
         for opponent in opponents:
             if id(opponent) not in stay:
                 self.let_go(opponent)
 
     def save(self, folder: FilePath) -> None:
-        """Write all of it into another folder, from which `load` builds it; its own is always up to date.
+        """Write the pool into another folder, for `load`; the pool's own folder is always up to date.
 
         Args:
-            folder: The folder; made if need be. A pool that is in it is there until this one is, and then gone.
+            folder: The folder; created if missing. A pool in it is valid until it is replaced by this one.
 
         Raises:
             OSError: It cannot be written.
-            CheckpointError: A link stands where its index would be, and leads out of the folder.
+            CheckpointError: A link of the index's name leads out of the folder.
         """
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
@@ -600,7 +603,7 @@ class OpponentPool(Mapping[str, Opponent]):
             for file in opponent.files:
                 if file is not None:
                     draft = target / f".{file.name}.{os.getpid()}.tmp"
-                    draft.unlink(missing_ok=True)  # a link there would be followed
+                    draft.unlink(missing_ok=True)  # a link would be followed
                     shutil.copyfile(file, draft)
                     draft.replace(target / file.name)
         write_archive(inside(target, INDEX), read_archive(self.folder / INDEX))
@@ -617,23 +620,22 @@ class OpponentPool(Mapping[str, Opponent]):
         when: Iterable[SnapshotRule] = (),
         board: RatingTracker | None = None,
     ) -> Self:
-        """Go on with the pool that is in a folder; new opponents come there, too. Nothing in the files is executed.
+        """Load the pool of a folder and continue with it; new opponents are stored there. Executes nothing from files.
 
         Args:
             folder: The folder.
-            make: As the constructor's.
-            capacity: Likewise.
-            leaves: Likewise.
-            when: Likewise; rules go on where those were that were given when it was written, if they are as many.
-            board: Likewise.
+            make: As for the constructor.
+            capacity: As for the constructor.
+            leaves: As for the constructor.
+            when: As for the constructor; rules load their stored states if there are equally many.
+            board: As for the constructor.
 
         Returns:
             The pool, with its opponents, counts and results.
 
         Raises:
-            CheckpointError: There is no pool, a file is damaged or missing, or lies outside the folder. Nothing has
-                changed.
-            ArgumentError: Nothing says how to build some of its policies.
+            CheckpointError: No pool, a file is damaged or missing, or lies outside the folder. Nothing has changed.
+            ArgumentError: There is no builder for some of its policies.
         """
         pool = cls.__new__(cls)
         pool.folder, pool.capacity = Path(folder), None if capacity is None else _positive(capacity)
@@ -654,7 +656,7 @@ def _kind(policy: Policy) -> type:
 
 def _write_sound(content: bytes, path: Path) -> None:
     path.write_bytes(content)
-    read_archive(path)  # to see that it is one
+    read_archive(path)  # raises if it is damaged
 
 
 def _positive(number: int) -> int:
@@ -665,7 +667,7 @@ def _positive(number: int) -> int:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what a pool left behind that was killed; other files are none of its business."""
+    """Delete files that a killed process of a pool left behind; other files are not touched."""
     rows = read_archive(folder / INDEX)["opponents"]
     known = {name for row in rows for name in row[4]} | {INDEX}
     for what in KINDS:
@@ -675,6 +677,6 @@ def _sweep(folder: Path) -> None:
 
 
 def _remove(how: Callable[[Path], object], pid: int, path: Path) -> None:
-    if os.getpid() == pid:  # a forked child has the pool, too, and not the right to its files
-        with contextlib.suppress(OSError):  # another process was faster
+    if os.getpid() == pid:  # a forked child must not delete the parent's files
+        with contextlib.suppress(OSError):  # already deleted by another process
             how(path)

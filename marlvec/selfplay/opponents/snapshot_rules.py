@@ -1,4 +1,4 @@
-"""Rules for when a learner's snapshot is added to a pool."""
+"""Rules for when a pool takes a snapshot of a learner."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ __all__ = ["Every", "OnWinRate", "SnapshotRule"]
 
 
 class SnapshotRule(ABC):
-    """Says when it is time for a snapshot of a learner."""
+    """Decides when to take a snapshot of a learner."""
 
     @abstractmethod
     def is_due(self, learner: str, step: int) -> bool:
-        """Whether it is time.
+        """Return whether a snapshot is due.
 
         Args:
             learner: The learner's policy id.
-            step: How far training is, e.g. in env steps.
+            step: Step of the training, e.g. in env steps.
 
         Returns:
-            True where a snapshot is to be taken now.
+            Whether to take a snapshot now.
         """
 
     @abstractmethod
     def taken(self, learner: str, step: int) -> None:
-        """A snapshot was taken, on this rule's account or another's.
+        """Note that a snapshot was taken, because of this rule or another one.
 
         Args:
             learner: The learner's policy id.
-            step: How far training was.
+            step: Step of the training.
         """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers, as plain data."""
+        """Return the rule's state as plain data."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Load a state from `state_dict`."""
 
 
 class Every(SnapshotRule):
-    """A snapshot whenever so many steps have gone by since the last one, or since the beginning.
+    """Due when ``steps`` steps have passed since the last snapshot, or since the beginning.
 
     Args:
-        steps: How many.
+        steps: Number of steps.
 
     Raises:
-        ArgumentError: Less than 1.
+        ArgumentError: ``steps`` is less than 1.
     """
 
     def __init__(self, steps: int) -> None:
@@ -75,12 +75,12 @@ class Every(SnapshotRule):
 
 
 class OnWinRate(SnapshotRule):
-    """A snapshot when a learner has won so much of its games against others since the last one.
+    """Due when a learner's win rate against others since the last snapshot is high enough.
 
     Args:
-        table: Where its games are counted.
-        win_rate: The share of wins, draws being half, that is enough.
-        games: How many games there must be for it.
+        table: The table that counts its games.
+        win_rate: Required share of wins, draws counting half.
+        games: Minimum number of games.
 
     Raises:
         ArgumentError: ``win_rate`` is not between 0 and 1, or ``games`` less than 1.
@@ -88,7 +88,9 @@ class OnWinRate(SnapshotRule):
 
     def __init__(self, table: MatchTable, win_rate: float = 0.7, games: int = 100) -> None:
         if not 0 < win_rate <= 1 or games < 1:
-            raise ArgumentError(f"expected a win_rate within (0, 1] and games of at least 1, got {win_rate}, {games}")
+            raise ArgumentError(
+                f"win_rate, games: expected a rate in (0, 1] and at least 1 game, got {win_rate}, {games}"
+            )
         self.table, self.win_rate, self.games = table, win_rate, games
         self._before: dict[str, WinCount] = {}
 

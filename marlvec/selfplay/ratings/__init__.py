@@ -1,4 +1,4 @@
-"""Ratings: one number per policy that says how well it plays."""
+"""Ratings: one number per policy for its strength."""
 
 from marlvec.selfplay.ratings.bradley_terry import BradleyTerry
 from marlvec.selfplay.ratings.elo import Elo

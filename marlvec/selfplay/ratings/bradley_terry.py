@@ -15,58 +15,58 @@ from marlvec.selfplay.ratings.ratings import Ratings, begin_of, expected_score
 __all__ = ["BradleyTerry"]
 
 _POINTS = 400.0 / math.log(10.0)
-"""Points of Elo's scale for a strength that makes e to one."""
+"""Elo points per unit of log-strength, that is per factor e in the odds."""
 
 
 class BradleyTerry(Ratings):
-    """The ratings under which all games together were likeliest, on Elo's scale: 400 points make ten to one.
+    """Maximum-likelihood ratings of all games together, on Elo's scale: 400 points are odds of ten to one.
 
-    It is fitted to all games at once, so their order makes no difference, and `interval` says how sure a rating is. It
-    takes each policy for equally good at all times. That is so for snapshots, anchors and players of an arena; for a
-    policy that learns it is a mean over its games, where `Elo` follows it.
+    All games are fitted at once, so their order makes no difference, and `interval` gives a rating's uncertainty. Each
+    policy is assumed to be equally strong in all its games. That is true of snapshots, anchors and players of an arena;
+    of a policy that learns it gives a mean over its games, whereas `Elo` follows it.
 
-    The model is that of Bradley and Terry (1952) for two sides, and of Plackett (1975) and Luce (1959) for more: who
-    comes out best of some sides is drawn by their strengths, then the next best of the others, as in Hunter, "MM
-    algorithms for generalized Bradley-Terry models" (Annals of Statistics 32, 2004). A draw of two counts as half a
-    win of each, one of k as 2 / k such draws of each pair of them, so that it says as much as an order of them would.
-    Policies that play a side together stand for their mean.
+    The model is that of Bradley and Terry (1952) for two sides, and of Plackett (1975) and Luce (1959) for more: the
+    best of some sides is drawn with their strengths as weights, then the next best of the others, as in Hunter, "MM
+    algorithms for generalized Bradley-Terry models" (Annals of Statistics 32, 2004). A draw of two sides counts as half
+    a win of each, a draw of k sides as 2 / k such draws of each pair, so that it weighs as much as an order of them
+    would. A side of several policies has their mean log-strength.
 
-    One that has won all games, or lost all, would have no finite rating. So each is given half a drawn game more than
-    it played, spread over its opponents as its games are, as in Coulom's Bayeselo; two that met no others have drawn
-    one. It matters little as soon as there are games: 75 % of 100 count as 74.75 %.
+    A policy that won all games, or lost all, would have no finite rating. So each policy gets half a drawn game in
+    addition, spread over its opponents in proportion to its games; two policies that met no others get one drawn game,
+    as in Coulom's Bayeselo. The effect is small with many games: 75 % of 100 count as 74.75 %.
 
-    Ratings only compare those that met, directly or through others. One that met a fixed one, through others perhaps,
-    has a rating on the scale that is fixed thereby. All others are in groups of those that met; in each the mean
-    rating is ``initial``, and a rating says how far a policy is from the mean of its own group, and nothing about
-    other groups. One that never met another stands at ``initial``.
+    Ratings compare only policies that met, directly or through others. A policy linked to a fixed one by such games has
+    a rating on the scale of the fixed ratings. All others form groups of policies that met; in each group the mean
+    rating is ``initial``, and a rating gives the distance from the mean of its group, and nothing about other groups. A
+    policy that never met another has ``initial``.
 
-    A game is counted and not kept. The first question after one is answered by a new fit: less than a millisecond of
-    one core among 20 policies that all met, some ten among 200.
+    Games are counted, not stored. The first query after a game fits again: less than a millisecond of one core for 20
+    policies that all met, some ten for 200.
 
     Args:
-        fixed: Policy id to a rating that never moves: a random player at 0, say, so that ratings of several runs can
+        fixed: Policy id to a rating that never changes, e.g. a random policy at 0, so that ratings of several runs can
             be compared.
-        initial: Where all begin; None: the mean of what is fixed, or 1000.
+        initial: Rating of new policies; None: the mean of the fixed ratings, or 1000.
 
     Raises:
         ArgumentError: A number is NaN or infinite.
 
     Attributes:
-        initial, fixed: As given, or found.
+        initial, fixed: As given, or the defaults.
     """
 
     def __init__(self, *, fixed: Mapping[str, float] | None = None, initial: float | None = None) -> None:
         self.fixed, self.initial = begin_of(fixed, initial)
-        self._players: dict[str, None] = {}  # in the order they came
+        self._players: dict[str, None] = {}  # in order of their first game
         self._results: dict[Result, int] = {}
         self._copies: dict[str, str] = {}
-        self._likelihood: Likelihood | None = None  # of the results there are, as long as no new one comes
+        self._likelihood: Likelihood | None = None  # of the current kinds of results; None after a new kind
         self._fit: Fit | None = None
 
     def _rate(self, teams: Sequence[tuple[str, ...]], scores: Sequence[float]) -> None:
         sides = [tuple(sorted(set(team))) for team in teams]
         if len(set(sides)) == 1:
-            return  # a policy against itself says nothing
+            return  # a policy against itself carries no information
         self._players |= {name: None for team in teams for name in team}
         ranked = sorted(zip(scores, sides, strict=True), key=lambda pair: pair[0])
         worse: list[tuple[str, ...]] = []
@@ -93,13 +93,13 @@ class BradleyTerry(Ratings):
         return fit
 
     def _linked(self) -> list[tuple[str, str]]:
-        """Copies that have played, and what they are copies of."""
+        """Return copies that have played, with the players that they are copies of."""
         played = {name for drawn, worse in self._results for side in (*drawn, *worse) for name in side}
         pairs = ((name, self._origin(old, played)) for name, old in self._copies.items() if name in played)
         return [(new, old) for new, old in pairs if new != old and (old in played or old in self.fixed)]
 
     def _origin(self, player: str, played: Container[str]) -> str:
-        """Whose rating a player has: its own, or while it has not played, that of the player it is a copy of."""
+        """Return the player whose rating applies: itself or, while it has not played, the player it is a copy of."""
         seen = set()
         while player not in played and player not in self.fixed and player in self._copies and player not in seen:
             seen.add(player)
@@ -114,18 +114,18 @@ class BradleyTerry(Ratings):
         return self.fixed[name] if name in self.fixed else self.initial + _POINTS * strengths.get(name, 0.0)
 
     def interval(self, player: str, confidence: float = 0.95) -> tuple[float, float]:
-        """The ratings between which a policy's is believed to lie.
+        """Return a confidence interval of a rating.
 
-        From the observed information, that is from how fast other ratings get less likely; of one that never met a
-        fixed one, not even through others, it is about the distance to the mean of those it met. A fixed one has no
-        doubt, and one that has played no games could be anywhere. With draws it is wider than it had to be.
+        It follows from the observed information, the curvature of the likelihood. For a policy that is not linked to a
+        fixed one by games, it is an interval of the distance from the mean of its group. A fixed rating has no
+        uncertainty; without games the interval is infinite. With draws it is wider than necessary.
 
         Args:
-            player: Its id.
-            confidence: How often it should hold the true rating.
+            player: Policy id.
+            confidence: Probability with which it should contain the true rating.
 
         Returns:
-            The lower and the upper end; infinite where nothing is known.
+            The lower and the upper end.
 
         Raises:
             ArgumentError: ``confidence`` is not between 0 and 1.
@@ -147,10 +147,10 @@ class BradleyTerry(Ratings):
         return tuple(self._players)
 
     def copy(self, old: str, new: str) -> None:
-        """Have a policy begin where another one stands: a snapshot, where its learner is.
+        """Let a policy start with another policy's rating, e.g. a snapshot with its learner's.
 
-        It stands there until it has played; from then on the two are taken to have drawn once, and all else is what
-        its own games say.
+        It has that rating until it has played; then the two count as having drawn once, and its own games decide the
+        rest.
         """
         if old != new:
             self.forget(new)
@@ -158,7 +158,7 @@ class BradleyTerry(Ratings):
         self._players.setdefault(new)
 
     def forget(self, player: str) -> None:
-        """Have a policy stand again where all begin; what its games said about others is forgotten, too."""
+        """Reset a policy to the initial rating; its games also no longer count for others."""
         results, self._results = self._results, {}
         for (drawn, worse), times in results.items():
             rest = [tuple(side for side in sides if player not in side) for sides in (drawn, worse)]
@@ -183,7 +183,7 @@ class BradleyTerry(Ratings):
             players = {str(name): None for name in state["players"]}
             results = {(_sides(drawn), _sides(worse)): int(times) for drawn, worse, times in state["results"]}
             if any(times < 1 for times in results.values()):
-                raise ValueError("a result that never happened")
+                raise ValueError("a result with a count below 1")
             copies = {str(new): str(old) for new, old in state["copies"]}
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(f"expected the state of a BradleyTerry: {error!r}") from error

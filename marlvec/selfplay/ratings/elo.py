@@ -13,26 +13,26 @@ __all__ = ["Elo"]
 
 
 class Elo(Ratings):
-    """Elo's ratings: who did better than expected gets points from who did worse, game by game.
+    """Elo's ratings: after each game, a policy that did better than expected gets points from those that did worse.
 
-    They follow policies that learn, and depend on the order of the games: the last ones count most. For policies that
-    stay what they are `BradleyTerry` makes more of the same games.
+    They follow policies that learn, and depend on the order of games: the last ones count most. For policies that don't
+    change, `BradleyTerry` gets more out of the same games.
 
-    A game of more than two sides counts as one game of each pair of them, each worth ``k / (sides - 1)``. Policies that
-    play a side together stand for their mean, and each gets the side's points. Points are neither made nor lost, but
-    where ``fixed`` ones play.
+    A game of more than two sides counts as one game of each pair of sides, each worth ``k / (sides - 1)``. A side of
+    several policies has their mean rating, and each gets the side's points. The sum of all ratings stays constant,
+    unless ``fixed`` policies play.
 
     Args:
-        k: Most points that one game of two sides can bring.
-        initial: Where all begin; None: the mean of what is fixed, or 1000.
-        fixed: Policy id to a rating that never moves: a random player at 0, say, so that ratings of several runs can
+        k: Maximum of points for one game of two sides.
+        initial: Rating of new policies; None: the mean of the fixed ratings, or 1000.
+        fixed: Policy id to a rating that never changes, e.g. a random policy at 0, so that ratings of several runs can
             be compared.
 
     Raises:
         ArgumentError: ``k`` is not positive, or a rating is NaN or infinite.
 
     Attributes:
-        k, initial, fixed: As given, or found.
+        k, initial, fixed: As given, or the defaults.
     """
 
     def __init__(

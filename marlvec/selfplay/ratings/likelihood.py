@@ -12,25 +12,25 @@ from numpy.typing import NDArray
 __all__ = ["Fit", "Likelihood", "Result", "Side"]
 
 Side = tuple[str, ...]
-"""Who played a side together, in the order of their names."""
+"""Policies that play a side together, sorted by name."""
 
 Result = tuple[tuple[Side, ...], tuple[Side, ...]]
-"""Sides that drew with each other (or one alone), and all sides that did worse than they; both sorted."""
+"""Sides that drew with each other (or one side), and all sides that did worse; both sorted."""
 
 _Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 
-_BLOCK = 1 << 20  # entries of pairs of alternatives that are looked at together, so that memory stays bounded
+_BLOCK = 1 << 20  # pairs of alternatives that are processed at once, to bound memory
 
 
 class Likelihood:
-    """The log-likelihood of games as a function of strengths: a table of all that depends on who met, not how often.
+    """The log-likelihood of games as a function of strengths; holds everything that does not depend on counts.
 
-    Everything is in the order of names, so that the order in which games came makes no difference, not even of a bit.
+    Everything is sorted by name, so that the order of games makes no difference, not even in the last bit.
 
     Args:
-        results: What happened, each once.
-        fixed: Player to a strength that is known.
-        copies: Pairs of players that are taken to have drawn once.
+        results: The different results.
+        fixed: Player to a known strength.
+        copies: Pairs of players that count as having drawn once.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class Likelihood:
                     self._shares_SP[i, column[name]] += 1 / len(side)
                 else:
                     self._known_S[i] += fixed[name] / len(side)
-        self._choices: dict[tuple[int, ...], int] = {}  # each set of sides of which one came out best, once
+        self._choices: dict[tuple[int, ...], int] = {}  # each set of sides of which one was best, with its index
         self._lay_out()
         self._find_groups(column)
 
     def _lay_out(self) -> None:
-        won: list[tuple[int, int, float]] = []  # side, result, how often it was chosen where that happened once
-        asked: list[tuple[int, int, float]] = []  # likewise, choices
+        won: list[tuple[int, int, float]] = []  # side, result, times chosen per such result
+        asked: list[tuple[int, int, float]] = []  # choice, result, times made per such result
         met: dict[tuple[str, str], list[int]] = {}
         for k, (drawn, worse) in enumerate(self.results):
             below = tuple(self._sides[side] for side in worse)
@@ -93,7 +93,7 @@ class Likelihood:
         return self._choices.setdefault(tuple(sorted(sides)), len(self._choices))
 
     def _find_groups(self, column: Mapping[str, int]) -> None:
-        """Players that met, directly or through others; fixed ones do not join those that met them."""
+        """Find groups of players that met, directly or through others; fixed players do not link groups."""
         leader = list(range(len(self.players)))
 
         def find(i: int) -> int:
@@ -113,10 +113,10 @@ class Likelihood:
         self.free_groups = [np.array(group) for top, group in groups.items() if top not in tied]
 
     def fit(self, counts: Sequence[int]) -> Fit:
-        """Find the strengths under which all of it was likeliest, by Newton's method.
+        """Find the maximum-likelihood strengths by Newton's method.
 
         Args:
-            counts: How often each of `results` happened.
+            counts: Number of games with each of `results`.
         """
         won_S, asked_C = self._totals(np.asarray(counts, np.float64))
         at_P, radius = np.zeros(len(self.players)), 4.0
@@ -128,19 +128,19 @@ class Likelihood:
             for group in self.free_groups:
                 found_P[group] -= found_P[group].mean()
             found = self._derivatives(found_P, won_S, asked_C)
-            # Where games leave no doubt the curve is flat and a whole step goes too far; where it is straight, not far
-            # enough. Close to the top the two values differ by less than what rounding makes of them.
+            # Newton's full step can go too far where the likelihood is flat, and not far enough where it is straight.
+            # Near the maximum, values differ by less than rounding errors.
             if longest > 1e-6 and found[0] < value:
                 radius = min(radius, longest) / 4
                 continue
             at_P, (value, slope_P, curve_PP) = found_P, found
             if longest <= 1e-8 * (1 + float(np.abs(at_P).max(initial=0.0))):
-                break  # what is left is the square of that
+                break  # the remaining error is its square
             radius *= 2 if longest > radius else 1
         return Fit(self, at_P, curve_PP)
 
     def _totals(self, counts_K: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """How often each side came out best, (S,), and of which sets of sides one did, (C,); virtual draws too."""
+        """Count wins of each side, (S,), and choices from each set of sides, (C,); with the additional draws."""
 
         def total(table: _Columns, size: int) -> NDArray[np.float64]:
             which, k, share = table
@@ -158,7 +158,7 @@ class Likelihood:
     def _derivatives(
         self, at_P: NDArray[np.float64], won_S: NDArray[np.float64], asked_C: NDArray[np.float64]
     ) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
-        """The log-likelihood, its slope, and how it is curved downwards, made regular where a group is free."""
+        """Return the log-likelihood, its gradient, and its negative Hessian, regularized for free groups."""
         strength_S = self._shares_SP @ at_P + self._known_S
         size = len(strength_S)
         value = float(won_S @ strength_S)
@@ -182,23 +182,23 @@ class Likelihood:
                 both = (expected[:, :, None] * odds[:, None, :]).ravel()
                 curve_SS -= np.bincount(flat, both, size * size).reshape(size, size)
         curve_PP = self._shares_SP.T @ curve_SS @ self._shares_SP
-        # So little that it changes no result, and enough for a solution where the curve is flat as far as floats go.
+        # Too small to change results, large enough to solve a system that is singular in floats.
         curve_PP[np.diag_indices(len(at_P))] += 1e-13 * (1 + np.trace(curve_PP))
-        for group in self.free_groups:  # its games say nothing of its mean, which stays 0
+        for group in self.free_groups:  # its games do not determine its mean, which stays 0
             curve_PP[np.ix_(group, group)] += 1 / len(group)
         return value, self._shares_SP.T @ slope_S, curve_PP
 
 
 class Fit:
-    """The strengths under which games were likeliest, and how sure that is.
+    """Maximum-likelihood strengths, and their standard errors.
 
     Args:
-        likelihood: Of what.
-        strengths: Of its players, (P,).
-        curve: How the log-likelihood is curved downwards there, (P, P): the observed information.
+        likelihood: The likelihood.
+        strengths: Strengths of its players, (P,).
+        curve: Negative Hessian of the log-likelihood there, (P, P): the observed information.
 
     Attributes:
-        strengths: Player to strength, fixed ones too.
+        strengths: Player to strength, including fixed players.
     """
 
     def __init__(self, likelihood: Likelihood, strengths: NDArray[np.float64], curve: NDArray[np.float64]) -> None:
@@ -209,7 +209,7 @@ class Fit:
     def errors(self) -> dict[str, float]:
         """Player to standard error.
 
-        Of the strength where a fixed player was met; else of how far it is from the mean of its group.
+        Of the strength if linked to a fixed player; otherwise of the distance from the mean of its group.
         """
         cover_PP = np.linalg.inv(self._curve_PP)
         for group in self._likelihood.free_groups:

@@ -1,4 +1,4 @@
-"""`OpenSkill`: ratings with an uncertainty, by the openskill package."""
+"""`OpenSkill`: ratings with an uncertainty, from the openskill package."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ __all__ = ["OpenSkill"]
 
 
 class OpenSkill(Ratings):
-    """A belief about each policy, a mean and a standard deviation, as in TrueSkill; of openskill's models.
+    """Mean and standard deviation of each policy's skill, as in TrueSkill; from a model of openskill.
 
-    Where Elo needs many games to find a new policy's place, this one moves fast while it is unsure and slowly when it
-    has seen enough. It takes games of any number of sides, and sides of any number of policies, as they are.
+    Elo needs many games to rate a new policy; this rating changes fast while it is uncertain, and slowly after many
+    games. Games may have any number of sides, and sides any number of policies.
 
     Args:
-        model: The class of `openskill.models` whose numbers it takes, e.g. ``"PlackettLuce"``,
-            ``"BradleyTerryFull"``, ``"ThurstoneMostellerFull"``.
-        options: For that class: ``mu``, ``sigma``, ``beta``, ``tau``, …
+        model: Class in `openskill.models`, e.g. ``"PlackettLuce"``, ``"BradleyTerryFull"``,
+            ``"ThurstoneMostellerFull"``.
+        options: Arguments of that class: ``mu``, ``sigma``, ``beta``, ``tau``, …
 
     Raises:
         MissingExtraError: openskill is not installed (extra ``selfplay``).
-        ArgumentError: It has no such model.
+        ArgumentError: openskill has no such model.
     """
 
     def __init__(self, model: str = "PlackettLuce", **options: Any) -> None:
         models = import_extra("openskill.models", "OpenSkill", "pip install 'marlvec[selfplay]'")
         known = {kind.__name__: kind for kind in models.MODELS}
         if model not in known:
-            raise ArgumentError(f"openskill has no model {model!r}; it has {sorted(known)}")
+            raise ArgumentError(f"model: expected one of openskill's models {sorted(known)}, got {model!r}")
         self._model = known[model](**options)
         self._beliefs: dict[str, tuple[float, float]] = {}
 
     def _rate(self, teams: Sequence[tuple[str, ...]], scores: Sequence[float]) -> None:
         names = dict.fromkeys(name for team in teams for name in team)
         if len(names) == 1:
-            return  # a policy against itself says nothing
+            return  # a policy against itself carries no information
         given = [[self._belief(name) for name in team] for team in teams]
         found = self._model.rate(given, scores=list(scores))
-        # Who plays several sides moves by the sum of what each says, and gets surer by each.
+        # A policy that plays several sides changes by the sum of their changes; its uncertainty shrinks with each.
         beliefs = {name: self.belief(name) for name in names}
         for team, before, after in zip(teams, given, found, strict=True):
             for name, old, new in zip(team, before, after, strict=True):
@@ -55,7 +55,7 @@ class OpenSkill(Ratings):
         return self._model.rating(mu=mu, sigma=sigma)
 
     def belief(self, player: str) -> tuple[float, float]:
-        """Mean and standard deviation of what is believed of a policy.
+        """Return mean and standard deviation of a policy's skill.
 
         Args:
             player: The policy's id.
@@ -72,14 +72,14 @@ class OpenSkill(Ratings):
         return self.belief(player)[0]
 
     def lower_bound(self, player: str, deviations: float = 3.0) -> float:
-        """What a policy's skill is hardly below: the mean less some standard deviations.
+        """Return a lower bound of a policy's skill: the mean minus some standard deviations.
 
         Args:
             player: The policy's id.
-            deviations: How many.
+            deviations: Number of standard deviations.
 
         Returns:
-            On OpenSkill's scale.
+            The bound, on OpenSkill's scale.
         """
         mu, sigma = self.belief(player)
         return mu - deviations * sigma

@@ -13,29 +13,29 @@ from marlvec.selfplay.game import Game
 __all__ = ["Players", "Ratings", "begin_of", "expected_score"]
 
 Players = Sequence[str | Sequence[str]]
-"""Who played each side: a policy id, or several that played it together."""
+"""For each side, one policy id, or several that play it together."""
 
 
 class Ratings(ABC):
-    """One number per policy, by its games.
+    """One number per policy, from its games.
 
-    Games of two sides and of more, with draws. A policy that was never rated stands where all begin. Two runs that see
-    the same games in the same order get the same numbers.
+    Games may have two or more sides, and draws. A policy without games has the initial rating. Equal games in equal
+    order give equal ratings.
     """
 
     def add(self, game: Game) -> None:
-        """Take in a game."""
+        """Add a game."""
         self.rate(game.players, game.scores)
 
     def rate(self, players: Players, scores: Sequence[float]) -> None:
-        """Take in the result of a game, for all that took part.
+        """Add the result of a game for all players.
 
         Args:
-            players: Per side, who played it.
-            scores: Per side; the higher was better, equal ones drew.
+            players: For each side, the policies that played it.
+            scores: For each side; higher is better, equal scores are a draw.
 
         Raises:
-            ArgumentError: Not one score for each of two or more sides, or a NaN, or a side without players.
+            ArgumentError: Not one score for each of two or more sides, a score is NaN, or a side has no players.
         """
         teams = [(side,) if isinstance(side, str) else tuple(side) for side in players]
         if len(teams) != len(scores) or len(teams) < 2 or not all(teams):
@@ -49,22 +49,22 @@ class Ratings(ABC):
 
     @abstractmethod
     def rating(self, player: str) -> float:
-        """How well a policy plays; more is better.
+        """Return a policy's rating; more is better.
 
         Args:
             player: The policy's id.
 
         Returns:
-            Its rating; that of a new policy where it was never rated.
+            Its rating; the initial rating if it was never rated.
         """
 
     @abstractmethod
     def expected(self, one: str, other: str) -> float:
-        """What one policy may expect of a game against another: 1 is a sure win, 0.5 an even game.
+        """Return the expected score of one policy against another: 1 a sure win, 0.5 an even game.
 
         Args:
-            one: Its id.
-            other: The opponent's.
+            one: Policy id.
+            other: Policy id of the opponent.
 
         Returns:
             From 0 to 1.
@@ -73,24 +73,24 @@ class Ratings(ABC):
     @property
     @abstractmethod
     def players(self) -> tuple[str, ...]:
-        """All that have a rating of their own, in the order they came."""
+        """All rated policies, in order of their first rating."""
 
     def ranking(self) -> list[tuple[str, float]]:
-        """All and their ratings, the best first."""
+        """Return all policies with their ratings, the best first."""
         return sorted(((name, self.rating(name)) for name in self.players), key=lambda pair: -pair[1])
 
     @abstractmethod
     def copy(self, old: str, new: str) -> None:
-        """Have a policy begin where another one stands: a snapshot, where its learner is.
+        """Let a policy start with another policy's rating, e.g. a snapshot with its learner's.
 
         Args:
-            old: Id of the policy that has a rating.
-            new: Id of the one that begins.
+            old: Id of the policy with the rating.
+            new: Id of the policy that starts.
         """
 
     @abstractmethod
     def forget(self, player: str) -> None:
-        """Have a policy stand again where all begin.
+        """Reset a policy to the initial rating.
 
         Args:
             player: The policy's id.
@@ -98,14 +98,14 @@ class Ratings(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as plain data."""
+        """Return the ratings as plain data."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave.
+        """Load a state from `state_dict`.
 
         Raises:
-            ArgumentError: It is something else; nothing has changed.
+            ArgumentError: Not such a state; nothing has changed.
         """
 
     def __repr__(self) -> str:
@@ -114,7 +114,7 @@ class Ratings(ABC):
 
 
 def begin_of(fixed: Mapping[str, float] | None, initial: float | None) -> tuple[dict[str, float], float]:
-    """Ratings that are fixed, and where all others begin: on the same scale, so in the middle of those, or at 1000.
+    """Return the fixed ratings and the initial one: the given one, the mean of the fixed ones, or 1000.
 
     Raises:
         ArgumentError: A number is NaN or infinite.
@@ -127,6 +127,6 @@ def begin_of(fixed: Mapping[str, float] | None, initial: float | None) -> tuple[
 
 
 def expected_score(one: float, other: float) -> float:
-    """What a game brings on Elo's scale, where 400 points make ten to one."""
-    # Beyond 40 powers of ten a float cannot distinguish it from 1; without a bound it would overflow.
+    """Return the expected score on Elo's scale, where 400 points are odds of ten to one."""
+    # Beyond 40 powers of ten the result equals 1 in floats; without the bound it would overflow.
     return 1.0 / (1.0 + math.pow(10.0, min(max((other - one) / 400.0, -40.0), 40.0)))

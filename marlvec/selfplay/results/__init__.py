@@ -1,1 +1,1 @@
-"""What matches came to."""
+"""Results of matches."""

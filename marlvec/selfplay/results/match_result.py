@@ -22,13 +22,13 @@ __all__ = ["WinRate", "MatchResult"]
 
 @dataclass(frozen=True, slots=True)
 class WinRate:
-    """Mean score over some games, and the interval it is believed to lie in.
+    """Mean score over some games, with a confidence interval.
 
     Attributes:
-        mean: Mean score: wins 1, draws 0.5, losses 0; NaN where there were no games.
-        low, high: Bounds of Wilson's interval. With draws it is wider than it had to be.
-        games: How many.
-        wins, draws, losses: How many scores were above, at and below 0.5.
+        mean: Mean score: wins 1, draws 0.5, losses 0; NaN without games.
+        low, high: Bounds of Wilson's interval. With draws it is wider than necessary.
+        games: Number of games.
+        wins, draws, losses: Number of scores above, at and below 0.5.
     """
 
     mean: float
@@ -41,7 +41,7 @@ class WinRate:
 
     @classmethod
     def of(cls, scores: Sequence[float], confidence: float = 0.95) -> WinRate:
-        """The win rate that these scores, one a game, each from 0 to 1, speak for.
+        """Compute a win rate from scores, one per game, each from 0 to 1.
 
         Returns:
             The rate with its interval.
@@ -70,15 +70,15 @@ class WinRate:
 
 @dataclass(frozen=True)
 class MatchResult:
-    """What came of a match: every game, and what they say together.
+    """The games of a match, and their statistics.
 
     Attributes:
         players: Ids of the policies.
         sides: Names of the sides.
         games: All games, in the order of the schedule.
-        lost: How often a game was lost to a fault of its env, and played anew.
-        unplayed: Games that could not be played, because their env was masked after faults.
-        confidence: Of the intervals.
+        lost: How often a game was lost to a fault of its env, and repeated.
+        unplayed: Games that were not played, because their env was masked after faults.
+        confidence: Level of the intervals.
     """
 
     players: tuple[str, ...]
@@ -99,13 +99,13 @@ class MatchResult:
         return sum(game.truncated for game in self.games)
 
     def unmoved(self, player: str | None = None) -> int:
-        """Games that were over before a policy's first move on some side.
+        """Count games that were over before a policy's first move on some side.
 
         Args:
             player: The policy's id; None: any policy.
 
         Returns:
-            How many.
+            The number of games.
         """
         return sum(
             any(player is None or player in game.players[game.sides.index(side)] for side in game.unmoved)
@@ -113,12 +113,12 @@ class MatchResult:
         )
 
     def win_rate(self, player: str, against: str | None = None, *, side: str | None = None) -> WinRate:
-        """How a policy did.
+        """Compute a policy's win rate.
 
         Args:
             player: Its id.
-            against: The opponent in the games that count; None: any.
-            side: Which side it must have played; None: any.
+            against: Count only games against this opponent; None: all.
+            side: Count only games in which the policy played this side; None: all.
 
         Returns:
             Games, wins, draws and losses, and the rate with its interval.
@@ -135,9 +135,9 @@ class MatchResult:
     def _check(self, player: str, against: str | None, side: str | None) -> None:
         for name in (player, against):
             if name is not None and name not in self.players:
-                raise KeyError(f"no player {name!r}; there are {list(self.players)}")
+                raise KeyError(f"no player {name!r}; the players are {list(self.players)}")
         if side is not None and side not in self.sides:
-            raise KeyError(f"no side {side!r}; there are {list(self.sides)}")
+            raise KeyError(f"no side {side!r}; the sides are {list(self.sides)}")
 
     @property
     def table(self) -> MatchTable:
@@ -148,7 +148,7 @@ class MatchResult:
         return table
 
     def rate(self, ratings: Ratings) -> Ratings:
-        """Have ratings take in all games, in the order of the schedule; returns them."""
+        """Add all games to ratings, in the order of the schedule; return the ratings."""
         for game in self.games:
             ratings.add(game)
         return ratings
@@ -159,12 +159,12 @@ class MatchResult:
     def _summary(self) -> str:
         parts = [f"{len(self.games)} games", f"{self.draws} drawn", f"{self.truncations} truncated"]
         parts += [f"{self.unmoved()} over before a side's first move"] * bool(self.unmoved())
-        parts += [f"{self.lost} lost and played anew"] * bool(self.lost)
+        parts += [f"{self.lost} lost and repeated"] * bool(self.lost)
         parts += [f"{self.unplayed} not played"] * bool(self.unplayed)
         return ", ".join(parts)
 
     def __rich__(self) -> RenderableType:
-        """Win rates with their intervals, in all and by side, and the table of match-ups."""
+        """Render win rates with their intervals, in total and by side, and the table of matches."""
         from rich.console import Group
         from rich.text import Text
 

@@ -23,12 +23,12 @@ __all__ = ["MatchTable", "WinCount"]
 
 @dataclass(frozen=True, slots=True)
 class WinCount:
-    """Wins, draws and losses; whole numbers where nothing decays.
+    """Wins, draws and losses; whole numbers without decay.
 
     Attributes:
-        wins: How many.
-        draws: Likewise.
-        losses: Likewise.
+        wins: Number of wins.
+        draws: Number of draws.
+        losses: Number of losses.
     """
 
     wins: float = 0.0
@@ -37,12 +37,12 @@ class WinCount:
 
     @property
     def games(self) -> float:
-        """How many in all."""
+        """Number of games."""
         return self.wins + self.draws + self.losses
 
     @property
     def win_rate(self) -> float:
-        """Wins and half the draws, as a share of the games; NaN where there were none."""
+        """Wins plus half the draws, as a share of the games; NaN without games."""
         return (self.wins + self.draws / 2) / self.games if self.games else math.nan
 
     def __sub__(self, other: WinCount) -> WinCount:
@@ -50,12 +50,12 @@ class WinCount:
 
 
 class MatchTable:
-    """Wins, draws and losses of each policy against each other one.
+    """Wins, draws and losses of each policy against each other policy.
 
-    With more than two sides, each pair of them is a result of its own. A policy against itself is none.
+    With more than two sides, each pair of sides counts as one result. Results of a policy against itself are ignored.
 
     Args:
-        decay: What a result counts after the next one of the same two: 1 keeps all, 0.99 forgets slowly, so that the
+        decay: Weight of earlier results of a pair after each new one: 1 keeps all, 0.99 forgets slowly, so that the
             table follows a policy that learns.
 
     Raises:
@@ -69,7 +69,7 @@ class MatchTable:
         if not 0 < decay <= 1:
             raise ArgumentError(f"decay must be above 0 and at most 1, got {decay!r}")
         self.decay = decay
-        self._pairs: dict[tuple[str, str], WinCount] = {}  # both ways round
+        self._pairs: dict[tuple[str, str], WinCount] = {}  # in both orders
         self._totals: dict[str, WinCount] = {}  # never decay
 
     def __repr__(self) -> str:
@@ -77,22 +77,22 @@ class MatchTable:
 
     @property
     def players(self) -> tuple[str, ...]:
-        """All that have a result, in the order they came."""
+        """All policies with a result, in order of their first one."""
         return tuple(self._totals)
 
     def add(self, game: Game) -> None:
-        """Take in a game."""
+        """Add a game."""
         for i, j in combinations(range(len(game.players)), 2):
             for one in game.players[i]:
                 for other in game.players[j]:
                     self.add_result(one, other, game.scores[i] - game.scores[j])
 
     def add_result(self, one: str, other: str, margin: float) -> None:
-        """Take in one result.
+        """Add one result.
 
         Args:
             one: A policy.
-            other: Its opponent; a result against itself changes nothing.
+            other: Its opponent; a result of a policy against itself is ignored.
             margin: Above 0: ``one`` won; 0: a draw; below 0: ``other`` won.
         """
         if one == other:
@@ -104,19 +104,19 @@ class MatchTable:
             self._totals[a] = _plus(self._totals.get(a, WinCount()), new, 1.0)
 
     def win_count(self, one: str, other: str) -> WinCount:
-        """Results of one policy against another, less what has decayed; of no games where they never met.
+        """Return the results of one policy against another, with decay; zeros if they never met.
 
         Args:
-            one: Its id.
-            other: The opponent's.
+            one: Policy id.
+            other: Policy id of the opponent.
 
         Returns:
-            Wins, draws and losses; fractions where they have decayed.
+            Wins, draws and losses; fractions with decay.
         """
         return self._pairs.get((one, other), WinCount())
 
     def total(self, player: str) -> WinCount:
-        """All results of a policy since it came, nothing decayed.
+        """Return all results of a policy, without decay.
 
         Args:
             player: The policy's id.
@@ -127,11 +127,11 @@ class MatchTable:
         return self._totals.get(player, WinCount())
 
     def win_rate(self, one: str, other: str) -> float:
-        """Wins and half the draws of one policy against another, as a share; NaN where they never met.
+        """Return wins plus half the draws of one policy against another, as a share; NaN if they never met.
 
         Args:
-            one: Its id.
-            other: The opponent's.
+            one: Policy id.
+            other: Policy id of the opponent.
 
         Returns:
             From 0 to 1, or NaN.
@@ -139,11 +139,11 @@ class MatchTable:
         return self.win_count(one, other).win_rate
 
     def payoffs(self, players: Sequence[str] | None = None, *, unknown: float = math.nan) -> NDArray[np.float64]:
-        """Win rates of all against all: (P, P), row against column, 0.5 on the diagonal.
+        """Return the win rates of all against all: (P, P), row against column, 0.5 on the diagonal.
 
         Args:
-            players: Whose; None: all of them.
-            unknown: Stands where two never met.
+            players: Policy ids; None: all.
+            unknown: Value for pairs that never met.
 
         Returns:
             (P, P) float64.
@@ -158,7 +158,7 @@ class MatchTable:
         return rates
 
     def forget(self, player: str) -> None:
-        """Drop all of a policy's results; others keep their totals.
+        """Drop all of a policy's results; the totals of its opponents stay.
 
         Args:
             player: The policy's id.
@@ -166,10 +166,10 @@ class MatchTable:
         self._totals.pop(player, None)
         self._pairs = {pair: count for pair, count in self._pairs.items() if player not in pair}
 
-    # --- to look at, and to keep
+    # --- display and state
 
     def __rich__(self) -> RenderableType:
-        """For the terminal: wins, draws and losses, row against column."""
+        """Render wins, draws and losses, row against column, for the terminal."""
         from rich.console import Group
         from rich.text import Text
 
@@ -182,17 +182,17 @@ class MatchTable:
         return Group(Text("wins–draws–losses", "italic"), WholeTable(columns, rows))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as plain data."""
+        """Return the table as plain data."""
         return {
             "pairs": [[a, b, t.wins, t.draws, t.losses] for (a, b), t in self._pairs.items()],
             "totals": [[a, t.wins, t.draws, t.losses] for a, t in self._totals.items()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave.
+        """Load a state from `state_dict`.
 
         Raises:
-            ArgumentError: It is something else; nothing has changed.
+            ArgumentError: Not such a state; nothing has changed.
         """
         try:
             pairs = {(a, b): WinCount(*numbers) for a, b, *numbers in state["pairs"]}

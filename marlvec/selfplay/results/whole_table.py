@@ -1,4 +1,4 @@
-"""`WholeTable`: a table for the terminal that is never cut."""
+"""`WholeTable`: a table for the terminal that truncates no cell."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
 __all__ = ["Column", "WholeTable"]
 
 Column = tuple[str, Literal["left", "right"]]
-"""A heading, and on which side its cells stand."""
-_NO_LIMIT = 10_000  # columns of a terminal
+"""Heading and alignment of a column."""
+_NO_LIMIT = 10_000  # width in characters
 
 
 class WholeTable:
-    """Rows and columns where the terminal has room for every number and id as it is; else a block of lines a row.
+    """A table if the terminal is wide enough for all numbers and ids; otherwise one block of lines per row.
 
     Args:
-        columns: Headings, and on which side their cells stand.
-        rows: Cells; the first of a row is what the row is about.
+        columns: Headings and alignments.
+        rows: Cells; the first cell names the row.
     """
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[Sequence[str | Text]]) -> None:
         self._columns, self._rows = columns, rows
 
     def fits(self, console: Console, width: int | None = None) -> bool:
-        """Whether there is room for the table.
+        """Return whether the table fits.
 
         Args:
-            console: Where it would be printed.
-            width: Columns; None: the console's.
+            console: The console to print to.
+            width: Width in characters; None: the console's.
         """
         from rich.measure import Measurement
 

@@ -224,7 +224,7 @@ def test_what_a_client_sees_wrong_itself_is_never_sent() -> None:
             ),
             (ArgumentError, "unknown agents", lambda: client.get_action(episode, {"c": obs_of(1)})),
             (ArgumentError, "expected a dict", lambda: client.get_action(episode, obs_of(1))),
-            (ArgumentError, "expected those of", lambda: client.log_action(episode, both(1), {"a": 1})),
+            (ArgumentError, "expected actions of", lambda: client.log_action(episode, both(1), {"a": 1})),
             (ContractError, "finite number", lambda: client.log_returns(episode, {"a": float("nan")})),
             (ContractError, "finite number", lambda: client.log_returns(episode, {"a": "x"})),
             (ContractError, "does not go over", lambda: client.log_returns(episode, {}, {"a": {"x": object()}})),
@@ -233,7 +233,7 @@ def test_what_a_client_sees_wrong_itself_is_never_sent() -> None:
             (ArgumentError, "terminated or truncated", lambda: client.end_agents(episode, both(1), terminated=False)),
             (ArgumentError, "who do not end", lambda: client.end_agents(episode, {"a": None}, truncated={"b": True})),
             (StateError, "nothing was asked", lambda: client.wait_for_action(episode)),
-            (StateError, "of this id runs", lambda: client.start_episode(episode)),
+            (StateError, "with this id runs", lambda: client.start_episode(episode)),
             (EpisodeOver, "no episode 'other' runs", lambda: client.get_action("other", both(1))),
             (StateError, "the server decides", client.update_weights),
         ):
@@ -502,7 +502,7 @@ def test_local_arguments() -> None:
     with external.make(served_spaces(), 1) as envs, Server(envs) as server:
         two = {"x": Counting(), "y": Counting()}
         for local, what in (
-            (LocalInference(policies=two), "policy_mapping must name"),
+            (LocalInference(policies=two), "policy_mapping: expected a policy for each agent"),
             (LocalInference(policies=two, policy_mapping={"a": "x"}), "for each of"),
             (LocalInference(policies=two, policy_mapping="z"), "one of"),
         ):

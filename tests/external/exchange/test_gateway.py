@@ -287,7 +287,7 @@ WRONG: list[tuple[str, type[Exception], str, Callable[[ExternalEpisode], None]]]
     ("object", ContractError, "agent 'a'", lambda e: put(e, {"a": np.array([None, 1])})),
     ("unknown agent", ArgumentError, "unknown agents 'c'; there are 'a', 'b'", lambda e: put(e, {"c": see(0, 0)})),
     ("no dict", ArgumentError, "expected a dict", lambda e: put(e, see(0, 0))),
-    ("nobody", StateError, "got none", lambda e: put(e, {})),
+    ("nobody", StateError, "obs is empty", lambda e: put(e, {})),
     ("action", ContractError, "action of agent 'a'.*5", lambda e: e.log_action(HERE, {"a": 5})),
     ("action of another", ArgumentError, "'b'", lambda e: e.log_action(HERE, {"a": 1, "b": 1})),
     ("no action", StateError, r"\['b'\].*no action", lambda e: e.log_action({**HERE, "b": see(0, 0)}, {"a": 1})),
@@ -295,10 +295,10 @@ WRONG: list[tuple[str, type[Exception], str, Callable[[ExternalEpisode], None]]]
     ("reward of two", ContractError, "finite number", lambda e: e.log_returns({"a": [1, 2]})),
     ("reward of nobody", ArgumentError, "unknown agents 'z'", lambda e: e.log_returns({"z": 1})),
     ("mask", ContractError, "mask of agent 'a'", lambda e: put(e, HERE, masks={"a": [1, 1]})),
-    ("empty mask", ContractError, "something allowed", lambda e: put(e, HERE, masks={"a": [0] * 5})),
+    ("empty mask", ContractError, "at least one allowed action", lambda e: put(e, HERE, masks={"a": [0] * 5})),
     ("mask of another", ArgumentError, "'b'", lambda e: put(e, HERE, masks={"b": [1] * 5})),
     ("info", ContractError, "info of agent 'a'", lambda e: e.log_returns({}, {"a": 3})),  # type: ignore[dict-item]
-    ("our words", ArgumentError, "of marlvec's own", lambda e: e.log_returns({}, {"a": {"off_policy_action": 9}})),
+    ("our words", ArgumentError, "is reserved", lambda e: e.log_returns({}, {"a": {"off_policy_action": 9}})),
     ("no end", ArgumentError, "terminated or truncated", lambda e: e.end_agents({"a": None}, terminated=False)),
     ("end of nobody", ArgumentError, "unknown agents 'z'", lambda e: e.end({"z": see(0, 0)})),
     ("final", ContractError, "observation of agent 'b'", lambda e: e.end({"b": see(0)})),
@@ -475,7 +475,7 @@ def test_callbacks_that_fail_are_nobody_elses_affair(envs: ExternalVectorEnv, ca
     collecting.collect(episodes=1)
     play(envs.gateway.begin(), stamp=2)
     assert len(collecting.wait()["main"]) == 5
-    assert [record.message for record in caplog.records] == ["a callback of an episode outside has failed"] * 2
+    assert [record.message for record in caplog.records] == ["a callback of an external episode has failed"] * 2
 
 
 def test_what_the_collector_drops_is_told(envs: ExternalVectorEnv) -> None:

@@ -188,7 +188,7 @@ def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
             (3, "got int"),
             ([], "empty list"),
             (batch.map(lambda rows: rows.drop("next_env_t")), "lack the columns"),
-            (Minari([1]), "of one agent"),
+            (Minari([1]), "has one agent"),
         ):
             with pytest.raises(ArgumentError, match=says):
                 replay(dataset, envs)

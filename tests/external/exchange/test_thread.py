@@ -133,7 +133,8 @@ def test_what_run_leaves_behind_is_lost() -> None:
         collector = collecting(envs)
         with Leaver(envs, episodes=1), pytest.raises(DriverGone, match="no driver is left"):
             collector.collect(episodes=1)
-        assert [fault.summary for fault in envs.faults] == ["DriverGone: Leaver.run() returned before it had ended"]
+        summary = "DriverGone: Leaver.run() returned while the episode was running"
+        assert [fault.summary for fault in envs.faults] == [summary]
 
 
 @pytest.mark.checklist(123)

@@ -54,9 +54,9 @@ def test_two_that_fit(token: str | None) -> None:
         (
             None,
             TOKEN,
-            "and this client has none; token=marlvec.external.find_token.. takes .* MARLVEC_TOKEN",
+            "and this client has none; token=marlvec.external.find_token.. reads .* MARLVEC_TOKEN",
         ),
-        (TOKEN, None, "this client has a token, and the server asks for none"),
+        (TOKEN, None, "this client has a token, but the server requires none"),
     ],
 )
 def test_tokens_that_do_not_fit(client_token: str | None, server_token: str | None, what: str) -> None:
@@ -117,8 +117,8 @@ def test_proofs_differ_by_role() -> None:
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
-        ({"versions": [0]}, r"speaks version 1 of the protocol, the client \[0\]"),
-        ({"versions": [999, 1000]}, r"speaks version 1 of the protocol, the client \[999, 1000\]"),
+        ({"versions": [0]}, r"speaks version 1 of the protocol, the client speaks \[0\]"),
+        ({"versions": [999, 1000]}, r"speaks version 1 of the protocol, the client speaks \[999, 1000\]"),
         ({"features": ["resume", "telepathy"]}, r"features \['resume', 'weights'\], the client needs \['telepathy'\]"),
     ],
 )

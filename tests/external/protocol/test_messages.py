@@ -91,8 +91,8 @@ def test_the_header_is_as_the_page_says() -> None:
 @pytest.mark.parametrize(
     ("data", "what"),
     [
-        (b"", "24 bytes at least"),
-        (b"mv\1\6" + b"\0" * 19, "24 bytes at least, this one has 23"),
+        (b"", "expected at least 24 bytes"),
+        (b"mv\1\6" + b"\0" * 19, "expected at least 24 bytes, got 23"),
         (b"vm\1\6" + b"\0" * 20, "not marlvec's"),
         (b"mv\1\6" + struct.pack(">IQQ", 1, 0, 0), "flags must be 0"),
         (b"mv\1\6" + struct.pack(">IQQ", 0, MAX_NUMBER + 1, 0), r"below 2\*\*53"),

@@ -48,7 +48,7 @@ def test_what_was_told_is_not_kept() -> None:
     assert stream.missing(3) == []
     assert stream.kept_bytes == 0
     for say in (stream.acknowledge, stream.missing):
-        with pytest.raises(ProtocolError, match="message 4 cannot have come: the last one sent was 3"):
+        with pytest.raises(ProtocolError, match="message 4 cannot have been received: the last one sent was 3"):
             say(4)
 
 

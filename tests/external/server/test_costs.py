@@ -125,8 +125,8 @@ def test_whatever_grows_is_counted_and_refused(how: str) -> None:
         assert [error.fields["code"] for error in errors] == ["limit"]
         assert peak - before < 3 * TOTAL, f"{(peak - before) / 2**20:.1f} MiB"
         assert after - before < TOTAL // 2, f"{(after - before) / 2**20:.1f} MiB are kept of who is gone"
-        assert there.server._loop.session_manager._whole.rows == 0
-        assert there.server._loop.session_manager._whole.said == 0
+        assert there.server._loop.session_manager._all_accounts.rows == 0
+        assert there.server._loop.session_manager._all_accounts.pending == 0
         with Raw(there.url) as other:  # and all others are as well off as before
             assert begin(other).type is Type.OK
             assert other.ask(Type.RETURNS, episode=1, rewards={"a": 1.0}).type is Type.OK
@@ -159,7 +159,7 @@ def test_rows_of_who_is_gone_count_and_go_before_those_who_are_there() -> None:
                 raw.wait_for_end()
         until(lambda: there.server.clients == 1)
         there.server._loop.session_manager._spare_memory()
-        assert there.server._loop.session_manager._whole.rows <= TOTAL
+        assert there.server._loop.session_manager._all_accounts.rows <= TOTAL
         assert modest.ask(Type.RETURNS, episode=1, rewards={"a": 1.0}).type is Type.OK
 
 
@@ -186,7 +186,7 @@ def test_who_brings_rows_faster_than_they_are_taken_waits_and_loses_nothing() ->
                 assert raw.get().type is Type.OK
             raw.step(2)
             assert raw.ask(Type.END, episode=1, obs={}, truncated=True).type is Type.OK
-            until(lambda: there.server._loop.session_manager._whole.rows == 0)
+            until(lambda: there.server._loop.session_manager._all_accounts.rows == 0)
         finally:
             there.stop(thread)
         assert not there.envs.faults
@@ -197,19 +197,19 @@ def test_an_account_follows_what_is_said_and_taken() -> None:
         account = Account(10**6)
         episode = envs.gateway.begin(account=account)
         episode.log_returns({"a": 1.0}, {"a": {"x": np.zeros(1000)}})
-        said = account.said
+        said = account.pending
         assert said > 8000
         episode.log_returns({}, {"a": {"x": np.zeros(1000)}})
-        assert account.said == said  # in place of what was there
+        assert account.pending == said  # in place of what was there
         episode.log_returns({}, {"a": {"x": 1.0}})
-        assert account.said < 1000
+        assert account.pending < 1000
         episode.log_action({"a": obs_of(1), "b": obs_of(1)}, ACTIONS)
-        assert account.said == 0
+        assert account.pending == 0
         assert account.rows > 1000
         episode.end_agents({"a": obs_of(2)})
-        assert account.said > 0
+        assert account.pending > 0
         episode.abandon(RuntimeError())
-        assert (account.said, account.rows) == (0, 0)
+        assert (account.pending, account.rows) == (0, 0)
         for _ in range(3):
             episode = envs.gateway.begin(account=account)
             episode.log_action({"a": obs_of(1), "b": obs_of(1)}, ACTIONS)
