@@ -92,7 +92,11 @@ def build_pool(recipes: Sequence[EnvRecipe], autoreset_mode: str) -> Pool:
         if recipe.render_mode != first.render_mode:
             raise ArgumentError(f"{name}: one pool has one render mode, and env {recipe.env_index} another than env 0")
     if first.wrappers:
-        raise ArgumentError(f"{name}: a pool's envs are not in reach of wrappers; backend='async' has envs of its own")
+        names = ", ".join(getattr(wrapper, "__name__", None) or repr(wrapper) for wrapper in first.wrappers)
+        raise ArgumentError(
+            f"wrappers=[{names}]: {name} is a pool, whose envs cannot be wrapped one by one; leave them out, or use "
+            f"backend='async' where it has such envs"
+        )
     if first.agents != "auto":
         raise ArgumentError(f"{name}: a pool says itself who its agents are; leave agents={first.agents!r} out")
     if first.lenient:
@@ -117,6 +121,11 @@ def build_pool(recipes: Sequence[EnvRecipe], autoreset_mode: str) -> Pool:
         pool = adapt_pool(built)
         if pool.num_envs != len(recipes):
             raise ContractError(f"{name}: expected a pool of num_envs={len(recipes)}, got one of {pool.num_envs}")
+        if first.pad and len(pool.spec.groups) > 1:
+            raise ArgumentError(
+                f"pad=True: {name} is a pool, whose agents keep their own spaces; leave it out, and take observations "
+                f"and actions as dicts of the groups {[group.name for group in pool.spec.groups]}"
+            )
     except BaseException:
         if hasattr(built, "close"):
             built.close()
