@@ -30,6 +30,8 @@ if typing.TYPE_CHECKING:
     from marlvec.vector import (
         AsyncVectorEnv,
         Fault,
+        JaxRows,
+        JaxWorld,
         NativeVectorEnv,
         PerEnv,
         PoolVectorEnv,
@@ -57,8 +59,9 @@ else:
         ),
         "marlvec.registry": "register",
         "marlvec.vector": (
-            "AsyncVectorEnv Fault NativeVectorEnv PerEnv PoolVectorEnv RestartLimit SyncVectorEnv ThreadVectorEnv "
-            "VectorEnv VectorStep env_seeds infos_from_list infos_to_list load_state save_state tile_frames"
+            "AsyncVectorEnv Fault JaxRows JaxWorld NativeVectorEnv PerEnv PoolVectorEnv RestartLimit SyncVectorEnv "
+            "ThreadVectorEnv VectorEnv VectorStep env_seeds infos_from_list infos_to_list load_state save_state "
+            "tile_frames"
         ),
     }
 
@@ -97,6 +100,8 @@ __all__ = [
     "save_state",
     "load_state",
     "MultiAgentEnv",
+    "JaxWorld",
+    "JaxRows",
     "RecordVideo",
     "tile_frames",
     "connectors",

@@ -26,7 +26,7 @@ SURFACE = {
         Collector MultiAgentBatch SampleBatch
         Policy RandomPolicy FunctionPolicy ScriptedPolicy PolicyMap save_checkpoint load_checkpoint
         Callback LiveTable TensorBoardLogger JSONLinesLogger
-        MultiAgentEnv
+        MultiAgentEnv JaxWorld JaxRows
     """,
     "marlvec.connectors": """
         ActionConnector AgentConnector AgentTable Connector LearnerConnector Pipeline RowRandom Rows

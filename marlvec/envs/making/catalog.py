@@ -16,8 +16,11 @@ from marlvec.envs.wrappers.seed_stream import SeedStream
 
 __all__ = [
     "ENVPOOL",
+    "JAX",
+    "JAXMARL",
     "LIBRARIES",
     "OPENSPIEL",
+    "PGX",
     "VMAS",
     "atari_env",
     "catalog",
@@ -32,12 +35,20 @@ ENVPOOL = "envpool"
 """Family, and namespace of ids, of EnvPool's tasks."""
 OPENSPIEL = "openspiel"
 """Family, and namespace of ids, of OpenSpiel's games."""
+JAX = "jax"
+"""Family of JAX worlds of users' own."""
+JAXMARL = "jaxmarl"
+"""Family, and namespace of ids, of JaxMARL's envs."""
+PGX = "pgx"
+"""Family, and namespace of ids, of Pgx's games."""
 VMAS = "vmas"
 """Family, and namespace of ids, of VMAS's scenarios."""
 
 LIBRARIES = {
     ENVPOOL: ("marlvec.vector.pools.envpool_tasks:build", "task_id", "envpool"),
     OPENSPIEL: ("marlvec.envs.openspiel:OpenSpielEnv", "game", "pyspiel"),
+    JAXMARL: ("marlvec.vector.pools.jax.jaxmarl:JaxMarlWorld", "env_id", "jaxmarl"),
+    PGX: ("marlvec.vector.pools.jax.pgx:PgxWorld", "game", "pgx"),
     VMAS: ("marlvec.vector.pools.vmas:build", "scenario", "vmas"),
 }
 """Families whose libraries know their ids: what builds an env, by which argument, and the package it needs."""

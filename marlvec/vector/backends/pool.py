@@ -76,6 +76,7 @@ class PoolVectorEnv(InProcessVectorEnv):
         self._command_targets: dict[int, CommandTarget] = {}
         self._bind(spec, buffers)
         self._action_writer = ActionWriter(spec, grouped=self.grouped, validate=chosen.validate, always=True)
+        self._pool.warm_up()
 
     def _request_reset(self, call: str, seed: Any, options: Options, env_ids: EnvIds | None) -> None:
         ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)

@@ -119,6 +119,9 @@ class Pool(ABC):
     fills_idle: bool = False
     brings_state: bool = False
 
+    def warm_up(self) -> None:
+        """Do what takes time once, before the first call: compile, allocate. ``brings_state`` is set by now."""
+
     def action_dtype(self, leaf: Leaf) -> np.dtype[Any]:
         """Return the dtype in which `send` takes actions of this leaf; the leaf's own by default."""
         return leaf.dtype

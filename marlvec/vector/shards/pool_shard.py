@@ -58,8 +58,8 @@ class PoolShard(BatchedShard):
         self._groups = pool.spec.groups
         self._members = [list(group.agents) for group in self._groups]
         self._harmless = [[_harmless(leaf.space) for leaf in group.action_tree.leaves] for group in self._groups]
-        self._declares_masks = all(group.choices == group.mask_size for group in self._groups)
-        self._masked = any(group.mask_size is not None for group in self._groups)  # a mask has been written
+        self._declares_mask = [group.mask_size is not None for group in self._groups]
+        self._masked = any(self._declares_mask)  # a mask has been written
 
     def attach(self, buffers: Buffers) -> None:
         super().attach(buffers)
@@ -313,6 +313,9 @@ class PoolShard(BatchedShard):
             return reply.env_ids
         if reply.finals is not None:
             report.final_infos.update(reply.finals.infos)
+            if reply.columns:
+                self._final_columns.write(over, {path: column[done] for path, column in reply.columns.items()})
+                self._columns.forget(over)
             self._phases.on(over, BatchedEvent.FOLLOW)
             return reply.env_ids
         if reply.columns:
@@ -362,11 +365,11 @@ class PoolShard(BatchedShard):
                 buffers.clear_masks(rows)
             return
         everyone_acts = np.count_nonzero(acting) == acting.size
-        for members, given, mask in zip(self._members, reply.masks, buffers.action_masks, strict=True):
+        for g, (given, mask) in enumerate(zip(reply.masks, buffers.action_masks, strict=True)):
             if given is not None and mask is not None:
-                mask[rows] = given if everyone_acts else given | ~acting[:, members, None]
+                mask[rows] = given if everyone_acts else given | ~acting[:, self._members[g], None]
                 self._masked = True
-                if not self._declares_masks:
+                if not self._declares_mask[g]:
                     buffers.gave_mask[rows] = True
 
     def _snapshot(self, reply: PoolReply, ended: BoolArray) -> None:
