@@ -16,7 +16,7 @@ import gymnasium
 
 from marlvec.arguments import whole_number
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.making.catalog import JAX, LIBRARIES, catalog, gymnasium_entry, library_entry
+from marlvec.envs.making.catalog import JAX, LIBRARIES, catalog, gymnasium_entry, jax_entries, library_entry
 from marlvec.envs.making.factory import EnvEntry, EnvFactory, builder_hint
 from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, UnknownEnvError
 
@@ -177,7 +177,7 @@ def listing(*, with_gymnasium: bool = False) -> list[EnvRow]:
     Args:
         with_gymnasium: Whether to list Gymnasium's own envs too.
     """
-    entries = list(_entries.values())
+    entries = [*_entries.values(), *jax_entries()]
     if with_gymnasium:
         entries += map(gymnasium_entry, _gymnasium_ids())
     return [EnvRow(e.id, e.family, e.extra, all(map(_is_installed, _packages(e)))) for e in entries]

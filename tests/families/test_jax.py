@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 import marlvec
 from marlvec.errors import ArgumentError, ContractError, MissingExtraError
-from marlvec.testing import check_vector_env
+from marlvec.testing import check_env, check_vector_env
 
 MODES = ("same_step", "next_step", "disabled")
 NUM_ENVS = 6
@@ -321,6 +323,23 @@ def test_they_keep_the_contract_of_vector_envs(world: Any) -> None:
     assert "autoreset" in check_vector_env(lambda **settings: marlvec.make(world, 3, **settings))
 
 
+@pytest.mark.parametrize("world", [Chase, RACE], ids=["a class", "a world"])
+def test_check_env_plays_them(world: Any) -> None:
+    assert check_env(world, episodes=1, raise_first=False) == []
+
+
+def test_check_env_finds_what_is_wrong() -> None:
+    class Paints(Race):
+        name = "paints"
+        observation_spaces = (Box(0, 1, (2,), np.float32),) * 2
+
+    found = check_env(Paints, episodes=1, raise_first=False)
+    assert [one.check for one in found] == ["observations"]
+    found = check_env(lambda: Broken(step={"rewards": np.zeros(3)}), raise_first=False)
+    assert [one.check for one in found] == ["form"]
+    assert "rewards: expected shape (2,), as declared, got float32 of shape (3,)" in found[0].got
+
+
 def test_they_can_be_registered_as_classes_and_as_they_are() -> None:
     marlvec.register("tests/race_v1", Race, kwargs={"goal": 5}, overwrite=True)
     marlvec.register("tests/short_race_v1", Race(goal=3), overwrite=True)
@@ -425,3 +444,19 @@ def test_a_world_that_breaks_the_protocol_is_refused_when_it_is_made(wrong: Any,
 def test_spaces_that_change_are_refused() -> None:
     with pytest.raises(ContractError, match=r"changing.spec\(\): spaces: expected the same at every look, got others"):
         marlvec.make(Changing, 2)
+
+
+def test_the_page_has_a_world_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "jax.md").read_text(encoding="utf-8")
+    (code,) = [
+        block for block in re.findall(r"^```python\n(.*?)^```$", page, re.S | re.M) if "class Rendezvous" in block
+    ]
+    exec(compile(code.replace("num_envs=1024", "num_envs=8"), "jax.md", "exec"), {"__name__": "page"})
+    assert capsys.readouterr().out == "('red', 'blue') (8, 2, 4) (8, 2)\n"
+    assert check_env(_loaded(code), episodes=1, raise_first=False) == []
+
+
+def _loaded(code: str) -> Any:
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(code.partition("with marlvec.make")[0], "jax.md", "exec"), names)
+    return names["Rendezvous"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ pytest.importorskip("jaxmarl", reason="the extra `jaxmarl` is not installed")
 jnp = jax.numpy
 
 from marlvec.vector.pools.jax.jaxmarl import JaxMarlWorld  # noqa: E402  (jaxmarl first)
+from tests.examples.scripts import run  # noqa: E402
 
 MODES = ("same_step", "next_step", "disabled")
 NUM_ENVS = 5
@@ -201,3 +204,13 @@ def test_what_is_refused_says_why() -> None:
         marlvec.make("jaxmarl/halfcheetah_6x1", 2)
     with pytest.raises(EnvArgumentError, match="speed"):
         marlvec.make("jaxmarl/switch_riddle", 2, speed=3)
+
+
+def test_the_example_learns_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At small size: it trains, saves, goes on, and plays battles in the end."""
+    pytest.importorskip("torch")
+    small = ("--num-envs", 8, "--num-steps", 16, "--games", 4, "--checkpoint", tmp_path / "run")
+    run("mappo_smax", "--total-timesteps", 256, *small)
+    run("mappo_smax", "--total-timesteps", 512, *small, "--resume")
+    said = capsys.readouterr().out
+    assert len(re.findall(r"^  (?: random|marines): return \d\.\d\d, battles won \d+%$", said, re.M)) >= 2

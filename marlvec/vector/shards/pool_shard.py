@@ -378,7 +378,7 @@ class PoolShard(BatchedShard):
         rows = np.flatnonzero(ended[:, 0] if ended.shape[1] == 1 else ended.any(axis=1))
         if finals is not None:
             self._copy_finals(reply.env_ids[finals.rows], ended[finals.rows], finals.obs)
-            rows = np.setdiff1d(rows, finals.rows, assume_unique=True)
+            rows = rows[~np.isin(rows, finals.rows)] if len(rows) > len(finals.rows) else rows[:0]
         if len(rows):
             obs = [[leaf[rows] for leaf in leaves] for leaves in reply.obs]
             self._copy_finals(reply.env_ids[rows], ended[rows], obs)

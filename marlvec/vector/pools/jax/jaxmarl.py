@@ -40,10 +40,10 @@ class JaxMarlWorld(JaxWorld):
 
     def __init__(self, env_id: str, **kwargs: Any) -> None:
         self.name = f"jaxmarl/{env_id}"
-        jaxmarl = import_suite("jaxmarl", f"env {self.name!r}", "jaxmarl")
-        check_known("jaxmarl", env_id, jaxmarl.registration.registered_envs)
+        registration = import_suite("jaxmarl.registration", f"env {self.name!r}", "jaxmarl")
+        check_known("jaxmarl", env_id, registration.registered_envs)
         self._jax = jax = import_suite("jax", f"env {self.name!r}", "jax")
-        self.env = env = self._make(jaxmarl, env_id, kwargs)
+        self.env = env = self._make(registration, env_id, kwargs)
         self.agents = tuple(env.agents)
         key = jax.eval_shape(lambda: jax.random.key(0))
         obs, state = jax.eval_shape(env.reset, key)
@@ -143,11 +143,11 @@ class JaxMarlWorld(JaxWorld):
                 of_env[name] = jnp.asarray(value)
         return of_env, of_agents
 
-    def _make(self, jaxmarl: Any, env_id: str, kwargs: dict[str, Any]) -> Any:
+    def _make(self, registration: Any, env_id: str, kwargs: dict[str, Any]) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Overcooked's, which would rather be its second version
             try:
-                return jaxmarl.make(env_id, **_by_name(env_id, kwargs))
+                return registration.make(env_id, **_by_name(env_id, kwargs))
             except (ImportError, ValueError) as error:
                 if "is not installed" not in str(error):
                     raise
@@ -187,7 +187,6 @@ def _as_gymnasium(space: Any, name: str) -> Space[Any]:
     if kind == "MultiDiscrete":
         return MultiDiscrete(np.asarray(space.num_categories))
     if kind == "Box":
-        return Box(
-            np.asarray(space.low, np.float32), np.asarray(space.high, np.float32), tuple(space.shape), np.float32
-        )
+        low, high = (np.broadcast_to(np.asarray(end, np.float32), space.shape) for end in (space.low, space.high))
+        return Box(low, high, tuple(space.shape), np.float32)
     raise ContractError(f"{name}: action space: expected Discrete, MultiDiscrete or Box, got {space}")

@@ -64,10 +64,20 @@ class PgxWorld(JaxWorld):
 
     def _rows(self, state: Any) -> JaxRows:
         jnp = self._jax.numpy
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pgx would have the observation of the player to move alone
-            obs = self._jax.vmap(self.env.observe, in_axes=(None, 0))(state, jnp.asarray(self._players))
+        turn = self._players == state.current_player
+        obs = self._observe(state, turn)
         if obs.dtype == bool:
             obs = obs.astype(jnp.int8)
-        turn = self._players == state.current_player
         return JaxRows(obs, acting=turn, action_masks=turn[:, None] & state.legal_action_mask[None])
+
+    def _observe(self, state: Any, turn: Any) -> Any:
+        """What each player sees, (A, …); Pgx has computed already what the one to move does."""
+        if len(self.agents) == 1:
+            return state.observation[None]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pgx would have the observation of the player to move alone
+            if len(self.agents) == 2:
+                others = self.env.observe(state, 1 - state.current_player)[None]
+            else:
+                others = self._jax.vmap(self.env.observe, in_axes=(None, 0))(state, self._players)
+        return self._jax.numpy.where(turn.reshape(-1, *[1] * state.observation.ndim), state.observation[None], others)

@@ -25,7 +25,7 @@ __all__ = ["JaxEnvView", "JaxPool"]
 Ids = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
-_SIZES = (4, 32, 256, 2_048, 16_384, 131_072)
+_SIZES = (16, 256, 4_096, 65_536)
 """How many worlds may begin an episode in one call; more are filled up to the next of these, or to all."""
 _TRIAL_STEPS = 3
 
@@ -33,9 +33,9 @@ _TRIAL_STEPS = 3
 class JaxPool(Pool):
     """N worlds, each with a random stream of its own: its numbers depend on its seed alone, not on N.
 
-    World ``i``'s key is ``jax.random.key(seed)`` of its seed (of 64 bits, threefry), and its ``t``-th call since it was
-    seeded, reset or step, gets ``jax.random.fold_in(key, t)``, t from 0. Worlds whose episode is over are reset alone,
-    in few fixed sizes that are compiled before the first call.
+    World ``i``'s key is ``jax.random.key(seed)`` (threefry) of its seed, whose upper 32 bits count, too; its ``t``-th
+    call since it was seeded, reset or step, gets ``jax.random.fold_in(key, t)``, t from 0. Worlds whose episode is over
+    are reset alone, in few fixed sizes that are compiled before the first call.
 
     Args:
         world: What one of them is.
@@ -391,6 +391,6 @@ def _fresh_seeds(num_envs: int) -> list[int]:
 
 
 def _keys_of(seeds: Sequence[int]) -> NDArray[np.uint32]:
-    """Raw threefry keys of these seeds, (n, 2): those of ``jax.random.key(seed)``, for seeds of 64 bits, too."""
+    """Raw threefry keys of these seeds, (n, 2): those of ``jax.random.key(seed)`` for seeds below 2**32."""
     words = np.array(seeds, np.uint64)
     return np.stack([words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)], axis=1).astype(np.uint32)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import io
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +17,7 @@ __all__ = ["array_space", "check_known", "import_suite"]
 
 
 def import_suite(module: str, what: str, extra: str) -> Any:
-    """Import a suite, without what it prints and warns of meanwhile.
+    """Import a suite, without what it warns of meanwhile.
 
     Args:
         module: Its module.
@@ -29,7 +27,7 @@ def import_suite(module: str, what: str, extra: str) -> Any:
     Raises:
         MissingExtraError: It is not installed; names the extra.
     """
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return import_extra(module, what, f"pip install 'marlvec[{extra}]'")
 
