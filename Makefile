@@ -13,6 +13,8 @@ BIN := $(VENV)/bin
 # Libraries that do not fit beside one another, or are too large for every environment: each the name of an extra, and of its
 # tests, tests/interop/test_<name>*.py, which skip where it is not installed. Nobody needs SuperSuit for its view: it is no extra.
 INTEROP ?= envpool rllib supersuit tianshou
+# Suites of JAX get a virtual environment of their own beside the other families'.
+JAX_FAMILIES = $(patsubst %,tests/families/test_%.py,jax jaxmarl pgx)
 # Tests of envs that no extra brings, or one that `make test` does without; the others of that folder run there.
 FAMILIES = $(patsubst %,tests/families/test_%.py,joint_families openspiel other_families vmas)
 
@@ -44,8 +46,9 @@ interop: $(INTEROP:%=.venv-interop/%/.stamp) ## Tests of libraries that get a vi
 	@for name in $(INTEROP); do echo "marlvec: tests/interop/test_$$name*.py"; \
 		.venv-interop/$$name/bin/python -m pytest -n $(JOBS) -m "not soak" tests/interop/test_$$name*.py $(ARGS) || exit 1; done
 
-families: .venv-interop/families/.stamp ## Tests of envs that others wrote, in a virtual environment of their own
+families: .venv-interop/families/.stamp .venv-interop/jax/.stamp ## Tests of envs that others wrote, in virtual environments of their own
 	.venv-interop/families/bin/python -m pytest -n $(JOBS) -m "not soak" $(FAMILIES) $(ARGS)
+	.venv-interop/jax/bin/python -m pytest -n $(JOBS) -m "not soak" $(JAX_FAMILIES) $(ARGS)
 
 distributed: .venv-interop/distributed/.stamp ## Tests of marlvec.distributed on Ray, in a virtual environment of its own; 5 minutes
 	.venv-interop/distributed/bin/python -m pytest -n 0 -m "not soak" tests/distributed/test_ray.py tests/distributed/faults $(ARGS)
@@ -107,6 +110,8 @@ $(VENV)/.stamp-%: pyproject.toml $(VENV)/.stamp-venv
 .venv-interop/rllib/.stamp .venv-interop/tianshou/.stamp: PACKAGES = torch==2.13.0
 .venv-interop/supersuit/.stamp: EXTRAS = plot
 .venv-interop/supersuit/.stamp: PACKAGES = 'supersuit>=3.11'
+.venv-interop/jax/.stamp: EXTRAS = jaxmarl,pgx,native
+.venv-interop/jax/.stamp: PACKAGES = torch==2.13.0
 .venv-interop/families/.stamp: EXTRAS = vmas,openspiel
 .venv-interop/families/.stamp: PACKAGES = torch==2.13.0 -r tests/families/requirements.txt
 .venv-interop/families/.stamp: tests/families/requirements.txt

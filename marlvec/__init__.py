@@ -32,6 +32,8 @@ if typing.TYPE_CHECKING:
     from marlvec.vector import (
         AsyncVectorEnv,
         Fault,
+        JaxRows,
+        JaxWorld,
         NativeVectorEnv,
         PerEnv,
         PoolVectorEnv,
@@ -61,8 +63,9 @@ else:
         "marlvec.recording.recorder": "Recorder",
         "marlvec.registry": "register",
         "marlvec.vector": (
-            "AsyncVectorEnv Fault NativeVectorEnv PerEnv PoolVectorEnv RestartLimit SyncVectorEnv ThreadVectorEnv "
-            "VectorEnv VectorStep env_seeds infos_from_list infos_to_list load_state save_state tile_frames"
+            "AsyncVectorEnv Fault JaxRows JaxWorld NativeVectorEnv PerEnv PoolVectorEnv RestartLimit SyncVectorEnv "
+            "ThreadVectorEnv VectorEnv VectorStep env_seeds infos_from_list infos_to_list load_state save_state "
+            "tile_frames"
         ),
     }
 
@@ -101,6 +104,8 @@ __all__ = [
     "save_state",
     "load_state",
     "MultiAgentEnv",
+    "JaxWorld",
+    "JaxRows",
     "RecordVideo",
     "tile_frames",
     "connectors",

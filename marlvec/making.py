@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marlvec.envs.making.catalog import ENVPOOL, VMAS
+from marlvec.envs.making.catalog import ENVPOOL, JAX, JAXMARL, PGX, VMAS
 from marlvec.envs.making.recipe import EnvKwargs, EnvRecipe, RenderModes, Wrapper, write_recipes
 from marlvec.errors import ArgumentError, EnvArgumentError
 from marlvec.registry import EnvLike, resolve_all
@@ -53,6 +53,9 @@ BACKENDS: Mapping[str, Backend] = {
 _POOLS = {
     ENVPOOL: "EnvPool's envs run in threads of its own",
     VMAS: "VMAS's envs are one simulator, which steps them all at once",
+    JAX: "worlds of JAX are stepped all at once, in one compiled call",
+    JAXMARL: "JaxMARL's envs are stepped all at once, in one compiled call",
+    PGX: "Pgx's games are stepped all at once, in one compiled call",
 }
 """Families that are pools, and have no other backend, and why."""
 DEFAULT_BACKEND = "async" if HAS_WORKER_PROCESSES else "sync"
@@ -103,18 +106,19 @@ def make(
     Args:
         env: What to build: a registered id (``"simple_spread"``, ``"mpe/simple_spread_v3"``,
             ``"pettingzoo/classic/connect_four_v3"``, ``"CartPole-v1"``, ``"envpool/Pong-v5"``), ``"module:attr"``,
-            ``"FILE.py:attr"``, an env class, a factory, or a list with one of these per env. A factory that declares an
-            argument ``env_index`` or ``num_envs`` is given it.
+            ``"FILE.py:attr"``, an env class, a factory, a `JaxWorld`, or a list with one of these per env. A factory
+            that declares an argument ``env_index`` or ``num_envs`` is given it.
         num_envs: N; default 1, or the length of the list.
         backend: ``"async"``, the default: worker processes that write into shared memory (Windows has none; there it
             is refused, and ``"sync"`` is the default); ``"thread"``: worker threads, for envs
             that release the interpreter lock; ``"sync"``: all envs in this process; ``"native"``: compiled envs in
             this process, for envs that have them (docs/native.md); ``"pool"``: one object that holds all envs, e.g.
-            ``gymnasium.make_vec``'s (docs/libraries/), and the only one for the ids of EnvPool and VMAS, so leave it
-            out there; ``"auto"``: native where that has the same numbers bit for bit, is installed and supports all
-            that is asked for; else sync where worker processes would cost more than they bring, which is found out by
-            stepping two of the envs in a process of their own first; else async. ``repr(envs)`` says what was taken and
-            why, and the numbers are the same either way. Who asks for something of processes gets async.
+            ``gymnasium.make_vec``'s (docs/libraries/), and the only one for the ids of EnvPool, VMAS, JaxMARL and Pgx
+            and for a `JaxWorld`, so leave it out there; ``"auto"``: native where that has the same numbers bit for bit,
+            is installed and supports all that is asked for; else sync where worker processes would cost more than they
+            bring, which is found out by stepping two of the envs in a process of their own first; else async.
+            ``repr(envs)`` says what was taken and why, and the numbers are the same either way. Who asks for something
+            of processes gets async.
         num_workers: Worker processes or threads; default: one per core that this process may use, by its affinity and
             the quota of its container, at most one per env.
         autoreset_mode: What happens when an env's episode ends. ``"same_step"``: the next one begins at once, the step

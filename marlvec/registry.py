@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import gymnasium
 
 from marlvec.arguments import whole_number
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.making.catalog import LIBRARIES, catalog, gymnasium_entry, library_entry
+from marlvec.envs.making.catalog import JAX, LIBRARIES, catalog, gymnasium_entry, jax_entries, library_entry
 from marlvec.envs.making.factory import EnvEntry, EnvFactory, builder_hint
 from marlvec.envs.making.grid_ids import GRIDS, grid_entry
 from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, UnknownEnvError
@@ -53,7 +53,8 @@ def register(
 
     Args:
         id: ``"name"``, ``"name_v1"`` or ``"namespace/name_v1"``. Without version it then stands for the highest one.
-        entry_point: What builds the env: a class, a factory, or ``"module:attr"``, imported only where it is built.
+        entry_point: What builds the env: a class, a factory, or ``"module:attr"``, imported only where it is built; or
+            a `marlvec.JaxWorld`.
         kwargs: Defaults for its keyword arguments; copied now, and again for each env.
         extra: The extra of marlvec that brings what it needs, for the message if that is missing.
         overwrite: Whether it may replace an env of the same id.
@@ -70,12 +71,14 @@ def register(
     if isinstance(entry_point, str):
         if not _ENTRY_POINT.fullmatch(entry_point):
             raise ArgumentError(f"env {id!r}: expected an entry point 'module:attr', got {entry_point!r}")
+    elif family_of(entry_point) == JAX and not isinstance(entry_point, type):
+        entry_point = partial(_itself, entry_point)
     elif not callable(entry_point):
         got = type(entry_point).__name__
         raise ArgumentError(f"env {id!r}: expected a class, a factory or 'module:attr' as entry point, got {got}")
     if id in _entries and not overwrite:
         raise AlreadyRegisteredError(f"env {id!r} is registered already; pass overwrite=True to replace it")
-    entry = EnvEntry(id, entry_point, deepcopy(dict(kwargs or {})), extra=extra)
+    entry = EnvEntry(id, entry_point, deepcopy(dict(kwargs or {})), family=family_of(entry_point), extra=extra)
     _entries[id] = entry
     _by_name.cache_clear()
     return entry
@@ -102,6 +105,11 @@ def resolve(env: EnvLike) -> EnvFactory:
             # Workers may be unable to import it: they get the class or function itself.
             return EnvFactory(EnvEntry(env, EnvEntry(env, env).load()))
         return EnvFactory(_entry_point(env) if ":" in env and not env.startswith(_GYMNASIUM) else _find(env))
+    if family_of(env) == JAX:
+        if isinstance(env, (type, partial)):
+            return EnvFactory(EnvEntry(getattr(env, "__qualname__", type(env).__name__), env, family=JAX))
+        world: Any = env
+        return EnvFactory(EnvEntry(world.name, partial(_itself, world), family=JAX))
     if isinstance(env, MultiAgentEnv) or (callable(getattr(env, "step", None)) and not isinstance(env, type)):
         name = type(env).__name__
         raise ArgumentError(
@@ -115,6 +123,22 @@ def resolve(env: EnvLike) -> EnvFactory:
         hint = builder_hint(env, name.rpartition(".")[2])
         raise ArgumentError(f"expected an env id, 'module:attr', a class or a factory, got the module {name}{hint}")
     raise ArgumentError(f"expected an env id, 'module:attr', a class or a factory, got {type(env).__name__}: {env!r}")
+
+
+def family_of(entry_point: Any) -> str:
+    """The family of what builds an env: `JAX` for a class or instance of `marlvec.JaxWorld`, else ``"custom"``."""
+    worlds = sys.modules.get("marlvec.vector.pools.jax.world")
+    if worlds is None:
+        return "custom"
+    while isinstance(entry_point, partial):
+        entry_point = entry_point.args[0] if entry_point.func is _itself else entry_point.func
+    is_world = isinstance(entry_point, worlds.JaxWorld)
+    return JAX if is_world or (isinstance(entry_point, type) and issubclass(entry_point, worlds.JaxWorld)) else "custom"
+
+
+def _itself(world: Any) -> Any:
+    """A world that is built already: it has no state of its own, so all envs share it."""
+    return world
 
 
 def resolve_all(env: EnvLike | Sequence[EnvLike], num_envs: int | None = None) -> tuple[EnvFactory, ...]:
@@ -155,7 +179,7 @@ def listing(*, with_gymnasium: bool = False) -> list[EnvRow]:
     Args:
         with_gymnasium: Whether to list Gymnasium's own envs too.
     """
-    entries = list(_entries.values())
+    entries = [*_entries.values(), *jax_entries()]
     if with_gymnasium:
         entries += map(gymnasium_entry, _gymnasium_ids())
     return [EnvRow(e.id, e.family, e.extra, all(map(_is_installed, _packages(e)))) for e in entries]

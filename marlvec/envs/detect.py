@@ -102,8 +102,8 @@ def _refuse_functional(env: Any) -> NoReturn:
     name = type(env).__name__
     raise ContractError(
         f"{name}.step(): expected a method that takes actions, got one that takes the state, too: {name} is a "
-        f"functional JAX env, as those of JaxMARL are, which marlvec does not take yet; write a PettingZoo "
-        f"ParallelEnv around it that keeps key and state as attributes"
+        f"functional JAX env. JaxMARL's are make('jaxmarl/…'), Pgx's make('pgx/…'); of another suite, or your own, "
+        f"derive from marlvec.JaxWorld and pass the class, or backend='pool'"
     )
 
 

@@ -26,6 +26,8 @@ from marlvec.testing.env_checks.players.rllib import KeyedPlayer
 from marlvec.testing.env_checks.players.slot import SlotPlayer
 from marlvec.testing.env_checks.repeats import check_repeats, count_episodes
 from marlvec.testing.env_checks.report import Place
+from marlvec.testing.env_checks.world_env import WorldEnv
+from marlvec.vector.pools.jax.world import JaxWorld
 
 __all__ = ["check_env"]
 
@@ -119,6 +121,12 @@ def check_env(
             raise
         except Exception as error:
             Place(build.entry.id, "__init__()").raised(error)
+        if isinstance(one, JaxWorld):
+            try:
+                one = WorldEnv(one)
+            except ContractError as error:
+                expected, change = "one that keeps the protocol of JaxWorld", "see marlvec.JaxWorld"
+                Place(one.name, "__init__()").fault("form", "the world", expected, str(error), change)
         if any(one is other for other in played):
             _refuse_same(type(one).__name__, findings)
             return None

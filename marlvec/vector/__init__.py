@@ -11,6 +11,7 @@ from marlvec.vector.data.infos import infos_from_list, infos_to_list
 from marlvec.vector.data.state_files import load_state, save_state
 from marlvec.vector.faults.recovery import Fault
 from marlvec.vector.faults.restarts import RestartLimit
+from marlvec.vector.pools.jax.world import JaxRows, JaxWorld
 from marlvec.vector.seeding import env_seeds
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
@@ -22,6 +23,8 @@ __all__ = [
     "AsyncVectorEnv",
     "NativeVectorEnv",
     "PoolVectorEnv",
+    "JaxRows",
+    "JaxWorld",
     "PerEnv",
     "Fault",
     "RestartLimit",

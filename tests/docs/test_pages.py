@@ -28,7 +28,14 @@ QUICKSTART = ROOT / "examples" / "quickstart.py"
 LIBRARIES = ("envpool", "ray", "sb3_contrib", "stable_baselines3", "tianshou", "torchrl")
 """What an example may need and `make test` does not install; `make interop` does."""
 # Training takes minutes: tests/examples/ runs short versions, and the soak some as they stand.
-TRAINING = ("ppo_simple_spread", "mappo_simple_tag", "selfplay_connect_four", "selfplay_kuhn", "ippo_many_machines")
+TRAINING = (
+    "ppo_simple_spread",
+    "mappo_simple_tag",
+    "mappo_smax",
+    "selfplay_connect_four",
+    "selfplay_kuhn",
+    "ippo_many_machines",
+)
 SHORT_TRAINING = ("cleanrl_ppo", "gymnasium_wrappers", "pettingzoo_q_learning")
 EXAMPLES = [
     pytest.param(path, id=path.stem, marks=[pytest.mark.soak] if path.stem in SHORT_TRAINING else [])

@@ -125,6 +125,48 @@ def test_whole_episodes_are_those_of_a_plain_loop(name: str, mode: str) -> None:
     assert ended >= NUM_ENVS
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["simple_tag", "simple_world_comm", "simple_speaker_listener", "simple_crypto"])
+def test_agents_of_unlike_spaces_are_groups(name: str, mode: str) -> None:
+    """Every agent's rows beside the plain loop's, and its final observations."""
+    env = vmas.make_env(name, num_envs=NUM_ENVS, terminated_truncated=True, max_steps=7)
+    agents = [agent.name for agent in env.agents]
+    with marlvec.make(f"vmas/{name}", NUM_ENVS, autoreset_mode=mode, max_episode_steps=7) as envs:
+        assert len(envs.groups) > 1
+        homes = {a: (group, j) for group, members in envs.groups.items() for j, a in enumerate(members)}
+
+        def same_obs(found: Any, seen: Any, rows: Any = slice(None)) -> None:
+            for a in range(len(agents)):
+                group, j = homes[a]
+                same(found[group][rows, j], seen[a].numpy()[rows])
+
+        obs, _ = envs.reset(seed=[SEED] * NUM_ENVS)
+        same_obs(obs, env.reset(seed=SEED))
+        ends = 0
+        for t in range(20):
+            actions = envs.random_action()
+            obs, rewards, _, truncated, infos = envs.step(actions)
+            if mode == "next_step" and t % 8 == 7:  # all end at once, so this step was a reset
+                same_obs(obs, env.reset())
+                assert infos["reset_mask"].all()
+                continue
+            sent = [torch.from_numpy(actions[group][:, j].reshape(NUM_ENVS, -1)) for group, j in homes.values()]
+            order = np.argsort(list(homes))
+            seen, paid, _, trunc, _ = env.step([sent[k] for k in order])
+            same(rewards, as_numpy(paid).astype(float))
+            assert truncated.all() == trunc.all()
+            if trunc.all():
+                ends += 1
+                same_obs(infos["final_observation"], seen)
+                if mode == "next_step":
+                    same_obs(obs, seen)
+                    continue
+                seen = env.reset()
+                obs = envs.reset()[0] if mode == "disabled" else obs
+            same_obs(obs, seen)
+        assert ends == 2
+
+
 def test_single_envs_can_be_reset_at_any_time() -> None:
     env = plain("balance")
     with marlvec.make("vmas/balance", NUM_ENVS, **ROWS["balance"]) as envs:
@@ -182,8 +224,12 @@ def test_what_is_refused_says_why() -> None:
         marlvec.make("vmas/balanse", 2)
     with pytest.raises(ArgumentError, match="backend='sync': VMAS's envs are one simulator"):
         marlvec.make("vmas/balance", 2, backend="sync")
-    with pytest.raises(ArgumentError, match=r"simple_tag: expected agents with equal spaces.*'agent_0' has the observ"):
-        marlvec.make("vmas/simple_tag", 2)
+    with pytest.raises(ArgumentError, match=r"pad=True: vmas/simple_tag is a pool.*groups \['adversary', 'agent'\]"):
+        marlvec.make("vmas/simple_tag", 2, pad=True)
+    with pytest.raises(ArgumentError, match="state=True: expected envs with a global state, and vmas/balance has none"):
+        marlvec.make("vmas/balance", 2, state=True)
+    with pytest.raises(ArgumentError, match=r"wrappers=\[Narrow\]: vmas/balance is a pool"):
+        marlvec.make("vmas/balance", 2, wrappers=type("Narrow", (), {}))
     with pytest.raises(ArgumentError, match=r"expected what the scenario takes; VMAS says: .*'n_agent': 3"):
         marlvec.make("vmas/balance", 2, n_agent=3)
     with pytest.raises(ArgumentError, match="dict_spaces=True: marlvec reads"):

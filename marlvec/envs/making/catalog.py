@@ -16,13 +16,17 @@ from marlvec.envs.wrappers.seed_stream import SeedStream
 
 __all__ = [
     "ENVPOOL",
+    "JAX",
+    "JAXMARL",
     "LIBRARIES",
     "OPENSPIEL",
+    "PGX",
     "VMAS",
     "atari_env",
     "catalog",
     "gymnasium_entry",
     "gymnasium_env",
+    "jax_entries",
     "library_entry",
     "openspiel_env",
     "pettingzoo_env",
@@ -32,15 +36,37 @@ ENVPOOL = "envpool"
 """Family, and namespace of ids, of EnvPool's tasks."""
 OPENSPIEL = "openspiel"
 """Family, and namespace of ids, of OpenSpiel's games."""
+JAX = "jax"
+"""Family of JAX worlds of users' own."""
+JAXMARL = "jaxmarl"
+"""Family, and namespace of ids, of JaxMARL's envs."""
+PGX = "pgx"
+"""Family, and namespace of ids, of Pgx's games."""
 VMAS = "vmas"
 """Family, and namespace of ids, of VMAS's scenarios."""
 
 LIBRARIES = {
     ENVPOOL: ("marlvec.vector.pools.envpool_tasks:build", "task_id", "envpool"),
     OPENSPIEL: ("marlvec.envs.openspiel:OpenSpielEnv", "game", "pyspiel"),
+    JAXMARL: ("marlvec.vector.pools.jax.jaxmarl:JaxMarlWorld", "env_id", "jaxmarl"),
+    PGX: ("marlvec.vector.pools.jax.pgx:PgxWorld", "game", "pgx"),
     VMAS: ("marlvec.vector.pools.vmas:build", "scenario", "vmas"),
 }
 """Families whose libraries know their ids: what builds an env, by which argument, and the package it needs."""
+
+_JAX_ENVS = {
+    JAXMARL: """
+        MPE_simple_v3 MPE_simple_adversary_v3 MPE_simple_crypto_v3 MPE_simple_facmac_v1 MPE_simple_facmac_3a_v1
+        MPE_simple_facmac_6a_v1 MPE_simple_facmac_9a_v1 MPE_simple_push_v3 MPE_simple_reference_v3
+        MPE_simple_speaker_listener_v4 MPE_simple_spread_v3 MPE_simple_tag_v3 MPE_simple_world_comm_v3
+        SMAX HeuristicEnemySMAX overcooked overcooked_v2 hanabi switch_riddle coin_game
+    """,
+    PGX: """
+        2048 animal_shogi backgammon chess connect_four gardner_chess go_9x9 go_19x19 hex kuhn_poker leduc_holdem
+        othello shogi sparrow_mahjong tic_tac_toe
+    """,
+}
+"""Envs of JAX suites, for lists alone: a short name never means one of these."""
 
 _MPE = (
     "collect_treasure_v1",
@@ -221,6 +247,11 @@ def library_entry(family: str, name: str) -> EnvEntry:
     """
     entry_point, argument, package = LIBRARIES[family]
     return EnvEntry(f"{family}/{name}", entry_point, {argument: name}, family=family, extra=family, packages=(package,))
+
+
+def jax_entries() -> list[EnvEntry]:
+    """Entries of the envs of JAX suites that are known by name; `library_entry` has them, and others, too."""
+    return [library_entry(family, name) for family, names in _JAX_ENVS.items() for name in names.split()]
 
 
 def gymnasium_entry(env_id: str) -> EnvEntry:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import EnvIds, Options, check_env_ids, spread_options
 from marlvec.envs.making.recipe import EnvRecipe
-from marlvec.errors import ArgumentError, BrokenError, BusyError, MarlvecError
+from marlvec.errors import ArgumentError, BrokenError, BusyError, Failure, MarlvecError
 from marlvec.vector.backends.in_process import InProcessVectorEnv
 from marlvec.vector.call_state import STREAM_CALLS, CallEvent
 from marlvec.vector.commands import CommandTarget, run_commands
@@ -21,6 +21,7 @@ from marlvec.vector.pools.adapt import adapt_pool, build_pool
 from marlvec.vector.pools.pool import Pool
 from marlvec.vector.seeding import spread_seeds
 from marlvec.vector.settings import Settings, SettingsArguments
+from marlvec.vector.shards.batched_shard import BatchedPhase
 from marlvec.vector.shards.pool_shard import PoolShard
 from marlvec.vector.validation.actions import ActionWriter
 
@@ -63,8 +64,9 @@ class PoolVectorEnv(InProcessVectorEnv):
         spec = self._pool.spec
         if chosen.env_state is not None:
             raise ArgumentError(f"env_state={chosen.env_state!r}: a pool keeps its envs' states")
-        if chosen.state:
-            raise ArgumentError(f"state=True, and {spec.name} has no global state: a pool gives none")
+        if chosen.state and spec.state_space is None:
+            raise ArgumentError(f"state=True: expected envs with a global state, and {spec.name} has none")
+        self._pool.brings_state = bool(chosen.state)
         if chosen.done_on != "all" and len(spec.agents) > 1:
             raise ArgumentError(f"done_on={chosen.done_on!r}: {spec.name} decides by itself when an episode is over")
         super().__init__(self._pool.num_envs, chosen)
@@ -74,6 +76,7 @@ class PoolVectorEnv(InProcessVectorEnv):
         self._command_targets: dict[int, CommandTarget] = {}
         self._bind(spec, buffers)
         self._action_writer = ActionWriter(spec, grouped=self.grouped, validate=chosen.validate, always=True)
+        self._pool.warm_up()
 
     def _request_reset(self, call: str, seed: Any, options: Options, env_ids: EnvIds | None) -> None:
         ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)
@@ -97,7 +100,7 @@ class PoolVectorEnv(InProcessVectorEnv):
         super()._request_step(call, actions, ids)
 
     def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
-        if operation == "control":
+        if operation in ("control", "state"):
             super()._send_request(operation, env_ids, arguments)
             return
         self._is_sending = True
@@ -133,13 +136,30 @@ class PoolVectorEnv(InProcessVectorEnv):
         is_idle = not self._is_sending and queue.empty  # else the pool goes on with what it was asked
         return is_idle or queue.forget()
 
+    _state_kind = "pool"
+
     def _find_obstacles(self) -> dict[int, str]:
-        why = (
-            "the pool keeps the states of its envs to itself; backend='async' or 'native' saves them, where it has them"
-        )
-        return dict.fromkeys(range(self.num_envs), why)
+        problem = self._pool.state_obstacle()
+        return {} if problem is None else dict.fromkeys(range(self.num_envs), problem)
+
+    def _get_env_states(self, ids: NDArray[np.int64]) -> tuple[Any, NDArray[np.bool_]]:
+        saved = self._shard.get_state(ids)
+        return saved, saved["phase"] == BatchedPhase.OVER
+
+    def _check_env_states(self, saved: Any, n: int, masked: NDArray[np.bool_]) -> None:
+        self._shard.check_state(saved, n)
+
+    def _set_env_states(
+        self, ids: NDArray[np.int64], state: Mapping[str, Any], places: NDArray[np.int64]
+    ) -> list[Failure]:
+        self._shard.set_state(ids, state["envs"], places)
+        return []
 
     def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
+        if operation == "state":
+            assert self._buffers.state is not None
+            self._buffers.state[...] = self._pool.state()
+            return Report()
         return run_commands(env_ids.tolist(), arguments[0], self._command_target)
 
     def _command_target(self, i: int) -> CommandTarget:

@@ -182,6 +182,26 @@ class Buffers:
             state=None if self.state is None else self.state[i, ...],
         )
 
+    # What a pool may do, whose rows are all in this process.
+
+    def use_action_dtype(self, g: int, k: int, dtype: np.dtype[Any]) -> None:
+        """Keep the actions of leaf ``k`` of group ``g`` in this dtype from now on; before the first action."""
+        if self.actions[g][k].dtype != dtype:
+            self.actions[g][k] = self._arrays[f"action/{g}/{k}"] = self.actions[g][k].astype(dtype)
+
+    def take_obs(self, g: int, leaves: Sequence[AnyArray]) -> None:
+        """Make these arrays, (N, A_g, …) a leaf, the observations of group ``g``; they may be read-only."""
+        for k, (leaf, own) in enumerate(zip(leaves, self.obs[g], strict=True)):
+            assert leaf.shape == own.shape
+            self.obs[g][k] = self._arrays[f"obs/{g}/{k}"] = leaf
+
+    def own_obs(self, g: int) -> list[AnyArray]:
+        """Observations of group ``g`` to write into: copies replace arrays that were taken and are read-only."""
+        for k, leaf in enumerate(self.obs[g]):
+            if not leaf.flags.writeable:
+                self.obs[g][k] = self._arrays[f"obs/{g}/{k}"] = leaf.copy()
+        return self.obs[g]
+
     def clear_row(self, i: int) -> None:
         """No agent is in env ``i``: no observations, none alive or acting, and masks allow everything."""
         self.clear_obs(i)
@@ -322,6 +342,8 @@ class Buffers:
             saved: What was given.
             places: For each row, which of those in ``saved`` it gets.
         """
+        for g in range(len(self.obs)):
+            self.own_obs(g)
         for name in self._result_names():
             self._arrays[name][rows] = saved[name][places] if name in saved else 0
         for name in self._result_names(objects=True):

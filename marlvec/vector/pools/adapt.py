@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 from marlvec.envs.autoreset import AutoresetMode
-from marlvec.envs.making.catalog import gymnasium_entry
+from marlvec.envs.making.catalog import JAX, gymnasium_entry
 from marlvec.envs.making.factory import EnvFactory
 from marlvec.envs.making.recipe import EnvRecipe
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.vector.pools.envpool import EnvPoolAdapter
 from marlvec.vector.pools.form import form_of
 from marlvec.vector.pools.gymnasium import GYMNASIUM_MODES, GymnasiumPool
+from marlvec.vector.pools.jax.pool import JaxPool
+from marlvec.vector.pools.jax.world import JaxWorld
 from marlvec.vector.pools.pool import Pool
 
 __all__ = ["adapt_pool", "build_pool"]
@@ -92,13 +95,19 @@ def build_pool(recipes: Sequence[EnvRecipe], autoreset_mode: str) -> Pool:
         if recipe.render_mode != first.render_mode:
             raise ArgumentError(f"{name}: one pool has one render mode, and env {recipe.env_index} another than env 0")
     if first.wrappers:
-        raise ArgumentError(f"{name}: a pool's envs are not in reach of wrappers; backend='async' has envs of its own")
+        names = ", ".join(getattr(wrapper, "__name__", None) or repr(wrapper) for wrapper in first.wrappers)
+        raise ArgumentError(
+            f"wrappers=[{names}]: {name} is a pool, whose envs cannot be wrapped one by one; leave them out, or use "
+            f"backend='async' where it has such envs"
+        )
     if first.agents != "auto":
         raise ArgumentError(f"{name}: a pool says itself who its agents are; leave agents={first.agents!r} out")
     if first.lenient:
         raise ArgumentError(
             f"{name}: lenient=True is for envs that are stepped one by one, and a pool steps all at once"
         )
+    if factory.entry.family == JAX or is_world_class(factory.entry.load()):
+        return _world_pool(factory(), first, len(recipes), autoreset_mode)
     asked = {"render_mode": first.render_mode, "max_episode_steps": first.max_episode_steps}
     given = {key: value for key, value in asked.items() if value is not None}
     if factory.entry.family == "gymnasium":
@@ -113,10 +122,13 @@ def build_pool(recipes: Sequence[EnvRecipe], autoreset_mode: str) -> Pool:
         return seeded(num_envs=len(recipes))
 
     built = make(_fresh_seeds(len(recipes)) if takes_seeds and "seed" not in factory.kwargs else None)
+    if isinstance(built, JaxWorld):
+        return _world_pool(built, first, len(recipes), autoreset_mode)
     try:
         pool = adapt_pool(built)
         if pool.num_envs != len(recipes):
             raise ContractError(f"{name}: expected a pool of num_envs={len(recipes)}, got one of {pool.num_envs}")
+        _refuse_padding(pool, first)
     except BaseException:
         if hasattr(built, "close"):
             built.close()
@@ -124,6 +136,28 @@ def build_pool(recipes: Sequence[EnvRecipe], autoreset_mode: str) -> Pool:
     if isinstance(pool, EnvPoolAdapter) and pool is not built and takes_seeds:
         pool.made_by(make)
     return pool
+
+
+def is_world_class(target: Any) -> bool:
+    """Whether what builds an env is a class of `JaxWorld`, or some of its arguments with one."""
+    found = target.func if isinstance(target, partial) else target
+    return isinstance(found, type) and issubclass(found, JaxWorld)
+
+
+def _world_pool(world: JaxWorld, recipe: EnvRecipe, num_envs: int, autoreset_mode: str) -> JaxPool:
+    if recipe.render_mode is not None:
+        raise ArgumentError(f"render_mode={recipe.render_mode!r}: {world.name} draws nothing; leave it out")
+    pool = JaxPool(world, num_envs, autoreset_mode=autoreset_mode, max_episode_steps=recipe.max_episode_steps)
+    _refuse_padding(pool, recipe)
+    return pool
+
+
+def _refuse_padding(pool: Pool, recipe: EnvRecipe) -> None:
+    if recipe.pad and len(pool.spec.groups) > 1:
+        raise ArgumentError(
+            f"pad=True: {pool.spec.name} is a pool, whose agents keep their own spaces; leave it out, and take "
+            f"observations and actions as dicts of the groups {[group.name for group in pool.spec.groups]}"
+        )
 
 
 def _fresh_seeds(num_envs: int) -> list[int]:

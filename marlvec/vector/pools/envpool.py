@@ -15,7 +15,7 @@ from marlvec.spaces import SpaceTree
 from marlvec.spaces.action_masks import split_action_mask
 from marlvec.vector.pools.envpool_reader import EnvPoolReader
 from marlvec.vector.pools.form import PoolForm, spaces_of
-from marlvec.vector.pools.pool import Pool, PoolReply
+from marlvec.vector.pools.pool import Leaves, Pool, PoolReply
 
 __all__ = ["EnvPoolAdapter", "EnvPoolFastPath"]
 
@@ -137,16 +137,16 @@ class EnvPoolAdapter(Pool):
         self._in_flight = 0
         self._rows[:] = True
 
-    def send(self, ids: Ids, actions: Sequence[NDArray[Any]], acting: NDArray[np.bool_]) -> None:
+    def send(self, ids: Ids, actions: Leaves, acting: NDArray[np.bool_]) -> None:
         self._last = ids
         self._in_flight += len(ids)
         if len(self.spec.agents) == 1:
-            parts = [leaf[:, 0] for leaf in actions]
+            parts = [leaf[:, 0] for leaf in actions[0]]
         elif self._turns:
-            parts = [leaf[np.arange(len(ids)), acting.argmax(axis=1)] for leaf in actions]
+            parts = [leaf[np.arange(len(ids)), acting.argmax(axis=1)] for leaf in actions[0]]
         else:
             rows = self._rows[ids]
-            parts = [leaf[rows] for leaf in actions]
+            parts = [leaf[rows] for leaf in actions[0]]
         everyone = len(ids) == len(self._everyone)
         if self._fast_path is not None:
             self._fast_path.send(parts[0], None if everyone else ids)

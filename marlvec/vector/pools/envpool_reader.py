@@ -91,7 +91,7 @@ class EnvPoolReader:
             terminated = done & ~truncated
         reply = PoolReply(
             env_ids=ids,
-            obs=[self._spread(f"obs {leaf.path!r}", parts[k], player_rows, n, leaf) for k, leaf in self._leaves],
+            obs=[[self._spread(f"obs {leaf.path!r}", parts[k], player_rows, n, leaf) for k, leaf in self._leaves]],
             reward=self._spread("reward", reward, player_rows, n),
             terminated=self._spread("terminated", terminated, player_rows, n),
             truncated=self._spread("truncated", truncated, player_rows, n),
@@ -105,7 +105,9 @@ class EnvPoolReader:
             mask = parts[self._mask_leaf]
         if mask is not None:
             mask = np.asarray(mask, np.bool_)
-            reply.mask = mask if mask.ndim == 3 and len(mask) == n else self._spread("the mask", mask, player_rows, n)
+            if mask.ndim != 3 or len(mask) != n:
+                mask = self._spread("the mask", mask, player_rows, n)
+            reply.masks = [mask]
         reply.columns = dict(self._columns(info, player_rows, n))
         return reply, given
 

@@ -17,7 +17,7 @@ from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.action_masks import split_action_mask
-from marlvec.vector.pools.pool import FinalRows, Pool, PoolReply
+from marlvec.vector.pools.pool import FinalRows, Leaves, Pool, PoolReply
 
 __all__ = ["GYMNASIUM_MODES", "GymnasiumPool"]
 
@@ -94,11 +94,11 @@ class GymnasiumPool(Pool):
             self._asynchronous.reset_async(seed=seed, options=chosen)
             self._request = self._asynchronous.reset_wait
 
-    def send(self, ids: Ids, actions: Sequence[NDArray[Any]], acting: BoolArray) -> None:
+    def send(self, ids: Ids, actions: Leaves, acting: BoolArray) -> None:
         if len(ids) < self.num_envs:
             raise ArgumentError(f"{self.spec.name} steps all its {self.num_envs} envs at once, got {ids.tolist()}")
         by_env = np.argsort(ids) if (ids[1:] < ids[:-1]).any() else slice(None)
-        action = self._actions.unflatten([leaf[:, 0][by_env] for leaf in actions])
+        action = self._actions.unflatten([leaf[:, 0][by_env] for leaf in actions[0]])
         self._asked = self._everyone
         if self._asynchronous is None:
             self._request = partial(self._envs.step, action)
@@ -128,11 +128,11 @@ class GymnasiumPool(Pool):
         leaves, mask = self._leaves(obs)
         return PoolReply(
             env_ids=ids,
-            obs=[leaf[ids, None] for leaf in leaves],
+            obs=[[leaf[ids, None] for leaf in leaves]],
             reward=np.asarray(reward)[ids, None],
             terminated=np.asarray(terminated, np.bool_)[ids, None],
             truncated=np.asarray(truncated, np.bool_)[ids, None],
-            mask=None if mask is None else mask[ids, None].astype(np.bool_),
+            masks=None if mask is None else [mask[ids, None].astype(np.bool_)],
             infos={i: info for i, info in _by_env(infos).items() if i in set(ids.tolist())} if infos else {},
             finals=finals,
         )
@@ -158,13 +158,14 @@ class GymnasiumPool(Pool):
         """Final observations and infos, which stand env by env in an array of objects."""
         if _FINAL_OBS not in infos:
             raise ContractError(f"{self.spec.name}: episodes ended, and infos have no {_FINAL_OBS!r}")
-        out = [np.zeros((self.num_envs, 1, *leaf.shape), leaf.dtype) for leaf in self._tree.leaves]
-        for i in np.flatnonzero(ended).tolist():
+        rows = np.flatnonzero(ended)
+        out = [np.zeros((len(rows), 1, *leaf.shape), leaf.dtype) for leaf in self._tree.leaves]
+        for k, i in enumerate(rows.tolist()):
             for target, value in zip(out, self._tree.flatten(infos[_FINAL_OBS][i]), strict=True):
-                target[i, 0] = value
+                target[k, 0] = value
         if self._mask_leaf is not None:
             del out[self._mask_leaf]
-        return FinalRows(ended, out, _by_env(infos.get(_FINAL_INFO, {})))
+        return FinalRows(rows, [out], infos=_by_env(infos.get(_FINAL_INFO, {})))
 
 
 def _by_env(infos: Mapping[str, Any]) -> dict[int, Info]:

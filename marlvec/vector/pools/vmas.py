@@ -15,12 +15,11 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from numpy.typing import NDArray
 
 from marlvec.envs.autoreset import AutoresetMode
-from marlvec.envs.spec import EnvSpec
+from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.errors import ArgumentError, ContractError, UnknownEnvError
 from marlvec.extras import import_extra
-from marlvec.spaces import SpaceTree
 from marlvec.vector.data.infos import OF_AGENTS, Path
-from marlvec.vector.pools.pool import Pool, PoolReply
+from marlvec.vector.pools.pool import Leaves, Pool, PoolReply
 
 __all__ = ["VmasEnvView", "VmasPool", "build"]
 
@@ -54,8 +53,7 @@ def build(
     Raises:
         MissingExtraError: VMAS is not installed (extra ``vmas``).
         UnknownEnvError: It has no such scenario; lists those that come near.
-        ArgumentError: Agents differ in their spaces, or an argument is for VMAS's lists of agents, or unknown to the
-            scenario.
+        ArgumentError: An argument is for VMAS's lists of agents, or unknown to the scenario.
     """
     vmas = import_extra("vmas", f"env 'vmas/{scenario}'", "pip install 'marlvec[vmas]'")
     known = [*vmas.scenarios, *vmas.debug_scenarios, *vmas.mpe_scenarios]
@@ -98,9 +96,6 @@ class VmasPool(Pool):
 
     Attributes:
         environment: The ``vmas`` environment.
-
-    Raises:
-        ArgumentError: Its agents differ in their spaces.
     """
 
     steps_all = True
@@ -125,16 +120,9 @@ class VmasPool(Pool):
         agents = tuple(agent.name for agent in env.agents)
         observation_spaces = tuple(map(_as_gymnasium, env.observation_space))
         action_spaces = tuple(map(_as_gymnasium, env.action_space))
-        for kind, spaces in (("observation", observation_spaces), ("action", action_spaces)):
-            for agent, space in zip(agents, spaces, strict=True):
-                if space != spaces[0]:
-                    raise ArgumentError(
-                        f"{name}: expected agents with equal spaces, as in all pools; {agent!r} has the {kind} space "
-                        f"{space}, {agents[0]!r} has {spaces[0]}. VMAS's mpe scenarios are here as 'mpe/…', too"
-                    )
-        self._tree, self._action_tree = SpaceTree(observation_spaces[0]), SpaceTree(action_spaces[0])
         metadata = {"name": name, "render_modes": ["rgb_array"]}
         self.spec = EnvSpec(name, agents, observation_spaces, action_spaces, (None,) * len(agents), metadata=metadata)
+        self._groups = self.spec.groups
 
     def check_reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
         if any(option is not None for option in options):
@@ -148,10 +136,10 @@ class VmasPool(Pool):
     def reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
         self._request = partial(self._reset, ids, seeds[0] if len(seeds) else None)
 
-    def send(self, ids: Ids, actions: Sequence[NDArray[Any]], acting: BoolArray) -> None:
+    def send(self, ids: Ids, actions: Leaves, acting: BoolArray) -> None:
         if len(ids) < self.num_envs:
             raise ArgumentError(f"{self.spec.name} steps all its {self.num_envs} envs at once, got {ids.tolist()}")
-        self._request = partial(self._step, actions[0])
+        self._request = partial(self._step, [leaf for (leaf,) in actions])  # of a Box, Discrete or MultiDiscrete
 
     def recv(self) -> PoolReply:
         request, self._request = self._request, None
@@ -174,11 +162,15 @@ class VmasPool(Pool):
         self._over[ids] = False
         return self._reply(ids, obs, np.zeros((len(ids), len(self.spec.agents))))
 
-    def _step(self, actions: NDArray[Any]) -> PoolReply:
+    def _step(self, actions: Sequence[NDArray[Any]]) -> PoolReply:
         env, torch = self.environment, self._torch
-        rows = torch.from_numpy(actions.reshape(*actions.shape[:2], -1)).to(env.device)
-        obs, rewards, terminated, truncated, infos = env.step(list(rows.unbind(1)))
-        reward = _numpy(torch.stack(rewards, 1))
+        by_agent: list[Any] = [None] * len(self.spec.agents)
+        for group, leaf in zip(self._groups, actions, strict=True):
+            rows = torch.from_numpy(leaf.reshape(*leaf.shape[:2], -1)).to(env.device)
+            for a, row in zip(group.agents, rows.unbind(1), strict=True):
+                by_agent[a] = row
+        obs, rewards, terminated, truncated, infos = env.step(by_agent)
+        reward = _numpy(torch.stack(rewards, 1)).reshape(actions[0].shape[0], -1)  # `wheel` gives (N, 1) an agent
         ends = [_numpy(terminated), _numpy(truncated)]
         columns = {path: _numpy(column) for path, column in self._columns(infos)}
         has_columns = None
@@ -211,12 +203,11 @@ class VmasPool(Pool):
         columns: Mapping[Path, NDArray[Any]] | None = None,
         has_columns: BoolArray | None = None,
     ) -> PoolReply:
-        by_leaf = zip(*map(self._tree.flatten, obs), strict=True)
         shape = (len(ids), len(self.spec.agents))
         terminated, truncated = (np.broadcast_to(end[:, None], shape) for end in ends or np.zeros((2, len(ids)), bool))
         return PoolReply(
             env_ids=ids,
-            obs=[_numpy(self._torch.stack(agents, 1))[ids] for agents in by_leaf],
+            obs=[self._stack(group, obs, ids) for group in self._groups],
             reward=reward,
             terminated=terminated,
             truncated=truncated,
@@ -224,6 +215,11 @@ class VmasPool(Pool):
             columns=dict(columns or {}),
             has_columns=has_columns,
         )
+
+    def _stack(self, group: AgentGroup, obs: Sequence[Any], ids: Ids) -> list[NDArray[Any]]:
+        """The group's observations of these envs, (n, A_g, …) a leaf."""
+        leaves = zip(*(group.observation_tree.flatten(obs[a]) for a in group.agents), strict=True)
+        return [_numpy(self._torch.stack(agents, 1))[ids] for agents in leaves]
 
     def _columns(self, infos: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         """What VMAS says of all agents, a tensor (N, A, …) a key."""

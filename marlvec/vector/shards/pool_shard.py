@@ -6,11 +6,7 @@ a turn-based game a pool may show all players every move, where PettingZoo's AEC
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,14 +15,16 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import rows_of
 from marlvec.envs.autoreset import AutoresetMode, AutoresetRules
-from marlvec.errors import ArgumentError, BusyError, ContractError
-from marlvec.vector.data.buffers import Selection
+from marlvec.errors import ArgumentError, ContractError
+from marlvec.serialization.state_fields import check_array
+from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.data.infos import InfoColumns
 from marlvec.vector.data.report import Report
-from marlvec.vector.pools.pool import Pool, PoolReply
+from marlvec.vector.pools.pool import Leaves, Pool, PoolReply
+from marlvec.vector.pools.pool_queue import PoolQueue
 from marlvec.vector.shards.batched_shard import BatchedEvent, BatchedPhase, BatchedShard
 
-__all__ = ["PoolShard", "PoolQueue"]
+__all__ = ["PoolShard"]
 
 Ids = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -57,10 +55,17 @@ class PoolShard(BatchedShard):
         self._everyone = np.arange(n)
         self._had_rows = np.zeros((n, len(pool.spec.agents)), np.bool_)
         self._columns, self._final_columns = InfoColumns(n), InfoColumns(n)
-        (group,) = pool.spec.groups
-        self._harmless = [_harmless(leaf.space) for leaf in group.action_tree.leaves]
-        self._declares_mask = group.mask_size is not None
-        self._masked = self._declares_mask  # a mask has been written
+        self._groups = pool.spec.groups
+        self._members = [list(group.agents) for group in self._groups]
+        self._harmless = [[_harmless(leaf.space) for leaf in group.action_tree.leaves] for group in self._groups]
+        self._declares_mask = [group.mask_size is not None for group in self._groups]
+        self._masked = any(self._declares_mask)  # a mask has been written
+
+    def attach(self, buffers: Buffers) -> None:
+        super().attach(buffers)
+        for g, group in enumerate(self._groups):
+            for k, leaf in enumerate(group.action_tree.leaves):
+                buffers.use_action_dtype(g, k, self._pool.action_dtype(leaf))
 
     def _check_batches(self, autoreset: AutoresetRules) -> None:
         """Refuse a mode that the pool does not serve, and batches that would never be full."""
@@ -140,11 +145,11 @@ class PoolShard(BatchedShard):
     def _send(self, ids: Ids) -> None:
         rows, buffers = self._rows(ids), self._buffers
         acting = buffers.acting[rows]
-        actions: list[NDArray[Any]] = [leaf[rows] for leaf in buffers.actions[0]]
-        if np.count_nonzero(acting) < acting.size:  # what the others are made to say may be anything
-            for k, (action, harmless) in enumerate(zip(actions, self._harmless, strict=True)):
-                lead = acting.reshape(acting.shape + (1,) * (action.ndim - 2))
-                actions[k] = np.where(lead, action, harmless)
+        actions: Leaves = [[leaf[rows] for leaf in leaves] for leaves in buffers.actions]
+        if not self._pool.fills_idle and np.count_nonzero(acting) < acting.size:  # theirs may be anything
+            for members, leaves, fillers in zip(self._members, actions, self._harmless, strict=True):
+                for k, (action, harmless) in enumerate(zip(leaves, fillers, strict=True)):
+                    leaves[k] = np.where(_over(acting[:, members], action), action, harmless)
         self.queue.ask(len(ids), partial(self._pool.send, ids, actions, acting))
 
     # --- taking in answers ---
@@ -163,13 +168,16 @@ class PoolShard(BatchedShard):
             reply = reply.select(np.argsort(reply.env_ids))
         report, rows = Report(infos=reply.infos), self._rows(ids)
         ended = reply.terminated | reply.truncated
-        began = self._note_beginnings(reply, ids, rows, ended)
+        began, replaced = self._note_beginnings(reply, ids, rows, ended)
         present = self._note_rows(reply, rows, began)
+        self._write_rewards(reply, ids, rows, replaced, present)
         if present is not None:
             ended &= present
         any_ended = np.count_nonzero(ended) > 0
+        if reply.state is not None and self._buffers.state is not None:
+            self._buffers.state[rows] = reply.state
         done = self._note_ends(reply, rows, ended, present) if any_ended else None
-        if not any_ended and not (present is None and began is None and reply.acting is None and reply.mask is None):
+        if not any_ended and not (present is None and began is None and reply.acting is None and reply.masks is None):
             self._write_turns(reply, rows, np.ones(ended.shape, np.bool_) if present is None else present)
         self._write_obs(reply, rows, present)
         if reply.columns or self._columns:
@@ -185,29 +193,39 @@ class PoolShard(BatchedShard):
             report.columns, report.final_columns = self._columns, self._final_columns
         return ready, report
 
-    def _note_beginnings(self, reply: PoolReply, ids: Ids, rows: Selection, ended: BoolArray) -> BoolArray | None:
-        """Write the rewards, unless an autoreset in the same step goes on with what the step has said.
+    def _note_beginnings(
+        self, reply: PoolReply, ids: Ids, rows: Selection, ended: BoolArray
+    ) -> tuple[BoolArray | None, BoolArray | None]:
+        """Change the phases of these envs.
 
         Returns:
-            Whose episodes begin with this row, (n,) bool; None where none does.
+            Whose episodes begin with this row, and whose begin in the step that ended the one before, whose rewards
+            stay; (n,) bool, None where none does.
         """
         began: BoolArray | None = None
-        again = 0
+        replaced: BoolArray | None = None
         if not self._phases.are_all(rows, BatchedPhase.STEPPING):
             began = ~self._phases.where(rows, BatchedPhase.STEPPING)
             if self._autoreset.begins_at_once:
                 replaced = self._phases.where(rows, BatchedPhase.REPLACING)
-                again = int(np.count_nonzero(replaced))
+                if not np.count_nonzero(replaced):
+                    replaced = None
         try:
             self._phases.on(rows, BatchedEvent.REPLY)
         except KeyError as error:
             raise self._broken(f"it answers for envs {ids.tolist()}, not all of which were asked: {error}") from None
         self._check_beginnings(reply, ended, began)
-        if again:
-            self._buffers.reward[ids[~replaced]] = reply.reward[~replaced]
+        return began, replaced
+
+    def _write_rewards(
+        self, reply: PoolReply, ids: Ids, rows: Selection, replaced: BoolArray | None, present: BoolArray | None
+    ) -> None:
+        """Write the rewards of agents in the episode; rows that are ``replaced`` keep those of the step before."""
+        reward = reply.reward if present is None else np.where(present, reply.reward, 0)
+        if replaced is None:
+            self._buffers.reward[rows] = reward
         else:
-            self._buffers.reward[rows] = reply.reward
-        return began
+            self._buffers.reward[ids[~replaced]] = reward[~replaced]
 
     def _check_beginnings(self, reply: PoolReply, ended: BoolArray, began: BoolArray | None) -> None:
         """What a pool says of beginnings must be what it was asked for.
@@ -273,18 +291,31 @@ class PoolShard(BatchedShard):
         done = ended[:, 0] if ended.shape[1] == 1 else ended.any(axis=1) & ~alive.any(axis=1)
         buffers.done[rows] |= done
         if reply.finals is not None:
-            alive = alive | reply.finals.ended[:, None]
+            if not np.array_equal(reply.finals.rows, np.flatnonzero(done)):
+                over = reply.env_ids[done].tolist()
+                raise self._broken(
+                    f"the episodes of envs {over} are over, and it gives final rows of envs "
+                    f"{reply.env_ids[reply.finals.rows].tolist()}"
+                )
+            begun = True if reply.finals.present is None else reply.finals.present
+            alive[reply.finals.rows] = self._had_rows[reply.env_ids[reply.finals.rows]] = begun
         self._write_turns(reply, rows, alive)
         return np.asarray(done)
 
     def _finish(self, reply: PoolReply, done: BoolArray, report: Report) -> Ids:
         """Episodes are over; begin the next ones if the mode says so. Returns who is ready."""
-        over = reply.env_ids[done]
+        over, buffers = reply.env_ids[done], self._buffers
+        if reply.state is not None and buffers.final_state is not None:
+            finals = reply.finals
+            buffers.final_state[over] = reply.state[done] if finals is None or finals.state is None else finals.state
         if not self._autoreset.begins_at_once:
             self._phases.on(over, BatchedEvent.END)
             return reply.env_ids
         if reply.finals is not None:
             report.final_infos.update(reply.finals.infos)
+            if reply.columns:
+                self._final_columns.write(over, {path: column[done] for path, column in reply.columns.items()})
+                self._columns.forget(over)
             self._phases.on(over, BatchedEvent.FOLLOW)
             return reply.env_ids
         if reply.columns:
@@ -310,10 +341,18 @@ class PoolShard(BatchedShard):
         return slice(None) if ids is self._everyone else rows_of(ids)
 
     def _write_obs(self, reply: PoolReply, rows: Selection, present: BoolArray | None) -> None:
-        for target, leaf in zip(self._buffers.obs[0], reply.obs, strict=True):
-            if present is not None:
-                leaf = np.where(present.reshape(present.shape + (1,) * (leaf.ndim - 2)), leaf, 0)
-            target[rows] = leaf
+        buffers = self._buffers
+        if reply.gives_obs:
+            for g, given in enumerate(reply.obs):
+                buffers.take_obs(g, given)
+            return
+        if present is not None and reply.finals is not None:
+            present = present.copy()
+            begun = reply.finals.present
+            present[reply.finals.rows] = True if begun is None else begun  # these rows are of the next episode
+        for g, (members, leaves) in enumerate(zip(self._members, reply.obs, strict=True)):
+            for target, leaf in zip(buffers.own_obs(g), leaves, strict=True):
+                target[rows] = leaf if present is None else np.where(_over(present[:, members], leaf), leaf, 0)
 
     def _write_turns(self, reply: PoolReply, rows: Selection, alive: BoolArray) -> None:
         """Write who is there, who acts, and what may be done."""
@@ -321,26 +360,87 @@ class PoolShard(BatchedShard):
         acting = alive if reply.acting is None else reply.acting & alive
         buffers.alive[rows] = alive
         buffers.acting[rows] = acting
-        mask = buffers.action_masks[0]
-        if reply.mask is not None and mask is not None:
-            if not self._declares_mask:
-                buffers.gave_mask[rows] = True
-            mask[rows] = reply.mask | ~acting[:, :, None]
-            self._masked = True
-        elif self._masked:
-            buffers.clear_masks(rows)
+        if reply.masks is None:
+            if self._masked:
+                buffers.clear_masks(rows)
+            return
+        everyone_acts = np.count_nonzero(acting) == acting.size
+        for g, (given, mask) in enumerate(zip(reply.masks, buffers.action_masks, strict=True)):
+            if given is not None and mask is not None:
+                mask[rows] = given if everyone_acts else given | ~acting[:, self._members[g], None]
+                self._masked = True
+                if not self._declares_mask[g]:
+                    buffers.gave_mask[rows] = True
 
     def _snapshot(self, reply: PoolReply, ended: BoolArray) -> None:
         """Keep the observations of agents that ended, before the next episode writes over them."""
-        buffers, finals = self._buffers, reply.finals
-        where, who = (ended[:, 0].nonzero()[0], 0) if ended.shape[1] == 1 else np.nonzero(ended)
-        envs = reply.env_ids[where]
-        for k, target in enumerate(buffers.final_obs[0]):
-            target[envs, who] = reply.obs[k][where, who] if finals is None else finals.obs[k][where, who]
+        finals = reply.finals
+        rows = np.flatnonzero(ended[:, 0] if ended.shape[1] == 1 else ended.any(axis=1))
+        if finals is not None:
+            self._copy_finals(reply.env_ids[finals.rows], ended[finals.rows], finals.obs)
+            rows = rows[~np.isin(rows, finals.rows)] if len(rows) > len(finals.rows) else rows[:0]
+        if len(rows):
+            obs = [[leaf[rows] for leaf in leaves] for leaves in reply.obs]
+            self._copy_finals(reply.env_ids[rows], ended[rows], obs)
+
+    def _copy_finals(self, envs: Ids, ended: BoolArray, obs: Leaves) -> None:
+        """Write the observations (k, A_g, …) of agents that ended, (k, A) bool, into rows of ``envs``."""
+        whole = np.count_nonzero(ended) == ended.size
+        for members, targets, leaves in zip(self._members, self._buffers.final_obs, obs, strict=True):
+            k, j = (slice(None), slice(None)) if whole else ended[:, members].nonzero()
+            for target, leaf in zip(targets, leaves, strict=True):
+                if whole:
+                    target[envs] = leaf
+                else:
+                    target[envs[k], j] = leaf[k, j]
         self._note_finals(envs)
+
+    # --- saved states ---
+
+    def get_state(self, ids: Ids) -> dict[str, Any]:
+        """Copy the states of these envs.
+
+        Returns:
+            Name → (n, …), and under ``"pool"`` what the pool says of them.
+        """
+        return {
+            "phase": self._phases.values[ids],
+            "finals_kept": self._finals_kept[ids],
+            "had_rows": self._had_rows[ids],
+            "pool": self._pool.get_state(ids),
+        }
+
+    def check_state(self, state: Any, n: int) -> None:
+        """Validate a state from `get_state` of ``n`` envs.
+
+        Raises:
+            ArgumentError: It is none; names the array.
+        """
+        arrays = {"phase": self._phases.values, "finals_kept": self._finals_kept, "had_rows": self._had_rows}
+        if not isinstance(state, Mapping) or state.keys() != {*arrays, "pool"}:
+            raise ArgumentError(f"set_state(): envs: expected {sorted({*arrays, 'pool'})}, got {state!r:.200}")
+        for name, own in arrays.items():
+            check_array(state, name, own.dtype, (n, *own.shape[1:]), "set_state()")
+        self._phases.check_saved(state["phase"])
+        self._pool.check_state(state["pool"], n)
+
+    def set_state(self, ids: Ids, state: Mapping[str, Any], places: Ids) -> None:
+        """Put these envs into such states; ``places`` says which of them each env gets."""
+        self._pool.set_state(ids, state["pool"], places)
+        self._phases.restore(ids, state["phase"][places])
+        self._had_rows[ids] = state["had_rows"][places]
+        self._finals_kept[ids] = state["finals_kept"][places]
+        self._any_finals_kept = bool(self._finals_kept.any())
+        self._columns.forget(ids)
+        self._final_columns.forget(ids)
 
     def _broken(self, problem: str) -> ContractError:
         return ContractError(f"{self.spec.name}: {problem}")
+
+
+def _over(flags: BoolArray, leaf: NDArray[Any]) -> BoolArray:
+    """Flags (n, A_g) with axes of length 1 at the end, so that they go with a leaf (n, A_g, …)."""
+    return flags.reshape(flags.shape + (1,) * (leaf.ndim - 2))
 
 
 def _harmless(space: Any) -> NDArray[Any]:
@@ -349,134 +449,3 @@ def _harmless(space: Any) -> NDArray[Any]:
     if low is not None and high is not None:
         return np.clip(np.zeros(space.shape, space.dtype), low, high)
     return np.asarray(np.zeros(space.shape, space.dtype) + getattr(space, "start", 0), space.dtype)
-
-
-class PoolQueue:
-    """Keeps a pool's requests in order, and its batches full.
-
-    A pool that answers `Pool.batch_size` rows at a time would never answer when fewer are asked for. Its spare envs
-    make up the difference; callers do not see them.
-
-    Args:
-        pool: The pool.
-
-    Attributes:
-        in_flight: How many envs the pool was asked for and has not answered, spares among them.
-    """
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
-        self._idle_spares = list(range(pool.num_envs, pool.num_envs + pool.num_spares))
-        self._receiver: ThreadPoolExecutor | None = None
-        self._receiving: Future[PoolReply] | None = None
-        self.in_flight = 0
-
-    @property
-    def batch_size(self) -> int:
-        """How many envs must be in flight for an answer."""
-        return 1 if self._pool.synchronous else self._pool.batch_size
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to wait for."""
-        return not self.in_flight and not self._waiting
-
-    def ask(self, count: int, request: Callable[[], None]) -> None:
-        """Ask the pool now, or as soon as it can be asked.
-
-        Args:
-            count: Of how many envs.
-            request: A call of `Pool.reset` or `Pool.send`.
-        """
-        self._waiting.append((count, request))
-        self._ask_pool()
-
-    def receive(self, timeout: float | None) -> PoolReply | None:
-        """Wait for the next answer, without the rows of spares.
-
-        Args:
-            timeout: Seconds; None for ever.
-
-        Returns:
-            The rows; None if time ran out.
-
-        Raises:
-            BusyError: The pool would never answer: too few envs are in flight.
-        """
-        if self._receiving is None:
-            self._ask_pool()
-            self._add_spares()
-            if timeout is None:
-                return self._without_spares(self._pool.recv())
-            if self._receiver is None:  # pools cannot wait for a limited time, threads can
-                self._receiver = ThreadPoolExecutor(1, "marlvec-pool")
-            self._receiving = self._receiver.submit(self._pool.recv)
-        with suppress(FutureTimeout):
-            reply = self._receiving.result(timeout)
-            self._receiving = None
-            return self._without_spares(reply)
-        return None
-
-    def missing_for(self, count: int) -> int:
-        """How many envs would be missing in the last batch, if the pool was asked for ``count`` and nothing else."""
-        missing = -count % self.batch_size
-        return max(0, missing - self._pool.num_spares)
-
-    def reset(self) -> None:
-        """The pool has lost what it was asked for."""
-        pool = self._pool
-        self._waiting.clear()
-        self._idle_spares = list(range(pool.num_envs, pool.num_envs + pool.num_spares))
-        self.in_flight = 0
-
-    def forget(self) -> bool:
-        """Let go of all that the pool was asked. Returns whether it can go on, with a reset."""
-        if self._receiving is not None:  # it must not be taken away from the thread that waits for it
-            with suppress(Exception):
-                self._receiving.result()
-            self._receiving = None
-        self.reset()
-        return self._pool.forget()
-
-    def close(self, timeout: float) -> None:
-        """Let go of the thread that waits, if there is one: the pool must not be closed under it."""
-        if self._receiving is not None:
-            with suppress(Exception):
-                self._receiving.result(timeout)
-        if self._receiver is not None:
-            self._receiver.shutdown(wait=self._receiving is None or self._receiving.done(), cancel_futures=True)
-
-    def _ask_pool(self) -> None:
-        while self._waiting and not (self._pool.synchronous and self.in_flight):
-            count, request = self._waiting.popleft()
-            request()
-            self.in_flight += count
-
-    def _add_spares(self) -> None:
-        missing = self.batch_size - self.in_flight
-        if missing <= 0:
-            return
-        if missing > len(self._idle_spares):
-            raise BusyError(
-                f"recv(): {self.in_flight} envs are in flight, and this pool hands out {self._pool.batch_size} rows at "
-                f"a time: it would wait for ever. send() to more envs first; nothing is lost"
-            )
-        spares, self._idle_spares = self._idle_spares[:missing], self._idle_spares[missing:]
-        nothing: Sequence[None] = [None] * missing
-        self._pool.reset(np.array(spares, np.int64), nothing, nothing)
-        self.in_flight += missing
-
-    def _without_spares(self, reply: PoolReply) -> PoolReply:
-        pool, ids = self._pool, reply.env_ids
-        self.in_flight -= len(ids)
-        if self.in_flight < 0:
-            raise ContractError(
-                f"{pool.spec.name}: the pool answered for {-self.in_flight} envs more than it was asked"
-            )
-        if pool.num_spares:
-            mine = ids < pool.num_envs
-            if not mine.all():
-                self._idle_spares += ids[~mine].tolist()
-                return reply.select(mine)
-        return reply

@@ -1,0 +1,154 @@
+"""What marlvec costs over a bare loop of JAX: the suite's own step, vmapped and jitted, with its own autoreset.
+
+Run ``python benchmarks/pools_jax.py``; ``--envs pgx/hex`` for others. All contestants take turns in short rounds
+over the same suite; ratios are taken inside a round, and medians over rounds are quoted: bare time divided by ours, so
+1.00 is as fast. By the clock, which means something on an idle machine alone. Actions are made outside of the timer but
+for ``collect()``, whose policy draws them. The bare loop waits for its observations in each step, and begins the next
+episode as its suite does: by a reset of every world in every step, whose final observations are lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import marlvec
+from marlvec.vector.pools.jax.jaxmarl import JaxMarlWorld
+from marlvec.vector.pools.jax.pgx import PgxWorld
+
+ENVS = ("jaxmarl/MPE_simple_spread_v3", "jaxmarl/overcooked", "jaxmarl/HeuristicEnemySMAX", "pgx/connect_four")
+SIZES = (64, 1024, 16384)
+
+
+class Bare:
+    """The suite's ``step``, with its own autoreset."""
+
+    def __init__(self, world: Any, num_envs: int) -> None:
+        self.rng, self.turns = np.random.default_rng(0), isinstance(world, PgxWorld)
+        self.world, self.num_envs, env = world, num_envs, world.env
+        self.key = jax.random.key(0)
+        keys = jax.random.split(self.key, num_envs)
+        if self.turns:
+            from pgx.experimental import auto_reset
+
+            step = auto_reset(env.step, env.init)
+
+            def advance(key: Any, state: Any, actions: Any) -> tuple[Any, Any, Any]:
+                key, own = jax.random.split(key)
+                state = jax.vmap(step)(state, actions, jax.random.split(own, num_envs))
+                return key, state, state.observation
+
+            self.state = jax.jit(jax.vmap(env.init))(keys)
+        else:
+            agents = env.agents
+
+            def advance(key: Any, state: Any, actions: Any) -> tuple[Any, Any, Any]:
+                key, own = jax.random.split(key)
+                given = {agent: actions[:, a] for a, agent in enumerate(agents)}
+                obs, state, *_ = jax.vmap(env.step)(jax.random.split(own, num_envs), state, given)
+                return key, state, obs
+
+            _, self.state = jax.jit(jax.vmap(env.reset))(keys)
+        self.advance = jax.jit(advance)
+
+    def run(self, steps: int) -> float:
+        """Seconds a step."""
+        spent = 0.0
+        moves = self.world.action_spaces[0].n
+        for _ in range(steps):
+            if self.turns:
+                mask = np.asarray(self.state.legal_action_mask)
+                actions = (self.rng.random(mask.shape) * mask).argmax(axis=1).astype(np.int32)
+            else:
+                actions = self.rng.integers(0, moves, (self.num_envs, len(self.world.agents)), np.int32)
+            begin = time.perf_counter()
+            self.key, self.state, obs = self.advance(self.key, self.state, actions)
+            jax.block_until_ready(obs)
+            spent += time.perf_counter() - begin
+        return spent / steps
+
+
+class Ours:
+    """The same under `marlvec.make`."""
+
+    def __init__(self, world: Any, num_envs: int, **options: Any) -> None:
+        self.envs = marlvec.make(world, num_envs, **options)
+        self.envs.reset(seed=0)
+
+    def run(self, steps: int) -> float:
+        """Seconds a step."""
+        spent = 0.0
+        for _ in range(steps):
+            actions = self.envs.random_action()
+            begin = time.perf_counter()
+            self.envs.step(actions)
+            spent += time.perf_counter() - begin
+        return spent / steps
+
+
+class Draw(marlvec.Policy):
+    """Draws moves that its masks allow, as fast as numpy does."""
+
+    def __init__(self, moves: int) -> None:
+        self.moves, self.rng = moves, np.random.default_rng(0)
+
+    def act(self, rows: Any, *, explore: bool = True) -> Any:
+        """One move a row."""
+        if "action_mask" in rows:
+            return (self.rng.random(rows.action_mask.shape, np.float32) * rows.action_mask).argmax(axis=1)
+        return self.rng.integers(0, self.moves, len(rows))
+
+
+class Collecting(Ours):
+    """`Collector.collect()` with a policy that draws."""
+
+    def __init__(self, world: Any, num_envs: int) -> None:
+        super().__init__(world, num_envs)
+        self.collector = marlvec.Collector(self.envs, Draw(int(world.action_spaces[0].n)), seed=0)
+
+    def run(self, steps: int) -> float:
+        """Seconds a step."""
+        begin = time.perf_counter()
+        self.collector.collect(env_steps=steps * self.envs.num_envs)
+        return (time.perf_counter() - begin) / steps
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--envs", nargs="+", default=ENVS)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of a round of each, about")
+    options = parser.parse_args()
+    table = Table(title=f"jax {jax.__version__} on {jax.devices()[0].platform}, {options.rounds} rounds")
+    for heading in ("env", "envs", "bare, ms a step", "bare ÷ step()", "copy=False", "bare ÷ collect()"):
+        table.add_column(heading, justify="right")
+    for name in options.envs:
+        family, _, own = name.partition("/")
+        world = JaxMarlWorld(own) if family == "jaxmarl" else PgxWorld(own)
+        for size in options.sizes:
+            bare, step, views = Bare(world, size), Ours(world, size), Ours(world, size, copy=False)
+            contestants = [bare, step, views, Collecting(world, size)]
+            first = max(bare.run(3), 1e-5)
+            first = bare.run(max(3, int(0.1 / first)))
+            steps = int(np.clip(options.seconds / first, 8, 400))
+            for one in contestants:
+                one.run(max(4, steps // 2))
+            rounds = [[one.run(steps) for one in contestants[:: 1 - 2 * (k % 2)]] for k in range(options.rounds)]
+            times = np.array([times[:: 1 - 2 * (k % 2)] for k, times in enumerate(rounds)])
+            ratios = np.median(times[:, :1] / times[:, 1:], axis=0)
+            table.add_row(name, f"{size:,}", f"{1e3 * np.median(times[:, 0]):.2f}", *(f"{one:.2f}" for one in ratios))
+            for one in contestants[1:]:
+                one.envs.close()
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""`WorldProgram`: a world's functions over N worlds, jitted: first episodes, a step of all, new episodes of some.
+
+Axis letters: N worlds, k worlds that begin an episode, A agents, A_g agents of a group.
+
+Every world has a key of its own and counts the calls that used it: call ``t`` gets ``fold_in(key, t)``. So its numbers
+depend on its seed alone, and not on N, on other worlds or on the autoreset mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from marlvec.vector.pools.jax.form import WorldForm, import_jax
+from marlvec.vector.pools.jax.world import JaxRows, JaxWorld
+
+__all__ = ["Carry", "WorldProgram", "WorldRows", "padded"]
+
+
+class Carry(NamedTuple):
+    """All that goes from one call to the next, on the device; first axis N.
+
+    Attributes:
+        keys: (N, 2) uint32, the worlds' keys.
+        counts: (N,) uint32, calls that used them so far.
+        elapsed: (N,) int32, steps of the running episodes.
+        alive, acting: (N, A) bool.
+        world: The worlds' states.
+    """
+
+    keys: Any
+    counts: Any
+    elapsed: Any
+    alive: Any
+    acting: Any
+    world: Any
+
+
+class WorldRows(NamedTuple):
+    """Rows on the device.
+
+    Attributes:
+        obs: Per group, per leaf (N, A_g, …).
+        flags: (N, K) bool, one array so that one download brings all: terminated, truncated, acting (if the world says
+            who acts), masks by group, and whether the episode is over. After a reset, acting and masks alone.
+        rewards: (N, A), or None after a reset.
+        state: (N, …), or None.
+        infos: By name: those of envs, then those of agents.
+    """
+
+    obs: list[list[Any]]
+    flags: Any
+    rewards: Any
+    state: Any
+    infos: list[Any]
+
+
+class WorldProgram:
+    """The functions of one world, for any N.
+
+    Args:
+        world: The world.
+        form: What its trees look like.
+        limit: Truncate the agents that are alive after so many steps, or None.
+        brings_state: Whether rows have the global state.
+
+    Attributes:
+        begin: ``(keys, counts) → (carry, rows)``: episodes of all worlds.
+        step: ``(carry, actions) → (carry, rows)``; the carry given is gone after that.
+        step_some: ``(carry, actions, chosen) → (carry, rows)``: of the worlds that are ``chosen``, (N,) bool; the rows
+            of the others mean nothing.
+        renew: ``(carry, ids) → (carry, rows)``: new episodes of the worlds ``ids`` (k,); what is N or more is left out.
+            Its rows are (k, …). The carry given is gone after that.
+        replace: ``(carry, obs, state, ids) → (carry, obs, state, final rows, new rows)``: likewise, within the step
+            that ended them; the observations (and global states) given are gone, and come back with the new ones in
+            their places. Of the rows of (k, …) the final ones have observations and state.
+        look: ``carry → (N, …)``: the global states.
+    """
+
+    def __init__(self, world: JaxWorld, form: WorldForm, *, limit: int | None, brings_state: bool) -> None:
+        jax = import_jax(world.name)
+        jnp, lax = jax.numpy, jax.lax
+        groups, agent_num = form.spec.groups, len(form.spec.agents)
+        harmless = [[_harmless(leaf.space) for leaf in group.action_tree.leaves] for group in groups]
+        members = [list(group.agents) for group in groups]
+
+        def strong(x: Any) -> Any:
+            """Without JAX's weak types, which would have the next call compiled again."""
+            x = jnp.asarray(x)
+            return x if jnp.issubdtype(x.dtype, jax.dtypes.extended) else lax.convert_element_type(x, x.dtype)
+
+        def over(flags: Any, leaf: Any) -> Any:
+            return flags.reshape(flags.shape + (1,) * (leaf.ndim - flags.ndim))
+
+        def key_of(key: Any, count: Any) -> Any:
+            return jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), count)
+
+        def may(rows: JaxRows, alive: Any) -> tuple[Any, list[Any]]:
+            """Who acts, (A,), and flat masks that allow everything to all others."""
+            acting = alive if rows.acting is None else rows.acting & alive
+            places = [who for who, has in zip(members, form.masked, strict=True) if has]
+            found = zip(places, form.masks(rows), strict=True) if places else ()
+            return acting, [(mask | ~acting[np.array(who), None]).reshape(-1) for who, mask in found]
+
+        def begin_one(key: Any, count: Any) -> tuple[Carry, WorldRows]:
+            state, rows = world.reset(key_of(key, count))
+            state = jax.tree.map(strong, state)
+            alive = jnp.ones(agent_num, bool)
+            acting, masks = may(rows, alive)
+            carry = Carry(key, count + np.uint32(1), jnp.zeros((), jnp.int32), alive, acting, state)
+            flags = jnp.concatenate([acting[: agent_num if form.has_acting else 0], *masks])
+            shown = world.global_state(state) if brings_state else None
+            return carry, WorldRows(form.obs_leaves(rows), flags, None, shown, [])
+
+        def step_one(carry: Carry, actions: list[list[Any]]) -> tuple[Carry, WorldRows]:
+            alive, running = carry.alive, carry.alive.any()
+            chosen = [
+                [
+                    jnp.where(over(carry.acting[np.array(who)], leaf), leaf, filler)
+                    for leaf, filler in zip(leaves, fillers, strict=True)
+                ]
+                for who, leaves, fillers in zip(members, actions, harmless, strict=True)
+            ]
+            state, rows = world.step(key_of(carry.keys, carry.counts), carry.world, form.join(chosen))
+            state = jax.tree.map(strong, state)
+            elapsed = carry.elapsed + running
+            terminated, truncated = rows.terminated & alive, rows.truncated & alive
+            if limit is not None:
+                truncated |= alive & ~terminated & (elapsed >= limit)
+            left = alive & ~terminated & ~truncated
+            acting, masks = may(rows, left)
+            ended = running & ~left.any()
+            parts = [terminated, truncated, acting[: agent_num if form.has_acting else 0], *masks, ended[None]]
+            obs = [
+                [jnp.where(over(alive[np.array(who)], leaf), leaf, jnp.zeros((), leaf.dtype)) for leaf in leaves]
+                for who, leaves in zip(members, form.obs_leaves(rows), strict=True)
+            ]
+            infos = [rows.infos[name] for name in form.infos] + [rows.agent_infos[name] for name in form.agent_infos]
+            shown = world.global_state(state) if brings_state else None
+            count = carry.counts + running.astype(jnp.uint32)
+            after = Carry(carry.keys, count, elapsed, left, acting, state)
+            return after, WorldRows(obs, jnp.concatenate(parts), jnp.where(alive, rows.rewards, 0), shown, infos)
+
+        def step_some(carry: Carry, actions: list[list[Any]], chosen: Any) -> tuple[Carry, WorldRows]:
+            after, rows = jax.vmap(step_one)(carry, actions)
+            return jax.tree.map(lambda old, new: jnp.where(over(chosen, new), new, old), carry, after), rows
+
+        def put(old: Any, new: Any, ids: Any) -> Any:
+            return jax.tree.map(lambda a, b: a.at[ids].set(b, mode="drop"), old, new)
+
+        def renew(carry: Carry, ids: Any) -> tuple[Carry, WorldRows]:
+            keys, counts = carry.keys[ids], carry.counts[ids]  # those that are left out: of the last world
+            fresh, rows = jax.vmap(begin_one)(keys, counts)
+            return put(carry, fresh, ids), rows
+
+        def replace(carry: Carry, obs: Any, state: Any, ids: Any) -> tuple[Carry, Any, Any, WorldRows, WorldRows]:
+            last = jax.tree.map(lambda leaf: leaf[ids], (obs, state))
+            carry, rows = renew(carry, ids)
+            finals = WorldRows(last[0], None, None, last[1], [])
+            return carry, put(obs, rows.obs, ids), put(state, rows.state, ids), finals, rows
+
+        self.begin = jax.jit(jax.vmap(begin_one))
+        self.step = jax.jit(jax.vmap(step_one), donate_argnums=0)
+        self.step_some = jax.jit(step_some, donate_argnums=0)
+        self.renew = jax.jit(renew, donate_argnums=0)
+        self.replace = jax.jit(replace, donate_argnums=(0, 1, 2))
+        self.look = jax.jit(lambda carry: jax.vmap(world.global_state)(carry.world))
+
+
+def _harmless(space: Any) -> Any:
+    """An action that lies in the space, for those who do not act."""
+    low, high = getattr(space, "low", None), getattr(space, "high", None)
+    if low is not None and high is not None:
+        return np.clip(np.zeros(space.shape, space.dtype), low, high)
+    return np.zeros(space.shape, space.dtype) + getattr(space, "start", 0)
+
+
+def padded(ids: Sequence[int] | np.ndarray[Any, Any], num_envs: int, sizes: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Ids in an array of the next of these sizes; the rest is ``num_envs``, which no world has."""
+    size = next(size for size in sizes if size >= len(ids))
+    out = np.full(size, num_envs, np.int32)
+    out[: len(ids)] = ids
+    return out

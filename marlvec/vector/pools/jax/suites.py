@@ -1,0 +1,59 @@
+"""What the adapters of JAX suites have in common: importing one, unknown ids, spaces from shapes."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Space
+
+from marlvec.errors import UnknownEnvError
+from marlvec.extras import import_extra
+
+__all__ = ["array_space", "check_known", "import_suite"]
+
+
+def import_suite(module: str, what: str, extra: str) -> Any:
+    """Import a suite, without what it warns of meanwhile.
+
+    Args:
+        module: Its module.
+        what: What needs it, for the message.
+        extra: The extra of marlvec that brings it.
+
+    Raises:
+        MissingExtraError: It is not installed; names the extra.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return import_extra(module, what, f"pip install 'marlvec[{extra}]'")
+
+
+def check_known(family: str, name: str, known: Iterable[str]) -> None:
+    """Make sure that a suite has an env of this name.
+
+    Raises:
+        UnknownEnvError: It has none; lists those that come near.
+    """
+    names = list(known)
+    if name in names:
+        return
+    lowered = {one.lower(): one for one in names}
+    near = [lowered[one] for one in difflib.get_close_matches(name.lower(), lowered, n=5, cutoff=0.5)]
+    near += [one for one in names if name.lower() in one.lower() and one not in near][: 5 - len(near)]
+    hint = f"Did you mean {' or '.join(repr(f'{family}/{one}') for one in near)}? " if near else ""
+    raise UnknownEnvError(f"unknown env '{family}/{name}'. {hint}`marlvec envs` lists those that there are")
+
+
+def array_space(shape: tuple[int, ...], dtype: Any) -> Space[Any]:
+    """The space of all arrays of this shape and dtype; of 0 and 1 in int8, for bools."""
+    dtype = np.dtype(dtype)
+    if dtype.kind == "b":
+        return Box(0, 1, shape, np.int8)
+    if dtype.kind == "f":
+        return Box(-np.inf, np.inf, shape, dtype.type)
+    limits = np.iinfo(dtype)
+    return Box(limits.min, limits.max, shape, dtype.type)
