@@ -1,16 +1,16 @@
-"""How fast native envs are: against a bare loop over mpe2's own env, with one thread and two, and beside peers.
+"""How fast native envs are: against a bare loop over the reference's env, with one thread and two, and beside peers.
 
-Run ``python benchmarks/native.py``; ``--env simple_tag`` for another scenario. All contestants take turns in short
-rounds; ratios are taken inside a round, and medians over rounds are quoted. Against the bare loop what counts is the
-processor time of this process, so that other work on the machine does not; one thread against two is by the clock, and
-means something on an idle machine alone. Random actions are made outside of the timer. VMAS and JaxMARL take part if
-they can be imported here (with torch, with jax; their dynamics and seeds are their own, so they do other work).
+Run ``python benchmarks/native.py``; ``--env simple_tag`` for another scenario, ``--env pursuit`` for PettingZoo's. All
+contestants take turns in short rounds; ratios are taken inside a round, and medians over rounds are quoted. Against
+the bare loop what counts is the processor time of this process, so that other work on the machine does not; one thread
+against two is by the clock, and means something on an idle machine alone. Random actions are made outside of the
+timer. VMAS and JaxMARL take part if they can be imported here (with torch, with jax; their dynamics and seeds are
+their own, so they do other work).
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
 import os
 import subprocess
@@ -25,20 +25,19 @@ from rich.console import Console
 from rich.table import Table
 
 import marlvec
+from marlvec.registry import resolve_all
 
 SIZES = (16, 1024, 16384)
 Clock = Callable[[], float]
 
 
 class Bare:
-    """One raw env of mpe2, stepped in a loop; nothing around it."""
+    """One raw env of the reference, stepped in a loop; nothing around it."""
 
     num_envs = 1
 
     def __init__(self, name: str) -> None:
-        with marlvec.make(name, backend="native") as envs:
-            module = importlib.import_module(f"mpe2.{envs.spec.name}")
-        self._env = module.parallel_env()
+        self._env = resolve_all(name, 1)[0]()
         rng = np.random.default_rng(0)
         spaces = {agent: self._env.action_space(agent) for agent in self._env.possible_agents}
         self._actions = [{agent: int(rng.integers(space.n)) for agent, space in spaces.items()} for _ in range(64)]
@@ -164,6 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--env", default="simple_spread")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--bare", type=int, default=200, help="steps of the reference in a round")
     options = parser.parse_args()
     console = Console()
     console.print(compile_times(options.env))
@@ -173,7 +173,7 @@ def main() -> None:
         "envs",
         "µs a step()",
         "M env steps/s",
-        "× bare mpe2",
+        "× bare reference",
         "2 threads ÷ 1 (clock)",
         *(f"× {name}" for name in PEERS),
     ):
@@ -187,7 +187,7 @@ def main() -> None:
         ratios, gains, costs = [], [], []
         leads: dict[str, list[float]] = {name: [] for name in peers}
         for _ in range(options.rounds):
-            reference = bare.run(200, time.process_time)
+            reference = bare.run(options.bare, time.process_time)
             cost = one.run(steps, time.process_time)
             costs.append(cost)
             ratios.append(reference / cost)

@@ -68,8 +68,9 @@ _GAMES = {
     "pettingzoo/classic/connect_four_v3": "boards.connect_four:ConnectFour",
     "pettingzoo/classic/rps_v2": "boards.rps:RockPaperScissors",
     "pettingzoo/classic/tictactoe_v3": "boards.tictactoe:TicTacToe",
+    "pettingzoo/sisl/pursuit_v5": "grids.pursuit.env:Pursuit",
 }
-"""Boards and cards: id → ``"module:Class"`` under ``marlvec.native``."""
+"""Boards, cards and grids: id → ``"module:Class"`` under ``marlvec.native``."""
 
 _entries: dict[str, NativeEntry] = {
     env_id: NativeEntry(env_id, f"marlvec.native.{where}") for env_id, where in {**_MPE, **_GAMES}.items()

@@ -27,6 +27,7 @@ GAMES: dict[str, list[dict[str, Any]]] = {
     "rps": [{"num_actions": 5, "max_cycles": 4}],
     "kuhn_poker": [{}],
     "leduc_poker": [{}],
+    "pursuit": [{"max_cycles": 9, "n_pursuers": 3, "n_evaders": 2, "x_size": 5, "surround": False}],
 }
 ALL = [(name, kwargs) for name, found in {**ARGUMENTS, **GAMES}.items() for kwargs in found]
 N = 5
