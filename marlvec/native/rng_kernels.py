@@ -1,6 +1,8 @@
 """numpy's random numbers in compiled code: the same draws as ``Generator(PCG64(SeedSequence(seed)))``, bit for bit.
 
-All functions take ``rng`` (N, 6) uint64, see `marlvec.native.rng_streams`, and the index of an env.
+All functions take ``rng`` (N, 6) uint64, see `marlvec.native.rng_streams`, and the index of an env. Which call of
+numpy's is which of these stands in docs/tutorials/native_env.md: numpy draws a number below n in two ways, and each
+call has its own.
 """
 
 from __future__ import annotations
@@ -14,7 +16,18 @@ from numpy.typing import NDArray
 from marlvec.native.jit import kernel
 from marlvec.native.rng_streams import Streams
 
-__all__ = ["bounded", "double", "next_uint32", "next_uint64", "seed_envs", "uniform"]
+__all__ = [
+    "bounded",
+    "double",
+    "interval",
+    "next_uint32",
+    "next_uint64",
+    "permutation",
+    "sample",
+    "seed_envs",
+    "shuffle",
+    "uniform",
+]
 
 _HIGH = np.uint64(2549297995355413924)  # PCG64's multiplier
 _LOW = np.uint64(4865540595714422341)
@@ -180,3 +193,94 @@ def bounded(rng: Streams, i: int, n: int) -> Any:
             product = next_uint32(rng, i) * size
             left = product & _HALF
     return np.int64(product >> _32)
+
+
+@kernel
+def interval(rng: Streams, i: int, most: int) -> Any:
+    """A number from 0 to ``most``, as `shuffle` draws it: bits under a mask, until they are no more than ``most``.
+
+    Args:
+        rng: (N, 6) uint64.
+        i: The env.
+        most: 0 to 2**32 - 1. Of 0 nothing is drawn.
+
+    Returns:
+        0 to ``most``.
+    """
+    if most == 0:
+        return 0
+    top = np.uint64(most)
+    mask = top
+    for shift in (1, 2, 4, 8, 16):
+        mask |= mask >> np.uint64(shift)
+    value = next_uint32(rng, i) & mask
+    while value > top:
+        value = next_uint32(rng, i) & mask
+    return np.int64(value)
+
+
+@kernel
+def shuffle(rng: Streams, i: int, values: Any) -> None:
+    """``Generator.shuffle(values)`` of an array with one axis, or of a list.
+
+    Args:
+        rng: (N, 6) uint64.
+        i: The env.
+        values: (n,), of any dtype; put into another order.
+    """
+    for k in range(len(values) - 1, 0, -1):
+        j = interval(rng, i, k)
+        values[k], values[j] = values[j], values[k]
+
+
+@kernel
+def permutation(rng: Streams, i: int, out: NDArray[np.int64]) -> None:
+    """``Generator.permutation(len(out))``.
+
+    Args:
+        rng: (N, 6) uint64.
+        i: The env.
+        out: (n,) int64; where it is written.
+    """
+    for k in range(len(out)):
+        out[k] = k
+    shuffle(rng, i, out)
+
+
+_LARGE = 10_000  # choices; with more of them, and a large part of them wanted, numpy has another method
+
+
+@kernel
+def sample(rng: Streams, i: int, n: int, out: NDArray[np.int64]) -> None:
+    """``Generator.choice(n, size=len(out), replace=False)``: different numbers below n, by Floyd's method.
+
+    With replacement, ``Generator.choice(n, size)`` is `bounded` for each.
+
+    Args:
+        rng: (N, 6) uint64.
+        i: The env.
+        n: How many choices, at least ``len(out)``.
+        out: (k,) int64; where they are written.
+    """
+    size = len(out)
+    if n > _LARGE and size > n // 50:
+        pool = np.arange(n)
+        _mix_tail(rng, i, pool, max(n - size, 1))
+        out[:] = pool[n - size :]
+        return
+    for k in range(size):
+        value = bounded(rng, i, n - size + k + 1)
+        for j in range(k):
+            if out[j] == value:
+                value = n - size + k
+                break
+        out[k] = value
+    _mix_tail(rng, i, out, 1)
+
+
+@kernel
+def _mix_tail(rng: Streams, i: int, values: NDArray[np.int64], first: int) -> None:
+    """Put the numbers from place ``first`` on into random places."""
+    for k in range(len(values) - 1, first - 1, -1):
+        j = bounded(rng, i, k + 1)
+        values[k], values[j] = values[j], values[k]

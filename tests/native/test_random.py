@@ -13,6 +13,7 @@ from marlvec.native import rng_kernels
 from marlvec.native.rng_streams import as_generator, fresh_streams, row_of
 
 SEEDS = st.integers(0, 2**64 - 1)
+COUNTS = st.one_of(st.integers(1, 9), st.integers(1, 300))
 
 
 def seeded(seeds: list[int]) -> np.ndarray:
@@ -49,6 +50,44 @@ def test_a_row_goes_on_as_numpys_generator(seed: int) -> None:
     generator = as_generator(rng[0])
     assert generator.integers(7) == rng_kernels.bounded(rng, 0, 7)
     assert generator.random() == rng_kernels.double(rng, 0)
+
+
+@pytest.mark.slow("compiles")
+@given(SEEDS, st.lists(st.tuples(st.sampled_from(["interval", "shuffle", "permutation", "sample", "choice"]), COUNTS)))
+def test_orders_and_samples_are_numpys(seed: int, draws: list[tuple[str, int]]) -> None:
+    """One after the other from one stream, which is the same at the end."""
+    rng, generator = seeded([0, seed]), np.random.default_rng(seed)
+    for name, n in draws:
+        if name == "interval":  # what numpy shuffles two numbers by
+            pair = [0, 1]
+            generator.shuffle(pair)
+            assert rng_kernels.interval(rng, 1, 1) == int(pair == [0, 1])
+        elif name == "shuffle":
+            mine, theirs = np.arange(n) * 0.5, np.arange(n) * 0.5
+            rng_kernels.shuffle(rng, 1, mine)
+            generator.shuffle(theirs)
+            assert mine.tolist() == theirs.tolist()
+        elif name == "permutation":
+            out = np.empty(n, np.int64)
+            rng_kernels.permutation(rng, 1, out)
+            assert out.tolist() == generator.permutation(n).tolist()
+        elif name == "sample":
+            out = np.empty(seed % (n + 1), np.int64)
+            rng_kernels.sample(rng, 1, n, out)
+            assert out.tolist() == generator.choice(n, len(out), replace=False).tolist()
+        else:
+            assert [rng_kernels.bounded(rng, 1, n) for _ in range(3)] == generator.choice(n, 3).tolist()
+    assert rng[1].tolist() == row_of(generator).tolist()
+
+
+@pytest.mark.slow("compiles")
+@pytest.mark.parametrize(("n", "size"), [(10_000, 300), (10_001, 200), (10_001, 201), (10_050, 10_050), (12_000, 0)])
+def test_samples_of_many_are_numpys_by_either_method(n: int, size: int) -> None:
+    rng, generator = seeded([5]), np.random.default_rng(5)
+    out = np.empty(size, np.int64)
+    rng_kernels.sample(rng, 0, n, out)
+    assert out.tolist() == generator.choice(n, size, replace=False).tolist()
+    assert rng[0].tolist() == row_of(generator).tolist()
 
 
 def test_streams_without_a_seed_differ() -> None:

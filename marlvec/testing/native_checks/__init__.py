@@ -1,0 +1,1 @@
+"""What `check_native_env` is made of."""

@@ -1,0 +1,148 @@
+"""What one env was asked, call by call, and the shortest of it that still leads to a difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from marlvec.testing.native_checks.pair import Pair, Unequal
+from marlvec.trees import map_tree
+
+__all__ = ["Call", "run", "shorten"]
+
+_BUDGET = 100_000  # calls in all attempts
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call.
+
+    Attributes:
+        kind: ``"reset"``, ``"step"``, or ``"resume"``: the state goes into a new env.
+        seed: That of a reset; None: it has none.
+        actions: Those of a step, a tree of (1, A_g, ...).
+    """
+
+    kind: Literal["reset", "step", "resume"]
+    seed: int | None = None
+    actions: Any = None
+
+    def __str__(self) -> str:
+        if self.kind == "reset":
+            return "reset()" if self.seed is None else f"reset(seed={self.seed})"
+        return "get_state(), set_state() in a new one" if self.kind == "resume" else f"step({_plain(self.actions)})"
+
+
+def _plain(actions: Any) -> Any:
+    return map_tree(lambda leaf: leaf[0].tolist(), actions)
+
+
+def run(calls: Sequence[Call], build: Callable[[int], Pair]) -> tuple[int, Unequal] | None:
+    """Play a script to two envs that are asked the same; of one env alone kernels would be compiled anew.
+
+    A step of an env whose episode is over, where nothing resets it, begins the next one.
+
+    Args:
+        calls: The script; the first one is a reset.
+        build: Builds a pair of so many envs.
+
+    Returns:
+        The place in the script at which they differ, and where; None: nowhere.
+    """
+    with build(2) as pair:
+        for k, call in enumerate(calls):
+            if call.kind == "resume":
+                pair.resume()
+                continue
+            if call.kind == "reset":
+                found = pair.reset([call.seed] * 2, [0, 1])
+            elif pair.over.any() and pair.reference.autoreset_mode == "disabled":
+                found = pair.reset([None] * 2, [0, 1])
+            else:
+                found = pair.step(map_tree(lambda leaf: np.concatenate([leaf, leaf]), call.actions))
+            if found is not None:
+                return k, found
+    return None
+
+
+def shorten(calls: Sequence[Call], build: Callable[[int], Pair]) -> tuple[list[Call], Unequal] | None:
+    """Leave out calls, then make actions zero, as long as they still lead to a difference.
+
+    Args:
+        calls: A script that led to one, in an env among others.
+        build: As of `run`.
+
+    Returns:
+        The short script and what differs at its end; None: played alone, it leads to none.
+    """
+    search = _Search(build)
+    if not search.fails(list(calls)):
+        return None
+    search.begin_late()
+    search.cut()
+    search.clear()
+    assert search.found is not None
+    return search.best, search.found
+
+
+class _Search:
+    """The shortest script so far, in ``best``; its difference in ``found``."""
+
+    def __init__(self, build: Callable[[int], Pair]) -> None:
+        self._build, self._left = build, _BUDGET
+        self.best: list[Call] = []
+        self.found: Unequal | None = None
+
+    def fails(self, calls: list[Call]) -> bool:
+        """Whether a script leads to a difference; keeps it up to there if it does."""
+        self._left -= len(calls)
+        told = run(calls, self._build)
+        if told is None:
+            return False
+        self.best, self.found = calls[: told[0] + 1], told[1]
+        return True
+
+    def begin_late(self) -> None:
+        """Begin at the last reset with a seed that will do."""
+        for k in range(len(self.best) - 1, 0, -1):
+            if self.best[k].seed is not None and self.fails(self.best[k:]):
+                return
+
+    def cut(self) -> None:
+        """Leave out stretches of calls, long ones first; never the first call, which has the seed."""
+        size = len(self.best) // 2
+        while size and self._left > 0:
+            at = 1
+            while at < len(self.best) and self._left > 0:
+                if not self.fails(self.best[:at] + self.best[at + size :]):
+                    at += size
+            size //= 2
+
+    def clear(self) -> None:
+        """Make each agent's action zero, where that changes nothing."""
+        for k in range(len(self.best)):
+            if k >= len(self.best) or self.best[k].kind != "step":
+                continue
+            for leaf in range(len(_leaves(self.best[k].actions))):
+                for a in range(_leaves(self.best[k].actions)[leaf].shape[1]):
+                    if self._left <= 0:
+                        return
+                    self._clear(k, leaf, a)
+                    if k >= len(self.best):
+                        return
+
+    def _clear(self, k: int, leaf: int, a: int) -> None:
+        actions = map_tree(np.copy, self.best[k].actions)
+        own = _leaves(actions)[leaf]
+        if own[:, a].any():
+            own[:, a] = 0
+            self.fails([*self.best[:k], replace(self.best[k], actions=actions), *self.best[k + 1 :]])
+
+
+def _leaves(tree: Any) -> list[Any]:
+    found: list[Any] = []
+    map_tree(found.append, tree)
+    return found
