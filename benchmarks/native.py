@@ -1,11 +1,11 @@
-"""How fast native envs are: against a bare loop over the reference's env, with one thread and two, and beside peers.
+"""How fast native envs are: against a bare loop over the reference, with one thread and two, and beside peers.
 
-Run ``python benchmarks/native.py``; ``--env simple_tag`` for another scenario, ``--env pursuit`` for PettingZoo's. All
-contestants take turns in short rounds; ratios are taken inside a round, and medians over rounds are quoted. Against
-the bare loop what counts is the processor time of this process, so that other work on the machine does not; one thread
-against two is by the clock, and means something on an idle machine alone. Random actions are made outside of the
-timer. VMAS and JaxMARL take part if they can be imported here (with torch, with jax; their dynamics and seeds are
-their own, so they do other work).
+Run ``python benchmarks/native.py``; ``--env simple_tag`` for another scenario, ``--env lbf/Foraging-8x8-2p-3f-v3`` for
+another family (its reference must be installed). All contestants take turns in short
+rounds; ratios are taken inside a round, and medians over rounds are quoted. Against the bare loop what counts is the
+processor time of this process, so that other work on the machine does not; one thread against two is by the clock, and
+means something on an idle machine alone. Random actions are made outside of the timer. VMAS and JaxMARL take part if
+they can be imported here (with torch, with jax; their dynamics and seeds are their own, so they do other work).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 import marlvec
-from marlvec.registry import resolve_all
+from marlvec.registry import resolve
 
 SIZES = (16, 1024, 16384)
 Clock = Callable[[], float]
@@ -37,18 +37,23 @@ class Bare:
     num_envs = 1
 
     def __init__(self, name: str) -> None:
-        self._env = resolve_all(name, 1)[0]()
+        self._env = resolve(name)()
         rng = np.random.default_rng(0)
-        spaces = {agent: self._env.action_space(agent) for agent in self._env.possible_agents}
-        self._actions = [{agent: int(rng.integers(space.n)) for agent, space in spaces.items()} for _ in range(64)]
+        self._joint = not hasattr(self._env, "possible_agents")  # of Gymnasium's kind: actions in a tuple
+        if self._joint:
+            choices = [int(space.n) for space in self._env.action_space]
+            self._actions: list[Any] = [tuple(rng.integers(choices).tolist()) for _ in range(64)]
+        else:
+            spaces = {agent: self._env.action_space(agent) for agent in self._env.possible_agents}
+            self._actions = [{agent: int(rng.integers(space.n)) for agent, space in spaces.items()} for _ in range(64)]
         self._env.reset(seed=0)
 
     def run(self, steps: int, clock: Clock) -> float:
         """Seconds per env step."""
         begin = clock()
         for t in range(steps):
-            self._env.step(self._actions[t & 63])
-            if not self._env.agents:
+            _, _, terminated, truncated, _ = self._env.step(self._actions[t & 63])
+            if (terminated or truncated) if self._joint else not self._env.agents:
                 self._env.reset()
         return (clock() - begin) / steps
 
@@ -181,7 +186,9 @@ def main() -> None:
     for size in SIZES:
         one, two = Native(options.env, size, 1), Native(options.env, size, 2)
         peers = {
-            name: make(options.env, size) for name, (module, make) in PEERS.items() if importlib.util.find_spec(module)
+            name: make(options.env, size)
+            for name, (module, make) in PEERS.items()
+            if importlib.util.find_spec(module) and "/" not in options.env
         }
         steps = max(8, 200_000 // size // 10)
         ratios, gains, costs = [], [], []

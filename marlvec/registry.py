@@ -18,6 +18,7 @@ from marlvec.arguments import whole_number
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.making.catalog import LIBRARIES, catalog, gymnasium_entry, library_entry
 from marlvec.envs.making.factory import EnvEntry, EnvFactory, builder_hint
+from marlvec.envs.making.grid_ids import GRIDS, grid_entry
 from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, UnknownEnvError
 
 __all__ = ["EnvRow", "listing", "register", "resolve", "resolve_all", "EnvEntry", "EnvFactory"]
@@ -198,6 +199,8 @@ def _find(name: str) -> EnvEntry:
     family, _, own_name = name.partition("/")
     if own_name and family in LIBRARIES:
         return library_entry(family, own_name)
+    if own_name and family in GRIDS:
+        return grid_entry(family, own_name)
     wanted, version = _split(name)
     matches = []
     for entries in _by_name().get(wanted, {}).values():

@@ -72,6 +72,9 @@ _GAMES = {
 }
 """Boards, cards and grids: id → ``"module:Class"`` under ``marlvec.native``."""
 
+_GRIDS = {"lbf": "grids.foraging:Foraging"}
+"""Families whose ids are read (`marlvec.envs.making.grid_ids`): namespace → likewise."""
+
 _entries: dict[str, NativeEntry] = {
     env_id: NativeEntry(env_id, f"marlvec.native.{where}") for env_id, where in {**_MPE, **_GAMES}.items()
 }
@@ -79,6 +82,9 @@ _entries: dict[str, NativeEntry] = {
 
 def native_entry(env_id: str) -> NativeEntry | None:
     """The native form of an env, by its whole id; None where there is none."""
+    family, _, name = env_id.partition("/")
+    if name and family in _GRIDS and env_id not in _entries:
+        return NativeEntry(env_id, f"marlvec.native.{_GRIDS[family]}")
     return _entries.get(env_id)
 
 

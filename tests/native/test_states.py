@@ -14,7 +14,8 @@ pytest.importorskip("numba", reason="the extra `native` is not installed")
 
 import marlvec
 from marlvec.errors import ArgumentError
-from marlvec.native.catalog import _entries
+from marlvec.native.catalog import _entries, native_entry
+from marlvec.registry import resolve
 from marlvec.vector.backends.native import NativeVectorEnv
 from marlvec.vector.data.buffers import Buffers
 from tests.native.scenarios import ARGUMENTS
@@ -29,7 +30,12 @@ GAMES: dict[str, list[dict[str, Any]]] = {
     "leduc_poker": [{}],
     "pursuit": [{"max_cycles": 9, "n_pursuers": 3, "n_evaders": 2, "x_size": 5, "surround": False}],
 }
-ALL = [(name, kwargs) for name, found in {**ARGUMENTS, **GAMES}.items() for kwargs in found]
+GRIDS: dict[str, list[dict[str, Any]]] = {
+    "lbf/Foraging-8x8-2p-3f-v3": [{}, {"sight": 2, "players": 4}],
+    "lbf/Foraging-grid-2s-6x6-3p-2f-v3": [{}],
+}
+ENTRIES = [*sorted(_entries), *GRIDS]
+ALL = [(name, kwargs) for name, found in {**ARGUMENTS, **GAMES, **GRIDS}.items() for kwargs in found]
 N = 5
 # Written from the rest of the state before anything is read from it.
 SCRATCH = {"_exp", "_seen", "_reached", "_inside", "_shared", "_stray", "_order", "_key", "_angle"}
@@ -48,7 +54,7 @@ def test_worlds_go_on_as_they_did(
     case: tuple[str, dict[str, Any]], mode: str, moment: int, options: dict[str, Any], seed: int
 ) -> None:
     name, kwargs = case
-    if options.get("state") and name in GAMES:
+    if options.get("state") and name in {**GAMES, **GRIDS}:
         options = {}
     make = partial(marlvec.make, name, N, backend="native", autoreset_mode=mode, **options, **kwargs)
     with make() as envs, make() as other:
@@ -71,11 +77,11 @@ def spoil(envs: Any) -> None:
             part[...] = 1
 
 
-@pytest.mark.parametrize("entry", sorted(_entries))
+@pytest.mark.parametrize("entry", ENTRIES)
 def test_every_array_of_a_world_is_in_its_state(entry: str) -> None:
     """What has as many rows as there are worlds is the state, a view of the rows, or scratch."""
     sizes = 31, 37
-    each = [_entries[entry].load()(n) for n in sizes]
+    each = [build(entry, n) for n in sizes]
     for env in each:
         env.attach(Buffers(env.spec(), env.num_envs))
     arrays = [list(found(env)) for env in each]
@@ -89,6 +95,12 @@ def test_every_array_of_a_world_is_in_its_state(entry: str) -> None:
     assert saved <= per_world
 
 
+def build(entry: str, num_envs: int) -> Any:
+    native = native_entry(entry)
+    assert native is not None
+    return native.load()(num_envs, **resolve(entry).entry.kwargs)
+
+
 def found(thing: Any, path: str = "", depth: int = 2) -> Any:
     """All arrays with a first axis among the attributes of an env, and among those of its parts."""
     own = thing._asdict() if hasattr(thing, "_asdict") else getattr(thing, "__dict__", {})
@@ -100,7 +112,7 @@ def found(thing: Any, path: str = "", depth: int = 2) -> Any:
 
 
 @pytest.mark.mostly_slow("compiles kernels", quick=12)
-@pytest.mark.parametrize("entry", sorted(_entries))
+@pytest.mark.parametrize("entry", ENTRIES)
 def test_numbers_that_kernels_would_follow_out_of_their_arrays_are_refused(entry: str) -> None:
     """Compiled code looks at no bounds: what a file says would be read, and written, anywhere."""
     with marlvec.make(entry, 3, backend="native") as envs:

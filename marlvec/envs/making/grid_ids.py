@@ -1,0 +1,93 @@
+"""Ids that say how an env is built: ``"lbf/Foraging-8x8-2p-3f-v3"`` has eight rows, two players and three foods."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from marlvec.envs.making.factory import EnvEntry
+from marlvec.errors import UnknownEnvError
+
+__all__ = ["GRIDS", "grid_entry"]
+
+
+@dataclass(frozen=True)
+class _Family:
+    """One library whose ids are read.
+
+    Attributes:
+        entry_point: What builds an env.
+        package: What it needs.
+        example: An id of its.
+        form: What all ids look like, in words.
+        read: The arguments that an id stands for; None: it is none.
+    """
+
+    entry_point: str
+    package: str
+    example: str
+    form: str
+    read: Callable[[str], dict[str, Any] | None]
+
+
+_FORAGING = re.compile(
+    r"Foraging(?P<grid>-grid)?(-(?P<sight>\d+)s)?-(?P<size>\d+)x(?P=size)-(?P<players>\d+)p-(?P<foods>\d+)f"
+    r"(?P<coop>-coop)?(?P<ind>-ind)?(?P<pen>-pen)?-v3"
+)
+
+
+def _foraging(name: str) -> dict[str, Any] | None:
+    """What ``lbforaging/__init__.py`` registers under such a name; any size, number and sight."""
+    found = _FORAGING.fullmatch(name)
+    if found is None:
+        return None
+    size = int(found["size"])
+    return {
+        "players": int(found["players"]),
+        "min_player_level": 1,
+        "max_player_level": 2,
+        "min_food_level": 1,
+        "max_food_level": 1 if found["ind"] else None,
+        "field_size": (size, size),
+        "max_num_food": int(found["foods"]),
+        "sight": int(found["sight"] or size),
+        "max_episode_steps": 50,
+        "force_coop": bool(found["coop"]),
+        "grid_observation": bool(found["grid"]),
+        "penalty": 0.1 if found["pen"] else 0.0,
+    }
+
+
+GRIDS = {
+    "lbf": _Family(
+        "marlvec.envs.grids.foraging:ForagingEnv",
+        "lbforaging",
+        "Foraging-8x8-2p-3f-v3",
+        "Foraging[-grid][-SIGHTs]-SIZExSIZE-PLAYERSp-FOODSf[-coop][-ind][-pen]-v3",
+        _foraging,
+    ),
+}
+"""Families whose ids are read, by their namespace."""
+
+
+def grid_entry(family: str, name: str) -> EnvEntry:
+    """Entry of an env whose id says how it is built.
+
+    Args:
+        family: Of `GRIDS`.
+        name: The library's own name of the env, e.g. ``"Foraging-8x8-2p-3f-v3"``.
+
+    Raises:
+        UnknownEnvError: No env is called so; says what their names look like.
+    """
+    known = GRIDS[family]
+    kwargs = known.read(name)
+    if kwargs is None:
+        raise UnknownEnvError(
+            f"unknown env {f'{family}/{name}'!r}: expected {family}/{known.form}, e.g. {family}/{known.example}"
+        )
+    return EnvEntry(
+        f"{family}/{name}", known.entry_point, kwargs, family=family, extra=family, packages=(known.package,)
+    )
