@@ -168,6 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--env", default="simple_spread")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--bare", type=int, default=200, help="steps of the reference in a round")
     options = parser.parse_args()
     console = Console()
     console.print(compile_times(options.env))
@@ -193,7 +194,7 @@ def main() -> None:
         ratios, gains, costs = [], [], []
         leads: dict[str, list[float]] = {name: [] for name in peers}
         for _ in range(options.rounds):
-            reference = bare.run(200, time.process_time)
+            reference = bare.run(options.bare, time.process_time)
             cost = one.run(steps, time.process_time)
             costs.append(cost)
             ratios.append(reference / cost)

@@ -68,8 +68,12 @@ _GAMES = {
     "pettingzoo/classic/connect_four_v3": "boards.connect_four:ConnectFour",
     "pettingzoo/classic/rps_v2": "boards.rps:RockPaperScissors",
     "pettingzoo/classic/tictactoe_v3": "boards.tictactoe:TicTacToe",
+    "pettingzoo/sisl/pursuit_v5": "grids.pursuit.env:Pursuit",
 }
-"""Boards and cards: id → ``"module:Class"`` under ``marlvec.native``."""
+"""Boards, cards and grids: id → ``"module:Class"`` under ``marlvec.native``."""
+
+_GRIDS = {"lbf": "grids.foraging:Foraging"}
+"""Families whose ids are read (`marlvec.envs.making.grid_ids`): namespace → likewise."""
 
 _GRIDS = {"lbf": "grids.foraging:Foraging"}
 """Families whose ids are read (`marlvec.envs.making.grid_ids`): namespace → likewise."""

@@ -28,6 +28,7 @@ GAMES: dict[str, list[dict[str, Any]]] = {
     "rps": [{"num_actions": 5, "max_cycles": 4}],
     "kuhn_poker": [{}],
     "leduc_poker": [{}],
+    "pursuit": [{"max_cycles": 9, "n_pursuers": 3, "n_evaders": 2, "x_size": 5, "surround": False}],
 }
 GRIDS: dict[str, list[dict[str, Any]]] = {
     "lbf/Foraging-8x8-2p-3f-v3": [{}, {"sight": 2, "players": 4}],

@@ -1,0 +1,230 @@
+"""Pursuit, exact with PettingZoo's ``sisl/pursuit_v5``: pursuers that are moved, evaders that move at random.
+
+A cell is one number, ``y * x_size + x``. What depends on the map alone is looked up in tables
+(`marlvec.native.grids.pursuit.board`). As in the reference, pursuers move one after another, and after each of these
+moves all pursuers are rewarded for the evaders beside them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from marlvec.arguments import whole_number
+from marlvec.envs.making.catalog import pettingzoo_env
+from marlvec.errors import ArgumentError, ContractError
+from marlvec.native.grids.pursuit.advance import Rules, advance
+from marlvec.native.grids.pursuit.begin import begin
+from marlvec.native.grids.pursuit.board import make_board
+from marlvec.native.grids.pursuit.pairwise_sum import MOST
+from marlvec.native.grids.pursuit.view import write_state
+from marlvec.native.native_env import Ids, NativeEnv, Rows, refuse
+from marlvec.native.rng_streams import as_generator
+
+__all__ = ["Pursuit"]
+
+_LARGEST = 2**40  # of an int as a reward: its products are exact in float64
+_ENDLESS = 2**62  # steps
+
+
+class Pursuit(NativeEnv):
+    """N copies of pursuit; P pursuers, E evaders, R the side of what a pursuer sees.
+
+    Args:
+        num_envs: N.
+        x_size, y_size: The map.
+        max_cycles: Steps after which all pursuers are truncated.
+        shared_reward: Whether each pursuer gets the mean of all rewards. A number is the mean's share.
+        n_evaders, n_pursuers: E and P, at least 1; P at most 128.
+        obs_range: R.
+        n_catch: With ``surround=False``, how many pursuers in an evader's cell catch it.
+        freeze_evaders: Whether evaders stay where they are.
+        evader_controller, pursuer_controller: Not supported.
+        tag_reward: For each evader beside a pursuer, after the move of each pursuer.
+        catch_reward: For each pursuer that helped to catch.
+        urgency_reward: For each step.
+        surround: Whether evaders are caught by pursuers in all cells beside them.
+        constraint_window: The part of each side of the map, somewhere in it, in which agents begin: at least a cell.
+
+    Raises:
+        ArgumentError: An argument is wrong, or not supported.
+
+    Attributes:
+        pursuers: (N, P) int32, their cells.
+        evaders: (N, E) int32, their cells; of one that was caught, the cell where it was.
+        gone: (N, E) bool, which evaders were caught.
+        frames: (N,) int64, steps since the episode began.
+    """
+
+    name = "pursuit_v5"
+    metadata = {
+        "render_modes": ["human", "rgb_array"],
+        "name": name,
+        "is_parallelizable": True,
+        "render_fps": 5,
+        "has_manual_policy": True,
+    }
+    state_names = ("pursuers", "evaders", "gone", "frames")
+
+    def __init__(
+        self,
+        num_envs: int,
+        x_size: int = 16,
+        y_size: int = 16,
+        max_cycles: int = 500,
+        shared_reward: bool | float = True,
+        n_evaders: int = 30,
+        n_pursuers: int = 8,
+        obs_range: int = 7,
+        n_catch: int = 2,
+        freeze_evaders: bool = False,
+        evader_controller: Any = None,
+        pursuer_controller: Any = None,
+        tag_reward: float = 0.01,
+        catch_reward: float = 5.0,
+        urgency_reward: float = -0.1,
+        surround: bool = True,
+        constraint_window: float = 1.0,
+    ) -> None:
+        super().__init__(num_envs)
+        self._kwargs = {name: value for name, value in locals().items() if name not in _NO_ARGUMENTS}
+        for name in ("evader_controller", "pursuer_controller"):
+            if self._kwargs[name] is not None:
+                raise refuse(self.name, f"{name}=, an object that compiled functions cannot call")
+        x_size, y_size = _count("x_size", x_size), _count("y_size", y_size)
+        evaders, pursuers = _count("n_evaders", n_evaders), _count("n_pursuers", n_pursuers)
+        if pursuers > MOST:
+            raise refuse(self.name, f"n_pursuers={pursuers}, more than {MOST}")
+        self._range = _count("obs_range", obs_range)
+        self._window = _number("constraint_window", constraint_window)
+        if not 1 / min(x_size, y_size) <= self._window <= 1:
+            raise ArgumentError(
+                f"{self.name}: constraint_window: expected a part of each side that has a cell, "
+                f"{1 / min(x_size, y_size):.3g} to 1, got {constraint_window!r}"
+            )
+        self._size = x_size, y_size
+        self._rules = Rules(
+            _number("tag_reward", tag_reward),
+            _number("catch_reward", catch_reward),
+            _number("urgency_reward", urgency_reward),
+            1.0 - _number("shared_reward", shared_reward),
+            min(_count("max_cycles", max_cycles), _ENDLESS),
+            max(0, min(_whole("n_catch", n_catch), pursuers + 1)),
+            bool(surround),
+            bool(freeze_evaders),
+        )
+        self._board = make_board(x_size, y_size, (self._range - 1) // 2)
+        self.agents = tuple(f"pursuer_{a}" for a in range(pursuers))
+        most = max(pursuers, evaders)
+        self.observation_spaces = (Box(0, most, (self._range, self._range, 3), np.float32),) * pursuers
+        self.action_spaces = (Discrete(5),) * pursuers
+        self.state_space = Box(0, most, (y_size, x_size, 3), np.float32)
+        self.pursuers = np.zeros((num_envs, pursuers), np.int32)
+        self.evaders = np.zeros((num_envs, evaders), np.int32)
+        self.gone = np.zeros((num_envs, evaders), np.bool_)
+        self.frames = np.zeros(num_envs, np.int64)
+
+    def attach(self, rows: Rows) -> None:
+        super().attach(rows)
+        # Three planes of a row one after another: what a pursuer sees of a row of cells is one stretch of numbers.
+        self._view = rows.obs[0][0].reshape(self.num_envs, len(self.agents), self._range, 3 * self._range)
+        assert np.shares_memory(self._view, rows.obs[0][0])
+
+    def reset(self, ids: Ids) -> None:
+        full = begin(
+            ids,
+            self.rng,
+            self._board,
+            self._size,
+            self._window,
+            self.pursuers,
+            self.evaders,
+            self.gone,
+            self.frames,
+            self._view,
+        )
+        if full >= 0:
+            raise ContractError(
+                f"{self.name}: reset(): env {full}: expected a free cell for each agent, got none: no agent begins "
+                f"beside another of its kind (the reference raises, or looks for a cell for ever); take fewer agents "
+                f"or a larger map or constraint_window"
+            )
+        self.set_alive(ids)
+
+    def step(self, ids: Ids) -> None:
+        rows = self.rows
+        advance(
+            ids,
+            self.rng,
+            self._board,
+            self._rules,
+            rows.actions[0][0],
+            self.pursuers,
+            self.evaders,
+            self.gone,
+            self.frames,
+            self._view,
+            rows.reward,
+            rows.terminated,
+            rows.truncated,
+            rows.alive,
+            rows.acting,
+            rows.done,
+        )
+
+    def write_state(self, ids: Ids) -> None:
+        assert self.rows.state is not None
+        write_state(ids, self._board, self.pursuers, self.evaders, self.gone, self.rows.state)
+
+    def state_limits(self) -> dict[str, tuple[int, int]]:
+        last = self._size[0] * self._size[1] - 1
+        return {"pursuers": (0, last), "evaders": (0, last)}
+
+    def reference(self, i: int, render_mode: str | None = None) -> Any:
+        """PettingZoo's own env in the state that env ``i`` is in, random stream included."""
+        env = pettingzoo_env("sisl/pursuit_v5", "parallel", render_mode=render_mode, **self._kwargs)
+        env.reset()
+        aec = env.unwrapped
+        inner = aec.env
+        inner.np_random.bit_generator.state = as_generator(self.rng[i]).bit_generator.state
+        inner.evaders_gone[:] = self.gone[i]
+        inner.evaders[:] = [evader for evader, gone in zip(inner.evaders, self.gone[i], strict=True) if not gone]
+        inner.evader_layer.nagents = len(inner.evaders)
+        places = [*self.pursuers[i], *self.evaders[i, ~self.gone[i]]]
+        for agent, cell in zip([*inner.pursuers, *inner.evaders], places, strict=True):
+            y, x = divmod(int(cell), self._size[0])
+            agent.set_position(x, y)
+        inner.model_state[1] = inner.pursuer_layer.get_state_matrix()
+        inner.model_state[2] = inner.evader_layer.get_state_matrix()
+        inner.frames = int(self.frames[i])
+        aec.steps = inner.frames * len(self.agents)
+        return env
+
+
+_NO_ARGUMENTS = ("self", "num_envs", "__class__")
+
+
+def _whole(name: str, value: Any) -> int:
+    found = whole_number(value)
+    if found is None:
+        raise ArgumentError(f"pursuit_v5: {name}: expected an int, got {value!r}")
+    return found
+
+
+def _count(name: str, value: Any) -> int:
+    found = _whole(name, value)
+    if found < 1:
+        raise ArgumentError(f"pursuit_v5: {name}: expected at least 1, got {value!r}")
+    return found
+
+
+def _number(name: str, value: Any) -> float:
+    """A number that is the same as a Python float: float32 numbers make other sums in the reference."""
+    if not isinstance(value, (bool, np.bool_, int, float)) or not math.isfinite(value):
+        raise ArgumentError(f"pursuit_v5: {name}: expected a finite int or float, got {value!r}")
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise ArgumentError(f"pursuit_v5: {name}: expected at most 2**40, got {value!r}; a float may be larger")
+    return float(value)
