@@ -55,7 +55,8 @@ class ExternalVectorEnv(InProcessVectorEnv):
             None: no limit.
         idle_timeout: Seconds after which an episode whose simulator is silent, although it is its turn, is lost.
             Checked during `collect`, or when a driver needs a slot. None: never.
-        copy, grouped: As in `marlvec.make`.
+        copy: As in `marlvec.make`.
+        grouped: As in `marlvec.make`.
         validate: As in `marlvec.make`, for actions. Values from outside are always checked against their spaces, except
             with ``"off"``; shapes and dtypes always.
 
