@@ -185,16 +185,17 @@ class DeathMask(AgentConnector):
     _tree = from_setup(SpaceTree)
 
     def __call__(self, rows: Rows) -> Rows:
+        tree = self._tree
         if "terminated" not in rows:
             raise ContractError(f"{self.name} needs column 'terminated', got {list(rows.keys())}")
         dead = rows.terminated
         if dead.any():
             leaves = []
-            for leaf, blank in zip(self._tree.flatten(rows.obs), self._blanks, strict=True):
+            for leaf, blank in zip(tree.flatten(rows.obs), self._blanks, strict=True):
                 leaf = np.array(leaf)
                 leaf[dead] = blank
                 leaves.append(leaf)
-            rows = rows.replace(obs=self._tree.unflatten(leaves))
+            rows = rows.replace(obs=tree.unflatten(leaves))
         return append_to_obs(rows, ~dead[:, None], self._dtype) if self.append else rows
 
     def setup(self, space: Space[Any]) -> None:
