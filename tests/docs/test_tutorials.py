@@ -14,6 +14,7 @@ PAGES = sorted(path for path in (ROOT / "docs" / "tutorials").glob("*.md") if pa
 NEEDS = {
     "league": ("torch", "pygame"),
     "many_machines": ("torch",),
+    "offline": ("torch", "pyarrow", "numba"),
     "ppo": ("torch", "matplotlib"),
     "simulator": ("websockets", "msgpack"),
 }
@@ -46,8 +47,8 @@ def test_a_tutorial_runs_as_it_stands(page: Path, tmp_path: Path, warm: WarmInte
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_there_are_six_and_the_first_page_leads_to_each() -> None:
+def test_there_are_seven_and_the_first_page_leads_to_each() -> None:
     index = (ROOT / "docs" / "tutorials" / "index.md").read_text(encoding="utf-8")
-    assert len(PAGES) == 6
+    assert len(PAGES) == 7
     for page in PAGES:
         assert f"]({page.name})" in index
