@@ -16,6 +16,7 @@ from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.batch.arrow_columns import arrow_libraries, table_form
 from marlvec.collect.callbacks import Callback
 from marlvec.collect.metrics.metrics import Metrics
+from marlvec.collect.rollout_state import STREAM_BITS
 from marlvec.errors import ArgumentError, ClosedError, StateError
 from marlvec.recording.files.folder import digest_before, open_folder, remove_unlisted
 from marlvec.recording.files.manifest import Manifest, read_manifest
@@ -47,13 +48,15 @@ class Recorder(Callback):
     its rows come again. Where a collector goes on from a checkpoint (`Collector.save`), its recorder drops the parts
     that were written after the checkpoint, as their rows come again.
 
+    Do not write into arrays of batches: they are written to disk while the next batch is collected, not copied.
+
     Recorded is what batches hold, behind the connectors, learner connectors included: leave out those that pad
     sequences. Columns of Python objects are refused; ``drop`` leaves them out.
 
     Args:
         folder: Where to. It must be new or empty, or hold a recording to ``append`` to.
-        format: ``"parquet"``: small files; or ``"arrow"``: uncompressed, a tenth of the time to write, and read without
-            a copy.
+        format: ``"parquet"``: small files; or ``"arrow"``: uncompressed, twice the size, written in a quarter of the
+            time, and read without a copy.
         envs: The envs, to note their agents and spaces where batches are written by hand. A collector gives its own.
         append: Whether to go on with a recording: another session, of the same envs.
         drop: Names of columns to leave out.
@@ -297,7 +300,7 @@ class Recorder(Callback):
             return
         for rows in batch.values():
             if "eps_id" in rows and len(rows):
-                stream = int(rows["eps_id"].flat[0]) >> 43
+                stream = int(rows["eps_id"].flat[0]) >> STREAM_BITS
                 if self._streams.setdefault(stream, metrics) is not metrics:
                     raise ArgumentError(
                         f"Recorder({str(self.folder)!r}): two collectors have stream={stream}, and so the same "

@@ -453,3 +453,23 @@ def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: 
         with pytest.raises(MissingExtraError, match=r'pip install "marlvec\[parquet\]"'):
             call(tmp_path / "run")
     assert not list(tmp_path.iterdir())
+
+
+def test_many_collectors_are_recorded_on_the_head(tmp_path: Path) -> None:
+    from marlvec.distributed import Collectors
+    from tests.distributed.helpers import plain as build
+
+    returned = []
+    with (
+        marlvec.Recorder(tmp_path / "run") as recorder,
+        Collectors(build, 2, "sync", seed=0, callbacks=[recorder, FailsOnce((2,), ValueError("no"))]) as many,
+    ):
+        for _ in range(4):
+            with contextlib.suppress(ValueError):
+                returned.append(many.collect(env_steps=40))
+    assert len(returned) == 3
+    got, want = recorded(tmp_path / "run"), concat(returned)
+    for name, rows in want.items():
+        keys = [list(zip(b["eps_id"], b["agent_index"], b["t"], strict=True)) for b in (got[name], rows)]
+        assert len(set(keys[0])) == len(keys[0])
+        assert set(keys[1]) <= set(keys[0])
