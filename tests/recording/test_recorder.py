@@ -473,3 +473,22 @@ def test_many_collectors_are_recorded_on_the_head(tmp_path: Path) -> None:
         keys = [list(zip(b["eps_id"], b["agent_index"], b["t"], strict=True)) for b in (got[name], rows)]
         assert len(set(keys[0])) == len(keys[0])
         assert set(keys[1]) <= set(keys[0])
+
+
+def test_ctrl_c_in_close_leaves_a_recorder_that_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    recorder = marlvec.Recorder(tmp_path / "run")
+    recorder.write(make_batch(0, 3, plain))
+    join = threading.Thread.join
+
+    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
+        monkeypatch.setattr(threading.Thread, "join", join)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        recorder.close()
+    recorder.write(make_batch(3, 2, plain))
+    recorder.close()
+    same(tmp_path / "run", [make_batch(0, 5, plain)])
+    with marlvec.load_dataset(tmp_path / "run") as data:
+        assert data.is_closed
