@@ -435,6 +435,7 @@ def test_what_cannot_be_recorded_is_named(tmp_path: Path) -> None:
             (make_batch(3, 2, lambda n: {**plain(n), "infos": [{}] * 2}), SerialisationError, r"'infos \(object\)'"),
             (make_batch(3, 2, lambda n: {"x": n.astype(float)}), ArgumentError, "column 'x': expected <i8.*got <f8"),
             (make_batch(3, 2, lambda n: {"obs": np.zeros((2, 5), np.float32)}), ArgumentError, r"shape \(2,\) a row"),
+            (make_batch(3, 2, lambda n: {"x": {"y": n}}), ArgumentError, "column 'x': expected the structure x, as"),
             (make_batch(3, 2, plain)["main"], ArgumentError, "expected a MultiAgentBatch, got SampleBatch"),
         ]:
             with pytest.raises(error, match=text):
