@@ -13,9 +13,10 @@ from typing import Any, Self
 
 from marlvec.arguments import check_choice, whole_number
 from marlvec.collect.batch import MultiAgentBatch
-from marlvec.collect.batch.arrow_columns import arrow_libraries, table_form
+from marlvec.collect.batch.arrow_columns import TableForm, arrow_libraries, table_form
 from marlvec.collect.callbacks import Callback
 from marlvec.collect.metrics.metrics import Metrics
+from marlvec.collect.rollout_state import STREAM_BITS
 from marlvec.errors import ArgumentError, ClosedError, StateError
 from marlvec.recording.files.folder import digest_before, open_folder, remove_unlisted
 from marlvec.recording.files.manifest import Manifest, read_manifest
@@ -47,13 +48,15 @@ class Recorder(Callback):
     its rows come again. Where a collector goes on from a checkpoint (`Collector.save`), its recorder drops the parts
     that were written after the checkpoint, as their rows come again.
 
+    Do not write into arrays of batches: they are written to disk while the next batch is collected, not copied.
+
     Recorded is what batches hold, behind the connectors, learner connectors included: leave out those that pad
     sequences. Columns of Python objects are refused; ``drop`` leaves them out.
 
     Args:
         folder: Where to. It must be new or empty, or hold a recording to ``append`` to.
-        format: ``"parquet"``: small files; or ``"arrow"``: uncompressed, a tenth of the time to write, and read without
-            a copy.
+        format: ``"parquet"``: small files; or ``"arrow"``: uncompressed, twice the size, written in a quarter of the
+            time, and read without a copy.
         envs: The envs, to note their agents and spaces where batches are written by hand. A collector gives its own.
         append: Whether to go on with a recording: another session, of the same envs.
         drop: Names of columns to leave out.
@@ -108,7 +111,8 @@ class Recorder(Callback):
         handle, self._manifest = open_folder(self.folder, append=append)
         self._about: dict[str, Any] = {"began": datetime.now(UTC).isoformat(timespec="seconds")}
         self._streams: dict[int, Metrics] = {}
-        self._forms: dict[str, dict[str, list[Any]]] = {}
+        self._forms: dict[str, dict[str, list[Any]]] = {}  # of columns until now, by policy id and name
+        self._trees: dict[str, dict[str, Any]] = {}
         self._writer = PartWriter(
             self.folder,
             handle,
@@ -242,7 +246,7 @@ class Recorder(Callback):
         if state.keys() != {"bytes", "end", "session"}:
             raise ArgumentError(f"expected the state of a Recorder, got {list(state)}")
         self.flush()
-        size, manifest = int(state["bytes"]), self._manifest
+        size, session, manifest = int(state["bytes"]), state["session"], self._manifest
         if size > manifest.size or digest_before(self.folder, size) != state["end"]:
             return
         self._writer.cut(size)
@@ -250,7 +254,7 @@ class Recorder(Callback):
         manifest.sessions[:], manifest.forms[:], manifest.parts[:] = kept.sessions, kept.forms, kept.parts
         manifest.size = size
         remove_unlisted(self.folder, manifest)
-        self._writer.session = state["session"]  # whose episodes go on
+        self._writer.session = session if kept.sessions else None  # whose episodes go on
 
     # --- inside
 
@@ -266,29 +270,36 @@ class Recorder(Callback):
             columns = {name: column for name, column in rows.items() if name not in self._drop}
             form, arrays = table_form(columns, f"policy {policy_id!r}: a recording")
             forms = {name: [_text_free(dtype), shape] for name, (dtype, shape) in form.forms.items()}
-            self._check_forms(policy_id, forms)
-            tables[policy_id] = Table(form._replace(forms=forms), arrays, len(rows))
+            form = form._replace(forms=forms)
+            self._check_form(policy_id, form)
+            tables[policy_id] = Table(form, arrays, len(rows))
         self._check_source(batch, metrics)
         if self._writer.session is None:
             self._begin()
         self._writer.put(QueuedBatch(batch, tables, metrics))
         for policy_id, table in tables.items():
             self._forms[policy_id] |= table.form.forms
+            self._trees[policy_id] |= dict(table.form.columns)
 
-    def _check_forms(self, policy_id: str, forms: Mapping[str, list[Any]]) -> None:
+    def _check_form(self, policy_id: str, form: TableForm) -> None:
         """Columns may come and go, but what one is stays."""
-        known = self._forms.get(policy_id)
-        if known is None:
-            known = {}
-            for owner, before in self._manifest.forms:
-                known |= before.forms if owner == policy_id else {}
-            self._forms[policy_id] = known
-        for name, form in forms.items():
-            if (expected := known.get(name, form)) != form:
+        where = f"Recorder({str(self.folder)!r}): policy {policy_id!r}: column"
+        if policy_id not in self._forms:
+            before = [one for owner, one in self._manifest.forms if owner == policy_id]
+            self._forms[policy_id] = {name: kind for one in before for name, kind in one.forms.items()}
+            self._trees[policy_id] = {name: tree for one in before for name, tree in one.columns}
+        for name, kind in form.forms.items():
+            if (expected := self._forms[policy_id].get(name, kind)) != kind:
                 raise ArgumentError(
-                    f"Recorder({str(self.folder)!r}): policy {policy_id!r}: column {name!r}: expected {expected[0]} of "
-                    f"shape {tuple(expected[1])} a row, as before, got {form[0]} of shape {tuple(form[1])}; record "
-                    f"into another folder, or drop=[{name.partition('/')[0]!r}]"
+                    f"{where} {name!r}: expected {expected[0]} of shape {tuple(expected[1])} a row, as before, got "
+                    f"{kind[0]} of shape {tuple(kind[1])}; record into another folder, or "
+                    f"drop=[{name.partition('/')[0]!r}]"
+                )
+        for name, tree in form.columns:
+            if (expected := self._trees[policy_id].get(name, tree)) != tree:
+                raise ArgumentError(
+                    f"{where} {name!r}: expected the structure {expected}, as before, got {tree}; record into another "
+                    f"folder, or drop=[{name!r}]"
                 )
 
     def _check_source(self, batch: MultiAgentBatch, metrics: Metrics | None) -> None:
@@ -297,7 +308,7 @@ class Recorder(Callback):
             return
         for rows in batch.values():
             if "eps_id" in rows and len(rows):
-                stream = int(rows["eps_id"].flat[0]) >> 43
+                stream = int(rows["eps_id"].flat[0]) >> STREAM_BITS
                 if self._streams.setdefault(stream, metrics) is not metrics:
                     raise ArgumentError(
                         f"Recorder({str(self.folder)!r}): two collectors have stream={stream}, and so the same "

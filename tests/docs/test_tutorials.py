@@ -15,6 +15,7 @@ NEEDS = {
     "league": ("torch", "pygame"),
     "many_machines": ("torch",),
     "native_env": ("numba",),
+    "offline": ("torch", "pyarrow", "numba"),
     "ppo": ("torch", "matplotlib"),
     "simulator": ("websockets", "msgpack"),
 }

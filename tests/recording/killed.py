@@ -20,7 +20,7 @@ import numpy as np
 import marlvec
 from tests.recording.runs import collector
 
-ENV_STEPS, BATCHES = 7, 400
+ENV_STEPS, BATCHES = 7, 250
 
 
 def record(folder: Path, format: Any) -> None:

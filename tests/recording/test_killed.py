@@ -55,7 +55,7 @@ def check(folder: Path, reference: dict[str, SampleBatch]) -> int | None:
 
 
 @pytest.mark.parametrize(
-    ("kills", "step"), [(10, 6), pytest.param(60, 1, marks=pytest.mark.slow("a process for each act"))]
+    ("kills", "step"), [(6, 10), pytest.param(60, 1, marks=pytest.mark.slow("a process for each act"))]
 )
 def test_killed_at_any_act_on_its_files(
     kills: int, step: int, reference: dict[str, SampleBatch], tmp_path: Path

@@ -435,6 +435,7 @@ def test_what_cannot_be_recorded_is_named(tmp_path: Path) -> None:
             (make_batch(3, 2, lambda n: {**plain(n), "infos": [{}] * 2}), SerialisationError, r"'infos \(object\)'"),
             (make_batch(3, 2, lambda n: {"x": n.astype(float)}), ArgumentError, "column 'x': expected <i8.*got <f8"),
             (make_batch(3, 2, lambda n: {"obs": np.zeros((2, 5), np.float32)}), ArgumentError, r"shape \(2,\) a row"),
+            (make_batch(3, 2, lambda n: {"x": {"y": n}}), ArgumentError, "column 'x': expected the structure x, as"),
             (make_batch(3, 2, plain)["main"], ArgumentError, "expected a MultiAgentBatch, got SampleBatch"),
         ]:
             with pytest.raises(error, match=text):
@@ -453,3 +454,42 @@ def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: 
         with pytest.raises(MissingExtraError, match=r'pip install "marlvec\[parquet\]"'):
             call(tmp_path / "run")
     assert not list(tmp_path.iterdir())
+
+
+def test_many_collectors_are_recorded_on_the_head(tmp_path: Path) -> None:
+    from marlvec.distributed import Collectors
+    from tests.distributed.helpers import plain as build
+
+    returned = []
+    with (
+        marlvec.Recorder(tmp_path / "run") as recorder,
+        Collectors(build, 2, "sync", seed=0, callbacks=[recorder, FailsOnce((2,), ValueError("no"))]) as many,
+    ):
+        for _ in range(4):
+            with contextlib.suppress(ValueError):
+                returned.append(many.collect(env_steps=40))
+    assert len(returned) == 3
+    got, want = recorded(tmp_path / "run"), concat(returned)
+    for name, rows in want.items():
+        keys = [list(zip(b["eps_id"], b["agent_index"], b["t"], strict=True)) for b in (got[name], rows)]
+        assert len(set(keys[0])) == len(keys[0])
+        assert set(keys[1]) <= set(keys[0])
+
+
+def test_ctrl_c_in_close_leaves_a_recorder_that_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    recorder = marlvec.Recorder(tmp_path / "run")
+    recorder.write(make_batch(0, 3, plain))
+    join = threading.Thread.join
+
+    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
+        monkeypatch.setattr(threading.Thread, "join", join)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        recorder.close()
+    recorder.write(make_batch(3, 2, plain))
+    recorder.close()
+    same(tmp_path / "run", [make_batch(0, 5, plain)])
+    with marlvec.load_dataset(tmp_path / "run") as data:
+        assert data.is_closed

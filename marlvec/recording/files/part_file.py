@@ -24,7 +24,7 @@ Format: TypeAlias = Literal["parquet", "arrow"]
 
 _BLOCK_BYTES = 4 << 20
 _MOST_ROWS = 1 << 16  # in a block
-_BUFFER_BYTES = 1 << 18
+_BUFFER_BYTES = 4 << 20
 _KEY = b"marlvec"
 
 
@@ -81,22 +81,19 @@ class PartFileWriter:
         arrays = waiting[0][0]
         if len(waiting) > 1:
             arrays = {name: np.concatenate([part[name] for part, _ in waiting]) for name in arrays}
-        for start in range(0, rows, self._block_rows):
-            stop = min(rows, start + self._block_rows)
-            self._write({name: array[start:stop] for name, array in arrays.items()}, stop - start)
+        self._write(arrays, rows)
         self._waiting, self._waiting_rows = [], 0
 
     def _write(self, arrays: Arrays, rows: int) -> None:
+        """Write rows as blocks: few calls, as each may wait for the thread that collects."""
         made = {name: part for name, array in arrays.items() if (part := arrow_array(array)) is not None}
         table = self._arrow.table(made)
         if self._writer is None:
             note = json.dumps({"format": FORMAT, "policy": self.policy_id, **self.form._asdict()})
             self._writer = self._begin(table.schema.with_metadata({_KEY: note}))
-        if made and self._format == "parquet":
-            self._writer.write_table(table, row_group_size=rows)
-        elif made:
-            self._writer.write_batch(table.to_batches()[0])
-        self._blocks.append(rows)
+        if made:
+            self._writer.write_table(table, self._block_rows)
+        self._blocks += [min(self._block_rows, rows - start) for start in range(0, rows, self._block_rows)]
 
     def _begin(self, schema: Any) -> Any:
         stream = self._arrow.PythonFile(self._draft, mode="w")

@@ -101,9 +101,9 @@ class PartWriter:
             ResourceError: The disk cannot be written to. Nothing is lost: call again.
             StateError: The thread has failed.
         """
-        if self._thread is None:
-            return
         with self._changed:
+            if self._thread is None or self._ending:
+                return
             self._flushes_wanted += 1
             wanted = self._flushes_wanted
             self._check_disk()
@@ -138,7 +138,9 @@ class PartWriter:
             self._changed.notify_all()
         if thread is not None:
             thread.join()
-        os.close(self._handle)
+        handle, self._handle = self._handle, -1
+        if handle >= 0:  # else Ctrl-C came in an earlier call
+            os.close(handle)
 
     @property
     def waiting_rows(self) -> int:
@@ -191,6 +193,9 @@ class PartWriter:
         self._manifest.size = append_lines(self._handle, self._manifest.size, lines)
 
     def _start(self) -> None:
+        if self._thread is not None and self._ending:  # Ctrl-C came in close()
+            self._thread.join()
+            self._thread = None
         if self._thread is None:
             self._ending = False
             self._thread = threading.Thread(target=self._run, name="marlvec-recorder", daemon=True)
@@ -312,6 +317,7 @@ class PartWriter:
         with self._changed:
             self._manifest.forms += self._new_forms.values()
             self._manifest.parts.append(part)
+            self._manifest.sessions[self.session].closed = False
             self._open, self._new_forms, self._part_size = {}, {}, 0
             self._env_steps = 0
 

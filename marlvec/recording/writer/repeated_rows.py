@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.batch.arrow_columns import Arrays, TableForm
+from marlvec.collect.rollout_state import STREAM_BITS
 
 __all__ = ["QueuedBatch", "RepeatedRows", "Table"]
 
@@ -65,7 +66,7 @@ class RepeatedRows:
             before, now = _fragments(last), _fragments(batch)
             if now is None:
                 return queued.tables, batch.env_steps
-            if before is not None and now[0] <= before[1]:
+            if before is not None and any(now[stream][0] <= before[stream][1] for stream in now.keys() & before.keys()):
                 self._undelivered |= {key for policy_id in last for key in _keys(policy_id, last)}
                 self._env_steps += last.env_steps
         if not self._undelivered:
@@ -90,12 +91,20 @@ def _chosen(table: Table, chosen_B: NDArray[np.bool_]) -> Table:
     return Table(table.form, {name: array[chosen_B] for name, array in table.arrays.items()}, int(chosen_B.sum()))
 
 
-def _fragments(batch: MultiAgentBatch) -> tuple[int, int] | None:
-    """First and last ``unroll_id`` of a batch; None where rows are not one a decision."""
+def _fragments(batch: MultiAgentBatch) -> dict[int, tuple[int, int]] | None:
+    """First and last ``unroll_id``, by the collector's stream; None where a row is not a decision each."""
     if not all(name in rows and np.ndim(rows[name]) == 1 for rows in batch.values() for name in (*_KEYS, "unroll_id")):
         return None
-    ids_B = [rows["unroll_id"] for rows in batch.values() if len(rows)]
-    return (min(int(one.min()) for one in ids_B), max(int(one.max()) for one in ids_B)) if ids_B else None
+    found: dict[int, tuple[int, int]] = {}
+    for rows in batch.values():
+        ids_B = rows["unroll_id"]
+        streams = range(int(ids_B.min()) >> STREAM_BITS, (int(ids_B.max()) >> STREAM_BITS) + 1) if len(ids_B) else ()
+        for stream in streams:
+            own_B = ids_B if len(streams) == 1 else ids_B[ids_B >> STREAM_BITS == stream]
+            if len(own_B):
+                first, last = found.get(stream, (own_B[0], own_B[0]))
+                found[stream] = min(int(first), int(own_B.min())), max(int(last), int(own_B.max()))
+    return found
 
 
 def _keys(policy_id: str, batch: MultiAgentBatch) -> list[tuple[str, int, int, int]]:
