@@ -71,7 +71,7 @@ done = progress["done"]
 made = {"scenario": args.scenario, "state": True}
 table = marlvec.LiveTable(args.total_timesteps, title=f"SMAX {args.scenario}")
 env_id = "jaxmarl/HeuristicEnemySMAX"
-with marlvec.make(env_id, args.num_envs, **made) as envs, marlvec.make(env_id, 32, **made) as arena, table:
+with marlvec.make(env_id, args.num_envs, **made) as envs, marlvec.make(env_id, args.num_envs, **made) as arena, table:
     sees, moves = envs.agent_observation_space(0).shape[0], envs.agent_action_space(0).n
     policy = TorchPolicy(Net(sees, envs.state_space.shape[0], int(moves)))
     optimizer = torch.optim.Adam(policy.module.parameters(), LEARNING_RATE, eps=1e-5)

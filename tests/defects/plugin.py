@@ -25,6 +25,7 @@ from tests.defects import (  # noqa: F401  (their defects are in the registry th
     external,
     interop,
     native,
+    pools,
     recording,
     selfplay,
     states,

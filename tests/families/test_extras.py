@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions, requires
@@ -13,7 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from marlvec.envs.making.catalog import atari_env, catalog, gymnasium_entry, gymnasium_env
+import marlvec
+from marlvec.envs.making.catalog import JAXMARL, PGX, atari_env, catalog, gymnasium_entry, gymnasium_env
 from marlvec.envs.making.factory import EnvEntry
 from marlvec.errors import MissingExtraError
 from marlvec.registry import listing
@@ -66,12 +68,33 @@ def test_an_extra_brings_all_that_its_envs_need(extra: str | None) -> None:
 def test_where_the_tests_run_every_family_is_installed() -> None:
     rows = listing(with_gymnasium=True)
     assert [row.id for row in rows if row.family in FAMILIES and not row.installed] == []
-    assert [row.id for row in rows if row.extra is not None and not row.installed] == []
+    elsewhere = (JAXMARL, PGX)  # `make families` has an environment of their own
+    assert {row.family for row in rows} >= {*FAMILIES, *elsewhere}
+    assert [row.id for row in rows if row.extra is not None and not row.installed and row.family not in elsewhere] == []
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_no_env_needs_a_deep_learning_library(extra: str | None) -> None:
     assert not brought_by(extra) & {"torch", "jax", "tensorflow", "ray"}
+
+
+@pytest.mark.parametrize(("env_id", "extra"), [("jaxmarl/SMAX", "jaxmarl"), ("pgx/hex", "pgx")])
+def test_worlds_of_jax_without_their_suite_name_the_extra(
+    env_id: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, extra, None)
+    with pytest.raises(MissingExtraError, match=rf"{env_id}.*pip install 'marlvec\[{extra}\]'"):
+        marlvec.make(env_id, 4)
+
+
+def test_a_world_without_jax_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Empty(marlvec.JaxWorld):
+        agents = ("a",)
+        reset = step = lambda *_: None
+
+    monkeypatch.setitem(sys.modules, "jax", None)
+    with pytest.raises(MissingExtraError, match=r"jax world needs jax.*pip install 'marlvec\[jax\]'"):
+        marlvec.make(Empty, 4)
 
 
 def test_a_box2d_env_without_box2d_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,21 +11,13 @@ import numpy as np
 import pytest
 
 import marlvec
-from marlvec.errors import ArgumentError, ContractError, MissingExtraError
+from marlvec.errors import ArgumentError, ContractError
 from marlvec.testing import check_env, check_vector_env
+
+pytestmark = pytest.mark.slow("compiles worlds of JAX")
 
 MODES = ("same_step", "next_step", "disabled")
 NUM_ENVS = 6
-
-
-def test_without_jax_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Empty(marlvec.JaxWorld):
-        agents = ("a",)
-        reset = step = lambda *_: None
-
-    monkeypatch.setitem(sys.modules, "jax", None)
-    with pytest.raises(MissingExtraError, match=r"jax world needs jax.*pip install 'marlvec\[jax\]'"):
-        marlvec.make(Empty, 4)
 
 
 jax = pytest.importorskip("jax", reason="the extra `jax` is not installed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,7 @@ import pytest
 import marlvec
 from marlvec.errors import ArgumentError, EnvArgumentError, MissingExtraError, UnknownEnvError
 
-
-def test_without_jaxmarl_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jaxmarl", None)
-    with pytest.raises(MissingExtraError, match=r"jaxmarl/SMAX.*pip install 'marlvec\[jaxmarl\]'"):
-        marlvec.make("jaxmarl/SMAX", 4)
+pytestmark = pytest.mark.slow("compiles worlds of JAX")
 
 
 jax = pytest.importorskip("jax", reason="the extra `jaxmarl` is not installed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import Any
 
@@ -10,13 +9,9 @@ import numpy as np
 import pytest
 
 import marlvec
-from marlvec.errors import MissingExtraError, UnknownEnvError
+from marlvec.errors import UnknownEnvError
 
-
-def test_without_pgx_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pgx", None)
-    with pytest.raises(MissingExtraError, match=r"pgx/hex.*pip install 'marlvec\[pgx\]'"):
-        marlvec.make("pgx/hex", 4)
+pytestmark = pytest.mark.slow("compiles worlds of JAX")
 
 
 jax = pytest.importorskip("jax", reason="the extra `pgx` is not installed")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import gymnasium
 import numpy as np
 
 from marlvec.envs.autoreset import AutoresetMode
-from marlvec.envs.making.catalog import JAX, gymnasium_entry
+from marlvec.envs.making.catalog import JAX, JAXMARL, PGX, gymnasium_entry
 from marlvec.envs.making.factory import EnvFactory
 from marlvec.envs.making.recipe import EnvRecipe
 from marlvec.errors import ArgumentError, ContractError
@@ -107,7 +108,7 @@ def build_pool(recipes: Sequence[EnvRecipe], autoreset_mode: str) -> Pool:
             f"{name}: lenient=True is for envs that are stepped one by one, and a pool steps all at once"
         )
     if factory.entry.family == JAX or is_world_class(factory.entry.load()):
-        return _world_pool(factory(), first, len(recipes), autoreset_mode)
+        return _world_pool(_world(factory), first, len(recipes), autoreset_mode)
     asked = {"render_mode": first.render_mode, "max_episode_steps": first.max_episode_steps}
     given = {key: value for key, value in asked.items() if value is not None}
     if factory.entry.family == "gymnasium":
@@ -142,6 +143,28 @@ def is_world_class(target: Any) -> bool:
     """Whether what builds an env is a class of `JaxWorld`, or some of its arguments with one."""
     found = target.func if isinstance(target, partial) else target
     return isinstance(found, type) and issubclass(found, JaxWorld)
+
+
+_suite_worlds: WeakValueDictionary[Any, JaxWorld] = WeakValueDictionary()
+"""Worlds of suites that are in use, by id and arguments: pools of the same world share what was compiled."""
+
+
+def _world(factory: EnvFactory) -> JaxWorld:
+    """Build a world, or find it: those of suites are functions alone."""
+    entry = factory.entry
+    world: JaxWorld
+    key: Any
+    try:
+        key = entry.id, frozenset({**entry.kwargs, **factory.kwargs}.items())
+    except TypeError:  # arguments that have no hash
+        key = None
+    if entry.family not in (JAXMARL, PGX) or key is None:
+        world = factory()
+        return world
+    if (known := _suite_worlds.get(key)) is not None:
+        return known
+    _suite_worlds[key] = world = factory()
+    return world
 
 
 def _world_pool(world: JaxWorld, recipe: EnvRecipe, num_envs: int, autoreset_mode: str) -> JaxPool:

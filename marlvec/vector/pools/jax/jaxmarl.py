@@ -40,6 +40,7 @@ class JaxMarlWorld(JaxWorld):
 
     def __init__(self, env_id: str, **kwargs: Any) -> None:
         self.name = f"jaxmarl/{env_id}"
+        import_suite("jaxmarl", f"env {self.name!r}", "jaxmarl")
         registration = import_suite("jaxmarl.registration", f"env {self.name!r}", "jaxmarl")
         check_known("jaxmarl", env_id, registration.registered_envs)
         self._jax = jax = import_suite("jax", f"env {self.name!r}", "jax")
