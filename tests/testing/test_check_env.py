@@ -771,7 +771,10 @@ BROKEN: list[tuple[Any, str]] = [
     (SameSeed, "the same one for the seeds 0 and 1: after both, self.rng is in the same state"),
     (SameSeedOfNumpy, "the same one for the seeds 0 and 1: after both, np.random is in the same state"),
     (SpaceNotMethod, "action_space: expected a method, got the space Discrete(3); write def action_space(self, agent)"),
-    (Functional, "Functional is a functional JAX env, as those of JaxMARL are, which marlvec does not take yet; write"),
+    (
+        Functional,
+        "Functional is a functional JAX env, like those of JaxMARL, which marlvec does not support yet; write",
+    ),
     (
         OldFlags,
         "turns.reset(), episode 1: env.terminations: expected a dict of flags by agent, got none, and env.dones",
