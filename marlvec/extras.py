@@ -1,4 +1,4 @@
-"""`import_extra`: imports an optional library, or says which extra to install."""
+"""`import_extra`: imports an optional library, or raises with the extra to install."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["import_extra"]
 
 
 def import_extra(module: str, what: str, install: str) -> Any:
-    """Import a library by name, so that nothing here needs it to be there.
+    """Import an optional library.
 
     Args:
-        module: Its module.
-        what: What needs it, for the message.
-        install: How to install it, likewise.
+        module: Name of the module.
+        what: The feature that needs it, for the message.
+        install: The command that installs it, for the message.
 
     Raises:
-        MissingExtraError: It cannot be imported; says how to install it.
+        MissingExtraError: It cannot be imported; has the command that installs it.
     """
     try:
         return importlib.import_module(module)
