@@ -1,15 +1,15 @@
 """marlvec: many multi-agent environments at once, exact, unbreakable and fast.
 
-The road, top to bottom: `make` builds a `VectorEnv`; a `Collector` sends its rows through agent connectors, policies
-and action connectors; out comes a `MultiAgentBatch` with one `SampleBatch` per policy.
+`make` builds a `VectorEnv`; a `Collector` passes its rows through agent connectors, policies and action connectors, and
+returns a `MultiAgentBatch` with one `SampleBatch` per policy.
 """
 
 import importlib.util
 import sys
 import typing
 
-# A name is imported when it is first used, so that `import marlvec`, a `--help` and a worker process are quick. Type
-# checkers read the imports; `_SOURCES` says the same at run time, and tests/test_exports.py compares the two.
+# A name is imported when it is first used, so that `import marlvec`, `--help` and worker processes start fast. Type
+# checkers read the imports; `_SOURCES` has the same names for run time, and tests/test_exports.py compares the two.
 if typing.TYPE_CHECKING:
     from marlvec import connectors, errors
     from marlvec.collect import Collector, MultiAgentBatch, SampleBatch

@@ -1,4 +1,4 @@
-"""Checks of arguments: whole numbers, and choices among names; and which arguments a function takes."""
+"""Checks of arguments (integers, choices among names), and signatures of functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["check_choice", "signature_of", "whole_number"]
 
 
 def whole_number(value: Any) -> int | None:
-    """An int of any library as Python's; None for all else, bools included."""
+    """Convert an integer of any library to int; None for anything else, and for bools."""
     if isinstance(value, (bool, np.bool_)):
         return None
     try:
@@ -33,10 +33,9 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 signature_of: Callable[..., inspect.Signature] = inspect.signature
-"""Tells which arguments a function takes, whatever names its annotations have.
+"""Returns a function's signature, even if its annotations have names that only type checkers import.
 
-Python 3.14 looks annotations up when a signature is asked for, and `inspect.signature` raises NameError there for names
-that only type checkers know.
+For these, `inspect.signature` raises NameError in Python 3.14, which evaluates annotations.
 """
 if sys.version_info >= (3, 14):
     from annotationlib import Format

@@ -1,4 +1,4 @@
-"""Env indices: which envs a call names, what is spread over them, and their rows as an index."""
+"""Env indices: validation of ``env_ids``, options per env, and indices of rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Options = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
 
 
 def check_env_ids(env_ids: EnvIds, num_envs: int) -> NDArray[np.int64]:
-    """Indices of the chosen envs.
+    """Return the indices of the chosen envs.
 
     Args:
         env_ids: Indices, or an (N,) bool mask.
@@ -39,7 +39,7 @@ def check_env_ids(env_ids: EnvIds, num_envs: int) -> NDArray[np.int64]:
             f"got shape {ids.shape}, dtype {ids.dtype}"
         )
     if ids[0] >= 0 and ids[-1] < num_envs and np.count_nonzero(ids[1:] > ids[:-1]) == len(ids) - 1:
-        return ids.astype(np.int64)  # a copy: the caller may go on using his array
+        return ids.astype(np.int64)  # a copy: the caller may change its array
     if ids.min() < 0 or ids.max() >= num_envs:
         raise ArgumentError(f"env_ids must be from 0 to {num_envs - 1}, got {ids.tolist()}")
     if len(set(ids.tolist())) != len(ids):
@@ -48,10 +48,10 @@ def check_env_ids(env_ids: EnvIds, num_envs: int) -> NDArray[np.int64]:
 
 
 def spread_options(options: Options, n: int) -> list[dict[str, Any] | None]:
-    """One options dict (or None) per chosen env; the caller's own dicts are never handed on.
+    """Return one options dict (or None) per chosen env, as copies of the caller's dicts.
 
     Raises:
-        ArgumentError: Wrong length, or an entry is no dict.
+        ArgumentError: Wrong length, or an entry is not a dict.
     """
     if options is None:
         return [None] * n
@@ -66,7 +66,7 @@ def spread_options(options: Options, n: int) -> list[dict[str, Any] | None]:
 
 
 def rows_of(ids: NDArray[np.int64]) -> slice | NDArray[np.int64]:
-    """These envs' rows, ascending: a slice, so that nothing is copied, where they follow on one another."""
+    """Return the index of these envs' rows, given in ascending order: a slice if they are consecutive."""
     if len(ids) and ids[-1] - ids[0] == len(ids) - 1:
         return slice(int(ids[0]), int(ids[-1]) + 1)
     return ids

@@ -1,10 +1,10 @@
-"""Every error marlvec raises, in one tree; in brackets, what `except` clauses for other libraries catch it by.
+"""Every error that marlvec raises, in one tree; in brackets, further base classes, for existing `except` clauses.
 
     MarlvecError
     ├── StateError (RuntimeError)     a call came at the wrong time
     │   ├── ClosedError (gymnasium.error.ClosedEnvironmentError)  ... after close()
-    │   ├── BusyError (gymnasium.error.AlreadyPendingCallError)  ... while another call was pending; `name` says which
-    │   ├── NothingPendingError (gymnasium.error.NoAsyncCallError)  ... a fetch with nothing sent
+    │   ├── BusyError (gymnasium.error.AlreadyPendingCallError)  ... while another call, `name`, was pending
+    │   ├── NothingPendingError (gymnasium.error.NoAsyncCallError)  ... a fetch without a request
     │   ├── NotResetError (gymnasium.error.ResetNeeded)  ... a step of an env that has no running episode
     │   ├── EnvsDriven                ... after other code drove the envs that a collector collects from
     │   ├── EpisodesFull              ... no more episodes can run at a time
@@ -16,34 +16,35 @@
     ├── RegistryError
     │   ├── UnknownEnvError (LookupError, gymnasium.error.NameNotFound)
     │   └── AlreadyRegisteredError (ValueError)
-    ├── SerialisationError (TypeError)  something cannot be pickled for a worker, or written to a file
+    ├── SerialisationError (TypeError)  an object cannot be pickled for a worker, or written to a file
     ├── UnsupportedSpaceError (TypeError)
     ├── ContractError (ValueError)    an env, policy or connector broke its contract
     ├── FetchTimeout (TimeoutError, multiprocessing.TimeoutError)  time ran out; the request stays pending
-    ├── AnswerTimeout (TimeoutError)  a simulator outside waited too long for the collector
-    ├── DriverGone                    the thread or client that drove a simulator outside is gone
-    ├── CheckpointError               a file does not hold what should be in it
-    ├── ProtocolError                 what came over a socket is not what the protocol allows
-    ├── RefusedError                  the other side of a socket said no; its `code` says why
+    ├── AnswerTimeout (TimeoutError)  an external simulator waited too long for the collector
+    ├── DriverGone                    the thread or client that drove an external simulator has ended
+    ├── CheckpointError               a file is missing, damaged, or has other contents
+    ├── ProtocolError                 a message from a socket violates the protocol
+    ├── RefusedError                  the other side of a socket refused a request; `code` is the reason
     ├── ConnectionLost (ConnectionError)  the other side of a socket is gone
-    ├── EnvFault (RuntimeError)       something went wrong inside an env or its worker
+    ├── EnvFault (RuntimeError)       an env or its worker failed
     │   ├── EnvRaised                 an env raised; `__cause__` is the original exception
     │   │   ├── EnvArgumentError (TypeError)  ... a TypeError, while it was being constructed
-    │   │   └── EnvContractError (ContractError)  ... or returned what its contract does not allow
-    │   ├── EnvTimeout (TimeoutError) an env did not come back within step_timeout; its worker was killed
-    │   └── WorkerDied                a worker process is gone
-    ├── CollectorDied (RuntimeError)  a collector of marlvec.distributed is gone, and others do not make up for it
+    │   │   └── EnvContractError (ContractError)  ... or returned a value that violates its contract
+    │   ├── EnvTimeout (TimeoutError) an env did not return within step_timeout; its worker was killed
+    │   └── WorkerDied                a worker process died
+    ├── CollectorDied (RuntimeError)  a collector of marlvec.distributed died, and others do not replace it
     │   └── CollectorTimeout (TimeoutError)  ... because a request ran for too long
-    ├── ResourceError (OSError)       the machine has not enough memory, processes or file descriptors
+    ├── ResourceError (OSError)       the machine lacks memory, processes or file descriptors
     └── MissingExtraError (ImportError, gymnasium.error.DependencyNotInstalled)  an optional library is not installed
 
-    RestartQuietly (Exception)        for envs to raise: build me anew, and make no fuss about it
+    RestartQuietly (Exception)        for envs to raise: restart me, without a log entry
 
-    ContractWarning (UserWarning)     a broken contract where ``validate="warn"`` asks for no more than a warning
+    ContractWarning (UserWarning)     a broken contract, with ``validate="warn"`` and similar options
 
-Messages say what was expected, what was got, where, and what to do about it.
+Messages have the place, what was expected, what was found, and what to do.
 
-With this module comes Gymnasium. What has to be quick without it, such as a ``--help``, imports it where it raises.
+This module imports Gymnasium. Code that must start fast without it, such as ``--help``, imports this module only when
+it raises.
 """
 
 from __future__ import annotations
@@ -115,23 +116,23 @@ class BusyError(StateError, gymnasium.error.AlreadyPendingCallError):
     """Another call is pending; fetch it first.
 
     Attributes:
-        name: Of the pending call, e.g. ``"step"``; empty where it is no call of a vectorizer.
+        name: Name of the pending call, e.g. ``"step"``; empty if it is not a call of a vectorizer.
     """
 
     def __init__(self, message: str, name: str = "") -> None:
-        RuntimeError.__init__(self, message)  # Gymnasium's asks for a name
+        RuntimeError.__init__(self, message)  # Gymnasium's __init__ requires a name
         self.name = name
 
 
 class NothingPendingError(StateError, gymnasium.error.NoAsyncCallError):
-    """There is nothing to fetch.
+    """There is no result to fetch.
 
     Attributes:
-        name: Of the call whose result was asked for, e.g. ``"step"``; empty where any would do.
+        name: Name of the call whose result was requested, e.g. ``"step"``; empty for any call.
     """
 
     def __init__(self, message: str, name: str = "") -> None:
-        RuntimeError.__init__(self, message)  # Gymnasium's asks for a name
+        RuntimeError.__init__(self, message)  # Gymnasium's __init__ requires a name
         self.name = name
 
 
@@ -140,38 +141,38 @@ class NotResetError(StateError, gymnasium.error.ResetNeeded):
 
 
 class EnvsDriven(StateError):
-    """Other code reset or stepped the envs that a collector collects from, or took their rows.
+    """Other code reset or stepped the envs that a collector collects from, or fetched their rows.
 
-    Its running episodes are not what it knows of them: `Collector.reset` begins new ones.
+    The collector has lost track of its running episodes: `Collector.reset` begins new ones.
     """
 
 
 class EpisodesFull(StateError):
-    """As many episodes run outside as there are slots; one has to end before another can begin."""
+    """All slots for external episodes are in use; an episode must end before another can begin."""
 
 
 class EpisodeOver(StateError):
-    """The episode has ended, or was lost; the text says how."""
+    """The episode has ended, or was lost; the text has the reason."""
 
 
 class EpisodeCut(EpisodeOver):
-    """The collector's side has ended the episode: it begins new ones, time was up, or nothing was heard of it."""
+    """The collector's side has ended the episode: it began new ones, time was up, or the client was silent."""
 
 
 class BrokenError(StateError):
-    """A worker died earlier; only ``close()`` is left."""
+    """A worker died earlier; only ``close()`` can be called."""
 
 
 class ArgumentError(MarlvecError, ValueError):
-    """An argument is wrong. Nothing was sent to any env."""
+    """An argument is wrong. No request was sent to any env."""
 
 
 class ActionError(ArgumentError):
-    """Actions have the wrong structure, shape or dtype. Nothing was sent to any env."""
+    """Actions have the wrong structure, shape or dtype. No request was sent to any env."""
 
 
 class RegistryError(MarlvecError, RuntimeError):
-    """Something is wrong with the id of an env, or the name of a connector or function."""
+    """The id of an env, or the name of a connector or function, is wrong or ambiguous."""
 
 
 class UnknownEnvError(RegistryError, LookupError, gymnasium.error.NameNotFound):
@@ -179,11 +180,11 @@ class UnknownEnvError(RegistryError, LookupError, gymnasium.error.NameNotFound):
 
 
 class AlreadyRegisteredError(RegistryError, ValueError):
-    """Something else is registered under this id or name already."""
+    """This id or name is registered already, for another object."""
 
 
 class SerialisationError(MarlvecError, TypeError):
-    """An object cannot be pickled, though it has to cross to a worker process, or has no form in a config or file."""
+    """An object cannot be pickled for a worker process, or cannot be saved in a config or file."""
 
 
 class UnsupportedSpaceError(MarlvecError, TypeError):
@@ -191,18 +192,18 @@ class UnsupportedSpaceError(MarlvecError, TypeError):
 
 
 class ContractError(MarlvecError, ValueError):
-    """An env, policy or connector returned something its contract does not allow."""
+    """An env, policy or connector returned a value that violates its contract."""
 
 
 class ContractWarning(UserWarning):
-    """An env breaks its contract, and goes on: values are not allowed, or its instances share a generator."""
+    """An env breaks its contract, and continues: invalid values, or a generator shared by its instances."""
 
 
 class CheckpointError(MarlvecError, RuntimeError):
-    """A file cannot be read back: it is not there, damaged, or of another version, chain or space.
+    """A file cannot be read: it is missing, damaged, or of another version, chain or space.
 
     Attributes:
-        file: Its path, as it was given.
+        file: Its path, as given.
         reason: What is wrong with it.
     """
 
@@ -216,12 +217,12 @@ class CheckpointError(MarlvecError, RuntimeError):
 
 
 class ProtocolError(MarlvecError, ConnectionError):
-    """What came over a socket is not what the protocol allows. The connection is closed; nothing else has changed.
+    """A message from a socket violates the protocol. The connection is closed; nothing else has changed.
 
-    `marlvec.distributed` raises it for an answer that is no longer waited for, and uses no such answer.
+    `marlvec.distributed` raises it for an answer that is no longer expected, and ignores the answer.
 
     Attributes:
-        code: ``"protocol"``; ``"version"`` where the two sides speak different ones; ``"limit"`` where it was too much.
+        code: ``"protocol"``; ``"version"`` if the versions of the two sides differ; ``"limit"`` for too large messages.
     """
 
     def __init__(self, message: str, code: str = "protocol") -> None:
@@ -233,10 +234,10 @@ class ProtocolError(MarlvecError, ConnectionError):
 
 
 class RefusedError(MarlvecError, RuntimeError):
-    """The other side of a socket said no.
+    """The other side of a socket refused a request.
 
     Attributes:
-        code: Why, as docs/protocol.md lists it, e.g. ``"token"``, ``"version"``, ``"full"``, ``"value"``.
+        code: The reason, from the list in docs/protocol.md: ``"token"``, ``"version"``, ``"full"``, ``"value"``, ….
     """
 
     def __init__(self, message: str, code: str) -> None:
@@ -248,7 +249,7 @@ class RefusedError(MarlvecError, RuntimeError):
 
 
 class ConnectionLost(MarlvecError, ConnectionError):
-    """The other side of a socket is gone, or silent for too long, and did not come back in time."""
+    """The other side of a socket has disconnected, or was silent for too long, and did not reconnect in time."""
 
 
 class FetchTimeout(MarlvecError, TimeoutError, multiprocessing.TimeoutError):
@@ -256,23 +257,23 @@ class FetchTimeout(MarlvecError, TimeoutError, multiprocessing.TimeoutError):
 
 
 class AnswerTimeout(MarlvecError, TimeoutError):
-    """A simulator outside waited too long: for an action, for a free slot, or for room. What it asked stays asked."""
+    """An external simulator waited too long for an action, a free slot, or queue space. Its request stays pending."""
 
 
 class DriverGone(MarlvecError, RuntimeError):
-    """The thread that drove a simulator is gone: it raised (``__cause__``), or returned while a call waited for it.
+    """The thread that drove a simulator has ended: it raised (``__cause__``), or returned while a call waited for it.
 
-    Its running episodes are lost; those of others go on, and what was collected is kept: the call may be made again.
+    Its running episodes are lost; other episodes continue, and collected steps are kept: the call may be repeated.
     """
 
 
 class CollectorDied(MarlvecError, RuntimeError):
-    """A collector is gone, and ``on_fault`` or ``max_restarts`` of `marlvec.distributed.Collectors` ends the call.
+    """A collector died, and ``on_fault`` or ``max_restarts`` of `marlvec.distributed.Collectors` ends the call.
 
-    The books balance, and nothing that was there is lost: the call may be made again.
+    The counts of steps stay consistent, and received batches are kept: the call may be repeated.
 
     Attributes:
-        index: Which.
+        index: Index of the collector.
     """
 
     def __init__(self, message: str, index: int) -> None:
@@ -288,23 +289,23 @@ class CollectorTimeout(CollectorDied, TimeoutError):
 
 
 class MissingExtraError(MarlvecError, ImportError, gymnasium.error.DependencyNotInstalled):
-    """An optional dependency is not installed; the text names the extra that brings it."""
+    """An optional dependency is not installed; the text names the extra that installs it."""
 
 
 class ResourceError(MarlvecError, OSError):
-    """The machine has not enough of something: memory, processes, file descriptors. Nothing is left behind."""
+    """The machine lacks a resource: memory, processes, file descriptors. All started processes were ended."""
 
 
 class RestartQuietly(Exception):
-    """For an env to raise, in any operation: it wants to be built anew.
+    """For an env to raise, in any operation: it requests a restart.
 
-    Its running episode is lost, as after a fault, and its row says so; but nothing is logged, and it does not count as
-    one. Works whatever ``on_fault`` says. An env that raises it again and again without ever stepping is a fault.
+    Its running episode is lost, as after a fault, and its row is marked; but nothing is logged, and it does not count
+    as a fault. Works with any ``on_fault``. Raised again and again without a step in between, it counts as a fault.
     """
 
 
 class RemoteCause(MarlvecError):
-    """Stands in for a worker's exception that could not be rebuilt in this process."""
+    """Replaces a worker's exception that could not be rebuilt in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,13 +313,13 @@ class Failure:
     """One env's failure inside one call.
 
     Attributes:
-        env_id: Index of the env; -1 when no single env is to blame.
-        operation: What it was asked to do, e.g. ``"step"``.
+        env_id: Index of the env; -1 if no single env is the cause.
+        operation: The operation that failed, e.g. ``"step"``.
         summary: Type and text of the exception, one line.
-        traceback: The traceback where it happened, as text, at most 64 KiB.
-        exception: The original exception, or a `RemoteCause` where it could not be rebuilt.
-        pid: Id of the worker process in which it happened; None where that was no other process.
-        request: Number of the request that it answered, likewise.
+        traceback: The traceback in the env's process, as text, at most 64 KiB.
+        exception: The original exception, or a `RemoteCause` if it could not be rebuilt.
+        pid: Id of the worker process; None if it happened in this process.
+        request: Number of the worker's request; None if it happened in this process.
     """
 
     env_id: int
@@ -331,12 +332,12 @@ class Failure:
 
 
 class EnvFault(MarlvecError, RuntimeError):
-    """Something went wrong inside an env or its worker.
+    """An env or its worker failed.
 
     Attributes:
         failures: Every failure of the call, in env order.
-        result: A `VectorStep` with the rows of the envs that did not fail in this call, so that none of it is lost;
-            None where there are no such rows, as in a constructor.
+        result: A `VectorStep` with the rows of the envs that did not fail in this call, so that none is lost; None if
+            the call has no rows, as in a constructor.
     """
 
     def __init__(self, message: str, failures: tuple[Failure, ...] = (), result: Any = None) -> None:
@@ -362,11 +363,11 @@ class EnvArgumentError(EnvRaised, TypeError):
 
 
 class EnvContractError(EnvRaised, ContractError):
-    """One or more envs returned what their contract does not allow."""
+    """One or more envs returned a value that violates their contract."""
 
 
 class EnvTimeout(EnvFault, TimeoutError):
-    """An env did not come back within ``step_timeout``. Its worker was killed, and the other envs in it with it.
+    """An env did not return within ``step_timeout``. Its worker was killed, with all its envs.
 
     Attributes:
         pid: The worker's process id.
@@ -391,11 +392,11 @@ class EnvTimeout(EnvFault, TimeoutError):
 
 
 class WorkerDied(EnvFault):
-    """A worker process is gone.
+    """A worker process died.
 
     Attributes:
         pid: The worker's process id.
-        exitcode: Its exit code, minus the signal number if a signal killed it, or None where unknown.
+        exitcode: Its exit code, minus the signal number if a signal killed it; None if unknown.
         lost_env_ids: The envs it ran.
     """
 

@@ -1,4 +1,4 @@
-"""Optional libraries: importing them, or saying which extra to install."""
+"""Optional libraries: `import_extra` imports one, or raises with the extra to install."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def needs_extra(library: str, what: str, install: str) -> Iterator[None]:
 
 
 def import_extra(module: str, what: str, install: str) -> Any:
-    """Import a library by name, so that nothing here needs it to be there.
+    """Import an optional library.
 
     Args:
-        module: Its module.
-        what: What needs it, for the message.
-        install: How to install it, likewise.
+        module: Name of the module.
+        what: The feature that needs it, for the message.
+        install: The command that installs it, for the message.
 
     Raises:
-        MissingExtraError: It cannot be imported; says how to install it.
+        MissingExtraError: It cannot be imported; has the command that installs it.
     """
     with needs_extra(module.partition(".")[0], what, install):
         found = importlib.import_module(module)

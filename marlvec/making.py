@@ -1,4 +1,4 @@
-"""`make()`: many envs at once, from whatever stands for an env, on the backend that is asked for."""
+"""`make()`: many envs at once, from an id, class or factory, on any backend."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "make"]
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend as `make` knows it.
+    """A backend of `make`.
 
     Attributes:
         build: Builds the vectorizer from recipes, the settings, and the options that the backend takes.
@@ -57,12 +57,12 @@ _POOLS = {
     JAXMARL: "JaxMARL's envs are stepped all at once, in one compiled call",
     PGX: "Pgx's games are stepped all at once, in one compiled call",
 }
-"""Families that are pools, and have no other backend, and why."""
+"""Families whose only backend is a pool → why."""
 DEFAULT_BACKEND = "async" if HAS_WORKER_PROCESSES else "sync"
 _NO_PROCESSES = "this system has no worker processes"
 _PROCESS_DEFAULTS = {"context": None, "shared_memory": True, "daemon": True, "worker": None, "step_timeout": None}
 
-# What other libraries call an argument of make() by a name that does not come near.
+# Other libraries' names for arguments of make(), if they are not similar.
 _SYNONYMS = {
     "env_num": "num_envs",
     "asynchronous": "backend",
@@ -104,98 +104,96 @@ def make(
     """Build many envs at once.
 
     Args:
-        env: What to build: a registered id (``"simple_spread"``, ``"mpe/simple_spread_v3"``,
+        env: The env to build: a registered id (``"simple_spread"``, ``"mpe/simple_spread_v3"``,
             ``"pettingzoo/classic/connect_four_v3"``, ``"CartPole-v1"``, ``"envpool/Pong-v5"``), ``"module:attr"``,
-            ``"FILE.py:attr"``, an env class, a factory, a `JaxWorld`, or a list with one of these per env. A factory
-            that declares an argument ``env_index`` or ``num_envs`` is given it.
+            ``"FILE.py:attr"``, an env class, a factory, a `JaxWorld`, or a list with one of these per env. A factory that
+            declares an argument ``env_index`` or ``num_envs`` receives it.
         num_envs: N; default 1, or the length of the list.
-        backend: ``"async"``, the default: worker processes that write into shared memory (Windows has none; there it
-            is refused, and ``"sync"`` is the default); ``"thread"``: worker threads, for envs
-            that release the interpreter lock; ``"sync"``: all envs in this process; ``"native"``: compiled envs in
-            this process, for envs that have them (docs/native.md); ``"pool"``: one object that holds all envs, e.g.
-            ``gymnasium.make_vec``'s (docs/libraries/), and the only one for the ids of EnvPool, VMAS, JaxMARL and Pgx
-            and for a `JaxWorld`, so leave it out there; ``"auto"``: native where that has the same numbers bit for bit,
-            is installed and supports all that is asked for; else sync where worker processes would cost more than they
-            bring, which is found out by stepping two of the envs in a process of their own first; else async.
-            ``repr(envs)`` says what was taken and why, and the numbers are the same either way. Who asks for something
-            of processes gets async.
+        backend: ``"async"``, the default: worker processes that write into shared memory (not on Windows, where
+            ``"sync"`` is the default); ``"thread"``: worker threads, for envs that release the interpreter lock;
+            ``"sync"``: all envs in this process; ``"native"``: compiled envs in this process, for envs that have them
+            (docs/native.md); ``"pool"``: one object with all envs, e.g. ``gymnasium.make_vec``'s (docs/libraries/);
+            ids of EnvPool, VMAS, JaxMARL and Pgx, and a `JaxWorld`, always use it, so leave ``backend`` out there. ``"auto"``: native if the results
+            are equal bit for bit, it is installed and it supports all arguments; else sync if worker processes would
+            cost more time than they save, which is measured by stepping two of the envs in a process of their own;
+            else async. Arguments for worker processes always choose async. ``repr(envs)`` has the choice and the
+            reason; results do not depend on it.
         num_workers: Worker processes or threads; default: one per core that this process may use, by its affinity and
             the quota of its container, at most one per env.
         autoreset_mode: What happens when an env's episode ends. ``"same_step"``: the next one begins at once, the step
             returns its first observation, and ``infos["final_observation"]`` the last one; ``"next_step"``: the next
-            step begins it, ignoring the action, and ``infos["reset_mask"]`` marks that row; ``"disabled"``: nothing,
-            ``reset(env_ids=…)`` begins it. Envs that declare that they reset themselves take ``"same_step"`` only.
+            step begins it, ignoring the action, and ``infos["reset_mask"]`` marks that row; ``"disabled"``: only
+            ``reset(env_ids=…)`` begins it. Envs that declare that they reset themselves support ``"same_step"`` only.
         done_on: ``"all"``: an episode is over when its last agent has ended, by termination or truncation; ``"any"``:
             when the first has; agents still alive are truncated then.
         copy: Return copies; False for read-only views, valid until the next call that steps.
-        wrappers: Applied to every env, first one innermost: classes or functions from env to env. One that declares an
-            argument ``env_index`` or ``num_envs`` is given it.
-        max_episode_steps: Truncate the agents that are still alive after so many steps of their env; in a turn-based
-            env a step is one move. Takes the place of the limit that Gymnasium registers with its envs; limits that
-            other envs have of their own stay.
+        wrappers: Applied to every env, first one innermost: classes or functions from env to env. A wrapper that
+            declares an argument ``env_index`` or ``num_envs`` receives it.
+        max_episode_steps: Truncate agents that are still alive after this many steps of their env; in a turn-based env
+            a step is one move. Replaces the limit that Gymnasium registers with its envs; other envs keep their own
+            limits.
         pad: Make one group of agents whose spaces differ in size: observations get zeros at the end of each axis,
-            Discrete actions an action mask. Spaces that do not fit one another raise.
-        agents: Whose the parts of a Gymnasium env's spaces are. ``"auto"``: several agents', where observation and
-            action spaces are Tuples of one length, or Dicts of the same keys, and the env has ``n_agents`` or
-            ``num_agents`` of that number (lbforaging, rware, SMAClite), or the keys are ints (multigrid); else one
-            agent's. ``"tuple"``, ``"dict"``: several agents', whatever the env says; ``"single"``: one agent's.
-        lenient: Take what raises otherwise: rewards that are arrays of one number, and flags that are 0 or 1, or arrays
-            of one flag; and PettingZoo Parallel envs that leave two things out. Without ``possible_agents``, the agents
-            are those of a first reset, which is made when the env is built and has no seed. An agent that leaves
-            ``env.agents`` without a flag is truncated in that step, without a final observation where the env gives
-            none.
-        grouped: Give observations and actions as dicts of groups also where all agents are alike.
+            Discrete actions an action mask. Spaces that cannot be padded raise.
+        agents: Whether a Gymnasium env has several agents. ``"auto"``: it has, if its observation and action spaces are
+            Tuples of equal length, or Dicts with equal keys, and its ``n_agents`` or ``num_agents`` is that number
+            (lbforaging, rware, SMAClite), or the keys are ints (multigrid); else one agent. ``"tuple"``, ``"dict"``:
+            several agents, by the spaces alone; ``"single"``: one agent.
+        lenient: Accept forms that raise otherwise: rewards that are arrays of one number, and flags that are 0 or 1, or
+            arrays of one flag; and two omissions of PettingZoo Parallel envs. Without ``possible_agents``, the agents
+            are those present after a first reset without a seed, which is called when the env is built. An agent that
+            leaves ``env.agents`` without a flag is truncated in that step, without a final observation if the env
+            returns none.
+        grouped: Use dicts of groups for observations and actions even if all agents are alike.
         render_mode: For the envs' constructors: one mode for all; ``"single_rgb_array"`` (``"single_"`` and any mode)
-            for a renderer in env 0 alone; or a list of one mode or None per env.
-        state: Bring the envs' global state with every reset and step, as ``infos["state"]`` and
+            for env 0 alone; or a list of one mode or None per env.
+        state: Return the envs' global state with every reset and step, as ``infos["state"]`` and
             ``infos["final_state"]``; they must have a ``state_space``.
         spaces: ``"equal"``: all envs have the same spaces; ``"compatible"``: the bounds of their Boxes may differ, and
-            the vectorizer's spaces have the widest.
-        env_state: ``"deepcopy"``: where an env has no ``get_state()`` and ``set_state(state)``, its attributes are its
-            state, and `VectorEnv.get_state` saves a copy of those. Tried when the first env of its kind is built, by
-            taking the same steps twice: where they come out otherwise, that raises. None: an env's own methods only.
-            Native envs need neither.
+            the vectorizer's spaces have the widest bounds.
+        env_state: ``"deepcopy"``: the state of an env without ``get_state()`` and ``set_state(state)`` is a copy of its
+            attributes. When the first env of its kind is built, the same steps are taken twice, and a difference
+            raises. None: only an env's own methods are used. Native envs need neither.
         context: Start method of worker processes: ``"forkserver"`` (default), ``"spawn"``, ``"fork"``, or a
             multiprocessing context.
-        shared_memory: False puts the rows of worker processes into a temporary file that all map; ``"require"``
-            refuses spaces of which a leaf has no fixed size and would have to go through a pipe.
-        daemon: Whether worker processes that were not closed get a second to close their envs at the interpreter's exit
-            (True), or the time they need (False).
-        worker: A function to run in worker processes in place of their own loop; see
+        shared_memory: False puts the rows of worker processes into a temporary file that all processes map;
+            ``"require"`` refuses spaces with a leaf of no fixed size, which would be sent through a pipe.
+        daemon: Time for worker processes to close their envs at the interpreter's exit, without `VectorEnv.close`:
+            True: one second; False: as long as they need.
+        worker: A function to run in worker processes instead of their own loop; see
             `marlvec.vector.processes.worker.serve`.
         step_timeout: Seconds that one env may take for a step or a reset before it counts as hung, and its worker
-            process is killed. None: as long as it wants. Noticed while a call waits.
-        on_fault: What becomes of an env that raises, hangs or takes its worker along. ``"raise"``: the call raises.
-            ``"restart"``: it is built anew (all envs of the worker, if that is gone), and seeded by `restart_seed`; its
-            episode is lost, and the row of its next result says so: ``infos["fault"]``, truncated, without final
-            observation. ``"mask"``: its row says so likewise, and from then on no agent is alive in it.
-        max_restarts: How many restarts of one env, or of one worker, are too many: a count within a minute, or a
-            `RestartLimit`. Then the call raises.
-        validate: How often values are checked: ``"strict"``: in every call; ``"sample"``: in the first ones and now and
-            then after that; ``"warn"``: in every call, with a warning where strict raises (actions outside their space
-            raise all the same); ``"off"``: never. What ``"sample"`` finds in observations and rewards, and actions
-            that a mask forbids, is a warning, too. Shapes and dtypes always are checked.
-        env_kwargs: Keyword arguments for the envs: one dict, or one per env. Goes over ``kwargs``, and takes those
-            whose names `make` itself uses.
-        kwargs: Keyword arguments for every env. They reach it, or raise.
+            process is killed. None: no limit. Checked while a call waits.
+        on_fault: What to do if an env raises, hangs or ends its worker. ``"raise"``: the call raises. ``"restart"``: it
+            is built again (all envs of the worker, if that died), and seeded by `restart_seed`; its episode is lost,
+            and the next row has ``infos["fault"]`` and is truncated, without final observation. ``"mask"``: its next
+            row has the same marks, and from then on no agent is alive in it.
+        max_restarts: Limit of restarts of one env, or of one worker: a count within a minute, or a `RestartLimit`.
+            Beyond it the call raises.
+        validate: How often values are checked: ``"strict"``: in every call; ``"sample"``: in the first 16 calls and
+            every 16th after that; ``"warn"``: in every call, with warnings instead of errors (actions outside their
+            space still raise); ``"off"``: never. With ``"sample"``, wrong observations and rewards, and actions that a
+            mask forbids, give a warning, too. Shapes and dtypes are always checked.
+        env_kwargs: Keyword arguments for the envs: one dict, or one per env. Overrides ``kwargs``, and may have names
+            that `make` itself uses.
+        kwargs: Keyword arguments for every env; an unknown one raises.
 
     Returns:
         A `VectorEnv`; a context manager.
 
     Raises:
-        UnknownEnvError: No such id; lists those that come near.
-        ArgumentError: An argument is wrong, and nothing was started; or an env does not support ``render_mode``,
-            ``state`` or ``autoreset_mode``, and nothing is left running.
+        UnknownEnvError: No such id; lists similar ids.
+        ArgumentError: An argument is wrong, and no process was started; or an env does not support ``render_mode``,
+            ``state`` or ``autoreset_mode``, and all processes were ended.
         MissingExtraError: The env needs a package that is not installed; names the extra.
-        ContractError: Something is no env; the envs' spaces differ; or their agents' cannot be padded.
+        ContractError: An object is not an env; the envs' spaces differ; or their agents' spaces cannot be padded.
         EnvArgumentError: An env refused its arguments.
-        EnvRaised: An env's constructor raised; names the env, with its traceback. Nothing is left running.
-        ResourceError: The machine has not enough memory, processes or file descriptors. Nothing is left running.
-        UnsupportedSpaceError: A leaf cannot be in shared memory, and that was required.
+        EnvRaised: An env's constructor raised; names the env, with its traceback. All processes were ended.
+        ResourceError: The machine lacks memory, processes or file descriptors. All processes were ended.
+        UnsupportedSpaceError: A leaf cannot be in shared memory, and ``"require"`` was given.
 
     Warns:
-        ContractWarning: A random generator is an attribute of the envs' class, and more than one env of a process draws
-            from it; says what to do.
+        ContractWarning: More than one env of a process draws from a random generator that is an attribute of their
+            class; the text has the remedy.
     """
     recipes = write_recipes(
         resolve_all(env, num_envs),
@@ -249,14 +247,14 @@ def make(
 def _choose(
     recipes: list[EnvRecipe], num_workers: int | None, settings: SettingsArguments, process_options: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """The backend that ``"auto"`` means for these envs, and why."""
+    """Return the backend that ``"auto"`` chooses for these envs, and the reason."""
     if process_options != _PROCESS_DEFAULTS:
         if not HAS_WORKER_PROCESSES:
             given = [name for name, value in process_options.items() if value != _PROCESS_DEFAULTS[name]]
             refuse_worker_processes(", ".join(given))
-        return "async", "what is asked for needs worker processes"
+        return "async", "an argument needs worker processes"
     if is_exact(recipes):
-        return "native", "its compiled form has the same numbers"
+        return "native", "its compiled form has equal results"
     if not HAS_WORKER_PROCESSES:
         return (
             ("sync", _NO_PROCESSES) if num_workers is None else ("thread", f"num_workers is given, and {_NO_PROCESSES}")
@@ -267,7 +265,7 @@ def _choose(
 
 
 def _options_of(backend: str, num_workers: int | None, process_options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a backend takes; what it does not take must not be given."""
+    """Return the options that a backend takes; raise if another one is given."""
     if backend not in BACKENDS:
         raise ArgumentError(f"backend must be {', '.join(map(repr, BACKENDS))} or 'auto', got {backend!r}")
     found = BACKENDS[backend]
@@ -284,7 +282,7 @@ def _options_of(backend: str, num_workers: int | None, process_options: Mapping[
 
 
 def _suggest(error: EnvArgumentError, kwargs: Mapping[str, Any]) -> None:
-    """Where an env does not take one of these arguments, say which of `make`'s own was meant, if one comes near."""
+    """Add to the error for an unknown argument of an env a similar argument of `make`, if there is one."""
     head, *rest = error.args[0].split("\n", 1)
     own = [
         name
@@ -294,5 +292,5 @@ def _suggest(error: EnvArgumentError, kwargs: Mapping[str, Any]) -> None:
     for name in kwargs:
         near = _SYNONYMS.get(name) or next(iter(difflib.get_close_matches(name, own, n=1, cutoff=0.7)), None)
         if near and repr(name) in head:
-            head += f". Did you mean make(…, {near}=…)? What make() does not know goes to the env"
+            head += f". Did you mean make(…, {near}=…)? Other arguments are passed to the env"
     error.args = ("\n".join([head, *rest]),)

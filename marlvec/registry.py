@@ -1,4 +1,4 @@
-"""Names of envs: from whatever stands for an env to the factory that builds it, and to many of them at once."""
+"""Names of envs, and resolution of ids, classes and callables to factories, one per env."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ENTRY_POINT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*"
 _VERSION = re.compile(r"(.+)[_-]v(\d+)")
 _GYMNASIUM = "gymnasium/"
 EnvLike = str | Callable[..., Any] | EnvFactory
-"""What stands for an env: a registered id, ``"module:attr"``, ``"FILE.py:attr"``, a class, a factory."""
+"""Specifies an env: a registered id, ``"module:attr"``, ``"FILE.py:attr"``, a class, a factory."""
 _entries: dict[str, EnvEntry] = {entry.id: entry for entry in catalog()}
 
 
@@ -49,15 +49,15 @@ def register(
     extra: str | None = None,
     overwrite: bool = False,
 ) -> EnvEntry:
-    """Give an env a name that `make` knows.
+    """Register an env under an id for `make`.
 
     Args:
-        id: ``"name"``, ``"name_v1"`` or ``"namespace/name_v1"``. Without version it then stands for the highest one.
-        entry_point: What builds the env: a class, a factory, or ``"module:attr"``, imported only where it is built; or
-            a `marlvec.JaxWorld`.
+        id: ``"name"``, ``"name_v1"`` or ``"namespace/name_v1"``. Without its version, the id is that of the highest.
+        entry_point: Builds the env: a class, a factory, or ``"module:attr"``, imported only where the env is built;
+            or a `marlvec.JaxWorld`.
         kwargs: Defaults for its keyword arguments; copied now, and again for each env.
-        extra: The extra of marlvec that brings what it needs, for the message if that is missing.
-        overwrite: Whether it may replace an env of the same id.
+        extra: The extra of marlvec that installs its packages, for the error if one is missing.
+        overwrite: Whether it may replace an env with the same id.
 
     Returns:
         The entry.
@@ -85,24 +85,24 @@ def register(
 
 
 def resolve(env: EnvLike) -> EnvFactory:
-    """Find the factory that an id, ``"module:attr"``, class or callable stands for.
+    """Return the factory for an id, ``"module:attr"``, class or callable.
 
-    Nothing is built, and nothing imported, but a file: ``"FILE.py:attr"`` is what that file defines.
+    Builds and imports nothing, except a file: ``"FILE.py:attr"`` imports the file.
 
     An id may leave out its namespace and its version: ``"simple_spread"`` is the highest version of
-    ``"mpe/simple_spread_v3"``. Gymnasium's ids are known with and without ``"gymnasium/"``.
+    ``"mpe/simple_spread_v3"``. Gymnasium's ids may begin with ``"gymnasium/"``.
 
     Raises:
-        UnknownEnvError: No such id or file; lists ids that come near.
-        RegistryError: More than one env has this name, or the file defines no such thing.
-        ArgumentError: It stands for no env, e.g. because it is one.
+        UnknownEnvError: No such id or file; lists similar ids.
+        RegistryError: More than one env has this name, or the file does not define the attribute.
+        ArgumentError: It does not specify an env, e.g. because it is an env itself.
     """
     if isinstance(env, EnvFactory):
         return env
     if isinstance(env, str):
         source, _, attribute = env.rpartition(":")
         if source.endswith(".py") and attribute:
-            # Workers may be unable to import it: they get the class or function itself.
+            # Workers may be unable to import the file, so the entry has the class or function itself.
             return EnvFactory(EnvEntry(env, EnvEntry(env, env).load()))
         return EnvFactory(_entry_point(env) if ":" in env and not env.startswith(_GYMNASIUM) else _find(env))
     if family_of(env) == JAX:
@@ -145,8 +145,8 @@ def resolve_all(env: EnvLike | Sequence[EnvLike], num_envs: int | None = None) -
     """Find one factory per env.
 
     Args:
-        env: One for all, or a list with one for each.
-        num_envs: How many; None: 1, or the length of the list.
+        env: One for all envs, or a list with one per env.
+        num_envs: Number of envs; None: 1, or the length of the list.
 
     Raises:
         ArgumentError: The list is empty, or its length is not ``num_envs``; or as `resolve`.
@@ -174,10 +174,10 @@ def resolve_all(env: EnvLike | Sequence[EnvLike], num_envs: int | None = None) -
 
 
 def listing(*, with_gymnasium: bool = False) -> list[EnvRow]:
-    """Every env that `make` knows, and whether what it needs is installed. Imports none of it.
+    """Return every registered env, and whether its packages are installed. Imports none of them.
 
     Args:
-        with_gymnasium: Whether to list Gymnasium's own envs too.
+        with_gymnasium: Whether to list Gymnasium's own envs, too.
     """
     entries = [*_entries.values(), *jax_entries()]
     if with_gymnasium:
@@ -201,12 +201,12 @@ def _is_installed(package: str) -> bool:
 
 
 def _entry_point(text: str) -> EnvEntry:
-    """Entry of a ``"module:attr"``; what can be seen to be wrong without importing it is refused here."""
+    """Return the entry of a ``"module:attr"``; raise for errors that can be found without an import."""
     if not _ENTRY_POINT.fullmatch(text):
         raise ArgumentError(f"expected 'module:attr' (e.g. 'my_package.envs:MyEnv') or 'FILE.py:attr', got {text!r}")
     module, _, attribute = text.partition(":")
     if module == "__main__":
-        # A worker has another main module, so what it names is fetched here, and is sent as it is.
+        # A worker has another main module, so the object is looked up here, and pickled by value.
         found = getattr(sys.modules["__main__"], attribute, None)
         if not callable(found):
             raise UnknownEnvError(f"the main module has no class or factory {attribute!r}")
@@ -218,7 +218,7 @@ def _entry_point(text: str) -> EnvEntry:
 
 
 def _find(name: str) -> EnvEntry:
-    """Look up an id, whole or shortened."""
+    """Look up an id, complete or shortened."""
     if name in _entries:
         return _entries[name]
     family, _, own_name = name.partition("/")
@@ -243,7 +243,7 @@ def _find(name: str) -> EnvEntry:
 
 @cache
 def _by_name() -> dict[str, dict[str, list[tuple[int | None, EnvEntry]]]]:
-    """Names without version, with or without the namespaces before them → the stems they may stand for → entries."""
+    """Return name without version, with or without namespaces → possible stems → their entries."""
     out: dict[str, dict[str, list[tuple[int | None, EnvEntry]]]] = {}
     for entry in _entries.values():
         stem, number = _split(entry.id)
@@ -254,7 +254,7 @@ def _by_name() -> dict[str, dict[str, list[tuple[int | None, EnvEntry]]]]:
 
 
 def _split(env_id: str) -> tuple[str, int | None]:
-    """``"mpe/simple_spread_v3"`` to its stem and its version; PettingZoo's ``-v3`` is the same."""
+    """Split ``"mpe/simple_spread_v3"`` into stem and version; a version may also be written ``-v3``."""
     match = _VERSION.fullmatch(env_id)
     return (match[1], int(match[2])) if match else (env_id, None)
 
@@ -264,11 +264,11 @@ def _gymnasium_ids() -> list[str]:
 
 
 def _gymnasium_id(name: str) -> str | None:
-    """Gymnasium's own id for a name with or without ``gymnasium/`` and version, or None."""
+    """Return Gymnasium's own id for a name with or without ``gymnasium/`` and version, or None."""
     explicit = name.startswith(_GYMNASIUM)
     wanted = name.removeprefix(_GYMNASIUM)
     if explicit and ":" in wanted:
-        return wanted  # "gymnasium/module:id": the import that registers it happens where it is built
+        return wanted  # "gymnasium/module:id": gymnasium.make imports the module where the env is built
     known = _gymnasium_ids()
     if wanted in known:
         return wanted
@@ -278,9 +278,9 @@ def _gymnasium_id(name: str) -> str | None:
 
 
 def _unknown(name: str) -> str:
-    """Say that an id is unknown, which ones come near, and where all are listed."""
+    """Return the message for an unknown id, with similar ids, and the command that lists all."""
     if name.endswith(".py"):
-        return f"unknown env {name!r}: expected FILE.py:ATTR for what a file defines, e.g. {name}:MyEnv"
+        return f"unknown env {name!r}: expected FILE.py:ATTR for an env defined in a file, e.g. {name}:MyEnv"
     known: dict[str, str] = {}
     for env_id in (*_entries, *(_GYMNASIUM + env_id for env_id in _gymnasium_ids())):
         stem = _split(env_id)[0]

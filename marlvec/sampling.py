@@ -1,4 +1,4 @@
-"""Random members of spaces, many rows at a time: with a seed, and with masks of what is allowed."""
+"""Random members of spaces, many rows at a time, from a random stream and with action masks."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _Draw = Callable[[Generator, int], AnyArray]
 
 
 class SpaceSampler:
-    """Draws members of one space, uniformly; with a mask, uniformly over what is allowed.
+    """Draws members of one space, uniformly; with a mask, uniformly over the allowed ones.
 
-    Each element of a Box is drawn as gymnasium's ``Box.sample`` does: uniformly where it has both bounds, from
-    an exponential distribution of scale 1 away from its only bound, from the standard normal one without bounds; all
-    rounded down for integers. Leaves without a fixed-size array form, and spaces of the user's own that have a
-    ``sample`` of their own, are drawn by it, from private copies: the caller's spaces are never drawn from.
+    Each element of a Box is drawn as in Gymnasium's ``Box.sample``: uniformly with both bounds, from an exponential
+    distribution of scale 1 with one bound, from the standard normal distribution without bounds; all rounded down for
+    integers. Leaves without a fixed-size array form, and users' spaces with their own ``sample``, are drawn by that
+    method, from copies: the caller's spaces do not change.
 
     Args:
         tree: The space's structure.
@@ -47,17 +47,18 @@ class SpaceSampler:
 
         Args:
             rng: The random stream; equal streams give equal members.
-            n: How many.
-            mask: (n, k) bool, what each may be: k = ``n`` for a Discrete; for a MultiDiscrete the masks of its
-                dimensions, one after the other. Spaces of other kinds have no masks and take no notice of it.
+            n: Number of members.
+            mask: (n, k) bool, the allowed choices: k = ``n`` of a Discrete; for a MultiDiscrete the masks of its
+                dimensions, one after the other. Ignored for spaces of other kinds.
             where: Names row i in messages.
 
         Returns:
-            An array (n, …), or a tree of those in the shape of the space; dtype object for leaves without a fixed size.
+            An array (n, …), or a tree of such arrays in the structure of the space; dtype object for leaves without a
+            fixed size.
 
         Raises:
-            ContractError: A mask allows nothing, or its length does not fit; names the row.
-            UnsupportedSpaceError: A space of the user's own has no ``sample``, or one that raises.
+            ContractError: A mask allows no choice, or has a wrong length; names the row.
+            UnsupportedSpaceError: A user's space has no ``sample``, or one that raises.
         """
         if mask is not None and self._choices is not None:
             return self._choose_allowed(rng, mask, self._choices, where)
@@ -93,14 +94,14 @@ def _draw_of(leaf: Leaf) -> _Draw:
 
 
 def _draws_like(space: Space[Any], kind: type[Space[Any]]) -> bool:
-    """Whether this is such a space, and not a user's that narrows what its members are."""
+    """Return whether a space is of this kind, and not a user's subclass with its own ``sample``."""
     return isinstance(space, kind) and type(space).sample is kind.sample
 
 
 class _DiscreteDraw:
-    """Draws one of ``start`` … ``start + n - 1``."""
+    """Draws from ``start`` … ``start + n - 1``."""
 
-    _FEW = 2**31  # up to so many, uniform floats hit each equally often, but for a share of 2**-22
+    _FEW = 2**31  # up to this n, uniform floats give equal probabilities within a share of 2**-22
 
     def __init__(self, start: int, n: int, dtype: np.dtype[Any]) -> None:
         self._start, self._n, self._dtype = start, n, dtype
@@ -108,7 +109,7 @@ class _DiscreteDraw:
     def __call__(self, rng: Generator, n: int) -> AnyArray:
         if self._n > self._FEW:
             return rng.integers(self._start, self._start + self._n, size=n).astype(self._dtype, copy=False)
-        # A third of the time of integers(); random() is below 1 by 2**-53 at least, so the last one is not passed.
+        # A third of the time of integers(); random() is at most 1 - 2**-53, so the result is less than n.
         drawn: AnyArray = (rng.random((n,)) * self._n).astype(self._dtype)
         return drawn + self._dtype.type(self._start) if self._start else drawn
 
@@ -136,7 +137,7 @@ class _OwnDraw:
 
 
 class _BoxDraw:
-    """Draws from a Box, element by element as its bounds ask."""
+    """Draws from a Box, element by element according to its bounds."""
 
     def __init__(self, space: Box) -> None:
         self._dtype: np.dtype[Any] = np.dtype(space.dtype)
@@ -171,7 +172,7 @@ class _BoxDraw:
         return drawn
 
     def _uniform(self, u: NDArray[np.float64], low: AnyArray, high: AnyArray) -> AnyArray:
-        # In this form the largest floats as bounds do not overflow; the clip undoes a last rounding.
+        # This form does not overflow with the largest floats as bounds; the clip corrects rounding.
         drawn = u * high.astype(np.float64) + (1.0 - u) * low.astype(np.float64)
         clipped: AnyArray = np.clip(drawn.astype(self._dtype), low, high)
         return clipped

@@ -1,10 +1,10 @@
 """Trees of arrays: a bare array, or dicts and tuples of trees.
 
-dm-tree carries them. A bare array, and one dict or tuple of arrays, which is what nearly every space gives, go by a few
-lines of their own: those take a tenth of the time, and such a dict keeps the order of its keys, of whatever kind they
-are. Inside of that, dm-tree visits the keys of a dict in sorted order, so there they must be of one kind.
+They are processed by dm-tree. A bare array, and one dict or tuple of arrays, which nearly every space has, are handled
+here, in a tenth of the time; such a dict may have keys of any kind, and keeps their order. Inside of that, dm-tree
+visits the keys of a dict in sorted order, so they must be of one kind.
 
-A list is an array still to be made, never structure.
+A list is a leaf, which becomes an array, never a tree.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from marlvec.errors import ArgumentError, ContractError
 __all__ = ["Tree", "list_to_array", "map_tree", "to_array", "tree_leaves", "zip_trees"]
 
 Tree = Any
-"""An array, or a dict or tuple of trees. No narrower type would be true of what policies return."""
+"""An array, or a dict or tuple of trees. No narrower type covers all results of policies."""
 
 _NESTS = (dict, tuple)
 
@@ -62,7 +62,7 @@ def zip_trees(function: Callable[[list[Any]], Any], trees: Sequence[Tree]) -> Tr
     """Apply ``function`` to each list of corresponding leaves of trees of one structure.
 
     Raises:
-        ArgumentError: The structures differ, says where; or as of `map_tree`.
+        ArgumentError: The structures differ, with the path; or as of `map_tree`.
     """
     first = trees[0]
     if _are_leaves(trees):
@@ -93,7 +93,7 @@ def _are_leaves(trees: Sequence[Tree]) -> bool:
 
 
 def _outside(tree: Tree) -> Any:
-    """What two trees must have in common: the keys, in whatever order, or the length."""
+    """Return the part of a tree's structure that must be equal: the keys, in any order, or the length."""
     return tree.keys() if isinstance(tree, dict) else len(tree) if isinstance(tree, tuple) else None
 
 
@@ -111,7 +111,7 @@ def _map_deep(function: Callable[..., Any], *parts: Tree) -> Tree:
 
 
 def _deep(call: Callable[..., Any], *parts: Tree) -> Any:
-    """What ``call`` makes of dm-tree and some trees without lists."""
+    """Return the result of ``call`` with dm-tree and these trees, in which lists have become arrays."""
     dm = _dm_tree()
     try:
         if any(map(_has_list, parts)):
@@ -127,11 +127,11 @@ def _deep(call: Callable[..., Any], *parts: Tree) -> Any:
 
 @functools.cache
 def _dm_tree() -> Any:
-    """dm-tree, imported where it is first needed: it takes half as long as all of marlvec."""
+    """Import dm-tree on first use: this takes half as long as the import of marlvec."""
     import tree
 
     if not hasattr(tree, "map_structure"):
-        raise ImportError(f"marlvec needs dm-tree, and `import tree` found {tree.__file__}: call that file otherwise")
+        raise ImportError(f"marlvec needs dm-tree, but `import tree` found {tree.__file__}: rename that file")
     return tree
 
 
@@ -145,10 +145,10 @@ def _has_list(tree: Tree) -> bool:
 
 
 def list_to_array(values: list[Any]) -> NDArray[Any]:
-    """Make a list an array: of Python objects, one an entry, where nothing else holds them."""
+    """Convert a list to an array; of dtype object, one entry per item, if no other dtype is possible."""
     try:
         array = np.asarray(values)
-    except ValueError:  # of unequal lengths
+    except ValueError:  # items of unequal lengths
         array = np.empty(0, object)
     if array.dtype != object:
         return array
@@ -159,10 +159,10 @@ def list_to_array(values: list[Any]) -> NDArray[Any]:
 
 
 def to_array(value: Any) -> NDArray[Any]:
-    """Turn one leaf into an array; an array is returned as it is.
+    """Convert one leaf to an array; an array is returned unchanged.
 
     Raises:
-        ContractError: It is no rectangle of numbers.
+        ContractError: It is not a regular array of numbers.
     """
     if isinstance(value, np.ndarray):
         return value

@@ -410,7 +410,7 @@ def test_a_misspelt_argument_that_the_env_does_not_take(settings: dict[str, Any]
         marlvec.make("simple_spread", **settings, **{name: 5})
     head = str(caught.value).partition("\n")[0]
     assert f"got an unexpected keyword argument {name!r}" in head
-    assert head.endswith(f". Did you mean make(…, {meant}=…)? What make() does not know goes to the env")
+    assert head.endswith(f". Did you mean make(…, {meant}=…)? Other arguments are passed to the env")
     assert isinstance(caught.value.__cause__, TypeError)
 
 

@@ -240,7 +240,7 @@ def test_file_and_attribute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("my_file_of_envs.py:Other", "has no 'Other'"),
         ("my_file_of_envs.py:number", "int, expected a class or a factory"),
         ("no_such_file.py:Env", f"no file no_such_file.py, seen from {tmp_path}"),
-        ("my_file_of_envs.py", "expected FILE.py:ATTR for what a file defines, e.g. my_file_of_envs.py:MyEnv"),
+        ("my_file_of_envs.py", "expected FILE.py:ATTR for an env defined in a file, e.g. my_file_of_envs.py:MyEnv"),
     ):
         with pytest.raises(RegistryError, match=words):
             resolve(text)

@@ -120,4 +120,4 @@ def test_a_users_own_tree_py_is_told_apart_from_dm_tree(tmp_path: Path) -> None:
     (tmp_path / "tree.py").write_text("mine = 1")
     code = f"import sys; sys.path.append({str(ROOT)!r}); from marlvec.trees import map_tree; map_tree(len, (('',),))"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert "ImportError: marlvec needs dm-tree, and `import tree` found" in done.stderr
+    assert "ImportError: marlvec needs dm-tree, but `import tree` found" in done.stderr

@@ -1,4 +1,4 @@
-"""One env: the slot contract, and adapters that bring users' envs to it."""
+"""One env: the slot contract, and adapters from users' envs to it."""
 
 from marlvec.envs.adapters.aec import AECAdapter
 from marlvec.envs.adapters.gymnasium import GymnasiumAdapter

@@ -1,4 +1,4 @@
-"""What happens when an env's episode ends: the three autoreset modes, and what follows from each."""
+"""The three autoreset modes, and their rules for the end of an episode."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class AutoresetMode(StrEnum):
     SAME_STEP = "same_step"
     """The step that ends an episode begins the next one, and returns its first observation."""
     NEXT_STEP = "next_step"
-    """The step after that begins the next one, and ignores its action."""
+    """The step after the end begins the next episode, and ignores its action."""
     DISABLED = "disabled"
-    """The caller begins it, by `reset`."""
+    """The caller begins the next episode, by `reset`."""
 
     @classmethod
     def named(cls, word: Any) -> AutoresetMode | None:
-        """The mode that another library's word means; None if it means none.
+        """Return the mode for another library's name of it; None if there is none.
 
         Args:
             word: Text, or Gymnasium's enum: ``"same_step"``, ``"SameStep"``, ``"same-step"``.
@@ -35,14 +35,14 @@ class AutoresetMode(StrEnum):
 
     @classmethod
     def declared_by(cls, metadata: Mapping[str, Any], name: str) -> AutoresetMode | None:
-        """The mode that an env's or a pool's metadata declare; None if they say nothing of it.
+        """Return the mode that the metadata of an env or a pool declare; None if they declare none.
 
         Args:
             metadata: The metadata.
-            name: Whose they are, for the message.
+            name: Name of the env or pool, for the message.
 
         Raises:
-            ContractError: They name something that is no mode.
+            ContractError: They declare something that is not a mode.
         """
         word = metadata.get("autoreset_mode")
         if word is None:
@@ -56,20 +56,20 @@ class AutoresetMode(StrEnum):
 
 @dataclass(frozen=True)
 class AutoresetRules:
-    """What follows from an autoreset mode. All code asks these, and compares no names.
+    """The rules of an autoreset mode. Other code uses these flags instead of comparing names.
 
     Attributes:
         mode: The mode.
         begins_at_once: The step that ends an episode begins the next one.
-        begins_on_next_step: The next step of that env begins it, whatever its action.
-        caller_begins: Nothing begins it but the caller's `reset`.
+        begins_on_next_step: The next step of that env begins the next episode, whatever its action.
+        caller_begins: Only the caller's `reset` begins the next episode.
     """
 
     mode: AutoresetMode
 
     @classmethod
     def of(cls, mode: str) -> AutoresetRules:
-        """The rules of the mode of that name."""
+        """Return the rules of the mode with that name."""
         return cls(AutoresetMode(mode))
 
     @cached_property
@@ -85,15 +85,15 @@ class AutoresetRules:
         return self.mode is AutoresetMode.DISABLED
 
     def check_env(self, name: str, *, resets_itself: bool, keeps_state: bool) -> None:
-        """Make sure that an env can serve this mode.
+        """Check that an env supports this mode.
 
         Args:
             name: The env's name.
             resets_itself: Whether its step that ends an episode begins the next one.
-            keeps_state: Whether the global state in which an episode ends is wanted.
+            keeps_state: Whether the global state at the end of an episode is requested.
 
         Raises:
-            ArgumentError: It cannot.
+            ArgumentError: It does not.
         """
         if not resets_itself:
             return
@@ -104,19 +104,19 @@ class AutoresetRules:
             )
         if keeps_state:
             raise ArgumentError(
-                f"state=True, and {name} resets itself: the state in which an episode ended is gone by then"
+                f"state=True: {name} resets itself, so the state at the end of an episode cannot be read"
             )
 
     def check_pool(self, name: str, own: AutoresetMode, *, steps_all: bool) -> None:
-        """Make sure that a pool of envs can serve this mode.
+        """Check that a pool of envs supports this mode.
 
         Args:
             name: The pool's name.
-            own: What it does by itself.
-            steps_all: Whether it steps all its envs at once or none.
+            own: The pool's own mode.
+            steps_all: Whether the pool can only step all its envs at once.
 
         Raises:
-            ArgumentError: It cannot.
+            ArgumentError: It does not.
         """
         if own is self.mode:
             return
@@ -127,14 +127,14 @@ class AutoresetRules:
             raise ArgumentError(f"{wanted} steps all its envs at once, and its own mode is {own.value!r}; take that")
 
     def next_episode_request(self, own: AutoresetMode) -> Literal["reset", "step"] | None:
-        """What a pool is asked for so that an env's next episode begins, when this mode says that it does.
+        """Return the request that begins an env's next episode in a pool, when this mode begins one.
 
         Args:
-            own: What the pool does by itself.
+            own: The pool's own mode.
 
         Returns:
-            ``"step"`` where a step of an ended env begins it, whatever the action; None where nothing is asked:
-            it has begun by itself, or the caller begins it.
+            ``"step"`` if a step of an ended env begins the next episode, whatever the action; ``"reset"``; or None if
+            no request is needed: the pool has begun it by itself, or the caller begins it.
         """
         if self.caller_begins or own is AutoresetMode.SAME_STEP:
             return None

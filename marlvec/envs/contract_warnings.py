@@ -1,4 +1,4 @@
-"""Warnings of broken contracts, which name the line of the user's code that called marlvec."""
+"""Warnings of broken contracts, attributed to the line of the user's code that called marlvec."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["warn_of_contract"]
 
 
 def warn_of_contract(message: str) -> None:
-    """Give a `ContractWarning` at the first frame that is not marlvec's."""
+    """Emit a `ContractWarning` at the innermost frame outside of marlvec."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "marlvec":
         level, frame = level + 1, frame.f_back

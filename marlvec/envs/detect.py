@@ -1,4 +1,4 @@
-"""`adapt`: recognises what kind of env a factory returned, and puts the fitting adapter round it."""
+"""`adapt`: detects the kind of env that a factory returned, and wraps it in the matching adapter."""
 
 from __future__ import annotations
 
@@ -23,32 +23,30 @@ __all__ = ["adapt"]
 
 
 def adapt(env: Any, *, agents: str = "auto", lenient: bool = False) -> MultiAgentEnv:
-    """Put the right adapter round an env.
+    """Wrap an env in the adapter for its API.
 
-    What it derives from decides, where its library is loaded; else what it looks like. Where that is not enough (a dict
-    env that could be PettingZoo's or RLlib's), return the adapter from your factory yourself: it is passed through.
+    The API is found by the env's base class, if its library is loaded; else by its attributes. If both are ambiguous (a
+    dict env that could be PettingZoo's or RLlib's), return the adapter from your factory: it is passed through.
 
     Args:
         env: A PettingZoo Parallel env, a PettingZoo AEC env, a Gymnasium env, an RLlib-style dict env, or a
-            `MultiAgentEnv`, which is returned as it is.
-        agents: Whether a Gymnasium env is of several agents, as in `marlvec.make`.
-        lenient: Whether rewards and flags may have other forms, and a Parallel env may leave things out, as in
+            `MultiAgentEnv`, which is returned unchanged.
+        agents: Whether a Gymnasium env has several agents, as in `marlvec.make`.
+        lenient: Whether rewards and flags may have other forms, and a Parallel env may leave out entries, as in
             `marlvec.make`.
 
     Raises:
-        ContractError: It is none of these.
-        ArgumentError: ``agents`` or ``lenient`` does not fit it.
+        ContractError: The env has none of these APIs.
+        ArgumentError: ``agents`` or ``lenient`` does not fit the env.
     """
     if agents != "auto":
         check_choice("agents", agents, AGENTS)
     if isinstance(env, MultiAgentEnv):
         if agents != "auto":
-            _refuse_agents(
-                agents, f"{env.name} is behind an adapter already; write adapt(env, agents={agents!r}) there"
-            )
+            _refuse_agents(agents, f"{env.name} has an adapter already; write adapt(env, agents={agents!r}) there")
         if lenient:
             raise ArgumentError(
-                f"lenient=True: expected an env without an adapter, and {env.name} is behind an adapter already; write "
+                f"lenient=True: expected an env without an adapter, and {env.name} has an adapter already; write "
                 f"adapt(env, lenient=True) there"
             )
         return env
@@ -67,7 +65,7 @@ def adapt(env: Any, *, agents: str = "auto", lenient: bool = False) -> MultiAgen
 
 
 def _derives_from(env: Any, name: str) -> bool:
-    """Return whether an env is of PettingZoo's base class of that name, which need not be imported to find out."""
+    """Return whether an env is an instance of PettingZoo's base class ``name``; does not import PettingZoo."""
     pettingzoo = sys.modules.get("pettingzoo.utils.env")
     return pettingzoo is not None and isinstance(env, getattr(pettingzoo, name))
 
@@ -87,7 +85,7 @@ def _has_spaces(env: Any) -> bool:
 
 
 def _is_functional(env: Any) -> bool:
-    """Whether ``step`` takes the state of the env, and ``reset`` the key of its random numbers."""
+    """Return whether ``step`` takes the env's state, and ``reset`` a random key."""
     try:
         reset, step = (
             [p.name for p in signature_of(getattr(env, name)).parameters.values() if p.default is p.empty]
@@ -132,19 +130,19 @@ def _refuse(env: Any) -> NoReturn:
 
 _KEYED = ("possible_agents", "_agent_ids", "get_agent_ids", "get_observation_space", "observation_spaces")
 _KINDS: Sequence[tuple[Callable[[Any], bool], Callable[[Any], Adapter]]] = (
-    # What an env derives from; RLlib's base class derives from gymnasium.Env, and JaxMARL's is called as RLlib's is.
+    # By base class. RLlib's derives from gymnasium.Env, and JaxMARL's has the same name as RLlib's.
     (lambda env: _derives_from(env, "ParallelEnv"), ParallelAdapter),
     (lambda env: _derives_from(env, "AECEnv"), AECAdapter),
     (lambda env: not isinstance(env, gymnasium.Env) and _is_functional(env), _refuse_functional),
     (_derives_from_rllib, RLlibAdapter),
     (lambda env: isinstance(env, gymnasium.Env), GymnasiumAdapter),
-    # What it looks like.
+    # By attributes.
     (lambda env: not _has_methods(env, "reset", "step"), _refuse),
     (lambda env: _has_methods(env, "last", "observe", "agent_iter"), AECAdapter),
     (lambda env: _has_methods(env, "observation_space") and hasattr(env, "possible_agents"), ParallelAdapter),
     (lambda env: any(hasattr(env, name) for name in _KEYED), RLlibAdapter),
     (_has_spaces, GymnasiumAdapter),
-    # One space per agent, and no list of the agents: the adapter's error says what is missing.
+    # One space per agent, and no list of the agents: the adapter's error names the missing attribute.
     (lambda env: _has_methods(env, "observation_space", "action_space"), ParallelAdapter),
 )
-"""What recognises a kind of env, and its adapter; the first that fits counts."""
+"""Tests for kinds of envs, and their adapters; the first that matches is used."""

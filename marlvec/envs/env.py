@@ -1,21 +1,21 @@
-"""The inner contract: one multi-agent env that writes into its row of the buffers.
+"""The slot contract: one multi-agent env that writes into its row of the buffers.
 
-Most users write PettingZoo, Gymnasium or RLlib envs, which adapters bring here. An env that wants no adapter derives
-from `MultiAgentEnv` itself.
+Most users write PettingZoo, Gymnasium or RLlib envs, which adapters convert. An env without an adapter derives from
+`MultiAgentEnv` itself.
 
-What holds at every moment, for agent ``a`` of one env:
+At every moment the following holds for agent ``a`` of one env:
 
-* ``alive[a]``: it is in the episode: it has joined and has not ended. An agent that ends in this step is not alive
-  any more, and this step's ``obs[a]`` is its last true observation. If the env has none of this moment, it leaves the
-  one before in its place and sets ``final_missing[a]``: nothing is invented.
-* ``acting[a]``: it must give an action now. Implies ``alive[a]``.
-* Agents that have ended or not joined have zero observations and rewards and False flags, but for the one step in which
-they end.
-* An agent that has ended stays so until the next reset, unless its env sets ``alive[a]`` again in a later step: it is
-  in the episode once more, and what it does from then on is a trajectory of its own. The APIs behind the adapters do
-  not have this, so there it is an error.
-* An alive agent that is not acting (it is not its turn) keeps the last observation it was given. Before the first one
-  its row is zeros.
+* ``alive[a]``: the agent is in the episode: it has joined and has not ended. An agent that ends in this step is no
+  longer alive, and this step's ``obs[a]`` is its last true observation. If the env has no observation for it now, it
+  leaves the previous one in the row and sets ``final_missing[a]``: no observation is invented.
+* ``acting[a]``: the agent must act now. Implies ``alive[a]``.
+* Agents that have ended or not joined have zero observations and rewards and False flags, except in the step in which
+  they end.
+* An agent that has ended stays ended until the next reset, unless its env sets ``alive[a]`` again in a later step: then
+  it is in the episode again, and its steps from then on are a separate trajectory. The APIs behind the adapters do not
+  have this, so there it is an error.
+* An alive agent that is not acting (it is not its turn) keeps its last observation. Before the first one its row is
+  zeros.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ __all__ = ["MultiAgentEnv"]
 
 
 class MultiAgentEnv(ABC):
-    """One env behind the slot contract.
+    """Base class of a single multi-agent env.
 
     Subclasses set the attributes in ``__init__`` and write into the slot in `reset` and `step`.
 
     Attributes:
-        name: What to call this env.
+        name: The env's name.
         agents: Agent names; their order is the agent axis.
         observation_spaces: One per agent, in that order, without the action mask.
         action_spaces: One per agent.
         mask_sizes: Length of each agent's action mask, or None; empty means that no agent has one.
         state_space: Space of the global state, or None.
-        metadata: Free.
-        resets_itself: Whether the step that ends an episode begins the next one too; see `Slot.begun`.
+        metadata: Any entries.
+        resets_itself: Whether the step that ends an episode also begins the next one; see `Slot.begun`.
     """
 
     name: str = "env"
@@ -63,12 +63,12 @@ class MultiAgentEnv(ABC):
         """Begin an episode.
 
         On entry the slot's obs rows are zero, ``alive`` and ``acting`` are False and masks allow everything. The env
-        writes obs, ``alive``, ``acting``, masks; it leaves reward and flags alone: in a same-step autoreset they
-        are still of the episode that just ended.
+        writes obs, ``alive``, ``acting`` and masks. It must not write reward and flags: in a same-step autoreset they
+        still belong to the episode that just ended.
 
         Args:
-            slot: Where to write.
-            seed: New seed, or None to go on with the env's own random stream.
+            slot: The env's row.
+            seed: New seed, or None to continue the env's own random stream.
             options: The user's options, or None.
 
         Returns:
@@ -79,18 +79,18 @@ class MultiAgentEnv(ABC):
     def step(self, slot: Slot) -> Info | None:
         """Take one step with the slot's actions.
 
-        On entry reward and flags are zero and dead agents' obs rows are zero. The env writes what it knows anew, and
-        sets ``slot.done`` when the episode is over.
+        On entry reward and flags are zero and dead agents' obs rows are zero. The env writes everything that has
+        changed, and sets ``slot.done`` when the episode is over.
 
         Returns:
             Infos, or None if all are empty.
         """
 
     def cut_short(self, slot: Slot) -> None:
-        """End the episode here, between two steps: time is up, or it is over for others than the env itself.
+        """End the episode here, between two steps, for a reason outside of the env, such as a time limit.
 
-        Every agent that is alive is truncated. An env whose agents do not observe in every step writes the observation
-        in which it leaves them. What follows is a reset.
+        Every agent that is alive is truncated. An env whose agents do not observe in every step writes their final
+        observations. The next call is a reset.
         """
         slot.cut_short()
 
@@ -99,7 +99,7 @@ class MultiAgentEnv(ABC):
         raise ContractError(f"{self.name} declares a state_space and has no write_state()")
 
     def state_obstacle(self) -> str | None:
-        """Say why the env's state cannot be saved; None if it can.
+        """Return why the env's state cannot be saved; None if it can.
 
         Returns:
             What is missing and what to do, in one sentence, or None.
@@ -110,25 +110,25 @@ class MultiAgentEnv(ABC):
         return f"{self.name} is a {kind.__name__}, which has no get_state() and set_state(state): give it both"
 
     def get_state(self) -> Any:
-        """Read all that the next steps depend on, but for what stands in the slot; called between two steps.
+        """Return everything that the next steps depend on, except the slot's contents; called between two steps.
 
         Returns:
-            Plain data: numbers, texts, None, arrays, and lists, tuples and dicts of those; no part of the env itself.
+            Plain data: numbers, texts, None, arrays, and lists, tuples and dicts of these; copies, no part of the env.
         """
         raise NotImplementedError(f"{self.name}.get_state()")
 
     def set_state(self, state: Any) -> None:
-        """Go on as the env did from which the state was read, be it this one or another of its kind.
+        """Restore a state, which was read from this env or from another of its kind.
 
-        The slot is written by the caller, after this.
+        The caller writes the slot afterwards.
 
         Args:
-            state: What `get_state` returned; not to be kept or changed.
+            state: A state from `get_state`; the env must not keep or change it.
         """
         raise NotImplementedError(f"{self.name}.set_state()")
 
     def close(self) -> None:
-        """Release what the env owns."""
+        """Release the env's resources."""
 
     @property
     def unwrapped(self) -> Any:
@@ -139,10 +139,10 @@ class MultiAgentEnv(ABC):
         """Describe this env.
 
         Returns:
-            Agents, groups, spaces and the kind of state: all that a vectorizer asks before the first reset.
+            Agents, groups, spaces and the kind of state: all that a vectorizer needs before the first reset.
 
         Raises:
-            ContractError: It has no agents, or a space is missing.
+            ContractError: The env has no agents, or a space is missing.
         """
         agents = tuple(self.agents)
         if not agents:

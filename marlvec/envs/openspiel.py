@@ -1,4 +1,4 @@
-"""`OpenSpielEnv`: any game of OpenSpiel's, behind the slot contract: ``make("openspiel/kuhn_poker")``."""
+"""`OpenSpielEnv`: any game of OpenSpiel as a `MultiAgentEnv`: ``make("openspiel/kuhn_poker")``."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from marlvec.extras import import_extra
 __all__ = ["OpenSpielEnv"]
 
 _INFORMATION_STATE, _OBSERVATION = "information_state", "observation"
-_GAME_SEED = "rng_seed"  # parameter of the games that draw by themselves; "seed" is a part of others' rules
+_GAME_SEED = "rng_seed"  # parameter of games with their own generator; in other games "seed" belongs to the rules
 _SEED_LIMIT = 2**31 - 1
 
 
 class OpenSpielEnv(MultiAgentEnv):
-    """A game of OpenSpiel's: one step is one move, or one joint move where the players move at once.
+    """A game of OpenSpiel: one step is one move, or one joint move if the players move simultaneously.
 
-    Whose turn it is observes, and gets the legal actions as its mask; the others keep what they saw last. At the end
-    all players observe. Chance nodes are passed in the step, or the reset, that leads to them: each outcome is
+    The player to move observes, and gets the legal actions as its mask; the others keep their last observation. At the
+    end all players observe. Chance nodes are resolved in the step, or the reset, that leads to them: each outcome is
     ``rng.choice(outcomes, p=probabilities)``, where ``rng`` is ``np.random.default_rng(seed)`` of the last reset with a
-    seed. So one seed settles this game and all that follow.
+    seed. So one seed determines this game and all that follow.
 
-    Rewards are the game's returns, once, in the step in which it ends; in games that reward moves, what the returns
-    have grown by since the step before, draws included.
+    Rewards are the game's returns, in the step in which the game ends. In games that reward moves, they are the change
+    of the returns since the last step, including chance nodes.
 
     Args:
-        game: Its name, or name and parameters as OpenSpiel writes them, ``"misere(game=kuhn_poker())"``, or a
+        game: A name, or a name and parameters in OpenSpiel's syntax, ``"misere(game=kuhn_poker())"``, or a
             ``pyspiel.Game``.
-        observation: Which tensor: ``"information_state"`` (all that the player knows), ``"observation"`` (what it
-            sees now), or ``"auto"``: the first of them that the game has.
+        observation: The tensor to observe: ``"information_state"`` (all that the player knows), ``"observation"`` (what
+            it sees now), or ``"auto"``: the first of these that the game has.
         render_mode: ``"ansi"``: `render` returns OpenSpiel's own text.
-        parameters: The game's, e.g. ``players=3``.
+        parameters: Parameters of the game, e.g. ``players=3``.
 
     Attributes:
         game: The ``pyspiel.Game``.
         game_state: The ``pyspiel.State``; None before the first reset.
 
     Raises:
-        UnknownEnvError: OpenSpiel has no such game; lists those that come near.
+        UnknownEnvError: OpenSpiel has no such game; lists similar names.
         MissingExtraError: OpenSpiel is not installed (extra ``openspiel``).
-        ArgumentError: The game has no such tensor, is none for a fixed number of players, or does not take a value that
-            is given; or ``rng_seed`` is given, which resets are to set.
-        TypeError: It has no such parameter.
+        ArgumentError: The game has no such tensor, is a mean field game, or refuses a parameter's value; or
+            ``rng_seed`` is given, which only resets may set.
+        TypeError: The game has no such parameter.
     """
 
     metadata = {"render_modes": ["ansi"]}
@@ -79,10 +79,10 @@ class OpenSpielEnv(MultiAgentEnv):
         self.action_spaces = (Discrete(actions),) * players
         self.mask_sizes = (actions,) * players
         self.game_state: Any = None
-        self._legal: dict[int, Sequence[int]] = {}  # player that acts → what it may do
+        self._legal: dict[int, Sequence[int]] = {}  # player that acts → its legal actions
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Begin a game; OpenSpiel's have no options."""
+        """Begin a game; options are ignored."""
         if seed is not None:
             self._rng = np.random.default_rng(seed)
             if self._draws:
@@ -95,10 +95,10 @@ class OpenSpielEnv(MultiAgentEnv):
         return None
 
     def step(self, slot: Slot) -> Info | None:
-        """Make the move of whose turn it is, and all draws after it.
+        """Make the move of the player whose turn it is, and resolve all chance nodes after it.
 
         Raises:
-            ValueError: The move is not legal; nothing was done.
+            ValueError: The move is not legal; the game is unchanged.
         """
         state, actions = self.game_state, slot.read_actions()
         for p, legal in self._legal.items():
@@ -108,7 +108,7 @@ class OpenSpielEnv(MultiAgentEnv):
                 )
         won_before = self._read_returns()
         if state.is_simultaneous_node():
-            # Who has no legal action moves as well, and what it says means nothing.
+            # Players without a legal action need an entry, too; its value is ignored.
             state.apply_actions([actions[p] if p in self._legal else 0 for p in range(len(self.agents))])
         else:
             (mover,) = self._legal
@@ -131,7 +131,7 @@ class OpenSpielEnv(MultiAgentEnv):
         return None
 
     def cut_short(self, slot: Slot) -> None:
-        """End the game here: every player observes the state in which it is left."""
+        """End the game here: every player observes the present state."""
         for p, alive in enumerate(slot.alive):
             if alive:
                 self._observe(slot, p)
@@ -139,22 +139,22 @@ class OpenSpielEnv(MultiAgentEnv):
         super().cut_short(slot)
 
     def render(self) -> str:
-        """The game as OpenSpiel prints it; nothing before the first reset."""
+        """Return the game as OpenSpiel prints it; empty before the first reset."""
         return "" if self.game_state is None else str(self.game_state)
 
     def state_obstacle(self) -> str | None:
-        """Why the game's state cannot be saved, or None."""
+        """Return why the game's state cannot be saved, or None."""
         if self._draws:
-            return f"{self.name} draws with a generator of its own, which OpenSpiel does not give out"
+            return f"{self.name} draws from its own generator, which OpenSpiel does not expose"
         return None
 
     def get_state(self) -> dict[str, Any]:
-        """The game's history, and the generator of its chance nodes."""
+        """Return the game's history, and the generator of its chance nodes."""
         game_state = None if self.game_state is None else self.game_state.serialize()
         return {"game_state": game_state, "rng": self._rng.bit_generator.state}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from such a state."""
+        """Restore a state from `get_state`."""
         self._rng = np.random.default_rng()
         self._rng.bit_generator.state = state["rng"]
         text = state["game_state"]
@@ -162,7 +162,7 @@ class OpenSpielEnv(MultiAgentEnv):
         self._legal = {} if text is None else self._find_legal()
 
     def _give_turns(self, slot: Slot) -> None:
-        """Whose turn it is observes, and learns what it may do."""
+        """Write the observations and action masks of the players to move."""
         self._legal = self._find_legal()
         for p, legal in self._legal.items():
             slot.acting[p] = True
@@ -183,15 +183,15 @@ class OpenSpielEnv(MultiAgentEnv):
         return found
 
     def _pass_chance(self) -> None:
-        """Draw until a player is to move or the game is over."""
+        """Resolve chance nodes until a player must move or the game is over."""
         state = self.game_state
         while state.is_chance_node():
             outcomes, probabilities = zip(*state.chance_outcomes(), strict=True)
             state.apply_action(int(self._rng.choice(outcomes, p=probabilities)))
 
     def _read_returns(self) -> NDArray[np.float64]:
-        """Each player's return so far; 0 before the end in games whose rewards come there."""
-        # Not rewards(): after a chance node several games show those of the move before it again.
+        """Return each player's return so far; 0 before the end in games that reward only the end."""
+        # Not rewards(): after a chance node several games repeat the rewards of the move before it.
         if self._rewards_moves or self.game_state.is_terminal():
             return np.asarray(self.game_state.returns())
         return np.zeros(len(self.agents))
@@ -202,7 +202,7 @@ class OpenSpielEnv(MultiAgentEnv):
         slot.write_obs(player, np.asarray(values(player), np.float32).reshape(self._shape))
 
     def _load(self, seed: int | None) -> Any:
-        """Load the game by its name, one that draws by itself with this seed."""
+        """Load the game by its name; a game with its own generator gets this seed."""
         name, parameters = self._name, self._parameters
         stem = name.partition("(")[0]
         known = {kind.short_name: kind for kind in self._spiel.registered_games()}
@@ -217,31 +217,31 @@ class OpenSpielEnv(MultiAgentEnv):
             if parameter not in taken:
                 raise TypeError(f"{stem} has no parameter {parameter!r}; it has {', '.join(sorted(taken)) or 'none'}")
         if _GAME_SEED in parameters:
-            raise ArgumentError(f"{_GAME_SEED}={parameters[_GAME_SEED]!r}: resets set it; give reset() a seed")
+            raise ArgumentError(f"{_GAME_SEED}={parameters[_GAME_SEED]!r}: resets set it; call reset(seed=…)")
         if _GAME_SEED in taken:
             parameters = {**parameters, _GAME_SEED: int(self._rng.integers(_SEED_LIMIT)) if seed is None else seed}
         try:
             return self._spiel.load_game(name, parameters) if parameters else self._spiel.load_game(name)
-        except self._spiel.SpielError as error:  # a value that the game does not take, a bracket that is missing
-            said = ", ".join(f"{key}={value!r}" for key, value in parameters.items())
+        except self._spiel.SpielError as error:  # an invalid value, or a missing bracket
+            shown = ", ".join(f"{key}={value!r}" for key, value in parameters.items())
             raise ArgumentError(
-                f"openspiel/{name}{f' with {said}' if said else ''}: expected parameters that the game takes, and "
-                f"OpenSpiel says: {error}"
+                f"openspiel/{name}{f' with {shown}' if shown else ''}: expected valid parameters; OpenSpiel's error: "
+                f"{error}"
             ) from error
 
     def _is_drawn_inside(self, kind: Any) -> bool:
-        """Whether the game draws by itself, with a generator that `_load` seeds."""
+        """Return whether the game draws from its own generator, which `_load` seeds."""
         if kind.chance_mode != self._spiel.GameType.ChanceMode.SAMPLED_STOCHASTIC:
             return False
         if not isinstance(self._name, str) or _GAME_SEED not in kind.parameter_specification:
             raise ArgumentError(
-                f"{self.name} draws with a generator of its own, and no seed reaches it: expected a game with chance "
+                f"{self.name} draws from its own generator, which cannot be seeded: expected a game with chance "
                 f"nodes, or the name of one with a parameter {_GAME_SEED!r}"
             )
         return True
 
     def _choose_tensor(self, wanted: str, kind: Any) -> str:
-        """Which of the game's tensors is observed."""
+        """Return which of the game's tensors is observed."""
         both = (_INFORMATION_STATE, _OBSERVATION)
         if wanted not in ("auto", *both):
             raise ArgumentError(f"observation: expected 'auto', {both[0]!r} or {both[1]!r}, got {wanted!r}")

@@ -17,11 +17,11 @@ __all__ = ["check_frame", "render_env", "render_mode", "tile_frames"]
 
 
 def render_mode(env: MultiAgentEnv, default: str | None = None) -> Any:
-    """The mode that an env was made with: that of its outermost layer that has one.
+    """Return the render mode of an env's outermost layer that has one.
 
     Args:
         env: The env.
-        default: What to say of an env that has no such attribute at all.
+        default: Result for an env without the attribute ``render_mode``.
     """
     try:
         return get_attribute(env, "render_mode")
@@ -30,10 +30,10 @@ def render_mode(env: MultiAgentEnv, default: str | None = None) -> Any:
 
 
 def render_env(env: MultiAgentEnv) -> Any:
-    """Let an env render itself.
+    """Render an env.
 
     Returns:
-        What its ``render()`` returned; a frame, or a list of frames, is a copy, as envs draw over their own.
+        The result of its ``render()``; frames are copied, since envs may draw over them later.
 
     Raises:
         ArgumentError: It has no ``render()``, or was made without a render mode.
@@ -42,12 +42,12 @@ def render_env(env: MultiAgentEnv) -> Any:
         render = find_method(env, "render")
     except ArgumentError:
         raise ArgumentError(f"{env.name} has no render()") from None
-    # An env that knows nothing of modes has but one way to render.
+    # An env without the attribute has a single way to render.
     if render_mode(env, default="") is None:
         raise ArgumentError(f'{env.name} was made without a render mode; pass render_mode="rgb_array" to make()')
     try:
         drawn = render()
-    except NotImplementedError as error:  # what the libraries' base classes do
+    except NotImplementedError as error:  # the libraries' base classes raise this
         raise ArgumentError(f"{env.name} has no render() of its own") from error
     if isinstance(drawn, (list, tuple)):
         return type(drawn)(map(_own, drawn)) if type(drawn) in (list, tuple) else drawn
@@ -55,17 +55,17 @@ def render_env(env: MultiAgentEnv) -> Any:
 
 
 def check_frame(frame: Any, where: str) -> NDArray[np.uint8]:
-    """Make sure that this is a picture.
+    """Check that an object is a frame.
 
     Args:
-        frame: What ``render()`` returned.
-        where: How to name what drew it.
+        frame: The result of ``render()``.
+        where: Name of the env, for the message.
 
     Returns:
         The frame, (H, W, 3) uint8.
 
     Raises:
-        ContractError: It is something else; says what.
+        ContractError: It is something else.
     """
     if isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.shape[2:] == (3,) and frame.size:
         return frame
@@ -87,20 +87,20 @@ def tile_frames(
 ) -> Frame:
     """Lay frames out in a grid, row by row, one cell each.
 
-    Every cell is as high as the highest frame and as wide as the widest; smaller ones stand in its middle.
+    Every cell is as high as the highest frame and as wide as the widest; smaller frames are centered.
 
     Args:
-        frames: What `VectorEnv.render` returned, uint8 each: (H, W, 3), (H, W, 4), whose transparent parts show the
+        frames: Frames from `VectorEnv.render`, each uint8: (H, W, 3), (H, W, 4), whose transparent parts show the
             background, or grey, (H, W) or (H, W, 1). None is an empty cell.
-        columns: Cells in a row; default: as many as there are rows, or one more row or column less.
-        background: Between and in place of frames: a grey value or an RGB triple, 0 to 255.
+        columns: Cells in a row; default: ⌈√n⌉ for n frames.
+        background: Color around and in place of frames: a grey value or an RGB triple, 0 to 255.
 
     Returns:
-        (rows * H, columns * W, 3) uint8, a picture of its own.
+        (rows * H, columns * W, 3) uint8, a new array.
 
     Raises:
-        ArgumentError: Something is no frame (names its index and shape), there is none at all, or ``columns`` or
-            ``background`` are wrong.
+        ArgumentError: An entry is not a frame (names its index and shape), there is no frame, or ``columns`` or
+            ``background`` are invalid.
     """
     if isinstance(frames, np.ndarray) and frames.ndim == 3 and frames.shape[2] in (3, 4):
         raise ArgumentError(
@@ -141,7 +141,7 @@ def _colour(background: Any) -> Frame:
 
 
 def _rgb(i: int, frame: Any, background: Frame) -> Frame:
-    """Frame number ``i`` as (H, W, 3); grey is broadcast."""
+    """Return frame number ``i`` as (H, W, 3); grey is broadcast."""
     if not isinstance(frame, np.ndarray):
         raise ArgumentError(
             f"tile_frames(): frame {i}: expected an array, uint8 of shape (H, W, 3), got {type(frame).__name__}; "

@@ -1,4 +1,4 @@
-"""One env's row of the buffers, as the env sees it."""
+"""`Slot`: one env's row of the buffers, for reading actions and writing results."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ AnyArray = NDArray[Any]
 
 
 class Slot:
-    """One env's row of the buffers; what an env writes here needs no further copy.
+    """One env's row of the buffers; values that an env writes here are not copied again.
 
-    Made by `Slot.of_groups`; the constructor takes everything by agent, as `narrowed` needs it.
+    Made by `Slot.of_groups`; the constructor takes arrays by agent, which `narrowed` needs.
 
     Args:
         spec: The env's spec.
         obs: Per agent, per leaf: its row, shape leaf.shape.
-        final_obs: Likewise, for observations of an episode that is over.
-        readers: What reads actions, with the indices of the agents that it reads for.
+        final_obs: Per agent, per leaf: the row for the last observation of an episode that is over.
+        readers: Readers of actions, each with the indices of its agents.
         action_mask: Per agent (n,) bool, or None.
         gave_mask: (1,) bool, see below.
         reward: (A,) float64.
@@ -41,19 +41,18 @@ class Slot:
         done: Whether the episode is over. The vectorizer sets it to False before each call; the env sets it to True
             in the step in which its last agent ends.
         begun: Set to True, with ``done``, by an env that has reset itself in this step (`MultiAgentEnv.resets_itself`):
-            observations, ``alive``, ``acting`` and masks are those of its next episode, reward and flags are of the
-            one that is over, and its last observations have been written by `write_final`.
-        final_info: With ``begun``: infos of the last step of the episode that is over, or None.
-        reward, terminated, truncated, alive, acting: memoryviews of length A: scalars go in at their fastest.
-        final_missing: Likewise: set to True with the flag of an agent that ends and has no observation of it. Its row
-            keeps the last one that it had.
-        gave_mask: memoryview of length 1: whether the env has ever given a mask that its spaces do not declare.
-        fast_rows: Per agent a memoryview of its observation's row, where that is one array with one axis; else None.
+            observations, ``alive``, ``acting`` and masks then belong to its next episode, reward and flags to the
+            ended one, whose last observations were written by `write_final`.
+        final_info: With ``begun``: infos of the last step of the ended episode, or None.
+        reward, terminated, truncated, alive, acting: memoryviews of length A, the fastest way to write scalars.
+        final_missing: memoryview of length A: True, set together with its flag, for an agent that ends without an
+            observation. Its row keeps its previous observation.
+        gave_mask: memoryview of length 1: whether the env has ever written a mask that its spaces do not declare.
+        fast_rows: Per agent a memoryview of its observation's row, if that is one array with one axis; else None.
             ``fast_rows[a][:] = value`` takes half the time of `write_obs`, and never broadcasts or casts: it raises
-            ValueError or TypeError unless ``value`` is a buffer of the same shape and format; `write_obs` then knows
-            what to do.
-        fast_actions: What does the same as `read_actions` in one call into C; None where there is no such thing.
-        action_mask: Per agent its (n,) bool row, or None where its action space has no choices to forbid.
+            ValueError or TypeError unless ``value`` is a buffer of the same shape and format; call `write_obs` then.
+        fast_actions: A C function with the result of `read_actions`; None if there is none.
+        action_mask: Per agent its (n,) bool row, or None if its action space cannot have a mask.
         state: The global state's row, or None.
     """
 
@@ -103,7 +102,7 @@ class Slot:
     ) -> None:
         self.done = self.begun = False
         self.final_info: Info | None = None
-        # typeshed knows memoryviews of ints only.
+        # typeshed supports memoryviews of ints only.
         self.reward = cast("memoryview[float]", reward.data)
         self.terminated = terminated.data
         self.truncated = truncated.data
@@ -139,15 +138,15 @@ class Slot:
         action_mask: Sequence[AnyArray | None],
         **rows: Any,
     ) -> Slot:
-        """Make one from arrays by group.
+        """Make a slot from arrays by group.
 
         Args:
             spec: The env's spec.
             obs: Per group, per leaf: this env's row, shape (A_group, *leaf.shape).
-            final_obs: Likewise.
-            actions: Likewise for actions.
+            final_obs: As ``obs``, for final observations.
+            actions: As ``obs``, for actions.
             action_mask: Per group (A_group, n) bool, or None.
-            rows: All else, as above.
+            rows: The other arguments of the constructor.
         """
         agent_num = len(spec.agents)
         obs_of: list[list[AnyArray]] = [[]] * agent_num
@@ -173,12 +172,12 @@ class Slot:
         actions: Sequence[Sequence[Crop]],
         action_mask: Sequence[AnyArray | None],
     ) -> Slot:
-        """The same row as an env sees it whose own arrays are smaller; what it writes is written here.
+        """Return a slot for an env with smaller spaces, whose arrays are views of parts of this slot's.
 
         Args:
-            spec: That env's spec: the same agents, in one group here.
-            obs: Per agent, per leaf, the part of its row that is its own.
-            actions: Likewise for actions.
+            spec: The inner env's spec: the same agents, which are one group here.
+            obs: Per agent, per leaf: the part of its row that belongs to its own space.
+            actions: As ``obs``, for actions.
             action_mask: Per agent its mask.
         """
 
@@ -202,8 +201,8 @@ class Slot:
         """Write agent number ``agent``'s observation.
 
         Raises:
-            ContractError: Wrong keys, shape, or a dtype that does not cast without changing its kind; an object that
-                its space does not contain, that cannot be pickled or is too large. Nothing has been written then.
+            ContractError: Wrong keys or shape, or a dtype that cannot be cast without changing its kind; an object that
+                its space does not contain, that cannot be pickled or is too large. The row is unchanged then.
         """
         fast = self._fast[agent]
         if fast is not None:
@@ -214,7 +213,7 @@ class Slot:
         self._write_tree(self._obs[agent], self._objects, agent, value, "observation")
 
     def write_final(self, agent: int, value: Any) -> None:
-        """Write agent number ``agent``'s last observation of an episode that the env has itself followed by the next.
+        """Write agent number ``agent``'s final observation, in an env that has itself begun the next episode.
 
         Raises:
             ContractError: As `write_obs`.
@@ -225,11 +224,11 @@ class Slot:
         """Write agent number ``agent``'s action mask.
 
         Args:
-            agent: Its index.
-            value: As `marlvec.spaces.action_masks.read_mask` takes it.
+            agent: Index of the agent.
+            value: A mask in a form that `marlvec.spaces.action_masks.read_mask` accepts.
 
         Raises:
-            ContractError: It is no mask, the agent has none, or one of another length.
+            ContractError: It is not a mask, has another length, or the agent has no mask.
         """
         row = self.action_mask[agent]
         try:
@@ -244,7 +243,7 @@ class Slot:
             self.gave_mask[0] = True
 
     def clear_mask(self, agent: int) -> None:
-        """Allow every action that the agent has: the mask of an agent that is not acting."""
+        """Allow all actions of an agent, as for every agent that is not acting."""
         row = self.action_mask[agent]
         if row is not None and (self._declared[agent] or self.gave_mask[0]):
             allowed = self._allowed[agent]
@@ -260,7 +259,7 @@ class Slot:
         self.done = True
 
     def zero_obs(self, agent: int) -> None:
-        """Zero one agent's observation; of objects, leave none."""
+        """Set one agent's observation to zeros; object leaves to None."""
         for row in self._obs[agent]:
             row[...] = None if row.dtype == np.object_ else 0
 
@@ -283,9 +282,9 @@ class Slot:
             row[...] = fitting
 
     def read_actions(self) -> list[Any]:
-        """One action per agent, in order of the agent axis; those of agents that are not acting mean nothing.
+        """Return one action per agent, in order of the agent axis; undefined for agents that are not acting.
 
-        Discrete ones are Python ints, arrays are private copies, Dict and Tuple spaces give trees.
+        Discrete actions are Python ints, arrays are copies, actions of Dict and Tuple spaces are trees.
         """
         if self.fast_actions is not None:
             return self.fast_actions()
@@ -307,9 +306,9 @@ class ActionReader:
 
     Args:
         tree: Structure of one agent's action.
-        rows: Per leaf: those agents' rows, (agents, *leaf.shape).
-        agent_num: How many agents these are.
-        crops: Per agent and leaf, what part of its row is the agent's own; None: all of it.
+        rows: Per leaf: the agents' rows, (agents, *leaf.shape).
+        agent_num: Number of these agents.
+        crops: Per agent and leaf, the part of the row that belongs to the agent's own space; None: all of it.
     """
 
     __slots__ = ("_agent_num", "_crops", "_is_bare", "_rows", "_tree")
@@ -329,15 +328,15 @@ class ActionReader:
 
     @property
     def quick(self) -> Callable[[], list[Any]] | None:
-        """What does the same as `read` in one call into C, where there is such a thing."""
+        """A C function with the result of `read`, or None if there is none."""
         return self._rows[0].tolist if self._tree.is_leaf and self._is_bare[0] else None
 
     def cropped(self, crops: Sequence[Sequence[Crop]]) -> ActionReader:
-        """The same for agents whose actions are only a part of their rows."""
+        """Return a reader for agents whose actions are parts of their rows."""
         return ActionReader(self._tree, self._rows, self._agent_num, crops)
 
     def read(self) -> list[Any]:
-        """One action per agent: Discrete ones are Python ints, arrays are private copies, objects are as they were."""
+        """Return one action per agent: Discrete actions are Python ints, arrays are copies, objects are unchanged."""
         if self._tree.is_leaf:
             return self._read_leaf(0)
         if not self._rows:  # an empty Dict or Tuple
@@ -349,7 +348,7 @@ class ActionReader:
         if self._is_bare[k]:
             values: list[Any] = self._rows[k].tolist()
             return values
-        # A list over a copy: the env may keep its action, and it must not change under its hands in the next step.
+        # A list over a copy: the env may keep its action, which must not change in the next step.
         copy = self._rows[k].copy()
         if self._crops is not None:
             return [cut(copy[j, ...], crops[k]) for j, crops in enumerate(self._crops)]
@@ -357,7 +356,7 @@ class ActionReader:
 
 
 class ObjectCells:
-    """Makes what an env hands out fit to be kept: members of their spaces, copies, and bounded in size altogether.
+    """Checks and copies objects that an env returns, and limits the total size of an env's objects.
 
     Args:
         rows: Per agent, per leaf, its part of the row. Cells of object leaves have no axes.
@@ -370,21 +369,21 @@ class ObjectCells:
         self._sizes: dict[tuple[int, int], int] = {}  # (agent, leaf) → bytes of the value there
 
     def fit(self, agent: int, k: int, leaf: Leaf, value: Any) -> AnyArray:
-        """Copy a value for the cell of agent number ``agent``'s leaf ``k``, which is not written yet.
+        """Copy a value for the cell of agent number ``agent``'s leaf ``k``; does not write the cell.
 
         Returns:
             An array without axes that holds the copy.
 
         Raises:
-            ContractError: It is no member of its space, cannot be pickled or makes the env's objects too large.
+            ContractError: It is not in its space, cannot be pickled, or makes the env's objects too large.
         """
         check_member(leaf, value)
         copy, size = snapshot(leaf, value)
-        # Cells are cleared by others too, so what is there now is asked of them.
+        # Other code clears cells, too, so empty cells are left out of the sum.
         check_size(leaf, size, sum(n for at, n in self._sizes.items() if at != (agent, k) and self._is_full(*at)))
         self._sizes[agent, k] = size
         cell = np.empty((), np.object_)
-        cell.fill(copy)  # an assignment would take sequences apart
+        cell.fill(copy)  # an assignment would unpack sequences
         return cell
 
     def _is_full(self, agent: int, k: int) -> bool:

@@ -1,4 +1,4 @@
-"""What one env looks like: its agents, their spaces, and the groups they fall into."""
+"""`EnvSpec`: the agents of one env, their spaces, and their groups."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from marlvec.spaces.widening import describe_incompatibility, widen
 __all__ = ["COMMON", "AgentGroup", "EnvSpec", "Info"]
 
 COMMON = "__common__"
-"""Key under which an env's `Info` keeps what belongs to no single agent."""
+"""Key of an env's `Info` for entries that belong to no single agent."""
 Info = dict[str, dict[str, Any]]
-"""One env's infos: agent name → its info, and `COMMON` → what belongs to the whole env."""
+"""One env's infos: agent name → its info, and `COMMON` → entries of the whole env."""
 Spaces = tuple[Space[Any], ...]
-_MOST_CHOICES = 65_536  # rows for masks that may never come must not fill the memory
+_MOST_CHOICES = 65_536  # limits the memory for masks of envs that may never return one
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class AgentGroup:
     """The agents of one env that have equal observation and action spaces.
 
     Attributes:
-        name: Common prefix of its agents' names where there is one (``"adversary"``), else ``"agents"`` if it is the
-            only group, else its first agent's name.
+        name: Common prefix of its agents' names if there is one (``"adversary"``), else ``"agents"`` if it is the only
+            group, else its first agent's name.
         agents: Their indices on the agent axis, ascending.
         observation_tree: Structure of one agent's observation.
         action_tree: Structure of one agent's action.
@@ -58,7 +58,7 @@ class AgentGroup:
 
     @property
     def choices(self) -> int | None:
-        """Length of an agent's action mask, whether it is declared or may come with its infos; None: it has none."""
+        """Length of an agent's action mask, whether declared by its space or possible in its infos; None: no mask."""
         if self.mask_size is not None:
             return self.mask_size
         count = count_choices(self.action_space)
@@ -67,18 +67,18 @@ class AgentGroup:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What a vectorizer must know of an env, in a form that crosses to another process.
+    """The properties of an env that a vectorizer needs, in a form that can be pickled.
 
     Attributes:
-        name: The env's own name.
+        name: The env's name.
         agents: Agent names; their order is the order of the agent axis.
         observation_spaces: One per agent, without the action mask.
         action_spaces: One per agent.
         mask_sizes: Length of the action mask that each agent's spaces declare, or None.
         state_space: Space of the global state, or None.
         metadata: The env's metadata.
-        original_observation_spaces: With padding, each agent's own spaces; None where nothing was padded.
-        original_action_spaces: Likewise.
+        original_observation_spaces: With padding, each agent's own observation space; None without padding.
+        original_action_spaces: With padding, each agent's own action space; None without padding.
     """
 
     name: str
@@ -93,11 +93,11 @@ class EnvSpec:
 
     @cached_property
     def groups(self) -> tuple[AgentGroup, ...]:
-        """Agents of equal spaces, in order of their first agent."""
+        """Groups of agents with equal spaces, in order of their first agent."""
         members: list[list[int]] = []
         outlined: dict[
             Hashable, list[list[int]]
-        ] = {}  # a thousand agents of a thousand spaces are not compared in pairs
+        ] = {}  # compare only agents of equal outline in pairs: there may be a thousand different spaces
         for a in range(len(self.agents)):
             near = outlined.setdefault(self._outline(a), [])
             home = next((m for m in near if self._alike(m[0], a)), None)
@@ -126,22 +126,22 @@ class EnvSpec:
         )
 
     def _outline(self, a: int) -> Hashable:
-        """What agents of equal spaces certainly have in common."""
+        """Return a hashable value that is equal for agents with equal spaces."""
         return _outline(self.observation_spaces[a]), _outline(self.action_spaces[a]), self.mask_sizes[a]
 
     @property
     def own_observation_spaces(self) -> Spaces:
-        """One per agent, as the env declares it: before padding."""
+        """One space per agent, as the env declares it: before padding."""
         return self.original_observation_spaces or self.observation_spaces
 
     @property
     def own_action_spaces(self) -> Spaces:
-        """One per agent, as the env declares it: before padding."""
+        """One space per agent, as the env declares it: before padding."""
         return self.original_action_spaces or self.action_spaces
 
     @cached_property
     def allowed(self) -> tuple[NDArray[np.bool_] | None, ...]:
-        """Per agent the mask that forbids nothing that it has, (n,) bool; None where that is all True."""
+        """Per agent, the mask that allows all actions of its own space, (n,) bool; None if that is all True."""
         if self.original_action_spaces is None:
             return (None,) * len(self.agents)
         spaces = zip(self.original_action_spaces, self.action_spaces, self.mask_sizes, strict=True)
@@ -150,7 +150,7 @@ class EnvSpec:
         )
 
     def difference(self, other: EnvSpec, mode: str = "equal") -> str | None:
-        """Say in which field ``other`` first differs from this spec, or None where it fits beside it.
+        """Return in which field ``other`` first differs from this spec, or None if they are compatible.
 
         Args:
             other: Another env's spec.
@@ -159,7 +159,7 @@ class EnvSpec:
         if self.agents != other.agents:
             return f"agents: expected {self.agents}, got {other.agents}"
         describe = describe_incompatibility if mode == "compatible" else describe_difference
-        fitting: set[tuple[int, int]] = set()  # agents may share one space, and mostly do
+        fitting: set[tuple[int, int]] = set()  # agents often share one space object
         for what, mine, theirs in (
             ("observation space", self.observation_spaces, other.observation_spaces),
             ("action space", self.action_spaces, other.action_spaces),
@@ -180,7 +180,7 @@ class EnvSpec:
         return f"state space {differs}" if differs else None
 
     def widened(self, other: EnvSpec) -> EnvSpec:
-        """Describe this env and another together: their bounds, element by element the wider ones.
+        """Return a spec for this env and another: their bounds are element by element the wider ones.
 
         Args:
             other: A spec without ``difference(other, "compatible")``.
@@ -207,7 +207,7 @@ class EnvSpec:
 
 
 def _outline(space: Space[Any]) -> Hashable:
-    """What a space has in common with all that are equal to it, in a form that can be looked up."""
+    """Return a hashable value that is equal for equal spaces."""
     if isinstance(space, Dict):
         return type(space), frozenset((str(key), _outline(sub)) for key, sub in space.spaces.items())
     if isinstance(space, Tuple):
@@ -218,7 +218,7 @@ def _outline(space: Space[Any]) -> Hashable:
 
 
 def object_leaves(spec: EnvSpec) -> list[str]:
-    """List the leaves that have no fixed-size array form, of one agent of each group.
+    """List the leaves without a fixed-size array form, for one agent of each group.
 
     Returns:
         In words: ``"observation of agent 'a', leaf 'text' (Text)"``.

@@ -1,7 +1,7 @@
-"""The wrappers of an env, outermost first, and its attributes, wherever among them they are.
+"""The wrappers of an env, outermost first, and access to attributes of any layer.
 
-Gymnasium's wrappers do not pass attributes on, PettingZoo's pass them on for reading only. So code that wants an
-attribute has to look for the layer that owns it.
+Gymnasium's wrappers do not forward attributes, PettingZoo's forward them for reading only. So code that needs an
+attribute must find the layer that owns it.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from marlvec.errors import ArgumentError
 
 __all__ = ["find_method", "get_attribute", "innermost", "is_wrapped", "wrapper_chain", "set_attribute"]
 
-# Where a layer keeps the next one: wrappers of Gymnasium and PettingZoo, PettingZoo's conversions, vectorizers of one.
+# Attributes that hold the next layer: in wrappers of Gymnasium and PettingZoo, and in PettingZoo's conversions.
 _INNER = ("env", "aec_env", "par_env")
 
 
 def wrapper_chain(env: Any) -> Iterator[Any]:
-    """Every layer of an env, outermost first."""
+    """Yield every layer of an env, outermost first."""
     seen: set[int] = set()
     while env is not None and id(env) not in seen:
         seen.add(id(env))
         yield env
-        # Not getattr: wrappers that pass attributes on would answer for what they wrap.
+        # Not getattr: wrappers that forward attributes would return those of inner layers.
         own = _own_attributes(env)
         env = next((own[name] for name in _INNER if own.get(name) is not None), None)
 
 
 def innermost(env: MultiAgentEnv) -> Any:
-    """The user's env without any wrappers."""
+    """Return the user's env without any wrappers."""
     user_env = env.unwrapped
     inner = getattr(user_env, "unwrapped", None)
     return user_env if inner is None else inner
 
 
 def get_attribute(env: MultiAgentEnv, name: str) -> Any:
-    """Read an attribute of the user's env from the outermost layer that has it; never calls what it finds.
+    """Read an attribute of the user's env from the outermost layer that has it; does not call it.
 
     Raises:
         ArgumentError: No layer has it.
@@ -47,7 +47,7 @@ def get_attribute(env: MultiAgentEnv, name: str) -> Any:
         if _owns(layer, name):
             return getattr(layer, name)
     try:
-        return getattr(user_env, name)  # made up on the fly, by a __getattr__
+        return getattr(user_env, name)  # from a __getattr__
     except AttributeError:
         raise _missing(user_env, name) from None
 
@@ -56,7 +56,7 @@ def set_attribute(env: MultiAgentEnv, name: str, value: Any) -> None:
     """Set an attribute of the user's env on the outermost layer that has it, or else on the innermost one.
 
     Raises:
-        ArgumentError: That layer does not let it be set.
+        ArgumentError: It cannot be set on that layer.
     """
     user_env = env.unwrapped
     every = list(wrapper_chain(user_env))
@@ -66,12 +66,12 @@ def set_attribute(env: MultiAgentEnv, name: str, value: Any) -> None:
     except AttributeError as error:  # it has slots, or it is a property that can only be read
         raise ArgumentError(
             f"attribute {name!r} of {type(owner).__name__} cannot be set: {error}; "
-            f"expected one that can be written, or a new one of an env without __slots__"
+            f"expected a writable attribute, or a new one on an env without __slots__"
         ) from error
 
 
 def find_method(env: MultiAgentEnv, name: str) -> Any:
-    """Find something to call.
+    """Return a method of the outermost layer that has it.
 
     Raises:
         ArgumentError: No layer has it, or it cannot be called.
@@ -83,7 +83,7 @@ def find_method(env: MultiAgentEnv, name: str) -> Any:
 
 
 def is_wrapped(env: MultiAgentEnv, cls: type) -> bool:
-    """Whether a layer above the innermost one is an instance of ``cls``."""
+    """Return whether a layer above the innermost one is an instance of ``cls``."""
     *wrappers, _ = wrapper_chain(env)
     return any(isinstance(layer, cls) for layer in wrappers)
 

@@ -1,1 +1,1 @@
-"""Saving and loading: values, spaces, names and the one archive format."""
+"""Saving and loading: values, spaces, names and the archive format."""

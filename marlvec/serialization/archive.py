@@ -1,16 +1,16 @@
-"""`write_archive` and `read_archive`: checked ``.npz`` files of plain data, written atomically, never executed.
+"""`write_archive` and `read_archive`: checked ``.npz`` files of plain data, written atomically; no code is executed.
 
-All that marlvec saves is in this one format: batches, pipelines, policies, pools, ratings. (Parquet is the other
-choice for batches.)
+All files that marlvec saves have this format: batches, pipelines, policies, pools, ratings. (Batches can also be saved
+as Parquet.)
 
-The file is an uncompressed zip of ``.npy`` entries, as `numpy.load` opens it with ``allow_pickle=False``. Its entry
-``manifest`` holds JSON as bytes: the format, marlvec's version, and the data, in which ``{"$array": name}`` stands for
-the array of another entry. The zip's comment, which is the end of the file, holds the format once more and the sha256
-of everything before the digest. So a file that was cut, damaged or packed anew is recognised before
-anything inside is looked at. (It is no signature: what can write the file can write a digest to it. Nothing inside
-is executed even then.) Entries are not compressed, and a file in which one is, is refused; so is an array of items
-without bytes, of which a short file could name any number. So arrays take no more memory than the file has bytes, and
-what JSON says a small multiple of its text (an empty dict is three bytes there, and 64 in Python).
+The file is an uncompressed zip of ``.npy`` entries, which `numpy.load` opens with ``allow_pickle=False``. Its entry
+``manifest`` holds JSON as bytes: the format, marlvec's version, and the data, in which ``{"$array": name}`` refers to
+the array of another entry. The zip's comment, which is the end of the file, holds the format again and the sha256 of
+all bytes before the digest. So a file that was cut, damaged or repacked is found before its contents are read. (The
+digest is not a signature: a program that can write the file can write a matching digest. Even then no code is
+executed.) Files with compressed entries are refused, and arrays whose items have zero bytes, since a short file could
+declare any number of them. So arrays take no more memory than the file has bytes, and the data from JSON a small
+multiple of its text (an empty dict is three bytes there, and 64 in Python).
 """
 
 from __future__ import annotations
@@ -39,30 +39,22 @@ from marlvec.serialization.atomic_file import FilePath, atomic_file
 
 __all__ = ["FilePath", "NamedArray", "UniqueNames", "read_archive", "write_archive"]
 
-_MAX_HEADER = 10_000  # bytes; numpy reads no longer ones either
+_MAX_HEADER = 10_000  # bytes; the limit of numpy, too
 _SUFFIX = ".npy"
 _KEYS = {"descr", "fortran_order", "shape"}
 
 
 def _check_entries(path: FilePath, archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
-    """Look at what a zip says is in it; nothing is read of one whose entries unpack to more than there is.
-
-    Args:
-        path: The file, for messages.
-        archive: The same, opened.
-        size: Its size in bytes.
-
-    Returns:
-        Name of each array to its entry, in order.
+    """Validate the list of entries of a file with ``size`` bytes, before any is read; return them by array name.
 
     Raises:
-        CheckpointError: An entry is compressed, encrypted, no array or named as no entry is; or some overlap.
+        CheckpointError: An entry is compressed, encrypted, not an array or has an invalid name; or entries overlap.
     """
     infos = archive.infolist()
     for info in infos:
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.file_size != info.compress_size:
             raise CheckpointError(
-                path, f"holds {info.filename!r:.200} compressed or encrypted; marlvec writes entries as they are"
+                path, f"holds {info.filename!r:.200} compressed or encrypted; marlvec writes entries uncompressed"
             )
         if not info.filename.endswith(_SUFFIX) or info.filename.startswith("/"):
             raise CheckpointError(path, f"holds {info.filename!r:.200}; expected arrays, NAME.npy, of relative names")
@@ -73,11 +65,11 @@ def _check_entries(path: FilePath, archive: zipfile.ZipFile, size: int) -> dict[
 
 
 def _read_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
-    """Read one entry, once its header was found to be true; objects, which are pickles, are refused.
+    """Read one entry, after a check of its header; arrays of objects, which are pickles, are refused.
 
     Raises:
-        ValueError: It is no array, one of objects, or of another size than it says.
-        zipfile.BadZipFile: It is damaged: zips have a checksum of each entry.
+        ValueError: It is not an array, an array of objects, or its size does not match its header.
+        zipfile.BadZipFile: It does not match its checksum in the zip.
     """
     with archive.open(info) as entry:
         shape, dtype = _header(info.filename, entry)
@@ -87,14 +79,14 @@ def _read_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]
     if not dtype.itemsize:
         raise ValueError(f"{info.filename} holds items of no bytes, {dtype} of {shape}")
     if math.prod(shape) * dtype.itemsize != left:
-        raise ValueError(f"{info.filename} says {dtype} of {shape}, and has {left} bytes")
-    with archive.open(info) as entry:  # anew: after a seek, Python looks at no checksum
+        raise ValueError(f"{info.filename}: expected {dtype} of {shape} as in its header, got {left} bytes")
+    with archive.open(info) as entry:  # opened again: after a seek, Python does not verify the checksum
         array: NDArray[Any] = npy.read_array(entry, allow_pickle=False)
         return array
 
 
 def _header(name: str, entry: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype of an array, as its header says."""
+    """Return the shape and dtype in an array's header."""
     major, _ = npy.read_magic(entry)
     length = int.from_bytes(entry.read(2 if major == 1 else 4), "little")
     if length > _MAX_HEADER:
@@ -102,11 +94,11 @@ def _header(name: str, entry: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     try:
         header = ast.literal_eval(entry.read(length).decode("utf8" if major > 2 else "latin1"))
         dtype = npy.descr_to_dtype(header["descr"])
-    except (SyntaxError, RecursionError, MemoryError) as error:  # of the parser, for what is deeply nested
-        raise ValueError(f"{name} has a header that is none: {error!r:.200}") from error
+    except (SyntaxError, RecursionError, MemoryError) as error:  # the parser raises these for deeply nested text
+        raise ValueError(f"{name} has an invalid header: {error!r:.200}") from error
     shape = header["shape"]
     if header.keys() != _KEYS or not isinstance(shape, tuple) or any(type(n) is not int or n < 0 for n in shape):
-        raise ValueError(f"{name} has a header that is none, its shape is {shape!r:.200}")
+        raise ValueError(f"{name} has an invalid header, its shape is {shape!r:.200}")
     return shape, dtype
 
 
@@ -120,10 +112,10 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class NamedArray:
-    """An array in the data of an archive whose entry is to be called so, or as close to it as can be.
+    """An array with a name for its entry in an archive; the name is changed if it is taken or invalid.
 
     Attributes:
-        name: E.g. ``"main/obs/camera"``; arrays without one are called ``array_0``, ``array_1``, ….
+        name: E.g. ``"main/obs/camera"``; arrays without a name are called ``array_0``, ``array_1``, ….
         array: The array.
     """
 
@@ -132,17 +124,17 @@ class NamedArray:
 
 
 class UniqueNames:
-    """Gives every array a name that no other has and that any archive can hold, as close as can be to its own.
+    """Makes names unique and valid in an archive, with as few changes as possible.
 
     Args:
-        taken: Names that are not to be given.
+        taken: Names that are in use already.
     """
 
     def __init__(self, taken: Sequence[str] = ()) -> None:
         self._taken = set(taken)
 
     def __call__(self, wanted: str) -> str:
-        """A free name."""
+        """Return a free name."""
         plain = "".join(char if char.isprintable() else "_" for char in wanted).strip("/") or "_"
         name, number = plain, 1
         while name in self._taken:
@@ -153,39 +145,39 @@ class UniqueNames:
 
 
 def write_archive(path: FilePath, data: dict[str, Any]) -> None:
-    """Write data to a file, so that a reader, now or after a crash, finds the old file or the new one.
+    """Write data to a file atomically: a reader, now or after a crash, finds the old file or the new one.
 
-    Where several write at once, the last to finish wins. Killed in between, it may leave a hidden ``.tmp`` file.
+    If several processes write at once, the last to finish wins. A killed process may leave a hidden ``.tmp`` file.
 
     Args:
-        path: The file; its folder must be there. Where this is a link, what it points to is written.
-        data: What JSON has, arrays and `NamedArray`, such as `marlvec.serialization.values.encode` gives.
+        path: The file; its folder must exist. If it is a link, its target is written.
+        data: Values of JSON, arrays and `NamedArray`, as `marlvec.serialization.values.encode` returns.
 
     Raises:
-        OSError: The file cannot be written; the old one is as it was.
-        SerialisationError: Items of an array have no bytes; likewise.
+        OSError: The file cannot be written; an old file is unchanged.
+        SerialisationError: Items of an array have zero bytes; an old file is unchanged.
     """
     with atomic_file(path) as file:
         _write(file, data)
 
 
 def read_archive(path: FilePath) -> dict[str, Any]:
-    """Read the dict that `write_archive` wrote; arrays that had names are plain ones.
+    """Read the dict that `write_archive` wrote; `NamedArray` values are returned as arrays.
 
     Raises:
-        CheckpointError: There is no such file, or it is not to the bit what was written, or of a newer format.
+        CheckpointError: The file does not exist, differs from what was written, or has a newer format.
     """
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):
             raise CheckpointError(path, "is not a file")
         with Path(path).open("rb") as file:
             return _read(path, file)
-    except CheckpointError:  # a RuntimeError, too; it says itself what is wrong
+    except CheckpointError:  # a RuntimeError, too, with its own text
         raise
     except OSError as error:
         raise CheckpointError(path, f"cannot be read: {error.strerror or error}") from error
     except (zipfile.BadZipFile, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, EOFError) as error:
-        raise CheckpointError(path, f"does not hold what its end says: {error!r:.300}") from error
+        raise CheckpointError(path, f"has contents that cannot be read: {error!r:.300}") from error
     except MemoryError as error:
         raise CheckpointError(path, "does not fit into memory") from error
 
@@ -196,8 +188,8 @@ def _write(file: BinaryIO, data: Any) -> None:
 
     def aside(value: NDArray[Any] | NamedArray) -> dict[str, str]:
         wanted = NamedArray(f"array_{len(arrays)}", value) if isinstance(value, np.ndarray) else value
-        if not wanted.array.dtype.itemsize:  # it would not be read again
-            raise SerialisationError(f"an array of {wanted.array.dtype}, items of no bytes, has no form in a file")
+        if not wanted.array.dtype.itemsize:  # read_archive refuses it
+            raise SerialisationError(f"an array of {wanted.array.dtype}, whose items have no bytes, cannot be saved")
         name = free(wanted.name)
         arrays[name] = wanted.array
         return {"$array": name}
@@ -212,7 +204,7 @@ def _write(file: BinaryIO, data: Any) -> None:
         archive.comment = _END.format(FORMAT).encode() + b"0" * _DIGEST
         archive.close()
     except BaseException:
-        archive.fp = None  # else it is finished when it is dropped, and raises where an entry is open
+        archive.fp = None  # else its destructor finishes the file, and raises if an entry is open
         raise
     digest = _digest(file)
     file.seek(-_DIGEST, os.SEEK_END)
@@ -220,7 +212,7 @@ def _write(file: BinaryIO, data: Any) -> None:
 
 
 def _digest(file: BinaryIO) -> bytes:
-    """Hash the file but for the digest at its end."""
+    """Hash the file without the digest at its end."""
     left = file.seek(0, os.SEEK_END) - _DIGEST
     file.seek(0)
     digest = hashlib.sha256()
@@ -235,28 +227,28 @@ def _read(path: FilePath, file: BinaryIO) -> dict[str, Any]:
     file.seek(max(0, size - _END_SIZE))
     end = _ENDS.fullmatch(file.read())
     if end is None:
-        raise CheckpointError(path, "is no archive of marlvec's, or its end was lost")
+        raise CheckpointError(path, "is not a marlvec archive, or its end is missing")
     if int(end[1]) != FORMAT:
         own = sys.modules["marlvec"].__version__
         raise CheckpointError(
             path, f"is of format {int(end[1])}; marlvec {own} reads format {FORMAT}: use the version that wrote it"
         )
     if _digest(file) != end[2]:
-        raise CheckpointError(path, "is damaged: its content does not have the sha256 that its end says")
+        raise CheckpointError(path, "is damaged: its content does not match the sha256 at its end")
     with zipfile.ZipFile(file) as archive:
         entries = _check_entries(path, archive, size)
         manifest = json.loads(_read_entry(archive, entries.pop("manifest")).tobytes(), parse_constant=_no_constant)
         arrays = {name: _read_entry(archive, info) for name, info in entries.items()}
     data = _with_arrays(manifest["data"], arrays)
     if arrays:
-        raise CheckpointError(path, f"holds entries that nothing asks for: {short(sorted(arrays))}")
+        raise CheckpointError(path, f"holds entries that its manifest does not use: {short(sorted(arrays))}")
     if not isinstance(data, dict):
         raise CheckpointError(path, f"holds {type(data).__name__}, not a dict")
     return data
 
 
 def _with_arrays(data: Any, arrays: dict[str, NDArray[Any]]) -> Any:
-    """Put the arrays back where they were, each once: asked for again and again, few bytes would become many."""
+    """Replace references by arrays, each array once, so that a small file cannot expand to a large one."""
     if isinstance(data, list):
         return [_with_arrays(item, arrays) for item in data]
     if not isinstance(data, dict):

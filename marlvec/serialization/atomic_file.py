@@ -1,4 +1,4 @@
-"""`atomic_file`: a file that appears as a whole, or not at all; `atomic_link`: another name for one, likewise."""
+"""`atomic_file` and `atomic_link`: write a file, or link it to another name, completely or not at all."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FilePath = str | os.PathLike[str]
 
 @contextmanager
 def atomic_file(path: FilePath) -> Iterator[BinaryIO]:
-    """A file to write, which takes its place, and that of an old one, when the block ends without an error.
+    """Open a temporary file for writing, which becomes ``path`` when the block ends without an error.
 
-    A reader, now or after a crash, finds the old file or the new one. Killed in between, it may leave a hidden
-    ``.tmp`` file. Where the path is a link, what it points to is written.
+    A reader, now or after a crash, finds the old file or the new one. A killed process may leave a hidden ``.tmp``
+    file. If the path is a link, its target is written.
 
     Raises:
-        OSError: The file cannot be written; the old one is as it was.
+        OSError: The file cannot be written; an old file is unchanged.
     """
     target = Path(os.path.realpath(path))
     temporary = draft_of(target)
@@ -42,18 +42,18 @@ def atomic_file(path: FilePath) -> Iterator[BinaryIO]:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            error.filename = str(target)  # as where the disk is full
+            error.filename = str(target)  # e.g. if the disk is full
         raise
     sync_folder(target)
 
 
 def atomic_link(source: FilePath, path: FilePath) -> None:
-    """Have a file that `atomic_file` wrote be there under another name, too, at once or not at all.
+    """Give a file that `atomic_file` wrote a second name, atomically.
 
-    No bytes are written where the file system has hard links; where it has none the file is copied.
+    Uses a hard link; on a file system without hard links the file is copied.
 
     Raises:
-        OSError: There is no such file, or it cannot be written; an old one is as it was.
+        OSError: The source does not exist, or the file cannot be written; an old file is unchanged.
     """
     target = Path(os.path.realpath(path))
     temporary = draft_of(target)
@@ -66,19 +66,19 @@ def atomic_link(source: FilePath, path: FilePath) -> None:
     try:
         temporary.replace(target)
     finally:
-        temporary.unlink(missing_ok=True)  # where both names were of one file nothing was replaced
+        temporary.unlink(missing_ok=True)  # if both names were links to one file, replace() did nothing
     sync_folder(target)
 
 
 @contextmanager
 def locked_folder(folder: FilePath, *, shared: bool = False) -> Iterator[None]:
-    """Wait until no other process or thread is in such a block with this folder; nothing is written there.
+    """Lock a folder: wait until no other process or thread is in such a block with it. Writes no file.
 
-    Without a folder, on a file system without locks, and on Windows, it does not wait.
+    It does not wait if the folder does not exist, on a file system without locks, or on Windows.
 
     Args:
-        folder: It.
-        shared: Whether others may be in a block that is shared, too.
+        folder: The folder.
+        shared: Whether other shared blocks may run at the same time.
     """
     handle = None
     try:
@@ -93,9 +93,9 @@ def locked_folder(folder: FilePath, *, shared: bool = False) -> Iterator[None]:
 
 
 def remove_drafts(path: FilePath) -> None:
-    """Remove what writers of this file have left behind that were killed; a living one's drafts stay.
+    """Remove temporary files of killed writers of this file; those of living processes are kept.
 
-    On Windows all stay: whether a process lives is not known there.
+    On Windows all are kept: there is no test whether a process lives.
     """
     target = Path(os.path.realpath(path))
     for draft in target.parent.glob(f".{target.name}.*.tmp"):
@@ -113,9 +113,9 @@ def draft_of(target: Path) -> Path:
 
 
 def _is_alive(pid: int) -> bool:
-    if sys.platform == "win32":  # there is no asking: signal 0 is Ctrl-C there
+    if sys.platform == "win32":  # no test is possible: signal 0 is Ctrl-C there
         return True
-    with contextlib.suppress(PermissionError):  # it is someone else's
+    with contextlib.suppress(PermissionError):  # it belongs to another user
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
@@ -124,7 +124,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def sync_folder(target: Path) -> None:
-    """Have a file's new name on the disk, which it is when its folder is. Windows opens no folders."""
+    """Sync the target's folder, so that its new name is on the disk. Not possible on Windows."""
     if sys.platform == "win32":
         return
     folder = None

@@ -14,11 +14,11 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 class NameTable(Generic[T]):
-    """A table from names to things, and back.
+    """A table from names to classes or functions, and back.
 
     Args:
-        kind: What the things are, for messages.
-        decorator: What registers one, likewise.
+        kind: Kind of the entries, for messages.
+        decorator: The decorator that registers an entry, for messages.
     """
 
     def __init__(self, kind: str, decorator: str) -> None:
@@ -27,13 +27,13 @@ class NameTable(Generic[T]):
         self._things: dict[str, T] = {}
 
     def add(self, thing: T, name: str | None = None) -> None:
-        """Let ``name`` stand for ``thing``; its own name where None. The same once more is fine.
+        """Register ``thing`` under ``name``; None: under its own name. Registering it again has no effect.
 
-        What was defined at the same place, as when a notebook's cell runs twice, takes the old one's place.
+        If a thing was defined again at the same place, as when a notebook's cell runs twice, it replaces the old one.
 
         Raises:
-            AlreadyRegisteredError: The name stands for something else, or the thing has another name.
-            ArgumentError: A name that is no text, or none for a lambda.
+            AlreadyRegisteredError: The name belongs to another thing, or the thing has another name.
+            ArgumentError: The name is not a text, or is missing for a lambda.
         """
         name = getattr(thing, "__name__", None) if name is None else name
         if not isinstance(name, str) or not name or name == "<lambda>":
@@ -50,14 +50,14 @@ class NameTable(Generic[T]):
         self._things[name] = thing
 
     def name_of(self, thing: T) -> str | None:
-        """Look up a thing's name; None where it has none."""
+        """Return a thing's name; None if it is not registered."""
         return next((name for name, known in self._things.items() if known is thing), None)
 
     def find(self, name: str) -> T:
-        """Look up what a name stands for.
+        """Return the thing with a name.
 
         Raises:
-            RegistryError: Nothing; lists the names that are close.
+            RegistryError: There is none; lists similar names.
         """
         if name in self._things:
             return self._things[name]
@@ -70,15 +70,15 @@ class NameTable(Generic[T]):
 
 
 CLASSES: NameTable[type[Any]] = NameTable("connector", "@register_connector")
-"""Connector classes: marlvec's own from the start, others by `register_connector`."""
+"""Connector classes: marlvec's own, and others by `register_connector`."""
 
 FUNCTIONS: NameTable[Callable[..., Any]] = NameTable("function", "@register_function")
 """Functions that connectors take as arguments, by `register_function`."""
 
 
 def _same_place(a: Any, b: Any) -> bool:
-    """Whether two things go back to one line of source, run twice."""
-    return _place(a) == _place(b) and "<" not in _place(a)  # "<locals>" and "<lambda>" are many things at one place
+    """Return whether two things come from one definition in the source, run twice."""
+    return _place(a) == _place(b) and "<" not in _place(a)  # "<locals>" and "<lambda>" are not unique
 
 
 def _place(thing: Any) -> str:

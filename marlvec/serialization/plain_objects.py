@@ -1,4 +1,4 @@
-"""Objects in observations and actions, such as texts and graphs, and arrays of them, as plain data."""
+"""Conversion of objects in observations and actions (texts, graphs), and arrays of them, to plain data and back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GRAPH = "GraphInstance"
 
 
 def plain_object(value: Any) -> Any:
-    """An object of an observation as plain data: a copy."""
+    """Return a copy of an object as plain data."""
     if isinstance(value, GraphInstance):
         return {_GRAPH: [plain_object(part) for part in value]}
     if isinstance(value, (tuple, list)):
@@ -28,7 +28,7 @@ def plain_object(value: Any) -> Any:
 
 
 def object_from(value: Any) -> Any:
-    """What `plain_object` was given: a copy."""
+    """Return a copy of the object that `plain_object` was called with."""
     if isinstance(value, dict):
         if value.keys() == {_GRAPH}:
             return GraphInstance(*(object_from(part) for part in value[_GRAPH]))
@@ -39,10 +39,10 @@ def object_from(value: Any) -> Any:
 
 
 def plain_array(value: Any, where: str) -> Any:
-    """A copy of an array; of one of objects, a list of those.
+    """Return a copy of an array; for an array of objects, a list of them as plain data.
 
     Raises:
-        SerialisationError: It holds objects along more axes than one.
+        SerialisationError: It is an array of objects with more than one axis.
     """
     array = to_array(value)
     if not array.dtype.hasobject:
@@ -53,7 +53,7 @@ def plain_array(value: Any, where: str) -> Any:
 
 
 def array_from(value: Any) -> NDArray[Any]:
-    """The array that `plain_array` was given, in new memory."""
+    """Return the array that `plain_array` was called with, in new memory."""
     if not isinstance(value, list):
         return np.array(value)
     array = np.empty(len(value), object)

@@ -1,4 +1,4 @@
-"""`Saved`: objects whose state follows from a table of their attributes."""
+"""`Saved`: base of objects whose state is a table of some of their attributes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Saved", "SavedField"]
 
 
 class SavedField(NamedTuple):
-    """A field of a state: an array, a list of arrays or an integer, as the object's own attribute is.
+    """A field of a state: an array, a list of arrays or an integer, like the object's attribute.
 
     Attributes:
         attribute: The attribute's name.
-        shape: Shape of the array, None for an axis of any length; without one, that of the object's own.
+        shape: Shape of the array, with None for an axis of any length; None: the shape of the present attribute.
     """
 
     attribute: str
@@ -36,7 +36,7 @@ class SavedField(NamedTuple):
         """Return a copy of the field of a state.
 
         Raises:
-            ArgumentError: It is of another type, dtype or shape than ``own``; names it.
+            ArgumentError: Its type, dtype or shape differs from ``own``; names it.
         """
         if isinstance(own, np.ndarray):
             return array_field(state, name, own.dtype, own.shape if self.shape is None else self.shape, where)
@@ -57,7 +57,7 @@ class Saved:
     A subclass names it and lists its fields; `derive` checks fields against each other.
 
     Attributes:
-        saved_as: What messages call the state.
+        saved_as: Name of the state in messages.
         saved_fields: Field by name, in the order of the state.
     """
 
@@ -72,7 +72,7 @@ class Saved:
         """Validate a state from `get_state`; return a function that installs it.
 
         Raises:
-            ArgumentError: A field is missing, unknown, of another dtype or shape, or cannot be; names it.
+            ArgumentError: A field is missing, unknown, of another dtype or shape, or invalid; names it.
         """
         where = self.saved_as
         check_fields(state, self.saved_fields, where)
@@ -83,10 +83,10 @@ class Saved:
         return partial(self.install, self.derive(values))
 
     def derive(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Check loaded attributes against each other; return all that are to be set.
+        """Check loaded attributes against each other; return all attributes to set.
 
         Raises:
-            ArgumentError: They cannot be together.
+            ArgumentError: They contradict each other.
         """
         return values
 

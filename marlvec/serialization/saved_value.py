@@ -1,4 +1,4 @@
-"""`write_value` and `read_value`: a file that holds one value, such as a state, under the name of what it is."""
+"""`write_value` and `read_value`: a file with one value, such as a state, under the name of its kind."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ __all__ = ["read_value", "write_value"]
 
 
 def write_value(path: FilePath, name: str, value: Any, what: str) -> None:
-    """Write a value to a file, which is there whole or not at all, whatever happens meanwhile.
+    """Write a value to a file atomically.
 
     Args:
         path: The file; an old one is replaced.
-        name: What `read_value` is to ask for.
-        value: Plain data, as `encode` takes it.
-        what: What messages call it.
+        name: Name of the value in the file, which `read_value` requires.
+        value: Plain data for `encode`.
+        what: Name of the value in messages.
 
     Raises:
-        SerialisationError: There is something that no file can hold; names it.
-        OSError: The file cannot be written; the old one is as it was.
+        SerialisationError: A part of the value cannot be saved; names it.
+        OSError: The file cannot be written; an old file is unchanged.
     """
     write_archive(path, {name: encode(value, what)})
 
 
 def read_value(path: FilePath, name: str, what: str) -> Any:
-    """Read what `write_value` wrote under this name; nothing in it is executed.
+    """Read the value that `write_value` wrote under this name; no code is executed.
 
     Args:
         path: The file.
-        name: As it was given then.
-        what: What messages call it.
+        name: The name passed to `write_value`.
+        what: Name of the value in messages.
 
     Raises:
-        CheckpointError: There is no such file, it is damaged, of another version, or holds something else.
+        CheckpointError: The file does not exist, is damaged, of another version, or holds something else.
     """
     found = read_archive(path)
     if found.keys() != {name}:

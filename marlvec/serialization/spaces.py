@@ -18,7 +18,7 @@ __all__ = ["make_space", "space_arguments"]
 
 
 class _Kind(NamedTuple):
-    """What a space is made of, and how."""
+    """Functions that read a space's arguments, and that make a space from them."""
 
     apart: Callable[[Any], Sequence[Any]]
     together: Callable[..., spaces.Space[Any]]
@@ -30,7 +30,7 @@ def _box(low: Any, high: Any, dtype: np.dtype[Any]) -> spaces.Space[Any]:
 
 def _discrete(n: int, start: int, dtype: np.dtype[Any]) -> spaces.Space[Any]:
     if dtype == np.int64:
-        return spaces.Discrete(n, start=start)  # older versions of Gymnasium know no other
+        return spaces.Discrete(n, start=start)  # older versions of Gymnasium have no dtype argument
     return spaces.Discrete(n, start=start, dtype=dtype.type)
 
 
@@ -43,7 +43,7 @@ def _text(max_length: int, min_length: int, charset: str) -> spaces.Space[Any]:
 
 
 def _dict(items: Sequence[tuple[Any, spaces.Space[Any]]]) -> spaces.Space[Any]:
-    return spaces.Dict(OrderedDict(items))  # which keeps the order of its keys; those of a dict would be sorted
+    return spaces.Dict(OrderedDict(items))  # keeps the order of keys; keys of a plain dict would be sorted
 
 
 def _sequence(space: spaces.Space[Any], stack: bool) -> spaces.Space[Any]:
@@ -66,16 +66,14 @@ _NAMES = {kind.__name__: kind for kind in _KINDS}
 
 
 def space_arguments(space: spaces.Space[Any], where: str) -> list[Any]:
-    """Take a space apart into what `make_space` wants beside the name of its class; inner spaces stay spaces.
+    """Return a space's arguments for `make_space`; subspaces stay spaces.
 
     Raises:
-        SerialisationError: It is of a class of the user's own, or more than its arguments say.
+        SerialisationError: Its class is not Gymnasium's, or its arguments do not determine it.
     """
     kind = _KINDS.get(type(space))
     if kind is None:
-        raise SerialisationError(
-            f"{where} is a {type(space).__name__}; only Gymnasium's own spaces can be written down"
-        )
+        raise SerialisationError(f"{where} is a {type(space).__name__}; only Gymnasium's own spaces can be saved")
     arguments = list(kind.apart(space))
     if (difference := describe_difference(space, kind.together(*arguments))) is not None:
         raise SerialisationError(f"{where} would be another space when read back: {difference}")
@@ -83,12 +81,12 @@ def space_arguments(space: spaces.Space[Any], where: str) -> list[Any]:
 
 
 def make_space(kind: str, arguments: Sequence[Any]) -> spaces.Space[Any]:
-    """Put a space together.
+    """Make a space from the name of its class and its arguments.
 
     Raises:
-        ArgumentError: These are no arguments of a space.
+        ArgumentError: The name or the arguments are invalid.
     """
     try:
         return _KINDS[_NAMES[kind]].together(*arguments)
     except (LookupError, TypeError, ValueError, AssertionError, AttributeError, ArithmeticError, Error) as error:
-        raise ArgumentError(f"no {short(kind)} is made of {short(arguments)}: {error!r:.300}") from error
+        raise ArgumentError(f"cannot make a {short(kind)} from {short(arguments)}: {error!r:.300}") from error

@@ -1,4 +1,4 @@
-"""Fields of a state that is to be set: each is looked at before anything takes it over."""
+"""Validation of the fields of a state, before it is restored."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = [
 ]
 
 State = dict[str, Any]
-"""What ``get_state()`` returns: arrays, numbers and texts, in dicts and lists; later calls do not change it."""
+"""A result of ``get_state()``: arrays, numbers and texts, in dicts and lists; later calls do not change it."""
 
 
 def check_fields(state: Any, names: Collection[str], where: str) -> Mapping[str, Any]:
-    """Make sure that a state is a dict of these fields.
+    """Check that a state is a dict with exactly these fields.
 
     Raises:
-        ArgumentError: It is not; says which are missing and which are too many.
+        ArgumentError: It is not; lists missing and unknown fields.
     """
     if not isinstance(state, Mapping):
-        raise ArgumentError(f"{where}: expected what get_state() returned, got {state!r:.200}")
+        raise ArgumentError(f"{where}: expected a state from get_state(), got {state!r:.200}")
     missing = [name for name in names if name not in state]
     unknown = [name for name in state if name not in names]
     if missing or unknown:
@@ -43,37 +43,33 @@ def check_fields(state: Any, names: Collection[str], where: str) -> Mapping[str,
 def array_field(
     state: Mapping[Any, Any], name: Any, dtype: DTypeLike, shape: Sequence[int | None], where: str
 ) -> NDArray[Any]:
-    """A copy of an array that `check_array` has looked at.
-
-    Raises:
-        ArgumentError: As there.
-    """
+    """Return a copy of an array in a state, after `check_array`, which may raise `ArgumentError`."""
     return check_array(state, name, dtype, shape, where).copy()
 
 
 def check_array(
     state: Mapping[Any, Any], name: Any, dtype: DTypeLike, shape: Sequence[int | None], where: str
 ) -> NDArray[Any]:
-    """An array of a state, once it was found to be one of this dtype and shape.
+    """Return an array of a state, after a check of its dtype and shape.
 
     Args:
-        state: Where it is.
-        name: Its name there.
-        dtype: What it must be of.
-        shape: Likewise; None for an axis of any length.
-        where: What it belongs to, for messages.
+        state: The state.
+        name: Name of the array in it.
+        dtype: Required dtype.
+        shape: Required shape, with None for an axis of any length.
+        where: Name of the state in messages.
 
     Raises:
-        ArgumentError: It is missing, none, or of another dtype or shape.
+        ArgumentError: It is missing, not an array, or of another dtype or shape.
     """
     return check_value(state.get(name), dtype, shape, f"{where}: {name}")
 
 
 def check_value(value: Any, dtype: DTypeLike, shape: Sequence[int | None], where: str) -> NDArray[Any]:
-    """Return a value, once it was found to be an array of this dtype and shape.
+    """Return a value, after a check that it is an array of this dtype and shape.
 
     Raises:
-        ArgumentError: It is none.
+        ArgumentError: It is not.
     """
     if (
         isinstance(value, np.ndarray)
@@ -87,7 +83,7 @@ def check_value(value: Any, dtype: DTypeLike, shape: Sequence[int | None], where
 
 
 def arrays_like(state: Mapping[Any, Any], own: Mapping[Any, NDArray[Any]], where: str) -> dict[Any, NDArray[Any]]:
-    """Copies of arrays, each of the dtype and shape of one of these.
+    """Return copies of a state's arrays, each with the dtype and shape of the array in ``own`` of the same name.
 
     Raises:
         ArgumentError: As `array_field`.
@@ -96,10 +92,10 @@ def arrays_like(state: Mapping[Any, Any], own: Mapping[Any, NDArray[Any]], where
 
 
 def flag_field(state: Mapping[str, Any], name: str, where: str) -> bool:
-    """A bool.
+    """Return a bool of a state.
 
     Raises:
-        ArgumentError: It is missing, or none.
+        ArgumentError: It is missing, or not a bool.
     """
     value = state.get(name)
     if not isinstance(value, bool):
@@ -108,10 +104,10 @@ def flag_field(state: Mapping[str, Any], name: str, where: str) -> bool:
 
 
 def number_field(state: Mapping[str, Any], name: str, where: str, *, least: int = 0) -> int:
-    """A whole number.
+    """Return an integer of a state.
 
     Raises:
-        ArgumentError: It is missing, none, or too small.
+        ArgumentError: It is missing, not an int, or less than ``least``.
     """
     value = state.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -1,13 +1,13 @@
 """`encode` and `decode`: values such as arrays, spaces and connectors as JSON-able data.
 
-Numbers, texts, None, bools, lists and dicts stand for themselves, and arrays too: the code that writes the data to a
-file keeps those beside it. Everything else is a dict whose first key begins with ``$``:
+Numbers, texts, None, bools, lists, dicts and arrays are unchanged; the code that writes the data to a file stores
+arrays as separate entries. Every other value becomes a dict whose first key begins with ``$``:
 
     {"$tuple": [...]}                   a tuple
     {"$float": "inf"}                   a float that JSON has no number for
     {"$scalar": "float32", "value": 1}  a numpy scalar
     {"$dtype": "<f4"}                   a numpy dtype
-    {"$items": [[key, value], ...]}     a dict whose keys are no texts, or could be taken for one of these
+    {"$items": [[key, value], ...]}     a dict with keys that are not texts, or that begin with $
     {"$function": "name"}               a registered function
     {"$connector": {...}}               a connector
     {"$space": "Box", "args": [...]}    a space
@@ -20,7 +20,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from reprlib import repr as short  # what is wrong may be large; what is said of it is not
+from reprlib import repr as short  # limits the length of wrong values in messages
 from typing import Any
 
 import numpy as np
@@ -34,18 +34,18 @@ from marlvec.serialization.spaces import make_space, space_arguments
 __all__ = ["Config", "decode", "encode", "outline"]
 
 Config = dict[str, Any]
-"""JSON-able data, but for arrays."""
+"""JSON-able data, except for arrays."""
 
 
 def encode(value: Any, where: str) -> Any:
     """Turn a value into JSON-able data, exactly.
 
     Args:
-        value: Anything that the head of this file lists.
-        where: What it is, for the message of an error.
+        value: A value of any kind listed at the head of this file.
+        where: Name of the value in messages.
 
     Raises:
-        SerialisationError: There is no such form for it; says what to do.
+        SerialisationError: The value, or a part of it, is of another kind; names the part.
     """
     kind = type(value)
     if value is None or kind in (bool, int, str):
@@ -73,22 +73,22 @@ def encode(value: Any, where: str) -> Any:
     if callable(value):
         return {"$function": _function_name(value, where)}
     raise SerialisationError(
-        f"{where} cannot be written down: expected numbers, texts, None, bools, lists, tuples, dicts, plain arrays, "
+        f"{where} cannot be saved: expected numbers, texts, None, bools, lists, tuples, dicts, plain arrays, "
         f"dtypes, spaces, registered functions and connectors, got {value!r}"
     )
 
 
 def decode(data: Any) -> Any:
-    """Build the value again that `encode` was given; arrays are copied.
+    """Return the value that `encode` was called with; arrays are copied.
 
     Raises:
-        ArgumentError: This is not what `encode` gives, or nested deeper than Python can follow.
-        RegistryError: Nothing is registered under a name in it.
+        ArgumentError: Not a result of `encode`, or nested deeper than Python's recursion limit.
+        RegistryError: A name in it is not registered.
     """
     try:
         return _decode(data)
     except RecursionError as error:
-        raise ArgumentError(f"{short(data)} is nested too deeply for what encode() gives") from error
+        raise ArgumentError(f"{short(data)} is nested too deeply for a result of encode()") from error
 
 
 def _decode(data: Any) -> Any:
@@ -108,11 +108,11 @@ def _decode(data: Any) -> Any:
     except MarlvecError:
         raise
     except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError, MemoryError) as error:
-        raise ArgumentError(f"nothing is written as {short(data)}: {error!r:.300}") from error
+        raise ArgumentError(f"expected a result of encode(), got {short(data)}: {error!r:.300}") from error
 
 
 def _dtype(text: Any) -> np.dtype[Any]:
-    """The dtype of this name. numpy's own grammar allows much more, and Python's parser comes with it."""
+    """Return the dtype of a name; refuse names that only numpy's larger grammar allows, which uses Python's parser."""
     if not isinstance(text, str) or _DTYPE.fullmatch(text) is None:
         raise ValueError(f"expected a dtype such as '<f4', got {short(text)}")
     return np.dtype(text)
@@ -121,8 +121,8 @@ def _dtype(text: Any) -> np.dtype[Any]:
 def _scalar(kind: Any, data: Mapping[str, Any]) -> Any:
     dtype, value = _dtype(kind), _decode(data["value"])
     if dtype.kind not in "biuf" or not isinstance(value, (bool, int, float)):
-        raise ValueError(f"expected a number and the dtype of one, got {short(value)} and {dtype}")
-    with np.errstate(over="raise"):  # no number was written that does not fit
+        raise ValueError(f"expected a number and a numeric dtype, got {short(value)} and {dtype}")
+    with np.errstate(over="raise"):  # a saved number fits its dtype
         return dtype.type(value)
 
 
@@ -141,7 +141,7 @@ _MARKS: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
 
 
 def outline(data: Any) -> list[str]:
-    """Say encoded data in lines that can be compared; an array by its dtype, its shape and a digest."""
+    """Return encoded data as lines of text that can be compared; an array by its dtype, its shape and a digest."""
     return json.dumps(data, indent=1, default=_digest).splitlines()
 
 
@@ -154,6 +154,6 @@ def _function_name(function: Any, where: str) -> str:
     if name is None:
         raise SerialisationError(
             f"{where} is {function!r}, which is not registered: write @register_function over its def, or call "
-            f"register_function(function, name=...), also where it is read back"
+            f"register_function(function, name=...), also where it is loaded"
         )
     return name

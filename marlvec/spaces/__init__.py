@@ -1,4 +1,4 @@
-"""Spaces as flat lists of leaves, and everything that leaves of any kind have in common."""
+"""Spaces as flat lists of leaves: structure, members, equality, padding, objects."""
 
 from __future__ import annotations
 

@@ -26,19 +26,19 @@ _FORMS = "bools, or zeros and ones, one per choice"
 
 
 def count_choices(action_space: Space[Any]) -> int | None:
-    """Length of a mask over an action space; None where the actions are no choices."""
+    """Return the length of a mask for an action space; None if it is neither Discrete nor MultiDiscrete."""
     if not isinstance(action_space, (Discrete, MultiDiscrete)) or not has_arrays(action_space):
         return None
     return int(np.sum(action_space.n if isinstance(action_space, Discrete) else action_space.nvec))
 
 
 def choice_sizes(space: Discrete | MultiDiscrete) -> NDArray[np.int64]:
-    """Return the number of choices of each dimension, (D,): of a Discrete D = 1."""
+    """Return the number of choices of each dimension, (D,); D = 1 for a Discrete."""
     return np.asarray(space.n if isinstance(space, Discrete) else space.nvec, np.int64).ravel()
 
 
 def read_mask(value: Any) -> NDArray[np.bool_]:
-    """Read an action mask, in every form that one may have.
+    """Read an action mask in any of its forms.
 
     Args:
         value: One entry per choice, in an array or a list (k,): bools, or 0 (forbidden) and 1 (allowed) of any number
@@ -48,7 +48,7 @@ def read_mask(value: Any) -> NDArray[np.bool_]:
         (k,) bool, True where allowed.
 
     Raises:
-        ContractError: It is anything else, and says what; a mask that is to be added to logits, too.
+        ContractError: Anything else, even a mask that would be added to logits.
     """
     try:
         if isinstance(value, (tuple, list)) and any(map(np.ndim, value)):
@@ -68,7 +68,7 @@ def read_mask(value: Any) -> NDArray[np.bool_]:
         wrong = array[array != allowed][0]
         raise ContractError(
             f"expected {_FORMS}, got {wrong} at choice {int(np.argmax(array != allowed))}"
-            + ("; of a mask that is added to logits, give `mask == 0`" if not array.max() > 0 else "")
+            + ("; for a mask that is added to logits, pass `mask == 0`" if not array.max() > 0 else "")
         )
     return allowed
 
@@ -77,12 +77,12 @@ def find_forbidden(space: Space[Any], actions: NDArray[Any], mask: NDArray[np.bo
     """Find actions that an action mask forbids.
 
     Args:
-        space: A Discrete or MultiDiscrete, of which the actions are.
+        space: The actions' space, Discrete or MultiDiscrete.
         actions: (…, *space.shape) integers.
         mask: (…, k) bool, the mask of each.
 
     Returns:
-        (…) bool. False where an action does not lie in the space.
+        (…) bool. False for actions outside the space.
     """
     assert isinstance(space, (Discrete, MultiDiscrete))
     sizes = choice_sizes(space)
@@ -101,21 +101,21 @@ def pick_allowed(
 
     Args:
         mask: (n, k) bool.
-        pick: Is given how many choices are allowed in each row, (n,), and returns which of them is picked, from 0.
+        pick: Takes the number of allowed choices of each row, (n,), and returns which of them to pick, from 0.
         where: Names row i in messages.
 
     Returns:
         (n,) choices.
 
     Raises:
-        ContractError: A row allows nothing; names it.
+        ContractError: A row allows no choice; names it.
     """
     running = np.cumsum(mask, axis=1, dtype=np.int64)
     count = running[:, -1]
     if not count.all():
         row = int(np.flatnonzero(count == 0)[0])
         raise ContractError(
-            f"the action mask of {where(row)} allows nothing; an agent that must act needs one action at least"
+            f"the action mask of {where(row)} allows nothing; an agent that must act needs at least one action"
         )
     # The k-th allowed choice is the first whose running count exceeds k.
     chosen: NDArray[np.int64] = np.argmax(running > pick(count)[:, None], axis=1)
@@ -123,13 +123,13 @@ def pick_allowed(
 
 
 def own_choices(own: Space[Any], padded: Space[Any], *, stand_ins: bool = True) -> NDArray[np.bool_]:
-    """Which choices of a padded action space an agent really has.
+    """Return which choices of a padded action space belong to an agent's own space.
 
     Args:
         own: The agent's own Discrete or MultiDiscrete.
-        padded: One of the same kind and rank that is at least as large everywhere.
-        stand_ins: Whether to count the first choice of each dimension that the agent has not got: something must be
-            allowed there, and means nothing.
+        padded: A space of the same kind and rank that is at least as large in every dimension.
+        stand_ins: Whether to include the first choice of each dimension that the agent does not have: a mask must
+            allow one choice there, which is ignored.
 
     Returns:
         (n,) bool.
@@ -145,11 +145,11 @@ def own_choices(own: Space[Any], padded: Space[Any], *, stand_ins: bool = True) 
 
 
 def split_action_mask(space: Space[Any], action_space: Space[Any]) -> tuple[Space[Any], int | None]:
-    """Take the action mask out of an observation space, PettingZoo's way of giving one.
+    """Remove the action mask from an observation space, where PettingZoo's envs declare it.
 
     ``Dict(observation=X, action_mask=M)`` gives ``X``; any other Dict with an ``action_mask`` gives the Dict without
-    it. A mask has one entry per choice: ``n`` of a Discrete, the sum of ``nvec`` of a MultiDiscrete; an entry of that
-    name that has any other shape is an observation like all others.
+    it. A mask has one entry per choice: ``n`` for a Discrete, the sum of ``nvec`` for a MultiDiscrete. An entry of that
+    name with another shape is part of the observation.
 
     Returns:
         The observation space without mask, and the mask's length or None.

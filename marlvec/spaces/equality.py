@@ -1,4 +1,4 @@
-"""Where two spaces or two trees of values differ: the one notion of equal values."""
+"""Differences between two spaces or two trees of values; defines equality of values for all of marlvec."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ __all__ = ["Difference", "describe_difference", "difference", "short"]
 
 _REPR = Repr()
 _REPR.maxother = _REPR.maxstring = 120
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)  # classes whose == is known
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)  # classes with a reliable ==
 
 Close = Callable[[NDArray[Any], NDArray[Any]], NDArray[np.bool_]]
-"""Returns which numbers of two float arrays of one form count as equal."""
+"""Returns which numbers of two float arrays of equal shape and dtype count as equal."""
 
-# Their own `==` asks that of the spaces inside, which may be of a class that has none.
+# Their `==` uses the `==` of their subspaces, whose classes may define none.
 _COMPOSITES = (spaces.Sequence, spaces.Graph, spaces.OneOf)
 
 
 def describe_difference(expected: spaces.Space[Any], got: spaces.Space[Any], path: str = "") -> str | None:
-    """Say where two spaces first differ, or None when they are equal.
+    """Return where two spaces first differ, or None if they are equal.
 
-    Two spaces of a class without an ``==`` of its own are equal where all that they hold is, their random streams
-    aside: every env builds its own.
+    Two spaces of a class without its own ``==`` are equal if all their attributes are, except random streams.
     """
     if expected is got:
         return None
@@ -57,12 +56,12 @@ def _state(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 class Difference(NamedTuple):
-    """The first place in which two values differ.
+    """The first difference of two values.
 
     Attributes:
-        path: Where in the tree, e.g. ``"obs/camera"``; ``""`` for the value itself.
-        at: Index in the array at that path; ``()`` where the arrays differ in dtype or shape.
-        expected: The value there, in words.
+        path: Path in the tree, e.g. ``"obs/camera"``; ``""`` for the value itself.
+        at: Index in the array at that path; ``()`` if the arrays differ in dtype or shape.
+        expected: The expected value there, in words.
         got: The other value there, in words.
     """
 
@@ -94,10 +93,10 @@ def difference(
     Args:
         expected: A tree.
         got: Another tree.
-        path: Where in a larger tree both are.
-        close: Returns which numbers of two unequal float arrays count as equal. None: not one.
+        path: Path of both in a larger tree.
+        close: Returns which numbers of two unequal float arrays count as equal. None: only equal numbers do.
         typed: Whether types and dtypes must be equal; else numbers are compared as float64, lists with tuples.
-        opaque: Whether two objects of a class that is not known here count as equal.
+        opaque: Whether two objects of one class count as equal, if it is not a class of plain values or arrays.
     """
     compare = partial(difference, close=close, typed=typed, opaque=opaque)
     if _is_table(expected) and _is_table(got):
@@ -161,7 +160,7 @@ def _unequal(a: NDArray[Any], b: NDArray[Any], close: Close | None, compare: Cal
 
 
 def _is_equal(a: Any, b: Any, *, opaque: bool) -> bool:
-    if isinstance(a, np.ndarray):  # of another dtype or shape
+    if isinstance(a, np.ndarray):  # dtype or shape differs
         return False
     if isinstance(a, spaces.Space):
         return describe_difference(a, b) is None

@@ -1,4 +1,4 @@
-"""Members of a leaf's space: one value is refused with a message, many rows are distinguished at once."""
+"""Membership in a leaf's space: checks single values with an error message, and many rows at once."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _SHOWN = 200  # characters of a value in messages
 AnyArray = NDArray[Any]
 BoolArray = NDArray[np.bool_]
 Refusal = tuple[str, str]
-"""What was expected, and what a value is instead, in words."""
+"""What was expected, and what the value is, in words."""
 _QuickTest = Callable[[AnyArray], bool]
 _Extreme = Callable[..., Any]
 
 
 def check_member(leaf: Leaf, value: Any) -> None:
-    """Refuse a value that the leaf's space does not contain.
+    """Check that the leaf's space contains a value.
 
     Raises:
-        ContractError: It does not contain it, or it cannot be checked; names the leaf.
+        ContractError: It does not, or the check failed; names the leaf.
     """
     if (refusal := _refusal(leaf.space, value)) is not None:
         raise ContractError(f"{leaf}: {_sentence(refusal)}")
@@ -45,7 +45,7 @@ def _refusal(space: Space[Any], value: Any) -> Refusal | None:
     try:
         if space.contains(value):
             return None
-    except Exception as error:  # gymnasium's own raise on some values of other types
+    except Exception as error:  # Gymnasium's own contains() raises for some values of other types
         doubt = f" (contains() raised {type(error).__name__}: {error})"
     text = repr(value)
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
@@ -53,10 +53,10 @@ def _refusal(space: Space[Any], value: Any) -> Refusal | None:
 
 
 def fit(row: AnyArray, value: Any, where: Leaf | str) -> AnyArray:
-    """Make an array of a value that can be assigned to its row, refusing what numpy would broadcast or convert."""
+    """Convert a value to an array that can be assigned to its row; raise if numpy would broadcast or change it."""
     try:
         array = np.asarray(value)
-    except Exception as error:  # a ragged list, an object that refuses to become an array, each with its own error
+    except Exception as error:  # a ragged list, or an object that cannot become an array; errors vary
         raise ContractError(f"{where}: expected shape {row.shape}, got no array at all ({error})") from None
     if array.shape != row.shape:
         raise ContractError(f"{where}: expected shape {row.shape}, got {array.shape}")
@@ -73,19 +73,19 @@ def fit(row: AnyArray, value: Any, where: Leaf | str) -> AnyArray:
 
 
 class Membership(ABC):
-    """Distinguishes members from others. Axes: n envs, A_g agents of a group, then those of one value."""
+    """Tests membership in a space. Axes: n envs, A_g agents of a group, then the axes of one value."""
 
     @abstractmethod
     def are_all(self, array: AnyArray) -> bool:
-        """Whether all values are members, as quickly as can be; False where that is not certain."""
+        """Return whether all values are members, by a fast test; False if that is not certain."""
 
     @abstractmethod
     def rows(self, array: AnyArray, here: BoolArray) -> BoolArray:
-        """Which values are members.
+        """Return which values are members.
 
         Args:
             array: (n, A_g, …).
-            here: (n, A_g) bool, whose answers are wanted; others mean nothing.
+            here: (n, A_g) bool, which values to test; the result is undefined for others.
 
         Returns:
             (n, A_g) bool.
@@ -93,27 +93,27 @@ class Membership(ABC):
 
     @abstractmethod
     def refuse(self, value: AnyArray) -> Refusal:
-        """Put into words what was expected of a value that is no member, and what it is."""
+        """Describe, for a value that is not a member, what was expected and what it is."""
 
     def describe(self, value: AnyArray) -> str:
-        """Put both of `refuse` into one sentence."""
+        """Return the result of `refuse` as one sentence."""
         return _sentence(self.refuse(value))
 
 
 _KINDS: Mapping[Any, type[Space[Any]]] = {kind.contains: kind for kind in (Box, Discrete, MultiBinary, MultiDiscrete)}
-"""By `contains`: a user's class that narrows what its members are has its own."""
+"""By the `contains` function: a user's subclass that accepts fewer values has its own."""
 
 
 def membership(leaf: Leaf, *, in_buffer: bool = True) -> Membership | None:
-    """Build the membership of a leaf's space, as its ``contains`` defines it.
+    """Return the membership test of a leaf's space, as its ``contains`` defines it.
 
     Args:
         leaf: The leaf.
-        in_buffer: Whether values lie in a buffer: in the leaf's dtype, and checked on writing if they are objects.
-            Else values are objects, or arrays of any dtype that holds numbers of the leaf's kind.
+        in_buffer: Whether values are in a buffer: in the leaf's dtype, and checked on writing if they are objects. Else
+            values are objects, or arrays of any dtype that holds numbers of the leaf's kind.
 
     Returns:
-        None where all values are members: the dtype has no room for others.
+        None if all values of the dtype are members.
     """
     if 0 in leaf.shape or (leaf.is_object and in_buffer):
         return None
@@ -133,7 +133,7 @@ def membership(leaf: Leaf, *, in_buffer: bool = True) -> Membership | None:
         return Contained(leaf)
     low, high = np.broadcast_to(low, leaf.shape), np.broadcast_to(high, leaf.shape)
     lowest, highest = _extremes(leaf.dtype)
-    is_dtype_known = in_buffer or leaf.dtype.kind == "f"  # any float has room for infinity
+    is_dtype_known = in_buffer or leaf.dtype.kind == "f"  # all float dtypes have infinities
     needs_low = not (is_dtype_known and (low <= lowest).all())
     needs_high = not (is_dtype_known and (high >= highest).all())
     if not needs_low and not needs_high and leaf.dtype.kind != "f":
@@ -142,7 +142,7 @@ def membership(leaf: Leaf, *, in_buffer: bool = True) -> Membership | None:
 
 
 def _extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """The lowest and the highest value that a dtype has room for."""
+    """Return the lowest and the highest value of a dtype."""
     if dtype.kind == "f":
         return -np.inf, np.inf
     if dtype.kind == "b":
@@ -152,7 +152,7 @@ def _extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
 
 
 class _Range(Membership):
-    """Values from ``low`` to ``high``, element by element; NaN is in no range."""
+    """Members are from ``low`` to ``high``, element by element; NaN is never a member."""
 
     def __init__(self, low: AnyArray, high: AnyArray, quick_test: _QuickTest) -> None:
         self._low, self._high, self._quick_test = low, high, quick_test
@@ -172,12 +172,12 @@ class _Range(Membership):
         count = f"; wrong: {len(bad)} of {value.size} values" if value.size > 1 else ""
         return f"values in [{self._low[at]}, {self._high[at]}]", f"{value[at]}{where}{count}"
 
-    def _within(self, array: AnyArray) -> Any:  # an array, or of a 0-d one a scalar
+    def _within(self, array: AnyArray) -> Any:  # an array; a scalar for a 0-d array
         return (array >= self._low) & (array <= self._high)
 
 
 class Contained(Membership):
-    """Asks the space itself, value by value: spaces of objects, and of a class with a ``contains`` of its own."""
+    """Calls the space's ``contains`` for each value: for spaces of objects, and classes with their own ``contains``."""
 
     def __init__(self, leaf: Leaf) -> None:
         self._leaf = leaf
@@ -193,7 +193,7 @@ class Contained(Membership):
         return good
 
     def refuse(self, value: AnyArray) -> Refusal:
-        # A space may change its mind between two questions.
+        # contains() of a user's space may return different results in two calls.
         return _refusal(self._leaf.space, self._value(value)) or ("a member of its space", repr(value))
 
     def _value(self, cell: AnyArray) -> Any:
@@ -201,7 +201,7 @@ class Contained(Membership):
 
 
 class Finite(Membership):
-    """Neither NaN nor infinite."""
+    """Members are finite: neither NaN nor infinite."""
 
     def are_all(self, array: AnyArray) -> bool:
         return int(np.count_nonzero(np.isfinite(array))) == array.size
@@ -215,11 +215,11 @@ class Finite(Membership):
 
 
 def _quick_test(low: AnyArray | None, high: AnyArray | None) -> _QuickTest:
-    """The quickest way to see that all values of an array are from ``low`` to ``high``; None: no bound to look at.
+    """Return the fastest test that all values of an array are from ``low`` to ``high``; None: no such bound.
 
-    NaN passes none of these: where there is one, it is the minimum and the maximum, and nothing compares with it.
+    An array with NaN passes none of these tests: its minimum and maximum are NaN, and comparisons with NaN are False.
     """
-    # By way of the ufuncs: methods and np.all() take twice as long on small arrays.
+    # ufuncs, since methods and np.all() take twice as long on small arrays.
     least: _Extreme = np.minimum.reduce
     most: _Extreme = np.maximum.reduce
     if low is None and high is None:

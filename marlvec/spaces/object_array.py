@@ -17,14 +17,14 @@ __all__ = ["ObjectArray", "batch_space"]
 
 
 class ObjectArray(spaces.Space[NDArray[Any]]):
-    """Arrays of dtype object with a member of one space in every cell: values without a fixed-size array form.
+    """Arrays of dtype object with a member of one space in every cell: for values without a fixed-size array form.
 
-    A cell that holds None has no value, which is right where the agent is absent. Samples have a value in every cell.
+    A cell may be None if its agent is absent. Samples have a value in every cell.
 
     Args:
-        space: The space of one value; a copy of it is drawn from, the one that is given never.
+        space: The space of one value; samples are drawn from a copy of it.
         shape: Shape of the arrays, e.g. (N, A).
-        seed: Of the samples.
+        seed: Seed of the samples.
 
     Attributes:
         space: The copy.
@@ -46,7 +46,7 @@ class ObjectArray(spaces.Space[NDArray[Any]]):
         return False
 
     def seed(self, seed: int | None = None) -> int:
-        """Begin a new stream of samples.
+        """Seed the samples.
 
         Args:
             seed: Equal seeds give equal samples; None: a random one.
@@ -59,7 +59,7 @@ class ObjectArray(spaces.Space[NDArray[Any]]):
         return used
 
     def sample(self, mask: Any = None, probability: Any = None) -> NDArray[Any]:
-        """Draw a member for every cell; ``mask`` and ``probability`` are handed to the space, the same for each."""
+        """Draw a member for every cell; ``mask`` and ``probability`` are passed to the space for each cell."""
         if self._np_random is None:
             self.seed()
         options = {name: value for name, value in (("mask", mask), ("probability", probability)) if value is not None}
@@ -69,7 +69,7 @@ class ObjectArray(spaces.Space[NDArray[Any]]):
         return out
 
     def contains(self, x: Any) -> bool:
-        """Whether this is an array of the right shape whose every cell holds a member, or None."""
+        """Return whether ``x`` is an object array of this shape with a member or None in every cell."""
         if not isinstance(x, np.ndarray) or x.dtype != np.object_ or x.shape != self._lead:
             return False
         return all(value is None or self.space.contains(value) for value in x.flat)
@@ -82,14 +82,14 @@ class ObjectArray(spaces.Space[NDArray[Any]]):
             return False
         return describe_difference(self.space, other.space) is None
 
-    __hash__ = None  # type: ignore[assignment]  # as all of Gymnasium's: it can be seeded, and so changes
+    __hash__ = None  # type: ignore[assignment]  # like Gymnasium's spaces: seeding changes it
 
 
 def batch_space(space: spaces.Space[Any], n: int) -> spaces.Space[Any]:
-    """Give a space one more leading axis of length n, as `gymnasium.vector.utils.batch_space` does.
+    """Return a space with one more leading axis of length n, as `gymnasium.vector.utils.batch_space` does.
 
-    Leaves without a fixed-size array form become an `ObjectArray`, where Gymnasium has a tuple of n spaces: their
-    values keep the axes that all others have.
+    Leaves without a fixed-size array form become an `ObjectArray`, not a tuple of n spaces as in Gymnasium: so their
+    values have the same leading axes as other leaves.
     """
 
     def batch(leaf: spaces.Space[Any]) -> spaces.Space[Any]:

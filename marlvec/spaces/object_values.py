@@ -1,4 +1,4 @@
-"""Values of spaces without a fixed shape: copied, and bounded in size."""
+"""Values of spaces without a fixed shape: copies, pickling and limits of size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from marlvec.spaces.tree import Leaf
 __all__ = ["MAX_BYTES", "check_size", "own_objects", "pack", "snapshot", "unpack"]
 
 MAX_BYTES = 16 * 2**20
-"""Bytes that the objects may come to which one env hands out, or is handed, at a time."""
+"""Maximum total size of the objects that one env returns, or receives, in one call, in bytes."""
 
 _NUMBERS = frozenset({type(None), bool, int, float, complex})
 
@@ -24,15 +24,15 @@ _NUMBERS = frozenset({type(None), bool, int, float, complex})
 def snapshot(leaf: Leaf, value: Any, *, by_value: bool = False) -> tuple[Any, int]:
     """Copy a value, so that its owner may change it afterwards.
 
-    The copy is what would arrive at the other end of a pipe, whether or not there is one: all backends see the same.
+    The copy is made by pickling, even without worker processes, so that results are equal in all backends.
 
     Args:
         leaf: The leaf.
-        value: A value of it.
-        by_value: Whether the pipe leads to a process that does not know the classes of this one's main module.
+        value: A value of the leaf.
+        by_value: Whether the receiving process cannot import the classes of this process's main module.
 
     Returns:
-        The copy, or the value itself where it can never change; and how many bytes it takes, pickled.
+        The copy, or the value itself if it is immutable; and its size in bytes, pickled.
 
     Raises:
         ContractError: It cannot be pickled; names the leaf.
@@ -47,21 +47,21 @@ def snapshot(leaf: Leaf, value: Any, *, by_value: bool = False) -> tuple[Any, in
         return unpack(data), len(data)
     except Exception as error:
         raise ContractError(
-            f"{leaf}: a {type(value).__name__} that cannot be pickled, so it can neither be copied nor reach another "
+            f"{leaf}: a {type(value).__name__} that cannot be pickled, so it can neither be copied nor sent to another "
             f"process: {type(error).__name__}: {error}"
         ) from error
 
 
 def check_size(leaf: Leaf, size: int, others: int) -> None:
-    """Refuse a value that is too large.
+    """Check the size of a value.
 
     Args:
         leaf: The leaf.
-        size: Bytes that the value takes.
-        others: Bytes of the objects that the same env hands out, or is handed, besides.
+        size: Size of the value in bytes.
+        others: Total size in bytes of the env's other objects in the same call.
 
     Raises:
-        ContractError: Together they are more than `MAX_BYTES`; names the leaf.
+        ContractError: The sum exceeds `MAX_BYTES`; names the leaf.
     """
     if size + others > MAX_BYTES:
         raise ContractError(
@@ -71,7 +71,7 @@ def check_size(leaf: Leaf, size: int, others: int) -> None:
 
 
 def own_objects(array: NDArray[Any]) -> NDArray[Any]:
-    """Copy an array of objects together with the objects; the array itself where none of them can ever change."""
+    """Copy an array of objects together with the objects; return the array itself if all are immutable."""
     if all(_size_of_constant(value) is not None for value in array.flat):
         return array
     copied: NDArray[Any] = unpack(pack(array))
@@ -79,7 +79,7 @@ def own_objects(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def pack(value: Any) -> bytes:
-    """Pickle objects; those of classes that this process alone knows, by value."""
+    """Pickle objects; by value if their classes cannot be imported."""
     try:
         return pickle.dumps(value, protocol=5)
     except Exception:
@@ -88,15 +88,14 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Rebuild what `pack` pickled."""
+    """Unpickle the result of `pack`."""
     return pickle.loads(data)
 
 
 def _pickle_attributes(kind: type[NDArray[Any]]) -> None:
-    """Have arrays of a class of the user's own pickled with their attributes, which numpy forgets.
+    """Register a pickling function for a user's array class that keeps attributes, which numpy drops.
 
-    A text that stands beside a number is lost otherwise (multigrid's missions). A class that says how it is pickled
-    itself is left alone.
+    Otherwise a text attribute of a number is lost (multigrid's missions). Classes with their own pickling are skipped.
     """
     says_itself = any(getattr(kind, name) is not getattr(np.ndarray, name) for name in ("__reduce__", "__reduce_ex__"))
     if not says_itself and kind not in copyreg.dispatch_table:
@@ -116,7 +115,7 @@ def _rebuild_array(kind: type[NDArray[Any]], array: NDArray[Any], attributes: di
 
 
 def _size_of_constant(value: Any) -> int | None:
-    """Bytes that a value takes which can never change, roughly; None if it can."""
+    """Return the approximate size in bytes of an immutable value; None if the value is mutable."""
     kind = type(value)
     if kind is str:
         return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
@@ -125,7 +124,7 @@ def _size_of_constant(value: Any) -> int | None:
     if kind in _NUMBERS:
         return 8 if kind is not int else 8 + value.bit_length() // 8
     if isinstance(value, np.generic):
-        return None if isinstance(value, np.void) else 32 + value.nbytes  # a structured scalar can be written into
+        return None if isinstance(value, np.void) else 32 + value.nbytes  # structured scalars are mutable
     if kind is not tuple:
         return None
     total = 8

@@ -1,7 +1,7 @@
-"""The smallest space that holds several spaces of different sizes, and where each of them lies in it.
+"""The smallest space that contains several spaces of different sizes, and the part of each in it.
 
-Observations: what an agent lacks is zero, and the bounds hold all agents' values and that zero. Actions: what an agent
-lacks is ignored; where choices are lacking, an action mask must say so.
+Observations: entries that an agent does not have are zero, and the bounds include all agents' values and that zero.
+Actions: entries that an agent does not have are ignored; choices that it does not have must be masked.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["Crop", "crops_of", "cut", "pad_actions", "pad_observations"]
 
 AnyArray = NDArray[Any]
 Spaces = Sequence[Any]
-_ADVICE = "leave pad out to have agents of different spaces in groups, or bring them nearer with a wrapper"
+_ADVICE = "leave pad out to have agents of different spaces in groups, or make the spaces similar with a wrapper"
 
 
 def pad_observations(spaces: Spaces, agents: Sequence[str]) -> Space[Any]:
-    """Find the observation space that holds every agent's observations, padded.
+    """Return the observation space that contains every agent's padded observations.
 
     Args:
         spaces: One per agent.
@@ -37,7 +37,7 @@ def pad_observations(spaces: Spaces, agents: Sequence[str]) -> Space[Any]:
 
 
 def pad_actions(spaces: Spaces, agents: Sequence[str]) -> Space[Any]:
-    """Find the action space of which every agent's is the first part.
+    """Return the action space whose first part is every agent's own action space.
 
     Args:
         spaces: One per agent.
@@ -45,26 +45,26 @@ def pad_actions(spaces: Spaces, agents: Sequence[str]) -> Space[Any]:
 
     Raises:
         ContractError: Structures, kinds, ranks, dtypes, starts or bounds differ, or choices differ inside a Dict or
-            Tuple, where no action mask can show it; names the leaf.
+            Tuple, which cannot have an action mask; names the leaf.
     """
     return _Padding(agents, "action", _ACTIONS).pad(spaces, "")
 
 
 def crops_of(own: Space[Any], padded: Space[Any]) -> list[Crop]:
-    """What part of each of a padded space's leaves is an agent's own, in the order of the padded space's leaves."""
+    """Return the agent's own part of each leaf of a padded space, in the order of the padded space's leaves."""
     shapes = {leaf.path: leaf.shape for leaf in SpaceTree(own).leaves}
     return [tuple(map(slice, shapes[leaf.path])) for leaf in SpaceTree(padded).leaves]
 
 
 class _CannotPad(Exception):
-    """Why two leaves have no common one; the caller knows which leaf it is."""
+    """Why leaves cannot be padded; the caller adds the leaf."""
 
 
 _Rule = Callable[[Spaces, str], Space[Any]]
 
 
 class _Padding:
-    """Walks the spaces of all agents side by side."""
+    """Walks the spaces of all agents in parallel."""
 
     def __init__(self, agents: Sequence[str], what: str, rules: Sequence[tuple[type[Any], _Rule]]) -> None:
         self._agents = agents
@@ -99,7 +99,7 @@ class _Padding:
             self._refuse(path, f"{what} differ: {self._each(list(map(str, found)))}")
 
     def _each(self, words: list[str]) -> str:
-        """Name one agent for each thing that is found."""
+        """Name one agent for each different text."""
         return ", ".join(f"{agent!r} has {word}" for word, agent in dict(zip(words, self._agents, strict=True)).items())
 
     def _refuse(self, path: str, problem: str) -> NoReturn:
@@ -108,7 +108,7 @@ class _Padding:
 
 
 def _spread(parts: Sequence[AnyArray], dtype: Any, absent: int = 0) -> list[AnyArray]:
-    """Each part in the first corner of an array that is large enough for all, ``absent`` where it is too small."""
+    """Put each part into the first corner of an array large enough for all; fill the rest with ``absent``."""
     shape = tuple(np.max([part.shape for part in parts], axis=0).tolist())
     out = []
     for part in parts:
@@ -126,7 +126,7 @@ def _same_dtype(spaces: Spaces) -> Any:
 
 
 def _overlay(parts: Sequence[AnyArray], dtype: Any, unowned: Any, what: str) -> AnyArray:
-    """Parts laid over one another, which must agree wherever two of them have a value."""
+    """Overlay the parts, which must have equal values wherever they overlap."""
     shape = tuple(np.max([part.shape for part in parts], axis=0).tolist())
     out, known = np.full(shape, unowned, dtype), np.zeros(shape, np.bool_)
     for part in parts:
@@ -189,7 +189,7 @@ def _acted_multidiscrete(spaces: Spaces, path: str) -> Space[Any]:
 
 def _can_be_masked(path: str) -> None:
     if path:
-        raise _CannotPad("choices differ where no action mask can forbid what an agent lacks")
+        raise _CannotPad("choices differ where no action mask can forbid them")
 
 
 _OBSERVATIONS: Sequence[tuple[type[Any], _Rule]] = (
@@ -205,9 +205,9 @@ _ACTIONS: Sequence[tuple[type[Any], _Rule]] = (
     (MultiBinary, _multibinary),
 )
 Crop = tuple[slice, ...]
-"""Cuts an agent's own array out of a padded one: one slice per axis."""
+"""An agent's own part of a padded array: one slice per axis."""
 
 
 def cut(array: AnyArray, crop: Crop) -> AnyArray:
-    """An agent's own part of its padded array: a view, also of an array without axes."""
+    """Return an agent's own part of its padded array: a view, even of an array without axes."""
     return array[crop] if crop else array

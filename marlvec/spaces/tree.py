@@ -1,14 +1,14 @@
 """Spaces as flat lists of leaves.
 
-A space is walked once, when it is known; from then on the hot path sees lists of leaf arrays. `SpaceTree` is that walk:
-it knows each leaf's path, shape and dtype, and goes from a value to its leaves and back.
+A space is walked once, at the start; after that the hot path uses lists of leaf arrays. `SpaceTree` is the result of
+that walk: it has each leaf's path, shape and dtype, and converts a value to its leaves and back.
 
 Box, Discrete, MultiDiscrete and MultiBinary are array leaves: their values have one shape and one dtype. Every other
-space but Dict and Tuple (Text, Sequence, Graph, OneOf, a class of the user's own) is an object leaf: its values are
-whatever Python objects it contains, one in each cell of an array of dtype object. So is a space that derives from one
-of the four and has a ``contains`` of its own, where what it samples is no plain array.
+space except Dict and Tuple (Text, Sequence, Graph, OneOf, a user's class) is an object leaf: its values are Python
+objects, one in each cell of an array of dtype object. A subclass of one of the four with its own ``contains`` is an
+object leaf, too, if its samples are not plain arrays.
 
-Leaf order is the order of `gymnasium.spaces.Dict` (sorted keys where it was built from a plain dict) and of
+Leaf order is the order of `gymnasium.spaces.Dict` (sorted keys if it was built from a plain dict) and of
 `gymnasium.spaces.Tuple`.
 """
 
@@ -38,7 +38,7 @@ class Leaf:
     """One part of a space that is neither a Dict nor a Tuple.
 
     Attributes:
-        path: Where it is, e.g. ``"camera/left"``; ``""`` when the space itself is the leaf.
+        path: Its path, e.g. ``"camera/left"``; ``""`` if the space itself is the leaf.
         shape: Shape of one value; ``()`` for Discrete and for object leaves.
         dtype: Its dtype; ``object`` for object leaves.
         space: The leaf's own space.
@@ -52,7 +52,7 @@ class Leaf:
     is_object: bool = False
 
     def blank(self, *lead: int) -> NDArray[Any]:
-        """An array of no values, shape ``(*lead, *shape)``: zeros, or None in every cell of an object leaf."""
+        """Return an empty array, shape ``(*lead, *shape)``: zeros, or None in every cell of an object leaf."""
         if self.is_object:
             return np.full(lead, None, _OBJECT)
         return np.zeros((*lead, *self.shape), self.dtype)
@@ -65,12 +65,12 @@ class SpaceTree:
     """A space's structure: from values to lists of leaves and back.
 
     Args:
-        space: Any space; Dict and Tuple are taken apart at any depth, all others are leaves.
+        space: Any space; Dict and Tuple are split at any depth, all others are leaves.
 
     Attributes:
         space: The space.
         leaves: Its leaves, in order.
-        is_leaf: Whether the space itself is the one leaf.
+        is_leaf: Whether the space itself is the only leaf.
     """
 
     __slots__ = ("_skeleton", "is_leaf", "leaves", "space")
@@ -98,13 +98,13 @@ class SpaceTree:
         return out
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
-        """Build the tree whose leaves these are."""
+        """Build the tree with these leaves."""
         if self.is_leaf:
             return leaves[0]
         return _unflatten(self._skeleton, leaves)
 
     def zeros(self, *lead: int) -> list[NDArray[Any]]:
-        """One array without values per leaf, shape ``(*lead, *leaf.shape)``; see `Leaf.blank`."""
+        """Return one empty array per leaf, shape ``(*lead, *leaf.shape)``; see `Leaf.blank`."""
         return [leaf.blank(*lead) for leaf in self.leaves]
 
 
@@ -122,7 +122,7 @@ def _walk(space: spaces.Space[Any], path: str, found: list[Leaf]) -> Any:
 
 
 def map_space(function: Callable[[AnySpace], AnySpace], space: AnySpace) -> AnySpace:
-    """Put ``function(leaf)`` in the place of every leaf space; Dicts keep the order of their keys."""
+    """Replace every leaf space by ``function(leaf)``; Dicts keep the order of their keys."""
     if isinstance(space, spaces.Dict):
         # Pairs, because Dict sorts the keys of a dict.
         return spaces.Dict([(key, map_space(function, sub)) for key, sub in space.spaces.items()])
@@ -132,17 +132,17 @@ def map_space(function: Callable[[AnySpace], AnySpace], space: AnySpace) -> AnyS
 
 
 def has_arrays(space: spaces.Space[Any]) -> bool:
-    """Whether all values of a space are plain arrays, or numbers, of one shape and dtype."""
+    """Return whether all values of a space are plain arrays, or numbers, of one shape and dtype."""
     if not isinstance(space, _ARRAY_SPACES):
         return False
     if type(space).contains in _KNOWN:
         return True
-    # With a `contains` of its own it may mean other values, e.g. texts by number (multigrid's missions), or the same.
+    # A subclass with its own `contains` may have other values, e.g. texts by number (multigrid's missions).
     twin = deepcopy(space)
     twin.seed(0)
     try:
         value = twin.sample()
-    except Exception:  # then nothing is known of its values
+    except Exception:  # its values are unknown
         return False
     known: Any = next(kind for kind in _ARRAY_SPACES if isinstance(space, kind))
     is_plain = type(value) is np.ndarray or isinstance(value, (int, np.integer))

@@ -1,4 +1,4 @@
-"""One space for envs whose spaces differ in their bounds alone."""
+"""A common space for envs whose spaces differ only in their bounds."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["describe_incompatibility", "widen"]
 
 
 def widen(a: Space[Any], b: Space[Any]) -> Space[Any]:
-    """Find the space that holds the members of both.
+    """Return the space that contains the members of both.
 
     Args:
         a: A space.
-        b: One that differs from it at most in the bounds of Boxes; see `describe_incompatibility`.
+        b: A space that differs from it at most in the bounds of Boxes; see `describe_incompatibility`.
 
     Returns:
-        ``a`` where the two are equal, else one with the lowest and highest bounds, element by element.
+        ``a`` if the two are equal, else a space with the lowest and highest bounds, element by element.
     """
     if a == b:
         return a
@@ -38,12 +38,12 @@ def widen(a: Space[Any], b: Space[Any]) -> Space[Any]:
 
 
 def describe_incompatibility(expected: Space[Any], got: Space[Any]) -> str | None:
-    """Say where two spaces first differ in more than the bounds of a Box, or None where they do not."""
+    """Return where two spaces first differ in more than the bounds of a Box, or None."""
     return describe_difference(map_space(_boundless, expected), map_space(_boundless, got))
 
 
 def _boundless(space: Space[Any]) -> Space[Any]:
-    """The same with the widest bounds that each Box's dtype has."""
+    """Return a space in which each Box has the widest bounds of its dtype."""
     if not isinstance(space, Box):
         return space
     dtype: Any = np.dtype(space.dtype)

@@ -1,4 +1,4 @@
-"""Many envs at once. `vector_env` is the public face; `backends` say where envs run, and `shards` what runs them."""
+"""Many envs at once. `vector_env` is the public class, `backends` decide where envs run, `shards` run them."""
 
 from marlvec.envs.rendering import tile_frames
 from marlvec.vector.backends.native import NativeVectorEnv

@@ -47,20 +47,20 @@ class VectorEnvBase(ABC):
     Attributes:
         num_envs: N.
         autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``; also in ``metadata["autoreset_mode"]``.
-        autoreset: What follows from it: ``begins_at_once``, ``begins_on_next_step`` or ``caller_begins``.
-        done_on: ``"all"`` or ``"any"``: the end of which agents ends an episode.
-        grouped: Whether observations and actions are dicts of groups: there are several groups, or it was asked for.
-        copy: Whether results are copies; else read-only views that are valid until the next call that steps.
+        autoreset: Rules of that mode: ``begins_at_once``, ``begins_on_next_step`` or ``caller_begins``.
+        done_on: An episode ends when ``"all"`` or ``"any"`` of its agents are done.
+        grouped: Whether observations and actions are dicts of groups: with several groups, or if requested.
+        copy: Whether results are copies; else read-only views, valid until the next call that steps.
         backend: Where envs run: ``"sync"``, ``"thread"``, ``"async"``, ``"native"``, ``"pool"`` or ``"external"``.
-        backend_reason: Why it is that one, where ``make(backend="auto")`` chose it, else empty.
-        shared_generators: Random generators in the envs' class that several envs of one process draw from, by name.
+        backend_reason: Why ``make(backend="auto")`` chose this backend; empty if the caller chose it.
+        shared_generators: Names of random generators in the envs' class that several envs of one process draw from.
         on_fault: ``"raise"``, ``"restart"`` or ``"mask"``.
-        lockstep: Whether an env that was asked for something comes back by itself. False where that is up to a
-            simulator outside, so that no call should wait for a certain one.
-        brings_state: Whether each reset and step brings the envs' global state.
-        drive_count: Goes up whenever envs are reset or stepped or their rows are taken, and when Ctrl-C costs what was
-            asked. Control calls leave it as it is. A caller that finds the number of its own last call is the only one.
-        spec: What one env looks like.
+        lockstep: Whether every env replies to a request by itself. False if an external simulator decides when, so that
+            no call should wait for a certain env.
+        brings_state: Whether each reset and step returns the envs' global state.
+        drive_count: Grows with each reset, step and fetch of rows, and when Ctrl-C loses requests; control calls do not
+            change it. If it still has the value from a caller's last call, no other caller has driven the envs.
+        spec: Agents, spaces and name of one env.
     """
 
     backend: str = "?"
@@ -69,7 +69,7 @@ class VectorEnvBase(ABC):
     lockstep: bool = True
     spec: EnvSpec
     grouped: bool
-    _place_name: str = "?"  # where envs run, for messages
+    _place_name: str = "?"  # where envs run, for error messages
 
     def __init__(self, num_envs: int, settings: Settings) -> None:
         if num_envs < 1:
@@ -82,21 +82,21 @@ class VectorEnvBase(ABC):
         self.on_fault = settings.on_fault
         self.brings_state = bool(settings.state)
         self._settings = settings
-        self._copier = BufferReuse()  # of arrays of all envs' rows
+        self._copier = BufferReuse()  # copies arrays of all envs' rows
         self._call_state = CallState(num_envs)
         self._everyone = np.arange(num_envs)
         self._everyone.flags.writeable = False
         self._budget = RestartBudget(settings.limit)
         self._fault_log = FaultLog()
-        self._report: Report | None = None  # of replies that have arrived and were not handed out yet
-        self._replies: list[tuple[NDArray[np.int64], Report | None]] = []  # replies that came in just now
-        self._warned: set[str] = set()  # what workers' envs were warned of
+        self._report: Report | None = None  # of replies that have arrived but were not returned yet
+        self._replies: list[tuple[NDArray[np.int64], Report | None]] = []  # replies that have just been received
+        self._warned: set[str] = set()  # warnings of workers' envs that were given already
         self.drive_count = 0
-        self._is_sending = False  # whether a request is being sent, so that an interrupt would leave it in pieces
-        self._is_reading = False  # whether a reply is being taken in, so that an interrupt would lose it
+        self._is_sending = False  # a request is being sent: an interrupt would leave it incomplete
+        self._is_reading = False  # a reply is being read: an interrupt would lose it
 
     def _bind(self, spec: EnvSpec, buffers: Buffers) -> None:
-        """Take on what is known once the envs are built."""
+        """Set up everything that depends on the spec of the envs."""
         self.spec = spec
         self.grouped = bool(self._settings.grouped) or len(spec.groups) > 1
         self._buffers = buffers
@@ -116,50 +116,50 @@ class VectorEnvBase(ABC):
 
     @abstractmethod
     def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
-        """Ask these idle envs to do something; must not wait. Sets ``_is_sending`` where there is no way back.
+        """Send a request to these idle envs; must not wait. Sets ``_is_sending`` once the request cannot be undone.
 
         Args:
-            operation: ``"reset"``, ``"step"``, ``"send"`` (a step whose rows are wanted as they become ready),
+            operation: ``"reset"``, ``"step"``, ``"send"`` (a step whose rows are received as they become ready),
                 ``"restart"``, ``"state"``, ``"control"``, ``"get_state"`` or ``"set_state"``.
             env_ids: The envs.
-            arguments: Seeds and options of a reset, commands of a control call, what `Shard.restart` takes: each with
-                one entry per env.
+            arguments: Seeds and options of a reset, commands of a control call, or arguments of `Shard.restart`: each
+                with one entry per env.
 
         Raises:
-            WorkerLost: A worker is gone, and its envs are not to be revived.
+            WorkerLost: A worker died, and its envs must not be restarted.
         """
 
     @abstractmethod
     def _receive(self, timeout: float | None, everyone: bool) -> bool:
-        """Wait for replies and put them into ``_replies``: envs that are ready now, and what they report.
+        """Wait for replies and put them into ``_replies``: the ids of ready envs, and their report.
 
         Args:
-            timeout: Seconds; None: as long as the backend likes, a tenth of a second at most where it really waits.
-            everyone: Whether all that is in flight is wanted, so that the order of arrival does not matter.
+            timeout: Seconds; None: the backend decides, at most 0.1 s per wait.
+            everyone: Whether the caller needs all envs in flight, so that the order of arrival does not matter.
 
         Returns:
             False if time ran out.
 
         Raises:
-            WorkerLost: A worker is gone.
+            WorkerLost: A worker died.
         """
 
     def _restart_worker(self, w: int) -> None:
-        """Start a worker in the place of one that is gone; must not wait. Requests to it may have been made before."""
+        """Start worker ``w`` again after it died; must not wait. Requests to it may have been made before."""
         raise NotImplementedError  # only where workers are processes
 
     def _forget_requests(self) -> bool:
-        """Wait until nothing of what was asked is under way, and forget its replies; False where that cannot be."""
+        """Wait until no request is in flight, and drop the replies. False if the backend cannot do that."""
         return False
 
     @abstractmethod
     def _shut_down(self, timeout: float) -> None:
-        """Release everything, whatever state it is in, in bounded time."""
+        """Release all resources in bounded time, in any state."""
 
     # --- requests ---
 
     def _request(self, call: str, ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...] = ()) -> None:
-        """Ask these envs for what a public call wants. The one place where that can still be undone."""
+        """Send the requests of a public call. If sending fails, the call is undone here, and only here."""
         public = PUBLIC_CALLS[call]
         if not len(ids) and public.kind is CallKind.STREAM:
             return  # no env to wait for
@@ -194,7 +194,7 @@ class VectorEnvBase(ABC):
                 self.drive_count = driven
             raise
 
-    # --- control calls: what is asked of envs, and costs no episode ---
+    # --- control calls: requests that cost no episode ---
 
     def _chosen_ids(self, call: str, indices: EnvIds | None) -> NDArray[np.int64]:
         self._call_state.check_idle(call)
@@ -219,12 +219,12 @@ class VectorEnvBase(ABC):
     # --- replies ---
 
     def _fetch(self, call: str, timeout: float | None = None) -> VectorStep:
-        """The rows of the envs that ``call``, which is pending, asked; of all after a partial reset."""
+        """Return the rows of the envs that the pending ``call`` requested; all rows after a partial reset."""
         self._wait(self._call_state.outstanding, timeout, f"{call}_fetch")
         return self._deliver(everything=True)
 
     def _wait(self, wanted: int, timeout: float | None, call: str) -> None:
-        """Take in replies until ``wanted`` envs are ready."""
+        """Process replies until ``wanted`` envs are ready."""
         calls, recovery = self._call_state, self._recovery
         deadline = None if timeout is None else time.monotonic() + timeout
         while calls.arrived < wanted:
@@ -235,7 +235,7 @@ class VectorEnvBase(ABC):
                 longest = LONGEST_WAIT  # another thread may close this vectorizer meanwhile
             try:
                 if pause == 0.0:
-                    self._is_reading = True  # what is due is forgotten before it is asked for
+                    self._is_reading = True  # due restarts are removed from the heap before they are requested
                     self._restart_due()
                     self._is_reading = False
                     continue
@@ -247,7 +247,7 @@ class VectorEnvBase(ABC):
                     self._replies.clear()
                 except WorkerLost as loss:
                     self._handle_lost_worker(loss)
-                    in_time = True  # what is ready now is counted next
+                    in_time = True  # envs that became ready are counted next
                 self._is_reading = False
             except BaseException as error:
                 if self._is_reading and is_interrupt(error):
@@ -265,7 +265,7 @@ class VectorEnvBase(ABC):
             calls.check_open()
 
     def _take_in(self, ids: NDArray[np.int64], report: Report | None) -> None:
-        """Take in one reply."""
+        """Process one reply."""
         recovery = self._recovery
         if (report is not None or recovery.is_active) and self._call_state.pending not in CONTROL_CALLS:
             if report is not None and report.failures:
@@ -279,7 +279,7 @@ class VectorEnvBase(ABC):
             self._report.update(report)
 
     def _take_results(self) -> tuple[NDArray[np.int64], Report]:
-        """All that has arrived, and what was reported with it."""
+        """Return all envs that have arrived, and their report."""
         try:
             report, self._report = self._report, None
             return self._call_state.hand_out(), Report() if report is None else report
@@ -288,7 +288,7 @@ class VectorEnvBase(ABC):
             raise
 
     def _deliver(self, *, everything: bool = False) -> VectorStep:
-        """Hand out rows of envs that were reset or stepped, or raise what went wrong in them."""
+        """Return rows of envs that were reset or stepped, or raise their failures."""
         self.drive_count += 1
         arrived, report = self._take_results()
         calls, buffers = self._call_state, self._buffers
@@ -319,14 +319,14 @@ class VectorEnvBase(ABC):
         return result
 
     def _warn(self, texts: Iterable[str]) -> None:
-        """Give warnings of worker processes here, each once."""
+        """Emit warnings from worker processes in this process, each once."""
         new = [text for text in dict.fromkeys(texts) if text not in self._warned]
         self._warned.update(new)
         for text in new:
             warn_of_contract(text)
 
     def _note_known(self, ids: NDArray[np.int64]) -> None:
-        """The caller knows these envs' rows now."""
+        """Note that the caller has received these envs' rows."""
         recovery, buffers = self._recovery, self._buffers
         if len(ids) == self.num_envs:
             recovery.known_flags[...] = buffers.flags
@@ -336,7 +336,7 @@ class VectorEnvBase(ABC):
             recovery.forget_resets(ids)
 
     def _make_step(self, ids: NDArray[np.int64], report: Report) -> VectorStep:
-        """Rows of those of these envs that did not fail; the others have no episode now."""
+        """Return rows of those ``ids`` that did not fail; mark failed envs as having no episode."""
         if failed := [failure.env_id for failure in report.failures]:
             ids = ids[~np.isin(ids, failed)]
             self._call_state.lose_episodes(failed)
@@ -352,15 +352,15 @@ class VectorEnvBase(ABC):
         )
 
     def _selection(self, ids: NDArray[np.int64]) -> Selection:
-        """A slice where all envs are meant, in order: no index array, no copies."""
+        """Return a slice, which copies nothing, if ``ids`` are all envs in order; else the ids."""
         if ids is self._everyone or (len(ids) == self.num_envs and np.array_equal(ids, self._everyone)):
             return ALL_ROWS
         return ids
 
-    # --- what went wrong ---
+    # --- failures ---
 
     def _restart_due(self) -> None:
-        """Restart what is due."""
+        """Restart all envs and workers whose restart is due."""
         for kind, index in self._recovery.due():
             try:
                 if kind == "env":
@@ -371,10 +371,10 @@ class VectorEnvBase(ABC):
                 self._handle_lost_worker(loss)
 
     def _handle_lost_worker(self, loss: WorkerLost) -> None:
-        """A worker is gone: have its envs brought back or masked, or raise."""
+        """Restart or mask the envs of a dead worker, or raise."""
         calls = self._call_state
         control = calls.pending in CONTROL_CALLS
-        # It returns what could be done and does not raise: a traceback through it would hold on to the buffers.
+        # worker_lost returns None instead of raising: a traceback through it would keep the buffers alive.
         done = self._recovery.worker_lost(loss, calls.pending, self._buffers, control=control)
         if done is None:
             self._break(loss)
@@ -388,7 +388,7 @@ class VectorEnvBase(ABC):
         self._take_in(ready, report)
 
     def _break(self, loss: WorkerLost) -> NoReturn:
-        """Raise what only close() can follow; what has arrived goes with it."""
+        """Mark this vectorizer as broken and raise; the error carries the rows that have arrived."""
         calls = self._call_state
         calls.on(CallEvent.BREAK, loss.error)
         if calls.pending not in CONTROL_CALLS:
@@ -396,12 +396,12 @@ class VectorEnvBase(ABC):
         raise loss.error from None
 
     def _tear(self, how: str) -> None:
-        """Ctrl-C came where what was asked, and what became of it, is not known any more."""
+        """Note that Ctrl-C left it unknown which requests were sent or answered."""
         self.drive_count += 1
         self._call_state.on(CallEvent.TEAR, how)
 
     def _drop_interrupted(self) -> None:
-        """After an interrupted call: wait for what it asked, and throw that away."""
+        """After an interrupted call: wait for its replies and drop them."""
         calls = self._call_state
         if calls.phase is CallPhase.TORN:
             if not self._forget_requests():
@@ -416,7 +416,7 @@ class VectorEnvBase(ABC):
         is_control = calls.pending in CONTROL_CALLS
         self._wait(calls.outstanding, None, calls.pending or "?")
         if not is_control:
-            calls.lose_episodes(calls.asked)  # while it is still known who was asked: Ctrl-C may come here, too
+            calls.lose_episodes(calls.asked)  # before the list of requested envs is cleared: Ctrl-C may come here, too
         arrived, _ = self._take_results()
         if not is_control:
             self._note_known(arrived)

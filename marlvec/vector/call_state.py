@@ -31,24 +31,24 @@ __all__ = [
 
 
 class CallKind(IntEnum):
-    """What a public call brings, and what may be under way beside it."""
+    """What a public call returns, and which other calls may be pending at the same time."""
 
     ROWS = 0
-    """Rows of all that it asked; nothing beside it."""
+    """Rows of all requested envs; no other call may be pending."""
     STREAM = 1
-    """Rows as they become ready; others of its kind, of other envs, beside it."""
+    """Rows as they become ready; other stream calls, to other envs, may be pending."""
     CONTROL = 2
-    """Answers; nothing beside it."""
+    """Answers; no other call may be pending."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublicCall:
-    """A call that asks envs for something.
+    """A public call that sends requests to envs.
 
     Attributes:
-        name: As users write it.
-        operation: What shards are asked to do.
-        kind: What it brings.
+        name: The public method's name.
+        operation: The operation that shards run.
+        kind: What the call returns.
     """
 
     name: str
@@ -81,43 +81,43 @@ CONTROL_CALLS = frozenset(name for name, call in PUBLIC_CALLS.items() if call.ki
 
 
 class CallPhase(IntEnum):
-    """What a vectorizer can be called for."""
+    """Which calls a vectorizer accepts."""
 
     IDLE = 0
-    """Nothing is asked."""
+    """No request is pending."""
     PENDING = 1
     """The result of a call is still to be fetched."""
     INTERRUPTED = 2
-    """Likewise, and Ctrl-C ended the call that would have fetched it: the next one throws it away."""
+    """A result is pending; Ctrl-C ended the call that would have fetched it. The next call drops the result."""
     TORN = 3
-    """Ctrl-C came in the middle of a change: the next call forgets what was asked, if that can be, or breaks."""
+    """Ctrl-C came in the middle of a change: the next call drops all requests if the backend can, or breaks."""
     BROKEN = 4
-    """Only `close` is left."""
+    """Only `close` is accepted."""
     CLOSED = 5
-    """Nothing is left."""
+    """No call is accepted."""
 
 
 class CallEvent(IntEnum):
-    """What happens to the calls of a vectorizer."""
+    """Events that change the phase of a vectorizer."""
 
     BEGIN = 0
-    """A call asks envs for something."""
+    """A call sends requests to envs."""
     FINISH = 1
-    """Nothing is outstanding any more: all was handed out, or the call that had begun was undone."""
+    """No result is outstanding: all results were returned, or the call was undone."""
     INTERRUPT = 2
-    """Ctrl-C ended a call that asks and fetches in one."""
+    """Ctrl-C ended a call that requests and fetches in one."""
     TEAR = 3
-    """Ctrl-C came while a request was sent, or a reply taken in or handed out."""
+    """Ctrl-C came while a request was sent, or a reply read or returned."""
     FORGET = 4
-    """What was asked is forgotten, and all episodes with it."""
+    """All requests are dropped, and all episodes with them."""
     BREAK = 5
-    """A worker is gone for good, a pool or kernel raised midway, no env is left."""
+    """A worker died and is not restarted, a pool or kernel raised midway, or no env is alive."""
     CLOSE = 6
     """`close` was called."""
 
 
 _IDLE, _PENDING, _INTERRUPTED, _TORN, _BROKEN, _CLOSED = CallPhase
-_LAST = {_BROKEN: _BROKEN, _CLOSED: _CLOSED}  # whatever comes while a call still runs
+_LAST = {_BROKEN: _BROKEN, _CLOSED: _CLOSED}  # no event leaves these phases while a call still runs
 
 TRANSITIONS: Mapping[CallEvent, Mapping[CallPhase, CallPhase]] = {
     CallEvent.BEGIN: {_IDLE: _PENDING, _PENDING: _PENDING, _CLOSED: _CLOSED},
@@ -128,7 +128,7 @@ TRANSITIONS: Mapping[CallEvent, Mapping[CallPhase, CallPhase]] = {
     CallEvent.BREAK: {_IDLE: _BROKEN, _PENDING: _BROKEN, _INTERRUPTED: _BROKEN, _TORN: _BROKEN, **_LAST},
     CallEvent.CLOSE: dict.fromkeys(CallPhase, _CLOSED),
 }
-"""Event, phase before → phase after. What is not here cannot happen: it raises KeyError."""
+"""Event, phase before → phase after. A missing pair is a bug and raises KeyError."""
 
 _BEGIN, _FINISH = TRANSITIONS[CallEvent.BEGIN], TRANSITIONS[CallEvent.FINISH]
 
@@ -136,19 +136,19 @@ _BEGIN, _FINISH = TRANSITIONS[CallEvent.BEGIN], TRANSITIONS[CallEvent.FINISH]
 class CallState:
     """The calls of one vectorizer.
 
-    An env goes from idle to in flight (`begin`), to arrived (`arrive`), and back to idle (`hand_out`). A request that
-    went out is forgotten by `hand_out` and `forget` alone, so a timeout loses none.
+    An env goes from idle to in flight (`begin`), to arrived (`arrive`), and back to idle (`hand_out`). Only `hand_out`
+    and `forget` remove a request that was sent, so a timeout loses none.
 
     Args:
         num_envs: N.
 
     Attributes:
-        phase: What it can be called for; changed by `TRANSITIONS` alone.
-        pending: The public call whose result is still to be fetched, or None; of several in a stream, the last one.
-        reason: Why it is torn (text) or broken (an error); else None.
-        outstanding: How many envs have a result that was not handed out yet.
-        arrived: How many of those have replied.
-        all_run: Whether every env is known to have an episode: spares the look at each.
+        phase: Which calls are accepted; only `TRANSITIONS` change it.
+        pending: The public call whose result is still to be fetched, or None; the last call of a stream.
+        reason: Why the phase is torn (text) or broken (an error); else None.
+        outstanding: Number of envs whose result was not returned yet.
+        arrived: Number of outstanding envs that have replied.
+        all_run: Whether every env is known to have an episode, so that none must be checked.
         lock: Held by the thread that is in a call.
     """
 
@@ -158,12 +158,12 @@ class CallState:
         self.reason: MarlvecError | str | None = None
         self.outstanding = 0
         self.arrived = 0
-        # Reentrant: an interrupt just after it was taken must not lock this thread out for good.
+        # Reentrant: an interrupt just after it was acquired must not lock out this thread for ever.
         self.lock = threading.RLock()
-        self._batches: list[NDArray[np.int64]] = []  # envs that have arrived, first come first
-        # The envs of a call that is under way alone: no need to mark each.
+        self._batches: list[NDArray[np.int64]] = []  # envs that have arrived, in order of arrival
+        # The envs of the only pending call, so that each need not be marked in _busy.
         self._sole_call_ids: NDArray[np.int64] | None = None
-        self._busy = np.zeros(num_envs, np.bool_)  # otherwise: in flight, or arrived and not handed out
+        self._busy = np.zeros(num_envs, np.bool_)  # with several pending calls: in flight, or arrived but not returned
         self._no_episode = np.ones(num_envs, np.bool_)
         self.all_run = False
 
@@ -179,7 +179,7 @@ class CallState:
 
     @property
     def asked(self) -> NDArray[np.int64]:
-        """Envs whose result was not handed out yet, ascending."""
+        """Envs whose result was not returned yet, ascending."""
         asked = self._busy.copy()
         if self._sole_call_ids is not None:
             asked[self._sole_call_ids] = True
@@ -187,13 +187,13 @@ class CallState:
 
     @property
     def in_flight(self) -> NDArray[np.int64]:
-        """Those of them that have not replied yet."""
+        """Envs in `asked` that have not replied yet."""
         asked = self.asked
         return asked[~np.isin(asked, _join(self._batches))]
 
     @contextmanager
     def left(self, timeout: float) -> Iterator[None]:
-        """Wait until no other thread is in a call, for ``timeout`` seconds at most, and keep others out meanwhile."""
+        """Wait at most ``timeout`` seconds until no other thread is in a call; keep other threads out in the block."""
         is_ours = self.lock.acquire(timeout=timeout)
         try:
             yield
@@ -201,10 +201,10 @@ class CallState:
             if is_ours:
                 self.lock.release()
 
-    # --- what may be called
+    # --- checks
 
     def check_open(self) -> None:
-        """Raise if nothing can be called any more."""
+        """Raise if the vectorizer is broken or closed."""
         if self.phase is _CLOSED:
             raise ClosedError("this vectorizer was closed; make() a new one")
         if self.phase is _BROKEN:
@@ -212,12 +212,12 @@ class CallState:
             raise BrokenError(f"only close() is left. What happened: {self.reason}") from cause
 
     def check_idle(self, call: str) -> None:
-        """Raise if ``call`` must wait for another one."""
+        """Raise if another call is pending."""
         if self.phase is not _IDLE:
             self._refuse(call)
 
     def check_ready(self, call: str, env_ids: NDArray[np.int64]) -> None:
-        """Raise if ``call`` must wait for another one, or if one of these envs has no running episode."""
+        """Raise if another call is pending, or if one of these envs has no running episode."""
         if self.phase is not _IDLE:
             self._refuse(call)
         if not self.all_run:
@@ -229,7 +229,7 @@ class CallState:
         raise BusyError(f"{call}() while {self.pending}() is pending; {how} first", self.pending or "")
 
     def check_free(self, env_ids: NDArray[np.int64], call: str) -> None:
-        """Raise if these envs cannot be asked by ``call``, one of a stream, now."""
+        """Raise if ``call``, a stream call, cannot send requests to these envs now."""
         if self.phase is _IDLE:
             return
         self.check_open()
@@ -258,14 +258,14 @@ class CallState:
         if len(missing):
             raise NotResetError(f"{call}(): envs {missing.tolist()} have no running episode; reset them first")
 
-    # --- what happens
+    # --- events
 
     def on(self, event: CallEvent, reason: MarlvecError | str | None = None) -> None:
-        """Note an event that is no request and no reply.
+        """Apply an event that is neither a request nor a reply.
 
         Args:
-            event: Which.
-            reason: Of `TEAR`, how the interrupt came; of `BREAK`, what users see.
+            event: The event.
+            reason: Where the interrupt came (`TEAR`), or the error that users see (`BREAK`).
         """
         after = TRANSITIONS[event][self.phase]
         if reason is not None and after is not _CLOSED:
@@ -273,7 +273,7 @@ class CallState:
         self.phase = after
 
     def begin(self, call: str, env_ids: NDArray[np.int64]) -> None:
-        """These envs, all idle, get a request."""
+        """Note that these envs, all idle, receive a request."""
         if self.pending is None:
             self._sole_call_ids = env_ids
         else:
@@ -284,11 +284,11 @@ class CallState:
         self.phase = _BEGIN[self.phase]
 
     def undo_begin(self, env_ids: NDArray[np.int64], outstanding: int) -> None:
-        """Undo `begin`, also one that was interrupted: nothing was sent.
+        """Undo `begin`, even an interrupted one; no request was sent.
 
         Args:
-            env_ids: Its envs.
-            outstanding: As it was before.
+            env_ids: The envs passed to `begin`.
+            outstanding: The value of ``outstanding`` before `begin`.
         """
         self._mark_each()
         self._busy[env_ids] = False
@@ -298,7 +298,7 @@ class CallState:
             self.phase = _FINISH[self.phase]
 
     def forget(self) -> None:
-        """Nothing is pending, and no env has an episode; what was torn is whole again."""
+        """Drop all pending calls and all episodes; the phase is idle again."""
         self.lose_episodes(np.arange(len(self._no_episode)))
         self._busy[:] = False
         self._sole_call_ids, self._batches = None, []
@@ -312,27 +312,27 @@ class CallState:
             self._sole_call_ids = None
 
     def lose_episodes(self, env_ids: Sequence[int] | NDArray[np.int64]) -> None:
-        """These envs have no running episode until one is begun."""
+        """Mark these envs as having no running episode."""
         if len(env_ids):
             self._no_episode[env_ids] = True
             self.all_run = False
 
     def have_episodes(self, env_ids: NDArray[np.int64]) -> None:
-        """These envs have a running episode."""
+        """Mark these envs as having a running episode."""
         self._no_episode[env_ids] = False
         self.all_run = not self._no_episode.any()
 
     def has_episodes(self, env_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these envs have a running episode, (n,) bool."""
+        """Return which of these envs have a running episode, (n,) bool."""
         return ~self._no_episode[env_ids]
 
     def arrive(self, env_ids: NDArray[np.int64]) -> None:
-        """These envs have replied."""
+        """Note that these envs have replied."""
         self._batches.append(env_ids)
         self.arrived += len(env_ids)
 
     def hand_out(self) -> NDArray[np.int64]:
-        """Take all that has arrived; of a stream of calls in the order of arrival, unless these are all envs."""
+        """Return all arrived envs and mark them idle; stream calls in order of arrival, unless all envs arrived."""
         batches, self._batches = self._batches, []
         everything = self.arrived == self.outstanding
         self.outstanding -= self.arrived
@@ -356,7 +356,7 @@ def _join(batches: list[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether an exception may come at any line: Ctrl-C, `SystemExit` of a signal handler, or no memory is left."""
+    """Return whether an exception can be raised at any line: Ctrl-C, a signal handler's `SystemExit`, `MemoryError`."""
     return not isinstance(error, Exception) or isinstance(error, MemoryError)
 
 
@@ -373,13 +373,13 @@ _Method = Callable[Concatenate[_V, _P], _R]
 
 
 def exclusive(*, fetches: bool = False) -> Callable[[_Method[_V, _P, _R]], _Method[_V, _P, _R]]:
-    """Make a public call of a method.
+    """Decorate a method that is a public call.
 
-    One thread at a time is let in: a second one raises, and never gets a share of the first one's reply. What an
-    interrupted call left behind is cleared away first.
+    Only one thread can be in a call: a second thread's call raises, so it never receives a part of the first one's
+    reply. Results of an interrupted call are dropped first.
 
     Args:
-        fetches: Whether the call asks and fetches in one: if Ctrl-C ends it, what it asked for will not be fetched.
+        fetches: Whether the call requests and fetches in one: if Ctrl-C ends it, its result is not fetched.
     """
 
     def decorate(method: _Method[_V, _P, _R]) -> _Method[_V, _P, _R]:
@@ -398,7 +398,7 @@ def exclusive(*, fetches: bool = False) -> Callable[[_Method[_V, _P, _R]], _Meth
                 if fetches and is_interrupt(error):
                     state.on(CallEvent.INTERRUPT)
                 elif state.closed and isinstance(error, Exception) and not isinstance(error, MarlvecError):
-                    # Closed by another thread, which did not wait any longer for this one to leave.
+                    # Another thread closed the vectorizer without waiting longer for this call to end.
                     raise ClosedError(f"{method.__name__}(): this vectorizer was closed meanwhile") from error
                 raise
             finally:

@@ -1,7 +1,7 @@
 """Commands that run where an env lives: call a method, get or set an attribute, run a function, render.
 
-A command is called with a `MultiAgentEnv` and returns its answer. It is picklable, and what it hands to an env is a
-copy, so that no two envs, nor the caller and an env, come to share an object.
+A command is called with a `MultiAgentEnv` and returns its answer. It is picklable. It passes copies of its arguments
+to the env, so that no object is shared between envs, or between the caller and an env.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 Command = Callable[[MultiAgentEnv], Any]
-# Beside the call state machine these would bring an env out of step with its rows.
+# Called past the call state machine, these methods would change an env without its rows.
 _REFUSED = {
     "reset": "use reset(env_ids=…)",
     "step": "use step() or send()",
@@ -47,10 +47,10 @@ _REFUSED = {
 
 
 class PerEnv:
-    """One value per env, for `VectorEnv.set_attr`; any other value, a list too, goes to every env as it is.
+    """One value per env, for `VectorEnv.set_attr`; any other value, even a list, is set on every env unchanged.
 
     Args:
-        values: One per chosen env, in their order.
+        values: One per chosen env, in the order of the envs.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
@@ -79,14 +79,14 @@ class CallMethod:
 
     def __post_init__(self) -> None:
         if self.name in _REFUSED:
-            raise ArgumentError(f"call({self.name!r}) would go behind the vectorizer's back; {_REFUSED[self.name]}")
+            raise ArgumentError(f"call({self.name!r}): only the vectorizer may call this; {_REFUSED[self.name]}")
 
     def __call__(self, env: MultiAgentEnv) -> Any:
         found = get_attribute(env, self.name)
         if callable(found):
             return found(*copy_or_share(self.args), **copy_or_share(dict(self.kwargs)))
         if self.args or self.kwargs:
-            raise ArgumentError(f"{self.name!r} is not a method but {type(found).__name__}, and takes no arguments")
+            raise ArgumentError(f"call({self.name!r}): {type(found).__name__} is not a method; pass no arguments")
         return found
 
 
@@ -113,7 +113,7 @@ class SetAttribute:
 
 @dataclass(frozen=True)
 class Execute:
-    """Call a function with the user's env, outermost wrapper and all."""
+    """Call a function with the user's env, including all wrappers."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
@@ -130,7 +130,7 @@ class Execute:
 
 @dataclass(frozen=True)
 class IsWrapped:
-    """Whether the env is wrapped in such a class."""
+    """Return whether the env is wrapped in ``cls``."""
 
     cls: type
 
@@ -152,14 +152,14 @@ class Render:
 
 @dataclass(frozen=True)
 class StateObstacle:
-    """Say why the env's state cannot be saved, or None."""
+    """Return why the env's state cannot be saved, or None."""
 
     def __call__(self, env: MultiAgentEnv) -> str | None:
         return env.state_obstacle()
 
 
 def describe(command: Command) -> str:
-    """The public call that a command stands for, e.g. ``"get_attr"``."""
+    """Return the name of the public call that made a command, e.g. ``"get_attr"``."""
     names: dict[type, str] = {
         GetAttribute: "get_attr",
         SetAttribute: "set_attr",
@@ -172,10 +172,10 @@ def describe(command: Command) -> str:
 
 
 def spread_attribute(name: str, value: Any, n: int) -> list[Command]:
-    """One `SetAttribute` per chosen env.
+    """Return one `SetAttribute` per chosen env.
 
     Raises:
-        ArgumentError: A `PerEnv` of another length.
+        ArgumentError: The `PerEnv` does not have ``n`` values.
     """
     if not isinstance(value, PerEnv):
         return [SetAttribute(name, value)] * n
@@ -194,14 +194,14 @@ def run_commands(
     *,
     advice: str = "",
 ) -> Report:
-    """Give each of these envs its command. What goes wrong costs no episode.
+    """Run one command per env. A failure costs no episode.
 
     Args:
-        ids: Local indices, which answers go by.
+        ids: Local indices of the envs, which are the keys of the answers.
         commands: One per env.
-        env_of: Finds an env by its local index.
+        env_of: Returns an env by its local index.
         first_env_id: Global index of local env 0, for failures.
-        advice: What to say after an `ArgumentError`.
+        advice: Text to append to an `ArgumentError`.
     """
     report = Report()
     for i, command in zip(ids, commands, strict=True):
@@ -215,12 +215,12 @@ def run_commands(
 
 
 class CommandTarget(MultiAgentEnv):
-    """What stands for an env that is no object of its own (a native one, one of a pool) where commands expect one.
+    """Target of commands for one env of a native kernel or a pool, which has no env object.
 
-    It can be asked, not stepped.
+    It answers commands, and cannot be reset or stepped.
 
     Args:
-        env: What users get to see of the env.
+        env: The object that users see as this env.
         name: The env's name.
     """
 
@@ -229,14 +229,14 @@ class CommandTarget(MultiAgentEnv):
         self._env = env
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Not here: all are reset in one call."""
+        """Not supported: all envs are reset in one call."""
         raise NotImplementedError
 
     def step(self, slot: Slot) -> Info | None:
-        """Not here: all are stepped in one call."""
+        """Not supported: all envs are stepped in one call."""
         raise NotImplementedError
 
     @property
     def unwrapped(self) -> Any:
-        """What users get to see of the env."""
+        """The object that users see as this env."""
         return self._env

@@ -1,4 +1,4 @@
-"""`StatefulVectorEnv`: saves the states of envs, and lets envs go on from them."""
+"""`StatefulVectorEnv`: saves and restores the states of envs."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ _SAVED = frozenset(EnvPhase) - {EnvPhase.ABSENT}
 class StatefulVectorEnv(VectorEnvBase):
     """The part of `VectorEnv` that saves and restores states of envs, between two of its other calls."""
 
-    _rng: np.random.Generator | None = None  # for `random_action`; made where it is wanted first
-    _obstacles: dict[int, str] | None = None  # to saving states, by env; None: not asked yet
-    _no_entries: dict[str, Any] | None = None  # what `recovery` says of no envs: names, dtypes and shapes
-    _state_kind = "env"  # of states that fit these envs
-    _sends_rows = False  # whether workers do not see all that is written into rows here: they hold objects
+    _rng: np.random.Generator | None = None  # for `random_action`; made on first use
+    _obstacles: dict[int, str] | None = None  # env → why its state cannot be saved; None: not requested yet
+    _no_entries: dict[str, Any] | None = None  # state of `recovery` for no envs: names, dtypes and shapes
+    _state_kind = "env"  # kind of the states that fit these envs
+    _sends_rows = False  # whether rows hold objects, which workers see only if they are sent
 
     @exclusive(fetches=True)
     def state_obstacles(self) -> dict[int, str]:
-        """Which envs' states cannot be saved by `get_state`, and why.
+        """Return which envs' states `get_state` cannot save, and why.
 
         Returns:
-            Env index → what is missing and what to do about it; empty where all can be saved, exactly.
+            Env index → what is missing and what to do about it; empty if all states can be saved exactly.
 
         Raises:
             BusyError: Another call is pending.
@@ -56,27 +56,27 @@ class StatefulVectorEnv(VectorEnvBase):
 
     @exclusive(fetches=True)
     def get_state(self, env_ids: EnvIds | None = None) -> dict[str, Any]:
-        """Save the state of envs, so that `set_state` lets them, or others like them, go on from it bit by bit.
+        """Save the state of envs, so that after `set_state` they, or equal envs, continue bit for bit.
 
-        The state is plain data: numbers, texts, None, arrays, lists, tuples and dicts. It has all that the next steps
-        depend on: the envs' own states with their random streams, the rows that were handed out last, and what is due
-        in them (an autoreset, seeds of restarts). It costs no episode.
+        The state is plain data: numbers, texts, None, arrays, lists, tuples and dicts. It holds everything that the
+        next steps depend on: the envs' own states with their random streams, the last returned rows, and what is due
+        next (an autoreset, seeds of restarts). Saving costs no episode.
 
-        What belongs to no env is not in it: `faults`, `incarnations`, the budget of restarts. The random stream of
-        `random_action` is in a state of all envs (``env_ids=None``) only.
+        Not in the state: `faults`, `incarnations` and the budget of restarts. The random stream of `random_action` is
+        only in a state of all envs (``env_ids=None``).
 
         Args:
             env_ids: The envs, as indices or as an (N,) bool mask; None for all.
 
         Returns:
-            The state of these envs: the first axis of its arrays is theirs, in their order.
+            The state of these envs: the first axis of its arrays has one row per env, in the order of ``env_ids``.
 
         Raises:
-            ArgumentError: The state of one of them cannot be saved; says why, and what to do (see `state_obstacles`).
-            StateError: One lost its episode to a fault that the next step or reset will show.
+            ArgumentError: An env's state cannot be saved; the text has the reason and the remedy (`state_obstacles`).
+            StateError: An env lost its episode to a fault that the next step or reset will raise.
             BusyError: Another call is pending.
-            EnvRaised: An env's own ``get_state()`` raised; names it.
-            SerialisationError: What it returned is no plain data; names the env and the part.
+            EnvRaised: An env's own ``get_state()`` raised; names the env.
+            SerialisationError: An env's own state is not plain data; names the env and the part.
         """
         ids = self._chosen_ids("get_state", env_ids)
         self._check_states(ids, "get_state")
@@ -101,30 +101,30 @@ class StatefulVectorEnv(VectorEnvBase):
     def set_state(
         self, state: Mapping[str, Any], env_ids: EnvIds | None = None, *, from_ids: EnvIds | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Let envs go on from a state that `get_state` saved, here or in another vectorizer of the same envs.
+        """Restore envs from a state that `get_state` saved, here or in another vectorizer of the same envs.
 
-        The state of one env may go into many: they go on alike until their actions differ, since their random streams
-        are equal, too. Running episodes of the envs that get a state are gone; the others are left alone. An env that
-        was never reset is reset once before. ``set_state(state)`` of a state of all envs restores the random stream of
-        `random_action` as well.
+        The state of one env may go into several: they behave alike until their actions differ, since their random
+        streams are equal, too. The envs that receive a state lose their running episodes; the other envs do not change.
+        An env that was never reset is reset once first. A state of all envs, passed as ``set_state(state)``, also
+        restores the random stream of `random_action`.
 
         Args:
-            state: What `get_state` returned, or what was read from a file of it; it is copied.
-            env_ids: The envs that get one, as indices or as an (N,) bool mask. None: those that it was saved from; with
-                ``from_ids``: all.
-            from_ids: For each of them, by the index that it had when it was saved, the env whose state it gets. None:
-                one each, in order, or to all the only one there is.
+            state: A state from `get_state`, or one read from its file; it is copied.
+            env_ids: The envs that receive a state, as indices or as an (N,) bool mask. None: the envs that were saved;
+                with ``from_ids``: all.
+            from_ids: For each of ``env_ids``, the index of the saved env whose state it receives. None: one state each,
+                in order; if only one was saved, that one for all.
 
         Returns:
-            ``(obs, infos)`` of all envs, as they were handed out last before the state was saved; of infos there are
-            marlvec's own.
+            ``(obs, infos)`` of all envs, as they were last returned before the state was saved; infos hold only
+            marlvec's own keys.
 
         Raises:
-            ArgumentError: It is no state, one of other envs, or says of an env that is masked that it is not, or the
-                other way round where nothing is masked; nothing was changed.
-            StateError: One of the envs lost its episode to a fault that the next step or reset will show.
+            ArgumentError: Not a state, a state of other envs, or saved and present masks of envs differ; no env was
+                changed.
+            StateError: One of the envs lost its episode to a fault that the next step or reset will raise.
             BusyError: Another call is pending.
-            EnvRaised: An env could not take its state; it has no episode now, the others have theirs.
+            EnvRaised: An env could not restore its state; it has no episode now, the other envs were restored.
         """
         self._call_state.check_idle("set_state")
         of = check_states(state, kind=self._state_kind, spec=self.spec, autoreset_mode=self.autoreset_mode)
@@ -139,7 +139,7 @@ class StatefulVectorEnv(VectorEnvBase):
         self._check_env_states(state["envs"], len(of), state["recovery"]["masked"])
         stream = None if state["actions"] is None else stream_from(state["actions"])
         self.drive_count += 1
-        self._call_state.lose_episodes(ids)  # until they have gone on
+        self._call_state.lose_episodes(ids)  # until they are restored
         failures = self._set_env_states(ids, state, places)
         good = ~np.isin(ids, [failure.env_id for failure in failures])
         ids, places = ids[good], places[good]
@@ -153,7 +153,7 @@ class StatefulVectorEnv(VectorEnvBase):
         return result.obs, result.infos
 
     def _find_obstacles(self) -> dict[int, str]:
-        """Why states cannot be saved, by env; asked once, as envs are built anew by the same factories."""
+        """Return env → why its state cannot be saved. Requested once: restarted envs come from the same factories."""
         if self._obstacles is None:
             self._control("state_obstacles", StateObstacle(), None)
             answers = self._fetch_answers("state_obstacles")
@@ -161,7 +161,7 @@ class StatefulVectorEnv(VectorEnvBase):
         return self._obstacles
 
     def _check_states(self, ids: NDArray[np.int64], call: str) -> None:
-        """Refuse envs whose states cannot be had, and those whose fault is to be shown first."""
+        """Raise if an env's state cannot be saved, or if its fault was not raised yet."""
         if problem := describe_obstacles(self._find_obstacles(), ids, call):
             raise ArgumentError(problem)
         if with_faults := self._recovery.unseen_faults(ids):
@@ -171,7 +171,7 @@ class StatefulVectorEnv(VectorEnvBase):
             )
 
     def _get_env_states(self, ids: NDArray[np.int64]) -> tuple[Any, NDArray[np.bool_]]:
-        """What shards say of these envs, and whose episodes are over; of a masked one, None."""
+        """Return the shards' states of these envs (None if masked), and whose episodes are over."""
         self._asked = ids
         self._request("get_state", ids)
         answers = self._fetch_answers("get_state")
@@ -179,13 +179,13 @@ class StatefulVectorEnv(VectorEnvBase):
         return list(answers), np.array(over, np.bool_)
 
     def _check_env_states(self, saved: Any, n: int, masked: NDArray[np.bool_]) -> None:
-        """Make sure that this is what `_get_env_states` gave of ``n`` such envs."""
+        """Validate ``n`` states from `_get_env_states`."""
         check_each(saved, n, _SAVED, len(self.spec.agents), masked)
 
     def _set_env_states(
         self, ids: NDArray[np.int64], state: Mapping[str, Any], places: NDArray[np.int64]
     ) -> list[Failure]:
-        """Have shards put their envs into such states; returns what went wrong."""
+        """Restore envs in their shards; return the failures."""
         alive = np.array([state["envs"][k] is not None for k in places.tolist()], np.bool_)
         self._asked, chosen = ids[alive], places[alive].tolist()
         if not chosen:

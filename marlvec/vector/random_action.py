@@ -25,15 +25,15 @@ def random_actions(
     env_ids: NDArray[np.int64],
     grouped: bool,
 ) -> Any:
-    """Draw one action per agent, uniformly over what its space and its mask allow.
+    """Draw one action per agent, uniformly over the actions that its space and its mask allow.
 
-    Agents that are not acting get a member of their space, too, whatever their mask says. Nothing but the arguments
-    has a say in what is drawn, so that all backends draw alike.
+    Agents that are not acting get a member of their space, too, whatever their mask. The result depends on the
+    arguments alone, so that all backends draw alike.
 
     Args:
-        spec: What the envs look like.
+        spec: The envs' agents and spaces.
         rng: The random stream.
-        acting: (n, A) bool, who must act.
+        acting: (n, A) bool, which agents must act.
         masks: Per group (n, A_g, k) bool, or None.
         env_ids: (n,) int64, the envs, for messages.
         grouped: Whether actions are a dict of groups.
@@ -42,7 +42,7 @@ def random_actions(
         (n, A, …), a tree of such arrays, or a dict of groups to (n, A_g, …).
 
     Raises:
-        ContractError: The mask of an agent that must act allows nothing; names the env and the agent.
+        ContractError: The mask of an agent that must act allows no action; names the env and the agent.
     """
     drawn = {
         group.name: _draw(spec, group, rng, acting[:, list(group.agents)], mask, env_ids)
@@ -59,7 +59,7 @@ def _draw(
     mask: BoolArray | None,
     env_ids: NDArray[np.int64],
 ) -> Any:
-    """Actions of one group: (n, A_g, …) or a tree of those."""
+    """Draw actions of one group: (n, A_g, …) or a tree of such arrays."""
     n, size = acting.shape
 
     def where(row: int) -> str:
@@ -67,7 +67,7 @@ def _draw(
         return f"env {env_ids[i]}, agent {spec.agents[group.agents[j]]!r}"
 
     if mask is not None and mask.all():
-        mask = None  # it forbids nothing, and without it drawing is much quicker
+        mask = None  # drawing without a mask is much quicker
     if mask is not None:
         own = [spec.allowed[a] for a in group.agents]  # with padding, not all agents have all choices
         free = np.stack([np.ones(mask.shape[2], np.bool_) if part is None else part for part in own])

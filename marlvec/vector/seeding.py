@@ -35,23 +35,23 @@ def env_seeds(seed: int, num_envs: int) -> list[int]:
 
 
 def restart_seed(seed: int, incarnation: int) -> int:
-    """Seed of an env that was built anew: a function of the env's own seed and of how often that has happened.
+    """Return the seed of a restarted env, from the env's own seed and its number of restarts.
 
     The upper 31 bits of the first word of ``numpy.random.SeedSequence(seed, spawn_key=(incarnation,))``.
 
     Args:
-        seed: What the env was last seeded with.
-        incarnation: How often it was built anew since then, from 1.
+        seed: The env's last seed.
+        incarnation: Number of restarts since that seed, from 1.
     """
     return int(np.random.SeedSequence(seed, spawn_key=(incarnation,)).generate_state(1)[0]) >> 1
 
 
 def entropy_of(seed: int | None) -> int:
-    """The seed, or where there is none, one from the operating system."""
+    """Return the seed; if it is None, one from the operating system."""
     if seed is not None:
         return seed
     fresh = np.random.SeedSequence().entropy
-    assert isinstance(fresh, int)  # a sequence only where one was given
+    assert isinstance(fresh, int)  # a sequence only if one was passed in
     return fresh
 
 
@@ -72,10 +72,10 @@ def check_seed(seed: Any, where: str = "seed") -> int:
 
 
 def spread_seeds(seed: int | Sequence[int | None] | None, env_ids: Sequence[int], num_envs: int) -> list[int | None]:
-    """One seed per env in ``env_ids``; a sequence gives them one by one, as they are.
+    """Return one seed per env in ``env_ids``; a sequence of seeds is used unchanged.
 
     Raises:
-        ArgumentError: Wrong length, or an entry is no seed.
+        ArgumentError: The sequence has a wrong length, or an entry is not a seed.
     """
     if seed is None:
         return [None] * len(env_ids)
@@ -83,10 +83,10 @@ def spread_seeds(seed: int | Sequence[int | None] | None, env_ids: Sequence[int]
         if len(seed) != len(env_ids):
             raise ArgumentError(f"seed is a list of {len(seed)} for {len(env_ids)} envs; give one seed, or one per env")
         return [None if s is None else check_seed(s, f"seed[{k}]") for k, s in enumerate(seed)]
-    seeds = env_seeds(seed, num_envs)  # type: ignore[arg-type]  # anything that is no int is refused there
+    seeds = env_seeds(seed, num_envs)  # type: ignore[arg-type]  # which raises if it is not an integer
     return [seeds[i] for i in env_ids]
 
 
 def random_stream(seed: int | None) -> np.random.Generator:
-    """A random stream beside those of the envs, from the seed that is spread over them; None for fresh entropy."""
+    """Return a random stream from the seed of all envs, independent of the envs' own; None: fresh entropy."""
     return np.random.default_rng(None if seed is None else np.random.SeedSequence(check_seed(seed), spawn_key=(0, 1)))

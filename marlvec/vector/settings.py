@@ -11,7 +11,7 @@ from marlvec.vector.faults.restarts import RestartLimit
 
 __all__ = ["Settings", "SettingsArguments", "AUTORESET_MODES", "DONE_ON", "VALIDATE_MODES", "ON_FAULT", "LONGEST_WAIT"]
 
-# Ctrl-C that comes between Python's last look at signals and a wait does not end that wait: none may be for ever.
+# A Ctrl-C between Python's last check for signals and a wait does not end that wait, so no wait may be unbounded.
 LONGEST_WAIT = 0.1  # seconds
 
 SPACES = ("equal", "compatible")
@@ -35,13 +35,13 @@ class SettingsArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What all backends have in common; `marlvec.make` says what each of these does.
+    """Settings that all backends share; `marlvec.make` describes each.
 
     Attributes:
-        limit: What ``max_restarts`` means.
+        limit: ``max_restarts`` as a `RestartLimit`.
 
     Raises:
-        ArgumentError: A value is none of those allowed.
+        ArgumentError: A value is not among the allowed ones.
     """
 
     autoreset_mode: str = "same_step"
@@ -66,7 +66,7 @@ class Settings:
         object.__setattr__(self, "limit", given if isinstance(given, RestartLimit) else RestartLimit(given))
 
     def of_shard(self) -> dict[str, Any]:
-        """Those that a `Shard` takes."""
+        """Return the settings that a `Shard` takes."""
         return {
             "autoreset_mode": self.autoreset_mode,
             "done_on": self.done_on,

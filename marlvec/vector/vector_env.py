@@ -38,42 +38,40 @@ class VectorEnv(StatefulVectorEnv):
     Made by `marlvec.make`, or directly by `SyncVectorEnv`, `ThreadVectorEnv`, `AsyncVectorEnv` (from factories),
     `NativeVectorEnv` and `PoolVectorEnv`.
 
-    Every reply belongs to one numbered request: nothing stale is ever delivered. Wrong calls raise before anything is
+    Every reply belongs to one numbered request: no stale result is returned. Wrong calls raise before a request is
     sent: `ClosedError`, `BusyError` (names the pending call), `NothingPendingError`, `NotResetError`, `BrokenError`.
 
-    What other libraries call by another name answers to it, too: `num_agents`, `possible_agents`, and Gymnasium's
-    ``reset_async`` / ``reset_wait``, ``step_async`` / ``step_wait``, ``call_async`` / ``call_wait``. `async_reset` is
-    something else.
+    Names of other libraries work, too: `num_agents`, `possible_agents`, and Gymnasium's ``reset_async`` /
+    ``reset_wait``, ``step_async`` / ``step_wait``, ``call_async`` / ``call_wait``. `async_reset` is a different call.
 
     Control calls (`call`, `exec_func`, `get_attr`, `set_attr`, `env_is_wrapped`, `render`) run where the envs live, one
-    after the other, and cost no episode. They take ``indices``, the envs to ask (None: all), and those that answer do
-    so with one entry per chosen env, in their order. They raise `BusyError` while another call is pending (that one can
-    still be fetched), and `EnvRaised` if something went wrong in an env: it lists all that failed, ``.result`` has the
-    answers of the others by env index, and every env goes on as before. Envs that are masked (``on_fault="mask"``) are
-    not asked; their answer is None.
+    env after the other, and cost no episode. Their ``indices`` choose envs (None: all); answers have one entry per
+    chosen env, in the order of ``indices``. They raise `BusyError` while another call is pending (its result can still
+    be fetched), and `EnvRaised` if an env failed: it lists all failures, ``.result`` has the answers of the other envs
+    by env index, and every episode continues. Masked envs (``on_fault="mask"``) are not called; their answer is None.
 
     Attributes:
         num_envs: N.
         agent_num: A.
         agents: Agent names, in order of the agent axis.
         groups: Group name → indices of its agents.
-        grouped: Whether observations and actions are dicts of groups: there are several groups, or it was asked for.
+        grouped: Whether observations and actions are dicts of groups: with several groups, or if requested.
         autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``; also in ``metadata["autoreset_mode"]``.
-        done_on: ``"all"`` or ``"any"``: the end of which agents ends an episode.
-        copy: Whether results are copies; else read-only views that are valid until the next call that steps.
+        done_on: An episode ends when ``"all"`` or ``"any"`` of its agents are done.
+        copy: Whether results are copies; else read-only views, valid until the next call that steps.
         backend: Where envs run: ``"sync"``, ``"thread"``, ``"async"``, ``"native"``, ``"pool"`` or ``"external"``.
-        backend_reason: Why it is that one, where ``make(backend="auto")`` chose it, else empty.
-        shared_generators: Random generators in the envs' class that several envs of one process draw from, by name,
+        backend_reason: Why ``make(backend="auto")`` chose this backend; empty if the caller chose it.
+        shared_generators: Names of random generators in the envs' class that several envs of one process draw from,
             e.g. ``"Duel.rng"``; `marlvec.make` warns of them.
-        on_fault: ``"raise"``, ``"restart"`` or ``"mask"``: what becomes of an env at which something goes wrong.
-        brings_state: Whether each reset and step brings the envs' global state: ``make(..., state=True)``.
-        drive_count: Goes up whenever envs are reset or stepped or their rows are taken. A `Collector` sees by it that
-            other code has; control calls (`render`, `get_attr`, …) leave it as it is.
-        spec: What one env looks like.
+        on_fault: ``"raise"``, ``"restart"`` or ``"mask"``: how an env's fault is handled.
+        brings_state: Whether each reset and step returns the envs' global state: ``make(..., state=True)``.
+        drive_count: Grows with each reset, step and fetch of rows; a `Collector` finds by it that other code drove the
+            envs. Control calls (`render`, `get_attr`, …) do not change it.
+        spec: Agents, spaces and name of one env.
         metadata: The envs' metadata.
     """
 
-    # --- what the envs look like ---
+    # --- spaces and agents ---
 
     def _bind(self, spec: EnvSpec, buffers: Buffers) -> None:
         super()._bind(spec, buffers)
@@ -83,11 +81,11 @@ class VectorEnv(StatefulVectorEnv):
         self.metadata: dict[str, Any] = {**spec.metadata, "autoreset_mode": self.autoreset_mode}
 
     def agent_observation_space(self, agent: str | int) -> spaces.Space[Any]:
-        """One agent's own observation space, as its env declares it: not padded."""
+        """Return one agent's own observation space, as its env declares it: not padded."""
         return self.spec.own_observation_spaces[self._agent_index(agent)]
 
     def agent_action_space(self, agent: str | int) -> spaces.Space[Any]:
-        """One agent's own action space, as its env declares it: not padded."""
+        """Return one agent's own action space, as its env declares it: not padded."""
         return self.spec.own_action_spaces[self._agent_index(agent)]
 
     @property
@@ -121,10 +119,10 @@ class VectorEnv(StatefulVectorEnv):
     def _agent_index(self, agent: str | int) -> int:
         if isinstance(agent, str):
             if agent not in self.agents:
-                raise ArgumentError(f"no agent {agent!r}; there are {list(self.agents)}")
+                raise ArgumentError(f"no agent {agent!r}; the agents are {list(self.agents)}")
             return self.agents.index(agent)
         if not -self.agent_num <= agent < self.agent_num:
-            raise ArgumentError(f"no agent number {agent}; there are {self.agent_num}: {list(self.agents)}")
+            raise ArgumentError(f"no agent number {agent}; the {self.agent_num} agents are {list(self.agents)}")
         return range(self.agent_num)[agent]
 
     # --- reset and step ---
@@ -141,16 +139,16 @@ class VectorEnv(StatefulVectorEnv):
 
         Args:
             seed: One int (0 to 2**64 - 1), spread over the envs by `marlvec.env_seeds`; or one int or None per chosen
-                env, given as they are; or None: every env goes on with its own random stream.
+                env, used unchanged; or None: every env continues its own random stream.
             options: One dict for all, or one (or None) per chosen env.
-            env_ids: The envs to reset, as indices or as an (N,) bool mask; None for all. The others keep their episode.
+            env_ids: Envs to reset, as indices or as an (N,) bool mask; None: all. The other envs keep their episode.
 
         Returns:
             ``(obs, infos)``; obs (N, A, …) as in `step`, of all envs.
 
         Raises:
-            ArgumentError: Wrong seed, options or env_ids; nothing was sent.
-            EnvRaised: An env raised; names it, with its traceback.
+            ArgumentError: Wrong seed, options or env_ids; no request was sent.
+            EnvRaised: An env raised; names the env, with its traceback.
         """
         self._call_state.check_idle("reset")
         self._request_reset("reset", seed, options, env_ids)
@@ -165,13 +163,13 @@ class VectorEnv(StatefulVectorEnv):
         options: Options = None,
         env_ids: EnvIds | None = None,
     ) -> None:
-        """Ask for a reset; `reset_fetch` or `recv` brings the result. Arguments as in `reset`."""
+        """Request a reset; `reset_fetch` or `recv` returns the result. Arguments as in `reset`."""
         self._call_state.check_idle("reset_send")
         self._request_reset("reset", seed, options, env_ids)
 
     @exclusive()
     def reset_fetch(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Wait for the reset that `reset_send` asked for.
+        """Wait for the reset that `reset_send` requested.
 
         Returns:
             ``(obs, infos)``, as `reset`.
@@ -191,20 +189,20 @@ class VectorEnv(StatefulVectorEnv):
 
         Args:
             actions: (N, A, …), a tree of such arrays for Dict and Tuple spaces, or a dict of groups to (N, A_g, …).
-                Those of agents that are not acting are ignored and may be anything. Also, and slower, a dict of agents
-                to (N, …), or a list with one dict of agents per env, in which those that do not act may be missing.
+                Actions of agents that are not acting are ignored. Also, and slower, a dict of agents to (N, …), or a
+                list with one dict of agents per env, in which agents that are not acting may be missing.
 
         Returns:
             ``(obs, rewards, terminated, truncated, infos)``: obs (N, A, …) or a dict of groups, rewards (N, A) float64,
             both flags (N, A) bool; infos is Gymnasium's dict of arrays (see `marlvec.vector.data.infos`), in which
-            marlvec fills ``alive``, ``acting``, ``reset_mask``, ``action_mask`` (where there is one)
+            marlvec fills ``alive``, ``acting``, ``reset_mask``, ``action_mask`` (if the envs have one)
             and, in steps in which an agent ended, ``final_observation`` (``final_obs`` is the same array).
 
         Raises:
-            ActionError: Wrong structure, shape, dtype or value; nothing was sent.
-            NotResetError: An env has no episode; names it.
-            EnvRaised, EnvTimeout, WorkerDied: Something went wrong in an env or its worker, and ``on_fault`` does not
-                say to go on; names it.
+            ActionError: Wrong structure, shape, dtype or value; no request was sent.
+            NotResetError: An env has no episode; names the env.
+            EnvRaised, EnvTimeout, WorkerDied: An env or its worker failed, and ``on_fault`` does not handle it; names
+                the env.
         """
         self._call_state.check_ready("step", self._everyone)
         self._request_step("step", actions, self._everyone)
@@ -214,7 +212,7 @@ class VectorEnv(StatefulVectorEnv):
 
     @exclusive()
     def step_send(self, actions: Any) -> None:
-        """Send actions to all envs; `step_fetch` brings the result."""
+        """Send actions to all envs; `step_fetch` returns the result."""
         self._call_state.check_ready("step_send", self._everyone)
         self._request_step("step", actions, self._everyone)
 
@@ -247,27 +245,27 @@ class VectorEnv(StatefulVectorEnv):
         options: Options = None,
         env_ids: EnvIds | None = None,
     ) -> None:
-        """Ask for new episodes, while other envs may be busy; `recv` brings each env once. Arguments as in `reset`.
+        """Request new episodes, while other envs may be busy; `recv` returns each env once. Arguments as in `reset`.
 
-        What `recv` has brought may be sent to at once, before the others are there.
+        An env that `recv` has returned accepts `send` at once, before the other envs are ready.
 
         Raises:
-            BusyError: One of these envs has a request in flight or a result not yet received, or a call that is not
+            BusyError: One of these envs has a request in flight or a result not yet received, or a call other than
                 ``send`` or ``async_reset`` is pending.
         """
         self._request_reset("async_reset", seed, options, env_ids)
 
     @exclusive()
     def send(self, actions: Any, env_ids: EnvIds | None = None) -> None:
-        """Send actions to some envs, while others may be busy; `recv` brings the results.
+        """Send actions to some envs, while others may be busy; `recv` returns the results.
 
         Args:
-            actions: As in `step`, with one row per env in ``env_ids``, in their order.
+            actions: As in `step`, with one row per env in ``env_ids``, in the same order.
             env_ids: Indices or (N,) bool mask; None for all.
 
         Raises:
-            BusyError: One of them has a request in flight or a result not yet received, or a call that is not ``send``
-                or ``async_reset`` is pending.
+            BusyError: One of these envs has a request in flight or a result not yet received, or a call other than
+                ``send`` or ``async_reset`` is pending.
         """
         ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)
         self._call_state.check_free(ids, "send")
@@ -276,18 +274,18 @@ class VectorEnv(StatefulVectorEnv):
 
     @exclusive()
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> VectorStep:
-        """Receive the rows of envs that are ready, first come first served.
+        """Receive the rows of envs that are ready, in the order in which they became ready.
 
         Args:
-            min_envs: Wait for at least so many; None for all that are in flight.
+            min_envs: Wait for at least this many envs; None for all envs in flight.
             timeout: Seconds to wait; None for ever.
 
         Returns:
             A `VectorStep` with the rows of ``result.env_ids``; in env order if these are all envs.
 
         Raises:
-            NothingPendingError: Nothing was sent.
-            FetchTimeout: Too few envs replied in time; nothing is lost, call again.
+            NothingPendingError: No request was sent.
+            FetchTimeout: Too few envs replied in time; no result is lost, call again.
         """
         calls = self._call_state
         calls.check_open()
@@ -304,17 +302,17 @@ class VectorEnv(StatefulVectorEnv):
 
     @exclusive()
     def drain(self, timeout: float | None = None) -> VectorStep:
-        """Receive all that is outstanding, so that `step`, `reset` and control calls are allowed again.
+        """Receive all outstanding results, so that `step`, `reset` and control calls are allowed again.
 
         Args:
             timeout: Seconds to wait; None for ever.
 
         Returns:
-            A `VectorStep` with the rows of all envs that were in flight; without rows if none was.
+            A `VectorStep` with the rows of all envs that were in flight; it has no rows if none was.
 
         Raises:
             BusyError: A control call is pending; fetch it instead.
-            FetchTimeout: Not all envs replied in time; nothing is lost, call again.
+            FetchTimeout: Not all envs replied in time; no result is lost, call again.
         """
         calls = self._call_state
         calls.check_open()
@@ -330,21 +328,21 @@ class VectorEnv(StatefulVectorEnv):
         """Call a method of the envs, on the outermost wrapper that has it.
 
         Args:
-            name: The method's. ``reset``, ``step``, ``seed`` and ``close`` are refused. An attribute that is no method
-                is read, where there are no arguments.
+            name: Name of the method. ``reset``, ``step``, ``seed`` and ``close`` are refused. An attribute that is not
+                a method is read; then no arguments are allowed.
             args: Its positional arguments; every env gets a copy.
-            indices: The envs to ask.
+            indices: The envs; None: all.
             kwargs: Its keyword arguments.
 
         Returns:
-            What the method returned, one entry per env asked, in the order of ``indices``.
+            The method's return values, one entry per chosen env, in the order of ``indices``.
         """
         self._control("call", CallMethod(name, args, kwargs), indices)
         return self._fetch_answers("call")
 
     @exclusive()
     def call_send(self, name: str, /, *args: Any, indices: EnvIds | None = None, **kwargs: Any) -> None:
-        """Ask for what `call` does; `call_fetch` brings the answers."""
+        """Send the request of `call`; `call_fetch` returns the answers."""
         self._control("call", CallMethod(name, args, kwargs), indices)
 
     @exclusive()
@@ -352,7 +350,7 @@ class VectorEnv(StatefulVectorEnv):
         """Wait for the answers to `call_send`.
 
         Returns:
-            One entry per env asked, as `call`.
+            One entry per chosen env, as `call`.
 
         Raises:
             FetchTimeout: Not all envs answered within ``timeout`` seconds; fetch again for the same answers.
@@ -365,16 +363,16 @@ class VectorEnv(StatefulVectorEnv):
     def exec_func(
         self, fn: Callable[..., Any], /, indices: EnvIds | None = None, *args: Any, **kwargs: Any
     ) -> tuple[Any, ...]:
-        """Run ``fn(env, *args, **kwargs)`` where each env lives; ``env`` is the user's, outermost wrapper and all.
+        """Run ``fn(env, *args, **kwargs)`` where each env lives; ``env`` is the user's, including all wrappers.
 
         Args:
             fn: Any callable; lambdas and closures are sent by value.
-            indices: The envs to ask, in this place or by name.
+            indices: The envs, as the second positional argument or by name; None: all.
             args: More positional arguments; every env gets a copy.
-            kwargs: Keyword arguments; one that is called ``indices`` can only go by position.
+            kwargs: Keyword arguments; an argument of ``fn`` named ``indices`` can only be passed by position.
 
         Returns:
-            What ``fn`` returned, one entry per env asked, in the order of ``indices``.
+            The return values of ``fn``, one entry per chosen env, in the order of ``indices``.
         """
         self._control("exec_func", Execute(fn, args, kwargs), indices)
         return self._fetch_answers("exec_func")
@@ -383,7 +381,7 @@ class VectorEnv(StatefulVectorEnv):
     def exec_func_send(
         self, fn: Callable[..., Any], /, indices: EnvIds | None = None, *args: Any, **kwargs: Any
     ) -> None:
-        """Ask for what `exec_func` does; `exec_func_fetch` brings the answers."""
+        """Send the request of `exec_func`; `exec_func_fetch` returns the answers."""
         self._control("exec_func", Execute(fn, args, kwargs), indices)
 
     @exclusive()
@@ -391,7 +389,7 @@ class VectorEnv(StatefulVectorEnv):
         """Wait for the answers to `exec_func_send`.
 
         Returns:
-            One entry per env asked, as `exec_func`.
+            One entry per chosen env, as `exec_func`.
 
         Raises:
             FetchTimeout: Not all envs answered within ``timeout`` seconds; fetch again for the same answers.
@@ -403,11 +401,11 @@ class VectorEnv(StatefulVectorEnv):
         """Read an attribute of the envs, from the outermost wrapper that has it; a method is returned, not called.
 
         Args:
-            name: Of the attribute.
-            indices: Of which envs; None: of all.
+            name: Name of the attribute.
+            indices: The envs; None: all.
 
         Returns:
-            Its value, one entry per env asked, in the order of ``indices``.
+            Its value, one entry per chosen env, in the order of ``indices``.
         """
         self._control("get_attr", GetAttribute(name), indices)
         return self._fetch_answers("get_attr")
@@ -417,9 +415,9 @@ class VectorEnv(StatefulVectorEnv):
         """Set an attribute of the envs, on the outermost wrapper that has it.
 
         Args:
-            name: The attribute's. One that no layer has yet is made, on the env itself beneath all wrappers.
-            value: For every env, as it is, a list too; or a `PerEnv` with one value per chosen env.
-            indices: The envs to ask.
+            name: Name of the attribute. If no layer has it, it is created on the env beneath all wrappers.
+            value: One value (a list counts as one) for every env; or a `PerEnv` with one value per chosen env.
+            indices: The envs; None: all.
         """
         ids = self._chosen_ids("set_attr", indices)
         self._control_each("set_attr", spread_attribute(name, value, len(ids)), ids)
@@ -427,30 +425,30 @@ class VectorEnv(StatefulVectorEnv):
 
     @exclusive(fetches=True)
     def env_is_wrapped(self, cls: type, indices: EnvIds | None = None) -> tuple[bool, ...]:
-        """Whether each env is wrapped, at any depth, in an instance of ``cls``."""
+        """Return whether each env is wrapped, at any depth, in an instance of ``cls``."""
         self._control("env_is_wrapped", IsWrapped(cls), indices)
         return self._fetch_answers("env_is_wrapped")
 
     @exclusive(fetches=True)
     def render(self, indices: EnvIds | None = None) -> tuple[Any, ...]:
-        """Let envs render themselves.
+        """Render envs.
 
         Args:
-            indices: The envs to ask.
+            indices: The envs; None: all.
 
         Returns:
-            What each env's own ``render()`` returned: an (H, W, 3) uint8 frame for ``render_mode="rgb_array"``, text
-            for ``"ansi"``, None for ``"human"``. `marlvec.tile_frames` makes one picture of them.
+            The return value of each env's own ``render()``: an (H, W, 3) uint8 frame for ``render_mode="rgb_array"``,
+            text for ``"ansi"``, None for ``"human"``. `marlvec.tile_frames` combines frames into one picture.
         """
         self._control("render", Render(), indices)
         return self._fetch_answers("render")
 
     @exclusive(fetches=True)
     def state(self) -> NDArray[Any]:
-        """Global state of every env, (N, *state_space.shape).
+        """Return the global state of every env, (N, *state_space.shape).
 
-        With ``make(..., state=True)`` each reset and step brings it as ``infos["state"]``, and the state in which an
-        episode ended as ``infos["final_state"]``.
+        With ``make(..., state=True)`` each reset and step also returns it as ``infos["state"]``, and the state in which
+        an episode ended as ``infos["final_state"]``.
 
         Returns:
             ``(N, *state_space.shape)``, of the state space's dtype.
@@ -459,7 +457,7 @@ class VectorEnv(StatefulVectorEnv):
             ArgumentError: The envs have no ``state_space``.
         """
         if self.spec.state_space is None:
-            raise ArgumentError(f"{self.spec.name} has no global state: it declares no state_space")
+            raise ArgumentError(f"state(): {self.spec.name} has no global state: it declares no state_space")
         self._call_state.check_ready("state", self._everyone)
         self._request("state", self._everyone)
         self._wait(self.num_envs, None, "state")
@@ -468,17 +466,17 @@ class VectorEnv(StatefulVectorEnv):
         assert self._buffers.state is not None
         return self._buffers.state.copy()
 
-    # --- answered from what the last step left behind ---
+    # --- answered from the rows of the last step ---
 
     @exclusive()
     def agents_at(self, env_id: int) -> tuple[str, ...]:
-        """Names of the agents that are alive in one env now, in order of the agent axis.
+        """Return the names of the agents that are alive in one env now, in order of the agent axis.
 
         Args:
-            env_id: Of which env.
+            env_id: Index of the env.
 
         Returns:
-            The names; empty where no episode runs.
+            The names; empty if the env has no running episode.
         """
         ids = check_env_ids([env_id], self.num_envs)
         self._call_state.check_free(ids, "agents_at")
@@ -491,16 +489,16 @@ class VectorEnv(StatefulVectorEnv):
         """Draw a random action for every agent, in the form that `step` and `send` take.
 
         Args:
-            seed: Seed of this draw alone. None: the vectorizer's own stream goes on, which ``reset(seed=…)`` of all
-                envs starts anew.
-            env_ids: Whose actions; None for all. First axis of the result, in their order.
+            seed: Seed of this draw alone. None: draw from the vectorizer's own stream, which ``reset(seed=…)`` of all
+                envs seeds again.
+            env_ids: The envs; None for all. The first axis of the result is in this order.
 
         Returns:
-            (n, A, …), a tree of such arrays, or a dict of groups; uniform over what the masks allow.
+            (n, A, …), a tree of such arrays, or a dict of groups; uniform over the actions that the masks allow.
 
         Raises:
-            ContractError: The mask of an agent that must act allows nothing.
-            UnsupportedSpaceError: The action space is of a class that has no ``sample``.
+            ContractError: The mask of an agent that must act allows no action.
+            UnsupportedSpaceError: The class of the action space has no ``sample``.
         """
         ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)
         self._call_state.check_free(ids, "random_action")
@@ -521,21 +519,21 @@ class VectorEnv(StatefulVectorEnv):
             grouped=self.grouped,
         )
 
-    # --- the end, and what has happened so far ---
+    # --- closing, and faults so far ---
 
     def close(self, timeout: float = 5.0) -> None:
-        """Close all envs and leave nothing behind. May be called again, after errors, and with a call pending.
+        """Close all envs and release all resources. May be called again, after errors, and with a call pending.
 
-        A thread that waits in another call gets a `ClosedError` there.
+        In a thread that waits in another call, that call raises `ClosedError`.
 
         Args:
-            timeout: Seconds to let envs finish, and to let another thread leave the call that it is in; what is not
-                gone by then is killed.
+            timeout: Seconds for envs to finish, and for another thread to leave its call; workers that are still alive
+                then are killed.
         """
         if not self._call_state.closed:
             self._call_state.on(CallEvent.CLOSE)
             with self._call_state.left(timeout):
-                del self._buffers  # the memory goes now, or with the last view of it that the caller keeps
+                del self._buffers  # frees the memory now, or with the caller's last view of it
                 self._copier.forget()
                 self._shut_down(timeout)
 
@@ -556,27 +554,27 @@ class VectorEnv(StatefulVectorEnv):
 
     @property
     def num_agents(self) -> int:
-        """`agent_num`, as PettingZoo calls it: of all, whether they are alive or not."""
+        """PettingZoo's name of `agent_num`; counts all agents, alive or not."""
         return self.agent_num
 
     @property
     def possible_agents(self) -> tuple[str, ...]:
-        """`agents`, as PettingZoo calls them."""
+        """PettingZoo's name of `agents`."""
         return self.agents
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """The last 1,000 faults that were survived, oldest first."""
+        """The last 1,000 faults that were handled by a restart or a mask, oldest first."""
         return tuple(self._fault_log.faults)
 
     @property
     def incarnations(self) -> NDArray[np.int64]:
-        """(N,) int64: how often each env was built anew."""
+        """(N,) int64: number of restarts of each env."""
         return self._recovery.incarnations.copy()
 
     @property
     def masked_env_ids(self) -> tuple[int, ...]:
-        """Envs that are out for good: ``on_fault="mask"``."""
+        """Envs that ``on_fault="mask"`` has taken out for good."""
         return tuple(np.flatnonzero(self._recovery.masked).tolist())
 
     @property
@@ -584,7 +582,7 @@ class VectorEnv(StatefulVectorEnv):
         """Whether `close` was called."""
         return self._call_state.closed
 
-    # --- how a call goes ---
+    # --- sending requests ---
 
     def _request_reset(self, call: str, seed: Any, options: Options, env_ids: EnvIds | None) -> None:
         ids = self._everyone if env_ids is None else check_env_ids(env_ids, self.num_envs)

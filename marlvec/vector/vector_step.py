@@ -1,4 +1,4 @@
-"""`VectorStep`: the result of one step: rows of some envs, cut from the buffers."""
+"""`VectorStep`: the result of one step, as rows of some envs taken from the buffers."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class VectorStep:
     """One step (or reset) of ``n`` envs, in the order in which they became ready.
 
     Attributes:
-        env_ids: (n,) int64, whose rows these are.
+        env_ids: (n,) int64, the env of each row.
         obs_leaves: Per group, per leaf: (n, A_g, *leaf.shape). Leaves without a fixed-size array form are arrays of
             objects, (n, A_g), with None where an agent is absent.
-        final_leaves: Likewise: the last true observation of each agent that ended in this step. Where ``done``, of
-            every agent of the episode that ended, those that ended before included; zeros for those that never joined,
-            and None for their objects. Other rows mean nothing.
+        final_leaves: As ``obs_leaves``: the last true observation of each agent that ended in this step. In ``done``
+            rows, of every agent of the ended episode, even if it ended earlier; zeros (None for objects) for agents
+            that never joined. Other rows are undefined.
         rewards: (n, A) float64.
         terminated, truncated: (n, A) bool, the agent ended in this step, or was lost; see `fault`.
-        final_missing: (n, A) bool, the agent ended in this step and the env gave no observation of it: its row of
-            ``final_leaves`` repeats the last one it had.
+        final_missing: (n, A) bool, the agent ended in this step and the env returned no observation for it: its row of
+            ``final_leaves`` repeats its previous observation.
         done: (n,) bool, the env's episode ended in this step.
         alive, acting: (n, A) bool.
         reset_mask: (n,) bool, the row is a next-step autoreset: its action was ignored.
         action_masks: Per group (n, A_g, k) bool, or None.
         state: (n, *state_space.shape), the global states; None unless the vectorizer was made with ``state=True``.
-        final_state: Likewise: where ``done``, the state in which the episode ended; other rows mean nothing.
+        final_state: As ``state``: in ``done`` rows, the state in which the episode ended; other rows are undefined.
     """
 
     __slots__ = (
@@ -79,7 +79,7 @@ class VectorStep:
         state: bool = False,
         copier: Callable[[AnyArray], AnyArray] = np.ndarray.copy,
     ) -> None:
-        # The common case has a function in C of its own.
+        # The common case, all rows copied, is a function in C.
         cut = copier if copy and rows.__class__ is slice and rows == slice(None) else _row_copier(rows, copy=copy)
         self._spec: EnvSpec = buffers.spec
         self._grouped = grouped
@@ -109,7 +109,7 @@ class VectorStep:
             assert buffers.state is not None
             assert buffers.final_state is not None
             self.state, self.final_state = cut(buffers.state), cut(buffers.final_state)
-        # Most steps end no agent, and copying observations twice is what costs with images.
+        # Most steps end no agent, and with images most time goes into copying observations.
         if np.count_nonzero(flags[:, : 2 * a]):  # terminated or truncated; a fifth of the time of any()
             self.final_leaves = [[cut_leaf(leaf) for leaf in leaves] for leaves in buffers.final_obs]
         else:
@@ -130,7 +130,7 @@ class VectorStep:
 
     @property
     def eventful(self) -> bool:
-        """Whether in any row an agent ended, or an episode ended or was lost."""
+        """Whether an agent ended, or an episode ended or was lost, in any row."""
         flags = self.done, self.terminated, self.truncated
         return bool(self._faults) or any(map(np.count_nonzero, flags))
 
@@ -141,16 +141,16 @@ class VectorStep:
 
     @property
     def fault(self) -> BoolArray:
-        """(n,) bool: the env's episode was lost, and the env built anew or masked.
+        """(n,) bool: the env's episode was lost, and the env restarted or masked.
 
-        Such a row is ``done``, and those who were alive are ``truncated``, but there are no final observations, no
-        rewards and no infos of what was lost. What else is in it is as after any end.
+        Such a row is ``done``, and agents that were alive are ``truncated``; it has no final observations, rewards or
+        infos of the lost episode. Otherwise it is like any row in which an episode ended.
         """
         return self._faulty(quiet_only=False)
 
     @property
     def quiet(self) -> BoolArray:
-        """(n,) bool: likewise, and the env had asked for it with `RestartQuietly`."""
+        """(n,) bool: the env's episode was lost because the env raised `RestartQuietly`."""
         return self._faulty(quiet_only=True)
 
     def _faulty(self, *, quiet_only: bool) -> BoolArray:
@@ -175,7 +175,7 @@ class VectorStep:
 
     @property
     def action_mask(self) -> Any:
-        """(n, A, k) bool or a dict of groups to (n, A_g, k) for those that have one; None if no group has one."""
+        """(n, A, k) bool, or a dict of the groups with a mask to (n, A_g, k); None if no group has one."""
         return public_masks(self._spec, self.action_masks, grouped=self._grouped)
 
     @property
@@ -215,9 +215,9 @@ class VectorStep:
 
     @property
     def off_policy_actions(self) -> list[tuple[int, str, Any, bool]]:
-        """(env id, agent name, action, whether it is the env's) of agents that do something unasked at this row.
+        """Actions that agents took without a policy, from infos: (env id, agent name, action, whether in env's form).
 
-        An info ``"off_policy_action"`` is what a policy would say, ``"logged_action"`` what the env was given.
+        Info ``"off_policy_action"`` holds an action in the policy's form, ``"logged_action"`` one in the env's form.
         """
         if not self._infos:
             return []
@@ -232,7 +232,7 @@ class VectorStep:
 
     @property
     def untrained(self) -> list[int]:
-        """Ids of envs whose episode begins with this row and is for no batch: ``"training_enabled"`` is False."""
+        """Ids of envs whose new episode is excluded from batches: its first info ``"training_enabled"`` is False."""
         if not self._infos:
             return []
         mine = self.env_ids.tolist()
@@ -245,12 +245,12 @@ class VectorStep:
 
 
 def _row_copier(rows: Selection, *, copy: bool) -> Callable[[AnyArray], AnyArray]:
-    """What takes these rows of an array: as a copy, or as a view that cannot be written to."""
+    """Return a function that takes these rows of an array: as a copy, or as a read-only view."""
 
     def cut(array: AnyArray) -> AnyArray:
         part = array[rows]
         if part.base is None:
-            return part  # an index array has copied already
+            return part  # indexing with an array has copied already
         if copy:
             return part.copy()
         part.flags.writeable = False
@@ -260,7 +260,7 @@ def _row_copier(rows: Selection, *, copy: bool) -> Callable[[AnyArray], AnyArray
 
 
 def _with_own_objects(cut: Callable[[AnyArray], AnyArray]) -> Callable[[AnyArray], AnyArray]:
-    """The same, and of an array of objects they are copies, too."""
+    """Return a function that also copies the objects in an array of objects."""
 
     def cut_leaf(array: AnyArray) -> AnyArray:
         part = cut(array)
@@ -270,14 +270,14 @@ def _with_own_objects(cut: Callable[[AnyArray], AnyArray]) -> Callable[[AnyArray
 
 
 def public_tree(spec: EnvSpec, leaves: Sequence[Sequence[AnyArray]], *, grouped: bool) -> Any:
-    """Leaves per group as users see them: one tree, or a dict of groups."""
+    """Return leaves per group in the public form: one tree, or a dict of groups."""
     if not grouped:
         return spec.groups[0].observation_tree.unflatten(leaves[0])
     return {group.name: group.observation_tree.unflatten(part) for group, part in zip(spec.groups, leaves, strict=True)}
 
 
 def public_masks(spec: EnvSpec, masks: Sequence[AnyArray | None], *, grouped: bool) -> Any:
-    """Masks per group as users see them."""
+    """Return masks per group in the public form: one array, or a dict of groups."""
     if not grouped:
         return masks[0]
     found = {group.name: mask for group, mask in zip(spec.groups, masks, strict=True) if mask is not None}

@@ -223,7 +223,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
         marlvec.load_checkpoint(tmp_path, which="first")  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match=r"best\.npz"):
         marlvec.load_checkpoint(tmp_path, which="best")
-    with pytest.raises(SerialisationError, match="cannot be written down"):
+    with pytest.raises(SerialisationError, match="cannot be saved"):
         marlvec.save_checkpoint(tmp_path, progress={"envs": object()})
     with marlvec.make("simple_spread", num_envs=1, backend="sync") as envs:
         collector = collector_of(envs, Learner())

@@ -209,7 +209,7 @@ def test_an_env_that_cannot_be_filmed_names_what_it_supports() -> None:
 
 def test_frames_of_changing_size_are_refused_and_leave_no_file() -> None:
     said = refuse("cards:Shrinking", "-o", "out.mp4", "--set", "size=[96,96]", "--set", "length=3", code=1)
-    assert "frame 1 of out.mp4: expected one like those before it" in said
+    assert "frame 1 of out.mp4: expected the shape of the earlier frames" in said
 
 
 def test_a_missing_extra_is_named_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,7 +317,7 @@ def test_actions_by_agent() -> None:
         for result in results[1:]:
             for mine, expected in zip(result[:3], results[0][:3], strict=True):
                 assert (mine == expected).all()
-    with pytest.raises(ValueError, match="it acts, and the dict has no action for it"):
+    with pytest.raises(ValueError, match="expected an action, since it acts, got None"):
         views[0].step({agents[0]: [0, 0]})
     for view in views:
         view.close()

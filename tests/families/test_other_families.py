@@ -78,7 +78,7 @@ def test_rewards_of_several_objectives_are_refused_with_the_wrapper_that_makes_o
     with marlvec.make(partial(single, "mo_gymnasium", "deep-sea-treasure-v0"), backend="sync") as envs:
         envs.reset(seed=0)
         with pytest.raises(
-            EnvContractError, match=r"make it one: mo_gymnasium\.wrappers\.LinearReward\(env, weight=…\)"
+            EnvContractError, match=r"combine them: mo_gymnasium\.wrappers\.LinearReward\(env, weight=…\)"
         ):
             envs.step(envs.random_action())
     need("momaland")
@@ -92,7 +92,7 @@ def test_rewards_of_several_objectives_are_refused_with_the_wrapper_that_makes_o
             envs.step(envs.random_action())
     with marlvec.make(partial(momaland, "connect4.moconnect4_v0", "env", one_number=False), backend="sync") as envs:
         envs.reset(seed=0)
-        with pytest.raises(EnvContractError, match="make it one, by a wrapper whose `rewards` are numbers"):
+        with pytest.raises(EnvContractError, match="combine them by a wrapper whose `rewards` are numbers"):
             envs.step(envs.random_action())
 
 

@@ -121,7 +121,7 @@ def test_noise_in_a_step(on_fault: str, name: str) -> None:
         envs.reset(seed=0)
         envs.exec_func(plan, [NOISY], ("before", "after")[turn // 2 % 2], data)
         envs._request_number = 2  # what comes next is request 3, which some of the noise pretends to answer
-        kind, words = WorkerDied, "came out of its reply pipe|answered request"
+        kind, words = WorkerDied, "invalid data in its reply pipe|answered request"
         if must_wait:
             kind, words = EnvTimeout, "did not come back within step_timeout"  # type: ignore[assignment]
         survives(envs, on_fault, kind, words, envs.worker_pids[0])
@@ -167,7 +167,7 @@ def test_noise_between_calls_is_found_by_the_next_one(on_fault: str) -> None:
         envs.exec_func(scream_soon, [NOISY])
         pipe = envs._worker_pool.workers[0].channel.read_fd
         assert select.select([pipe], [], [], 20)[0]
-        survives(envs, on_fault, WorkerDied, "came out of its reply pipe", envs.worker_pids[0])
+        survives(envs, on_fault, WorkerDied, "invalid data in its reply pipe", envs.worker_pids[0])
 
 
 def scream_soon(env: Any) -> None:
@@ -188,7 +188,7 @@ class LoudBuilder(NoisyEnv):
 def test_noise_while_envs_are_built(tmp_path: Path, on_fault: str) -> None:
     factories: list[Callable[[], Any]] = [partial(LoudBuilder, 10, env_index=i, marks=tmp_path) for i in range(N)]
     if on_fault == "raise":
-        with pytest.raises(WorkerDied, match="came out of its reply pipe.*while it built its envs"):
+        with pytest.raises(WorkerDied, match="invalid data in its reply pipe.*while it built its envs"):
             AsyncVectorEnv(factories, num_workers=2)
         return
     with AsyncVectorEnv(factories, num_workers=2, on_fault=on_fault) as envs:

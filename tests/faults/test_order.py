@@ -269,7 +269,7 @@ def test_one_env_for_two_rows_is_refused(backend: str, kind: Any) -> None:
     # Workers in processes have a copy each.
     for workers in {"sync": [0], "thread": [1, 2, 4]}.get(backend, [1]):
         options = {"num_workers": workers} if workers else {}
-        with pytest.raises(ValueError, match=r"env 3, __init__\(\): .*the very env that is env 1 already"):
+        with pytest.raises(ValueError, match=r"env 3, __init__\(\): .*got the object that is env 1 already"):
             vectorize(backend, factories, **options)
     vectorize(backend, [kind, kind, lambda: env]).close()
 

@@ -243,7 +243,9 @@ def test_a_fork_that_is_refused(after: int, monkeypatch: pytest.MonkeyPatch) -> 
         return whole()
 
     monkeypatch.setattr(os, "fork", refuse)
-    with pytest.raises(ResourceError, match=r"temporarily unavailable.*no more processes.*num_workers=") as told:
+    with pytest.raises(
+        ResourceError, match=r"temporarily unavailable.*limit of processes is reached.*num_workers="
+    ) as told:
         AsyncVectorEnv([CounterEnv] * 4, num_workers=4, context="fork")
     assert told.value.errno == errno.EAGAIN
     fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(6)]

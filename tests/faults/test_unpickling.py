@@ -176,11 +176,15 @@ def test_on_the_way_to_a_worker(error: str) -> None:
             "set_attr": lambda: envs.set_attr("where", bomb, [3, 1]),
         }
         for name, call in calls.items():
-            words = rf"^env 1, {name}\(\): its worker process cannot .* what {name}.* was given for env 1: {error}: not"
+            words = (
+                rf"^env 1, {name}\(\): its worker process cannot .* the arguments of {name}.* for env 1: {error}: not"
+            )
             with pytest.raises(SerialisationError, match=words):
                 call()
         envs.step(acts())
-        words = rf"reset\(\): its worker process cannot unpickle what reset\(\) was given for env 3: {error}: not here"
+        words = (
+            rf"reset\(\): its worker process cannot unpickle the arguments of reset\(\) for env 3: {error}: not here"
+        )
         with pytest.raises(SerialisationError, match=words):
             envs.reset(options=[None, None, None, {"bomb": bomb}], env_ids=[0, 1, 2, 3])
         envs.reset()

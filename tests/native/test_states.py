@@ -181,7 +181,7 @@ def test_states_of_other_worlds_are_refused() -> None:
         saved = envs.get_state()
         with pytest.raises(ArgumentError, match="agents: expected"):
             larger.set_state(saved)
-        with pytest.raises(ArgumentError, match="has only one of them max_episode_steps"):
+        with pytest.raises(ArgumentError, match="set max_episode_steps in both vectorizers, or in none"):
             limited.set_state(saved)
         arrays = {**saved["envs"]["arrays"], "pos": np.zeros((2, 3, 2))}
         with pytest.raises(ArgumentError, match=r"pos: expected float64 of \(2, 6, 2\), got float64 of \(2, 3, 2\)"):

@@ -38,7 +38,7 @@ for call in (
     lambda: marlvec.make("simple_spread", 2, backend="auto", step_timeout=1.0),
     lambda: marlvec.AsyncVectorEnv([lambda: None]),
 ):
-    with pytest.raises(ArgumentError, match="need fork.., which Windows has not; use backend='thread' .* WSL$"):
+    with pytest.raises(ArgumentError, match="need fork.., which Windows does not have; use backend='thread' .* WSL$"):
         call()
 """,
     "files": """

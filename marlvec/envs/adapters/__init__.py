@@ -1,1 +1,1 @@
-"""Adapters: what brings users' envs to `MultiAgentEnv`, one module a family."""
+"""Adapters from users' envs to `MultiAgentEnv`, one module for each API."""

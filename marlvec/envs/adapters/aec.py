@@ -1,4 +1,4 @@
-"""PettingZoo AEC (turn-based) envs behind the slot contract."""
+"""`AECAdapter`: PettingZoo AEC (turn-based) envs as `MultiAgentEnv`."""
 
 from __future__ import annotations
 
@@ -26,53 +26,53 @@ from marlvec.errors import ContractError
 
 __all__ = ["AECAdapter", "state_owner"]
 
-_ROUNDING = 0.01  # of the rewards that are summed up, float16 among them
+_ROUNDING = 0.01  # relative tolerance for sums of rewards, which may be float16
 _VECTOR_HINT = (
-    "If it is one number per objective, make it one, by a wrapper whose `rewards` are numbers; docs/envs.md has one "
-    "(momaland.utils.aec_wrappers.LinearizeReward changes what last() says, and nothing else)"
+    "If it is one number per objective, combine them by a wrapper whose `rewards` are numbers; docs/envs.md has one "
+    "(momaland.utils.aec_wrappers.LinearizeReward only changes the reward of last())"
 )
 
 
 class AECAdapter(Adapter):
     """A PettingZoo AEC env: one step is one agent's move.
 
-    The steps of dead agents (``step(None)``) are taken in the same step as the move before them, so that the selected
-    agent is always live. An agent ends in the step in which the env gives it that last, dead turn: until then it is
+    Dead agents' steps (``step(None)``) are taken in the same step as the move before them, so that the selected agent
+    is always live. An agent ends in the step in which the env selects it for that last, dead turn: until then it is
     alive and may get rewards, exactly as in a loop over ``agent_iter()`` and ``last()``.
 
-    An agent observes when it is its turn, as ``last()`` has it, and once more when it ends. In between it keeps the
-    observation it has; before its first turn it has none, and its row is zeros: an env need not know what an agent
-    sees that it has not selected yet (SuperSuit's wrappers do not). So one that ends without any turn, be it a dead
-    one, has no last observation either (`Slot.final_missing`).
+    An agent observes at its turn, as in ``last()``, and once more when it ends. In between it keeps its observation.
+    Before its first turn its row is zeros: an env need not have observations of agents that it has not selected yet
+    (SuperSuit's wrappers do not). So an agent that ends without any turn, even a dead one, has no final observation
+    (`Slot.final_missing`).
 
-    The reward of a step is all that ``env.rewards`` shows in it, for every agent: also for agents that wait. Where
-    ``last()`` says another sum when an agent's turn comes, a `ContractWarning` says so, once an env.
+    The reward of a step is the sum of all ``env.rewards`` in it, for every agent, even for agents that wait. If
+    ``last()`` has another sum at an agent's turn, there is one `ContractWarning` per env.
 
     Args:
         env: The env. Needs ``possible_agents``, ``observation_space(agent)`` and ``action_space(agent)``.
 
     Raises:
         ContractError: Here, if a name or space is missing. In ``reset`` and ``step``, if the env selects an agent that
-            is not in ``env.agents``, rewards or revives one that has ended, drops one without a flag, or gives
-            something that is no observation, reward or flag.
+            is not in ``env.agents``, rewards or revives an agent that has ended, drops one without a flag, or returns
+            an invalid observation, reward or flag.
     """
 
     def __init__(self, env: Any) -> None:
         super().__init__(env, *agents_and_spaces(env))
-        self._seen = [False] * len(self.ids)  # who has been selected in this game, and so may be observed
+        self._seen = [False] * len(self.ids)  # agents that were selected in this game, and so can be observed
         self._acting: int | None = None
-        self._owed = [0.0] * len(self.ids)  # rewards since each one's last turn, as last() sums them up
-        self._size = [0.0] * len(self.ids)  # the same of their absolute values, for what rounding may come to
-        self._agrees_with_last = True  # as far as is known
+        self._owed = [0.0] * len(self.ids)  # sum of rewards since each agent's last turn, as in last()
+        self._size = [0.0] * len(self.ids)  # sum of their absolute values, for the rounding tolerance
+        self._agrees_with_last = True  # until a difference is found
         self._state_owner = self.env
         if self.resets_itself:
             raise ContractError(
-                f"{self.name} is turn-based and declares that it resets itself: the flags of the episode that ended "
-                f"would be gone from it. Expected an env that leaves resets to marlvec"
+                f"{self.name} is turn-based and declares that it resets itself, so the flags of the ended episode "
+                f"cannot be read; expected an env that leaves resets to marlvec"
             )
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Begin a game; the agent that is to move observes."""
+        """Begin a game; the agent to move observes."""
         self._status = [NOT_JOINED] * len(self.ids)
         self._seen = [False] * len(self.ids)
         self._acting = None
@@ -84,7 +84,7 @@ class AECAdapter(Adapter):
                 self.name,
                 "reset()",
                 "env.terminations: expected a dict of flags by agent, got none, and env.dones (PettingZoo's old API); "
-                "set terminations and truncations in place of dones",
+                "set terminations and truncations instead of dones",
             )
         agents = self._listed("reset()")
         for a, agent in enumerate(self.ids):
@@ -101,7 +101,7 @@ class AECAdapter(Adapter):
         return self._infos(slot, {})
 
     def step(self, slot: Slot) -> Info | None:
-        """Let the selected agent move."""
+        """Take the selected agent's move, and all dead turns after it."""
         env, owner, mover = self.env, self._state_owner, self._acting
         if mover is None:
             contract_error(self.name, "step()", "no agent has a turn: the game is over, or it was never reset")
@@ -112,7 +112,7 @@ class AECAdapter(Adapter):
         self._owed[mover] = self._size[mover] = 0.0
         last_infos: dict[AgentId, Any] = {}
         self._read_step(slot, last_infos)
-        # The dead take their turns until a live agent is selected or none is left.
+        # Dead agents take their turns until a live agent is selected or none is left.
         while owner.agents:
             agent = owner.agent_selection
             a = self._place(agent, "step()")
@@ -131,7 +131,7 @@ class AECAdapter(Adapter):
         return self._infos(slot, last_infos)
 
     def cut_short(self, slot: Slot) -> None:
-        """End the game here: every agent that has had a turn observes the state in which it is left."""
+        """End the game here: every agent that has had a turn observes once more."""
         self._acting = None
         for a, agent in enumerate(self.ids):
             if self._status[a] == LIVE:
@@ -150,7 +150,7 @@ class AECAdapter(Adapter):
         status, seen = (one_each(now[name], len(self.ids), f"{self.name}: {name}") for name in ("status", "seen"))
         self._status, self._seen, self._acting = status, seen, now["acting"]
         self._state_owner = state_owner(self.env)
-        self._owed = [0.0] * len(self.ids)  # where the env keeps no sum
+        self._owed = [0.0] * len(self.ids)  # default if the env keeps no sum
         self._owed = [self._cumulative_reward(a) for a in range(len(self.ids))]
         self._size = [abs(owed) for owed in self._owed]
 
@@ -158,7 +158,7 @@ class AECAdapter(Adapter):
         return space_of(self.env, kind, agent, self.ids)
 
     def _read_step(self, slot: Slot, last_infos: dict[AgentId, Any]) -> None:
-        """Write the rewards of the env's last own step, and find out which agents came and went."""
+        """Write the rewards of the env's last step, and note agents that joined or left."""
         status, reward = self._status, slot.reward
         for agent, value in mapping(self._state_owner.rewards, self.name, "step()", "rewards").items():
             number = self._reward(value, agent, _VECTOR_HINT)
@@ -184,7 +184,7 @@ class AECAdapter(Adapter):
                 self._end(slot, a, flags, last_infos)
 
     def _end(self, slot: Slot, a: int, flags: tuple[bool, bool], last_infos: dict[AgentId, Any]) -> None:
-        """End one agent, while the env still knows its last observation and info."""
+        """End one agent, while the env still has its last observation and info."""
         agent = self.ids[a]
         self._status[a] = ENDED
         slot.terminated[a], slot.truncated[a] = flags
@@ -194,14 +194,14 @@ class AECAdapter(Adapter):
         last_infos[agent] = dict(info) if isinstance(info, Mapping) else info
 
     def _observe_last(self, slot: Slot, a: int) -> None:
-        """Write what an agent sees at its end; nothing, if it was never selected."""
+        """Write an agent's final observation; if it was never selected, mark it as missing."""
         if self._seen[a]:
             self._observe(slot, a, self.env.observe(self.ids[a]), False)
         else:
             slot.final_missing[a] = True
 
     def _select(self, slot: Slot, call: str) -> None:
-        """Note whose turn it is, and what it sees."""
+        """Note whose turn it is, and write its observation."""
         agent = self._state_owner.agent_selection
         a = self._place(agent, call)
         if self._status[a] != LIVE or agent not in self._state_owner.agents:
@@ -215,34 +215,34 @@ class AECAdapter(Adapter):
         self._observe(slot, a, self.env.observe(agent), True)
 
     def _compare_with_last(self, a: int) -> None:
-        """Warn where PettingZoo's ``last()`` has another sum of rewards for the agent whose turn it is."""
+        """Warn if PettingZoo's ``last()`` has another sum of rewards for the agent whose turn it is."""
         if not self._agrees_with_last:
             return
-        said, owed = self._cumulative_reward(a), self._owed[a]
-        if said == owed or abs(said - owed) <= _ROUNDING * max(self._size[a], 1.0):
+        cumulative, owed = self._cumulative_reward(a), self._owed[a]
+        if cumulative == owed or abs(cumulative - owed) <= _ROUNDING * max(self._size[a], 1.0):
             return
-        self._agrees_with_last = math.isnan(said) and math.isnan(owed)
+        self._agrees_with_last = math.isnan(cumulative) and math.isnan(owed)
         if not self._agrees_with_last:
-            warn_of_contract(  # without the numbers: envs of one class are to say it once
-                f"{self.name}: last() and env.rewards disagree on what an agent got since its last turn, and "
-                f"env.rewards counts here. In step(), set self.rewards, and call self._accumulate_rewards() once, when "
-                f"it is complete; marlvec.testing.check_env() says where they differ"
+            warn_of_contract(  # without the numbers, so that envs of one class give one warning
+                f"{self.name}: last() and env.rewards disagree on an agent's reward since its last turn; marlvec uses "
+                f"env.rewards. In step(), set self.rewards, and call self._accumulate_rewards() once, when it is "
+                f"complete; marlvec.testing.check_env() finds where they differ"
             )
 
     def _cumulative_reward(self, a: int) -> float:
-        """An agent's reward since its last turn, as ``last()`` says it; `_owed` where the env itself keeps none.
+        """Return an agent's reward since its last turn according to ``last()``; `_owed` if the env keeps no sum.
 
-        A wrapper that changes ``rewards``, and not what ``last()`` says, does so on purpose.
+        Only the env's own sum is read: a wrapper may change ``rewards`` without changing ``last()`` on purpose.
         """
         sums = vars(self._state_owner).get("_cumulative_rewards")
-        said = sums.get(self.ids[a]) if isinstance(sums, dict) else None
-        return float(said) if isinstance(said, (int, float, np.number)) else self._owed[a]
+        reward = sums.get(self.ids[a]) if isinstance(sums, dict) else None
+        return float(reward) if isinstance(reward, (int, float, np.number)) else self._owed[a]
 
     def _place(self, agent: AgentId, call: str) -> int:
-        """Place of an agent on the agent axis."""
+        """Return the index of an agent on the agent axis."""
         try:
             a = self._index.get(agent)
-        except TypeError:  # a list, which is the key of nothing
+        except TypeError:  # not hashable
             a = None
         if a is None:
             contract_error(self.name, call, f"unknown agent {agent!r}; possible agents are {names_of(self.ids)}")
@@ -255,7 +255,7 @@ class AECAdapter(Adapter):
         return frozenset(agents)
 
     def _flags_of(self, agent: AgentId, call: str) -> tuple[bool, bool]:
-        """One agent's termination and truncation flags; False where the env says nothing of it."""
+        """Return one agent's termination and truncation flags; False if the env has none for it."""
         terminations = mapping(self._state_owner.terminations, self.name, call, "terminations")
         truncations = mapping(self._state_owner.truncations, self.name, call, "truncations")
         return (
@@ -264,7 +264,7 @@ class AECAdapter(Adapter):
         )
 
     def _infos(self, slot: Slot, last_infos: dict[AgentId, Any]) -> Info | None:
-        """Infos of those who are left, and the last ones of those who ended, without masks."""
+        """Return infos of live agents, and last infos of agents that ended, without masks."""
         infos = mapping(self._state_owner.infos, self.name, "infos", "infos")
         if last_infos:
             infos = {**infos, **last_infos}
@@ -277,13 +277,13 @@ _HAND_ON = ("BaseWrapper.__getattr__", "OrderEnforcingWrapper.__getattr__")
 
 
 def state_owner(env: Any) -> Any:
-    """The env in whose own attributes all that stands that ``env`` says of its agents, once it was reset.
+    """Return the innermost PettingZoo env whose attributes ``env`` forwards; valid after a reset.
 
-    PettingZoo's wrappers hand a question on to one another, which takes 1 µs each, and a move asks ten. Only its own
-    ones are passed, and none that has something to say itself: what a user's wrapper says counts.
+    PettingZoo's wrappers forward attributes to one another, which takes 1 µs each, and a move reads ten. Only
+    PettingZoo's own wrappers are skipped, and only if they have none of these attributes: a user's wrapper counts.
 
     Args:
-        env: An AEC env, or anything else, which speaks for itself.
+        env: An AEC env; anything else is returned unchanged.
     """
     while _hands_on(env):
         env = env.env

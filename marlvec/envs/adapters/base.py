@@ -1,4 +1,4 @@
-"""`Adapter`: what all adapters share: names, spaces without masks, metadata, reset arguments, state, close."""
+"""`Adapter`: base of all adapters: names, spaces without masks, metadata, reset arguments, state, close."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from marlvec.spaces.action_masks import split_action_mask
 __all__ = ["ENDED", "LIVE", "MISSING", "NOT_JOINED", "Adapter", "DictAdapter", "keywords_of"]
 
 NOT_JOINED, LIVE, ENDED = range(3)
-"""Where an agent is in its episode."""
+"""Status of an agent in its episode."""
 MISSING: Any = object()
-"""In the place of an observation that the env did not give."""
+"""Placeholder for an observation that the env did not return."""
 
 _RESERVED = (COMMON, "__all__")
 
 
 class Adapter(MultiAgentEnv):
-    """A user's env behind the slot contract.
+    """A user's env as a `MultiAgentEnv`.
 
     Args:
         env: The user's env.
-        ids: Its agents as it names them, in the order of the agent axis.
-        observation_spaces: One per agent, action masks and all.
+        ids: Its own names of its agents, in the order of the agent axis.
+        observation_spaces: One per agent, including action masks.
         action_spaces: One per agent.
 
     Raises:
-        ContractError: No agents, a reserved name, or something in place of a space that is none.
+        ContractError: No agents, a reserved name, or an object that is not a space.
 
     Attributes:
-        env: The user's env, as it was handed in.
-        ids: As above; `agents` has the same as strings.
+        env: The user's env, as it was passed in.
+        ids: As given; `agents` has them as strings.
         is_lenient: Whether rewards and flags may be arrays of one element, and flags 0 or 1.
     """
 
@@ -66,7 +66,7 @@ class Adapter(MultiAgentEnv):
         self.name = _name_of(env, self.metadata)
         self.ids: tuple[AgentId, ...] = tuple(ids)
         self.agents = tuple(str(agent) for agent in self.ids)
-        self._info_keys: tuple[str, ...] = self.agents  # where in an `Info` each agent's own info is
+        self._info_keys: tuple[str, ...] = self.agents  # keys of the agents' own infos in an `Info`
         self._index: dict[AgentId, int] = {agent: a for a, agent in enumerate(self.ids)}
         for name in self.agents:
             if name in _RESERVED:
@@ -86,7 +86,7 @@ class Adapter(MultiAgentEnv):
         self.observation_spaces = tuple(space for space, _ in pairs)
         self.action_spaces = tuple(action_spaces)
         self.mask_sizes = tuple(size for _, size in pairs)
-        # Dict(observation=X, action_mask=M) is unwrapped to X; of any other Dict only the mask is taken out.
+        # Dict(observation=X, action_mask=M) is unwrapped to X; from any other Dict only the mask is removed.
         self._bare = [
             size is not None and set(space.spaces) == {"observation", "action_mask"}
             for space, (_, size) in zip(observation_spaces, pairs, strict=True)
@@ -98,7 +98,7 @@ class Adapter(MultiAgentEnv):
 
     @property
     def unwrapped(self) -> Any:
-        """The user's own env object, as it was handed in."""
+        """The user's own env object, as it was passed in."""
         return self.env
 
     def close(self) -> None:
@@ -108,25 +108,25 @@ class Adapter(MultiAgentEnv):
             close()
 
     def write_state(self, slot: Slot) -> None:
-        """Write what the env's ``state()`` returns."""
+        """Write the result of the env's ``state()``."""
         slot.write_state(self.env.state())
 
     def copy_attributes(self) -> None:
-        """Let the attributes of the env stand for its state, where it has no ``get_state()``."""
+        """Use copies of the env's attributes as its state, if it has no ``get_state()``."""
         self._copies_attributes = True
 
     def state_obstacle(self) -> str | None:
-        """Why the state of the user's env cannot be saved, or None."""
+        """Return why the state of the user's env cannot be saved, or None."""
         return self._user_state().obstacle()
 
     def get_state(self) -> dict[str, Any]:
-        """The state of the user's env, and what is known here of its agents."""
+        """Return the state of the user's env, and the adapter's state of its agents."""
         return {"agents": self._agents_now(), "user": self._user_state().get()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from such a state."""
+        """Restore a state from `get_state`."""
         if not isinstance(state, dict) or state.keys() != {"agents", "user"}:
-            raise ArgumentError(f"{self.name}: the state is of an env that has other wrappers of marlvec's around it")
+            raise ArgumentError(f"{self.name}: the state is of an env with other wrappers of marlvec; use the same")
         self._user_state().set(state["user"])
         self._recall_agents(state["agents"])
 
@@ -134,14 +134,14 @@ class Adapter(MultiAgentEnv):
         return UserEnvState(self.env, self.name, copies_attributes=self._copies_attributes)
 
     def _agents_now(self) -> dict[str, Any]:
-        """What this adapter remembers of its agents from one step to the next, as plain data."""
+        """Return the adapter's state of its agents, as plain data."""
         return {}
 
     def _recall_agents(self, now: dict[str, Any]) -> None:
-        """Remember what `_agents_now` gave; the user's env is in that state already."""
+        """Restore the result of `_agents_now`; the user's env was restored before."""
 
     def _call_reset(self, seed: int | None, options: dict[str, Any] | None) -> Any:
-        """Call the env's ``reset`` with what it takes; nothing that was given is dropped."""
+        """Call the env's ``reset`` with the arguments that it accepts; raise if a given one would be dropped."""
         kwargs: dict[str, Any] = {}
         takes = self._reset_takes
         if takes is None or "seed" in takes:
@@ -154,28 +154,24 @@ class Adapter(MultiAgentEnv):
                 )
             reseed(seed)
         if takes is None or "options" in takes:
-            # A copy each: an env that writes into its options must not change another env's, or the caller's.
+            # A copy for each env: an env that changes its options must not change another env's, or the caller's.
             kwargs["options"] = None if options is None else deepcopy(options)
         elif options is not None:
-            contract_error(self.name, "reset()", f"it takes no options, and {options!r} were given")
+            contract_error(self.name, "reset()", f"expected no options, since it takes none, got {options!r}")
         result = self.env.reset(**kwargs)
         self._check_spaces()
         return result
 
     @abstractmethod
     def space_of(self, kind: str, agent: AgentId) -> Any:
-        """Ask the env for one agent's ``"observation"`` or ``"action"`` space, mask and all."""
+        """Return one agent's ``"observation"`` or ``"action"`` space from the env, including its mask."""
 
     def _check_spaces(self) -> None:
-        """Refuse an env whose spaces are not those any more that the buffers and policies were made for.
-
-        Raises:
-            ContractError: A space is another one; names its agent, and both.
-        """
+        """Raise if the env's spaces have changed since the buffers and policies were made."""
         for kind, agent, space in self._declared:
             try:
                 now = self.space_of(kind, agent)
-            except Exception:  # it knows only agents that are here; that is no contradiction
+            except Exception:  # an env may have spaces of present agents only
                 continue
             if now is not space and isinstance(now, Space) and (differs := describe_difference(space, now)):
                 contract_error(
@@ -198,7 +194,7 @@ class Adapter(MultiAgentEnv):
         return as_flag(value, self.name, agent, what, several_hint, lenient=self.is_lenient)
 
     def _observe(self, slot: Slot, a: int, value: Any, acting: bool) -> None:
-        """Write agent number ``a``'s observation, and its mask if it has one; the mask of one not acting allows all."""
+        """Write agent number ``a``'s observation, and its mask if it has one; if not acting, the mask allows all."""
         if self.mask_sizes[a] is None:
             slot.write_obs(a, value)
             return
@@ -209,25 +205,15 @@ class Adapter(MultiAgentEnv):
             slot.clear_mask(a)
 
     def _join(self, slot: Slot, a: int, obs: Any) -> None:
-        """Write that agent number ``a`` is alive and acts on its first observation."""
+        """Write agent number ``a``'s first observation; it is alive and acting now."""
         self._observe(slot, a, obs, True)
         slot.alive[a] = slot.acting[a] = True
         self._status[a] = LIVE
 
     def _record(self, slot: Slot, a: int, obs: Any, reward: float, ended: bool, cut: bool, acts: bool = True) -> bool:
-        """Write what a step brought agent number ``a``.
+        """Write a step's results for agent number ``a``; return whether it acts next.
 
-        Args:
-            slot: Where to.
-            a: The agent's number.
-            obs: Its observation, or `MISSING`: it keeps the one it had.
-            reward: Its reward.
-            ended: Whether it terminated.
-            cut: Whether it was truncated.
-            acts: Whether it acts in the next step, if it has not ended.
-
-        Returns:
-            Whether it acts in the next step.
+        With ``obs`` `MISSING` it keeps its previous observation.
         """
         here = not (ended or cut)
         acts = acts and here
@@ -245,7 +231,7 @@ class Adapter(MultiAgentEnv):
         return acts
 
     def _without_mask(self, a: int, value: Any) -> Any:
-        """Agent number ``a``'s observation without the mask that its space declares."""
+        """Return agent number ``a``'s observation without the mask that its space declares."""
         if self.mask_sizes[a] is None:
             return value
         if not isinstance(value, Mapping) or "action_mask" not in value:
@@ -265,16 +251,9 @@ class Adapter(MultiAgentEnv):
         return {key: part for key, part in value.items() if key != "action_mask"}
 
     def _take_masks(self, slot: Slot, new_infos: Info | None) -> Info | None:
-        """Move action masks from the infos into the slot; those of acting agents count, where no space declares one.
+        """Move action masks of acting agents, whose spaces declare none, from the infos into the slot.
 
-        Must come after ``acting`` is written.
-
-        Args:
-            slot: Where to.
-            new_infos: The infos; altered.
-
-        Returns:
-            The infos without masks.
+        Must be called after ``acting`` is written. Modifies and returns the infos.
         """
         if new_infos is None and not slot.gave_mask[0]:
             return None
@@ -287,11 +266,7 @@ class Adapter(MultiAgentEnv):
         return rest or None
 
     def _pop_masks(self, slot: Slot, new_infos: Info) -> Iterator[tuple[int, Info]]:
-        """Take out the masks of agents whose spaces declare none, and leave no empty dicts behind.
-
-        Yields:
-            Each such agent's index, and its mask under ``"action_mask"``; an empty dict if there is none.
-        """
+        """Remove masks of agents whose spaces declare none; yield each such agent's index and a dict of its mask."""
         for a, who in enumerate(self._info_keys):
             if self.mask_sizes[a] is None and slot.action_mask[a] is not None:
                 info = new_infos.get(who, {})
@@ -300,16 +275,9 @@ class Adapter(MultiAgentEnv):
                     new_infos.pop(who, None)
 
     def _end_and_begin(self, slot: Slot, new_infos: Info | None) -> Info | None:
-        """Close the episode that an env has itself followed by the next, whose agents are to be written after this.
+        """Finish the ended episode of an env that has itself begun the next one; then write the new agents.
 
-        Must come after the flags are written.
-
-        Args:
-            slot: Where to.
-            new_infos: The infos of the step; altered.
-
-        Returns:
-            The infos of the reset.
+        Must be called after the flags are written. Modifies the infos of the step; returns those of the reset.
         """
         flags = zip(slot.terminated, slot.truncated, strict=True)
         places = {self._info_keys[a]: a for a, flag in enumerate(flags) if any(flag)}
@@ -319,18 +287,18 @@ class Adapter(MultiAgentEnv):
         for a in range(len(self.ids)):
             slot.zero_obs(a)
             slot.clear_mask(a)
-            # Last observations are in the infos, or that was an error.
+            # Final observations were in the infos; else take_finals has raised.
             slot.alive[a] = slot.acting[a] = slot.final_missing[a] = False
         slot.done = slot.begun = True
         last = finals.ended or {}
         for _ in self._pop_masks(slot, last):
-            pass  # no agent acts on what was allowed after the end
+            pass  # masks after the end are not needed
         slot.final_info = last or None
         return finals.begun
 
 
 class DictAdapter(Adapter):
-    """An `Adapter` of an env whose ``reset`` and ``step`` return dicts by agent."""
+    """An `Adapter` for envs whose ``reset`` and ``step`` return dicts by agent."""
 
     _flag_names: ClassVar[tuple[str, str]] = ("termination", "truncation")
 
@@ -351,7 +319,7 @@ class DictAdapter(Adapter):
         return info_dicts.by_agent(infos, self._index, self.agents, self.name)
 
     def _flags_in(self, agent: AgentId, ends: Mapping[Any, Any], cuts: Mapping[Any, Any]) -> tuple[bool, bool]:
-        """Return an agent's two flags; False where a dict has none of it."""
+        """Return an agent's two flags; False if a dict has none for it."""
         return (
             agent in ends and self._flag(ends[agent], agent, self._flag_names[0]),
             agent in cuts and self._flag(cuts[agent], agent, self._flag_names[1]),
@@ -365,7 +333,7 @@ class DictAdapter(Adapter):
 
 
 def keywords_of(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Names a callable takes as keywords; None if it takes any, or will not say.
+    """Return the keywords that a callable accepts; None if it accepts any, or has no readable signature.
 
     Args:
         function: The callable.
@@ -380,7 +348,7 @@ def keywords_of(function: Callable[..., Any]) -> frozenset[str] | None:
 
 
 def _state_space(env: Any) -> Space[Any] | None:
-    """The env's ``state_space``, if there is one of a fixed-size array, with a ``state()`` to fill it."""
+    """Return the env's ``state_space`` if its values are fixed-size arrays and the env has ``state()``; else None."""
     space = getattr(env, "state_space", None)
     if not isinstance(space, Space) or not callable(getattr(env, "state", None)):
         return None
@@ -400,7 +368,7 @@ def _name_of(env: Any, metadata: Mapping[str, Any]) -> str:
 
 
 def _plain_metadata(metadata: Any) -> dict[str, Any]:
-    """What of an env's metadata is plain data; the rest (enums, classes, functions) may not cross processes."""
+    """Return the plain data in an env's metadata; the rest (enums, classes, functions) may not be picklable."""
     if not isinstance(metadata, Mapping):
         return {}
     kept = ((str(key), _plain(value)) for key, value in metadata.items())

@@ -1,4 +1,4 @@
-"""Gymnasium envs behind the slot contract: multi-agent envs with one agent."""
+"""`GymnasiumAdapter`: Gymnasium envs as multi-agent envs with one agent."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from marlvec.spaces import SpaceTree
 __all__ = ["AGENT", "PLAIN_REWARDS", "GymnasiumAdapter", "joint_keys", "pair_tree", "split_reset"]
 
 AGENT = "agent_0"
-"""Name of the one agent of a Gymnasium env."""
+"""Name of the only agent of a Gymnasium env."""
 
 
 PLAIN_REWARDS: frozenset[Any] = frozenset({float, np.float64})
-"""Classes of rewards that need no second look."""
+"""Classes of rewards that need no check."""
 
-_VECTOR_HINT = "If it is one number per objective, make it one: mo_gymnasium.wrappers.LinearReward(env, weight=…)"
+_VECTOR_HINT = "If it is one number per objective, combine them: mo_gymnasium.wrappers.LinearReward(env, weight=…)"
 
 
 class GymnasiumAdapter(Adapter):
-    """A Gymnasium env as a multi-agent env with the one agent ``"agent_0"``.
+    """A Gymnasium env as a multi-agent env with the single agent ``"agent_0"``.
 
-    Its infos are the env's own, so they are found under `COMMON`. Old envs fit too: ``step`` may return 4 values (done
-    means terminated, unless ``info["TimeLimit.truncated"]`` is True), and ``reset`` the observation alone.
+    Its infos belong to the env, so they are under `COMMON`. Old envs are supported, too: ``step`` may return 4 values
+    (done means terminated, unless ``info["TimeLimit.truncated"]`` is True), and ``reset`` the observation alone.
 
     Args:
         env: The env. Needs ``observation_space`` and ``action_space``.
 
     Raises:
-        ContractError: Here, if a space is missing. In ``reset`` and ``step``, if the env gives something that is no
+        ContractError: Here, if a space is missing. In ``reset`` and ``step``, if the env returns an invalid
             observation, reward or flag.
     """
 
@@ -54,11 +54,11 @@ class GymnasiumAdapter(Adapter):
         self._vector_hint = ". ".join(filter(None, (self._flags_hint, _VECTOR_HINT)))
         self._info_keys = (COMMON,)
         self._pair = pair_tree(space)
-        self._slot: Slot | None = None  # the one that `_read_actions` is of
+        self._slot: Slot | None = None  # the slot that `_read_actions` reads
         self._read_actions: Callable[[], list[Any]] = list
 
     def close(self) -> None:
-        """Close the env and let go of the buffers."""
+        """Close the env and drop references to the buffers."""
         self._slot, self._read_actions = None, list
         super().close()
 
@@ -74,7 +74,7 @@ class GymnasiumAdapter(Adapter):
         (_, _, space), (_, _, action_space) = self._declared
         try:
             same = self.env.observation_space is space and self.env.action_space is action_space
-        except Exception:  # the other one may still be looked at
+        except Exception:  # the other space can still be checked
             same = False
         if not same:
             super()._check_spaces()
@@ -89,7 +89,7 @@ class GymnasiumAdapter(Adapter):
         return self.read_step(slot, self.env.step(self._read_actions()[0]))
 
     def read_step(self, slot: Slot, result: Any) -> Info | None:
-        """Write what the env's ``step`` has returned into the slot, and check all of it.
+        """Check the result of the env's ``step``, and write it into the slot.
 
         Returns:
             Infos, or None if all are empty.
@@ -121,17 +121,17 @@ class GymnasiumAdapter(Adapter):
         return self._take_masks(slot, new_infos)
 
     def _bind(self, slot: Slot) -> None:
-        """Note the quickest way to this slot's action."""
+        """Store this slot's fastest function for reading actions."""
         self._slot = slot
         self._read_actions = slot.fast_actions or slot.read_actions
 
 
 def _is_dict(value: Any) -> bool:
-    return value.__class__ is dict or isinstance(value, Mapping)  # the one question is quick, and nearly always enough
+    return value.__class__ is dict or isinstance(value, Mapping)  # the first test is faster, and nearly always enough
 
 
 def joint_keys(observation: Any, action: Any) -> list[Any] | None:
-    """Keys of the agents in joint spaces; None where the two are not joint, or have no agent in common."""
+    """Return the keys of the agents in joint spaces; None if the two are not joint, or their agents differ."""
     if isinstance(observation, Tuple) and isinstance(action, Tuple):
         size = len(observation.spaces)
         return list(range(size)) if 0 < size == len(action.spaces) else None
@@ -148,12 +148,12 @@ def pair_tree(space: Any) -> SpaceTree | None:
 
 
 def split_reset(result: Any, pair: SpaceTree | None, is_info: Callable[[Any], bool]) -> tuple[Any, Any]:
-    """Distinguish observation and info from an old env's observation alone.
+    """Split the result of a reset into observation and info; old envs return the observation alone.
 
     Args:
-        result: What ``reset()`` returned.
+        result: The result of ``reset()``.
         pair: `pair_tree` of the observation space.
-        is_info: Whether something may be an info.
+        is_info: Returns whether an object can be an info.
 
     Returns:
         Observation, and info or None.
@@ -162,7 +162,7 @@ def split_reset(result: Any, pair: SpaceTree | None, is_info: Callable[[Any], bo
         return result, None
     if pair is not None:
         try:
-            pair.flatten(result[0])  # its dicts and tuples; its numbers are another matter
+            pair.flatten(result[0])  # checks dicts and tuples only, not values
         except ContractError:
             return result, None
     return result

@@ -1,4 +1,4 @@
-"""From the info dicts of an env to one `Info`, or to None where there is nothing to say."""
+"""Conversion of an env's info dicts to one `Info`, or to None if they are empty."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from marlvec.envs.spec import COMMON, Info
 __all__ = ["MAX_DEPTH", "by_agent", "common", "snapshot"]
 
 MAX_DEPTH = 32
-"""How many dicts within dicts an info may have: one that contains itself has no end."""
+"""Maximum nesting of dicts in an info; guards against a dict that contains itself."""
 
-# What an env may go on changing after it handed it out; anything else in an info is passed on as it is.
+# Values that an env may change later are copied; all others are passed on unchanged.
 _MUTABLE = (np.ndarray, dict, list, tuple, set, bytearray)
 
 
@@ -24,8 +24,8 @@ def snapshot(info: Mapping[Any, Any], env: str) -> dict[str, Any]:
     """Copy one info dict so that the env may reuse it and the arrays in it.
 
     Raises:
-        ContractError: A value cannot be copied, or is a dict that contains itself; or two keys are the same text, as 1
-            and "1" are. Names the key.
+        ContractError: A value cannot be copied, or is a dict that contains itself; or two keys are equal as text, like
+            1 and "1". Names the key.
     """
     out: dict[str, Any] = {}
     for key, value in info.items():
@@ -48,7 +48,7 @@ def snapshot(info: Mapping[Any, Any], env: str) -> dict[str, Any]:
 
 
 def _has_no_end(table: dict[Any, Any]) -> bool:
-    """Whether dicts are nested deeper than any env needs. A dict that occurs twice on a level is looked into once."""
+    """Return whether dicts are nested deeper than `MAX_DEPTH`. A dict that occurs twice on a level is visited once."""
     level = {id(table): table}
     for _ in range(MAX_DEPTH):
         level = {id(value): value for inner in level.values() for value in inner.values() if isinstance(value, dict)}
@@ -58,7 +58,7 @@ def _has_no_end(table: dict[Any, Any]) -> bool:
 
 
 def common(info: Any, env: str) -> Info | None:
-    """Infos of an env that has one info dict for all, under `COMMON`."""
+    """Convert the info dict of an env that has one for all agents; its entries go under `COMMON`."""
     if isinstance(info, Mapping):
         return {COMMON: snapshot(info, env)} if info else None
     if info is None:
@@ -67,16 +67,16 @@ def common(info: Any, env: str) -> Info | None:
 
 
 def by_agent(infos: Mapping[Any, Any], index: Mapping[Any, int], names: Sequence[str], env: str) -> Info | None:
-    """Infos of an env that has one info dict per agent.
+    """Convert the infos of an env that has one info dict per agent.
 
     Args:
-        infos: What the env gave. Keys that are no agent (``"common"``, ``"__common__"``) go under `COMMON`.
-        index: Agent to its place on the agent axis.
+        infos: The env's infos. Keys that are not agents (``"common"``, ``"__common__"``) go under `COMMON`.
+        index: Agent to its index on the agent axis.
         names: Agent names in that order.
         env: The env's name, for messages.
 
     Returns:
-        Copies of those that are not empty, or None where all are.
+        Copies of the infos that are not empty, or None if all are empty.
 
     Raises:
         ContractError: An agent's info is not a dict.

@@ -1,4 +1,4 @@
-"""Gymnasium envs of several agents behind the slot contract: their spaces are joint, a Tuple or a Dict by agent."""
+"""`JointAdapter`: Gymnasium envs of several agents; their spaces are joint: a Tuple, or a Dict by agent."""
 
 from __future__ import annotations
 
@@ -30,40 +30,39 @@ from marlvec.spaces.action_masks import read_mask
 __all__ = ["AGENTS", "MASKS", "JointAdapter", "has_joint_spaces"]
 
 AGENTS = ("auto", "tuple", "dict", "single")
-"""What `marlvec.make` takes for ``agents``."""
+"""Values of ``agents`` in `marlvec.make`."""
 
 _COUNTS = ("n_agents", "num_agents")
 _VECTOR_HINT = "Expected one number for the team, or one for each agent"
 MASKS = ("action_mask", "avail_actions")  # the second is SMAC's name
-"""Where the common info may have a mask for each agent."""
+"""Keys of the common info that may have a mask for each agent."""
 
 
 class JointAdapter(Adapter):
     """A Gymnasium env whose observation and action are joint: one entry per agent, in a Tuple or a Dict.
 
-    All agents act in every step. What `step` returns may be for all agents or for each, in any mixture:
+    All agents act in every step. Each result of `step` may be one value for all agents, or one for each:
 
-    * rewards: one number is the team's, and each agent that is alive gets it; or one for each agent.
-    * flags: one ends every agent; or one for each agent, and the episode is over when all have ended. An agent that
-      has ended acts no more: the env gets an action of zeros for it (or, where its space has none, one that is always
-      the same).
+    * rewards: one number is the team's reward, which each alive agent gets; or one number for each agent.
+    * flags: one flag ends every agent; or one flag for each agent, and the episode is over when all have ended. For an
+      agent that has ended, the env gets an action of zeros (or, if its space has no zeros, a fixed action).
     * infos: one dict, in which ``"action_mask"`` or ``"avail_actions"`` may have a mask for each agent; or one dict
-      for each.
+      for each agent.
 
-    Old envs fit too: ``step`` may return 4 values (done means terminated, unless ``info["TimeLimit.truncated"]`` is
-    True), and ``reset`` the observations alone.
+    Old envs are supported, too: ``step`` may return 4 values (done means terminated, unless
+    ``info["TimeLimit.truncated"]`` is True), and ``reset`` the observations alone.
 
     Args:
-        env: The env. Its ``observation_space`` and ``action_space`` are Tuples of one length, or Dicts of the same
-            keys. Agents of a Tuple are called ``"agent_0"``, ``"agent_1"``, …, those of a Dict by their keys.
+        env: The env. Its ``observation_space`` and ``action_space`` are Tuples of equal length, or Dicts with equal
+            keys. Agents of a Tuple are named ``"agent_0"``, ``"agent_1"``, …, agents of a Dict by their keys.
 
     Attributes:
         is_dict: Whether the spaces are Dicts.
-        keys: Those of the agents in the spaces: keys of the Dicts, or places in the Tuples.
+        keys: The agents' keys in the Dicts, or indices in the Tuples.
 
     Raises:
-        ContractError: In ``reset`` and ``step``, if the env returns too few or too many entries, the reward of an agent
-            that has ended, or something that is no observation, reward or flag.
+        ContractError: In ``reset`` and ``step``, if the env returns too few or too many entries, a reward for an agent
+            that has ended, or an invalid observation, reward or flag.
     """
 
     def __init__(self, env: Any) -> None:
@@ -77,7 +76,7 @@ class JointAdapter(Adapter):
         self._pair = pair_tree(joint[0])
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Begin an episode of all agents."""
+        """Begin an episode with all agents."""
         obs, info = self.split_reset(self._call_reset(seed, options))
         self._begin(slot, obs, "reset()")
         return self._take_masks(slot, self._by_agent(slot, info))
@@ -127,18 +126,18 @@ class JointAdapter(Adapter):
         return joint.spaces[self.keys[self._index[agent]]]
 
     def join(self, actions: Sequence[Any]) -> tuple[Any, ...] | dict[Any, Any]:
-        """A member of the env's action space: one action per agent. Some envs ask whether it is a tuple."""
+        """Join one action per agent to an action of the env. It is a tuple, not a list: some envs require that."""
         return dict(zip(self.keys, actions, strict=True)) if self.is_dict else tuple(actions)
 
     def idle_action(self, a: int) -> Any:
-        """What the env is given for an agent that has ended: it takes no action of fewer agents."""
+        """Return the action for an agent that has ended: the env requires actions of all agents."""
         if a not in self._idle_actions:
             space = self.action_spaces[a]
             tree = SpaceTree(space)
             action = tree.unflatten([0 if isinstance(leaf.space, Discrete) else leaf.blank() for leaf in tree.leaves])
             try:
                 has_zeros = space.contains(action)
-            except Exception:  # a space of the user's own may raise on what it does not know
+            except Exception:  # contains() of a user's space may raise
                 has_zeros = False
             if not has_zeros:
                 twin = deepcopy(space)
@@ -177,9 +176,9 @@ class JointAdapter(Adapter):
         return entries
 
     def _entries(self, value: Any, what: str, call: str, *, everyone: bool = False) -> Sequence[Any] | None:
-        """One entry per agent, in order of the agent axis; None where there is one value for all.
+        """Return one entry per agent, in order of the agent axis; None if ``value`` is one value for all.
 
-        Of a dict, entries of agents that have ended may be missing, and are None.
+        In a dict, entries of agents that have ended may be missing; they are None.
         """
         if isinstance(value, Mapping):
             refuse_unknown(value, self._index, self.name, call, what)
@@ -193,14 +192,14 @@ class JointAdapter(Adapter):
             return None
         if len(value) != len(self.ids):
             contract_error(self.name, call, f"{what}: expected one per agent, {len(self.ids)} in all, got {len(value)}")
-        return value  # type: ignore[return-value]  # an array's rows are as good
+        return value  # type: ignore[return-value]  # or an array, whose rows are the entries
 
     def split_reset(self, result: Any) -> tuple[Any, Any]:
-        """Distinguish observations and info, which old envs do not return, from observations alone."""
+        """Split the result of a reset into observations and info; old envs return observations alone."""
         return split_reset(result, self._pair, _is_info)
 
     def _by_agent(self, slot: Slot, info: Any) -> Info | None:
-        """The env's infos, taken apart where they are one per agent."""
+        """Convert the env's infos: one for all, or one per agent."""
         if isinstance(info, (list, tuple)):
             entries = self._entries(info, "infos", "info")
             info = dict(zip(self.ids, entries or (), strict=True))
@@ -212,7 +211,7 @@ class JointAdapter(Adapter):
         return info_dicts.by_agent(info, self._index, self.agents, self.name)
 
     def _deal_out(self, slot: Slot, new_infos: Info) -> None:
-        """Give each agent its own of what the common info has for all: masks, and last observations."""
+        """Move each agent's mask and final observation from the common info to the agent's own info."""
         shared = new_infos[COMMON]
         takes_masks = all(row is not None for row in slot.action_mask) and set(self.mask_sizes) == {None}
         for key in MASKS if takes_masks else ():
@@ -228,11 +227,7 @@ class JointAdapter(Adapter):
             del new_infos[COMMON]
 
     def _masks(self, slot: Slot, key: str, value: Any) -> list[Any]:
-        """One mask per agent. What is longer than an agent's choices must allow nothing there.
-
-        Raises:
-            EnvContractError: It is anything else.
-        """
+        """Return one mask per agent. A mask longer than the agent's number of actions must be False beyond it."""
         if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != len(self.ids):
             got = f"{len(value)}" if isinstance(value, (list, tuple, np.ndarray)) else type(value).__name__
             contract_error(
@@ -251,17 +246,17 @@ class JointAdapter(Adapter):
 
 
 def has_joint_spaces(env: Any, agents: str = "auto") -> bool:
-    """Whether a Gymnasium env is one of several agents.
+    """Return whether a Gymnasium env has several agents.
 
-    It is where observation and action spaces are Tuples of one length, or Dicts of the same keys, and the env says that
-    it has so many agents (``n_agents`` or ``num_agents``), or the keys are ints.
+    It has if its observation and action spaces are Tuples of equal length, or Dicts with equal keys, and either its
+    ``n_agents`` or ``num_agents`` is that number, or the keys are ints.
 
     Args:
         env: The env.
-        agents: ``"auto"``: as above. ``"tuple"``, ``"dict"``: it is, whatever it says; ``"single"``: it is not.
+        agents: ``"auto"``: by this rule. ``"tuple"``, ``"dict"``: by the spaces alone; ``"single"``: it has one agent.
 
     Raises:
-        ArgumentError: Its spaces are not of the form that ``agents`` names.
+        ArgumentError: The spaces do not have the form that ``agents`` names.
     """
     if agents == "single":
         return False
@@ -280,8 +275,8 @@ def has_joint_spaces(env: Any, agents: str = "auto") -> bool:
         return False
     if isinstance(observation, Dict) and all(isinstance(key, (int, np.integer)) for key in keys):
         return True
-    said = (getattr(layer, name, None) for layer in wrapper_chain(env) for name in _COUNTS)
-    return any(isinstance(number, (int, np.integer)) and number == len(keys) for number in said)
+    counts = (getattr(layer, name, None) for layer in wrapper_chain(env) for name in _COUNTS)
+    return any(isinstance(number, (int, np.integer)) and number == len(keys) for number in counts)
 
 
 def _is_info(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""PettingZoo Parallel envs behind the slot contract."""
+"""`ParallelAdapter`: PettingZoo Parallel envs as `MultiAgentEnv`."""
 
 from __future__ import annotations
 
@@ -25,48 +25,48 @@ __all__ = ["ParallelAdapter", "agents_and_spaces", "space_of"]
 
 _FLOATS = frozenset({"e", "f", "d", "g"})  # formats of numpy's floats in a memoryview
 _VECTOR_HINT = (
-    "If it is one number per objective, make it one: momaland.utils.parallel_wrappers.LinearizeReward(env, weights)"
+    "If it is one number per objective, combine them: momaland.utils.parallel_wrappers.LinearizeReward(env, weights)"
 )
-_LEFT_HINT = "make(…, lenient=True) takes that for a truncation"
-_SCALARS = frozenset({float, int, np.float64, np.float32})  # a reward of any other class is looked at more closely
+_LEFT_HINT = "make(…, lenient=True) treats this as a truncation"
+_SCALARS = frozenset({float, int, np.float64, np.float32})  # rewards of other classes leave the fast path
 
 
 class ParallelAdapter(DictAdapter):
     """A PettingZoo Parallel env: all live agents act in every step.
 
-    Agents may end at different times, be absent at reset and enter later. An agent is live while it is in
-    ``env.agents`` and no flag of its has been True; every live agent acts. What ends stays ended until the next reset.
+    Agents may end at different times, be absent at reset and join later. An agent is live while it is in ``env.agents``
+    and none of its flags was True; every live agent acts. An ended agent stays ended until the next reset.
 
-    Old envs fit too: ``step`` may return 4 dicts, with one of dones (done means terminated, unless
+    Old envs are supported, too: ``step`` may return 4 dicts, with one of dones (done means terminated, unless
     ``info["TimeLimit.truncated"]`` is True), and ``reset`` observations alone.
 
     Args:
         env: The env. Needs ``possible_agents``, ``observation_space(agent)`` and ``action_space(agent)``.
-        lenient: Take rewards and flags in other forms (`Adapter.is_lenient`), and envs that leave two things out.
-            Without ``possible_agents``, the agents are those of a reset (without a seed), which is made here. An agent
-            that leaves ``env.agents`` without a flag is truncated in that step; where the env gives no observation of
-            it, its last one is marked as missing (`Slot.final_missing`).
+        lenient: Accept other forms of rewards and flags (`Adapter.is_lenient`), and two omissions. Without
+            ``possible_agents``, the agents are those present after a reset (without a seed), which is called here. An
+            agent that leaves ``env.agents`` without a flag is truncated in that step; if the env returns no observation
+            for it, its final observation is marked as missing (`Slot.final_missing`).
 
     Attributes:
-        is_lenient: Whether it takes such envs; rewards and flags may then be arrays of one element, and flags 0 or 1.
+        is_lenient: As ``lenient``; rewards and flags may then be arrays of one element, and flags 0 or 1.
 
     Raises:
-        ContractError: Here, if a name or space is missing. In ``reset`` and ``step``, if the env returns data of an
-            unknown or ended agent, leaves out a live one, or gives something that is no observation, reward or flag.
+        ContractError: Here, if a name or space is missing. In ``reset`` and ``step``, if the env returns data for an
+            unknown or ended agent, leaves out a live one, or returns an invalid observation, reward or flag.
     """
 
     def __init__(self, env: Any, *, lenient: bool = False) -> None:
         super().__init__(env, *agents_and_spaces(env, can_be_lenient=True, lenient=lenient))
         self.is_lenient = lenient
         self._live: tuple[tuple[int, AgentId], ...] = ()
-        # For the fast path: what env.agents looks like while no agent comes or goes, and (index, agent, row) of each.
+        # For the fast path: env.agents while no agent joins or leaves, and (index, agent, row) of each agent.
         self._expected: list[AgentId] | None = None
         self._cells: tuple[tuple[int, AgentId, memoryview | None], ...] = ()
         self._slot: Slot | None = None
         self._rows: list[memoryview | None] = []
 
     def close(self) -> None:
-        """Close the env and let go of the buffers."""
+        """Close the env and drop references to the buffers."""
         self._slot, self._rows, self._cells, self._expected = None, [], (), None
         super().close()
 
@@ -103,13 +103,12 @@ class ParallelAdapter(DictAdapter):
         for a, agent, _ in cells:  # three times as fast as dict(zip(..., strict=True))
             table[agent] = actions[a]
         result = self.env.step(table)
-        # The common case, in which no agent comes or goes, at the price of its bare reads and writes. Whatever looks
-        # odd is left to `_read_carefully`, which starts again from the same result, and knows all the cases and
-        # messages.
+        # Fast path for the common case, in which no agent joins or leaves. Any other case is left to
+        # `_read_carefully`, which starts again from the same result, and handles all cases and errors.
         try:
             obs, rewards, terminations, truncations, infos = result
             size = len(cells)
-            # Sizes first: looking up what is missing from a defaultdict would add it.
+            # Sizes first: looking up a missing key in a defaultdict would add it.
             if len(obs) != size or len(rewards) != size or len(terminations) != size or len(truncations) != size:
                 return self._read_carefully(slot, result)
             reward = slot.reward
@@ -133,7 +132,7 @@ class ParallelAdapter(DictAdapter):
                 except (ValueError, TypeError):
                     self._cast(slot, a, obs[agent])
             if self.env.agents == expected:
-                if not any(infos.values()) and not slot.gave_mask[0]:  # else the masks of the step before must go
+                if not any(infos.values()) and not slot.gave_mask[0]:  # else masks of the last step must be cleared
                     return None
                 return self._take_masks(slot, self._infos_by_agent(infos))
         except (ContractError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
@@ -143,13 +142,13 @@ class ParallelAdapter(DictAdapter):
     def _recall_agents(self, now: dict[str, Any]) -> None:
         super()._recall_agents(now)
         self._live = tuple((a, agent) for a, agent in enumerate(self.ids) if self._status[a] == LIVE)
-        self._expected, self._cells = None, ()  # the next step is read with care
+        self._expected, self._cells = None, ()  # the next step does not take the fast path
 
     def space_of(self, kind: str, agent: AgentId) -> Any:
         return space_of(self.env, kind, agent, self.ids)
 
     def _read_carefully(self, slot: Slot, result: Any) -> Info | None:
-        """Write one step's result into the slot, whatever the agents did, and check all of it."""
+        """Check the result of a step, in all cases, and write it into the slot."""
         name, index, status = self.name, self._index, self._status
         words = ("terminations", "truncations")
         obs, rewards, terminations, truncations, infos = five_dicts(result, name, words)
@@ -200,7 +199,7 @@ class ParallelAdapter(DictAdapter):
         ends: Sequence[tuple[bool, bool]],
         new_infos: Info | None,
     ) -> Info | None:
-        """Write the step in which an env that resets itself went from one episode to the next."""
+        """Write a step in which an env that resets itself ended an episode and began the next."""
         for (a, agent), flags in zip(self._live, ends, strict=True):
             if agent not in rewards:
                 contract_error(self.name, "step()", f"live agent {agent!r} is missing from rewards")
@@ -218,11 +217,11 @@ class ParallelAdapter(DictAdapter):
         return frozenset(agents)
 
     def _note_live_agents(self, slot: Slot) -> None:
-        """Note who is live now, and get the fast path ready if all are."""
+        """Note which agents are live now, and prepare the fast path if possible."""
         self._live = tuple((a, agent) for a, agent in enumerate(self.ids) if self._status[a] == LIVE)
         if slot is not self._slot:
             self._slot = slot
-            # A masked agent's observation has two parts, so it takes the general way.
+            # The observation of an agent with a mask has two parts, so it does not take the fast path.
             rows = zip(slot.fast_rows, self.mask_sizes, strict=True)
             self._rows = [row if size is None else None for row, size in rows]
         agents = self.env.agents
@@ -231,7 +230,7 @@ class ParallelAdapter(DictAdapter):
         self._cells = tuple((a, agent, self._rows[a]) for a, agent in self._live) if plain else ()
 
     def _cast(self, slot: Slot, a: int, value: Any) -> None:
-        """Write an observation that is not of its space's own dtype; floats of another size are the usual reason."""
+        """Write an observation whose dtype is not that of its space, mostly floats of another size."""
         row = self._rows[a]
         floats = row is not None and row.format in _FLOATS and isinstance(value, np.ndarray) and value.dtype.kind == "f"
         if row is not None and floats and value.shape == row.shape:
@@ -243,12 +242,12 @@ class ParallelAdapter(DictAdapter):
 def agents_and_spaces(
     env: Any, *, can_be_lenient: bool = False, lenient: bool = False
 ) -> tuple[list[AgentId], list[Any], list[Any]]:
-    """Agents of a PettingZoo env with their observation and action spaces.
+    """Return the agents of a PettingZoo env with their observation and action spaces.
 
     Args:
         env: The env.
-        can_be_lenient: Whether the error about missing ``possible_agents`` may name ``lenient``.
-        lenient: Whether the agents of a reset may stand for them.
+        can_be_lenient: Whether the error for missing ``possible_agents`` may name ``lenient``.
+        lenient: Whether to use the agents after a reset if ``possible_agents`` is missing.
 
     Raises:
         ContractError: ``possible_agents`` is missing or empty, or an agent has no space.
@@ -259,7 +258,7 @@ def agents_and_spaces(
         env.reset()
         agents = getattr(env, "agents", None)
     if agents is None:
-        hint = "; make(…, lenient=True) takes those of a first reset" if can_be_lenient else ""
+        hint = "; make(…, lenient=True) uses the agents after a reset" if can_be_lenient else ""
         problem = f"missing: expected the names of all agents that may ever appear{hint}"
         contract_error(label, "possible_agents", problem)
     agents = agent_ids(agents, label, "possible_agents")
@@ -272,13 +271,13 @@ def agents_and_spaces(
 
 
 def space_of(env: Any, kind: str, agent: AgentId, agents: Iterable[AgentId]) -> Any:
-    """One agent's observation or action space.
+    """Return one agent's observation or action space.
 
     Raises:
         ContractError: The env declares none.
     """
     function = getattr(env, f"{kind}_space", None)
-    # PettingZoo's own default warns and then reads the dict; that is as good to us, so it is read without the warning.
+    # PettingZoo's own default warns and then reads the dict; read the dict here without the warning.
     inherited = getattr(getattr(function, "__func__", None), "__module__", "") == "pettingzoo.utils.env"
     try:
         return function(agent) if callable(function) and not inherited else getattr(env, f"{kind}_spaces")[agent]

@@ -1,4 +1,4 @@
-"""The checks every adapter makes on what an env returns, and the words it complains in."""
+"""Checks of an env's return values, and their error messages, for all adapters."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ __all__ = [
 ]
 
 AgentId = Hashable
-"""An agent as the user's env names it; usually a string, in RLlib style often an int."""
+"""An agent's name in the user's env; usually a string, in RLlib-style envs often an int."""
 
 _REAL = (bool, int, float, np.bool_, np.integer, np.floating)
 _FLAG = (bool, np.bool_)
 
 
 def contract_error(env: str, call: str, problem: str) -> NoReturn:
-    """Raise the `ContractError` that says which env broke its contract, and in which call."""
+    """Raise a `ContractError` with the env and the call that broke the contract."""
     raise ContractError(f"{env}.{call}: {problem}")
 
 
 def only_element(value: Any) -> Any:
-    """Return the element of an array of one real number or bool, of numpy's or another library's; else None."""
+    """Return the element of an array (numpy's or another library's) of one real number or bool; else None."""
     if not hasattr(value, "__array__"):
         return None
     try:
         array = np.asarray(value)
-    except Exception:  # a tensor on a GPU, or one that needs its gradient
+    except Exception:  # a tensor on a GPU, or with a gradient
         return None
     return array.reshape(())[()] if array.size == 1 and array.dtype.kind in "biuf" else None
 
 
 def zero_or_one(value: Any) -> bool | None:
-    """Return the flag that an int, or an array of one int or bool, stands for; None where it stands for none."""
+    """Convert an int, or an array of one int or bool, to a flag; None if it is not 0 or 1."""
     number = value if isinstance(value, int) else only_element(value)
     return bool(number) if isinstance(number, (int, np.integer, np.bool_)) and number in (0, 1) else None
 
 
 def as_reward(value: Any, env: str, agent: AgentId, vector_hint: str = "", *, lenient: bool = False) -> float:
-    """Take one agent's reward as a float.
+    """Convert one agent's reward to a float.
 
-    NaN and infinities pass: they are the env's own, and those that mind can see them.
+    NaN and infinities pass here; `ObservationValidator` checks them.
 
     Args:
         value: The reward.
         env: The env's name.
-        agent: Whose it is.
-        vector_hint: What to do where it is one number per objective.
-        lenient: Whether it may be an array of one number, of any shape.
+        agent: The agent.
+        vector_hint: Advice for a reward with one number per objective.
+        lenient: Whether an array of one number, of any shape, is accepted.
 
     Raises:
-        ContractError: It is no real scalar: None, text, complex, an array with axes, or an int too large for a float.
+        ContractError: Not a real scalar: None, text, complex, an array with axes, or an int too large for a float.
     """
     plain = value
     if isinstance(value, np.ndarray) and value.shape == ():
@@ -83,21 +83,21 @@ def as_reward(value: Any, env: str, agent: AgentId, vector_hint: str = "", *, le
     shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
     hint = f". {vector_hint}" if vector_hint and isinstance(value, (list, tuple, np.ndarray)) else ""
     if number is not None:
-        hint = "; return a float, or make(…, lenient=True), which takes an array of one number"
+        hint = "; return a float, or make(…, lenient=True), which accepts an array of one number"
     got = f"{type(value).__name__}{shape}: {short_repr(value)}{hint}"
     contract_error(env, "step()", f"reward of agent {agent!r}: expected a real number, got {got}")
 
 
 def as_flag(value: Any, env: str, agent: AgentId, what: str, several_hint: str = "", *, lenient: bool = False) -> bool:
-    """Take one agent's termination or truncation flag.
+    """Convert one agent's termination or truncation flag to a bool.
 
     Args:
         value: The flag.
         env: The env's name.
-        agent: Whose it is.
-        what: Which of the two.
-        several_hint: What to do where it is several.
-        lenient: Whether it may be 0 or 1, or an array of one of those or of one bool.
+        agent: The agent.
+        what: ``"termination"`` or ``"truncation"``, in the env's words.
+        several_hint: Advice for a value with several flags.
+        lenient: Whether 0 and 1, and arrays of one 0, 1 or bool, are accepted.
 
     Raises:
         ContractError: It is neither a bool nor a numpy bool.
@@ -109,7 +109,7 @@ def as_flag(value: Any, env: str, agent: AgentId, what: str, several_hint: str =
         return flag
     hint = f". {several_hint}" if several_hint and isinstance(value, (list, tuple, np.ndarray)) else ""
     if flag is not None:
-        hint = "; return a bool, or make(…, lenient=True), which takes 0 and 1, and arrays of one flag"
+        hint = "; return a bool, or make(…, lenient=True), which accepts 0 and 1, and arrays of one flag"
     contract_error(
         env,
         "step()",
@@ -118,7 +118,7 @@ def as_flag(value: Any, env: str, agent: AgentId, what: str, several_hint: str =
 
 
 def mapping(value: Any, env: str, call: str, what: str) -> Mapping[Any, Any]:
-    """Make sure that one of the things an env returned is a dict keyed by agent."""
+    """Check that a part of an env's result is a dict keyed by agent."""
     if value.__class__ is dict or isinstance(value, Mapping):  # the first is quicker
         found: Mapping[Any, Any] = value
         return found
@@ -128,10 +128,10 @@ def mapping(value: Any, env: str, call: str, what: str) -> Mapping[Any, Any]:
 
 
 def agent_ids(found: Any, env: str, where: str) -> list[AgentId]:
-    """Make sure that what an env lists as its agents can be the keys of dicts.
+    """Check that an env's list of agents has entries that can be keys of dicts.
 
     Raises:
-        ContractError: It is no list of anything, or what it lists is no key.
+        ContractError: It is not a list, or an entry is not hashable.
     """
     if not isinstance(found, Iterable) or isinstance(found, (str, bytes)):
         contract_error(env, where, f"expected a list of agents, got {type(found).__name__}: {short_repr(found)}")
@@ -145,7 +145,7 @@ def agent_ids(found: Any, env: str, where: str) -> list[AgentId]:
 
 
 def _is_key(agent: Any) -> bool:
-    """Whether it can be looked up: a tuple with a list inside says that it is Hashable, and is not."""
+    """Return whether an agent can be a key: a tuple that contains a list is Hashable by its class, but has no hash."""
     try:
         hash(agent)
     except TypeError:
@@ -154,33 +154,33 @@ def _is_key(agent: Any) -> bool:
 
 
 def refuse_unknown(table: Iterable[Any], known: Mapping[Any, int], env: str, call: str, what: str) -> None:
-    """Refuse the data of an agent that was not announced.
+    """Check that a table has no unknown agents.
 
     Raises:
-        ContractError: Names the agent and those that are known.
+        ContractError: It has one; names the agent and all possible agents.
     """
     for agent in table:
         try:
             is_known = agent in known
-        except TypeError:  # a list, which is the key of nothing
+        except TypeError:  # not hashable
             is_known = False
         if not is_known:
             contract_error(env, call, f"{what} name the unknown agent {agent!r}; possible agents are {names_of(known)}")
 
 
 def names_of(agents: Iterable[Any], limit: int = 12) -> str:
-    """List agents for a message, not too many of them."""
+    """List agents for a message, at most ``limit``."""
     shown = [repr(agent) for agent in agents]
     return ", ".join(shown[:limit]) + (f", … ({len(shown)} in all)" if len(shown) > limit else "")
 
 
 def five_values(result: Any, env: str) -> Sequence[Any]:
-    """Return observation, reward, terminated, truncated and info of a step; of an old env's four make five.
+    """Return observation, reward, terminated, truncated and info of a step; convert the four values of an old env.
 
     An old env's done means terminated, unless ``info["TimeLimit.truncated"]`` is True.
 
     Args:
-        result: What ``step()`` returned.
+        result: The result of ``step()``.
         env: The env's name.
 
     Raises:
@@ -195,10 +195,10 @@ def five_values(result: Any, env: str) -> Sequence[Any]:
 
 
 def five_dicts(result: Any, env: str, flags: tuple[str, str]) -> list[Mapping[Any, Any]]:
-    """As `five_values`, with each of the five a dict by agent.
+    """As `five_values`, for results that are dicts by agent.
 
     Args:
-        result: What ``step()`` returned.
+        result: The result of ``step()``.
         env: The env's name.
         flags: The names of the two dicts of flags, for messages.
     """
@@ -218,16 +218,7 @@ def _ran_out_of_time(info: Any) -> bool:
 
 
 def _step_length(result: Any, env: str, kinds: str) -> int:
-    """Length of what ``step()`` returned, which must be 4 or 5.
-
-    Args:
-        result: What came back.
-        env: The env's name.
-        kinds: ``"dicts"`` or ``"values"``, for the message.
-
-    Raises:
-        ContractError: Quotes the API.
-    """
+    """Return the length of the result of ``step()``; raise `ContractError` if it is not 4 or 5."""
     size = len(result) if isinstance(result, (tuple, list)) else -1
     if size in (4, 5):
         return size

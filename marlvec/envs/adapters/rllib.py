@@ -1,4 +1,4 @@
-"""RLlib-style dict envs behind the slot contract. Nothing here imports ray: the shape of the dicts is all it takes."""
+"""`RLlibAdapter`: RLlib-style dict envs as `MultiAgentEnv`. Does not import ray: only the form of the dicts matters."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ from marlvec.envs.spec import Info
 __all__ = ["ALL", "RLlibAdapter"]
 
 ALL = "__all__"
-"""Key under which an RLlib-style env says that the whole episode is over."""
+"""Key of an RLlib-style env's flags for the whole episode."""
 
 
 class RLlibAdapter(DictAdapter):
     """An RLlib-style env: the agents in the observations act next.
 
-    An agent joins with its first observation and ends with its own flag or with ``"__all__"``. Live agents that are
-    left out of the observations wait: they are alive, do not act, keep the observation they have, and may get rewards.
-    An agent that ends without a last observation keeps the one it had, and is marked (`Slot.final_missing`). The
-    episode is over when ``"__all__"`` says so in terminateds or truncateds, or when every possible agent has ended, in
-    any mixture.
+    An agent joins with its first observation and ends with its own flag or with ``"__all__"``. Live agents that are not
+    in the observations wait: they are alive, do not act, keep their observation, and may get rewards. An agent that
+    ends without an observation keeps its previous one, and is marked (`Slot.final_missing`). The episode is over when
+    ``"__all__"`` is True in terminateds or truncateds, or when every possible agent has ended.
 
-    Old envs fit too: ``step`` may return 4 dicts with one of dones, and ``reset`` observations alone.
+    Old envs are supported, too: ``step`` may return 4 dicts with one of dones, and ``reset`` observations alone.
 
     Args:
         env: The env. Agents come from ``possible_agents``, else from the keys of ``observation_spaces``, else from
@@ -41,9 +40,8 @@ class RLlibAdapter(DictAdapter):
             ``get_observation_space(agent)`` and ``get_action_space(agent)``, or one space shared by all.
 
     Raises:
-        ContractError: Here, if agents or spaces cannot be found. In ``reset`` and ``step``, if the env returns data of
-            an unknown or ended agent, does not say ``"__all__"``, or gives something that is no observation, reward or
-            flag.
+        ContractError: Here, if agents or spaces cannot be found. In ``reset`` and ``step``, if the env returns data for
+            an unknown or ended agent, no ``"__all__"``, or an invalid observation, reward or flag.
     """
 
     _flag_names = ("terminateds", "truncateds")
@@ -71,7 +69,7 @@ class RLlibAdapter(DictAdapter):
         self._acting = tuple(a for a, status in enumerate(self._status) if status == LIVE)
 
     def step(self, slot: Slot) -> Info | None:
-        """Step the agents that were observed last."""
+        """Step the agents that were in the last observations."""
         actions = slot.read_actions()
         result = self.env.step({self.ids[a]: actions[a] for a in self._acting})
         name = self.name
@@ -87,7 +85,7 @@ class RLlibAdapter(DictAdapter):
         refuse_unknown(terminateds, self._has_flags, name, "step()", "terminateds")
         refuse_unknown(truncateds, self._has_flags, name, "step()", "truncateds")
         new_infos = self._infos_by_agent(infos)
-        # What an env that resets itself observes at an end is the next episode.
+        # If an env resets itself, its observations at an end belong to the next episode.
         last = self.resets_itself and (any(over) or self._all_flagged(terminateds, truncateds))
         seen: Mapping[Any, Any] = {} if last else obs
         self._acting = tuple(
@@ -101,7 +99,7 @@ class RLlibAdapter(DictAdapter):
         return self._take_masks(slot, new_infos)
 
     def cut_short(self, slot: Slot) -> None:
-        """End the episode here; what agents that wait would see is not known."""
+        """End the episode here; waiting agents have no final observation."""
         for a, alive in enumerate(slot.alive):
             if alive and not slot.acting[a]:
                 slot.final_missing[a] = True
@@ -118,7 +116,7 @@ class RLlibAdapter(DictAdapter):
         return _space(self.env, kind, agent)
 
     def _all_flagged(self, terminateds: Mapping[Any, Any], truncateds: Mapping[Any, Any]) -> bool:
-        """Whether every possible agent has ended by now, by flags of its own."""
+        """Return whether every possible agent has ended by its own flags."""
         return all(
             status == ENDED or any(self._flags_in(agent, terminateds, truncateds))
             for agent, status in zip(self.ids, self._status, strict=True)
@@ -134,12 +132,12 @@ class RLlibAdapter(DictAdapter):
         truncateds: Mapping[Any, Any],
         over: tuple[bool, bool],
     ) -> bool:
-        """Write what a step says of one agent; return whether it acts next."""
+        """Write the results of a step for one agent; return whether it acts next."""
         agent, name = self.ids[a], self.name
         ended, cut = self._flags_in(agent, terminateds, truncateds)
         reward = self._reward(rewards[agent], agent) if agent in rewards else 0.0
         if self._status[a] == ENDED:
-            # Flags that stay up are a habit of such envs and say nothing new; data would.
+            # Such envs often repeat flags of ended agents, which is harmless; data for them is an error.
             if agent in obs or reward != 0.0:
                 contract_error(name, "step()", f"agent {agent!r} has ended and cannot come back, yet it got data")
             return False
@@ -148,7 +146,7 @@ class RLlibAdapter(DictAdapter):
                 contract_error(name, "step()", f"agent {agent!r} got a reward or flag before its first observation")
             return False
         if not (ended or cut):
-            # "__all__" ends all agents that have not been ended by a flag of their own.
+            # "__all__" ends all agents without a flag of their own.
             ended, cut = over
         return self._record(slot, a, obs.get(agent, MISSING), reward, ended, cut, agent in obs)
 
@@ -157,20 +155,20 @@ def _no_all(env: str, what: str) -> None:
     contract_error(
         env,
         "step()",
-        f"{what} have no {ALL!r}: RLlib-style envs say there whether the episode is over. "
+        f"{what} have no {ALL!r}: expected this key, which is True when the episode of an RLlib-style env is over. "
         f"If this is a PettingZoo Parallel env, derive it from pettingzoo.ParallelEnv, or wrap it in ParallelAdapter "
         f"yourself",
     )
 
 
 def _look_up(env: Any, attribute: str) -> Any:
-    """Read an attribute of an env, or of the env inside: Gymnasium's wrappers do not pass attributes on."""
+    """Read an attribute of an env, or of the env inside: Gymnasium's wrappers do not forward attributes."""
     found = getattr(env, attribute, None)
     return getattr(getattr(env, "unwrapped", None), attribute, None) if found is None else found
 
 
 def _agents(env: Any) -> list[AgentId]:
-    """Agents of an RLlib-style env, in a fixed order."""
+    """Return the agents of an RLlib-style env, in a fixed order."""
     label = type(env).__name__
     for attribute in ("possible_agents", "observation_spaces", "get_agent_ids", "_agent_ids", "agents"):
         found = _look_up(env, attribute)
@@ -180,13 +178,13 @@ def _agents(env: Any) -> list[AgentId]:
             found = found.spaces
         if isinstance(found, Iterable) and not isinstance(found, (str, Space)) and (listed := list(found)):
             agents = agent_ids(listed, label, attribute)
-            # A set has no order of its own, and every worker must come to the same one.
+            # A set has no order, and every worker must use the same one.
             return sorted(agents, key=str) if isinstance(found, (set, frozenset)) else agents
     contract_error(label, "possible_agents", "missing: expected all agents there, or as the keys of observation_spaces")
 
 
 def _space(env: Any, kind: str, agent: AgentId) -> Any:
-    """One agent's space, wherever the env keeps it."""
+    """Return one agent's space, from the first of the known attributes that has it."""
     spaces = _look_up(env, f"{kind}_spaces")
     spaces = spaces.spaces if isinstance(spaces, Dict) else spaces
     if isinstance(spaces, Mapping) and agent in spaces:

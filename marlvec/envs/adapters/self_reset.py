@@ -1,4 +1,4 @@
-"""Envs that reset themselves in the step that ends an episode: how they declare it, and what that step returns."""
+"""Envs that reset themselves in the step that ends an episode: their declaration, and the infos of that step."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _NOTHING: Any = object()
 
 
 class EndAndBegin(NamedTuple):
-    """The infos of a step in which an env reset itself, taken apart.
+    """The infos of a step in which an env reset itself, by episode.
 
     Attributes:
-        observations: Agent name → last observation of the episode that ended.
+        observations: Agent name → final observation of the ended episode.
         ended: Infos of its last step.
         begun: Infos of the reset.
     """
@@ -38,19 +38,19 @@ class EndAndBegin(NamedTuple):
 
 
 def resets_itself(env: Any, name: str) -> bool:
-    """Whether an env declares that the step that ends an episode begins the next one too.
+    """Return whether an env declares that the step that ends an episode also begins the next one.
 
-    It does so by ``has_auto_reset = True`` (OpenRL's way), or in its metadata by ``autoreset_mode`` ``"same_step"`` or
-    a true ``autoreset``. What Gymnasium's vector envs wrote into the metadata of its class does not count.
+    It declares this by ``has_auto_reset = True`` (as in OpenRL), or in its metadata by ``autoreset_mode``
+    ``"same_step"`` or a true ``autoreset``. An entry that a Gymnasium vector env has written is ignored.
 
     Args:
         env: The user's env.
-        name: What to call it in messages.
+        name: The env's name, for messages.
 
     Raises:
-        ContractError: It declares another moment at which it resets itself.
+        ContractError: It declares another autoreset mode.
     """
-    # The outermost layer that has an opinion decides.
+    # The outermost layer with the attribute decides.
     says = (getattr(layer, "has_auto_reset", None) for layer in wrapper_chain(env))
     declared = next((bool(word) for word in says if isinstance(word, (bool, np.bool_))), None)
     if declared is not None:
@@ -72,16 +72,16 @@ def resets_itself(env: Any, name: str) -> bool:
         "metadata",
         f"autoreset_mode is {word!r}: expected an env that leaves resets to marlvec "
         f"('disabled'), or resets itself in the step that ends its episode ('same_step'). "
-        f"If a vector env of Gymnasium's wrote it there: del env.metadata['autoreset_mode']",
+        f"If a vector env of Gymnasium has written it there: del env.metadata['autoreset_mode']",
     )
 
 
 def _is_of_a_vector_env(env: Any, metadata: Mapping[Any, Any], word: Any) -> bool:
-    """Whether a mode in the metadata is another's word.
+    """Return whether Gymnasium's vector env, not this env, wrote `autoreset_mode`.
 
-    Up to 1.2, Gymnasium's vector envs write theirs into the metadata of their first env. That is the dict of its class,
-    and says it of all envs of that class from then on. It does not count where the sources say that the class has a
-    dict of its own without a mode, and that no class of the env's writes one. Where they cannot be read, it counts.
+    Up to 1.2, Gymnasium's vector envs write their mode into the metadata of their first env. That is the dict of its
+    class, so it then holds for all envs of the class. True if, by their source code, the class has its own dict without
+    a mode, and no class of the env writes one. False if the source code cannot be read.
     """
     layers = list(wrapper_chain(env))
     owner = next((kind for kind in type(layers[-1]).__mro__ if vars(kind).get("metadata") is metadata), None)
@@ -96,7 +96,7 @@ def _is_of_a_vector_env(env: Any, metadata: Mapping[Any, Any], word: Any) -> boo
 
 
 def _has_plain_metadata(source: str) -> bool:
-    """Whether a class's body writes its ``metadata`` out, key by key."""
+    """Return whether a class's body has ``metadata`` as a literal dict."""
     (kind,) = ast.parse(dedent(source)).body
     assert isinstance(kind, ast.ClassDef)
     values = [
@@ -110,14 +110,14 @@ def _has_plain_metadata(source: str) -> bool:
 
 
 def take_finals(new_infos: Info | None, ended: Mapping[str, AgentId], env: str) -> EndAndBegin:
-    """Find the last observations, and which infos belong to which episode.
+    """Find the final observations, and split the infos by episode.
 
-    Each agent's last observation is in its own info, or by agent in the common one, under ``"final_observation"``,
-    ``"final_obs"`` or ``"terminal_observation"``. Where a ``"final_info"`` stands beside it, that is the info of the
-    last step and the rest is that of the reset; without one, all of it is of the episode that ended.
+    Each agent's final observation is in its own info, or by agent in the common one, under ``"final_observation"``,
+    ``"final_obs"`` or ``"terminal_observation"``. If there is a ``"final_info"`` beside it, that is the info of the
+    last step, and the rest is the info of the reset; without one, all infos belong to the ended episode.
 
     Args:
-        new_infos: The infos of that step; altered.
+        new_infos: The infos of that step; modified.
         ended: Name → the env's own name, of each agent that ended in that step.
         env: The env's name.
 

@@ -1,1 +1,1 @@
-"""From what a user gives to `make()` to a built env: ids, factories, recipes."""
+"""From the arguments of `make()` to a built env: ids, factories, recipes."""

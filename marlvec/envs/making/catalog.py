@@ -1,4 +1,4 @@
-"""The envs that marlvec knows from the start, and how to build them; nothing is imported before one is built."""
+"""The built-in env ids, and how to build the envs; no library is imported before an env is built."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ LIBRARIES = {
     PGX: ("marlvec.vector.pools.jax.pgx:PgxWorld", "game", "pgx"),
     VMAS: ("marlvec.vector.pools.vmas:build", "scenario", "vmas"),
 }
-"""Families whose libraries know their ids: what builds an env, by which argument, and the package it needs."""
+"""Families whose libraries have their own ids: entry point, name of the argument for the id, and required package."""
 
 _JAX_ENVS = {
     JAXMARL: """
@@ -83,8 +83,7 @@ _MPE = (
     "simple_world_comm_v3",
 )
 
-# Per family: whether its envs have a Parallel form (it is preferred where there is one), and what they need besides
-# pygame, which all of them do.
+# Per env: Parallel form if it has one, else AEC; and required packages besides pygame, which all need.
 _CLASSIC = {
     "chess_v6": ("aec", "chess"),
     "connect_four_v3": ("aec",),
@@ -129,10 +128,10 @@ _ATARI = (
     "wizard_of_wor_v3",
 )
 
-# Card games of our own: compiled envs, and one of them as an env for other backends than the native one.
+# marlvec's card games: native envs, which other backends use one by one.
 _CARDS = {"kuhn_poker": "kuhn", "leduc_poker": "leduc"}
 
-# What Gymnasium's own envs need, by the module they are in, and the extra of marlvec that brings it.
+# Module of Gymnasium's own envs → marlvec's extra for them, and required packages.
 _GYMNASIUM_NEEDS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "gymnasium.envs.box2d": ("box2d", ("Box2D", "pygame")),
     "gymnasium.envs.mujoco": (None, ("mujoco",)),
@@ -142,7 +141,7 @@ _GYMNASIUM_NEEDS: dict[str, tuple[str | None, tuple[str, ...]]] = {
 
 
 def catalog() -> Iterator[EnvEntry]:
-    """Every env known from the start, except Gymnasium's, which are looked up in Gymnasium's own registry."""
+    """Yield every built-in env, except Gymnasium's, which are looked up in Gymnasium's own registry."""
     for name in _MPE:
         yield EnvEntry(f"mpe/{name}", f"mpe2.{name}:parallel_env", family="mpe", packages=("mpe2",))
     for family, needs in (("classic", _CLASSIC), ("butterfly", _BUTTERFLY), ("sisl", _SISL)):
@@ -171,15 +170,15 @@ def _pettingzoo(family: str, name: str, kind: str, packages: tuple[str, ...]) ->
 
 
 def pettingzoo_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
-    """Build one of PettingZoo's own envs, at exactly the version its id names.
+    """Build one of PettingZoo's own envs, in exactly the version that its id names.
 
     Args:
         env_id: Family and versioned name, e.g. ``"classic/connect_four_v3"``.
         kind: ``"parallel"`` or ``"aec"``.
-        kwargs: For the env.
+        kwargs: Arguments of the env.
 
     Raises:
-        MissingExtraError: PettingZoo or something the family needs is not installed.
+        MissingExtraError: PettingZoo or a package that the family needs is not installed.
     """
     family, _, name = env_id.partition("/")
     entry = EnvEntry(env_id, "", family=family, extra=family)
@@ -192,7 +191,7 @@ def pettingzoo_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
     except ImportError as error:
         raise entry.missing(error) from error
     except Exception as error:
-        # pettingzoo.make wraps the ImportError of a missing package in an error of its own.
+        # pettingzoo.make wraps the ImportError of a missing package in its own error.
         if isinstance(error.__cause__, ImportError):
             raise entry.missing(error.__cause__) from error
         raise
@@ -205,11 +204,11 @@ def atari_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
 
     Args:
         env_id: As in `pettingzoo_env`.
-        kind: Likewise.
-        kwargs: For the env; without ``auto_rom_install_path``, ale-py's own folder is used if ale-py is installed.
+        kind: As in `pettingzoo_env`.
+        kwargs: Arguments of the env; without ``auto_rom_install_path``, ale-py's own folder is used if it is installed.
 
     Raises:
-        MissingExtraError: As in `pettingzoo_env`, or there is no file of this game.
+        MissingExtraError: As in `pettingzoo_env`, or the file of this game is missing.
     """
     if "auto_rom_install_path" not in kwargs:
         found = importlib.util.find_spec("ale_py")
@@ -224,25 +223,25 @@ def atari_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
 
 
 def openspiel_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
-    """Build one of PettingZoo's envs that are OpenSpiel's, with seeds that settle more than the first episode.
+    """Build one of PettingZoo's envs of OpenSpiel games, in a `SeedStream`.
 
-    Without that, half of all seeds raise (OpenSpiel takes 31 bits), and each reset without one deals cards that no seed
-    can deal again.
+    Without it, half of all seeds raise (OpenSpiel takes 31 bits), and after a reset without a seed the cards cannot be
+    reproduced by any seed.
 
     Args:
         env_id: As in `pettingzoo_env`.
-        kind: Likewise.
-        kwargs: For the env.
+        kind: As in `pettingzoo_env`.
+        kwargs: Arguments of the env.
     """
     env = pettingzoo_env(env_id, kind, **kwargs)
     return SeedStream(env)
 
 
 def library_entry(family: str, name: str) -> EnvEntry:
-    """Entry of an env of a library that knows its ids itself; whether there is such an env shows when it is built.
+    """Return the entry of an env of a library with its own ids; an unknown id raises when the env is built.
 
     Args:
-        family: Of `LIBRARIES`.
+        family: A key of `LIBRARIES`.
         name: The library's own name of the env, e.g. ``"Pong-v5"``, ``"go(board_size=5)"``, ``"balance"``.
     """
     entry_point, argument, package = LIBRARIES[family]
@@ -255,7 +254,7 @@ def jax_entries() -> list[EnvEntry]:
 
 
 def gymnasium_entry(env_id: str) -> EnvEntry:
-    """Entry of an env from Gymnasium's registry.
+    """Return the entry of an env from Gymnasium's registry.
 
     Args:
         env_id: Gymnasium's own id, e.g. ``"CartPole-v1"``.
@@ -278,10 +277,10 @@ def gymnasium_env(env_id: str, /, **kwargs: Any) -> Any:
 
     Args:
         env_id: Gymnasium's own id.
-        kwargs: For ``gymnasium.make``; ``disable_env_checker=False`` brings the checker back.
+        kwargs: Arguments of ``gymnasium.make``; ``disable_env_checker=False`` enables the checker.
 
     Raises:
-        MissingExtraError: Something the env needs is not installed.
+        MissingExtraError: A package that the env needs is not installed.
     """
     try:
         return gymnasium.make(env_id, **{"disable_env_checker": True, **kwargs})

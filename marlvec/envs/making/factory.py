@@ -18,7 +18,7 @@ from marlvec.errors import MissingExtraError, RegistryError, UnknownEnvError
 __all__ = ["OFFERED", "EnvEntry", "EnvFactory", "builder_hint", "copy_or_share", "offer"]
 
 OFFERED = ("env_index", "num_envs")
-"""What a vectorizer offers to every factory and wrapper; only one that declares it gets it."""
+"""Arguments that a vectorizer passes to factories and wrappers that declare them."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class EnvEntry:
     """One env that can be built.
 
     Attributes:
-        id: The name it goes by.
-        entry_point: What builds the env: a callable, or ``"module:attr"`` or ``"FILE.py:attr"``, imported by `load`.
+        id: The env's id.
+        entry_point: Builds the env: a callable, or ``"module:attr"`` or ``"FILE.py:attr"``, imported by `load`.
         kwargs: Defaults for its keyword arguments.
-        family: Which collection it belongs to: ``"mpe"``, ``"classic"``, ``"gymnasium"``, …, ``"custom"``.
-        extra: The extra of marlvec that installs what it needs, or None.
-        packages: Top-level packages it needs.
+        family: Its family: ``"mpe"``, ``"classic"``, ``"gymnasium"``, …, ``"custom"``.
+        extra: The extra of marlvec that installs its packages, or None.
+        packages: Top-level packages that it needs.
     """
 
     id: str
@@ -46,7 +46,8 @@ class EnvEntry:
 
         Raises:
             MissingExtraError: A package it needs is not installed.
-            RegistryError: There is no such file, the module has no such attribute, or it is not callable.
+            UnknownEnvError: The file does not exist.
+            RegistryError: The module has no such attribute, or it is not callable.
         """
         if not isinstance(self.entry_point, str):
             return self.entry_point
@@ -55,7 +56,7 @@ class EnvEntry:
         try:
             found: Any = load_file(Path(module_name)) if is_file else importlib.import_module(module_name)
         except FileNotFoundError as error:
-            if not is_file or Path(module_name).exists():  # the env's own
+            if not is_file or Path(module_name).exists():  # raised by the env's code
                 raise
             raise UnknownEnvError(f"env {self.id!r}: no file {module_name}, seen from {Path.cwd()}") from error
         except ImportError as error:
@@ -75,9 +76,9 @@ class EnvEntry:
         return found  # type: ignore[no-any-return]  # just tested
 
     def missing(self, error: Exception) -> MissingExtraError:
-        """Say which extra brings what was not there."""
+        """Return the error for a failed import, with the extra that installs the package."""
         hint = f'install it with: pip install "marlvec[{self.extra}]"' if self.extra else "is its package installed?"
-        return MissingExtraError(f"env {self.id!r} needs something that cannot be imported ({error}); {hint}")
+        return MissingExtraError(f"env {self.id!r} needs a package that cannot be imported ({error}); {hint}")
 
 
 @dataclass(frozen=True)
@@ -85,28 +86,28 @@ class EnvFactory:
     """Builds one env each time it is called. Picklable by plain pickle if its entry point is a string.
 
     Attributes:
-        entry: What to build.
-        kwargs: Keyword arguments over the entry's defaults.
+        entry: The env to build.
+        kwargs: Keyword arguments that override the entry's defaults.
     """
 
     entry: EnvEntry
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def with_kwargs(self, **kwargs: Any) -> EnvFactory:
-        """Return the same with these keyword arguments over the present ones."""
+        """Return a copy with these keyword arguments, which override the present ones."""
         return replace(self, kwargs={**self.kwargs, **kwargs}) if kwargs else self
 
     def takes(self, name: str) -> bool:
-        """Whether what builds the env declares an argument of this name; imports it."""
+        """Return whether the entry point declares an argument of this name; imports it."""
         return name in _declared(self.entry.load())
 
     def __call__(self, *, env_index: int | None = None, num_envs: int | None = None, **kwargs: Any) -> Any:
         """Build an env.
 
         Args:
-            env_index: Its place among the envs; passed on only to a factory that declares an argument of this name.
-            num_envs: Their number; likewise.
-            kwargs: Keyword arguments over all others.
+            env_index: Index of the env; passed on only to a factory that declares an argument of this name.
+            num_envs: Number of envs; passed on only to a factory that declares an argument of this name.
+            kwargs: Keyword arguments that override all others.
 
         Returns:
             The env as its factory returned it, without an adapter.
@@ -121,11 +122,11 @@ class EnvFactory:
 
 
 def builder_hint(found: Any, name: str) -> str:
-    """Return the end of a message that names the function of a PettingZoo module that builds its env.
+    """Return the end of an error message with the function that builds a PettingZoo module's env, or empty text.
 
     Args:
-        found: What was given as an env.
-        name: How its user named it.
+        found: The object that was passed as an env.
+        name: The user's name of it.
     """
     if isinstance(found, ModuleType):
         for attribute in ("parallel_env", "env"):
@@ -135,12 +136,12 @@ def builder_hint(found: Any, name: str) -> str:
 
 
 def offer(target: Callable[..., Any], env_index: int | None, num_envs: int | None) -> dict[str, int]:
-    """What of an env's place a factory or wrapper declares an argument for.
+    """Return those of the arguments `OFFERED` that a factory or wrapper declares.
 
     Args:
         target: The factory or wrapper.
-        env_index: The env's place among the envs, if it has one.
-        num_envs: Their number.
+        env_index: Index of the env; None is not passed.
+        num_envs: Number of envs; None is not passed.
     """
     declares = _declared(target)
     offered = zip(OFFERED, (env_index, num_envs), strict=True)
@@ -148,7 +149,7 @@ def offer(target: Callable[..., Any], env_index: int | None, num_envs: int | Non
 
 
 def copy_or_share(value: Any) -> Any:
-    """Deep-copy an argument, so that envs do not share it, whatever process they are in; a lock or a socket is shared.
+    """Deep-copy an argument, so that envs do not share it. An object that cannot be copied (a lock) is shared.
 
     Args:
         value: The argument.
@@ -160,7 +161,7 @@ def copy_or_share(value: Any) -> Any:
 
 
 def _declared(target: Callable[..., Any]) -> frozenset[str]:
-    """Parameters a factory declares by name and has no value for yet; ``**kwargs`` declares nothing."""
+    """Return the named parameters of a factory that a `partial` has not bound; ``**kwargs`` does not count."""
     bound = frozenset(target.keywords) if isinstance(target, partial) else frozenset()
     try:
         parameters = signature_of(target).parameters.values()

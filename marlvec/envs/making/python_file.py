@@ -14,33 +14,33 @@ from types import ModuleType
 
 __all__ = ["load_file"]
 
-_homes: dict[str, Path] = {}  # of what files have imported so: top-level module to the folder that it is from
-_loaded: dict[Path, tuple[int, ModuleType]] = {}  # path to the time of the file's last change, and its module
+_homes: dict[str, Path] = {}  # top-level module that a loaded file has imported → the module's folder
+_loaded: dict[Path, tuple[int, ModuleType]] = {}  # path → time of the file's last change, and its module
 
 
 def load_file(path: Path) -> ModuleType:
-    """Import a file under its own name, or under a name like it where another module has its name.
+    """Import a file under its own name, or with a suffix if another module has that name.
 
-    It is imported again only if it has changed since, and then into the same module. Objects that it defines reach
-    worker processes by value, where these cannot import it by its name.
+    It is imported again only if it has changed, and then into the same module. Its classes and functions are pickled by
+    value for worker processes that cannot import it by name.
 
     Args:
         path: The file; a relative path is relative to the working directory.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        Exception: Whatever the file raises; it is not imported then.
+        FileNotFoundError: The file does not exist.
+        Exception: Any exception that the file raises; it is not imported then.
     """
     path = path.resolve(strict=True)
     changed = path.stat().st_mtime_ns
     known = _loaded.get(path)
     module = _new_module(path) if known is None else known[1]
     before = sys.modules.get(module.__name__)
-    sys.modules[module.__name__] = module  # where dataclasses and pickles look for it
+    sys.modules[module.__name__] = module  # dataclasses and pickle need it there
     if known is not None and known[0] == changed:
         return module
-    assert module.__spec__ is not None  # `_new_module` has made it from one,
-    assert module.__spec__.loader is not None  # which has this, too
+    assert module.__spec__ is not None  # `_new_module` has made the module from a spec,
+    assert module.__spec__.loader is not None  # which has a loader
     try:
         with _beside(path.parent):
             module.__spec__.loader.exec_module(module)
@@ -61,7 +61,7 @@ def _new_module(path: Path) -> ModuleType:
 
 
 def _name_of(path: Path) -> str:
-    """The name of the file, or one like it where that would stand in the place of another module."""
+    """Return the file's stem as module name, with a suffix if another module has that name."""
     name = path.stem
     if name in sys.modules:
         origin = getattr(sys.modules[name], "__file__", None) or ""
@@ -74,13 +74,10 @@ def _name_of(path: Path) -> str:
 
 @contextmanager
 def _beside(folder: Path) -> Iterator[None]:
-    """Have modules in a folder found in here, after all others, so that none stands in an installed one's place.
+    """Let imports in the block find modules in a folder, after all others, so that none hides an installed module.
 
-    ``sys.path`` is left alone: worker processes get a copy of it. Two files in two folders may each have a neighbour of
-    the same name; each gets its own.
-
-    Args:
-        folder: Where to look.
+    ``sys.path`` is not changed, since worker processes get a copy of it. Files in two folders may each import a
+    neighbour of the same name; each gets the one in its folder.
     """
     folder = folder.resolve()
     for name in [name for name, home in _homes.items() if home != folder]:
@@ -96,11 +93,7 @@ def _beside(folder: Path) -> Iterator[None]:
 
 
 class _Neighbours(MetaPathFinder):
-    """Finds top-level modules in one folder.
-
-    Args:
-        folder: The folder.
-    """
+    """Finds top-level modules in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -108,7 +101,7 @@ class _Neighbours(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """As the import system asks; ``path`` is None for top-level modules."""
+        """Find a module for the import system; ``path`` is None for top-level modules."""
         if path is not None:
             return None
         spec = PathFinder.find_spec(fullname, [str(self._folder)], target)

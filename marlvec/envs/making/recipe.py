@@ -1,4 +1,4 @@
-"""`EnvRecipe`: a factory with arguments, wrappers and limits, one per env; built only where a worker calls it."""
+"""`EnvRecipe`: a factory with arguments, wrappers and limits for one env; a worker calls it to build the env."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from marlvec.errors import ArgumentError
 __all__ = ["EnvKwargs", "EnvRecipe", "RenderModes", "Wrapper", "write_recipes"]
 
 Wrapper = Callable[..., Any]
-"""From an env to an env."""
+"""A class or function that takes an env and returns an env."""
 
 EnvKwargs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 """Keyword arguments for all envs, or one dict for each."""
@@ -30,18 +30,18 @@ _SINGLE = "single_"
 
 @dataclass(frozen=True)
 class EnvRecipe:
-    """All it takes to build env number ``env_index``.
+    """Everything needed to build env number ``env_index``.
 
     Attributes:
-        factory: What builds the env itself.
-        env_index: Its place among the envs.
-        num_envs: Their number.
-        wrappers: Applied to the env, the first one innermost.
-        render_mode: For the env's constructor, or None.
-        max_episode_steps: After how many steps its episodes are truncated, or None.
+        factory: Builds the env itself.
+        env_index: Index of the env.
+        num_envs: Number of envs.
+        wrappers: Wrappers of the env, the first one innermost.
+        render_mode: Argument of the env's constructor, or None.
+        max_episode_steps: Number of steps after which episodes are truncated, or None.
         pad: Whether agents of different spaces are padded to one group.
-        agents: Whether a Gymnasium env is of several agents, see `marlvec.envs.adapt`.
-        lenient: Whether other forms of rewards and flags are taken, see `marlvec.envs.adapt`.
+        agents: Whether a Gymnasium env has several agents, see `marlvec.envs.adapt`.
+        lenient: Whether other forms of rewards and flags are accepted, see `marlvec.envs.adapt`.
     """
 
     factory: EnvFactory
@@ -58,8 +58,8 @@ class EnvRecipe:
         """Build the env.
 
         Raises:
-            ArgumentError: The env does not know the render mode; names those it knows.
-            ContractError: Its agents' spaces cannot be padded, or it is no env.
+            ArgumentError: The env does not support the render mode; names the supported ones.
+            ContractError: Its agents' spaces cannot be padded, or it is not an env.
         """
         env = self._build()
         try:
@@ -78,7 +78,7 @@ class EnvRecipe:
             self._check_mode(self._modes_of_a_plain_env(), error)
             raise
         try:
-            self._check_mode(_render_modes(env))  # most constructors take any mode, and fail only when they render
+            self._check_mode(_render_modes(env))  # most constructors accept any mode; such envs fail when they render
         except ArgumentError:
             _close(env)
             raise
@@ -95,10 +95,10 @@ class EnvRecipe:
             ) from cause
 
     def _modes_of_a_plain_env(self) -> list[str] | None:
-        """What the env says that it supports, where it cannot be built as it was asked for."""
+        """Return the render modes of an env built without a mode; None if it cannot be built."""
         try:
             env = self._call_factory()
-        except Exception:  # it cannot be built at all
+        except Exception:  # it cannot be built without a mode either
             return None
         known = _render_modes(env)
         _close(env)
@@ -131,7 +131,7 @@ def write_recipes(
     """Write one recipe per env; arguments as in `marlvec.make`.
 
     Raises:
-        ArgumentError: An argument is wrong, or there are too few or too many for so many envs.
+        ArgumentError: An argument is wrong, or a list does not have one entry per env.
     """
     n = len(factories)
     layers = tuple(wrappers) if isinstance(wrappers, (list, tuple)) else (wrappers,)
@@ -149,7 +149,7 @@ def write_recipes(
     for i, (factory, own, mode) in enumerate(per_env):
         if mode is not None and "render_mode" in own:
             raise ArgumentError(f"render_mode is given twice for env {i}: as an argument, and in env_kwargs")
-        # Gymnasium's own limit gives way to this one, as in gymnasium.make(max_episode_steps=...).
+        # This limit replaces Gymnasium's own one, as in gymnasium.make(max_episode_steps=...).
         limited = max_episode_steps is not None and factory.entry.family == "gymnasium"
         limit = {"max_episode_steps": -1} if limited else {}
         built = factory.with_kwargs(**{**limit, **kwargs, **own})
@@ -185,7 +185,7 @@ def _spread_modes(render_mode: Any, n: int) -> list[str | None]:
 
 
 def _render_modes(env: Any) -> list[str] | None:
-    """The render modes that an env says it supports; None where it does not say."""
+    """Return the render modes in an env's metadata; None if they are not declared."""
     metadata = getattr(env, "metadata", None)
     if not isinstance(metadata, Mapping):
         return None
@@ -194,5 +194,5 @@ def _render_modes(env: Any) -> list[str] | None:
 
 
 def _close(env: Any) -> None:
-    with suppress(Exception):  # there is a better reason to report
+    with suppress(Exception):  # the first error is the one to report
         env.close()

@@ -1,1 +1,1 @@
-"""States of users' envs as plain data: what an env says itself, or the attributes of its layers."""
+"""States of users' envs as plain data: from an env's own methods, or from the attributes of its layers."""

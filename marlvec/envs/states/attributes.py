@@ -1,14 +1,14 @@
 """The attributes of Python objects as plain data, and back: a deep copy that can be written to a file.
 
-Numbers, texts, arrays, containers, random streams, and objects of classes written in Python are copied, with all that
-refers to them more than once. What is the same for every env of its kind is not copied, and stays as it is where a
-state is put back: functions, classes, modules, spaces. So does what Python cannot look into (a surface of pygame, a
-simulator in C), and what frees something when it goes (``__del__``), which two copies would free twice:
-`AttributeReader.opaque` lists it.
+Numbers, texts, arrays, containers, random streams, and objects of classes written in Python are copied; several
+references to one object stay references to one copy. Objects that are equal in all envs of a class (functions, classes,
+modules, spaces) are not copied, and restoring a state does not change them. Nor are objects that Python cannot read (a
+surface of pygame, a simulator in C), or objects with a finaliser (``__del__``), which two copies would run twice:
+`AttributeReader.opaque` lists these two kinds.
 
-A state may come from a file of unknown origin. Where it is put back no constructor and no finaliser is run, and
-no object is made but of a class that the env which takes the state has already, or that its package defines itself.
-What the attributes then are is up to the file; the env's own code works with them from the next step on.
+A state may come from a file of unknown origin. Restoring it runs no constructor and no finaliser, and makes objects
+only of classes that the env already uses, or that its package defines. The file determines the values of the
+attributes; the env's own code uses them from the next step on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from marlvec.errors import ArgumentError
 __all__ = ["AttributeReader", "AttributeWriter", "Plain"]
 
 Plain = dict[str, Any]
-"""Plain data; a dict with a ``kind`` for all that is no number, text or None."""
+"""Plain data; a dict with a ``kind`` for everything but numbers, texts and None."""
 
 _AS_IT_IS = (type(None), bool, int, float, str)
 _CONSTANT = (ModuleType, FunctionType, BuiltinFunctionType, type, EnvSpec, np.dtype, np.ufunc, re.Pattern)
@@ -43,32 +43,32 @@ _FACTORIES: dict[Any, str | None] = {
 }
 _MISSING: Any = object()
 _MODE = "render_mode"
-"""An attribute that says how an env is shown, which is no part of its state: it may be looked at in another mode."""
+"""Name of an attribute that is not part of the state: an env may be restored with another render mode."""
 
 
 class AttributeReader:
-    """Reads the attributes of some objects, the roots, and of all that they refer to.
+    """Reads the attributes of some objects, the roots, and of all objects that they refer to.
 
     Args:
-        roots: The objects. Where one refers to another, that stays a reference.
+        roots: The objects. References from one root to another stay references.
 
     Attributes:
-        opaque: Where something stands that cannot be copied, and what it is: ``"env.screen (pygame.surface.Surface)"``.
-        classes: Name of each class of which an object was found → the class.
+        opaque: Path and class of each object that cannot be copied: ``"env.screen (pygame.surface.Surface)"``.
+        classes: Name → class, of each class with an object among those read.
     """
 
     def __init__(self, roots: Sequence[Any]) -> None:
         self._numbers = {id(root): number for number, root in enumerate(roots)}
-        self._held: list[Any] = list(roots)  # an object that is gone would leave its id to another one
+        self._held: list[Any] = list(roots)  # keeps objects alive, so that no id is reused
         self.opaque: list[str] = []
         self.classes: dict[str, type] = {_name(type(root)): type(root) for root in roots}
 
     def read(self, root: Any, path: str) -> Plain:
-        """The attributes of one root.
+        """Return the attributes of one root.
 
         Args:
-            root: Which.
-            path: What to call it in messages.
+            root: The root.
+            path: Its name in messages.
         """
         return self._read(root, path)
 
@@ -110,7 +110,7 @@ class AttributeReader:
         return self._copy_leaf(value, found, path)
 
     def _copy_leaf(self, value: Any, found: Plain, path: str) -> Plain:
-        """Arrays, random streams, bytes, and objects."""
+        """Copy an array, random stream, bytes, or object."""
         kind = type(value)
         if kind is np.ndarray and not value.dtype.hasobject and value.dtype.names is None:
             return {**found, "kind": "array", "array": value.copy()}
@@ -145,7 +145,7 @@ class AttributeReader:
         return {"kind": "kept"}
 
     def _space(self, space: Any, path: str) -> Plain:
-        """The random streams of a space and of those in it; all else of it is constant."""
+        """Return the random streams of a space and its subspaces; all its other parts are constant."""
         stream = getattr(space, "_np_random", None)
         own = {} if stream is None else {"": self._copy(stream, f"{path}.np_random")}
         inner = {name: self._space(part, path) for name, part in _parts(space)}
@@ -153,10 +153,10 @@ class AttributeReader:
 
 
 class AttributeWriter:
-    """Gives objects the attributes that an `AttributeReader` read of others of their kind.
+    """Sets attributes that an `AttributeReader` has read from objects of the same classes.
 
     Args:
-        roots: The objects, as many as there were, in that order.
+        roots: The objects, in the order of the reader's roots.
     """
 
     def __init__(self, roots: Sequence[Any]) -> None:
@@ -165,15 +165,15 @@ class AttributeWriter:
         self._classes: dict[str, type] | None = None
 
     def write(self, root: Any, state: Plain, path: str) -> None:
-        """Give one root its attributes, and take away those that are not in the state.
+        """Set the attributes of one root, and delete those that are not in the state.
 
         Args:
-            root: Which.
-            state: What `AttributeReader.read` gave.
-            path: What to call it in messages.
+            root: The root.
+            state: Attributes from `AttributeReader.read`.
+            path: Its name in messages.
 
         Raises:
-            ArgumentError: Something in the state has no counterpart here.
+            ArgumentError: An object in the state has no counterpart here.
         """
         now = _attributes(root)
         made = {name: self._make(value, now.get(name, _MISSING), f"{path}.{name}") for name, value in state.items()}
@@ -182,19 +182,13 @@ class AttributeWriter:
         _set_attributes(root, made)
 
     def _make(self, state: Any, old: Any, path: str) -> Any:
-        """Build a value.
-
-        Args:
-            state: What was read of it.
-            old: What stands in its place, or `_MISSING`.
-            path: Where that is.
-        """
+        """Build a value from ``state``; ``old`` is the present value, or `_MISSING`."""
         if not isinstance(state, dict):
             return state
         kind = state["kind"]
         if kind == "kept":
             if old is _MISSING:
-                raise ArgumentError(f"{path} is something that cannot be copied, and this env has nothing there")
+                raise ArgumentError(f"{path} is an object that cannot be copied, and this env has none there")
             return old
         if kind == "shown":
             return state["mode"] if old is _MISSING else old
@@ -214,7 +208,7 @@ class AttributeWriter:
 
     def _make_list(self, state: Plain, old: Any, path: str) -> list[Any]:
         made: list[Any] = []
-        self._made[state["number"]] = made  # it may be in itself
+        self._made[state["number"]] = made  # it may contain itself
         made.extend(self._items(state, old, path))
         return made
 
@@ -233,7 +227,7 @@ class AttributeWriter:
     def _make_namedtuple(self, state: Plain, old: Any, path: str) -> Any:
         kind = self._class(state["class"], old, path)
         if not issubclass(kind, tuple):
-            raise ArgumentError(f"{path}: {state['class']} is no named tuple here")
+            raise ArgumentError(f"{path}: {state['class']} is not a named tuple here")
         return tuple.__new__(kind, self._items(state, old, path))
 
     def _make_mapping(self, state: Plain, old: Any, path: str) -> Any:
@@ -274,19 +268,21 @@ class AttributeWriter:
         owner = self._make(state["self"], of, path)
         found = getattr(type(owner), state["name"], None)
         if not isinstance(found, FunctionType):
-            raise ArgumentError(f"{path} is a method {state['name']!r}, which {type(owner).__name__} has not got here")
+            raise ArgumentError(
+                f"{path} is a method {state['name']!r}, which {type(owner).__name__} does not have here"
+            )
         return MethodType(found, owner)
 
     def _make_enum(self, state: Plain, old: Any, path: str) -> Any:
         kind = self._class(state["class"], old, path)
         if not issubclass(kind, Enum):
-            raise ArgumentError(f"{path}: {state['class']} is no enum here")
+            raise ArgumentError(f"{path}: {state['class']} is not an enum here")
         return kind[state["name"]]
 
     def _make_object(self, state: Plain, old: Any, path: str) -> Any:
         kind = self._class(state["class"], old, path)
         if not _is_open(kind):
-            raise ArgumentError(f"{path} is an object of the class {state['class']}, of which none is copied")
+            raise ArgumentError(f"{path} is an object of the class {state['class']}, which cannot be copied")
         made: Any = object.__new__(kind)
         self._made[state["number"]] = made
         before = _attributes(old) if type(old) is kind else {}
@@ -298,7 +294,7 @@ class AttributeWriter:
         return made
 
     def _class(self, name: str, old: Any, path: str) -> type:
-        """The class of this name that stands here already, or is in a package of which there is one."""
+        """Return the class of this name that the env uses already, or that is in a package of such a class."""
         if _name(type(old)) == name:
             return type(old)
         if self._classes is None:
@@ -314,7 +310,7 @@ class AttributeWriter:
             found = sys.modules.get(module)
             for part in qualname.split("."):
                 found = getattr(found, part, None)
-        if not isinstance(found, type) or _name(found) != name:  # a module names what others define, too: os, tempfile
+        if not isinstance(found, type) or _name(found) != name:  # a module may have classes that others define
             raise ArgumentError(f"{path} is an object of the class {name}, which this env does not have")
         return found
 
@@ -332,11 +328,7 @@ def _make_random_state(state: Plain, old: Any) -> Any:
 
 
 def _bits_for(state: Any) -> np.random.BitGenerator:
-    """A new source of random bits of the kind that is to have this state.
-
-    Raises:
-        ArgumentError: There is no such kind, or it would read beside its numbers: numpy believes what it is given.
-    """
+    """Return a new bit generator for this state; raise if its position is out of range, which numpy does not check."""
     kind = getattr(np.random, str(state["bit_generator"]), None)
     if not (isinstance(kind, type) and issubclass(kind, np.random.BitGenerator)):
         raise ArgumentError(f"numpy has no random stream of the kind {state['bit_generator']!r:.50}")
@@ -346,7 +338,7 @@ def _bits_for(state: Any) -> np.random.BitGenerator:
     elif kind is np.random.Philox:
         place, upto = state["buffer_pos"], 4
     if not 0 <= place <= upto:
-        raise ArgumentError(f"the state of a {kind.__name__} has its place at {place!r:.50}, not within 0..{upto}")
+        raise ArgumentError(f"state of a {kind.__name__}: expected a position from 0 to {upto}, got {place!r:.50}")
     made: np.random.BitGenerator = kind(0)
     return made
 
@@ -392,7 +384,7 @@ def _slots(kind: type) -> Iterator[str]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """An object's own attributes, those in slots too."""
+    """Return an object's own attributes, including slots."""
     own = getattr(value, "__dict__", {})
     found = dict(own) if isinstance(own, dict) else {}
     for name in _slots(type(value)):
@@ -407,14 +399,14 @@ def _set_attributes(value: Any, attributes: Mapping[str, Any]) -> None:
         if name in slots:
             object.__setattr__(value, name, part)
         else:
-            value.__dict__[name] = part  # no property and no __setattr__ has a say
+            value.__dict__[name] = part  # past properties and __setattr__
 
 
 def _is_open(kind: type) -> bool:
-    """Whether an object of a class is its attributes and nothing else.
+    """Return whether objects of a class consist of their attributes alone.
 
-    Its class is written in Python, is not Python's own, and has no finaliser: what that frees (a handle of a library in
-    C, a file) belongs to one object alone.
+    Such a class is written in Python, is not in the standard library, and has no finaliser: what a finaliser frees (a
+    handle of a C library, a file) belongs to one object alone.
     """
     if _module(kind).partition(".")[0] in {"", *sys.stdlib_module_names} or hasattr(kind, "__del__"):
         return False
@@ -422,13 +414,13 @@ def _is_open(kind: type) -> bool:
         return False
     try:
         object.__new__(kind)
-    except TypeError:  # it has a part that is written in C
+    except TypeError:  # a base class is written in C
         return False
     return True
 
 
 def _parts(space: Any) -> list[tuple[str, Any]]:
-    """The spaces in a space, which have random streams of their own."""
+    """Return the subspaces of a space, each of which has its own random stream."""
     found: list[tuple[str, Any]] = []
     for name, value in vars(space).items():
         inner = {"": value}

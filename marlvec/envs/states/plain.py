@@ -1,4 +1,4 @@
-"""What states are made of: a copy of what an env said, once it is sure that it can be written to a file."""
+"""Copies of an env's state, after a check that it can be written to a file."""
 
 from __future__ import annotations
 
@@ -12,28 +12,24 @@ __all__ = ["one_each", "plain_copy"]
 
 
 def plain_copy(state: Any, name: str) -> Any:
-    """Copy a state, so that its env may go on changing what it handed out.
+    """Copy a state, so that its env may change the original.
 
     Args:
-        state: What ``get_state()`` returned.
-        name: The env's, for messages.
+        state: A state from ``get_state()``.
+        name: The env's name, for messages.
 
     Raises:
-        SerialisationError: It is no plain data; names the part.
+        SerialisationError: It is not plain data; names the part.
     """
     try:
-        encode(state, f"what {name}.get_state() returned")
+        encode(state, f"the result of {name}.get_state()")
     except SerialisationError as error:
-        raise SerialisationError(f"{error}. A state is plain data, so that it can be written to a file") from None
+        raise SerialisationError(f"{error}. A state must be plain data, so that it can be written to a file") from None
     return deepcopy(state)
 
 
 def one_each(values: Any, n: int, where: str) -> list[Any]:
-    """A copy of a list of a state that has one value for each of n agents.
-
-    Raises:
-        ArgumentError: It is none.
-    """
+    """Copy a list in a state, which must have one value for each of n agents; else raise `ArgumentError`."""
     if not isinstance(values, list) or len(values) != n:
         raise ArgumentError(f"{where}: expected {n} values, one for each agent, got {values!r:.200}")
     return list(values)

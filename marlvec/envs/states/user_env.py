@@ -1,4 +1,4 @@
-"""`UserEnvState`: reads and writes the state of a user's env, wrappers of other libraries and all."""
+"""`UserEnvState`: reads and writes the state of a user's env, including wrappers of other libraries."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["UserEnvState"]
 class UserEnvState:
     """The state of one user's env.
 
-    The outermost layer that has both ``get_state()`` and ``set_state(state)`` speaks for itself and all below it. Of
-    the wrappers above, their attributes are the state. Where no layer has the two, the attributes of all layers are,
-    if the user says so (``env_state="deepcopy"``).
+    The outermost layer that has both ``get_state()`` and ``set_state(state)`` provides the state of itself and all
+    layers below it. For wrappers above it, their attributes are the state. If no layer has both methods, the attributes
+    of all layers are the state, if the user allows it (``env_state="deepcopy"``).
 
     Args:
         env: The user's env.
-        name: What to call it in messages.
-        copies_attributes: Whether attributes may stand for a state.
+        name: Its name in messages.
+        copies_attributes: Whether copies of attributes may be used as the state.
     """
 
     def __init__(self, env: Any, name: str, *, copies_attributes: bool) -> None:
@@ -34,7 +34,7 @@ class UserEnvState:
         self._copies_attributes = copies_attributes
 
     def obstacle(self) -> str | None:
-        """Why the state cannot be read, or None."""
+        """Return why the state cannot be read, or None."""
         layers, offering = self._layers()
         if offering == len(layers):
             if self._copies_attributes:
@@ -46,8 +46,9 @@ class UserEnvState:
         _, opaque = self._read(layers, offering)
         if opaque and not self._copies_attributes:
             return (
-                f"{self._name} has get_state(), and a wrapper around it keeps what cannot be copied: {opaque[0]}; give "
-                f"that wrapper get_state() and set_state(state), too, or pass env_state='deepcopy' to make()"
+                f"{self._name} has get_state(), but a wrapper around it has an object that cannot be copied: "
+                f"{opaque[0]}; give that wrapper get_state() and set_state(state), too, or pass env_state='deepcopy' "
+                f"to make()"
             )
         return None
 
@@ -55,24 +56,23 @@ class UserEnvState:
         """Read the state.
 
         Returns:
-            Plain data: ``layers``, the attributes of each layer above the one that speaks for itself, and ``env``,
-            what that one says.
+            Plain data: ``layers``, the attributes of each layer above the one with state methods, and ``env``, the
+            state from that layer.
 
         Raises:
-            SerialisationError: What the env's ``get_state()`` returned is no plain data; names the part.
+            SerialisationError: The env's own state is not plain data; names the part.
         """
         layers, offering = self._layers()
         attributes, _ = self._read(layers, offering)
         if offering == len(layers):
             return {"layers": attributes}
-        said = plain_copy(layers[offering].get_state(), self._name)
-        return {"layers": attributes, "env": said}
+        return {"layers": attributes, "env": plain_copy(layers[offering].get_state(), self._name)}
 
     def set(self, state: dict[str, Any]) -> None:
-        """Write a state; a copy of it, so that many envs may be given the same one.
+        """Write a copy of a state, so that several envs may share the original.
 
         Raises:
-            ArgumentError: It is of an env with other layers.
+            ArgumentError: It is the state of an env with other layers.
         """
         layers, offering = self._layers()
         expected, got = [type(layer).__name__ for layer in layers[:offering]], [of for of, _ in state["layers"]]
@@ -91,21 +91,21 @@ class UserEnvState:
         )
 
     def _layers(self) -> tuple[list[Any], int]:
-        """All layers, and the place of the first that speaks for itself, or their number."""
+        """Return all layers, and the index of the first with state methods, or their number."""
         layers = list(wrapper_chain(self._env))
         kinds: list[Any] = [type(layer) for layer in layers]
-        return layers, next((k for k, kind in enumerate(kinds) if _speaks(kind)), len(layers))
+        return layers, next((k for k, kind in enumerate(kinds) if _has_state_methods(kind)), len(layers))
 
 
 @lru_cache(maxsize=64)
-def _speaks(kind: Any) -> bool:
-    """Whether layers of a class have both methods themselves; a wrapper may hand on what it has not got."""
+def _has_state_methods(kind: Any) -> bool:
+    """Return whether a class itself has both state methods; forwarded attributes of wrappers do not count."""
     get, put = (getattr(kind, name, None) for name in ("get_state", "set_state"))
     if not (callable(get) and callable(put)):
         return False
     try:
         signature_of(get).bind(None)
         signature_of(put).bind(None, None)
-    except (TypeError, ValueError):  # of another use: MuJoCo's envs have set_state(qpos, qvel)
+    except (TypeError, ValueError):  # a method for another purpose: MuJoCo's envs have set_state(qpos, qvel)
         return False
     return True

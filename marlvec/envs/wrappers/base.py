@@ -13,13 +13,13 @@ __all__ = ["EnvWrapper", "adapter_in"]
 
 
 class EnvWrapper(MultiAgentEnv):
-    """Passes everything on to another env; what users see as ``unwrapped`` is still their own.
+    """Forwards all calls to another env; ``unwrapped`` is still the user's env.
 
     Args:
         env: The env inside.
 
     Attributes:
-        env: Likewise.
+        env: As given.
     """
 
     def __init__(self, env: MultiAgentEnv) -> None:
@@ -59,7 +59,7 @@ class EnvWrapper(MultiAgentEnv):
         return self.env.spec()
 
     def state_obstacle(self) -> str | None:
-        """Why the state of this wrapper, or of the env inside, cannot be saved, or None."""
+        """Return why the state of this wrapper, or of the env inside, cannot be saved, or None."""
         return super().state_obstacle() or self.env.state_obstacle()
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class EnvWrapper(MultiAgentEnv):
 
 
 def adapter_in(env: MultiAgentEnv) -> Adapter | None:
-    """The adapter inside of marlvec's wrappers; None where the env needs none."""
+    """Return the adapter inside of marlvec's wrappers; None if the env has none."""
     while isinstance(env, EnvWrapper):
         env = env.env
     return env if isinstance(env, Adapter) else None

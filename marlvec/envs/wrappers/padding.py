@@ -24,10 +24,10 @@ BoolArray = NDArray[np.bool_]
 class PaddedEnv(EnvWrapper):
     """An env whose agents have one observation space and one action space, each large enough for all of them.
 
-    Observations have zeros where an agent has less than others. Actions of a Discrete or MultiDiscrete of different
-    sizes come with an action mask, which forbids what an agent has not got besides what its own mask forbids; of those
-    of a Box or MultiBinary an agent sees its own first part. The env goes on seeing what it declared, and writes
-    straight into the padded rows.
+    Smaller observations are padded with zeros. Discrete or MultiDiscrete action spaces of different sizes get an action
+    mask, which forbids actions that an agent does not have, besides those that its own mask forbids. From an action in
+    a Box or MultiBinary an agent gets its own first part. The env itself still has its own spaces, and writes straight
+    into the padded rows.
 
     Args:
         env: The env.
@@ -47,14 +47,14 @@ class PaddedEnv(EnvWrapper):
         self.mask_sizes = padded.mask_sizes
         self._obs_crops = [crops_of(own, self.observation_spaces[0]) for own in spec.observation_spaces]
         self._action_crops = [crops_of(own, self.action_spaces[0]) for own in spec.action_spaces]
-        # What the env is shown: the padded structure, so that leaves have one order, and its own masks.
+        # The spec of the inner slot: padded spaces, so that leaves have the same order, and the env's own masks.
         self._shown = EnvSpec(self.name, agents, self.observation_spaces, self.action_spaces, spec.mask_sizes)
         self._outer: Slot | None = None
         self._inner: Slot | None = None
         self._scattered: list[tuple[BoolArray, BoolArray, BoolArray]] = []
 
     def spec(self) -> EnvSpec:
-        """Describe this env, and what its agents' spaces were."""
+        """Describe this env, including its agents' own spaces."""
         return self._padded
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
@@ -80,29 +80,29 @@ class PaddedEnv(EnvWrapper):
         self.env.write_state(self._enter(slot))
 
     def get_state(self) -> Any:
-        """The env's own state: all that this adds stands in the slot."""
+        """Return the env's own state; this wrapper's state is in the slot."""
         return self.env.get_state()
 
     def set_state(self, state: Any) -> None:
-        """Go on from such a state."""
-        self._outer = self._inner = None  # masks of its own are read from the row again
+        """Restore a state from `get_state`."""
+        self._outer = self._inner = None  # so that scattered masks are read from the row again
         self.env.set_state(state)
 
     def close(self) -> None:
-        """Close the env and let go of the buffers."""
+        """Close the env and drop references to the buffers."""
         self._outer = self._inner = None
         self._scattered = []
         super().close()
 
     def _enter(self, slot: Slot) -> Slot:
-        """The slot that the env sees, over the same row."""
+        """Return the inner env's slot on the same row."""
         if self._inner is None or slot is not self._outer:
             self._outer, self._inner = slot, self._narrow(slot)
         self._inner.done = slot.done
         return self._inner
 
     def _leave(self, slot: Slot, inner: Slot, info: Info | None) -> Info | None:
-        """Bring back what is not in the row itself."""
+        """Copy back everything that the inner slot does not share with the row."""
         slot.done, slot.begun, slot.final_info = inner.done, inner.begun, inner.final_info
         inner.begun, inner.final_info = False, None
         for row, places, mask in self._scattered:
@@ -121,7 +121,7 @@ class PaddedEnv(EnvWrapper):
             places = own_choices(own, padded, stand_ins=False)
             if places[:size].all():
                 masks.append(row[:size])
-            else:  # a MultiDiscrete's dimensions: its choices do not lie side by side in the padded mask
+            else:  # a MultiDiscrete's dimensions: its choices are not contiguous in the padded mask
                 mask = row[places].copy()
                 masks.append(mask)
                 self._scattered.append((row, places, mask))
@@ -129,10 +129,10 @@ class PaddedEnv(EnvWrapper):
 
 
 def padded_spec(spec: EnvSpec) -> EnvSpec:
-    """Describe an env whose agents have all been padded to one group.
+    """Return the spec of an env whose agents are padded to one group.
 
     Args:
-        spec: As the env describes itself.
+        spec: The env's own spec.
 
     Raises:
         ContractError: The agents' spaces have no common one; names the leaf that differs.
@@ -149,7 +149,7 @@ def padded_spec(spec: EnvSpec) -> EnvSpec:
 
 
 def _mask_size(spec: EnvSpec) -> int | None:
-    """Length of the mask that all agents have once they are padded, or None."""
+    """Return the mask length of all agents after padding, or None."""
     padded = pad_actions(spec.action_spaces, spec.agents)
     if all(own == padded for own in spec.action_spaces):
         sizes = set(spec.mask_sizes) - {None}

@@ -1,4 +1,4 @@
-"""The wrappers that derive from PettingZoo's: imported only where such an env is wrapped."""
+"""Wrappers that derive from PettingZoo's; imported only when a PettingZoo env is wrapped."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["AECClearDeadStepRewards", "AECSeedStream", "ParallelSeedStream"]
 
 
 class AECSeedStream(SeedStream, BaseWrapper, of=AECEnv):  # type: ignore[misc]  # PettingZoo has no types
-    """What `SeedStream` makes of an AEC env."""
+    """`SeedStream` for an AEC env."""
 
 
-class ParallelSeedStream(SeedStream, BaseParallelWrapper, of=ParallelEnv):  # type: ignore[misc]  # likewise
-    """What `SeedStream` makes of a Parallel env."""
+class ParallelSeedStream(SeedStream, BaseParallelWrapper, of=ParallelEnv):  # type: ignore[misc]  # no types
+    """`SeedStream` for a Parallel env."""
 
 
-class AECClearDeadStepRewards(ClearDeadStepRewards, BaseWrapper, of=AECEnv):  # type: ignore[misc]  # likewise
-    """What `ClearDeadStepRewards` makes."""
+class AECClearDeadStepRewards(ClearDeadStepRewards, BaseWrapper, of=AECEnv):  # type: ignore[misc]  # no types
+    """`ClearDeadStepRewards` for an AEC env."""

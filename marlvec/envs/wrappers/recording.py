@@ -25,10 +25,10 @@ from marlvec.errors import ArgumentError, ContractError
 __all__ = ["Episodes", "RecordVideo"]
 
 Episodes = str | int | Iterable[int] | Callable[[int], bool]
-"""``"all"``; an int k for every k-th, beginning with the first; the numbers themselves; or a function of the number."""
+"""``"all"``; an int k for every k-th, beginning with the first; a list of numbers; or a function of the number."""
 
 _CUT = "-cut"
-_ODD = re.compile(r"[^\w.-]+")  # what of an env's name is not for file names
+_ODD = re.compile(r"[^\w.-]+")  # characters of an env's name to replace in file names
 
 
 class RecordVideo:
@@ -37,33 +37,32 @@ class RecordVideo:
         record = marlvec.RecordVideo("videos", episodes=10, env_ids=[0])
         envs = marlvec.make("simple_spread", 16, render_mode="single_rgb_array", wrappers=[record])
 
-    One frame is taken after each reset and after each step, beside the env and before anything begins the next episode:
-    so the last frame is there in every autoreset mode, and no frame crosses to another process. A video is complete,
-    and has its name, when the step that ended its episode returns. One whose episode was cut off, by a reset, an error
-    or ``close()``, has ``-cut`` at the end of its name. An episode in which no step was taken leaves none, and does not
-    count. A worker that is killed may leave a ``.part`` file. Files of the same names are replaced, and a warning says
-    so where the folder holds some.
+    One frame is taken after each reset and after each step, in the env's process and before the next episode begins: so
+    the last frame is recorded in every autoreset mode, and no frame is sent to another process. A video is complete,
+    and has its name, when the step that ended its episode returns. If a reset, an error or ``close()`` cuts an episode
+    off, its video's name ends with ``-cut``. An episode without any step has no video, and does not count. A worker
+    that is killed may leave a ``.part`` file. Files of the same names are replaced; if the folder has such files, a
+    warning is given.
 
-    It comes last in ``wrappers``: what it returns is a `MultiAgentEnv`, round which wrappers of other libraries do not
-    fit.
+    It must be the last of ``wrappers``: it returns a `MultiAgentEnv`, which wrappers of other libraries cannot wrap.
 
     Args:
-        folder: Where they go; made if need be.
-        episodes: Which episodes of each env: ``"all"``; an int k for every k-th, beginning with the first; their
+        folder: Folder of the videos; created if it does not exist.
+        episodes: Which episodes of each env: ``"all"``; an int k for every k-th, beginning with the first; a list of
             numbers; or a function of the number, called where the env lives.
-        env_ids: Which envs are recorded; None for all. The others are left as they are, and need no render mode.
-        fps: Frames a second; None for what the env's ``metadata["render_fps"]`` says, or else 30. At most 50 in a GIF.
+        env_ids: Which envs are recorded; None for all. The others are not wrapped, and need no render mode.
+        fps: Frames a second; None: the env's ``metadata["render_fps"]``, or else 30. At most 50 in a GIF.
         format: ``"mp4"`` or ``"gif"``.
-        name: Of the files, without suffix: ``{env}`` is the env's name, ``{env_index}`` its place among the envs,
-            ``{episode}`` the episode's number from 0.
+        name: Name of the files, without suffix: ``{env}`` is the env's name, ``{env_index}`` its index, ``{episode}``
+            the episode's number from 0.
 
     Raises:
-        MissingExtraError: There is no ffmpeg; names the extra that brings it.
-        ArgumentError: Wrong ``episodes``, ``env_ids``, ``fps``, ``format`` or ``name``, or ``folder`` is a file; and,
-            where an env is made: it has another render mode than ``"rgb_array"``, or resets itself.
+        MissingExtraError: ffmpeg was not found; names the extra that installs it.
+        ArgumentError: Wrong ``episodes``, ``env_ids``, ``fps``, ``format`` or ``name``, or ``folder`` is a file. When
+            an env is wrapped: it has another render mode than ``"rgb_array"``, or resets itself.
 
     Attributes:
-        folder: Its absolute path.
+        folder: The folder's absolute path.
         env_ids, fps, format, name: As given.
     """
 
@@ -84,24 +83,24 @@ class RecordVideo:
         self.name = name
         self._check_name()
         self._ffmpeg = find_ffmpeg()
-        self.folder = Path(folder).absolute()  # a worker may stand elsewhere by the time it writes
+        self.folder = Path(folder).absolute()  # a worker may have another working directory
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
             raise ArgumentError(f"RecordVideo: expected a folder, {self.folder} is a file") from None
         if found := self._files_there():
             warnings.warn(
-                f"RecordVideo: {self.folder} holds {len(found)} videos of such names, {found[0].name} for one; those "
-                f"of the same env and episode are replaced: choose another folder or name, if they are to stay",
+                f"RecordVideo: {self.folder} holds {len(found)} videos of such names, for example {found[0].name}; "
+                f"those of the same env and episode are replaced: choose another folder or name to keep them",
                 UserWarning,
                 stacklevel=2,
             )
 
     def __call__(self, env: Any, env_index: int = 0) -> Any:
-        """Wrap an env, in any of the forms that marlvec knows.
+        """Wrap an env of any API that marlvec supports.
 
         Returns:
-            A `MultiAgentEnv`; ``env`` itself if it is not to be recorded.
+            A `MultiAgentEnv`; ``env`` itself if it is not among ``env_ids``.
         """
         if self.env_ids is not None and env_index not in self.env_ids:
             return env
@@ -111,7 +110,7 @@ class RecordVideo:
         return f"RecordVideo({str(self.folder)!r}, format={self.format!r})"
 
     def wants(self, episode: int) -> bool:
-        """Whether an env's episode of this number is recorded."""
+        """Return whether an env's episode with this number is recorded."""
         if callable(self._wanted):
             return bool(self._wanted(episode))
         return episode % self._every == 0 if self._wanted is None else episode in self._wanted
@@ -120,12 +119,12 @@ class RecordVideo:
         """Begin the video of an episode.
 
         Args:
-            env: The env that is filmed.
+            env: The env.
             env_index: Its index in the vectorizer.
-            episode: Which of its episodes it is, from 0.
+            episode: Number of its episode, from 0.
 
         Returns:
-            A file that takes frames (height, width, 3) uint8 until it is closed.
+            A file for frames (height, width, 3) uint8.
         """
         fps = own_fps(env.metadata, self.format) if self.fps is None else self.fps
         name = self._file_name(_ODD.sub("_", env.name), env_index, episode)
@@ -135,7 +134,7 @@ class RecordVideo:
         return f"{self.name.format(env=env, env_index=env_index, episode=episode)}.{self.format}"
 
     def _files_there(self) -> list[Path]:
-        """Videos in the folder, of any env and episode, that have such names."""
+        """Return videos in the folder whose names match ``name``, for any env and episode."""
         pattern = "".join(
             glob.escape(text) + ("*" if field is not None else "")
             for text, field, _, _ in string.Formatter().parse(self.name)
@@ -170,17 +169,18 @@ class _RecordedEnv(EnvWrapper):
             )
         if env.resets_itself:
             raise ArgumentError(
-                f"RecordVideo: {env.name} resets itself in the step that ends its episode, when its last frame is gone"
+                f"RecordVideo: {env.name} resets itself in the step that ends its episode, so its last frame cannot "
+                f"be recorded"
             )
         self._recorder = recorder
         self._env_index = env_index
         self._episode = 0
-        self._stepped = False  # whether there is anything of it that is worth a number and a file
+        self._stepped = False  # whether the episode has a step, and so a number and a file
         self._opening: NDArray[np.uint8] | None = None  # first frame of an episode that has not been stepped
         self._video: VideoFile | None = None
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Begin an episode, and its video if one is wanted."""
+        """Begin an episode, and its video if it is to be recorded."""
         self._end(complete=False)
         info = self.env.reset(slot, seed=seed, options=options)
         if self._recorder.wants(self._episode):
@@ -188,7 +188,7 @@ class _RecordedEnv(EnvWrapper):
         return info
 
     def step(self, slot: Slot) -> Info | None:
-        """Take a step, and a frame of where it led."""
+        """Take a step, and record a frame."""
         info = self.env.step(slot)
         self._stepped = True
         if self._opening is not None:
@@ -202,21 +202,21 @@ class _RecordedEnv(EnvWrapper):
         return info
 
     def cut_short(self, slot: Slot) -> None:
-        """End the episode here: its last frame has been taken."""
+        """End the episode here; its last frame was recorded already."""
         super().cut_short(slot)
         self._end(complete=True)
 
     def get_state(self) -> dict[str, Any]:
-        """Which episode it is, whether it has been stepped, and the env's own state; no frames."""
+        """Return the episode's number, whether it was stepped, and the env's own state; no frames."""
         return {"episode": self._episode, "stepped": self._stepped, "env": self.env.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from such a state. The video that is being made is cut; one of an episode that has begun is not made.
+        """Restore a state from `get_state`. The present video is cut; a restored episode with steps is not recorded.
 
-        The number of an episode never goes back, so that no video takes the place of one that was made before.
+        The number of an episode never decreases, so that no video replaces an earlier one.
         """
         if not isinstance(state, dict) or state.keys() != {"episode", "stepped", "env"}:
-            raise ArgumentError(f"{self.name}: the state is of an env that is not recorded, and this one is")
+            raise ArgumentError(f"{self.name}: expected the state of an env with RecordVideo, got one without it")
         self._end(complete=False)
         self._episode = max(self._episode, state["episode"])
         self._stepped = state["stepped"]
@@ -225,7 +225,7 @@ class _RecordedEnv(EnvWrapper):
             self._opening = self._frame()
 
     def close(self) -> None:
-        """Finish what is being written, and close the env."""
+        """Finish the present video, and close the env."""
         try:
             self._end(complete=False)
         finally:
@@ -239,7 +239,7 @@ class _RecordedEnv(EnvWrapper):
         try:
             self._video.write(frame)
         except ContractError:
-            raise  # nothing of it was written, and what there is may be kept
+            raise  # the frame was not written, and the video so far can be kept
         except BaseException:
             video, self._video = self._video, None
             video.discard()
@@ -256,7 +256,7 @@ class _RecordedEnv(EnvWrapper):
 
 
 def _chosen(episodes: Any) -> tuple[int, frozenset[int] | Callable[[int], bool] | None]:
-    """The step between episodes, and which they are (None: all that it leaves)."""
+    """Return the interval between recorded episodes, and a set or function of their numbers (None: all of these)."""
     if isinstance(episodes, str):
         if episodes == "all":
             return 1, None

@@ -1,4 +1,4 @@
-"""`SeedStream`: a new seed for every reset of envs that would not repeat themselves; `ClearDeadStepRewards`."""
+"""`SeedStream`: a new seed for every reset, for envs that are not reproducible otherwise; `ClearDeadStepRewards`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LIMIT = 2**31
 
 
 class _WrapperForms:
-    """Base of a class whose objects are of a subclass: the one that is registered for the kind of the wrapped env.
+    """Base of a class whose constructor returns an object of the subclass registered for the wrapped env's class.
 
-    A subclass registers itself by ``class Form(Base, LibraryWrapper, of=LibraryEnv)``. Those of PettingZoo are in a
-    module that is loaded when the first env needs it: it imports PettingZoo, which not everyone needs.
+    A subclass registers itself by ``class Form(Base, LibraryWrapper, of=LibraryEnv)``. Subclasses for PettingZoo are in
+    a module that imports PettingZoo, and is loaded when the first env needs it.
     """
 
     _forms: ClassVar[dict[type, type]]
@@ -43,22 +43,22 @@ class _WrapperForms:
 
 
 class SeedStream(_WrapperForms):
-    """Makes an env as repeatable as Gymnasium's rules want it: one seed settles this episode and all that follow.
+    """Makes an env reproducible by Gymnasium's rules: one seed determines this episode and all that follow.
 
-    For envs that keep a generator of their own: those that go back to the system's entropy at a reset without a seed,
-    so that only the first episode can be repeated, and those that take no seed beyond a C ``int``. What is made is a
-    wrapper of the env's own kind: PettingZoo's for its AEC and Parallel envs, else Gymnasium's::
+    For envs that draw from the system's entropy after a reset without a seed, so that only the first episode can be
+    reproduced, and for envs whose seed must fit a C ``int``. The result is a wrapper of the env's own API: PettingZoo's
+    for AEC and Parallel envs, else Gymnasium's::
 
         marlvec.make(lambda: SeedStream(MyEnv()), num_envs=16)
 
     Args:
         env: A PettingZoo AEC or Parallel env, or a Gymnasium env (RLlib's derive from that, too).
-        set_seed: How the env gets its seed where its ``reset`` takes none, or takes no notice of it:
-            ``lambda env, seed: env.generator.seed(seed)``, say. Called before each reset with the env as it was given.
-            None: ``reset(seed=…)``.
+        set_seed: Seeds an env whose ``reset`` takes no seed, or ignores it, for example
+            ``lambda env, seed: env.generator.seed(seed)``. Called before each reset with ``env``. None: use
+            ``reset(seed=…)``.
 
     Raises:
-        TypeError: The env is none of these.
+        TypeError: The env has none of these APIs.
     """
 
     _forms: ClassVar[dict[type, type]] = {}
@@ -75,12 +75,12 @@ class SeedStream(_WrapperForms):
         """Begin an episode.
 
         Args:
-            seed: Given to the env as it is if it is below 2**31, else folded to 31 bits. None: the next one of the
-                stream that the last seed began.
-            options: For the env.
+            seed: Passed to the env unchanged if it is below 2**31, else reduced to 31 bits. None: the next seed from
+                the stream that the last seed began.
+            options: Passed to the env.
 
         Returns:
-            What the env returns.
+            The result of the env's ``reset``.
         """
         if seed is not None:
             self._stream = np.random.default_rng(seed)
@@ -102,15 +102,15 @@ class _GymnasiumSeedStream(SeedStream, gymnasium.Wrapper[Any, Any, Any, Any], of
 class ClearDeadStepRewards(_WrapperForms):
     """Clears an AEC env's rewards before the dead step of an agent, as PettingZoo's own envs do.
 
-    For envs that leave them as they are, so that a loop over ``agent_iter()`` and ``last()`` counts them twice: with
-    shimmy's ``OpenSpielCompatibilityV0`` the second player's count twice, the third one's three times, and so on. What
-    is made is one of PettingZoo's wrappers.
+    For envs that do not clear them, so that a loop over ``agent_iter()`` and ``last()`` counts them several times: with
+    shimmy's ``OpenSpielCompatibilityV0`` the second player's twice, the third player's three times, and so on. The
+    result is a PettingZoo wrapper.
 
     Args:
         env: A PettingZoo AEC env.
 
     Raises:
-        TypeError: The env is none.
+        TypeError: The env is not an AEC env.
     """
 
     _forms: ClassVar[dict[type, type]] = {}
@@ -120,13 +120,13 @@ class ClearDeadStepRewards(_WrapperForms):
         super().__init__(env)  # type: ignore[call-arg]  # the other base is PettingZoo's wrapper
 
     def step(self, action: Any) -> None:
-        """Let the selected agent move, or take its dead step.
+        """Take the selected agent's move, or its dead step.
 
         Args:
-            action: For the env; None for the dead step.
+            action: The action; None for the dead step.
         """
         wrapper: Any = self
         inner = wrapper.env.unwrapped
         if action is None:
             inner.rewards = dict.fromkeys(inner.rewards, 0.0)
-        super().step(action)  # type: ignore[misc]  # likewise
+        super().step(action)  # type: ignore[misc]  # of PettingZoo's wrapper

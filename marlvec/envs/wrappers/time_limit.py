@@ -1,4 +1,4 @@
-"""A limit on the length of episodes."""
+"""`TimeLimit`: a limit on the length of episodes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["TimeLimit", "check_limit"]
 
 
 def check_limit(max_episode_steps: Any) -> int:
-    """Make sure that this is a number of steps.
+    """Return a number of steps as an int.
 
     Raises:
-        ArgumentError: It is less than 1, or no int.
+        ArgumentError: It is less than 1, or not an int.
     """
     whole = isinstance(max_episode_steps, (int, np.integer)) and not isinstance(max_episode_steps, bool)
     if not whole or max_episode_steps < 1:
@@ -28,17 +28,17 @@ def check_limit(max_episode_steps: Any) -> int:
 
 
 class TimeLimit(EnvWrapper):
-    """Truncates every agent that is still alive after so many steps of the env.
+    """Truncates every agent that is still alive after ``max_episode_steps`` steps of the env.
 
-    An agent that ends by itself in that very step keeps its own flags, and one that ended before is left alone. In a
+    An agent that ends by itself in that step keeps its own flags; an agent that ended before does not change. In a
     turn-based env one move is one step.
 
     Args:
         env: The env.
-        max_episode_steps: Steps an episode may have.
+        max_episode_steps: Maximum number of steps of an episode.
 
     Raises:
-        ArgumentError: ``max_episode_steps`` is less than 1, or no int.
+        ArgumentError: ``max_episode_steps`` is less than 1, or not an int.
     """
 
     def __init__(self, env: MultiAgentEnv, max_episode_steps: int) -> None:
@@ -52,7 +52,7 @@ class TimeLimit(EnvWrapper):
         return self.env.reset(slot, seed=seed, options=options)
 
     def step(self, slot: Slot) -> Info | None:
-        """Take a step, and truncate all that are left if it was the last one."""
+        """Take a step, and truncate all alive agents if it was the last one."""
         info = self.env.step(slot)
         self._steps += 1
         if slot.begun:
@@ -62,12 +62,12 @@ class TimeLimit(EnvWrapper):
         return info
 
     def get_state(self) -> dict[str, Any]:
-        """How many steps the episode has, and the env's own state."""
+        """Return the number of steps in the episode, and the env's own state."""
         return {"steps": self._steps, "env": self.env.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from such a state."""
+        """Restore a state from `get_state`."""
         if not isinstance(state, dict) or state.keys() != {"steps", "env"}:
-            raise ArgumentError(f"{self.name}: the state is of an env without max_episode_steps, and this one has it")
+            raise ArgumentError(f"{self.name}: state has no step count: it was saved without max_episode_steps")
         self._steps = state["steps"]
         self.env.set_state(state["env"])

@@ -1,4 +1,4 @@
-"""Video files: frames go one by one to an ffmpeg process, which the extra ``video`` brings."""
+"""Video files: frames are sent one by one to an ffmpeg process, which the extra ``video`` installs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from marlvec.errors import ArgumentError, ContractError, MarlvecError, MissingEx
 __all__ = ["FORMATS", "VideoFile", "check_format", "check_fps", "find_ffmpeg", "own_fps"]
 
 _ENCODERS = {
-    # H.264 in the form that every player knows, which wants even sizes. One thread: the cores are busy with envs.
+    # H.264 in the form that every player supports, which requires even sizes. One thread: cores are busy with envs.
     "mp4": (
         *("-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-c:v", "libx264", "-pix_fmt", "yuv420p"),
         *("-preset", "veryfast", "-crf", "18", "-threads", "1"),
     ),
-    # A palette for each frame: one for all of them could not be known before the last one came.
+    # A palette for each frame: a common one would need all frames before the first is written.
     "gif": (
         *("-vf", "split[a][b];[a]palettegen=stats_mode=single[p];[b][p]paletteuse=new=1:dither=none"),
         *("-loop", "0"),
@@ -36,19 +36,19 @@ _ENCODERS = {
 FORMATS = tuple(_ENCODERS)
 """File types that can be written."""
 
-_MAX_GIF_FPS = 50.0  # a GIF counts in 1/100 s, and viewers show frames of less than two of them slowly
+_MAX_GIF_FPS = 50.0  # GIFs have units of 1/100 s, and viewers slow down frames shorter than two units
 _DEFAULT_FPS = 30.0
 _MAX_COMPLAINT = 1_000  # characters
-_PATIENCE = 60.0  # seconds for ffmpeg to write what it still holds
+_PATIENCE = 60.0  # seconds for ffmpeg to write its remaining frames
 
 _open: weakref.WeakSet[VideoFile] = weakref.WeakSet()
 
 
 def find_ffmpeg() -> str:
-    """Path of the ffmpeg that writes videos.
+    """Return the path of ffmpeg.
 
     Raises:
-        MissingExtraError: There is none; names the extra that brings it.
+        MissingExtraError: It was not found; names the extra that installs it.
     """
     try:
         from imageio_ffmpeg import get_ffmpeg_exe
@@ -61,10 +61,10 @@ def find_ffmpeg() -> str:
 
 
 def check_format(name: Any, what: str) -> str:
-    """Make sure that this is a type of video files.
+    """Return a video format as text.
 
     Raises:
-        ArgumentError: It is none; names those that are.
+        ArgumentError: It is not one of `FORMATS`.
     """
     if name not in FORMATS:
         raise ArgumentError(f"{what}: expected {' or '.join(map(repr, FORMATS))}, got {name!r}")
@@ -72,10 +72,10 @@ def check_format(name: Any, what: str) -> str:
 
 
 def check_fps(fps: Any, file_format: str, what: str = "fps") -> float:
-    """Make sure that this is a number of frames a second.
+    """Return a number of frames a second as a float.
 
     Raises:
-        ArgumentError: It is none that a file of this type can have.
+        ArgumentError: It is not a positive number, or too large for this format.
     """
     number = isinstance(fps, (int, float, np.integer, np.floating)) and not isinstance(fps, bool)
     if not number or not math.isfinite(fps) or fps <= 0:
@@ -86,10 +86,10 @@ def check_fps(fps: Any, file_format: str, what: str = "fps") -> float:
 
 
 def own_fps(metadata: Mapping[str, Any], file_format: str) -> float:
-    """Frames a second that an env asks for in ``metadata["render_fps"]``; 30 if it does not.
+    """Return the frames a second in an env's ``metadata["render_fps"]``; 30 without it.
 
     Raises:
-        ArgumentError: What it says is no such number.
+        ArgumentError: It is not a positive number.
     """
     asked = metadata.get("render_fps")
     if asked is None:
@@ -99,18 +99,18 @@ def own_fps(metadata: Mapping[str, Any], file_format: str) -> float:
 
 
 class VideoFile:
-    """A video that is being written. Its file gets its name once it is whole; until then it is ``<name>.….part``.
+    """A video that is being written. Until it is complete, its file is named ``<name>.….part``.
 
-    Frames are not kept: what ffmpeg cannot take in yet, `write` waits for.
+    Frames are not kept: `write` waits until ffmpeg has read the frame.
 
     Args:
-        path: Where it goes; its folder is made. The suffix decides the format.
+        path: Path of the video; its folder is created. The suffix determines the format.
         fps: Frames a second.
         ffmpeg: The program, see `find_ffmpeg`.
 
     Attributes:
         path: As given.
-        frames: How many were written.
+        frames: Number of frames written.
     """
 
     def __init__(self, path: Path, fps: float, ffmpeg: str) -> None:
@@ -129,13 +129,13 @@ class VideoFile:
             frame: (H, W, 3) uint8, of the same size as all others.
 
         Raises:
-            ContractError: It is none, or of another size.
-            MarlvecError: ffmpeg gave up, e.g. because the disk is full; what there was is removed.
+            ContractError: It is not a frame, or has another size.
+            MarlvecError: ffmpeg failed, e.g. because the disk is full; the file is removed.
         """
         picture = check_frame(frame, f"frame {self.frames} of {self.path.name}")
         if self.frames and picture.shape != self._shape:
             raise ContractError(
-                f"frame {self.frames} of {self.path.name}: expected one like those before it, of shape {self._shape}, "
+                f"frame {self.frames} of {self.path.name}: expected the shape of the earlier frames, {self._shape}, "
                 f"got {picture.shape}"
             )
         left = np.ascontiguousarray(picture).reshape(-1).data
@@ -149,16 +149,16 @@ class VideoFile:
         self.frames += 1
 
     def finish(self, path: Path | None = None) -> Path:
-        """Write the end, and give the file its name.
+        """Write the end, and rename the file to its final name.
 
         Args:
-            path: Another one than `path`, in the same folder.
+            path: Another path in the same folder; None: `path`.
 
         Returns:
-            Where it is.
+            The path of the video.
 
         Raises:
-            MarlvecError: ffmpeg failed; what there was is removed.
+            MarlvecError: ffmpeg failed; the file is removed.
         """
         if self._process is None:
             raise MarlvecError(f"{self.path}: a video needs at least one frame")
@@ -176,7 +176,7 @@ class VideoFile:
         return target
 
     def discard(self) -> None:
-        """Stop, and remove what there is. Does nothing to a video that is finished."""
+        """Stop, and remove the file. Has no effect on a finished video."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -214,28 +214,28 @@ class VideoFile:
         _open.add(self)
 
     def _failed(self, why: Any) -> MarlvecError:
-        """Clear up, and say what happened, in ffmpeg's own words where it found some."""
-        said = ""
+        """Clean up, and return the error, with ffmpeg's own message if it has one."""
+        message = ""
         if self._complaints is not None:
             self._complaints.seek(0)
-            said = "; ".join(self._complaints.read().decode(errors="replace").split("\n")).strip("; ")
+            message = "; ".join(self._complaints.read().decode(errors="replace").split("\n")).strip("; ")
         self.discard()
-        return MarlvecError(f"ffmpeg could not write {self.path}: {said[:_MAX_COMPLAINT] or why}")
+        return MarlvecError(f"ffmpeg could not write {self.path}: {message[:_MAX_COMPLAINT] or why}")
 
     def _forget(self) -> None:
-        """In a forked child: its copy of the pipe would keep ffmpeg waiting after the parent has closed it."""
+        """Close the pipe in a forked child, which would keep ffmpeg waiting after the parent has closed it."""
         if self._process is not None:
             self._pipe.close()
-            self._process.returncode = 0  # so that no destructor waits for, or warns about, what is not our child
+            self._process.returncode = 0  # so that no destructor waits for, or warns about, the parent's child
             self._process = None
 
 
 @contextlib.contextmanager
 def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Start processes that Ctrl-C in the terminal does not end: this one decides what becomes of their files.
+    """Block Ctrl-C for processes started in the block: this process finishes or removes their files.
 
-    They inherit the mask. They stay in this process group, so that a signal that kills it kills them, too. On Windows
-    they hear of Ctrl-C all the same.
+    They inherit the signal mask. They stay in this process group, so that a signal that kills the group kills them,
+    too. On Windows they still receive Ctrl-C.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield

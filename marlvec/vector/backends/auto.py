@@ -1,4 +1,4 @@
-"""`choose_backend`: sync or async for ``make(backend="auto")``, by what a step costs."""
+"""`choose_backend`: sync or async for ``make(backend="auto")``, by the time that a step takes."""
 
 from __future__ import annotations
 
@@ -15,27 +15,25 @@ from marlvec.vector.shards.partition import usable_cores
 
 __all__ = ["choose_backend"]
 
-_OVERHEAD = (
-    100e-6  # seconds that a step over two worker processes costs more than one in this process; docs/benchmarks.md
-)
-_STEPS = 64  # of one env, and of two
-_MAX_SECONDS = 2.0  # for slow envs, for which far fewer steps say enough
-_WAITS = 3.0  # times its processor time: an env that takes so much longer waits for something
+_OVERHEAD = 100e-6  # seconds that two worker processes add to a step, compared to this process; docs/benchmarks.md
+_STEPS = 64  # with one env, and with two
+_MAX_SECONDS = 2.0  # slow envs need fewer steps for a good estimate
+_WAITS = 3.0  # an env whose wall time exceeds this many times its processor time waits for something
 
 
 def choose_backend(recipes: Sequence[EnvRecipe], settings: SettingsArguments) -> tuple[str, str]:
-    """Step two of the envs in a worker process of their own, which is gone afterwards, and compare costs.
+    """Time steps of two of the envs in a temporary worker process, and compare the backends' costs.
 
-    In this process a step over N envs costs N times what one env's does; over W workers ceil(N / W) times that, and
-    the messages. What an env costs is taken as processor time, so that a busy machine does not decide; an env that
-    mostly waits (for a simulator, a socket) counts with its wall clock time.
+    In this process a step over N envs costs N times one env's step; over W workers ceil(N / W) times one env's step,
+    and the messages. An env's cost is its processor time, so that load on the machine does not matter; for an env that
+    mostly waits (for a simulator, a socket) it is its wall clock time.
 
     Args:
         recipes: One per env.
-        settings: Those of `make`.
+        settings: Settings of `make`.
 
     Returns:
-        ``"sync"`` or ``"async"``, and why, with the figures.
+        ``"sync"`` or ``"async"``, and the reason, with figures.
 
     Raises:
         EnvRaised: An env's constructor, reset or step raised.
@@ -44,7 +42,7 @@ def choose_backend(recipes: Sequence[EnvRecipe], settings: SettingsArguments) ->
     workers = min(num_envs, usable_cores())
     share = -(-num_envs // workers)
     if workers == 1:
-        return ("sync", "one core, or one env: nothing could run side by side")
+        return ("sync", "one core, or one env: no envs could run in parallel")
     seconds = _seconds_of_a_step(recipes[:2], settings)
     saved = (num_envs - share) * seconds
     which = (
@@ -56,7 +54,7 @@ def choose_backend(recipes: Sequence[EnvRecipe], settings: SettingsArguments) ->
 
 
 def _seconds_of_a_step(recipes: Sequence[EnvRecipe], settings: SettingsArguments) -> float:
-    """What a second env adds to a step, so that the messages, which both kinds of steps need, do not count."""
+    """Return the seconds that a second env adds to a step; the messages' cost cancels out."""
     plain: SettingsArguments = {**settings, "copy": False, "on_fault": "raise", "autoreset_mode": "same_step"}
     with AsyncVectorEnv(recipes, num_workers=1, worker=_serve_timed, **plain) as envs:
         envs.reset()
@@ -76,11 +74,11 @@ def _seconds_of_a_step(recipes: Sequence[EnvRecipe], settings: SettingsArguments
     return max(wall if wall > _WAITS * cpu else cpu, 0.0)
 
 
-_TIMES: list[tuple[int, float, float]] = []  # in the worker process: how many envs, processor time, wall clock time
+_TIMES: list[tuple[int, float, float]] = []  # in the worker process: number of envs, processor time, wall clock time
 
 
 def _serve_timed(link: WorkerLink) -> None:
-    """A worker's loop that notes what its steps cost."""
+    """Run a worker's loop that records the time of its steps."""
     for request in link.requests():
         cpu, wall = time.thread_time(), time.perf_counter()
         link.answer(request)

@@ -1,4 +1,4 @@
-"""What envs in the calling process have in common: a request waits until its reply is fetched, and is run then."""
+"""`InProcessVectorEnv`: base of backends in the calling process; a request runs when its reply is fetched."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class InProcessVectorEnv(VectorEnv):
 
     @abstractmethod
     def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
-        """Do what is asked of these envs, and report."""
+        """Run an operation on these envs, and return its report."""
 
     def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
         self._is_sending = True
@@ -42,13 +42,13 @@ class InProcessVectorEnv(VectorEnv):
             operation, env_ids, arguments = self._requests.pop(0)
             self._replies.append((env_ids, self._run(operation, env_ids, arguments)))
         except BaseException as error:
-            if is_interrupt(error):  # in the middle of an env: how far it came is not known, so it has to be reset
+            if is_interrupt(error):  # in the middle of an env's code: its state is unknown, so it has to be reset
                 self._lose_in_flight()
             raise
         return True
 
     def _receive_nothing(self, timeout: float | None) -> bool:
-        """Nothing runs: an env is to be built anew, but not yet; or an interrupt came before the request."""
+        """Handle that no request is queued: a restart is not due yet, or an interrupt came before the request."""
         if self._recovery.due_heap:
             time.sleep(timeout or 0.0)
             return False
@@ -56,7 +56,7 @@ class InProcessVectorEnv(VectorEnv):
         return True
 
     def _lose_in_flight(self) -> None:
-        """Envs that have not replied will not: they are idle, without an episode. What has arrived is still there."""
+        """Mark envs that have not replied as idle, without an episode; results that have arrived are kept."""
         self.drive_count += 1
         calls = self._call_state
         lost = calls.in_flight

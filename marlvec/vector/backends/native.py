@@ -28,25 +28,26 @@ from marlvec.vector.validation.actions import ActionWriter
 
 __all__ = ["NativeVectorEnv", "is_exact", "make_native", "NativePlan", "plan_native"]
 
-_WORTH_A_THREAD = 512  # envs; with fewer, waking a thread takes longer than what it saves
+_WORTH_A_THREAD = 512  # envs per thread; with fewer, waking a thread takes more time than it saves
 
 
 class NativeVectorEnv(InProcessVectorEnv):
     """All envs of one `NativeEnv`; see `marlvec.native`.
 
-    Actions are checked against their spaces in every call, whatever ``validate`` says: a compiled function would write
-    anywhere. Kernels run no Python and cannot fail for one env alone, so ``on_fault`` has nothing to do.
+    Actions are checked against their spaces in every call, whatever ``validate`` is: with a wrong action a compiled
+    function could write outside its arrays. Kernels run no Python and cannot fail for one env alone, so ``on_fault``
+    has no effect.
 
     Args:
         env: The envs.
-        num_workers: Threads; default: one per usable core, at most one per 512 envs. Numbers do not depend on it.
-        max_episode_steps: Truncate who is still alive after so many steps, or None.
+        num_workers: Threads; default: one per usable core, at most one per 512 envs. Results do not depend on it.
+        max_episode_steps: Truncate agents that are still alive after this many steps; None: never.
         render_modes: ``"rgb_array"`` or None per env.
         settings: ``autoreset_mode``, ``done_on``, ``copy``, ``grouped``, ``validate`` and ``state``, as in
-            `marlvec.make`; ``spaces``, ``on_fault`` and ``max_restarts`` are taken, and change nothing.
+            `marlvec.make`; ``spaces``, ``on_fault`` and ``max_restarts`` are accepted and have no effect.
 
     Attributes:
-        num_workers: How many threads there are, the caller's own included.
+        num_workers: Number of threads, including the caller's.
     """
 
     backend = "native"
@@ -109,7 +110,7 @@ class NativeVectorEnv(InProcessVectorEnv):
     def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
         try:
             return self._shard.do(operation, env_ids, arguments)
-        except ArgumentError:  # nothing was done
+        except ArgumentError:  # the operation was not begun
             self._lose_in_flight()
             raise
         except Exception as error:
@@ -126,22 +127,22 @@ class NativeVectorEnv(InProcessVectorEnv):
 def make_native(
     recipes: Sequence[EnvRecipe], *, num_workers: int | None, **settings: Unpack[SettingsArguments]
 ) -> NativeVectorEnv:
-    """Build compiled envs, and have all their functions compiled.
+    """Build native envs and compile all their functions.
 
     Args:
         recipes: One per env.
-        num_workers: Threads, as above.
-        settings: As above.
+        num_workers: Threads, as in `NativeVectorEnv`.
+        settings: As in `NativeVectorEnv`.
 
     Raises:
-        ArgumentError: There are none that do what is asked for; says why.
-        EnvArgumentError: They know no such argument.
+        ArgumentError: No native env does what the recipes require; the text has the reason.
+        EnvArgumentError: The native env has no such argument.
         MissingExtraError: numba is not installed.
     """
     found = plan_native(recipes)
     try:
         env = found.build()
-        # Before a call waits for a step. Of one env arrays have another layout, and functions another form.
+        # Compile now, not in the first step. With a single env, array layouts and compiled signatures differ.
         _warm_up(found.build(min(len(recipes), 2)))
     except TypeError as error:
         raise_failures([capture(0, "__init__", error)], NativeVectorEnv._place_name)
@@ -156,18 +157,18 @@ def make_native(
 
 
 def is_exact(recipes: Sequence[EnvRecipe]) -> bool:
-    """Whether compiled envs can be had for these recipes, with the same numbers; compiles nothing."""
+    """Return whether native envs exist for these recipes, with exactly equal results; compiles nothing."""
     try:
         found = plan_native(recipes)
         if found.entry.exact:
             found.build(1)
     except (ArgumentError, ContractError, MissingExtraError, TypeError):
-        return False  # if the arguments are wrong, the reference will say so
+        return False  # if the arguments are wrong, the reference env raises
     return found.entry.exact
 
 
 def _warm_up(env: NativeEnv) -> None:
-    """Have every function of a `NativeEnv` compiled, or fetched from disk; the envs are of no other use."""
+    """Compile every function of a `NativeEnv`, or load it from the disk cache; ``env`` is used for nothing else."""
     with NativeVectorEnv(env, state=env.state_space is not None) as envs:
         envs.reset(seed=0)
         envs.step(envs.random_action())
@@ -175,13 +176,13 @@ def _warm_up(env: NativeEnv) -> None:
 
 @dataclass(frozen=True)
 class NativePlan:
-    """All it takes to build the envs.
+    """Everything needed to build the envs.
 
     Attributes:
-        entry: The native form.
-        kwargs: For its constructor.
+        entry: The native env's entry in the catalog.
+        kwargs: Arguments of its constructor.
         render_modes: One mode or None per env.
-        max_episode_steps: After how many steps episodes are truncated, or None.
+        max_episode_steps: Number of steps after which episodes are truncated, or None.
         pad: Whether agents of different spaces are padded to one group.
     """
 
@@ -195,13 +196,13 @@ class NativePlan:
         """Build the envs.
 
         Args:
-            num_envs: How many; None: all.
+            num_envs: Number of envs; None: all.
 
         Raises:
             MissingExtraError: numba is not installed.
             ArgumentError: An argument is wrong, or not supported.
             ContractError: The agents' spaces cannot be padded.
-            TypeError: There is no such argument.
+            TypeError: The constructor has no such argument.
         """
         env = self.entry.load()(num_envs or len(self.render_modes), **self.kwargs)
         known = env.metadata.get("render_modes", ())
@@ -215,13 +216,13 @@ class NativePlan:
 
 
 def plan_native(recipes: Sequence[EnvRecipe]) -> NativePlan:
-    """Find the native form of what these recipes ask for.
+    """Find the native form of the envs that these recipes describe.
 
     Args:
         recipes: One per env.
 
     Raises:
-        ArgumentError: There is none; says why, and what to do.
+        ArgumentError: None exists; the text has the reason and the remedy.
     """
     first = recipes[0]
     name = first.factory.entry.id

@@ -39,41 +39,41 @@ __all__ = ["AsyncVectorEnv"]
 
 _BUILDING, _ATTACHING, _BUSY = WorkerState.BUILDING, WorkerState.ATTACHING, WorkerState.BUSY
 _ANSWERED = WORKER_TRANSITIONS[WorkerEvent.ANSWERED]
-_NOTHING = pickle.dumps(([], "", [[]]))  # a control call of no envs
+_NOTHING = pickle.dumps(([], "", [[]]))  # a control call to no envs
 
 
 class AsyncVectorEnv(VectorEnv):
     """Shards in worker processes, several envs a worker.
 
-    Envs write straight into shared memory; a pipe each way per worker carries 16 bytes per step, and pickles only
-    where infos are not empty. No env is ever built in this process. Workers do not import the caller's main module: no
+    Envs write straight into shared memory; a pipe each way per worker carries 16 bytes per step, and pickles only if
+    infos are not empty. No env is built in this process. Workers do not import the caller's main module: no
     ``__main__`` guard is needed, and factories, lambdas and classes defined there are sent by value.
 
     Args:
         factories: One zero-argument callable per env; pickled with cloudpickle.
         num_workers: Processes; default: one per usable core, at most one per env.
         context: Start method: ``"forkserver"`` (default), ``"spawn"``, ``"fork"``, or a multiprocessing context.
-        shared_memory: False puts rows into a temporary file, mapped by all, instead; ``"require"`` refuses spaces of
-            which a leaf cannot be in shared memory.
-        daemon: What happens to workers that were not closed when the vectorizer is garbage collected or the interpreter
-            exits: True: they get a second to close their envs; False: they get the time they need.
-        step_timeout: Seconds that one env may take for a step or a reset; None: as long as it wants. A worker whose env
-            takes longer is killed; it is noticed while a call waits.
-        worker: A loop for the workers to run in place of `marlvec.vector.processes.worker.serve`; see `WorkerLink`.
+        shared_memory: False puts rows into a temporary file that all processes map, instead; ``"require"`` refuses
+            spaces with a leaf that cannot be in shared memory.
+        daemon: Time for workers to close their envs when the vectorizer is garbage collected, or the interpreter exits,
+            without `close`: True: one second; False: as long as they need.
+        step_timeout: Seconds that one env may take for a step or a reset; None: no limit. A worker whose env takes
+            longer is killed; this is checked while a call waits.
+        worker: A loop for workers to run instead of `marlvec.vector.processes.worker.serve`; see `WorkerLink`.
         settings: ``autoreset_mode``, ``done_on``, ``copy``, ``grouped``, ``validate``, ``state``, ``spaces``,
             ``env_state``, ``on_fault`` and ``max_restarts``, as in `marlvec.make`.
 
     Raises:
         ArgumentError: This system has no worker processes, or an argument is wrong.
-        SerialisationError: A factory cannot be pickled; nothing was started.
-        EnvRaised: A factory raised; names the env, with its traceback. Nothing is left running.
+        SerialisationError: A factory cannot be pickled; no process was started.
+        EnvRaised: A factory raised; names the env, with its traceback. All processes were ended.
         WorkerDied: A worker died while it built its envs.
-        ResourceError: The machine has not enough memory, processes or file descriptors; nothing is left running.
-        ContractError: Something is no env, or the envs' spaces differ.
-        UnsupportedSpaceError: A leaf cannot be in shared memory, and that was required.
+        ResourceError: The machine lacks memory, processes or file descriptors; all processes were ended.
+        ContractError: A factory returned something that is not an env, or the envs' spaces differ.
+        UnsupportedSpaceError: A leaf cannot be in shared memory, and ``"require"`` was given.
 
     Attributes:
-        num_workers: How many worker processes there are.
+        num_workers: Number of worker processes.
         context: Their start method.
         worker_pids: Their process ids.
         step_timeout: As given.
@@ -104,7 +104,7 @@ class AsyncVectorEnv(VectorEnv):
         cores = usable_cores()
         self._partition = Partition(self.num_envs, min(self.num_envs, cores) if num_workers is None else num_workers)
         if -(-self.num_envs // self._partition.num_workers) > ch.MAX_COUNT:
-            raise ArgumentError(f"a worker can have {ch.MAX_COUNT} envs at most; more than num_workers={num_workers}")
+            raise ArgumentError(f"num_workers={num_workers}: a worker can have at most {ch.MAX_COUNT} envs; use more")
         self.num_workers = self._partition.num_workers
         self.context = start_method(context)
         self._worker_pool = WorkerPool(
@@ -133,11 +133,11 @@ class AsyncVectorEnv(VectorEnv):
         self._bind(spec, buffers)
         self.shared_generators = self._worker_pool.shared_generators
         self._recovery.note_survived(survived)
-        self._request_number = 1  # that of the last request; 0 is CLOSE's
+        self._request_number = 1  # number of the last request; 0 is CLOSE's
         self._sends_rows = buffers.has_objects
         self._watchdog = None if self.step_timeout is None else Watchdog(self.step_timeout)
         self._raises_on_fault = chosen.on_fault == "raise"
-        self._dead: list[tuple[int, str | None]] = []  # workers that are gone, which is yet to be dealt with
+        self._dead: list[tuple[int, str | None]] = []  # dead workers that were not handled yet, and why they died
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
@@ -172,7 +172,7 @@ class AsyncVectorEnv(VectorEnv):
         positions: NDArray[np.int64],
         arguments: tuple[Sequence[Any], ...],
     ) -> bytes:
-        """What a request says beyond its code; ``positions`` are these envs' places in ``arguments``."""
+        """Pickle a request's payload; ``positions`` are the indices of these envs in ``arguments``."""
         local = ids - self._partition.starts[w]
         if code in (ch.STEP, ch.SEND):
             objects = _by_value([self._buffers.pack_object_actions(ids)], "the actions")
@@ -180,9 +180,9 @@ class AsyncVectorEnv(VectorEnv):
         own = [[argument[k] for k in positions.tolist()] for argument in arguments]
         call = "reset" if code in (ch.RESET, ch.RESTART) else self._call_state.pending or ""
         if code == ch.CONTROL or (call == "reset" and any(option is not None for option in own[1])):
-            # Apart: the worker may fail to unpickle what is the caller's, and must know for which envs it was.
+            # Pickled apart: if the worker cannot unpickle the caller's objects, it can still read the env ids.
             each = list(zip(*own, strict=True))
-            what = "options" if call == "reset" else f"what {call}() takes"
+            what = "options" if call == "reset" else f"the arguments of {call}()"
             return pickle.dumps((local.tolist(), call, _by_value(each, what)))
         return pickle.dumps((local.tolist(), call, own))
 
@@ -207,14 +207,14 @@ class AsyncVectorEnv(VectorEnv):
         return True
 
     def _receive_from_each(self, deadline: float | None) -> bool:
-        """Wait for one worker after the other: that wakes this process less often than listening to all.
+        """Wait for one worker after the other, which wakes this process less often than waiting for all.
 
-        The last one goes first: where every core has a worker, we have ours back once that one has finished.
+        Start with the last worker: if every core has a worker, this process gets its core back when that one finishes.
         """
         pool = self._worker_pool
         for w in reversed(range(self.num_workers)):
             while pool.outstanding[w]:
-                # Of those whose end was closed nothing more is heard by listening.
+                # A closed pipe is reported once only, so such workers are found by unread().
                 ready = pool.unread() if pool.ended else []
                 if not ready and deadline is None and self._watchdog is None:
                     ready = pool.wait(None, w)
@@ -222,7 +222,7 @@ class AsyncVectorEnv(VectorEnv):
                     ready = self._listen(deadline, w)
                 if ready:
                     self._read_replies(ready)
-                elif not self._dead:  # who is in time is not to be named among those who were not
+                elif not self._dead:  # read replies that are in time, so that the timeout does not name their envs
                     self._read_replies(pool.unread() or pool.wait(0.0))
                 if self._dead:
                     self._raise_if_lost()
@@ -233,30 +233,30 @@ class AsyncVectorEnv(VectorEnv):
         return True
 
     def _listen(self, deadline: float | None, waiting_for: int | None = None) -> list[int]:
-        """Wait for workers to say something, and see to it that none of them hangs."""
-        dog, pool = self._watchdog, self._worker_pool
-        if dog is None:
+        """Wait for messages from workers; kill workers that hang."""
+        watchdog, pool = self._watchdog, self._worker_pool
+        if watchdog is None:
             return pool.wait(None if deadline is None else max(0.0, deadline - time.monotonic()), waiting_for)
         ends = time.monotonic() + LONGEST_WAIT if deadline is None else deadline
         while True:
             left = ends - time.monotonic()
-            ready = pool.wait(max(0.0, min(left, dog.pause)), waiting_for)
-            if dog.is_due() and self._call_state.pending not in CONTROL_CALLS:  # those take as long as they take
-                self._kill_hung(w for w in dog.look(pool.busy()) if not pool.has_unread(w))
+            ready = pool.wait(max(0.0, min(left, watchdog.pause)), waiting_for)
+            if watchdog.is_due() and self._call_state.pending not in CONTROL_CALLS:  # control calls have no time limit
+                self._kill_hung(w for w in watchdog.look(pool.busy()) if not pool.has_unread(w))
                 if self._dead:
-                    return []  # messages will still be there later, and who is gone is in `pool.ended`
+                    return []  # messages can be read later, and dead workers are in `pool.ended`
             if ready or left <= 0:
-                return ready  # never waited for again: a closed end is reported once
+                return ready  # do not wait again: a closed pipe is reported once only
 
     def _kill_hung(self, hung: Iterable[int]) -> None:
-        """Kill workers that hang. Whatever they still say is not read: being asked where it is may wake an env."""
+        """Kill workers that hang. Their later messages are not read: dumping the stack may wake an env."""
         for w in hung:
             self._worker_pool.kill_hung(w, self.step_timeout or 0.0)
             self._dead.append((w, None))
         self._raise_if_lost()
 
     def _read_replies(self, ready: Iterable[int]) -> None:
-        """Read one message of each of these workers. Who turns out to be gone comes among the dead."""
+        """Read one message from each of these workers; add dead ones to ``_dead``."""
         pool = self._worker_pool
         self._is_reading = True
         for w in ready:
@@ -276,25 +276,21 @@ class AsyncVectorEnv(VectorEnv):
         self._is_reading = False
 
     def _raise_if_lost(self) -> None:
-        """Raise what is known of a worker that is gone, unless others have replies, which come first."""
+        """Raise for a dead worker, unless other workers have replies, which are returned first."""
         if not self._dead or self._replies:
             return
-        said = {*self._worker_pool.unread(), *self._worker_pool.wait(0.0)}
-        self._read_replies(sorted(said - {w for w, _ in self._dead}))
+        readable = {*self._worker_pool.unread(), *self._worker_pool.wait(0.0)}
+        self._read_replies(sorted(readable - {w for w, _ in self._dead}))
         if not self._replies:
             raise self._lost(*self._dead.pop(0))
 
     def _read_reply(self, w: int) -> str | None:
-        """Read one reply, if all of it is there; says what is wrong with it if it cannot be right.
-
-        Raises:
-            ChannelClosed: There is no reply, and none will come.
-        """
+        """Read one reply, if it is complete; return the error in an invalid one, or None."""
         pool, queue = self._worker_pool, self._worker_pool.outstanding[w]
         expected, ids = queue[0]
         message = pool.workers[w].channel.take(expected)
         if message is None:
-            if w in pool.ended:  # it hears nothing any more, and has nothing left to say
+            if w in pool.ended:  # the pipe is closed, and all its messages were read
                 raise ch.ChannelClosed("it does not read")
             return None
         code, count, number, payload = message
@@ -321,7 +317,7 @@ class AsyncVectorEnv(VectorEnv):
         return None
 
     def _unpack_reply(self, w: int, ids: NDArray[np.int64], payload: bytes) -> Report | None:
-        """What a reply says beyond its header: objects are written into their rows, the rest is a report."""
+        """Unpack a reply's payload: write objects into their rows, return the report."""
         first = self._partition.starts[w]
         if not self._sends_rows:
             return unpack_report(payload, first)
@@ -333,7 +329,7 @@ class AsyncVectorEnv(VectorEnv):
         return report or None
 
     def _forget_requests(self) -> bool:
-        """Ask each worker for nothing, and throw away whatever comes before its answer to that."""
+        """Send each worker an empty request, and drop all messages before its answer."""
         pool, asked = self._worker_pool, []
         number = self._request_number = self._request_number % 0xFFFFFFFF + 1
         for w, state in enumerate(pool.states):
@@ -341,12 +337,12 @@ class AsyncVectorEnv(VectorEnv):
                 asked.append(w)
             elif not self._recovery.masked[self._partition.slices[w]].all() and not self._replace_at_once(w):
                 return False
-        # A step of each of a worker's envs may be under way.
+        # Each of a worker's envs may have a step in flight.
         timeout = math.inf if self.step_timeout is None else self.step_timeout * (self._partition.starts[1] + 1)
         for w in list(asked):
             try:
                 if pool.workers[w].channel.is_half_sent:
-                    raise ch.ChannelClosed("what it was sent is in pieces")
+                    raise ch.ChannelClosed("a request was sent incompletely")
                 pool.workers[w].channel.send(ch.CONTROL, number, _NOTHING)
             except ch.ChannelClosed:
                 asked.remove(w)
@@ -363,7 +359,7 @@ class AsyncVectorEnv(VectorEnv):
         return True
 
     def _replace_at_once(self, w: int) -> bool:
-        """Have a new worker in the place of one whose state is not known; whether that went well."""
+        """Replace a worker whose state is unknown; return whether that succeeded."""
         pool = self._worker_pool
         if self.on_fault != "restart":
             return False
@@ -374,11 +370,11 @@ class AsyncVectorEnv(VectorEnv):
             pool.plan(w)
         return pool.start(w) is None
 
-    # --- workers that are gone
+    # --- dead workers
 
     def _lost(self, w: int, how: str | None = None) -> WorkerLost:
-        """What is known of a worker that is gone, or must go; also kills what it started."""
-        self._is_reading = True  # until that is dealt with: it will not be reported again
+        """Kill a worker and all processes it started; return the error that describes the loss."""
+        self._is_reading = True  # until the loss is handled: it is not reported again
         pool = self._worker_pool
         worker_exit = pool.reap(w, how, self._call_state.pending)
         if self._raises_on_fault:
@@ -404,15 +400,11 @@ class AsyncVectorEnv(VectorEnv):
 
 
 def _by_value(values: Sequence[Any], what: str) -> bytes:
-    """Pickle values for a worker.
-
-    Raises:
-        SerialisationError: One cannot be pickled; says what and why.
-    """
+    """Pickle values for a worker, or raise `SerialisationError` with the value and the reason."""
     try:
         return dump_each(values, by_value=True)
     except Exception:
-        pickle_or_explain(values, what)  # raises, and says why
+        pickle_or_explain(values, what)  # raises with the reason
         raise
 
 

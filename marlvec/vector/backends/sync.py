@@ -31,7 +31,7 @@ class SyncVectorEnv(InProcessVectorEnv):
 
     Raises:
         EnvRaised: A factory raised.
-        ContractError: Something is no env, or the envs' spaces differ.
+        ContractError: A factory returned something that is not an env, or the envs' spaces differ.
     """
 
     backend = "sync"
@@ -56,7 +56,7 @@ class SyncVectorEnv(InProcessVectorEnv):
 
     @property
     def envs(self) -> tuple[MultiAgentEnv, ...]:
-        """The envs behind their adapters; ``.unwrapped`` of each is the user's own."""
+        """The envs as adapters; ``.unwrapped`` of each is the user's env."""
         return tuple(self._shard.envs)
 
     def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:

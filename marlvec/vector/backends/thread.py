@@ -37,8 +37,8 @@ __all__ = ["ThreadVectorEnv"]
 class ThreadVectorEnv(VectorEnv):
     """Shards in threads, several envs a thread.
 
-    Nothing is pickled and nothing is shared but the arrays. Envs written in Python take turns on the interpreter lock
-    and gain nothing here; those that wait (for a simulator, a socket) or compute outside of Python do.
+    Nothing is pickled, and only the arrays are shared. Envs written in Python take turns on the interpreter lock and
+    get no faster; envs that wait (for a simulator, a socket) or compute outside of Python do.
 
     Args:
         factories: One zero-argument callable per env; called in the env's own thread.
@@ -48,10 +48,10 @@ class ThreadVectorEnv(VectorEnv):
 
     Raises:
         EnvRaised: A factory raised.
-        ContractError: Something is no env, or the envs' spaces differ.
+        ContractError: A factory returned something that is not an env, or the envs' spaces differ.
 
     Attributes:
-        num_workers: How many threads there are.
+        num_workers: Number of threads.
     """
 
     backend = "thread"
@@ -83,7 +83,7 @@ class ThreadVectorEnv(VectorEnv):
         self._recovery.note_survived(survived_failures(survived))
 
     def _start(self, factories: Sequence[Callable[[], Any]], settings: Settings) -> tuple[EnvSpec, list[Failure]]:
-        """Start the threads and let them build their envs: their spec, and what went wrong before it went well."""
+        """Start the threads, which build their envs; return the spec, and failures of factories that were retried."""
         starts = self._partition.starts
         for w in range(self.num_workers):
             self._worker_pool.start(w, factories[starts[w] : starts[w + 1]], starts[w], settings.of_shard())
@@ -107,8 +107,8 @@ class ThreadVectorEnv(VectorEnv):
     def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
         self._is_sending = True
         for w, positions in self._partition.split(env_ids):
-            own = tuple([argument[k] for k in positions.tolist()] for argument in arguments)
-            self._worker_pool.requests[w].put((operation, env_ids[positions] - self._partition.starts[w], own))
+            chosen = tuple([argument[k] for k in positions.tolist()] for argument in arguments)
+            self._worker_pool.requests[w].put((operation, env_ids[positions] - self._partition.starts[w], chosen))
 
     def _receive(self, timeout: float | None, everyone: bool) -> bool:
         worker_pool, starts = self._worker_pool, self._partition.starts
@@ -130,7 +130,7 @@ class ThreadVectorEnv(VectorEnv):
         if stuck:
             warnings.warn(
                 f"close(): {len(stuck)} worker threads are still in an env after {timeout} s; a thread cannot be "
-                f"killed, and ends when its env comes back: {', '.join(stuck)}",
+                f"killed, and ends when its env returns: {', '.join(stuck)}",
                 ResourceWarning,
                 stacklevel=3,
             )
@@ -143,23 +143,23 @@ _Reply = tuple[int, NDArray[np.int64], Any]
 
 @dataclass
 class WorkerThreads:
-    """The threads of one vectorizer; apart from it, so that they can be let go of without it.
+    """The threads of one vectorizer; a separate object, so that they can be ended without the vectorizer.
 
     Attributes:
-        requests: Per thread, what it is asked. None: to end; a `_Marker`: to say when it has come to it.
-        replies: What they said. Looked at before each wait, and only then taken from, so that an interrupt in the
-            middle of a wait loses none.
-        bell: Has an entry for each reply; may have more than there are replies, never fewer.
+        requests: Per thread, a queue of requests. None ends the thread; a `_Marker` is sent back when it is reached.
+        replies: Replies of all threads. They are counted before each wait and removed only after it, so that an
+            interrupt in the middle of a wait loses none.
+        wakeup: Wakes the waiting thread: at least one entry per reply, possibly more.
         threads: The threads.
     """
 
     requests: list[queue.SimpleQueue[Any]] = field(default_factory=list)
     replies: deque[_Reply] = field(default_factory=deque)
-    bell: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
+    wakeup: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
     threads: list[threading.Thread] = field(default_factory=list)
 
     def start(self, w: int, factories: Sequence[Callable[[], Any]], first: int, settings: dict[str, Any]) -> None:
-        """Start one thread; it gives its shard, or what went wrong."""
+        """Start one thread; its first reply is its shard, or a list of failures."""
         self.requests.append(queue.SimpleQueue())
         body = (w, factories, first, settings, self.requests[w], self._reply)
         self.threads.append(
@@ -169,37 +169,37 @@ class WorkerThreads:
 
     def _reply(self, w: int, ids: NDArray[np.int64], outcome: Any) -> None:
         self.replies.append((w, ids, outcome))
-        self.bell.put(None)
+        self.wakeup.put(None)
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until there is a reply; whether there is one."""
+        """Wait for a reply; return whether there is one."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not self.replies:
             left = max(0.0, deadline - time.monotonic())
             try:
-                self.bell.get(timeout=min(left, LONGEST_WAIT))
+                self.wakeup.get(timeout=min(left, LONGEST_WAIT))
             except queue.Empty:
                 if left <= LONGEST_WAIT:
                     return bool(self.replies)
         return True
 
     def run_dry(self) -> None:
-        """Wait until all threads have done what they were asked, and forget what they said of it."""
+        """Wait until all threads have served their requests, and drop the replies."""
         marker = _Marker()
         for requests in self.requests:
             requests.put(marker)
         missing = len(self.threads)
         while missing:
             self.wait(None)
-            missing -= self.replies.popleft()[2] is marker  # one of an earlier try, which was interrupted, is another
+            missing -= self.replies.popleft()[2] is marker  # markers of earlier, interrupted calls do not count
 
     def attach(self, buffers: Buffers, partition: Partition) -> None:
-        """Give each thread its rows."""
+        """Send each thread its rows."""
         for w, requests in enumerate(self.requests):
             requests.put(buffers.rows(partition.starts[w], partition.starts[w + 1]))
 
     def shut_down(self, timeout: float) -> tuple[list[Failure], list[str]]:
-        """Let the threads end. Returns what went wrong in the envs' own close(), and who is still busy."""
+        """End the threads. Returns failures of the envs' own close(), and names of threads that still run."""
         deadline = time.monotonic() + timeout
         for requests in self.requests:
             requests.put(None)
@@ -212,25 +212,25 @@ class WorkerThreads:
                 _, _, outcome = self.replies.popleft()
             except IndexError:
                 break
-            if isinstance(outcome, list):  # of close(); anything else is a reply that was not fetched
+            if isinstance(outcome, list):  # failures of close(); anything else is a reply that was not fetched
                 failures += outcome
         self.requests, self.threads = [], []
         return failures, stuck
 
 
 class _Marker:
-    """A request to say when one has come to it."""
+    """A request that a thread sends back when it reaches it in its queue."""
 
 
 def _check_apart(envs: Sequence[MultiAgentEnv]) -> None:
-    """Refuse envs that are in two rows; within one thread the shard has seen to that."""
+    """Raise if threads share an env; within one thread the shard has checked that."""
     places: dict[int, int] = {}
     for i, env in enumerate(envs):
         j = places.setdefault(id(innermost(env)), i)
         if j != i:
             raise ArgumentError(
-                f"env {i}, __init__(): its factory returned the very env that is env {j} already; "
-                f"expected one of its own"
+                f"env {i}, __init__(): expected a new env from its factory, got the object that is env {j} already; "
+                f"create an env in each call"
             )
 
 
@@ -242,7 +242,7 @@ def _run_worker_thread(
     requests: queue.SimpleQueue[Any],
     reply: Callable[[int, NDArray[np.int64], Any], None],
 ) -> None:
-    """A thread's life: build the envs, serve until asked to close."""
+    """Build the envs, and serve requests until closed."""
     none = np.zeros(0, np.int64)
     try:
         shard = Shard(factories, first, **settings)
@@ -277,7 +277,7 @@ def _serve(
                 answered += len(part)
         else:
             reply(w, env_ids, shard.do(operation, ids, arguments))
-    except BaseException as error:  # an env called sys.exit(): without an answer the caller would wait for ever
+    except BaseException as error:  # an env called sys.exit(): without a reply the caller would wait for ever
         left = ids[answered:]
         failures = [capture(first + i, operation, error) for i in left]
         reply(w, np.asarray(left), Report(failures=failures))

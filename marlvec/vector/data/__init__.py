@@ -1,1 +1,1 @@
-"""What crosses between shards and the caller: buffers, infos, reports."""
+"""Data passed between shards and the caller: buffers, infos, reports."""

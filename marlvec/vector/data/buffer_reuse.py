@@ -1,4 +1,4 @@
-"""`BufferReuse`: copies of large rows into memory of older copies that are not in use any more."""
+"""`BufferReuse`: copies large arrays into memory of earlier copies that are no longer in use."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from numpy.typing import NDArray
 
 __all__ = ["BufferReuse"]
 
-_LARGE = 1 << 16  # bytes; smaller pieces malloc gives out again by itself
-_MAX_PER_SIZE = 4  # pieces of one size: a caller holds this step's and the last one's; two more may be in use inside
-_MAX_BYTES = 1 << 28  # bytes in all that are remembered, in use or not
+_LARGE = 1 << 16  # bytes; malloc itself reuses smaller blocks
+_MAX_PER_SIZE = 4  # blocks of one size: a caller holds those of this step and the last; two more may be in use inside
+_MAX_BYTES = 1 << 28  # bytes in all, in use or not
 
 AnyArray = NDArray[Any]
 
 
 class BufferReuse:
-    """Makes copies of arrays, large ones in memory that was used before.
+    """Copies arrays; large ones into memory that was used before.
 
-    Fresh memory comes from the system a page at a time, when it is first touched, and that costs several times what
-    the copy does. So memory that was handed out is remembered here. A copy is its user's like any other array; once it
-    and all that was made of it without a copy (views, tensors) are gone, no other object refers to the memory,
-    and the next copy of that size may have it.
+    The system provides fresh memory page by page, on first access, which takes several times as long as the copy. So
+    this class keeps a reference to the memory of its copies. A copy belongs to the caller like any other array. Once
+    the copy and all views and tensors on its memory are deleted, the next copy of that size may use the memory.
 
     Args:
         into: Copies the second array into the first.
@@ -36,7 +35,7 @@ class BufferReuse:
         self._bytes = 0
 
     def __call__(self, array: AnyArray) -> AnyArray:
-        """Return a copy that is the caller's own."""
+        """Return a copy that belongs to the caller."""
         size = array.nbytes
         if size < _LARGE or array.dtype.hasobject or not _COUNTS:
             return array.copy()
@@ -45,11 +44,11 @@ class BufferReuse:
         return out
 
     def copier_of(self, arrays: Iterable[AnyArray]) -> Callable[[AnyArray], AnyArray]:
-        """What copies whole arrays of these sizes: this, or numpy's own where none of them is large."""
+        """Return the function that copies arrays of these sizes: this object, or numpy's copy if none is large."""
         return self if any(array.nbytes >= _LARGE for array in arrays) else np.ndarray.copy
 
     def forget(self) -> None:
-        """Let go of all memory; what was handed out lives on."""
+        """Release all memory; copies that callers hold stay valid."""
         self._known.clear()
         self._bytes = 0
 
@@ -59,7 +58,7 @@ class BufferReuse:
             if _references(known, k) == _ALONE:
                 return known[k]
         memory = np.empty(size, np.uint8)
-        if len(known) == _MAX_PER_SIZE:  # all are in use: who keeps them all shall not keep us from those that come
+        if len(known) == _MAX_PER_SIZE:  # all are in use: forget one, so that later copies can still reuse memory
             del known[0]
         elif self._bytes + size > _MAX_BYTES:
             return memory
@@ -74,7 +73,7 @@ def _references(known: list[NDArray[np.uint8]], k: int) -> int:
 
 
 _ALONE = _references([np.empty(0, np.uint8)], 0)
-"""What is counted where the list alone refers to an array."""
+"""Reference count of an array that only the list refers to."""
 
 _COUNTS = getattr(sys, "_is_gil_enabled", lambda: True)()
-"""Whether counts of references can be relied on, which they cannot where threads run without a common lock."""
+"""Whether reference counts are reliable: not in free-threaded Python."""

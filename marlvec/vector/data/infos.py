@@ -2,13 +2,13 @@
 
 Inside, one env's infos are ``{agent: {key: value}, "__common__": {key: value}}``. Outside they are
 
-* ``infos[key]`` of shape (N, A, …) with ``infos["_" + key]`` (N, A) bool, for a key that agents give, and
-* ``infos[key]`` of shape (N, …) with ``infos["_" + key]`` (N,) bool, for a key that belongs to a whole env.
+* ``infos[key]`` of shape (N, A, …) with ``infos["_" + key]`` (N, A) bool, for a key of single agents, and
+* ``infos[key]`` of shape (N, …) with ``infos["_" + key]`` (N,) bool, for a key of a whole env.
 
-The two differ in the rank of the mask. A key that cannot stand at the top (it is one of `RESERVED`, begins with an
-underscore, or is given at both levels) goes into ``infos["__agents__"]`` or ``infos["__common__"]`` as
-``{key: (values, mask)}``. Equal scalars or arrays of equal shape and dtype are stacked, nested dicts become nested
-dicts of the same form (down to `MAX_DEPTH`), all else becomes an object array.
+The two differ in the rank of the mask. A key that is not allowed at the top level (it is one of `RESERVED`, begins with
+an underscore, or is used at both levels) goes into ``infos["__agents__"]`` or ``infos["__common__"]`` as
+``{key: (values, mask)}``. Scalars of one type and arrays of equal shape and dtype are stacked, nested dicts become
+nested dicts of this form (down to `MAX_DEPTH`), all other values become an object array.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def infos_from_list(infos: Sequence[Info], agents: Sequence[str]) -> Infos:
     """Turn one dict per env into one dict of arrays.
 
     Args:
-        infos: Per env ``{agent: {key: value}, "__common__": {key: value}}``; what is empty may be left out.
+        infos: Per env ``{agent: {key: value}, "__common__": {key: value}}``; empty dicts may be left out.
         agents: Agent names, in order of the agent axis.
 
     Returns:
@@ -73,7 +73,7 @@ def infos_from_list(infos: Sequence[Info], agents: Sequence[str]) -> Infos:
 
 
 def stack_infos(infos: Mapping[int, Info], num_envs: int, agents: Sequence[str]) -> Infos:
-    """Like `infos_from_list`, with envs that have nothing to say left out."""
+    """Like `infos_from_list`, from a dict without the envs that have no infos."""
     of_agents: dict[Any, dict[tuple[int, ...], Any]] = {}
     of_envs: dict[Any, dict[tuple[int, ...], Any]] = {}
     index = {name: a for a, name in enumerate(agents)}
@@ -101,11 +101,11 @@ def stack_infos(infos: Mapping[int, Info], num_envs: int, agents: Sequence[str])
 def infos_to_list(infos: Mapping[str, Any], agents: Sequence[str], num_envs: int) -> list[Info]:
     """Turn a dict of arrays back into one dict per env; the inverse of `infos_from_list`.
 
-    Scalars, and arrays of one number without axes, come back as Python scalars; entries that marlvec itself filled
-    (`RESERVED`) are not infos of the env and are left out.
+    Scalars, and arrays without axes, become Python scalars. Entries that marlvec itself filled (`RESERVED`) are not
+    infos of the env and are left out.
 
     Args:
-        infos: What ``reset`` or ``step`` returned.
+        infos: Infos from ``reset`` or ``step``.
         agents: Agent names, in order of the agent axis.
         num_envs: N.
 
@@ -131,14 +131,14 @@ def infos_to_list(infos: Mapping[str, Any], agents: Sequence[str], num_envs: int
 
 
 def is_plain(key: Any) -> bool:
-    """Whether an info of this key can stand at the top level."""
+    """Return whether an info of this key is allowed at the top level."""
     return isinstance(key, str) and bool(key) and not key.startswith("_") and key not in RESERVED
 
 
 def _stack(
     values: Mapping[tuple[int, ...], Any], shape: tuple[int, ...], depth: int = MAX_DEPTH
 ) -> tuple[Any, NDArray[np.bool_]]:
-    """Values by position → an array (or dict of arrays) of leading ``shape``, and which positions are filled."""
+    """Stack values by position into an array (or dict of arrays) of leading ``shape``; also return the mask."""
     mask = np.zeros(shape, np.bool_)
     for where in values:
         mask[where] = True
@@ -162,14 +162,14 @@ def _is_nestable(key: Any) -> bool:
 
 
 def _empty_like(values: Collection[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """The narrowest array that takes all these values without changing one."""
+    """Return an empty array of the narrowest dtype that holds all these values unchanged."""
     kinds = {type(value) for value in values}
     kind = kinds.pop()
     if not kinds:
         if kind is np.ndarray:
             forms = {(value.shape, value.dtype) for value in values}
             lead, dtype = forms.pop()
-            # Without axes they come back as scalars, which only those of numbers do without loss.
+            # Arrays without axes are unstacked as scalars, which is lossless for numbers only.
             if not forms and not dtype.hasobject and (lead or dtype.kind in "biufc"):
                 return np.zeros((*shape, *lead), dtype)
         elif kind is int:
@@ -196,9 +196,9 @@ def _unstack(array: Any, where: tuple[int, ...]) -> Any:
 OF_AGENTS = "\0agents"
 """First part of a `Path` whose column has an agent axis."""
 Path = tuple[str, ...]
-"""Keys from the outside in; one, where dicts are not nested."""
+"""Keys from the outside in; a single key if dicts are not nested."""
 ColumnRows = Mapping[Path, tuple[NDArray[Any], NDArray[np.bool_]]]
-"""Columns and their masks, of the rows of one result."""
+"""Columns and their masks, for the rows of one result."""
 
 
 class InfoColumns:
@@ -217,7 +217,7 @@ class InfoColumns:
         return bool(self._values)
 
     def write(self, rows: Selection, columns: Mapping[Path, NDArray[Any]]) -> None:
-        """Take in what these envs say, and forget what they said before.
+        """Write infos of these envs, and forget their previous infos.
 
         Args:
             rows: The envs.
@@ -234,25 +234,25 @@ class InfoColumns:
             self._given[path][rows] = True
 
     def forget(self, rows: Selection) -> None:
-        """These envs say nothing now."""
+        """Clear the infos of these envs."""
         for given in self._given.values():
             given[rows] = False
 
     def read(self, rows: Selection) -> dict[Path, NDArray[Any]]:
-        """Copies of what these envs say now."""
+        """Return copies of the current infos of these envs."""
         return {path: np.array(values[rows]) for path, values in self._values.items() if self._given[path][rows].any()}
 
     def cut(self, cut: Callable[[NDArray[Any]], NDArray[Any]]) -> ColumnRows:
-        """The rows of a result, all columns of them.
+        """Return the rows of a result, for all columns.
 
         Args:
-            cut: Takes its rows of an array.
+            cut: Takes the result's rows from an array.
         """
         found = {path: (cut(values), cut(self._given[path])) for path, values in self._values.items()}
         return {path: pair for path, pair in found.items() if np.count_nonzero(pair[1])}
 
     def _make(self, path: Path, column: NDArray[Any]) -> NDArray[Any]:
-        if path in self._values:  # of another shape or dtype than before: what is there is of another key
+        if path in self._values:  # shape or dtype has changed: older values are dropped
             self._given[path][:] = False
         blank = None if column.dtype == np.object_ else 0
         self._values[path] = np.full((self._num_envs, *column.shape[1:]), blank, column.dtype)
@@ -261,11 +261,11 @@ class InfoColumns:
 
 
 def put_columns(infos: dict[str, Any], columns: ColumnRows, agent_num: int) -> None:
-    """Put columns into infos, where `marlvec.vector.data.infos` says that they belong.
+    """Put columns into infos, in the form of `marlvec.vector.data.infos`.
 
     Args:
-        infos: Filled in place.
-        columns: What `InfoColumns.cut` gave.
+        infos: Modified in place.
+        columns: Columns from `InfoColumns.cut`.
         agent_num: A.
     """
     both = {path[1] for path in columns if path[0] == OF_AGENTS} & {path[0] for path in columns}

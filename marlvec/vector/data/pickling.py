@@ -1,4 +1,4 @@
-"""Values pickled one after the other, so that an error names the one that cannot be unpickled; and by value."""
+"""Pickling of values one by one, so that an error names the failing value; and pickling of classes by value."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from marlvec.errors import SerialisationError
 
 __all__ = ["cannot_unpickle", "dump_by_value", "dump_each", "importing", "load_each", "summary_of"]
 
-_dumping = threading.RLock()  # which modules go by value is one set for the whole process
+_dumping = threading.RLock()  # cloudpickle has one set of modules to pickle by value for the whole process
 _checked: tuple[tuple[str, ...], list[ModuleType]] = ((), [])
 
 
 def dump_each(values: Sequence[Any], *, by_value: bool = False) -> bytes:
-    """Pickle values one after the other; what they share is pickled once.
+    """Pickle values one after the other; objects that they share are pickled once.
 
     Args:
         values: The values.
-        by_value: Whether the process that unpickles them does not know the classes of this process's main module; else
-            those alone go by value that cannot be pickled otherwise.
+        by_value: True if the process that unpickles them cannot import the classes of this process's main module.
+            False: pickle by value only objects that cannot be pickled otherwise.
     """
     if by_value:
         return dump_by_value(values)
@@ -49,14 +49,14 @@ def _dump(kind: Any, values: Sequence[Any]) -> bytes:
 def dump_by_value(values: Sequence[Any]) -> bytes:
     """Pickle values one after the other, for processes that never ran this one's main module.
 
-    Classes and functions go by value, as those of ``__main__`` do, if their module
+    Classes and functions are pickled by value, as those of ``__main__`` are, if their module
 
     * is ``__mp_main__``, the main module of a process that multiprocessing started;
-    * is being imported right now: a worker that imports it, too, would do all that it does, and make envs again;
+    * is being imported right now: a worker that imports it would run it again, and make envs again;
     * cannot be found by name, or is another file there: pytest's ``importlib`` mode, a module loaded from a path.
 
     Raises:
-        Exception: Whatever the values raise.
+        Exception: Any exception that pickling the values raises.
     """
     with _by_value():
         return _dump(cloudpickle.Pickler, values)
@@ -79,7 +79,7 @@ def importing() -> set[str]:
 def _by_value() -> Iterator[None]:
     with _dumping, ExitStack() as stack:
         for module in _not_to_be_imported():
-            registered = cloudpickle.list_registry_pickle_by_value()  # by its user, or as a second name of it
+            registered = cloudpickle.list_registry_pickle_by_value()  # by the user, or under a second name
             if module.__name__ not in registered and sys.modules.get(module.__name__) is module:
                 cloudpickle.register_pickle_by_value(module)
                 stack.callback(cloudpickle.unregister_pickle_by_value, module)
@@ -87,7 +87,7 @@ def _by_value() -> Iterator[None]:
 
 
 def _not_to_be_imported() -> list[ModuleType]:
-    """Return the modules that workers must not, or cannot, import; looked for again where others were imported."""
+    """Return the modules that workers must not, or cannot, import; searched again after further imports."""
     global _checked
     names = tuple(sys.modules)
     if names != _checked[0]:
@@ -124,7 +124,7 @@ def _can_be_found(module: ModuleType) -> bool:
     for finder in sys.meta_path:
         try:
             spec = finder.find_spec(module.__name__, path)
-        except Exception:  # a finder of others, which may raise whatever it likes
+        except Exception:  # finders of other packages may raise anything
             continue
         if spec is not None:
             return not spec.origin or not spec.has_location or _is_same_file(spec.origin, str(module.__file__))
@@ -139,15 +139,15 @@ def _is_same_file(one: str, other: str) -> bool:
 
 
 def load_each(data: bytes, names: Iterable[str], *, where: str = "this process") -> list[Any]:
-    """Rebuild what `dump_each` has pickled.
+    """Unpickle the values that `dump_each` has pickled.
 
     Args:
-        data: What it gave.
-        names: What each value is, for messages.
-        where: This process, likewise.
+        data: Bytes from `dump_each`.
+        names: Name of each value, for messages.
+        where: Name of this process, for messages.
 
     Raises:
-        SerialisationError: One cannot be rebuilt; says which, and why.
+        SerialisationError: A value cannot be unpickled; has its name and the reason.
     """
     unpickler = pickle.Unpickler(io.BytesIO(data))
     values = []
@@ -156,13 +156,13 @@ def load_each(data: bytes, names: Iterable[str], *, where: str = "this process")
             values.append(unpickler.load())
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # what is in it may raise whatever it likes
+        except BaseException as error:  # user classes may raise anything
             raise cannot_unpickle(name, error, where=where) from error
     return values
 
 
 def summary_of(error: BaseException) -> str:
-    """The type and text of an exception, one line."""
+    """Return the type and text of an exception in one line."""
     try:
         text = str(error)
     except Exception as broken:  # an exception whose own __str__ raises is still an exception
@@ -173,8 +173,8 @@ def summary_of(error: BaseException) -> str:
 
 
 def cannot_unpickle(what: str, error: BaseException, *, where: str) -> SerialisationError:
-    """The error for something that came through a pipe and could not be rebuilt."""
+    """Return the error for an object that was received through a pipe and cannot be unpickled."""
     return SerialisationError(
-        f"{where} cannot unpickle {what}: {summary_of(error)}. Take plain data (numbers, text, arrays), or a class "
-        f"that can be imported and rebuilt there; or use backend='sync', which pickles nothing."
+        f"{where} cannot unpickle {what}: {summary_of(error)}. Use plain data (numbers, text, arrays), or a class "
+        f"that can be imported and unpickled there; or use backend='sync', which pickles nothing."
     )

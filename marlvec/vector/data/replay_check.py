@@ -1,4 +1,4 @@
-"""`check_replay`: whether an env goes on from its saved attributes as it went on before: ``env_state="deepcopy"``."""
+"""`check_replay`: checks that an env restored from a copy of its attributes replays exactly: `env_state="deepcopy"`."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from marlvec.vector.random_action import random_actions
 
 __all__ = ["check_replay"]
 
-_STEPS = 40  # that are taken twice; then a reset without a seed, and some more
+_STEPS = 40  # steps that are taken twice; then a reset without a seed, and _AFTER more steps
 _AFTER = 10
-_SECONDS = 1.0  # after which fewer steps will do
+_SECONDS = 1.0  # after this time, fewer steps are taken
 _ONLY = np.zeros(1, np.int64)
 Trace = list[tuple[str, dict[str, Any], Any]]
-"""What was done, what stands in the row after it, and the infos."""
+"""(name of the call, row after it, infos), one per call."""
 
 
 def check_replay(env: MultiAgentEnv) -> None:
-    """Take the same steps twice from one saved state. Leaves the env as it was.
+    """Take the same steps twice from one saved state. Leaves the env unchanged.
 
     Args:
-        env: Which has not been reset yet.
+        env: An env that was not reset yet.
 
     Raises:
-        ArgumentError: They did not come out equal; says where they differed first.
+        ArgumentError: The two runs differ; the text names the first difference.
     """
     before = env.get_state()
     player = _Player(env, env.spec())
@@ -48,21 +48,21 @@ def check_replay(env: MultiAgentEnv) -> None:
         env.set_state(before)
     except Exception as error:
         raise ArgumentError(
-            f"env_state='deepcopy': {env.name} cannot go on from a copy of its attributes: {error}. "
+            f"env_state='deepcopy': {env.name} cannot be restored from a copy of its attributes: {error}. "
             f"Give it get_state() and set_state(state)"
         ) from error
     for k, (one, other) in enumerate(zip(first, again, strict=True)):
         if differs := _difference(one, other):
             raise ArgumentError(
-                f"env_state='deepcopy': {env.name} does not go on as before from a copy of its attributes: {differs} "
-                f"differ after {k + 1} calls ({one[0]}). What it keeps elsewhere (in a simulator written in C, in "
+                f"env_state='deepcopy': {env.name}, restored from a copy of its attributes, does not replay: {differs} "
+                f"differ after {k + 1} calls ({one[0]}). State outside its attributes (in a simulator written in C, in "
                 f"Python's or numpy's global random stream) is not in the copy: give it get_state() and "
                 f"set_state(state)"
             )
 
 
 class _Player:
-    """Plays one env with random actions, and does for it what its shard would do."""
+    """Plays one env with random actions, in the place of a shard."""
 
     def __init__(self, env: MultiAgentEnv, spec: EnvSpec) -> None:
         self._env, self._spec = env, spec
@@ -79,18 +79,18 @@ class _Player:
             return self._reset(None)
 
     def save(self) -> Any:
-        """All that the next calls depend on."""
+        """Return everything that the next calls depend on."""
         return self._env.get_state(), self._buffers.get_rows(_ONLY), self._calls, self._slot.done, list(self._ended)
 
     def restore(self, saved: Any) -> None:
-        """Go on from there."""
+        """Restore the result of `save`."""
         state, rows, self._calls, self._slot.done, ended = saved
         self._ended = list(ended)
         self._env.set_state(state)
         self._buffers.set_rows(_ONLY, rows, _ONLY)
 
     def play(self, until: float | None, calls: int = _STEPS + 1 + _AFTER) -> Iterator[tuple[str, dict[str, Any], Any]]:
-        """Steps, with a reset wherever an episode is over; then one that was not due, and more steps."""
+        """Step, and reset after each episode's end; then reset a running episode, and step on."""
         short = False
         for k in range(calls):
             short = short or (until is not None and time.monotonic() > until)
@@ -130,7 +130,7 @@ class _Player:
 
 
 def _difference(one: tuple[str, dict[str, Any], Any], other: tuple[str, dict[str, Any], Any]) -> str | None:
-    """What two calls left behind that is not the same, or None."""
+    """Return which results of two calls differ, or None."""
     if one[0] != other[0]:
         return "the ends of episodes"
     words = {"reward": "rewards", "flags": "flags", "obs": "observations", "final": "final observations"}

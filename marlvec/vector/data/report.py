@@ -1,4 +1,4 @@
-"""`Report`: what a call brings back besides numbers: infos, answers, failures."""
+"""`Report`: results of a call that are not in the buffers: infos, answers, failures."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["Report"]
 
 @dataclass(slots=True)
 class Report:
-    """What one call leaves behind apart from numbers in the buffers.
+    """Results of one call that are not in the buffers.
 
     Attributes:
-        infos: Non-empty infos by env index; after a same-step autoreset those of the reset.
-        final_infos: Infos of the last step of episodes that a same-step autoreset ended.
-        failures: What went wrong, at most one per env.
-        answers: What control commands returned.
-        warnings: Texts of `ContractWarning`, of envs in worker processes.
-        faults: Envs that lost their episode, and to what; only in the parent, see `marlvec.vector.faults.recovery`.
-        columns: Infos that came as arrays, see `marlvec.vector.data.infos`; None but from a pool.
-        final_columns: Likewise, as ``final_infos``.
+        infos: Non-empty infos by env index; after a same-step autoreset, infos of the reset.
+        final_infos: By env index, infos of the last step of an episode, if a same-step autoreset followed.
+        failures: Failures, at most one per env.
+        answers: Answers of control commands by env index.
+        warnings: Texts of `ContractWarning` from envs in worker processes.
+        faults: Failures of envs that lost their episode; only in the parent, see `marlvec.vector.faults.recovery`.
+        columns: Infos in the form of arrays, see `marlvec.vector.data.infos`; only from a pool, else None.
+        final_columns: ``final_infos`` in the form of arrays; only from a pool, else None.
     """
 
     infos: dict[int, Info] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Report:
         return bool(has_more) or self.columns is not None
 
     def update(self, other: Report) -> None:
-        """Take in another shard's report."""
+        """Add another shard's report."""
         self.infos.update(other.infos)
         self.final_infos.update(other.final_infos)
         self.failures.extend(other.failures)
@@ -52,7 +52,7 @@ class Report:
             self.columns, self.final_columns = other.columns, other.final_columns
 
     def shifted(self, first: int) -> Report:
-        """The same with global env indices, ``first`` being that of local env 0; failures have them already."""
+        """Return this report with global env indices; local env 0 has ``first``. Failures have global ones already."""
         if not first:
             return self
         tables = (self.infos, self.final_infos, self.answers)

@@ -1,15 +1,16 @@
-"""The state of some envs of a vectorizer, as one dict of plain data: put together, checked, and taken apart.
+"""The state of some envs of a vectorizer, as one dict of plain data: validation, and choice of parts.
 
 format      1
-kind        "native", or "env" for envs that are objects of their own
-env         the envs' name, and ``agents``: theirs
-autoreset   the mode in which they were
-env_ids     (n,) int64, which envs these were; the first axis of all that follows
-running     (n,) bool, which have a running episode
-over        (n,) bool, which wait for their next one
-rows        name → (n, …), what `Buffers` has of them
-recovery    seeds, and what is known of faults
-envs        what the shard says of them and their envs: of native ones arrays (n, …), else a list of n
+kind        "native", or "env" for env objects
+env         the envs' name
+agents      names of their agents
+autoreset   the autoreset mode of the vectorizer
+env_ids     (n,) int64, ids of the saved envs; the first axis of all following entries
+running     (n,) bool, whether the env has a running episode
+over        (n,) bool, whether the episode is over and the next one not begun
+rows        name → (n, …), the envs' rows in `Buffers`
+recovery    seeds and fault states
+envs        states from the shards: arrays (n, …) of native envs, else a list of n
 actions     the random stream of `VectorEnv.random_action`, or None; only in a state of all envs
 """
 
@@ -59,31 +60,31 @@ IntArray = NDArray[np.int64]
 
 
 def is_state(state: Any) -> bool:
-    """Whether this has the parts of what `VectorEnv.get_state` returns."""
+    """Return whether ``state`` has the keys of a state from `VectorEnv.get_state`."""
     return isinstance(state, Mapping) and state.keys() == _KEYS
 
 
 def check_states(state: Any, *, kind: str, spec: EnvSpec, autoreset_mode: str) -> IntArray:
-    """Make sure that a state is of such envs.
+    """Check that a state fits the envs of a vectorizer.
 
     Args:
-        state: What `VectorEnv.get_state` returned.
+        state: A state from `VectorEnv.get_state`.
         kind: ``"native"`` or ``"env"``.
-        spec: What these envs look like.
-        autoreset_mode: Theirs.
+        spec: Agents and spaces of the vectorizer's envs.
+        autoreset_mode: The vectorizer's mode.
 
     Returns:
-        (n,) int64, which envs it is of.
+        (n,) int64, ids of the saved envs.
 
     Raises:
-        ArgumentError: It is no state, or one of other envs; says what differs.
+        ArgumentError: Not a state, or a state of other envs; says what differs.
     """
     if not is_state(state):
         got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-        raise ArgumentError(f"set_state(): expected what get_state() returned, got {got}")
+        raise ArgumentError(f"set_state(): expected a state from get_state(), got {got}")
     wanted = {"format": FORMAT, "kind": kind, "env": spec.name, "agents": list(spec.agents)}
     for what, expected in wanted.items():
-        if repr(state[what]) != repr(expected):  # where an array stands in it, == would have no answer
+        if repr(state[what]) != repr(expected):  # an array in it has no truth value for ==
             raise ArgumentError(f"set_state(): {what}: expected {expected!r}, got a state of {state[what]!r:.200}")
     of = check_array(state, "env_ids", np.int64, (None,), "set_state()")
     for what in ("running", "over"):
@@ -91,23 +92,23 @@ def check_states(state: Any, *, kind: str, spec: EnvSpec, autoreset_mode: str) -
     if state["autoreset"] != autoreset_mode and np.any(state["over"]):
         over = of[state["over"]].tolist()
         raise ArgumentError(
-            f"set_state(): the episodes of envs {over} are over, and what follows differs: the state is of "
-            f"autoreset_mode={state['autoreset']!r}, this is {autoreset_mode!r}"
+            f"set_state(): autoreset_mode: expected a state of {autoreset_mode!r}, got one of "
+            f"{state['autoreset']!r}, and the episodes of envs {over} are over; save a state while they run"
         )
     return of
 
 
 def check_entries(saved: Any, own: Mapping[str, Any], n: int, where: str) -> None:
-    """Make sure that what is kept for each env is what it should be, one entry for each.
+    """Validate the per-env entries of a state.
 
     Args:
-        saved: Name → what a state has.
-        own: Name → what it would be of no envs: an array (0, …), or a list where it is of numbers and None.
-        n: Of how many envs the state is.
-        where: What it belongs to, for messages.
+        saved: Name → entry of the state.
+        own: Name → the entry for no envs: an array (0, …), or an empty list for numbers and None.
+        n: Number of saved envs.
+        where: Call and part of the state, for messages.
 
     Raises:
-        ArgumentError: It is not; says what differs.
+        ArgumentError: An entry has a wrong name, dtype, shape or value; says what differs.
     """
     check_fields(saved, own, where)
     for name, empty in own.items():
@@ -126,17 +127,17 @@ def check_entries(saved: Any, own: Mapping[str, Any], n: int, where: str) -> Non
 
 
 def check_each(saved: Any, n: int, phases: Collection[int], agent_num: int, masked: Any) -> None:
-    """Make sure that this is what shards say of so many envs that are objects of their own.
+    """Validate the shards' states of env objects.
 
     Args:
-        saved: One dict for each; None for one that is masked.
-        n: How many.
-        phases: Those in which one can be saved.
+        saved: One dict per env; None for a masked env.
+        n: Number of saved envs.
+        phases: Phases in which an env can be saved.
         agent_num: A.
-        masked: (n,) bool, which are masked.
+        masked: (n,) bool, which envs are masked.
 
     Raises:
-        ArgumentError: It is not; names the first that is wrong.
+        ArgumentError: A state is invalid; names the first invalid one.
     """
     if not isinstance(saved, list) or len(saved) != n:
         raise ArgumentError(f"set_state(): envs: expected a list of {n} states, got {saved!r:.200}")
@@ -166,28 +167,28 @@ def _is_number(value: Any) -> bool:
 def choose_states(
     of: IntArray, env_ids: EnvIds | None, from_ids: EnvIds | None, num_envs: int
 ) -> tuple[IntArray, IntArray]:
-    """Which envs get a state, and the place of each one's in the state.
+    """Return the ids of the envs that receive a state, and the index of each one's state among the saved ones.
 
     Args:
-        of: (n,) int64, which envs the state is of.
-        env_ids: Which envs get one. None: those that it is of; with ``from_ids``: all.
-        from_ids: For each, whose state it gets. None: the only one there is, or one each in order.
+        of: (n,) int64, ids of the saved envs.
+        env_ids: Envs that receive a state. None: the saved envs; with ``from_ids``: all.
+        from_ids: For each of them, the saved env whose state it receives. None: one each in order, or the only one.
         num_envs: N.
 
     Raises:
-        ArgumentError: They do not fit one another.
+        ArgumentError: The arguments do not match each other.
     """
     if env_ids is None:
         ids = of if from_ids is None else np.arange(num_envs)
     else:
         ids = np.asarray(env_ids)
     if len(ids) and ids.dtype != np.bool_ and ids.max(initial=0) >= num_envs and env_ids is None:
-        raise ArgumentError(f"set_state(): the state is of envs {of.tolist()}, and there are {num_envs}; name env_ids")
+        raise ArgumentError(f"set_state(): state of envs {of.tolist()} for {num_envs} envs: choose with env_ids=")
     ids = check_env_ids(ids, num_envs)
     if from_ids is None:
         if len(of) not in (1, len(ids)):
             raise ArgumentError(
-                f"set_state(): the state is of {len(of)} envs, and {len(ids)} are to get one; say by from_ids whose"
+                f"set_state(): state of {len(of)} envs for {len(ids)} envs: choose which with from_ids="
             )
         return ids, np.zeros(len(ids), np.int64) if len(of) == 1 else np.arange(len(ids))
     wanted = np.asarray(from_ids)
@@ -200,7 +201,7 @@ def choose_states(
 
 
 def take_states(saved: Mapping[str, Any], places: IntArray) -> dict[str, Any]:
-    """Those at these places of what is kept for each env: arrays by their first axis, lists by item."""
+    """Take the entries at these indices: of arrays along their first axis, of lists by item."""
     return {
         name: np.asarray(part)[places] if isinstance(part, np.ndarray) else [part[k] for k in places.tolist()]
         for name, part in saved.items()
@@ -208,7 +209,7 @@ def take_states(saved: Mapping[str, Any], places: IntArray) -> dict[str, Any]:
 
 
 def describe_obstacles(obstacles: Mapping[int, str], ids: IntArray, call: str) -> str | None:
-    """The message for those of these envs whose states cannot be had, or None if there are none."""
+    """Return the error message for those ``ids`` whose states cannot be saved, or None."""
     found: dict[str, list[int]] = {}
     for i in ids.tolist() if obstacles else ():
         if i in obstacles:
@@ -221,10 +222,10 @@ def describe_obstacles(obstacles: Mapping[int, str], ids: IntArray, call: str) -
 
 
 def stream_from(state: Mapping[str, Any]) -> np.random.Generator:
-    """The random stream that is in this state: the ``state`` of a numpy PCG64.
+    """Return a random stream with this state, the ``state`` of a numpy PCG64.
 
     Raises:
-        ArgumentError: There is none in this.
+        ArgumentError: It is not such a state.
     """
     generator = np.random.Generator(np.random.PCG64(0))
     try:

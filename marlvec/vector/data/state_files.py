@@ -1,4 +1,4 @@
-"""`save_state` and `load_state`: the states of envs in files, as data alone."""
+"""`save_state` and `load_state`: states of envs in files of plain data."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ __all__ = ["load_state", "save_state"]
 
 
 def save_state(path: FilePath, state: Mapping[str, Any]) -> None:
-    """Write the state of envs to a file, which is there whole or not at all, whatever happens meanwhile.
+    """Write the state of envs to a file. The write is atomic: the file is complete or unchanged.
 
         marlvec.save_state("before.npz", envs.get_state([3]))
         envs.set_state(marlvec.load_state("before.npz"))
 
-    ``marlvec record ENV --from before.npz -o after.mp4`` shows what comes after it.
+    ``marlvec record ENV --from before.npz -o after.mp4`` records the steps that follow it.
 
     Args:
         path: The file, by convention ``.npz``; an old one is replaced.
-        state: What `VectorEnv.get_state` returned. A collector has a `Collector.save` of its own.
+        state: A state from `VectorEnv.get_state`. For a collector, use `Collector.save`.
 
     Raises:
-        ArgumentError: It is something else.
-        OSError: The file cannot be written; the old one is as it was.
+        ArgumentError: ``state`` is something else.
+        OSError: The file cannot be written; an old file is unchanged.
     """
     if not is_state(state):
         got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         raise ArgumentError(
-            f"save_state(): expected what envs.get_state() returned, got {got!r:.200}; collectors and trainings are "
+            f"save_state(): expected a state from envs.get_state(), got {got!r:.200}; collectors and trainings are "
             f"saved by collector.save(path) and save_checkpoint(folder)"
         )
     write_value(path, "envs", dict(state), "the state")
 
 
 def load_state(path: FilePath) -> dict[str, Any]:
-    """Read what `save_state` wrote; nothing in it is executed.
+    """Read a file that `save_state` wrote; no code in it is executed.
 
     Args:
         path: The file.
 
     Returns:
-        The state, for `VectorEnv.set_state` of such envs, which makes sure that they are.
+        The state, for `VectorEnv.set_state`, which checks that the envs fit.
 
     Raises:
-        CheckpointError: There is no such file, it is damaged, of another version, or holds something else.
+        CheckpointError: The file does not exist, is damaged, of another version, or holds something else.
     """
     state = read_value(path, "envs", "state of envs")
     if not is_state(state) or state["format"] != FORMAT:

@@ -1,1 +1,1 @@
-"""What happens when an env or a worker fails: failures, restarts, recovery."""
+"""Handling of envs and workers that fail: failures, restarts, recovery."""

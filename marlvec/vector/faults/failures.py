@@ -1,4 +1,4 @@
-"""`Failure`: an exception of an env or worker, captured there and raised once in the caller."""
+"""Failures: exceptions of envs and workers, captured where they occur and raised once in the caller."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def _shorten(text: str) -> str:
 
 
 def capture(env_id: int, operation: str, error: BaseException) -> Failure:
-    """Note an exception that is being handled."""
+    """Return the `Failure` for an exception that is being handled."""
     text = "".join(traceback.format_exception(type(error), error, _from_the_env_on(error.__traceback__)))
     return Failure(env_id, operation, summary_of(error), _shorten(text), error)
 
 
 def _from_the_env_on(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback that begins in code of the env; all of it where there is no such code."""
+    """Return the part of a traceback that begins in the env's code; all of it if it has none."""
     found = trace
     while found is not None and found.tb_frame.f_globals.get("__name__", "").startswith(_CALLERS):
         found = found.tb_next
@@ -79,7 +79,7 @@ def _from_the_env_on(trace: TracebackType | None) -> TracebackType | None:
 
 
 def out_of_space(env_id: int, operation: str, problem: str) -> Failure:
-    """Note that an env returned something that does not lie in its space."""
+    """Return the `Failure` for an env that returned a value outside its space."""
     return Failure(env_id, operation, problem, "", ContractError(problem))
 
 
@@ -87,11 +87,11 @@ PackedFailure = tuple[int, str, str, str, bytes | None]
 
 
 def pack_failure(failure: Failure) -> PackedFailure:
-    """Make a failure fit to cross to the parent.
+    """Pickle a failure for the parent process.
 
-    The exception goes as its class, args and attributes and not by its own pickling: that would call the class with
-    ``args``, which fails for every exception whose constructor wants something else. Only Python's own go by theirs:
-    they keep attributes (``errno``, ``filename``) outside their ``__dict__``.
+    The exception is pickled as its class, args and attributes. Its own pickling would call the class with ``args``,
+    which fails if the constructor takes other arguments. Only Python's builtin exceptions use their own pickling: they
+    keep attributes (``errno``, ``filename``) outside their ``__dict__``.
     """
     error = failure.exception
     state = {k: v for k, v in vars(error).items() if k != "__notes__"}
@@ -101,7 +101,7 @@ def pack_failure(failure: Failure) -> PackedFailure:
         else:
             pickled = cloudpickle.dumps((type(error), error.args, state))
         pickle.loads(pickled)
-    except BaseException:  # whatever it holds (a lock, a socket) cannot cross; the text does
+    except BaseException:  # it holds an object (a lock, a socket) that cannot be pickled; its text is sent
         pickled = None
     if pickled is not None and len(pickled) > _MAX_PICKLE:
         pickled = None
@@ -109,7 +109,7 @@ def pack_failure(failure: Failure) -> PackedFailure:
 
 
 def unpack_failure(packed: PackedFailure) -> Failure:
-    """Rebuild a failure in the parent, its exception too where that can be."""
+    """Rebuild a failure in the parent, with its exception if possible."""
     env_id, operation, summary, text, pickled = packed
     error: BaseException = RemoteCause(summary)
     if pickled is not None:
@@ -142,10 +142,10 @@ def raise_failures(
 
     Args:
         failures: In any order.
-        where: How to name the place, e.g. ``"worker process"``; goes into the text.
+        where: Name of the place for the text, e.g. ``"worker process"``.
         result: Rows of the envs that did not fail.
-        can_go_on: Whether a reset helps.
-        starts: First env of each worker, while these build their envs.
+        can_go_on: Whether the envs can continue after a reset.
+        starts: First env of each worker, while workers build their envs.
     """
     if not failures:
         return
@@ -159,9 +159,9 @@ def raise_failures(
     names = [f"env {failure.env_id}" for failure in listed]
     total = len(ordered)
     if _fails_everywhere(ordered, starts):
-        # A worker stops at its first env that cannot be built.
+        # A worker stops building at its first failure.
         listed, names, total = (first,), [f"all envs (the first of each of {total} workers was tried)"], 1
-    if isinstance(cause, ContractError):  # its text says where and what; the traceback is ours
+    if isinstance(cause, ContractError):  # its text is complete; the traceback shows marlvec's code only
         lines = [
             f"{name}, {f.operation}(): {f.exception if isinstance(f.exception, ContractError) else f.summary}"
             for name, f in zip(names, listed, strict=True)
@@ -175,12 +175,12 @@ def raise_failures(
         kind = EnvArgumentError if isinstance(cause, TypeError) else EnvRaised
         raise kind(text, ordered) from cause
     if first.operation in ("step", "reset") and can_go_on:
-        text += "\nThese envs have no running episode now: reset() them (all, or env_ids=…) to go on, or close()."
+        text += "\nThese envs have no running episode now: reset() them (all, or env_ids=…) to continue, or close()."
     raise EnvRaised(text, ordered, result) from cause
 
 
 def _fails_everywhere(ordered: Sequence[Failure], starts: Sequence[int]) -> bool:
-    """Whether the first env of every worker could not be built, of several workers and for one reason."""
+    """Return whether each of several workers failed to build its first env, all for the same reason."""
     env_ids = [failure.env_id for failure in ordered]
     return len(env_ids) > 1 and env_ids == list(starts) and len({failure.summary for failure in ordered}) == 1
 
@@ -191,7 +191,7 @@ def _listing(lines: Sequence[str], total: int) -> str:
 
 
 def describe_exit(exitcode: int | None) -> str:
-    """Say in words how a process ended."""
+    """Describe in words how a process ended."""
     if exitcode is None:
         return "ended in an unknown way"
     if exitcode >= 0:
@@ -205,16 +205,16 @@ def describe_exit(exitcode: int | None) -> str:
 
 
 def pickle_or_explain(value: Any, what: str, *, coming_back: bool = False) -> bytes:
-    """Pickle by value what a worker must get, or what comes back from it.
+    """Pickle by value an object to send to a worker, or back to its parent.
 
     Raises:
-        SerialisationError: It cannot be pickled; says what and why.
+        SerialisationError: It cannot be pickled; names the innermost part that cannot, with the reason.
     """
     try:
         return dump_by_value([value])
     except Exception as error:
-        way = "come back from its worker process" if coming_back else "reach a worker process"
-        advice = "Give back plain data" if coming_back else "Create such objects inside the factory"
+        way = "be returned from its worker process" if coming_back else "be sent to a worker process"
+        advice = "Return plain data" if coming_back else "Create such objects inside the factory"
         culprit = find_unpicklable(value)
         at = f" (its {culprit})" if culprit else ""
         raise SerialisationError(
@@ -224,14 +224,13 @@ def pickle_or_explain(value: Any, what: str, *, coming_back: bool = False) -> by
 
 
 def find_unpicklable(value: Any) -> str:
-    """Follow what cannot be pickled to its innermost part.
+    """Find the innermost part of a value that cannot be pickled.
 
     Args:
-        value: Something that cannot be pickled.
+        value: A value that cannot be pickled.
 
     Returns:
-        The way there as one would write it in Python, ``"[2].keywords['config'].lock"``; empty if it is the value
-        itself.
+        Path to the part as a Python expression, ``"[2].keywords['config'].lock"``; empty if it is the value itself.
     """
     way, seen = "", set[int]()
     while id(value) not in seen:
@@ -252,7 +251,7 @@ def _can_be_pickled(value: Any) -> bool:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value is made of, and how to get there."""
+    """Yield the parts of a value, each after its path from the value."""
     match value:
         case dict():
             yield from ((f"[{key!r}]", part) for key, part in value.items())
@@ -270,7 +269,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Its defaults, and the variables of other scopes that it uses: those are sent with it."""
+    """Yield a function's defaults, and variables of other scopes that it uses: they are pickled with it."""
     yield ".__defaults__", function.__defaults__
     yield ".__kwdefaults__", function.__kwdefaults__
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -290,18 +289,18 @@ class WorkerExit:
     """The end of one worker.
 
     Attributes:
-        worker: Its index.
+        worker: Index of the worker.
         pid: Its process id.
-        exitcode: How it ended; None if that is not known.
-        first: Its first env.
-        last: Its last one.
-        at_work_on: The env that it was at work on, or None.
+        exitcode: Its exit code; None if unknown.
+        first: Index of its first env.
+        last: Index of its last env.
+        at_work_on: Index of the env whose code ran, or None.
         call: The call that was pending, or None.
-        request: Number of the request that it had not answered, or None.
-        how: What it did wrong, if it did not end by itself.
-        timeout: Seconds that an env may take, if it was killed because one took longer.
-        report: What faulthandler wrote: where it crashed, or where it hung.
-        building: Whether that was while it built its envs.
+        request: Number of the unanswered request, or None.
+        how: Why it was killed, if it did not end by itself.
+        timeout: The time limit in seconds, if it was killed because an env took longer.
+        report: Output of faulthandler: where it crashed or hung.
+        building: Whether it was building its envs.
     """
 
     worker: int
@@ -319,12 +318,12 @@ class WorkerExit:
 
     @property
     def culprits(self) -> tuple[int, ...]:
-        """The env that is to blame, if that is known."""
+        """The env that caused the exit, if known."""
         return () if self.at_work_on is None else (self.at_work_on,)
 
     @property
     def env_ids(self) -> tuple[int, ...]:
-        """Its envs."""
+        """All envs of the worker."""
         return tuple(range(self.first, self.last + 1))
 
     def __str__(self) -> str:
@@ -341,19 +340,19 @@ class WorkerExit:
 
     @property
     def reason(self) -> str:
-        """The same without what is different each time."""
+        """The cause, without pids and request numbers, which differ each time."""
         if self.timeout is not None:
             return "hung" if self.at_work_on is None else f"env {self.at_work_on} hung"
         where = "" if self.at_work_on is None else f" at work on env {self.at_work_on}"
         return (self.how or describe_exit(self.exitcode)) + where
 
     def error(self, *, only_close_is_left: bool) -> EnvFault:
-        """The error for it."""
+        """Return the error that describes this exit."""
         return error_of([self], only_close_is_left=only_close_is_left)
 
 
 def error_of(gone: Sequence[WorkerExit], *, only_close_is_left: bool) -> EnvFault:
-    """One error for all workers that ended together."""
+    """Return one error for all workers that ended together."""
     advice = " Their episodes are lost" + ("; only close() is left." if only_close_is_left else ".")
     text = "\n".join(map(str, gone)) + "." + advice
     for one in gone:
@@ -371,15 +370,15 @@ def error_of(gone: Sequence[WorkerExit], *, only_close_is_left: bool) -> EnvFaul
 
 
 class WorkerLost(Exception):
-    """A worker is gone, and its envs with it. Never reaches users.
+    """A worker died, and its envs with it. Internal: users see ``error``.
 
     Attributes:
-        worker: Its index.
-        error: What users see of it.
+        worker: Index of the worker.
+        error: The error for users.
         in_flight: Its envs that had not replied.
         idle: Its other envs.
-        culprits: Those of its envs that are to blame, as far as that is known.
-        reason: Why, in few words.
+        culprits: Those of its envs that caused the exit, if known.
+        reason: The cause in a few words.
     """
 
     def __init__(

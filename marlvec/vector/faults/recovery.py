@@ -1,7 +1,7 @@
-"""`Recovery`: restarts or masks envs that raised, hung or died, as ``on_fault`` says.
+"""`Recovery`: restarts or masks envs that raised, hung or died, according to ``on_fault``.
 
-This is bookkeeping alone: which envs are lost, which are due, what the caller does not know yet. `VectorEnvBase` asks,
-and acts.
+This is bookkeeping alone: which envs are lost, which restarts are due, which faults the caller has not seen.
+`VectorEnvBase` sends the requests.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _LOG = logging.getLogger("marlvec")
 _KEPT = 1000  # faults that are remembered
 _IN_WORDS = {"restart": "built anew after a fault", "mask": "masked after a fault", "lose": "without its episode"}
 Survived = tuple[tuple[int, ...], str]
-"""Envs that were built at another try, and what went wrong before."""
+"""Envs that were built at a second or later attempt, and the error of the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that went wrong and was survived.
+    """A fault that was handled by a restart or a mask.
 
     Attributes:
-        env_ids: The envs to blame; all of a worker's where which one is not known.
-        lost_env_ids: The envs that were lost with them.
-        operation: What was being done, e.g. ``"step"``.
-        summary: What happened, in one line.
-        action: ``"restart"`` or ``"mask"``; ``"lose"`` where nothing is to be built anew: the episode alone is gone.
-        quiet: Whether the env asked for it with `RestartQuietly`.
-        time: When it was noticed, by `time.monotonic`.
+        env_ids: The envs that caused it; all envs of a worker if the cause is unknown.
+        lost_env_ids: The envs that lost their episode.
+        operation: The operation that failed, e.g. ``"step"``.
+        summary: The fault in one line.
+        action: ``"restart"`` or ``"mask"``; ``"lose"`` if only the episode was lost and no env is restarted.
+        quiet: Whether the env raised `RestartQuietly`.
+        time: When it was found, by `time.monotonic`.
     """
 
     env_ids: tuple[int, ...]
@@ -72,7 +72,7 @@ class FaultLog:
     def note(
         self, culprits: Sequence[int], lost: Sequence[int], operation: str, summary: str, action: str, *, quiet: bool
     ) -> None:
-        """Note one; the arguments are a `Fault`'s. Quiet ones are not logged."""
+        """Add a fault; the arguments are those of `Fault`. Quiet faults are not logged."""
         self.faults.append(Fault(tuple(culprits), tuple(lost), operation, summary, action, quiet, time.monotonic()))
         if not quiet:
             who = f"env {lost[0]} is" if len(lost) == 1 else f"envs {list(lost)} are"
@@ -80,21 +80,21 @@ class FaultLog:
 
 
 def survived_failures(failures: Iterable[Failure]) -> list[Survived]:
-    """The same of failures that were caught where they happened."""
+    """Return `Survived` records of failures that were caught while envs were built."""
     return [((failure.env_id,), failure.summary) for failure in failures]
 
 
-_ROW_OPERATIONS = ("reset", "step", "send")  # those that bring rows
+_ROW_OPERATIONS = ("reset", "step", "send")  # operations that return rows
 
 
 class RowKind(Enum):
-    """What the row of an env that is brought back, or out, will say."""
+    """Meaning of the next row of an env that is restarted or masked."""
 
     FAULT = "its episode was lost"
-    AUTORESET = "the next episode, which was due in next-step mode: nothing was lost"
-    RESET = "the episode that a reset asked for: nothing was lost"
-    END = "the end of an episode, which was whole; the one to follow could not begin"
-    MASKED = "no agent is there any more"
+    AUTORESET = "the next episode, which was due in next-step mode: no episode was lost"
+    RESET = "the episode that a reset requested: no episode was lost"
+    END = "the complete end of an episode; the next one could not begin"
+    MASKED = "the env has no agents any more"
 
 
 IntArray = NDArray[np.int64]
@@ -102,30 +102,30 @@ Request = tuple[str, IntArray, tuple[Sequence[Any], ...]]
 
 
 class Recovery:
-    """The state of all envs as far as faults are concerned.
+    """Fault state of each env: alive, lost, masked, restarts left.
 
-    An env that failed is rebuilt in its worker; if the worker is gone, a new one is started with all its envs. Either
-    way the env is *revived*: it stays in flight until the new incarnation has replied; only then does the caller see
-    it. An env that was idle when its worker went is revived by the next request for it.
+    A failed env is rebuilt in its worker; if the worker died, a new worker is started with all its envs. Either way the
+    env is *revived*: it stays in flight until the new incarnation has replied, and only then does the caller see it. An
+    env that was idle when its worker died is revived by the next request for it.
 
     Args:
         num_envs: N.
         agent_num: A.
         mode: One of `ON_FAULT`.
-        autoreset: What follows the end of an episode, a lost one too.
-        budget: How many restarts there may be.
-        log: Where is noted what went wrong and was survived.
+        autoreset: Rules for the end of an episode, which hold for lost episodes, too.
+        budget: Limits the number of restarts.
+        log: Records faults that were handled.
 
     Attributes:
-        incarnations: (N,) int64, how often each env was built anew.
-        masked: (N,) bool, envs that are out for good.
-        known_flags: (N, 5A + 3) bool, the flags of the rows that were handed out last, as `Buffers.flags` has them.
-        known_alive: (N, A) bool, in there: who is alive as far as the caller knows.
-        known_over: (N,) bool, likewise, whose episode is over.
-        resets: Options of the resets that are in flight.
-        due_heap: What is to be restarted, the earliest first; see `due`.
-        has_exceptions: Whether requests must be looked at, some envs being lost or masked; see `divert`.
-        is_active: Whether replies must be looked at; see `complete_rows`.
+        incarnations: (N,) int64, number of restarts of each env.
+        masked: (N,) bool, envs that are masked for good.
+        known_flags: (N, 5A + 3) bool, flags of the last returned rows, in the layout of `Buffers.flags`.
+        known_alive: (N, A) bool, view of it: agents that are alive in the rows that the caller has seen.
+        known_over: (N,) bool, view of it: envs whose episode is over in those rows.
+        resets: Options of the resets in flight, by env.
+        due_heap: Restarts to do, the earliest first; see `due`.
+        has_exceptions: Whether some envs are lost or masked, so that requests need `divert`.
+        is_active: Whether replies need `complete_rows`.
     """
 
     def __init__(
@@ -153,21 +153,21 @@ class Recovery:
         self._seeds: list[int | None] = [None] * num_envs
         self._since = [0] * num_envs  # incarnations since that seed was given
         self._not_begun: set[int] = set()  # new incarnations that have not begun an episode
-        self._lost_idle: set[int] = set()  # idle envs whose episode is gone, which the caller does not know
-        self._unbuilt: set[int] = set()  # those of them that are to be built anew, too
-        self._masked_unsaid: set[int] = set()  # masked envs whose row still says that their episode ended
-        self._revived: dict[int, RowKind] = {}  # envs in flight → what their rows will say
-        self._causes: dict[int, Failure] = {}  # of faults that the caller will see
-        self._quietly: dict[int, int] = {}  # quiet restarts since an env last came through a step
-        self._held_final_infos: dict[int, Info] = {}  # final infos of envs that are to be revived
+        self._lost_idle: set[int] = set()  # idle envs that lost their episode, which the caller has not seen yet
+        self._unbuilt: set[int] = set()  # envs in _lost_idle that must also be rebuilt
+        self._masked_unsaid: set[int] = set()  # masked envs whose row still has the end of their episode
+        self._revived: dict[int, RowKind] = {}  # envs in flight → meaning of their next rows
+        self._causes: dict[int, Failure] = {}  # faults that the caller will see
+        self._quietly: dict[int, int] = {}  # quiet restarts since an env's last complete step
+        self._held_final_infos: dict[int, Info] = {}  # final infos of envs that are being revived
         self._order = 0
 
-    # --- what goes out
+    # --- requests
 
     def note_reset(
         self, ids: IntArray, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
     ) -> tuple[Sequence[int | None], Sequence[dict[str, Any] | None]]:
-        """Note an explicit reset. A new incarnation's first one gets a seed of its own where none is given."""
+        """Note an explicit reset. The first reset of a new incarnation gets a seed derived from the env's last one."""
         used = list(seeds)
         for k, i in enumerate(ids.tolist()):
             if used[k] is not None:
@@ -184,13 +184,13 @@ class Recovery:
         return used, options
 
     def divert(self, request: Request, buffers: Buffers) -> tuple[list[Request], IntArray]:
-        """Take a request apart where some envs are lost or masked.
+        """Replace a request if some of its envs are lost or masked.
 
         Returns:
-            The requests to make in its place, and the envs that are ready at once: their rows are written.
+            The requests to send instead, and the envs that are ready at once: their rows are written.
         """
         operation, ids, arguments = request
-        self.is_active = True  # whatever interrupts this, replies will be looked at
+        self.is_active = True  # first, so that replies are completed even if this is interrupted
         out = self.masked[ids]
         ready = ids[out]
         gone = np.zeros(len(ids), np.bool_)
@@ -207,8 +207,8 @@ class Recovery:
         plain = ~(out | gone)
         if plain.any():
             positions = np.flatnonzero(plain).tolist()
-            own = tuple([argument[k] for k in positions] for argument in arguments)
-            requests.append((operation, ids[plain], own))
+            chosen = tuple([argument[k] for k in positions] for argument in arguments)
+            requests.append((operation, ids[plain], chosen))
         if gone.any():
             for i in ids[gone].tolist():
                 self._lost_idle.discard(i)
@@ -218,11 +218,11 @@ class Recovery:
         return requests, ready
 
     def due_in(self) -> float | None:
-        """Seconds until something is due; None if nothing is."""
+        """Return the seconds until the next restart is due; None if none is scheduled."""
         return max(0.0, self.due_heap[0][0] - time.monotonic()) if self.due_heap else None
 
     def due(self) -> list[tuple[str, int]]:
-        """What is due now: ``("worker", w)`` is to be started, ``("env", i)`` to be revived; see `rebuild`."""
+        """Return what is due now: ``("worker", w)``: start the worker; ``("env", i)``: send `rebuild`'s request."""
         found = []
         now = time.monotonic()
         while self.due_heap and self.due_heap[0][0] <= now:
@@ -231,7 +231,7 @@ class Recovery:
         return found
 
     def rebuild(self, i: int) -> Request:
-        """The request that builds an env anew in its worker."""
+        """Return the request that rebuilds an env in its worker."""
         return self._revival(np.array([i]), build=True)
 
     def _revival(self, ids: IntArray, *, build: bool) -> Request:
@@ -251,7 +251,7 @@ class Recovery:
         return "restart", ids, (seeds, options, anew, begin, keep)
 
     def _kind(self, i: int) -> RowKind:
-        """What the row of an env that is revived will say."""
+        """Return the meaning of the next row of a revived env."""
         if i in self.resets:
             return RowKind.RESET
         was_due = self._autoreset.begins_on_next_step and self.known_over[i]
@@ -261,20 +261,20 @@ class Recovery:
         seed = self._seeds[i]
         return restart_seed(seed, self._since[i]) if seed is not None and self._since[i] else seed
 
-    # --- what comes in
+    # --- replies
 
     def handle_failures(self, ids: IntArray, report: Report, buffers: Buffers) -> IntArray:
-        """Look at failures that a reply reports; those that are handled are taken out of the report.
+        """Handle failures in a report by a restart or a mask, and remove handled ones from the report.
 
         Returns:
             Those of ``ids`` whose rows are ready.
         """
-        self.is_active = True  # whatever interrupts this, replies will be looked at
+        self.is_active = True  # first, so that replies are completed even if this is interrupted
         kept: list[Failure] = []
         waiting: list[int] = []
         for failure in report.failures:
             i = failure.env_id
-            # In the same step its last episode had ended, and that is still to be shown.
+            # Its last episode had ended in the same step, and the caller has not seen the end yet.
             is_whole = (
                 self._autoreset.begins_at_once
                 and failure.operation == "reset"
@@ -303,7 +303,7 @@ class Recovery:
         return ids[~np.isin(ids, waiting)] if waiting else ids
 
     def _outcome(self, failure: Failure) -> tuple[str, bool]:
-        """What becomes of an env that failed, and whether it had asked for it, not too often."""
+        """Return how to handle a failed env, and whether it is a quiet restart within the limit."""
         if isinstance(failure.exception, NOT_RESTARTABLE):
             return "raise", False
         if not isinstance(failure.exception, RestartQuietly):
@@ -316,7 +316,7 @@ class Recovery:
         return self.mode, False
 
     def _restart(self, failure: Failure, kind: RowKind, *, quiet: bool) -> Failure | None:
-        """Have an env built anew. Returns the failure to raise if there were too many, else None."""
+        """Schedule the restart of an env. Returns the failure to raise if the limit is reached, else None."""
         i = failure.env_id
         pause = 0.0 if quiet else self._budget.try_restart(("env", i), failure.summary)
         if pause is None:
@@ -334,28 +334,28 @@ class Recovery:
     def worker_lost(
         self, loss: WorkerLost, call: str | None, buffers: Buffers, *, control: bool
     ) -> tuple[list[Request], IntArray] | None:
-        """See to the envs of a worker that is gone.
+        """Restart or mask the envs of a dead worker.
 
         Args:
-            loss: Who.
+            loss: The worker and its envs.
             call: The pending call.
-            buffers: Whose rows of masked envs are written.
-            control: Whether that is a control call, of which nothing can be made good.
+            buffers: Receive the rows of masked envs.
+            control: Whether it is a control call, whose answers cannot be recovered.
 
         Returns:
-            Requests to make to the worker that will take its place, and the envs that are ready at once. None where
-            nothing can be done, and the loss must be raised: ``on_fault="raise"``, or too many restarts.
+            Requests for the replacement worker, and the envs that are ready at once. None if the loss must be raised:
+            ``on_fault="raise"``, or too many restarts.
         """
         if self.mode == "raise":
             return None
-        self.is_active = True  # whatever interrupts this, replies will be looked at
-        lost = loss.env_ids[~self.masked[loss.env_ids]].tolist()  # who is masked already has nothing to lose
+        self.is_active = True  # first, so that replies are completed even if this is interrupted
+        lost = loss.env_ids[~self.masked[loss.env_ids]].tolist()  # masked envs have no episode to lose
         culprits = list(loss.culprits) or loss.env_ids.tolist()
         summary = str(loss.error).partition("\n")[0]
         operation = call or "between calls"
         cause = Failure(culprits[0], operation, summary, "", loss.error)
         asked = loss.in_flight[:0] if control else loss.in_flight
-        unaware = sorted(set(lost) - set(asked.tolist()))  # whose rows will say so only when they are asked for
+        unaware = sorted(set(lost) - set(asked.tolist()))  # the next request for them returns the loss
         if self.mode == "mask":
             self._mask(culprits, lost, cause, operation, summary)
             for i in asked.tolist():
@@ -372,7 +372,7 @@ class Recovery:
         self._lost_idle.update(unaware)
         for i in asked.tolist():
             kind = self._revived.get(i, self._kind(i))
-            self._revived[i] = RowKind.FAULT if kind is RowKind.END else kind  # what it had written may be torn
+            self._revived[i] = RowKind.FAULT if kind is RowKind.END else kind  # its row may be half written
         for i in lost:
             self._causes.setdefault(i, cause)
             self._held_final_infos.pop(i, None)
@@ -385,13 +385,13 @@ class Recovery:
         return [self._revival(asked, build=False)] if len(asked) else [], asked[:0]
 
     def complete_rows(self, ids: IntArray, report: Report | None, buffers: Buffers) -> Report | None:
-        """Finish the rows of envs that were revived or masked; the report has their faults."""
+        """Complete the rows of envs that were revived or masked, and add their faults to the report."""
         report = report or Report()
         failed = {failure.env_id for failure in report.failures}
         for i in ids.tolist():
             kind = self._revived.pop(i, RowKind.MASKED if self.masked[i] else None)
             if kind is None:
-                if i not in self.resets and not buffers.reset_mask[i]:  # it has come through a step
+                if i not in self.resets and not buffers.reset_mask[i]:  # it has completed a step
                     self._quietly.pop(i, None)
                 continue
             cause = self._causes.pop(i, None)
@@ -409,12 +409,12 @@ class Recovery:
         return report
 
     def forget_resets(self, ids: IntArray) -> None:
-        """The rows of these envs were handed out: resets of theirs are no more in flight."""
+        """Note that the rows of these envs were returned, so their resets are no longer in flight."""
         for i in ids.tolist():
             self.resets.pop(i, None)
 
     def forget(self) -> None:
-        """Nothing is in flight any more, and all episodes are gone; what was to be built anew still is."""
+        """Drop all requests and episodes; envs that had to be rebuilt still are."""
         self._unbuilt.update(self._revived)
         self._lost_idle.update(self._revived)
         for table in (self._revived, self.resets, self._causes, self._held_final_infos):
@@ -423,20 +423,20 @@ class Recovery:
         self._update_flags()
 
     def note_survived(self, survived: Iterable[Survived]) -> None:
-        """Note what went wrong in building envs, and then right."""
+        """Log envs that were built at a second or later attempt."""
         for env_ids, summary in survived:
             self._log.note(env_ids, env_ids, "__init__", summary, "restart", quiet=False)
             self.incarnations[list(env_ids)] += 1
 
-    # --- states that are saved
+    # --- saved states
 
     def unseen_faults(self, ids: IntArray) -> list[int]:
-        """Those of these envs that lost their episode to a fault, which the caller has not seen yet."""
+        """Return those of these envs that lost their episode to a fault that the caller has not seen yet."""
         lost = self._lost_idle | self._unbuilt
         return [i for i in ids.tolist() if i in lost] if lost else []
 
     def get_state(self, ids: IntArray) -> dict[str, Any]:
-        """Copy what is known of these envs, between two calls: seeds, masks, what the caller saw last.
+        """Return the state of these envs between two calls: seeds, masks, flags that the caller saw last.
 
         Returns:
             Name → (n, …), one entry per env.
@@ -455,26 +455,26 @@ class Recovery:
         }
 
     def check_masks(self, ids: IntArray, masked: NDArray[np.bool_]) -> None:
-        """Make sure that these envs can become as a state has them, masked or not.
+        """Check that these envs can take the masks of a state.
 
         Raises:
-            ArgumentError: One cannot; names it.
+            ArgumentError: An env cannot; names it.
         """
         if len(wrong := ids[self.masked[ids] & ~masked]):
-            raise ArgumentError(f"set_state(): envs {wrong.tolist()} are masked, and out for good")
+            raise ArgumentError(f"set_state(): envs {wrong.tolist()} are masked for good; leave them out of env_ids")
         new = ids[masked & ~self.masked[ids]]
         if len(new) and (self.mode != "mask" or len(new) + np.count_nonzero(self.masked) == len(self.masked)):
             raise ArgumentError(
-                f"set_state(): in this state envs {new.tolist()} are masked: that takes on_fault='mask', and an env "
-                f"that is left"
+                f"set_state(): in this state envs {new.tolist()} are masked: that requires on_fault='mask', and at "
+                f"least one env that is not masked"
             )
 
     def set_state(self, ids: IntArray, state: Mapping[str, Any]) -> None:
-        """Go on with these envs from what `get_state` gave, one entry for each; the log and the budget stay.
+        """Restore these envs from a state from `get_state`; the log and the budget do not change.
 
         Args:
-            ids: Which.
-            state: Its entries, in their order.
+            ids: The envs.
+            state: Name → one entry per env, in the order of ``ids``.
         """
         each = ids.tolist()
         for i, seed, since in zip(each, state["seeds"], state["since"].tolist(), strict=True):
@@ -491,7 +491,7 @@ class Recovery:
         self.known_over[ids] = state["known_over"]
         self._update_flags()
 
-    # --- the books
+    # --- bookkeeping
 
     def _count_restarts(self, ids: Iterable[int]) -> None:
         for i in ids:
@@ -503,19 +503,19 @@ class Recovery:
         self._log.note(culprits, lost, operation, summary, "mask", quiet=False)
         self.masked[lost] = True
         for i in lost:
-            self._causes.setdefault(i, cause)  # its episode was lost to what came first
+            self._causes.setdefault(i, cause)  # the first fault is the one that cost the episode
             self._revived.pop(i, None)
         self._update_flags()
 
     def _write_fault(self, i: int, buffers: Buffers) -> None:
-        """Let a row say that its episode was lost; its observation is the next one's already."""
+        """Write into a row that its episode was lost; its observation already belongs to the next episode."""
         buffers.reward[i] = 0
         buffers.events[i] = False
         buffers.truncated[i] = self.known_alive[i]
         buffers.done[i] = True
 
     def _write_masked(self, i: int, buffers: Buffers, *, is_whole: bool = False) -> None:
-        """Clear a row for good, and let it say, once, that the episode was lost or, if it was whole, has ended."""
+        """Clear a row for good, and write once that the episode was lost or, if ``is_whole``, has ended."""
         buffers.clear_obs(i)
         buffers.clear_masks(i)
         buffers.alive[i] = False
@@ -528,7 +528,7 @@ class Recovery:
             return
         buffers.clear_final_obs(i)
         self._write_fault(i, buffers)
-        if i in self.resets or (self.known_over[i] and not self._autoreset.begins_at_once):  # nothing was lost
+        if i in self.resets or (self.known_over[i] and not self._autoreset.begins_at_once):  # no episode was lost
             self.resets.pop(i, None)
             buffers.events[i] = False
             self._causes.pop(i, None)

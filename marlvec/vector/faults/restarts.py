@@ -1,4 +1,4 @@
-"""`RestartLimit` and `RestartBudget`: how many restarts are allowed, and how soon."""
+"""`RestartLimit` and `RestartBudget`: how many restarts are allowed, and after what pause."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOT_RESTARTABLE = (
     SerialisationError,
     UnsupportedSpaceError,
 )
-"""Where an env raises one of these, a new one would, too."""
+"""Errors that a restart cannot cure: the new env would raise them again."""
 
 _LONGEST = 2.0  # seconds between two restarts
 _LISTED = 5  # different reasons that a history lists
@@ -34,18 +34,18 @@ _LISTED = 5  # different reasons that a history lists
 
 @dataclass(frozen=True)
 class RestartLimit:
-    """How often an env, or a worker, may be built anew.
+    """How often an env, or a worker, may be restarted: at most ``count`` times within ``seconds``.
 
-    The first restart comes at once, the k-th one within the time below after ``backoff * 2 ** (k - 2)`` seconds, two
-    seconds at most.
+    The first restart comes at once, the k-th within that time after ``backoff * 2 ** (k - 2)`` seconds, but at most two
+    seconds.
 
     Args:
-        count: At most so many restarts of one env, or of one worker, …
-        seconds: … within so many seconds.
-        backoff: Seconds before the second one.
+        count: Maximum number of restarts of one env, or of one worker.
+        seconds: Length of the time window, in seconds.
+        backoff: Pause before the second restart, in seconds.
 
     Raises:
-        ArgumentError: One of them is negative, or no number.
+        ArgumentError: An argument is negative, or not a number.
     """
 
     count: int = 10
@@ -61,26 +61,26 @@ class RestartLimit:
                 raise ArgumentError(f"RestartLimit({name}={value!r}): expected seconds, at least 0")
 
     def pause(self, k: int) -> float:
-        """Seconds to wait before the k-th restart, k from 1."""
+        """Return the seconds to wait before the k-th restart, k from 1."""
         return 0.0 if k < 2 else min(_LONGEST, self.backoff * 2.0 ** min(k - 2, 60))
 
 
 @dataclass
 class RestartBudget:
-    """Counts restarts and says when there are too many.
+    """Counts restarts, and refuses one that exceeds the limit.
 
     Attributes:
-        limit: What is allowed.
+        limit: The limit.
     """
 
     limit: RestartLimit
     _spent: dict[Hashable, deque[tuple[float, str]]] = field(default_factory=dict, init=False)
 
     def try_restart(self, who: Hashable, why: str) -> float | None:
-        """Ask for one more restart.
+        """Request one more restart.
 
         Returns:
-            Seconds to wait before it; None if there were too many.
+            Seconds to wait before it; None if the limit is reached.
         """
         now = time.monotonic()
         spent = self._spent.setdefault(who, deque())
@@ -92,7 +92,7 @@ class RestartBudget:
         return self.limit.pause(len(spent))
 
     def history(self, who: Hashable) -> str:
-        """What led to the end of patience, in words."""
+        """Return in words why the restart limit was reached."""
         spent = self._spent.get(who, ())
         reasons = Counter(why for _, why in spent).most_common()
         listed = "; ".join(f"{count} x {why}" for why, count in reasons[:_LISTED])

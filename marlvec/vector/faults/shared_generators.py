@@ -1,4 +1,4 @@
-"""Random generators that are attributes of an env's class: all envs of one process draw from them."""
+"""Random generators that are class attributes of an env: all envs of one process draw from them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
 def warn_of_shared(names: Collection[str], num_envs: int) -> None:
-    """Warn, once, that envs disturb each other.
+    """Warn, once, that envs share random generators.
 
     Args:
-        names: The generators.
+        names: Names of the generators.
         num_envs: N.
     """
     if not names:
@@ -29,20 +29,20 @@ def warn_of_shared(names: Collection[str], num_envs: int) -> None:
     others = f" (and {', '.join(sorted(names)[1:])})" if len(names) > 1 else ""
     name = first.rpartition(".")[2]
     warn_of_contract(
-        f"{first}{others} is a random generator in the class of the envs, expected one for each env: those of one "
-        f"process share it, so that what one draws changes what the others get, and seeds bring other episodes than "
-        f"they do alone. Set self.{name} = np.random.default_rng(seed) in reset(seed=…). Until then, where "
-        f'reset(seed=…) seeds it, give each env a process of its own: make(…, num_envs={num_envs}, backend="async", '
-        f"num_workers={num_envs}). marlvec.testing.check_env() says what else is shared"
+        f"{first}{others} is a random generator in the class of the envs, expected one for each env: envs of one "
+        f"process share it, so that each draw of one env changes the draws of the others, and a seed gives other "
+        f"episodes than in a single env. Set self.{name} = np.random.default_rng(seed) in reset(seed=…). Until then, "
+        f"if reset(seed=…) seeds it, give each env its own process: make(…, num_envs={num_envs}, "
+        f'backend="async", num_workers={num_envs}). marlvec.testing.check_env() lists what else is shared'
     )
 
 
 def is_drawn_by_all(kind: type, name: str) -> bool:
-    """Whether a generator of a class serves its instances: it has a state, and no method sets another one on self.
+    """Return whether all instances draw from a class's generator: no method replaces it on self, and it has a state.
 
     Args:
         kind: The class.
-        name: Its attribute that is a generator.
+        name: Name of the generator attribute.
     """
     if isinstance(getattr(kind, name), random.SystemRandom):
         return False

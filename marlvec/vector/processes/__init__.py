@@ -1,1 +1,1 @@
-"""Worker processes: starting, speaking to, watching and ending them."""
+"""Worker processes: starting them, messages, time limits, ending them."""

@@ -1,11 +1,10 @@
-"""`Channel`: a fixed header each way, a payload behind it if there is one; a closed end is an ended process.
+"""`Channel`: messages between parent and worker over two pipes; a closed end means that the process has ended.
 
-Two pipes without any lock, so a killed process can take nothing along. Each message is a header of 16 bytes (code,
-number of envs it is about, sequence number, size of the payload with a mark that no other writer knows) and, only where
-there is something to say beyond numbers in the buffers, a payload.
+The pipes have no lock, so a killed process cannot leave one locked. Each message is a header of 16 bytes (code, number
+of envs, sequence number, size of the payload with a mark) and, if there are data beyond the buffers, a payload.
 
-What an env runs can write to any descriptor of its process, these pipes too. So a header is checked before it is
-believed, nothing is made room for before it has come, and the parent never waits in the middle of a message.
+An env's code can write to any descriptor of its process, even to these pipes. So a header is checked before it is used,
+memory is allocated only for bytes that have arrived, and the parent never waits in the middle of a message.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ __all__ = ["Channel", "ChannelClosed", "Garbled", "Message", "AdaptivePoller", "
 
 _HEADER = struct.Struct("<HHIQ")
 _MARK = 0xA7D3 << 48  # in the last field, above the size
-_MAX_SIZE = 1 << 40  # bytes of a payload; more is no size but noise
+_MAX_SIZE = 1 << 40  # bytes of a payload; a larger size is not valid
 _CHUNK = 1 << 16  # bytes to read at a time: as many as a pipe holds
 
-# Requests, by number; the names are those of the operations.
+# Codes of requests, and the operations that they request.
 INIT, ATTACH, RESET, STEP, SEND, RESTART, STATE, CONTROL, GET_STATE, SET_STATE, CLOSE = range(1, 12)
 OPERATIONS = {
     "reset": RESET,
@@ -45,25 +44,25 @@ OK, FAILED = 100, 101
 _CODES = frozenset({*range(INIT, CLOSE + 1), OK, FAILED})
 
 MAX_COUNT = 0xFFFF
-"""How many envs one message can be about."""
+"""Maximum number of envs in one message."""
 
 
 class ChannelClosed(Exception):
-    """The other end is gone."""
+    """The other end is closed."""
 
 
 class Garbled(ChannelClosed):
-    """What came in is no message: something else than its owner wrote into the pipe, and what follows means nothing."""
+    """The received bytes are not a message: other code has written into the pipe, and the rest cannot be read."""
 
 
 class Message(NamedTuple):
     """One message.
 
     Attributes:
-        code: What is asked, or how it went.
-        envs: How many envs it is about; of a reply, how many of those that its request named.
+        code: Code of the request or reply.
+        envs: Number of envs; in a reply, how many of the request's envs are ready.
         number: Sequence number of the request.
-        payload: Whatever else there is to say.
+        payload: Further data, or empty.
     """
 
     code: int
@@ -76,14 +75,14 @@ class Channel:
     """One end of a two-way channel.
 
     Args:
-        read_fd: Where the other end's messages come in. Owned by the channel from now on, like ``write_fd``. If it does
+        read_fd: Pipe with messages from the other end. The channel owns it from now on, like ``write_fd``. If it does
             not block, `take` never waits, not even for the rest of a message.
-        write_fd: Where ours go out. If it does not block, a full pipe is waited for while reading what comes in, so
-            that two ends with much to say cannot wait for each other.
+        write_fd: Pipe for messages to the other end. If it does not block, `send` reads incoming messages while the
+            pipe is full, so that two ends that send large messages cannot wait for each other.
 
     Attributes:
-        inbox: Messages that came in while we were sending; `take` and `recv` hand them out first.
-        is_half_sent: Whether an exception came while a message was sent, so that some of it may be missing there.
+        inbox: Messages that were received while sending; `take` and `recv` return them first.
+        is_half_sent: Whether an exception came while a message was sent, so that a part of it may be missing.
     """
 
     __slots__ = ("__weakref__", "_begun", "_close_fds", "_header", "inbox", "is_half_sent", "read_fd", "write_fd")
@@ -94,26 +93,26 @@ class Channel:
         self._close_fds = closer(read_fd, write_fd)
         self.inbox: deque[Message] = deque()
         self.is_half_sent = False
-        self._header: tuple[int, int, int, int] | None = None  # of the message that is coming in, once it is whole
-        self._begun = bytearray()  # what has come of its header, or then of its payload
+        self._header: tuple[int, int, int, int] | None = None  # complete header of the message being received
+        self._begun = bytearray()  # received part of the header, or else of the payload
 
     def send(self, code: int, number: int, payload: bytes = b"", count: int = 0, timeout: float | None = None) -> None:
         """Send one message.
 
         Args:
-            code: What is asked, or how it went.
+            code: Code of the request or reply.
             number: Sequence number of the request.
-            payload: Whatever else there is to say.
-            count: How many envs it is about.
+            payload: Further data.
+            count: Number of envs.
             timeout: Seconds to wait while the pipe is full, if it does not block; None for ever.
 
         Raises:
-            ChannelClosed: The other end is gone, or does not read.
+            ChannelClosed: The other end is closed, or does not read.
         """
         data = _HEADER.pack(code, count, number, _MARK | len(payload))
         if payload:
             data += payload
-        self.is_half_sent = len(data) > select.PIPE_BUF  # what is shorter goes as a whole, or not at all
+        self.is_half_sent = len(data) > select.PIPE_BUF  # shorter writes are atomic
         try:
             sent = os.write(self.write_fd, data)
             if sent < len(data):
@@ -149,23 +148,23 @@ class Channel:
                     raise ChannelClosed("end of file")
 
     def take(self, number: int | None = None) -> Message | None:
-        """Take the next message if all of it is there.
+        """Return the next message if all of it has arrived.
 
         Args:
-            number: The one that it must have; None for any. A wrong one raises before its payload is waited for.
+            number: Expected sequence number; None for any. A wrong number raises before the payload is read.
 
         Returns:
-            The message; None if some of it is yet to come, which is left to the next call.
+            The message; None if it is incomplete: a later call returns it.
 
         Raises:
-            Garbled: What came in is no message, or one with another number.
-            ChannelClosed: The other end is gone.
+            Garbled: The received bytes are not a message, or have another number.
+            ChannelClosed: The other end is closed.
         """
         if self.inbox:
             return self.inbox.popleft()
         if self._header is not None or self._begun:
             return self._receive(number)
-        # Nearly always the whole header is there, and there is nothing behind it.
+        # Nearly always the header has arrived completely and there is no payload.
         try:
             data = os.read(self.read_fd, _HEADER.size)
         except BlockingIOError:
@@ -183,11 +182,11 @@ class Channel:
         """Wait for one message.
 
         Args:
-            timeout: Seconds for all of it, where reading does not block; None for ever.
+            timeout: Seconds for the whole message, if reading does not block; None for ever.
 
         Raises:
-            Garbled: What came in is no message.
-            ChannelClosed: The other end is gone, or time is up.
+            Garbled: The received bytes are not a message.
+            ChannelClosed: The other end is closed, or time is up.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while (message := self.take()) is None:
@@ -196,7 +195,7 @@ class Channel:
         return message
 
     def skip(self, timeout: float) -> None:
-        """Throw away what comes in, until the other end is closed or time is up: it must not be stuck in writing."""
+        """Drop incoming bytes until the other end is closed or time is up, so that it cannot block while writing."""
         deadline = time.monotonic() + timeout
         try:
             while self._more(deadline) and os.read(self.read_fd, _CHUNK):
@@ -205,16 +204,16 @@ class Channel:
             return
 
     def skip_to(self, number: int, timeout: float) -> None:
-        """Wait for the reply to this request, and throw it away with all that comes before it, whatever that is.
+        """Wait for the reply to this request, and drop it with all bytes before it.
 
-        After an interrupt, which may have lost some of what came in.
+        For use after an interrupt, which may have lost a part of the received bytes.
 
         Args:
-            number: The request's.
+            number: Sequence number of the request.
             timeout: Seconds.
 
         Raises:
-            ChannelClosed: The other end is gone, or time is up.
+            ChannelClosed: The other end is closed, or time is up.
         """
         deadline = time.monotonic() + timeout
         self.inbox.clear()
@@ -224,7 +223,7 @@ class Channel:
         while True:
             start = unread.find(head)
             if start < 0:
-                del unread[: 1 - len(head)]  # the rest may be the beginning of it
+                del unread[: 1 - len(head)]  # the rest may be the beginning of the reply's header
             elif len(unread) >= start + _HEADER.size:
                 size = _HEADER.unpack_from(unread, start)[3] & ~_MARK
                 if len(unread) >= start + _HEADER.size + size:
@@ -245,13 +244,13 @@ class Channel:
 
     @property
     def torn(self) -> str:
-        """What there is of a message that has begun to come in, in words; empty if there is none."""
+        """How much of an incomplete message has arrived, in words; empty if there is none."""
         if self._header is not None:
             return f"{len(self._begun):,} of {self._header[3] & ~_MARK:,} bytes that it had announced"
         return f"{len(self._begun)} of the {_HEADER.size} bytes of a header" if self._begun else ""
 
     def _more(self, deadline: float | None) -> bool:
-        """Wait until there is something to read, or the other end is closed."""
+        """Wait until there are bytes to read, or the other end is closed."""
         poll = select.poll()
         poll.register(self.read_fd, select.POLLIN)
         left = None if deadline is None else 1000 * (deadline - time.monotonic())
@@ -273,7 +272,7 @@ class Channel:
         return Message(code, count, own, payload)
 
     def _whole(self, size: int) -> bytes:
-        """Read so many bytes; what has come is kept where it is not all."""
+        """Read ``size`` bytes; if fewer have arrived, keep them for the next call."""
         if not self._begun and size <= _CHUNK:
             data = os.read(self.read_fd, size)
             if len(data) == size:
@@ -296,7 +295,7 @@ class Channel:
 
 
 def _check(header: bytes, number: int | None) -> None:
-    """Raise what is wrong with a header."""
+    """Validate a header."""
     code, _, own, size = _HEADER.unpack(header)
     if size >> 48 != _MARK >> 48 or code not in _CODES:
         raise Garbled(f"expected a header of {_HEADER.size} bytes, got {header!r}")
@@ -307,25 +306,24 @@ def _check(header: bytes, number: int | None) -> None:
 
 
 class AdaptivePoller:
-    """Decides how to wait: look again and again for a short while, or go to sleep at once.
+    """Decides how to wait: poll repeatedly for a short time, or sleep at once.
 
-    A sleeper is woken 50 to 200 µs late, the more so where its core went to sleep with it, and waking it costs about
-    as much. Where most of the last waits were short, the next one begins by looking, and gives the core away between
-    two looks; else it sleeps at once, and no core is taken.
+    A sleeping process wakes 50 to 200 µs late, later if its core sleeps, too, and waking it costs about as much. If
+    most recent waits were short, the next wait begins by polling, and yields the core between two polls; else it sleeps
+    at once, and uses no core.
 
     Args:
-        window: Seconds to look for; a wait that ends within them is short. 0 where there is no core to look on: always
-            sleep.
+        window: Seconds to poll; a wait that ends within them is short. 0 if no core is free for polling: always sleep.
     """
 
     __slots__ = ("_share_short", "_window")
 
     def __init__(self, window: float) -> None:
         self._window = window
-        self._share_short = 0.0  # share of short waits, of those lately
+        self._share_short = 0.0  # share of short waits among the recent ones
 
     def wait(self, poll: select.poll, timeout_ms: int | None = None) -> list[tuple[int, int]]:
-        """Do as ``poll.poll(timeout_ms)`` does."""
+        """Wait as ``poll.poll(timeout_ms)`` does, and return the same."""
         if not self._window:
             return poll.poll(timeout_ms)
         start = time.perf_counter()
@@ -334,10 +332,10 @@ class AdaptivePoller:
         return events
 
     def receive(self, poll: select.poll, channel: Channel) -> Message:
-        """Wait for a message; to sleep it takes the read itself, which spares a call into the kernel.
+        """Wait for a message; it sleeps in the read itself, which saves a system call.
 
         Raises:
-            ChannelClosed: The other end is gone.
+            ChannelClosed: The other end is closed.
         """
         start = time.perf_counter()
         self._look(poll, start)
@@ -352,7 +350,7 @@ class AdaptivePoller:
             try:
                 while not (events := poll.poll(0)) and time.perf_counter() < end:
                     os.sched_yield()
-            except OSError:  # an env has taken this process's limit of files down below one
+            except OSError:  # an env has lowered this process's limit of open files below one
                 self._window = self._share_short = 0.0
         return events
 
@@ -377,9 +375,9 @@ def pair() -> tuple[Channel, tuple[int, int]]:
 
 
 def closer(*fds: int) -> Callable[[], object]:
-    """What closes these, each once, however often it is called, and whatever has ended a call in the middle.
+    """Return a function that closes these descriptors, each once, even if it is called again or was interrupted.
 
-    The number of a closed descriptor is the next one that is given away: who closes it again closes what is not theirs.
-    So it is taken from the list and closed in one step of the interpreter; an interrupt comes between steps alone.
+    The system reuses the number of a closed descriptor, so closing it twice would close another file. Taking it from
+    the iterator and closing it is one step of the interpreter, and interrupts come only between steps.
     """
     return partial(deque, map(os.close, iter(fds)), 0)

@@ -1,7 +1,7 @@
-"""Checks of what the machine has: file descriptors, memory, processes, and how deep vectorizers are nested.
+"""Checks of the machine's limits: file descriptors, memory, processes, and nesting of vectorizers.
 
-Where it can be known beforehand, nothing is begun that could not be finished. Where not, an `OSError` that says that
-something ran out becomes a `ResourceError` that says what to do.
+Limits are checked before any process starts, if they can be known. Otherwise an `OSError` for an exhausted resource
+becomes a `ResourceError` with advice.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ __all__ = [
 ]
 
 DEPTH = "MARLVEC_DEPTH"
-"""Environment variable of workers: how many vectorizers they are inside of."""
+"""Environment variable of workers: nesting depth of their vectorizer."""
 
 HAS_WORKER_PROCESSES = hasattr(os, "fork")
-"""Whether this system has what worker processes need. Windows has not."""
+"""Whether this system supports worker processes. Windows does not."""
 
 _MAX_DEPTH = 5
-_PER_WORKER = 3  # both ends of its channel that are ours, and the file of its stacks
-_BESIDES = 16  # the shared block, the fork server, and what is open for a moment only
+_PER_WORKER = 3  # the parent's two descriptors of the channel, and the file for stack dumps
+_BESIDES = 16  # the shared block, the fork server, and files that are open for a short time
 
 _imported_before: set[str] = set()
 
@@ -51,29 +51,29 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def refuse_worker_processes(what: str) -> NoReturn:
-    """Say that this system has no worker processes, and what runs here.
+    """Raise that this system has no worker processes, with the backends that run here.
 
     Args:
-        what: Who asks for them.
+        what: The option that needs them.
     """
     system = "Windows" if sys.platform == "win32" else sys.platform
     raise ArgumentError(
-        f"{what}: worker processes need fork(), which {system} has not; use backend='thread' or backend='native', or "
-        f"run this under WSL"
+        f"{what}: worker processes need fork(), which {system} does not have; use backend='thread' or "
+        f"backend='native', or run this under WSL"
     )
 
 
 def depth() -> int:
-    """How many vectorizers this process is inside of: 0 in a program, 1 in its workers, 2 in workers of their envs."""
+    """Return the nesting depth of this process: 0 in a program, 1 in its workers, 2 in workers of their envs."""
     text = os.environ.get(DEPTH, "")
     return int(text) if text.isdecimal() else 0
 
 
 def check_depth() -> None:
-    """See that envs which start vectorizers which start envs come to an end.
+    """Check that vectorizers inside of envs are not nested without end.
 
     Raises:
-        ResourceError: This is a worker inside of five vectorizers, and wants workers of its own.
+        ResourceError: This process is a worker at depth five, and starts workers itself.
     """
     if depth() >= _MAX_DEPTH:
         raise ResourceError(
@@ -83,9 +83,9 @@ def check_depth() -> None:
 
 
 def check_not_importing() -> None:
-    """Check that this is no worker in the middle of an import.
+    """Check that this is not a worker in the middle of an import.
 
-    Each worker of that vectorizer would import the same module, and make workers of its own, without end.
+    Each worker of that vectorizer would import the same module, and start its own workers, without end.
 
     Raises:
         ResourceError: It is; names the modules.
@@ -99,15 +99,15 @@ def check_not_importing() -> None:
 
 
 def begin_worker() -> None:
-    """Note the imports that a forked worker has from its parent, which will never end here."""
+    """Note imports that were running in the parent at the fork: in this worker they never end."""
     _imported_before.update(importing())
 
 
 def check_descriptors(num_workers: int) -> None:
-    """See that so many workers can be started, before the first one is.
+    """Check that there are enough file descriptors for ``num_workers``, before the first worker starts.
 
     Raises:
-        ResourceError: This process may not have as many files open.
+        ResourceError: This process may not have that many files open.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -117,16 +117,16 @@ def check_descriptors(num_workers: int) -> None:
     if needed > soft:
         raise _error(
             errno.EMFILE,
-            f"{num_workers} workers need {_PER_WORKER} file descriptors each and {_BESIDES} besides, and {there} are "
-            f"open: {needed}, but this process may have {soft}. {_more_descriptors(hard)}, or ask for fewer with "
+            f"{num_workers} workers need {_PER_WORKER} file descriptors each and {_BESIDES} in common, and {there} are "
+            f"open: {needed}, but this process may have {soft}. {_more_descriptors(hard)}, or use fewer workers: "
             f"num_workers=…",
         )
 
 
 def _open_descriptors() -> int:
     try:
-        return len(os.listdir("/dev/fd"))  # noqa: PTH208  (one name each is all that is wanted)
-    except OSError:  # no /proc here, or no descriptor left to list it with
+        return len(os.listdir("/dev/fd"))  # noqa: PTH208  (only the number of names is needed)
+    except OSError:  # no /proc, or no descriptor left for the listing
         return 3
 
 
@@ -136,10 +136,10 @@ def _more_descriptors(hard: int) -> str:
 
 
 def check_memory(size: int) -> None:
-    """See that so many bytes can be taken without a process being killed for it.
+    """Check that ``size`` bytes can be allocated without the kernel killing a process.
 
     Raises:
-        ResourceError: They cannot.
+        ResourceError: There is not enough memory.
     """
     there, where = available_memory()
     if there is not None and size > there:
@@ -151,10 +151,9 @@ def check_memory(size: int) -> None:
 
 
 def available_memory() -> tuple[int | None, str]:
-    """How many bytes can be had without a process being killed, and what sets that bound; None where it is not known.
+    """Return the bytes that can be allocated without a process being killed, and what sets this bound; None if unknown.
 
-    Of a memory cgroup (a container) this is what its limit leaves, where the kernel may give up cached files but
-    nothing is swapped out.
+    In a memory cgroup (a container) this is its limit less its use; cached files count as free, swap does not.
     """
     bounds: list[tuple[int, str]] = []
     with contextlib.suppress(OSError, ValueError, KeyError):
@@ -172,11 +171,11 @@ def available_memory() -> tuple[int | None, str]:
 
 
 def _cgroup_bounds(root: Path, path: str, limit: str, used: str, *cached: str) -> list[tuple[int, str]]:
-    """What a cgroup and those above it have left. Inside a container, its own may show as the root."""
+    """Return the free bytes of a cgroup and its ancestors. Inside a container, its own may appear as the root."""
     bounds = []
     folder = root / path.strip("/")
     while True:
-        with contextlib.suppress(OSError, ValueError, KeyError):  # the root has no limit; "max" is none
+        with contextlib.suppress(OSError, ValueError, KeyError):  # the root has no limit; "max" means none
             of = int((folder / limit).read_text())
             stat = _table(folder / "memory.stat")
             left = of - int((folder / used).read_text()) + sum(stat[name] for name in cached)
@@ -187,16 +186,16 @@ def _cgroup_bounds(root: Path, path: str, limit: str, used: str, *cached: str) -
 
 
 def _table(path: Path) -> dict[str, int]:
-    """A file of lines ``name number [unit]``."""
+    """Parse a file of lines ``name number [unit]``."""
     return {words[0]: int(words[1]) for line in path.read_text().splitlines() if len(words := line.split()) > 1}
 
 
 @contextlib.contextmanager
 def asked_for(what: str) -> Iterator[None]:
-    """Turn an `OSError` which says that the machine has not enough of something into a `ResourceError`.
+    """Turn an `OSError` for an exhausted resource into a `ResourceError`.
 
     Args:
-        what: What it was wanted for, e.g. ``"a worker process"``.
+        what: The resource's purpose, e.g. ``"a worker process"``.
     """
     try:
         yield
@@ -219,7 +218,7 @@ def _advice(number: int | None) -> str | None:
             soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
             of_user = "" if soft == resource.RLIM_INFINITY else f" ({soft} for this user)"
             return (
-                f"There may be no more processes: see `ulimit -u`{of_user} and the limit of a container (pids.max). "
+                f"The limit of processes is reached: see `ulimit -u`{of_user} and the limit of a container (pids.max). "
                 f"Raise it, or use fewer workers: num_workers=…"
             )
         case errno.ENOMEM | errno.ENOSPC:

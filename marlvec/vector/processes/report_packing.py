@@ -16,7 +16,7 @@ from marlvec.vector.faults.failures import PackedFailure, capture, pack_failure,
 __all__ = ["MAX_BYTES", "pack_report", "unpack_report"]
 
 MAX_BYTES = 64 * 2**20
-"""Bytes that the infos of one env in one call may take, pickled. Only what crosses to the parent is measured."""
+"""Maximum size of one env's pickled infos in one call, in bytes. Checked only for infos sent to the parent."""
 _INFO, _ANSWER = "the info", "the answer"
 _OPERATIONS = {_INFO: "infos", _ANSWER: "call"}
 
@@ -24,11 +24,11 @@ _OPERATIONS = {_INFO: "infos", _ANSWER: "call"}
 def pack_report(report: Report, first: int) -> bytes:
     """Pickle a report. Infos and answers that cannot be pickled, or are too large, become failures of their env.
 
-    Plain data goes in one piece. Whatever the unpickling of runs code that is not Python's or numpy's, and may raise in
-    the parent, goes in pieces of its own.
+    Plain data is pickled in one piece. Objects whose unpickling runs code other than Python's or numpy's may raise in
+    the parent, so they are pickled one by one.
 
     Args:
-        report: With local env indices.
+        report: The report, with local env indices.
         first: Global index of the worker's first env, for messages.
     """
     tables = (report.infos, report.final_infos, report.answers)
@@ -37,7 +37,7 @@ def pack_report(report: Report, first: int) -> bytes:
     try:
         _PlainPickler(file, protocol=5).dump((*tables, failures, report.warnings))
         data = file.getvalue()
-    except Exception:  # it is not plain, or refuses: find the culprits, keep the rest
+    except Exception:  # some data are not plain, or cannot be pickled: find these, keep the rest
         for table, what in zip(tables, (_INFO, _INFO, _ANSWER), strict=True):
             failures += _seal_each(table, what, first)
         data = pickle.dumps((*tables, failures, report.warnings), protocol=5)
@@ -47,10 +47,10 @@ def pack_report(report: Report, first: int) -> bytes:
 
 
 class _PlainPickler(pickle.Pickler):
-    """Pickles what any process can unpickle, and raises at the rest."""
+    """Pickles data that any process can unpickle, and raises at other objects."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Called for whatever is no number, text or container of Python's own."""
+        """Refuse objects that are not Python's or numpy's; called for all but builtin numbers, texts, containers."""
         kind = obj if isinstance(obj, (type, FunctionType, BuiltinFunctionType)) else type(obj)
         if str(kind.__module__).partition(".")[0] in ("builtins", "numpy"):
             return NotImplemented
@@ -58,7 +58,7 @@ class _PlainPickler(pickle.Pickler):
 
 
 def _drop_large(report: Report, first: int) -> list[Any]:
-    """Take out the infos of envs that have too much of them; answers are what the caller asked for."""
+    """Remove infos of envs that exceed `MAX_BYTES`, and return failures for them. Answers may have any size."""
     failures = []
     tables = (report.infos, report.final_infos)
     for i in sorted(report.infos.keys() | report.final_infos.keys()):
@@ -72,12 +72,7 @@ def _drop_large(report: Report, first: int) -> list[Any]:
 
 
 class _Sealed(NamedTuple):
-    """The info of an env, or its answer, pickled.
-
-    Attributes:
-        agents: Whose the parts of an info are; None of an answer.
-        data: What `dump_each` gave.
-    """
+    """The info of an env with the agents of its parts, or an answer (``agents`` is None), pickled by `dump_each`."""
 
     agents: tuple[Any, ...] | None
     data: bytes
@@ -88,7 +83,7 @@ def _seal(value: Any, what: str, env_id: int) -> _Sealed:
     try:
         return _Sealed(tuple(value) if is_info else None, dump_each(list(value.values()) if is_info else [value]))
     except Exception:
-        pickle_or_explain(value, f"{what} of env {env_id}", coming_back=True)  # raises, and says why
+        pickle_or_explain(value, f"{what} of env {env_id}", coming_back=True)  # raises with the reason
         raise
 
 
@@ -104,10 +99,10 @@ def _seal_each(table: dict[int, Any], what: str, first: int) -> list[PackedFailu
 
 
 def unpack_report(payload: bytes, first: int) -> Report:
-    """Rebuild a report in the parent, with global env indices. What cannot be rebuilt becomes a failure of its env.
+    """Rebuild a report in the parent, with global env indices. A part that cannot be unpickled becomes a failure.
 
     Args:
-        payload: What `pack_report` gave.
+        payload: Bytes from `pack_report`.
         first: Global index of the worker's first env.
     """
     infos, final_infos, answers, failures, warnings = pickle.loads(payload)

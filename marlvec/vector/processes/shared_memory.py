@@ -1,6 +1,6 @@
-"""One block of anonymous shared memory, or of a file without a name, passed to workers by file descriptor.
+"""A block of anonymous shared memory, or a file without a name, passed to workers by file descriptor.
 
-Nothing here appears in /dev/shm or any temp folder, so nothing can be left behind there, whatever is killed.
+It has no entry in /dev/shm or a temporary folder, so none can be left behind, whichever process is killed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def create(name: str = "marlvec", *, in_file: bool = False) -> int:
     """Open an empty block, private to this user, and return its file descriptor.
 
     Args:
-        name: What it is called where a process's open files are listed; no name by which it could be opened.
-        in_file: Use a file in the folder for temporary files, as systems without such memory do.
+        name: Its label in lists of a process's open files; it cannot be opened by this name.
+        in_file: Use a file in the temporary folder, as on systems without anonymous shared memory.
 
     Raises:
-        ResourceError: There is no file descriptor left, or no memory.
+        ResourceError: There is no free file descriptor, or no memory.
     """
     with limits.asked_for("a block of shared memory"):
         if not in_file and sys.platform == "linux" and hasattr(os, "memfd_create"):
@@ -38,16 +38,16 @@ def create(name: str = "marlvec", *, in_file: bool = False) -> int:
 
 
 def grow(fd: int, size: int, *, in_file: bool = False) -> None:
-    """Give the block its final size, allocated for real: running out of memory shows here, not as SIGBUS later.
+    """Give the block its final size, and allocate it: a lack of memory raises here, not as SIGBUS later.
 
     Args:
         fd: The block.
         size: Its size in bytes.
-        in_file: As it was created.
+        in_file: As in `create`.
 
     Raises:
-        ResourceError: There is not as much memory. Looked at before it is taken: a kernel that overcommits, or a
-            memory cgroup, would rather kill a process than refuse.
+        ResourceError: There is not enough memory. Checked before the allocation: a kernel that overcommits, or a memory
+            cgroup, would kill a process instead of refusing.
     """
     limits.check_memory(size)
     if sys.platform == "linux":
@@ -60,13 +60,13 @@ def grow(fd: int, size: int, *, in_file: bool = False) -> None:
 
 
 def map_memory(fd: int, size: int, *, inherit: bool = True) -> mmap.mmap:
-    """Map the block into this process. It is unmapped when the last array over it is gone.
+    """Map the block into this process. It is unmapped when the last array on it is deleted.
 
     Args:
         fd: The block.
-        size: Its size.
-        inherit: Whether a forked child has it, too. Without, on Linux, a child dies by touching it: in a worker, one
-            that goes on as if it were the worker itself must not write into rows.
+        size: Its size in bytes.
+        inherit: Whether forked children have the mapping, too. If not, on Linux, a child that accesses it dies: a child
+            that continues a worker's code must not write into rows.
     """
     block = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     if not inherit and hasattr(mmap, "MADV_DONTFORK"):

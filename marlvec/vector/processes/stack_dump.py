@@ -1,7 +1,7 @@
-"""`StackDump`: the stacks of a worker's threads, written when it crashes or is asked to.
+"""`StackDump`: the stacks of a worker's threads, written when it crashes or on request.
 
-Each worker has a file without a name for it. Python's faulthandler writes there from within a signal handler, so it
-works where nothing else does: in the moment of a segmentation fault, and while C code holds the GIL.
+Each worker has an unnamed file for them. Python's faulthandler writes to it from a signal handler, which works even
+during a segmentation fault and while C code holds the GIL.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from marlvec.vector.processes.channel import closer
 __all__ = ["ASK", "StackDump", "write_stacks_to"]
 
 ASK = getattr(signal, "SIGUSR2", signal.SIGTERM)
-"""The signal by which a worker is asked."""
+"""The signal that requests a dump from a worker."""
 
 _MAX_BYTES = 16 * 1024
 _MAX_DUMP = 1 << 20
 _LEFT_OUT = "\n… left out …\n".encode()
 _FATAL = b"Fatal Python error"
-_QUIET = 0.02  # seconds without a new line after which a dump is taken to be whole
+_QUIET = 0.02  # seconds without new bytes after which a dump counts as complete
 
 
 class StackDump:
-    """What one worker has written about its stacks, as the parent sees it.
+    """Stack dumps of one worker, read in the parent.
 
     Attributes:
-        fd: The file; the worker gets a copy.
+        fd: The file; the worker gets a duplicate of the descriptor.
     """
 
     def __init__(self) -> None:
         self.fd = shared_memory.create("stacks")
         self._close_fd = closer(self.fd)
-        self._asked = 0  # bytes of answers
+        self._asked = 0  # bytes of requested dumps
 
     def crash(self) -> str:
-        """What a crash left, at most 16 KiB; empty if there was none, or after `close`."""
+        """Return the dump of a crash, at most 16 KiB; empty if there was none, or after `close`."""
         if self.fd < 0:
             return ""
         _, head, rest = os.pread(self.fd, _MAX_DUMP, self._asked).partition(_FATAL)  # an answer may come late
         return _readable(head + rest)
 
     def ask(self, send: Callable[[], object], timeout: float) -> str:
-        """Have a living worker asked, and wait for its answer.
+        """Request a dump from a living worker, and wait for it.
 
         Args:
-            send: Sends it `ASK`.
+            send: Function that sends `ASK` to the worker.
             timeout: Seconds to wait.
 
         Returns:
-            At most 16 KiB; empty if there is no answer when time is up, or after `close`.
+            At most 16 KiB; empty if no dump is written in time, or after `close`.
         """
         if self.fd < 0:
             return ""
@@ -74,24 +74,24 @@ class StackDump:
         return os.fstat(self.fd).st_size
 
     def close(self) -> None:
-        """Let go of the file; may be called again."""
+        """Close the file; may be called again."""
         self.fd = -1
         self._close_fd()
 
 
 def _readable(data: bytes) -> str:
-    """As text that does no more to a terminal than to fill lines; file names and env code may hold anything."""
+    """Decode a dump to text without control characters, which file names and env code may contain."""
     if len(data) > _MAX_BYTES:
-        # At its head a dump says what happened; the main thread, which runs the envs, comes last.
+        # A dump begins with the cause; the main thread, which runs the envs, comes last.
         half = (_MAX_BYTES - len(_LEFT_OUT)) // 2
         data = data[:half] + _LEFT_OUT + data[-half:]
     return "".join(c for c in data.decode(errors="replace") if c in "\n\t" or c.isprintable())
 
 
 def write_stacks_to(fd: int) -> None:
-    """In a worker: write the stacks of all threads there at a crash, and whenever `ASK` comes.
+    """In a worker: write the stacks of all threads to ``fd`` at a crash, and whenever `ASK` is received.
 
-    Until then that signal must be blocked: it kills those that have no use for it.
+    Until this call that signal must be blocked: it kills a process without a handler.
     """
     faulthandler.enable(fd, all_threads=True)
     faulthandler.register(ASK, fd, all_threads=True, chain=False)
@@ -100,7 +100,7 @@ def write_stacks_to(fd: int) -> None:
 
 
 def _forget_in_child() -> None:
-    """What becomes of a process that an env forks says nothing about its worker."""
+    """Disable dumps in a process that an env forks: its crash is not the worker's."""
     faulthandler.disable()
     faulthandler.unregister(ASK)
     with contextlib.suppress(ValueError):  # not the main thread of the main interpreter

@@ -1,8 +1,8 @@
-"""`Watchdog`: how long each worker has been busy with which env, to notice hung envs.
+"""`Watchdog`: finds hung envs by how long each worker has been busy with the same env.
 
-Every worker writes into one number which of its envs it is at work on, before it begins and when it is done. That costs
-it nothing to speak of, shows which env a worker died in, and lets the parent see from outside that it makes no progress
-where nothing inside could: in an env that holds the interpreter lock, ignores signals, or was stopped.
+Every worker writes the index of the env it runs into one number in shared memory, before and after each env. This costs
+almost nothing, shows in which env a worker died, and lets the parent find a hung env even if it holds the interpreter
+lock, ignores signals, or was stopped.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from numpy.typing import NDArray
 __all__ = ["PROGRESS_BYTES", "Watchdog", "progress_of"]
 
 PROGRESS_BYTES = 64
-"""A cache line for each worker, at the head of the shared memory."""
+"""One cache line per worker, at the head of the shared memory."""
 
-_LOOK = 0.2  # seconds between two looks, at most
+_LOOK = 0.2  # maximum seconds between two checks
 
 
 def progress_of(memory: Any, num_workers: int) -> NDArray[np.int64]:
-    """(W,) view of each worker's number at the head of the shared memory."""
+    """Return a (W,) view of each worker's progress number at the head of the shared memory."""
     head = np.frombuffer(memory, np.int64, num_workers * PROGRESS_BYTES // 8)
     return head.reshape(num_workers, PROGRESS_BYTES // 8)[:, 0]
 
 
 class Watchdog:
-    """Notices workers that make no progress.
+    """Finds workers that make no progress.
 
     Args:
         timeout: Seconds that one env may take.
 
     Attributes:
         timeout: As given.
-        pause: Seconds until the next look.
+        pause: Seconds until the next check.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -47,17 +47,17 @@ class Watchdog:
         self._since: dict[int, float] = {}
 
     def is_due(self) -> bool:
-        """Whether it is time to look."""
+        """Return whether the next check is due."""
         return time.monotonic() >= self._next_look
 
     def look(self, busy: Iterable[tuple[int, int, int]]) -> list[int]:
-        """Look at all workers that have something to do.
+        """Check all busy workers.
 
         Args:
-            busy: Each one's index, the number of the request that it must answer next, and its progress.
+            busy: Per busy worker: its index, the number of the request that it must answer next, and its progress.
 
         Returns:
-            Those that have made no progress for too long. They may have answered meanwhile.
+            Indices of workers without progress for ``timeout`` seconds. They may have replied in the meantime.
         """
         now = time.monotonic()
         hung = []

@@ -1,7 +1,7 @@
 """A worker process: one shard behind a channel.
 
-It is started with three file descriptors (requests in, replies out, shared memory) and lives until it is asked to close
-or the channel ends, which means that the parent is gone.
+It is started with four file descriptors (requests in, replies out, shared memory, stack dumps). It ends on a close
+request, or when the channel is closed, which means that the parent has ended.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ __all__ = ["Request", "WorkerLink", "WorkerPlan", "run_worker", "serve"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """What a worker is sent first.
+    """First message to a worker.
 
     Attributes:
-        worker: Its index.
+        worker: Index of the worker.
         first_env_id: Index of its first env.
-        factories: Those of its envs, pickled.
+        factories: Factories of its envs, pickled.
         loop: The loop it runs, pickled; None for `serve`.
         settings: Arguments of `Shard`.
     """
@@ -67,8 +67,8 @@ class Request:
     Attributes:
         operation: ``"reset"``, ``"step"``, ``"send"`` (a step whose rows may be answered in parts), ``"restart"``,
             ``"state"``, ``"control"``, ``"get_state"`` or ``"set_state"``.
-        ids: The envs it is about, by their place in the shard.
-        arguments: What else it says: seeds and options, or commands.
+        ids: The envs, by their index in the shard.
+        arguments: Further arguments: seeds and options, or commands.
     """
 
     __slots__ = ("arguments", "ids", "number", "operation")
@@ -84,10 +84,10 @@ class Request:
 
 
 class WorkerLink:
-    """A worker's end of the channel: requests come in, rows and reports go out.
+    """A worker's end of the channel: receives requests, sends rows and reports.
 
-    A loop of your own goes to ``make(worker=...)`` and takes the place of `serve`: it must answer each request once, in
-    order, and return when there are no more.
+    Pass your own loop as ``make(worker=...)`` to replace `serve`: it must answer each request once, in order, and
+    return when there are no more.
 
         def timed(link):
             for request in link.requests():
@@ -96,8 +96,8 @@ class WorkerLink:
                 log.write(f"{request.operation} of {len(request.ids)} envs: {time.perf_counter() - start:.6f} s")
 
     Attributes:
-        shard: The envs of this worker and what can be done with them.
-        first_env_id: Index of the first of them among all envs.
+        shard: The envs of this worker.
+        first_env_id: Index of its first env among all envs.
     """
 
     def __init__(self, channel: Channel, shard: Shard, buffers: Buffers, first_env_id: int, *, window: float) -> None:
@@ -110,7 +110,7 @@ class WorkerLink:
         self._closing: int | None = None
 
     def requests(self) -> Iterator[Request]:
-        """Wait for one request after the other, until the parent wants to close."""
+        """Yield one request after the other, until the parent sends a close request."""
         channel, everyone = self._channel, self.shard.everyone
         poll, poller = select.poll(), AdaptivePoller(self._window)
         poll.register(channel.read_fd, select.POLLIN)
@@ -126,7 +126,7 @@ class WorkerLink:
                 yield request
 
     def _read(self, message: Message) -> Request | None:
-        """Unpack a request. One whose part from the caller cannot be unpickled is answered here, with that."""
+        """Unpack a request. If the caller's objects cannot be unpickled, reply with the errors and return None."""
         name, number, payload = _NAMES[message.code], message.number, message.payload
         is_step = message.code in (ch.STEP, ch.SEND)
         if is_step and not self._has_objects:
@@ -134,7 +134,7 @@ class WorkerLink:
         ids, what, given = pickle.loads(payload)
         if isinstance(given, bytes):
             call = "step" if is_step else what
-            names = ["the actions"] if is_step else [f"what {call}() was given for env {self._id(i)}" for i in ids]
+            names = ["the actions"] if is_step else [f"the arguments of {call}() for env {self._id(i)}" for i in ids]
             try:
                 given = load_each(given, names, where="its worker process")
             except SerialisationError as error:
@@ -151,7 +151,7 @@ class WorkerLink:
         return self.first_env_id + i
 
     def answer(self, request: Request) -> None:
-        """Do what is asked, and reply."""
+        """Run a request in the shard, and reply."""
         if request.operation == "send":
             for part, report in self.shard.step_in_parts(request.ids):
                 self._reply(request, report, part)
@@ -159,13 +159,7 @@ class WorkerLink:
             self._reply(request, self.shard.do(request.operation, request.ids, request.arguments))
 
     def _reply(self, request: Request, report: Report, part: Sequence[int] | None = None) -> None:
-        """Say that these envs are ready: all that the request named, or the next ones of them.
-
-        Args:
-            request: What is answered.
-            report: What there is to say besides the rows in the buffers.
-            part: Which of its envs; None for all that have not been answered.
-        """
+        """Reply that the envs in ``part`` are ready; None: all envs of the request."""
         ids = request.ids if part is None else part
         if self._warnings:
             report.warnings += self._warnings
@@ -179,7 +173,7 @@ class WorkerLink:
         self._channel.send(ch.OK, request.number, payload, len(ids))
 
     def close(self) -> None:
-        """Close the envs, and say so if the parent asked for it."""
+        """Close the envs, and reply if the parent sent a close request."""
         failures = self.shard.close()
         if self._closing is not None:
             packed = pickle.dumps([pack_failure(failure) for failure in failures])
@@ -187,7 +181,7 @@ class WorkerLink:
 
 
 def serve(link: WorkerLink) -> None:
-    """Answer every request: what a worker does unless it is given another loop."""
+    """Answer every request; a worker's default loop."""
     for request in link.requests():
         link.answer(request)
 
@@ -196,12 +190,12 @@ def run_worker(read_fd: int, write_fd: int, memory_fd: int, stacks_fd: int) -> N
     """Serve one shard, then end this process."""
     write_stacks_to(stacks_fd)
     begin_worker()
-    # Ctrl-C goes to the whole terminal; the parent decides what becomes of it.
+    # Ctrl-C reaches all processes of the terminal; the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     np.random.seed()  # noqa: NPY002  (envs that draw from the global stream would repeat each other)
     channel = Channel(read_fd, write_fd)
-    # A process that an env starts must not hold the channel: its closed end is how the parent learns of our death.
+    # A process that an env starts must not inherit the channel: the parent finds this worker's end by its closed pipe.
     for fd in (read_fd, write_fd, memory_fd, stacks_fd):
         os.set_inheritable(fd, False)
     os.register_at_fork(after_in_child=channel.close)
@@ -210,7 +204,7 @@ def run_worker(read_fd: int, write_fd: int, memory_fd: int, stacks_fd: int) -> N
         _run(channel, memory_fd)
     except ChannelClosed:
         pass
-    except SystemExit as ending:  # an env called sys.exit(): the parent gets its code
+    except SystemExit as ending:  # an env called sys.exit(): this process exits with its code
         code = 0 if ending.code is None else ending.code & 0xFF if isinstance(ending.code, int) else 1
     except BaseException:
         import traceback
@@ -220,7 +214,7 @@ def run_worker(read_fd: int, write_fd: int, memory_fd: int, stacks_fd: int) -> N
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError, AttributeError):  # the terminal may be gone, or was never there
+        except (OSError, ValueError, AttributeError):  # there is no terminal, or no longer
             continue
     os._exit(code)  # a forked process must not run its parent's exit handlers
 
@@ -235,7 +229,7 @@ def _run(channel: Channel, memory_fd: int) -> None:
     try:
         loop: Callable[[WorkerLink], None] = cloudpickle.loads(plan.loop) if plan.loop else serve
         factories = cloudpickle.loads(plan.factories)
-    except BaseException as error:  # they could not be loaded here, and may raise whatever they like
+    except BaseException as error:  # the user's classes may raise anything when they are loaded
         failure = pack_failure(capture(first, "__init__", error))
         channel.send(ch.FAILED, hello.number, pickle.dumps([failure]))
         return
@@ -244,7 +238,7 @@ def _run(channel: Channel, memory_fd: int) -> None:
     except ShardFailed as failed:
         channel.send(ch.FAILED, hello.number, pickle.dumps([pack_failure(failure) for failure in failed.failures]))
         return
-    except Exception as error:  # not of an env
+    except Exception as error:  # not raised by an env
         failure = pack_failure(capture(first, "__init__", error))
         channel.send(ch.FAILED, hello.number, pickle.dumps([failure]))
         return
@@ -274,7 +268,7 @@ def _attach_and_serve(
     buffers = Buffers(spec, num_envs, memoryview(mapped)[PROGRESS_BYTES * num_workers :]).rows(first, first + n)
     os.close(memory_fd)
     shard.attach(buffers)
-    # What lives now (libraries, envs) lives as long as this process: the collector need not look at it ever again.
+    # Present objects (libraries, envs) live as long as this process: the garbage collector can skip them.
     gc.collect()
     gc.freeze()
     channel.send(ch.OK, message.number)
@@ -285,7 +279,7 @@ def _attach_and_serve(
 
 
 def _take_contract_warnings() -> list[str]:
-    """Have each `ContractWarning` of this process added to a list, for the parent to give; others are shown here."""
+    """Return a list that collects each `ContractWarning` of this process for the parent; others are shown here."""
     texts: list[str] = []
     show = warnings.showwarning
 
@@ -301,9 +295,9 @@ def _take_contract_warnings() -> list[str]:
 
 
 def _window(place: int, num_workers: int, num_cores: int) -> float:
-    """How long a worker looks for its next request before it sleeps: about what policies take to decide, in seconds.
+    """Return how long a worker polls for its next request before it sleeps, in seconds: about a policy's forward pass.
 
-    Where there are as many workers as cores, the last one has its core from the caller, who needs it then.
+    With as many workers as cores, the last worker shares its core with the caller and polls for a shorter time.
     """
     if num_workers > num_cores:
         return 0.0

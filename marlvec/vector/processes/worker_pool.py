@@ -1,4 +1,4 @@
-"""The worker processes of one vectorizer: starting them, listening to them, replacing them, and letting go of them."""
+"""The worker processes of one vectorizer: starting, messages, replacement and shutdown."""
 
 from __future__ import annotations
 
@@ -34,52 +34,52 @@ from marlvec.vector.shards.partition import Partition, agree_on_spec
 
 __all__ = ["WORKER_TRANSITIONS", "WorkerEvent", "WorkerPool", "WorkerState", "garbled_reason"]
 
-_MOMENT = 0.01  # seconds in which workers that are killed together are gone
-_LOOK = 400e-6  # seconds to look for an answer before sleeping
-_LONG = 2e6  # seconds, as many as poll() can count in milliseconds
-_SETUP_NUMBER = 1  # number of requests here; 0 is CLOSE's: its answer must not be taken for that to another
+_MOMENT = 0.01  # seconds within which workers that are killed together have ended
+_LOOK = 400e-6  # seconds to poll for a reply before sleeping
+_LONG = 2e6  # seconds, the longest wait that poll() can count in milliseconds
+_SETUP_NUMBER = 1  # request number of INIT and ATTACH; different from CLOSE's, which is 0, so that replies differ
 
 
 class WorkerState(IntEnum):
-    """What a worker is at; those up to `ATTACHING` are not at work yet, and what they are asked waits for them."""
+    """State of a worker. Up to `ATTACHING` it is not ready, and requests for it are queued."""
 
     PLANNED = 0
-    """It is to be started."""
+    """It will be started."""
     BUILDING = 1
-    """It was sent its plan, and builds its envs."""
+    """It has received its plan, and builds its envs."""
     ATTACHING = 2
-    """It was sent where its rows are."""
+    """It was sent the location of its rows."""
     IDLE = 3
-    """It has answered everything."""
+    """It has answered all requests."""
     BUSY = 4
     """It has requests to answer."""
     KILLED = 5
     """It hung, and was killed."""
     REAPED = 6
-    """It is gone, and nothing is left of it."""
+    """It has ended, and its processes and files are cleaned up."""
     CLOSED = 7
-    """It was asked to close, and is gone."""
+    """It was sent a close request, and has ended."""
 
 
 class WorkerEvent(IntEnum):
-    """What happens to a worker."""
+    """Events that change the state of a worker."""
 
     START = 0
     """Its process was started, and sent its plan."""
     BUILT = 1
-    """It has built its envs, and was sent where its rows are."""
+    """It has built its envs, and was sent the location of its rows."""
     ATTACHED = 2
-    """It has its rows."""
+    """It has mapped its rows."""
     REQUEST = 3
-    """It is asked for something."""
+    """It is sent a request."""
     ANSWERED = 4
-    """It has answered all that it was asked."""
+    """It has answered all requests."""
     HANG = 5
     """One of its envs takes too long."""
     REAP = 6
-    """It has ended, or must: its end was closed, it said what cannot be, or it could not be started."""
+    """It has ended, or must: its pipe was closed, its message was invalid, or it could not be started."""
     PLAN = 7
-    """Another one is to take its place."""
+    """A new worker will replace it."""
     CLOSE = 8
     """The vectorizer is closed."""
 
@@ -98,36 +98,36 @@ WORKER_TRANSITIONS: Mapping[WorkerEvent, Mapping[WorkerState, WorkerState]] = {
     WorkerEvent.PLAN: {_REAPED: _PLANNED},
     WorkerEvent.CLOSE: dict.fromkeys(WorkerState, _CLOSED),
 }
-"""Event, state before → state after. What is not here cannot happen: it raises KeyError.
+"""Event, state before → state after. A missing pair is a bug and raises KeyError.
 
-That a worker's end was closed is no state: what it said before is still to be read, in whatever state it is.
+A closed pipe is not a state of its own: in any state, the worker's earlier messages must still be read.
 """
 
-_SPEAKS = frozenset({_BUILDING, _ATTACHING, _BUSY})  # something is to come from these
+_SPEAKS = frozenset({_BUILDING, _ATTACHING, _BUSY})  # workers in these states will send a message
 _REQUEST = WORKER_TRANSITIONS[WorkerEvent.REQUEST]
 
 
 def garbled_reason(error: ChannelClosed) -> str | None:
-    """What a worker must go for, if its channel shows more than its end."""
+    """Return why a worker must be killed if its channel was garbled; None if it was only closed."""
     if not isinstance(error, Garbled):
         return None
-    return f"was killed for what came out of its reply pipe, which an env may have written into ({error}),"
+    return f"was killed for invalid data in its reply pipe, which an env may have written ({error}),"
 
 
 class WorkerPool:
-    """The workers of one vectorizer; apart from it, so that they can be let go of without it.
+    """The workers of one vectorizer; a separate object, so that they can be ended without the vectorizer.
 
-    A new worker is sent its plan and builds its envs, which may take long; it answers with their spec, is given its
-    rows, and says that it has them. Replacing one never waits: `start` and `advance` take one step each.
+    A new worker receives its plan, builds its envs, which may take long, and answers with their spec; then it receives
+    the location of its rows, and confirms. Replacing a worker never waits: `start` and `advance` take one step each.
 
     Args:
-        partition: Who has which envs.
+        partition: Which worker has which envs.
         context: The workers' start method.
-        num_cores: How many cores this process may use.
+        num_cores: Number of cores that this process may use.
         factories: One per env.
-        settings: Arguments of their `Shard`.
-        in_file: Whether the memory that all share is a temporary file.
-        loop: The loop they run, pickled; None for their own.
+        settings: Arguments of the workers' `Shard`.
+        in_file: Whether the shared memory is a temporary file.
+        loop: The workers' loop, pickled; None for `marlvec.vector.processes.worker.serve`.
 
     Raises:
         SerialisationError: A factory cannot be pickled.
@@ -136,11 +136,11 @@ class WorkerPool:
         owner: The process that started them.
         partition: As given.
         workers: In order of their envs.
-        states: What each is at; changed by `WORKER_TRANSITIONS` alone.
-        outstanding: Per worker, the requests that it has not answered: number, and the envs yet to be answered for.
-        ended: Those whose end was closed; what they said before can still be read.
+        states: State of each worker; changed by `WORKER_TRANSITIONS` alone.
+        outstanding: Per worker, its unanswered requests: number, and the envs without a reply.
+        ended: Workers whose pipe was closed; their earlier messages can still be read.
         shared_generators: Random generators that several envs of a worker draw from.
-        progress: (W,) int64, the env that each one is at work on, counted from 1 in its share; 0 for none.
+        progress: (W,) int64, the env that each worker runs, counted from 1 in its share; 0 for none.
     """
 
     def __init__(
@@ -161,8 +161,8 @@ class WorkerPool:
         self.outstanding: list[deque[tuple[int, NDArray[np.int64]]]] = [deque() for _ in self.states]
         self.ended: set[int] = set()
         self.progress: NDArray[np.int64] = np.zeros(partition.num_workers, np.int64)
-        self._queued: list[list[tuple[int, int, bytes]]] = [[] for _ in self.states]  # for who is not at work yet
-        self._hung: dict[int, tuple[float, int, str]] = {}  # killed: seconds it was given, at work on, its stacks
+        self._queued: list[list[tuple[int, int, bytes]]] = [[] for _ in self.states]  # for workers not ready yet
+        self._hung: dict[int, tuple[float, int, str]] = {}  # killed workers: time limit, env it ran, its stacks
         self._by_fd: dict[int, int] = {}
         self._poller = AdaptivePoller(0.0)
         self._poll_any = select.poll()
@@ -181,14 +181,14 @@ class WorkerPool:
             )
             for w, (lo, hi) in enumerate(pairwise(partition.starts))
         ]
-        self._memory_fd = -1  # the memory that all share, while it is open here
+        self._memory_fd = -1  # the shared memory, while it is open here
         self._close_fd = closer()
-        self._attach = b""  # what ATTACH says
+        self._attach = b""  # payload of ATTACH
         self._survived_lately: list[Survived] = []
         self.shared_generators: frozenset[str] = frozenset()
 
     def note(self, w: int, event: WorkerEvent) -> None:
-        """Note what happens to a worker."""
+        """Apply an event to a worker's state."""
         self.states[w] = WORKER_TRANSITIONS[event][self.states[w]]
 
     # --- starting all
@@ -196,15 +196,15 @@ class WorkerPool:
     def start_all(
         self, budget: RestartBudget | None, *, require: bool, place: str
     ) -> tuple[EnvSpec, Buffers, list[Survived]]:
-        """Start all, and wait until they are at work.
+        """Start all workers, and wait until they are ready.
 
         Args:
-            budget: How often one that dies while it builds its envs is replaced; None: never.
+            budget: How often a worker that dies while it builds its envs is replaced; None: never.
             require: Whether every leaf must be in shared memory.
-            place: How to name where envs run, for messages.
+            place: Name of the place where envs run, for messages.
 
         Returns:
-            What one env looks like, the rows of all, and what went wrong in building envs before it went well.
+            The spec of one env, the rows of all envs, and failures of factories that were retried.
         """
         num_envs = len(self.partition.owner)
         limits.check_descriptors(len(self._plans))
@@ -213,18 +213,18 @@ class WorkerPool:
         for w in range(len(self._plans)):
             self.workers.append(WorkerProcess(self._context, self._memory_fd))
             self.note(w, WorkerEvent.START)
-        # Where each core has a worker, one that looks takes the core from it.
+        # If each core has a worker, polling would take a core from one of them.
         self._poller = AdaptivePoller(_LOOK if len(self.workers) < self._num_cores else 0.0)
         self._poll_one = [select.poll() for _ in self.workers]
         for w, worker in enumerate(self.workers):
             self._listen_to(w)
-            with suppress(ChannelClosed):  # why, it may have said
+            with suppress(ChannelClosed):  # its reply may have the reason
                 worker.channel.send(ch.INIT, _SETUP_NUMBER, self._plans[w])
         specs, survived = self._read_specs(budget, place)
         self._spec = spec = agree_on_spec(specs, self.partition.starts, self._spaces_mode)
         if require and (leaves := object_leaves(spec)):
             raise UnsupportedSpaceError(
-                f"shared_memory='require', but {', '.join(leaves)} cannot be there: not of fixed size. "
+                f"shared_memory='require': expected leaves of fixed size, got {', '.join(leaves)}; "
                 f"shared_memory=True sends such leaves, and only those, through a pipe"
             )
         head = PROGRESS_BYTES * len(self._plans)
@@ -234,7 +234,7 @@ class WorkerPool:
         self.progress = progress_of(mapped, len(self._plans))
         buffers = Buffers(spec, num_envs, memoryview(mapped)[head:])
         buffers.clear_masks()
-        # The common spec, not the worker's own: where spaces are compatible only, theirs may differ.
+        # The common spec, not the worker's own: with spaces="compatible" they may differ.
         self._attach = pickle_or_explain((num_envs, len(self._plans), size, spec), "the envs' spaces")
         for w in range(len(self._plans)):
             self._send_attach(w)
@@ -243,19 +243,19 @@ class WorkerPool:
         return spec, buffers, survived
 
     def forget_plans(self) -> None:
-        """No worker will be replaced: let go of what that would take."""
+        """Free the resources for replacing workers: none will be replaced."""
         self._plans.clear()
         self._close_memory()
 
     def _read_specs(self, budget: RestartBudget | None, place: str) -> tuple[list[EnvSpec], list[Survived]]:
-        """What each worker's envs look like; raises what went wrong in building them."""
+        """Return the spec of each worker's envs; raise failures of their factories."""
         specs: dict[int, EnvSpec] = {}
         failures: list[Failure] = []
         survived: list[Survived] = []
         waiting = set(range(len(self._plans)))
         while waiting:
             for w in self.wait(None):
-                if w not in waiting:  # it has said why its envs could not be built, and is gone now
+                if w not in waiting:  # it has reported why its envs could not be built, and has ended
                     continue
                 try:
                     reply = self.workers[w].channel.take(_SETUP_NUMBER)
@@ -290,15 +290,11 @@ class WorkerPool:
         return worker_exit.env_ids, str(worker_exit)
 
     def _exit_while_building(self, w: int, gone: ChannelClosed) -> WorkerExit:
-        """See a worker off that ended, or must, before it was at work for the first time."""
+        """Clean up a worker that ended, or must, before it was ready for the first time."""
         return self.reap(w, garbled_reason(gone), None)
 
     def _open_spec(self, w: int, payload: bytes) -> tuple[EnvSpec, list[PackedFailure], frozenset[str]]:
-        """What a new worker says of its envs; their spaces may be of any class.
-
-        Raises:
-            SerialisationError: It cannot be rebuilt in this process.
-        """
+        """Unpickle a new worker's spec; raise `SerialisationError` if its spaces cannot be rebuilt in this process."""
         ids = self.partition.slices[w]
         spec: EnvSpec
         failures: list[PackedFailure]
@@ -323,11 +319,11 @@ class WorkerPool:
     # --- replacing one
 
     def plan(self, w: int) -> None:
-        """Another worker will take the place of one that is gone: what that is asked from now on waits for it."""
+        """Plan the replacement of a dead worker: requests for it are queued from now on."""
         self.note(w, WorkerEvent.PLAN)
 
     def start(self, w: int) -> str | None:
-        """Start a worker that is planned. Says what went wrong, if it did."""
+        """Start a planned worker. Return the error as text, or None."""
         try:
             worker = WorkerProcess(self._context, self._memory_fd)
         except (OSError, MarlvecError) as error:
@@ -341,19 +337,19 @@ class WorkerPool:
         try:
             worker.channel.send(ch.INIT, _SETUP_NUMBER, self._plans[w])
         except ChannelClosed:
-            self.ended.add(w)  # why, it may have said
+            self.ended.add(w)  # its reply may have the reason
         return None
 
     def advance(self, w: int) -> str | None:
-        """Hear what a new worker has to say, and take the next step. Says what went wrong, if it did.
+        """Read a new worker's message, and take the next step. Return the error as text, or None.
 
         Raises:
-            ChannelClosed: It is gone.
+            ChannelClosed: The worker has ended.
         """
         channel = self.workers[w].channel
         reply = channel.take(_SETUP_NUMBER)
         if reply is None:
-            if w in self.ended:  # it hears nothing any more, and has nothing left to say
+            if w in self.ended:  # the pipe is closed, and all its messages were read
                 raise ChannelClosed("it does not read")
             return None
         if reply.code == ch.FAILED:
@@ -379,17 +375,17 @@ class WorkerPool:
         return None
 
     def survived_lately(self) -> list[Survived]:
-        """What went wrong, and then right, in building envs anew; each is given once."""
+        """Return failures of factories that were retried since the last call of this method."""
         lately, self._survived_lately = self._survived_lately, []
         return lately
 
     # --- requests and replies
 
     def request(self, w: int, code: int, number: int, env_ids: NDArray[np.int64], payload: bytes) -> None:
-        """Ask a worker for something; one that is not at work yet gets it then.
+        """Send a request to a worker; if it is not ready, queue the request.
 
         Raises:
-            ChannelClosed: It is gone. What it said before can still be read.
+            ChannelClosed: The worker has ended. Its earlier messages can still be read.
         """
         self.outstanding[w].append((number, env_ids))
         self.states[w] = state = _REQUEST[self.states[w]]
@@ -403,13 +399,13 @@ class WorkerPool:
             raise
 
     def forget_requests(self, w: int) -> None:
-        """A worker at work has answered everything: whatever it was asked, it has done and said."""
+        """Note that a ready worker has answered all requests."""
         self.outstanding[w].clear()
         if self.states[w] is _BUSY:
             self.note(w, WorkerEvent.ANSWERED)
 
     def unread(self) -> list[int]:
-        """Workers of which something is there already: what came in while we were sending, or before their end."""
+        """Return workers with messages to read: received while sending, or sent before the worker ended."""
         if not self.ended and not any(worker.channel.inbox for worker in self.workers):
             return []
         return [
@@ -419,26 +415,26 @@ class WorkerPool:
         ]
 
     def has_unread(self, w: int) -> bool:
-        """Whether something of this worker is there to read."""
+        """Return whether this worker has messages to read."""
         channel = self.workers[w].channel
         return bool(channel.inbox) or bool(select.select([channel.read_fd], [], [], 0)[0])
 
     def busy(self) -> Iterator[tuple[int, int, int]]:
-        """Workers that have a request to answer, which one, and how far they are."""
+        """Yield (worker, number of its next request to answer, its progress) of each busy worker."""
         for w, state in enumerate(self.states):
             if state is _BUSY:
                 yield w, self.outstanding[w][0][0], int(self.progress[w])
 
     def wait(self, timeout: float | None, waiting_for: int | None = None) -> list[int]:
-        """Wait until a worker has said something, or died.
+        """Wait until a worker has sent a message, or died.
 
         Args:
             timeout: Seconds; None for `LONGEST_WAIT`.
-            waiting_for: Wait for this worker to speak, or for any to die. Where all must answer anyway, being woken
-                by each of them costs more than it brings.
+            waiting_for: Wait for a message from this worker only, or for the death of any. If all must reply anyway,
+                waking for each of them only costs time.
 
         Returns:
-            Workers to hear; empty if time ran out.
+            Workers to read from; empty if time ran out.
         """
         poll = self._poll_any if waiting_for is None else self._poll_one[waiting_for]
         seconds = LONGEST_WAIT if timeout is None else timeout
@@ -450,14 +446,14 @@ class WorkerPool:
         return ready
 
     def _note_end(self, fd: int) -> None:
-        """Stop listening to an end that was closed: it would be reported for ever."""
+        """Stop waiting for a closed pipe: poll would report it for ever."""
         self.ended.add(self._by_fd[fd])
         self._stop_listening(fd)
 
     def _stop_listening(self, fd: int) -> None:
         if fd in self._by_fd:
             for poll in (self._poll_any, *self._poll_one):
-                with suppress(KeyError):  # Ctrl-C has come here before
+                with suppress(KeyError):  # an earlier call was interrupted here by Ctrl-C
                     poll.unregister(fd)
             del self._by_fd[fd]
 
@@ -471,9 +467,9 @@ class WorkerPool:
     # --- ends
 
     def kill_hung(self, w: int, timeout: float) -> None:
-        """Kill a worker that hangs, having asked it where. Its closed end shows that."""
+        """Kill a hung worker, after a dump of its stacks. Its closed pipe is then reported."""
         worker = self.workers[w]
-        env = int(self.progress[w])  # being asked may wake it
+        env = int(self.progress[w])  # read first: the dump's signal may wake the env
         report = worker.stacks()
         if torn := worker.channel.torn:
             report = f"it had sent {torn}\n{report}"
@@ -482,7 +478,7 @@ class WorkerPool:
         worker.kill()
 
     def reap(self, w: int, how: str | None, call: str | None) -> WorkerExit:
-        """See a worker off that is gone, or must go: kill what is left of it, and say what is known."""
+        """Kill a worker and all its processes, and return why and how it ended."""
         worker = self.workers[w]
         if how is None:
             worker.wait(0.2)
@@ -497,7 +493,7 @@ class WorkerPool:
             exitcode=worker.exitcode,
             first=int(ids[0]),
             last=int(ids[-1]),
-            # Garbled bytes are read when what wrote them may be done.
+            # If the channel was garbled, the env that wrote into it may have ended its step.
             at_work_on=int(ids[env - 1]) if 0 < env <= len(ids) and not building and how is None else None,
             call=call,
             request=queue[0][0] if queue else None,
@@ -511,30 +507,30 @@ class WorkerPool:
         self.ended.discard(w)
         self._queued[w].clear()
         self.note(w, WorkerEvent.REAP)
-        self._hung.pop(w, None)  # the next one has not hung, should it end before it was started
+        self._hung.pop(w, None)  # the replacement has not hung, even if it ends before it was started
         return worker_exit
 
     def reap_others(self, first: WorkerExit, call: str | None) -> list[WorkerExit]:
-        """See off those who went with another one, and a moment later."""
+        """Clean up workers that ended at the same time as ``first``; return all exits."""
         time.sleep(_MOMENT)
         gone = [w for w, worker in enumerate(self.workers) if self.states[w] is not _REAPED and worker.poll()]
         return sorted([first, *(self.reap(w, None, call) for w in gone)], key=lambda worker_exit: worker_exit.worker)
 
     def _close_memory(self) -> None:
-        """Let go of the memory's descriptor; it stays mapped where it is."""
+        """Close the memory's descriptor; mappings stay valid."""
         self._memory_fd = -1
         self._close_fd()
 
     def shut_down(self, timeout: float | None) -> list[Failure]:
-        """Ask the workers to close, wait, kill what is left.
+        """Send close requests to all workers, wait, and kill those that still run.
 
         Args:
-            timeout: Seconds; None to wait as long as it takes.
+            timeout: Seconds; None: no limit.
 
         Returns:
-            What went wrong in the envs' own ``close()``.
+            Failures of the envs' own ``close()``.
         """
-        if self.owner != os.getpid():  # a forked child got a copy of us; the workers are not its own
+        if self.owner != os.getpid():  # in a forked child: the workers belong to the parent
             return []
         failures: list[Failure] = []
         deadline = time.monotonic() + (_LONG if timeout is None else timeout)
@@ -556,12 +552,12 @@ class WorkerPool:
                 worker.kill()
             worker.close()
         self.workers = []
-        self.progress = np.zeros(0, np.int64)  # lets go of the memory
+        self.progress = np.zeros(0, np.int64)  # frees the view of the memory
         self._close_memory()
         return failures
 
     def _read_close_reply(self, worker: WorkerProcess, deadline: float) -> list[Failure]:
-        """Wait for a worker's answer to CLOSE, past any that are still under way."""
+        """Wait for a worker's answer to CLOSE; skip earlier replies."""
         channel = worker.channel
         try:
             while True:
@@ -570,6 +566,6 @@ class WorkerPool:
                     return [unpack_failure(packed) for packed in pickle.loads(reply.payload)] if reply.payload else []
         except Garbled:  # an env wrote into the pipe, or an interrupt has lost half a message
             channel.skip(deadline - time.monotonic())
-        except Exception:  # it is gone, time is up, or what it says cannot be
+        except Exception:  # it has ended, time is up, or its reply is invalid
             return []
         return []

@@ -1,8 +1,8 @@
-"""`WorkerProcess`: one worker process seen from the parent: started and ended.
+"""`WorkerProcess`: starts and ends one worker process from the parent.
 
-Three start methods: ``"forkserver"`` (default) and ``"spawn"`` through the fork server, ``"fork"`` from
-this process itself. With all three the fork server watches over the workers: should this process be killed, they are
-too, and what their envs started goes with them.
+Three start methods: ``"forkserver"`` (default) and ``"spawn"`` through the fork server, ``"fork"`` from this process
+itself. With all three the fork server watches the workers: if this process is killed, the workers and all processes
+that their envs started are killed, too.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ START_METHODS = ("forkserver", "spawn", "fork")
 
 
 def start_method(context: Any) -> str:
-    """The start method meant by ``context``: None, a name, or a multiprocessing context.
+    """Return the start method for ``context``: None, a name, or a multiprocessing context.
 
     Raises:
-        ArgumentError: There is no such method.
+        ArgumentError: Another value.
     """
     name = context.get_start_method() if hasattr(context, "get_start_method") else context
     if name is None:
@@ -47,11 +47,11 @@ def start_method(context: Any) -> str:
 
 _workers: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 _starting: dict[WorkerProcess, tuple[int, Callable[[], object]]] = {}
-"""Workers on their way: by which thread, and what closes the ends of the channel that are theirs."""
+"""Workers that are being started: the starting thread, and a function that closes the worker's ends of the channel."""
 
 
 def _after_fork_in_child() -> None:
-    """A child of this process must not hold its channels open, unless it is the worker."""
+    """Close channels in a forked child, unless it is the worker: it must not hold them open."""
     for worker in list(_workers):
         worker.close()
     for worker, (thread, close_theirs) in list(_starting.items()):
@@ -70,17 +70,17 @@ class WorkerProcess:
 
     Args:
         method: One of `START_METHODS`.
-        memory_fd: Shared memory, which the worker gets a copy of.
+        memory_fd: Shared memory; the worker gets a duplicate of the descriptor.
 
     Raises:
-        ResourceError: The process could not be started: too many of them, or of files, or too deep inside of others.
+        ResourceError: The process could not be started: too many processes or files, or vectorizers nested too deep.
         OSError: The process could not be started.
 
     Attributes:
-        pid: Its process id, which is its process group too.
-        channel: This end of the channel.
-        exitcode: Its exit code once `wait` has seen the end, minus the signal number if a signal killed it; None if it
-            is not known.
+        pid: Its process id, and its process group's.
+        channel: The parent's end of the channel.
+        exitcode: Its exit code after `wait` has returned True; minus the signal number if a signal killed it; None if
+            unknown.
     """
 
     def __init__(self, method: str, memory_fd: int) -> None:
@@ -96,14 +96,14 @@ class WorkerProcess:
                 self.pid = start(memory_fd)
         except ConnectionError as error:
             raise ResourceError(
-                f"{error}: it was killed, or could not start. Is there not enough memory, or a limit on processes?"
+                f"{error}: it was killed, or could not start; check the memory and the limit on processes"
             ) from error
 
     @contextlib.contextmanager
     def _ends(self, memory_fd: int) -> Iterator[tuple[int, ...]]:
-        """Make the channel; what the worker gets (requests in, replies out, memory, stacks), until it has that.
+        """Make the channel, and yield the worker's descriptors (requests in, replies out, memory, stacks).
 
-        The lock is not held meanwhile: who forks takes other locks before this one, and so would this thread after it.
+        The lock is not held in the block: a thread that forks takes other locks before it, which would be a deadlock.
         """
         with no_fork():
             self._stack_file = StackDump()
@@ -126,7 +126,7 @@ class WorkerProcess:
                 _workers.add(self)
 
     def _request(self, memory_fd: int) -> int:
-        """Let the fork server start it."""
+        """Have the fork server start the worker."""
         server, mark = self._server, new_mark()
         request = {
             "do": "start",
@@ -157,8 +157,8 @@ class WorkerProcess:
             if pid == 0:
                 try:
                     self.channel.close()
-                    # Not bound to the parent's death by the kernel: that would mean the death of the thread that is
-                    # running now. The channel's end and the fork server show it instead.
+                    # No kernel signal at the parent's death: it would come when the starting thread ends. The closed
+                    # channel and the fork server end this worker instead.
                     isolate(None, mark)
                     os.environ.clear()
                     os.environ.update(environ)
@@ -178,7 +178,7 @@ class WorkerProcess:
         return pid
 
     def poll(self) -> bool:
-        """Whether the process has ended; notes its exit code."""
+        """Return whether the process has ended; store its exit code."""
         if self._gone:
             return True
         if self._method == "fork":
@@ -188,7 +188,7 @@ class WorkerProcess:
                     self.exitcode = os.waitstatus_to_exitcode(status)
                     self._gone = True
                     with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.killpg(self.pid, signal.SIGKILL)  # what an env started goes with its worker
+                        os.killpg(self.pid, signal.SIGKILL)  # processes that its envs started
                     with contextlib.suppress(OSError):
                         self._server.ask({"do": "release", "pid": self.pid})
             except ChildProcessError:  # other code has waited for it
@@ -197,12 +197,12 @@ class WorkerProcess:
             try:
                 self.exitcode = self._server.ask({"do": "status", "pid": self.pid})
                 self._gone = self.exitcode is not None
-            except OSError:  # the server is gone, and every worker with it
+            except OSError:  # the server has ended, and every worker with it
                 self._gone = True
         return self._gone
 
     def wait(self, timeout: float) -> bool:
-        """Wait for the process to end; whether it has."""
+        """Wait for the process to end; return whether it has."""
         deadline = time.monotonic() + timeout
         pause = 0.0002
         while not self.poll():
@@ -214,39 +214,38 @@ class WorkerProcess:
         return True
 
     def kill(self) -> None:
-        """Kill the process and every process it started, and wait until it is gone."""
+        """Kill the process and every process it started, and wait until it has ended."""
         with contextlib.suppress(OSError):
             self._server.ask({"do": "kill", "pid": self.pid})
-        if self._method == "fork" and not self.poll():  # also where the server is gone
+        if self._method == "fork" and not self.poll():  # also if the server has ended
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         self.wait(5.0)
 
     def crash_report(self) -> str:
-        """The stacks of all threads that a crash left (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT), at most 16 KiB.
+        """Return the stacks of all threads at a crash (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT), at most 16 KiB.
 
-        Empty if there was none. What `stacks` has returned is no part of it.
+        Empty if there was none. Dumps that `stacks` has returned are not included.
         """
         return self._stack_file.crash()
 
     def stacks(self, timeout: float = 0.3) -> str:
-        """Where each thread of a living worker is now, also one that hangs in C code and holds the GIL.
+        """Return the current stacks of a living worker's threads, even if one hangs in C code and holds the GIL.
 
-        Such code may be interrupted by it, as a system call is by any signal. And faulthandler itself, which looks at
-        stacks while they change, crashes its process at one of some 100,000 questions (CPython 3.11): ask those alone
-        that are to be killed.
+        The signal may interrupt a system call in the worker. And faulthandler reads stacks while they change, so about
+        one dump in 100,000 crashes its process (CPython 3.11): call this only for workers that will be killed.
 
         Args:
-            timeout: Seconds to wait for the answer.
+            timeout: Seconds to wait for the dump.
 
         Returns:
-            As much as `crash_report`; empty if the process is stopped, or does not answer.
+            At most 16 KiB; empty if the process is stopped, or does not answer.
         """
         if self.poll() or _is_stopped(self.pid):
             return ""
         try:
             return self._stack_file.ask(self._send_ask, timeout)
-        except OSError:  # it has ended meanwhile, or the server has
+        except OSError:  # the worker or the server has ended meanwhile
             return ""
 
     def _send_ask(self) -> None:
@@ -256,13 +255,13 @@ class WorkerProcess:
             self._server.ask({"do": "signal", "pid": self.pid, "signal": ASK})
 
     def close(self) -> None:
-        """Let go of the channel, and of the stacks' file; may be called again."""
-        with no_fork():  # a child that is forked meanwhile would close what has the same number by then
+        """Close the channel and the file of stack dumps; may be called again."""
+        with no_fork():  # a child forked meanwhile would close other files that reuse these descriptor numbers
             self.channel.close()
             self._stack_file.close()
 
     def __del__(self) -> None:
-        """Where Ctrl-C came before it was stored anywhere: the process ends when its channel does."""
+        """Close the channel, which ends the process, if Ctrl-C came before this object was stored."""
         if hasattr(self, "channel"):
             self.close()
 
@@ -282,7 +281,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _open_stream(fd: int, stack: contextlib.ExitStack) -> int:
-    """``fd``, or the null device if the parent has closed it."""
+    """Return ``fd``, or the null device if the parent has closed it."""
     try:
         os.fstat(fd)
         return fd

@@ -1,1 +1,1 @@
-"""What runs a contiguous slice of the envs: one by one, in kernels, in a pool."""
+"""Shards, which run a contiguous slice of the envs: one by one, in kernels, or in a pool."""

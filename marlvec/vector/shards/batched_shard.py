@@ -1,4 +1,4 @@
-"""What native envs and pools have in common as shards: many envs in one call, each in a phase of its own."""
+"""`BatchedShard`: base of shards of native envs and pools: many envs in one call, each in its own phase."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ BoolArray = NDArray[np.bool_]
 
 
 class BatchedPhase(IntEnum):
-    """What an env's episode is doing, and what was asked of it."""
+    """Phase of an env's episode, and its pending request."""
 
     RUNNING = 0
-    """It has been stepped."""
+    """The episode runs; the env was stepped."""
     STEPPING = 1
-    """It was asked for a step."""
+    """A step is requested."""
     BEGUN = 2
-    """Its first rows are there; the next step is its first."""
+    """The episode has begun; the next step is its first."""
     BEGINNING = 3
-    """It was asked for an episode."""
+    """A new episode is requested."""
     REPLACING = 4
-    """Likewise, within the step that ended the one before, whose end its row still shows."""
+    """A new episode is requested within the step that ended the last one; the row still shows the end."""
     OVER = 5
-    """It has ended; the next step, or the caller, begins another."""
+    """The episode has ended; the next step, or the caller, begins another."""
     UNREADY = 6
-    """It was never begun."""
+    """No episode was begun yet."""
 
 
 class BatchedEvent(IntEnum):
-    """What happens to an env."""
+    """Events that change the phase of an env."""
 
     ASK_RESET = 0
-    """It is asked for a new episode by the caller."""
+    """The caller requests a new episode."""
     ASK_STEP = 1
-    """It is asked for a step, which after an end is for its next episode."""
+    """The caller requests a step; after an end, this requests the next episode."""
     REPLY = 2
-    """It has answered; its episode goes on."""
+    """The env has replied; its episode continues."""
     END = 3
-    """Its episode has ended with that answer, or that step."""
+    """The episode has ended with that reply or step."""
     FOLLOW = 4
-    """Likewise, and it has begun the next one by itself."""
+    """The episode has ended; the env has already begun the next one by itself."""
     REPLACE = 5
-    """Likewise, and it is asked for the next one at once."""
+    """The episode has ended; the next one is requested at once."""
     BEGIN = 6
-    """It has begun an episode, asked and answered at once."""
+    """The env has begun an episode, in one call."""
     STEP = 7
-    """It is stepped, asked and answered at once."""
+    """The env was stepped, in one call."""
 
 
 _RUNNING, _STEPPING, _BEGUN, _BEGINNING, _REPLACING, _OVER, _UNREADY = BatchedPhase
@@ -72,34 +72,34 @@ BATCHED_TRANSITIONS: Mapping[BatchedEvent, Mapping[BatchedPhase, BatchedPhase]] 
     BatchedEvent.BEGIN: {_RUNNING: _BEGUN, _BEGUN: _BEGUN, _OVER: _BEGUN, _UNREADY: _BEGUN},
     BatchedEvent.STEP: {_RUNNING: _RUNNING, _BEGUN: _RUNNING},
 }
-"""Event, phase before → phase after. What is not here cannot happen: it raises KeyError."""
+"""Event, phase before → phase after. A missing pair is a bug and raises KeyError."""
 
 _SAVED = [int(phase) for phase in (_RUNNING, _BEGUN, _OVER, _UNREADY)]
 _IMPOSSIBLE = 255
-_AFTER = [  # per event, what `bytes.translate` takes
+_AFTER = [  # per event, a table for `bytes.translate`
     bytes(BATCHED_TRANSITIONS[event].get(phase, _IMPOSSIBLE) for phase in BatchedPhase).ljust(256, b"\xff")
     for event in BatchedEvent
 ]
 
 
 class BatchedPhases:
-    """The phases of a batch of envs; changed by `BATCHED_TRANSITIONS` alone, but where saved states are put back.
+    """The phases of a batch of envs; changed only by `BATCHED_TRANSITIONS`, and by restoring saved states.
 
     Args:
-        num_envs: How many envs.
+        num_envs: N.
 
     Attributes:
-        values: (N,) uint8, of `BatchedPhase`; to be read only.
+        values: (N,) uint8, values of `BatchedPhase`; read only.
     """
 
     def __init__(self, num_envs: int) -> None:
         self.values: NDArray[np.uint8] = np.full(num_envs, _UNREADY, np.uint8)
 
     def on(self, rows: Selection, event: BatchedEvent) -> None:
-        """Note what happened to these envs.
+        """Apply an event to these envs.
 
         Raises:
-            KeyError: It cannot happen to one of them; none has changed.
+            KeyError: The event is invalid in an env's phase; no phase was changed.
         """
         before = self.values[rows].tobytes()
         after = before.translate(_AFTER[event])
@@ -109,26 +109,26 @@ class BatchedPhases:
         self.values[rows] = np.frombuffer(after, np.uint8)
 
     def restore(self, rows: Selection, values: NDArray[np.uint8]) -> None:
-        """These envs go on in the phases in which their states were saved; see `check_saved`."""
+        """Set the phases of these envs to saved ones; see `check_saved`."""
         self.values[rows] = values
 
     @staticmethod
     def check_saved(values: NDArray[np.uint8]) -> None:
-        """Make sure that saved phases are some: none of an env that waits for an answer.
+        """Validate saved phases: an env with a pending request cannot be saved.
 
         Raises:
-            ArgumentError: They are not.
+            ArgumentError: A phase is invalid.
         """
         if not np.isin(values, _SAVED).all():
             raise ArgumentError(f"set_state(): phases: expected some of {_SAVED}, got {np.unique(values).tolist()}")
 
     def are_all(self, rows: Selection, phase: BatchedPhase) -> bool:
-        """Whether all of these envs are in this phase: what a step asks first."""
+        """Return whether all of these envs are in this phase, which each step checks first."""
         values = self.values[rows].tobytes()
         return values.count(phase) == len(values)
 
     def where(self, rows: Selection, phase: BatchedPhase) -> BoolArray:
-        """Which of these envs are in this phase, (n,) bool."""
+        """Return which of these envs are in this phase, (n,) bool."""
         found: BoolArray = self.values[rows] == int(phase)
         return found
 
@@ -137,7 +137,7 @@ class BatchedShard:
     """All envs of a native env or a pool: their rows, their phases, their final observations.
 
     Args:
-        spec: What one env looks like.
+        spec: Agents and spaces of one env.
         num_envs: N.
         autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
 
@@ -149,20 +149,20 @@ class BatchedShard:
         self.spec = spec
         self._autoreset = AutoresetRules.of(autoreset_mode)
         self._phases = BatchedPhases(num_envs)
-        self._finals_kept = np.zeros(num_envs, np.bool_)  # final observations of an episode before are in the row
+        self._finals_kept = np.zeros(num_envs, np.bool_)  # the row has final observations of the last episode
         self._any_finals_kept = False
 
     def attach(self, buffers: Buffers) -> None:
-        """Give the envs their rows. Must come before the first request."""
+        """Set the rows of the envs. Must be called before the first request."""
         self._buffers = buffers
 
     def _note_finals(self, rows: Selection) -> None:
-        """Final observations are in these rows, until the first step of the next episode."""
+        """Note that these rows have final observations, until the first step of the next episode."""
         self._finals_kept[rows] = True
         self._any_finals_kept = True
 
     def _clear_finals(self, ids: Ids) -> None:
-        """Clear the final observations of those of these envs that have any."""
+        """Clear final observations in these envs' rows."""
         ids = ids[self._finals_kept[rows_of(ids)]]
         if not len(ids):
             return

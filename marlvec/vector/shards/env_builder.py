@@ -1,4 +1,4 @@
-"""`EnvBuilder`: builds the envs of one worker, and builds one of them again after a fault."""
+"""`EnvBuilder`: builds the envs of one worker, and rebuilds an env after a fault."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["EnvBuilder", "ShardFailed", "count_generators", "drawn_by_several"]
 
 
 def count_generators(envs: Iterable[MultiAgentEnv]) -> Counter[str]:
-    """How many envs draw from each generator that is an attribute of their class, or of one that it derives from.
+    """Count the envs that draw from each random generator that is an attribute of their class or its bases.
 
     Args:
         envs: The envs of one shard.
 
     Returns:
-        The generator, e.g. ``"Duel.rng"``, to that number.
+        Name of the generator, e.g. ``"Duel.rng"``, to the number of envs.
     """
     kinds: Counter[type] = Counter()
     for env in envs:
@@ -47,10 +47,10 @@ def count_generators(envs: Iterable[MultiAgentEnv]) -> Counter[str]:
 
 
 def drawn_by_several(processes: Iterable[Counter[str]]) -> frozenset[str]:
-    """The generators that more than one env of a process draws from.
+    """Return the generators that more than one env of a process draws from.
 
     Args:
-        processes: For each process, what `count_generators` says.
+        processes: For each process, the counts from `count_generators`.
     """
     found: set[str] = set()
     for counts in processes:
@@ -61,7 +61,7 @@ def drawn_by_several(processes: Iterable[Counter[str]]) -> frozenset[str]:
 
 
 class ShardFailed(Exception):
-    """Some envs could not be built. Carries the failures; never reaches users."""
+    """Some envs could not be built. Carries the failures; internal."""
 
     def __init__(self, failures: list[Failure]) -> None:
         super().__init__(f"{len(failures)} envs could not be built")
@@ -69,20 +69,20 @@ class ShardFailed(Exception):
 
 
 class EnvBuilder:
-    """Builds envs behind their adapters, and refuses those that do not fit in.
+    """Builds envs with their adapters, and refuses envs that do not fit the others or the settings.
 
     Args:
         factories: One zero-argument callable per env.
-        first_env_id: Global index of the first one.
-        autoreset: What happens when an episode ends.
-        keep_state: Whether global states are wanted.
+        first_env_id: Global index of the first env.
+        autoreset: Rules for the end of an episode.
+        keep_state: Whether global states are requested.
         spaces: ``"equal"``, or ``"compatible"``: bounds of Boxes may differ.
-        env_state: ``"deepcopy"``: attributes stand for the state of an env that says nothing of it, and the first of
-            each kind is tried.
+        env_state: ``"deepcopy"``: copies of its attributes are the state of an env without its own state methods; the
+            first env of each kind is checked by a replay.
 
     Attributes:
-        spec: What all envs built so far have in common.
-        survived: What went wrong in building them before it went well.
+        spec: The common spec of all envs built so far.
+        survived: Failures of factories that were retried.
     """
 
     spec: EnvSpec
@@ -103,7 +103,7 @@ class EnvBuilder:
         self._keep_state = keep_state
         self._spaces = spaces
         self._copies_attributes = env_state == "deepcopy"
-        self._replayed: set[tuple[type, ...]] = set()  # kinds of envs that were tried
+        self._replayed: set[tuple[type, ...]] = set()  # kinds of envs that passed the replay check
         self._inner: dict[int, Any] = {}
         self.survived: list[Failure] = []
 
@@ -111,9 +111,9 @@ class EnvBuilder:
         """Build one env.
 
         Raises:
-            ContractError: It is no env, or its spaces differ from its neighbours'.
-            ArgumentError: It cannot serve the settings, or is in another row already.
-            Exception: What its factory raises.
+            ContractError: It is not an env, or its spaces differ from those of the other envs.
+            ArgumentError: It does not support the settings, or is in another row already.
+            Exception: Any exception of its factory.
         """
         env = adapt(self._factories[i]())
         inner = innermost(env)
@@ -124,7 +124,7 @@ class EnvBuilder:
             if self._copies_attributes:
                 self._copy_attributes(env)
         except Exception:
-            with suppress(Exception):  # what it has against being closed matters less
+            with suppress(Exception):  # the first error is the one to raise
                 env.close()
             raise
         self._inner[i] = inner
@@ -134,7 +134,7 @@ class EnvBuilder:
         """Build every env, in order; arguments as in `build_with_retries`.
 
         Raises:
-            ShardFailed: One could not be built. Those before it are closed.
+            ShardFailed: An env could not be built. The envs before it are closed.
         """
         envs: list[MultiAgentEnv] = []
         for i in range(len(self._factories)):
@@ -148,12 +148,12 @@ class EnvBuilder:
         return envs
 
     def build_with_retries(self, i: int, limit: RestartLimit, *, retry: bool) -> MultiAgentEnv:
-        """Build one env; where its factory raises, again after a pause, as long as the limit allows.
+        """Build one env; if its factory raises, retry after a pause, as often as the limit allows.
 
         Args:
-            i: Which, by its place here.
-            limit: How often.
-            retry: Whether at all, if it raises anything but `RestartQuietly`.
+            i: Local index of the env.
+            limit: The limit.
+            retry: Whether to retry after other exceptions than `RestartQuietly`, too.
         """
         budget: RestartBudget | None = None
         while True:
@@ -174,21 +174,22 @@ class EnvBuilder:
                     time.sleep(pause)
 
     def _check_unique(self, inner: Any, i: int) -> None:
-        """Refuse an env that is in another row already: each would be answered with the other's steps."""
+        """Raise if an env is in another row already: each row would get the other's steps."""
         for j, other in self._inner.items():
             if other is inner and j != i:
                 raise ArgumentError(
-                    f"its factory returned the very env that is env {self._first + j} already; expected one of its own"
+                    f"expected a new env from its factory, got the object that is env {self._first + j} already; "
+                    f"create an env in each call"
                 )
 
     def _check_fits(self, env: MultiAgentEnv) -> None:
-        """Refuse settings that this env cannot serve."""
+        """Raise if this env does not support the settings."""
         if self._keep_state and env.state_space is None:
-            raise ArgumentError(f"state=True, and {env.name} has no global state: it declares no state_space")
+            raise ArgumentError(f"state=True: {env.name} has no global state: it declares no state_space")
         self._autoreset.check_env(env.name, resets_itself=env.resets_itself, keeps_state=self._keep_state)
 
     def _copy_attributes(self, env: MultiAgentEnv) -> None:
-        """Let the attributes of an env stand for its state, if it goes on from them as before."""
+        """Use copies of an env's attributes as its state, after a replay check."""
         adapter = adapter_in(env)
         if adapter is not None:
             adapter.copy_attributes()

@@ -1,6 +1,6 @@
 """`NativeShard`: the counterpart of `Shard` for compiled envs, all of them in one call.
 
-The rows it leaves behind are those that `Shard` leaves behind, bit for bit.
+Its rows equal those of `Shard`, bit for bit.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class NativeShard(BatchedShard):
 
     Args:
         env: The envs.
-        num_threads: How many threads share a call's envs among them, the caller's included.
+        num_threads: Number of threads that share the envs of a call, including the caller's.
         autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
         keep_state: Whether global states are written after each reset and step.
-        max_episode_steps: Truncate who is alive after so many steps, or None.
+        max_episode_steps: Truncate agents that are alive after this many steps; None: never.
         render_modes: One per env.
 
     Attributes:
-        spec: What the envs look like.
+        spec: Agents and spaces of the envs.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class NativeShard(BatchedShard):
         super().__init__(env.spec(), env.num_envs, autoreset_mode)
         self._env = env
         if keep_state and self.spec.state_space is None:
-            raise ArgumentError(f"state=True, and {env.name} has no global state: it declares no state_space")
+            raise ArgumentError(f"state=True: {env.name} has no global state: it declares no state_space")
         self._keep_state = keep_state
         self._limit = max_episode_steps
         self._elapsed = np.zeros(env.num_envs, np.int64)
@@ -72,7 +72,7 @@ class NativeShard(BatchedShard):
         self._env.attach(buffers)
 
     def do(self, operation: str, ids: Ids, arguments: tuple[Sequence[Any], ...] = ()) -> Report:
-        """Do one of the operations that a request can name; ``arguments`` have one entry per env each."""
+        """Run an operation of a request; each of ``arguments`` has one entry per env."""
         match operation:
             case "step" | "send":
                 return self._step(_ascending(ids))
@@ -86,7 +86,7 @@ class NativeShard(BatchedShard):
         raise ValueError(f"no such operation: {operation!r}")
 
     def copy(self, out: NDArray[Any], array: NDArray[Any]) -> None:
-        """Copy an array of all envs' rows into another one, a large one with all threads."""
+        """Copy an array of all envs' rows into another one; use all threads if it is large."""
         if self._num_threads == 1 or array.nbytes < _LARGE:
             np.copyto(out, array)
             return
@@ -94,13 +94,13 @@ class NativeShard(BatchedShard):
         self._thread_team.run([partial(np.copyto, out[lo:hi], array[lo:hi]) for lo, hi in pairwise(bounds)])
 
     def close(self) -> None:
-        """Let the threads end."""
+        """End the threads."""
         self._thread_team.close()
 
     def _share(self, work: Callable[[Ids], None], ids: Ids) -> None:
-        """Do it for these envs, each thread for its share of them.
+        """Run ``work`` for these envs, split among the threads.
 
-        Only compiled functions and large copies are shared: Python on two threads takes turns, and that costs time.
+        Only for compiled functions and large copies: Python code in two threads takes turns, and gets slower.
         """
         if self._num_threads == 1 or len(ids) < self._num_threads:
             work(ids)
@@ -110,10 +110,10 @@ class NativeShard(BatchedShard):
     # --- resets ---
 
     def _reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> Report:
-        """Begin new episodes. Cancels any autoreset that was due. The references of native envs look at no options."""
+        """Begin new episodes. Cancels any autoreset that was due. Options are ignored, as by the reference envs."""
         given = [k for k, seed in enumerate(seeds) if seed is not None]
         if given:
-            from marlvec.native.rng_kernels import seed_envs  # imports numba, which is there by now
+            from marlvec.native.rng_kernels import seed_envs  # imports numba, which the env has imported already
 
             seed_envs(self._env.rng, ids[given], [seeds[k] or 0 for k in given])
         ids = _ascending(ids)
@@ -167,7 +167,7 @@ class NativeShard(BatchedShard):
         return report
 
     def _cut_short(self, ids: Ids, limit: int) -> None:
-        """End the episodes whose time is up."""
+        """Truncate episodes that reach ``max_episode_steps``."""
         buffers, rows = self._buffers, rows_of(ids)
         self._elapsed[rows] += 1
         late = ids[(self._elapsed[rows] >= limit) & ~buffers.done[rows]]
@@ -182,7 +182,7 @@ class NativeShard(BatchedShard):
             buffers.clear_masks(late)
 
     def _finish(self, ids: Ids, report: Report) -> None:
-        """Episodes are over: keep their final observations, then begin the next ones if the mode says so."""
+        """Keep the final observations of ended episodes, then begin the next episodes in same-step mode."""
         buffers, rows = self._buffers, rows_of(ids)
         self._share(self._copy_finals, ids)
         self._note_finals(rows)
@@ -213,17 +213,17 @@ class NativeShard(BatchedShard):
         """Copy the states of these envs.
 
         Returns:
-            Name → (n, …), and under ``"arrays"`` the arrays of the envs themselves.
+            Name → (n, …), and in ``"arrays"`` the envs' own arrays by name.
         """
         arrays = {name: array[ids] for name, array in self._env.state_arrays().items()}
         elapsed = {} if self._limit is None else {"elapsed": self._elapsed[ids]}
         return {"phase": self._phases.values[ids], "finals_kept": self._finals_kept[ids], **elapsed, "arrays": arrays}
 
     def check_state(self, state: Any, n: int) -> None:
-        """Make sure that what `get_state` gave is of ``n`` such envs.
+        """Validate a state from `get_state` for ``n`` envs.
 
         Raises:
-            ArgumentError: It is not; names the array.
+            ArgumentError: It is invalid; names the array.
         """
         if not isinstance(state, Mapping) or not isinstance(state.get("arrays"), Mapping):
             raise ArgumentError(f"set_state(): envs: expected dicts of arrays, got {state!r:.200}")
@@ -231,7 +231,7 @@ class NativeShard(BatchedShard):
         if state.keys() != expected:
             raise ArgumentError(
                 f"set_state(): expected {sorted(expected)} of native envs, got {sorted(map(str, state))}; "
-                f"has only one of them max_episode_steps?"
+                f"set max_episode_steps in both vectorizers, or in none"
             )
         for name, values in (("phase", self._phases.values), ("finals_kept", self._finals_kept)):
             check_array(state, name, values.dtype, (n, *values.shape[1:]), "set_state()")
@@ -247,7 +247,7 @@ class NativeShard(BatchedShard):
         self._env.check_limits(state["arrays"])
 
     def set_state(self, ids: Ids, state: Mapping[str, Any], places: Ids) -> None:
-        """Put these envs into such states; ``places`` say which of them each gets."""
+        """Restore these envs; ``places`` are the indices of their states in ``state``."""
         self._phases.restore(ids, state["phase"][places])
         self._finals_kept[ids] = state["finals_kept"][places]
         self._any_finals_kept = bool(self._finals_kept.any())
@@ -259,8 +259,8 @@ class NativeShard(BatchedShard):
     # --- control calls ---
 
     def _control(self, ids: Ids, commands: Sequence[Command]) -> Report:
-        """Give each of these envs its command. What goes wrong costs no episode."""
-        advice = "(A native env is no object of its own; with backend='async' it is.)"
+        """Run one command per env. A failure costs no episode."""
+        advice = "(A native env is not a Python object; with backend='async' it is.)"
         return run_commands(ids.tolist(), commands, self._command_target, advice=advice)
 
     def _command_target(self, i: int) -> CommandTarget:
@@ -271,5 +271,5 @@ class NativeShard(BatchedShard):
 
 
 def _ascending(ids: Ids) -> Ids:
-    """These envs in order; sorting costs more than looking, and mostly they are."""
+    """Return ids in ascending order; they mostly are, and checking costs less than sorting."""
     return ids if bool((ids[1:] > ids[:-1]).all()) else np.sort(ids)

@@ -1,4 +1,4 @@
-"""`Partition`: which worker steps which envs; and how many cores this process may use."""
+"""`Partition`: which worker has which envs; and the number of cores that this process may use."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from marlvec.errors import ArgumentError, ContractError
 
 __all__ = ["Partition", "agree_on_spec", "usable_cores"]
 
-_REMEMBERED = 64  # sets of envs
+_REMEMBERED = 64  # cached sets of envs
 Part = tuple[int, NDArray[np.int64], bytes]
-"""A worker, some of its envs, and their places in its share as int32s; no places where these are all, in order."""
+"""A worker, some of its envs, and their local indices as int32s; empty bytes for all of its envs in order."""
 
 
 class Partition:
-    """Contiguous slices of envs, as even as can be: 16 envs on 5 workers are 4 + 3 + 3 + 3 + 3.
+    """Contiguous slices of envs of nearly equal size: 16 envs on 5 workers are 4 + 3 + 3 + 3 + 3.
 
     Args:
         num_envs: N.
@@ -37,7 +37,7 @@ class Partition:
         starts: W + 1 indices: worker ``w`` has the envs from ``starts[w]`` to ``starts[w + 1] - 1``.
         slices: Per worker, the indices of its envs.
         full_parts: Per worker, all of its envs.
-        owner: (N,) int64, whose worker each env is.
+        owner: (N,) int64, the worker of each env.
     """
 
     def __init__(self, num_envs: int, num_workers: int | None) -> None:
@@ -49,7 +49,7 @@ class Partition:
         share, rest = divmod(num_envs, self.num_workers)
         self.starts = [w * share + min(w, rest) for w in range(self.num_workers + 1)]
         everyone = np.arange(num_envs)
-        everyone.flags.writeable = False  # parts of it are handed out with results
+        everyone.flags.writeable = False  # results contain views of it
         self._places = everyone
         self.slices: list[NDArray[np.int64]] = [everyone[lo:hi] for lo, hi in pairwise(self.starts)]
         self.owner: NDArray[np.int64] = np.repeat(np.arange(self.num_workers), np.diff(self.starts))
@@ -57,7 +57,7 @@ class Partition:
         self._parts_of: dict[bytes, list[Part]] = {}
 
     def split(self, env_ids: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
-        """Positions in ``env_ids`` of each worker's envs, for those workers that have any."""
+        """Return (worker, positions of its envs in ``env_ids``) for each worker that has any of these envs."""
         owners = self.owner[env_ids]
         first = int(owners[0]) if len(owners) else 0
         if (owners == first).all():
@@ -65,7 +65,7 @@ class Partition:
         return [(w, np.flatnonzero(owners == w)) for w in sorted(set(owners.tolist()))]
 
     def parts_of(self, env_ids: NDArray[np.int64]) -> list[Part]:
-        """The parts of these envs that workers have. Sent to again and again are the same sets: they are remembered."""
+        """Return the part of each worker in these envs. Results are cached, since callers repeat the same sets."""
         key = env_ids.tobytes()
         if (found := self._parts_of.get(key)) is None:
             found = []
@@ -81,7 +81,7 @@ class Partition:
 
 
 def agree_on_spec(specs: Sequence[EnvSpec], starts: Sequence[int], mode: str) -> EnvSpec:
-    """Find the spec that fits all workers.
+    """Return the common spec of all workers.
 
     Args:
         specs: One per worker.
@@ -89,7 +89,7 @@ def agree_on_spec(specs: Sequence[EnvSpec], starts: Sequence[int], mode: str) ->
         mode: ``"equal"`` or ``"compatible"``.
 
     Raises:
-        ContractError: There is none; names the env and the field that differs.
+        ContractError: Specs differ; names the env and the field.
     """
     common = specs[0]
     for spec, start in zip(specs[1:], starts[1:-1], strict=True):
@@ -101,25 +101,25 @@ def agree_on_spec(specs: Sequence[EnvSpec], starts: Sequence[int], mode: str) ->
 
 
 def usable_cores() -> int:
-    """How many cores this process may use: those it may run on, or fewer if a container's quota of time is less."""
+    """Return the number of cores that this process may use, by CPU affinity and a container's CPU quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     granted = quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
     return max(1, min(cores, math.ceil(granted))) if granted < cores else cores
 
 
 def quota(own: Path, root: Path) -> float:
-    """Seconds of processor time that Linux's control groups grant in a second; infinity where none is set.
+    """Return the CPU quota of Linux's control groups, in processor seconds per second; infinity if none is set.
 
-    Both versions of control groups are read (man 7 cgroups): ``cpu.max`` and ``cpu.cfs_quota_us``, of the process's own
-    group and those around it, of which the strictest holds.
+    Both versions of control groups are read (man 7 cgroups): ``cpu.max`` and ``cpu.cfs_quota_us``. The smallest quota
+    of the process's own group and its ancestors holds.
 
     Args:
-        own: Names the groups this process is in: ``/proc/self/cgroup``.
-        root: Where groups are mounted.
+        own: File with the groups of this process: ``/proc/self/cgroup``.
+        root: Mount point of the groups.
     """
     try:
         lines = own.read_text(encoding="utf-8").splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return math.inf
     shares: list[float] = []
     for line in lines:
@@ -130,9 +130,9 @@ def quota(own: Path, root: Path) -> float:
 
 
 def _shares(controllers: str, path: str, root: Path) -> list[float]:
-    """What is granted to one group, and to each around it, as far as they say."""
+    """Return the quotas of a group and its ancestors that set one."""
     top = root / "cpu" if controllers else root
-    # A container may see its own group as the top, and the path it has outside of it: then that leads nowhere.
+    # In a container the mount point may be its own group, while the path is the one outside: such folders are missing.
     folders, shares = {top}, []
     while path:
         folders.add(top / path)
@@ -144,6 +144,6 @@ def _shares(controllers: str, path: str, root: Path) -> list[float]:
             else:
                 parts = (folder / "cpu.max").read_text(encoding="utf-8").split()
             allowed, period = (math.inf if part == "max" else float(part) for part in parts)
-            if allowed > 0:  # -1: as much as it wants
+            if allowed > 0:  # -1: no quota
                 shares.append(allowed / period)
     return shares

@@ -1,4 +1,4 @@
-"""What the episode of each env of a shard is doing, and how it may go on: a table."""
+"""`EnvPhases`: the phase of each env of a shard, and a table of allowed changes."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ __all__ = ["TRANSITIONS", "EnvEvent", "EnvPhase", "EnvPhases"]
 
 
 class EnvPhase(IntEnum):
-    """What an env's episode is doing."""
+    """Phase of an env's episode."""
 
     UNREADY = 0
-    """There is none: never begun, or lost to a fault."""
+    """The env has no episode: none was begun, or it was lost to a fault."""
     BEGUN = 1
-    """Its first rows are there, beside the final observations of the one before; the next step is its first."""
+    """The episode has begun, and its next step is the first; the row still has final observations of the last one."""
     RUNNING = 2
-    """It has been stepped."""
+    """The episode runs; the env was stepped."""
     OVER = 3
-    """It has ended, or was lost, and the mode or the caller begins the next one."""
+    """The episode has ended, or was lost, and the autoreset or the caller begins the next one."""
     ABSENT = 4
     """The env was closed and could not be built again."""
 
 
 class EnvEvent(IntEnum):
-    """What happens to an env."""
+    """Events that change the phase of an env."""
 
     RESET = 0
-    """It has begun an episode."""
+    """The env has begun an episode."""
     STEP = 1
-    """It is stepped, with an action."""
+    """The env is stepped, with an action."""
     END = 2
-    """Its episode has ended."""
+    """The episode has ended."""
     FOLLOW = 3
-    """Its episode has ended, and it has begun the next one by itself."""
+    """The episode has ended, and the env has already begun the next one by itself."""
     FAIL = 4
-    """It raised, or did what it must not."""
+    """The env raised, or violated its contract."""
     WAIT = 5
-    """Its episode was lost, and is to be followed by the next one as if it had ended."""
+    """The episode was lost; the next one begins as if it had ended."""
     CLOSE = 6
-    """It is closed, to be built anew."""
+    """The env was closed, to be rebuilt."""
     BUILD = 7
-    """It has been built anew."""
+    """The env was rebuilt."""
 
 
 _UNREADY, _BEGUN, _RUNNING, _OVER, _ABSENT = EnvPhase
@@ -57,17 +57,17 @@ TRANSITIONS: Mapping[EnvEvent, Mapping[EnvPhase, EnvPhase]] = {
     EnvEvent.CLOSE: dict.fromkeys(EnvPhase, _ABSENT),
     EnvEvent.BUILD: {_ABSENT: _UNREADY},
 }
-"""Event, phase before → phase after. What is not here cannot happen: it raises KeyError."""
+"""Event, phase before → phase after. A missing pair is a bug and raises KeyError."""
 
 
 class EnvPhases:
-    """The phases of a shard's envs; changed by `TRANSITIONS` alone, but where a saved state is put back.
+    """The phases of a shard's envs; changed only by `TRANSITIONS`, and by restoring saved states.
 
     Args:
-        num_envs: How many envs.
+        num_envs: Number of envs.
 
     Attributes:
-        special: Indices of those that are not RUNNING: all that a step must look at. Empty in most steps.
+        special: Indices of envs that are not RUNNING, which a step handles apart. Empty in most steps.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -78,7 +78,7 @@ class EnvPhases:
         return self._phases[i]
 
     def restore(self, i: int, phase: EnvPhase) -> None:
-        """Env ``i``, which is there, goes on in the phase in which its state was saved."""
+        """Set env ``i``, which must not be absent, to a saved phase."""
         self._phases[i] = phase
         if phase is _RUNNING:
             self.special.discard(i)
@@ -86,7 +86,7 @@ class EnvPhases:
             self.special.add(i)
 
     def on(self, i: int, event: EnvEvent) -> None:
-        """Note what happened to env ``i``."""
+        """Apply an event to env ``i``."""
         after = self._phases[i] = TRANSITIONS[event][self._phases[i]]
         if after is _RUNNING:
             self.special.discard(i)

@@ -1,6 +1,6 @@
-"""`PlainEnvs`: the envs of a shard, where all are Gymnasium envs that observe a vector and act by one array or number.
+"""`PlainEnvs`: a shard's envs if all are Gymnasium envs with a vector as observation and one array or number as action.
 
-Such envs are stepped in one loop of the shard's; their adapters are left for what is rare.
+The shard steps such envs in one loop, and uses their adapters only for rare cases.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["PlainEnvs"]
 
 
 class PlainEnvs:
-    """What the loop needs; made by `of`.
+    """Data of the loop; made by `of`.
 
     Attributes:
         adapters: The envs, in order.
-        envs: The users' envs behind them.
-        obs_rows: Of each its row of the observations.
-        rewards: All envs' rewards.
+        envs: The users' envs in these adapters.
+        obs_rows: The observation row of each env.
+        rewards: Rewards of all envs.
     """
 
     def __init__(self, adapters: Sequence[GymnasiumAdapter], obs_rows: list[memoryview], buffers: Buffers) -> None:
@@ -41,7 +41,7 @@ class PlainEnvs:
 
     @classmethod
     def of(cls, envs: Sequence[MultiAgentEnv], slots: Sequence[Slot], buffers: Buffers) -> PlainEnvs | None:
-        """These envs, or None where one of them is of another kind."""
+        """Return a `PlainEnvs` of these envs, or None if one of them is of another kind."""
         adapters = [env for env in envs if env.__class__ is GymnasiumAdapter and not env.resets_itself]
         rows = [row for slot in slots if (row := slot.fast_rows[0]) is not None]
         tree = buffers.spec.groups[0].action_tree
@@ -53,10 +53,10 @@ class PlainEnvs:
 
     @property
     def have_masks(self) -> bool:
-        """Whether one has given an action mask with its infos, so that what stands there must be looked after."""
+        """Whether an env has returned an action mask in its infos: then the row must be cleared after each step."""
         return bool(np.count_nonzero(self._gave_mask))
 
     def actions(self, rows: Selection) -> list[Any]:
-        """These envs' actions: Python numbers, or arrays that are theirs to keep."""
+        """Return these envs' actions: Python numbers, or copies of arrays that the envs may keep."""
         actions = self._actions[rows]
         return actions.tolist() if self._is_number else list(actions.copy())

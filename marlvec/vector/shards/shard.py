@@ -1,11 +1,10 @@
 """`Shard`: the envs that one worker steps: a contiguous slice of rows, with autoreset and checks.
 
-Sync, thread, async and external vectorizers run this same class; they differ only in where it runs, which is why they
-agree bit for bit.
-Everything that must hold for one env holds here once: autoreset, the snapshot of final observations, zeroed rows of
+Sync, thread, async and external vectorizers run this class and differ only in where it runs, so their results are equal
+bit for bit. It implements all rules for a single env: autoreset, the snapshot of final observations, zeroed rows of
 dead agents, faults caught per env.
 
-Env indices in here are local, 0 to ``len(envs) - 1``; failures carry the global index.
+Env indices here are local, 0 to ``len(envs) - 1``; failures have the global index.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from marlvec.vector.shards.plain_envs import PlainEnvs
 
 __all__ = ["Shard"]
 
-_PART_SECONDS = 4e-3  # seconds of work after which ready rows are handed out, where they are wanted first come first
+_PART_SECONDS = 4e-3  # seconds of work after which ready rows are sent, for send() and recv()
 
 _METHODS = {
     "step": "step",
@@ -53,7 +52,7 @@ _METHODS = {
     "get_state": "get_state",
     "set_state": "set_state",
 }
-"""Operation of a request → the method that does it."""
+"""Operation of a request → the method that runs it."""
 
 
 class Shard:
@@ -61,23 +60,23 @@ class Shard:
 
     Args:
         factories: One zero-argument callable per env.
-        first_env_id: Global index of the first one.
+        first_env_id: Global index of the first env.
         autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
         done_on: ``"all"``: an episode is over when its last agent has ended; ``"any"``: when the first has.
         keep_state: Whether global states are written after each reset and step.
         spaces: ``"equal"``, or ``"compatible"``: bounds of Boxes may differ.
-        env_state: ``"deepcopy"``: attributes stand for the state of an env that says nothing of it.
-        limit, retry: How often a factory that raises is tried again, and whether at all; see `EnvBuilder`.
+        env_state: ``"deepcopy"``: copies of its attributes are the state of an env without its own state methods.
+        limit, retry: How often, and whether, a factory that raises is retried; see `EnvBuilder`.
 
     Raises:
-        ShardFailed: A factory raised, or its env's spec differs from its neighbour's. Envs already built are closed.
+        ShardFailed: A factory raised, or its env's spec differs from the others'. Envs already built are closed.
 
     Attributes:
-        envs: The envs behind their adapters.
-        spec: What they have in common.
-        everyone: Indices of all.
-        survived: What went wrong in building them before it went well.
-        progress: Its first entry says which env is at work, from 1, and 0 when none is; for the parent to watch.
+        envs: The envs, as adapters.
+        spec: Their common spec.
+        everyone: Indices of all envs.
+        survived: Failures of factories that were retried.
+        progress: Its first entry is the env that runs, counted from 1, or 0; read by the parent.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class Shard:
         self._autoreset = AutoresetRules.of(autoreset_mode)
         self._done_on_any = done_on == "any"
         self._keep_state = keep_state
-        self._pace = 0.0  # seconds an env step took of late
+        self._pace = 0.0  # moving average of an env step's seconds
         self._builder = EnvBuilder(
             factories, first_env_id, self._autoreset, keep_state=keep_state, spaces=spaces, env_state=env_state
         )
@@ -113,11 +112,11 @@ class Shard:
         self._phases = EnvPhases(n)
         self._careful = self._done_on_any or keep_state
         self._ended: dict[int, list[int]] = {}  # agents that ended before their env: their rows are cleared
-        self._num_final_flags = 0  # how many flags of agents went up with the end of their env, in this step
-        self._next_seeds: dict[int, int | None] = {}  # of envs built anew, for the autoreset that is due
+        self._num_final_flags = 0  # number of agents' end flags that were set with the end of their env, in this step
+        self._next_seeds: dict[int, int | None] = {}  # seeds of rebuilt envs, for the autoreset that is due
 
     def attach(self, buffers: Buffers) -> None:
-        """Give the shard its rows. Must come before `reset`."""
+        """Set the rows of the shard. Must be called before `reset`."""
         self._buffers = buffers
         self._slots = [buffers.slot(i) for i in range(len(self.envs))]
         self._end_flags = buffers.events[:, : 2 * len(self.spec.agents)]  # terminated and truncated, of all agents
@@ -146,15 +145,15 @@ class Shard:
         begin: Sequence[bool],
         keep: Sequence[bool],
     ) -> Report:
-        """Bring back envs whose episode was lost to a fault.
+        """Revive envs whose episode was lost to a fault. Each argument has one entry per env.
 
         Args:
-            ids: Which.
-            seeds: Of the first reset of each.
-            options: Likewise.
-            build: Whether to build them anew; else they are new already.
-            begin: Whether to begin an episode now; else the mode or the caller will.
-            keep: Whether the row shows the end of an episode, and is to go on showing it.
+            ids: The envs.
+            seeds: Seeds of their first reset.
+            options: Options of their first reset.
+            build: Whether to rebuild the env; else it is new already.
+            begin: Whether to begin an episode now; else the autoreset or the caller does.
+            keep: Whether the row keeps the end of an episode.
         """
         report = Report()
         for i, seed, option, anew, now, whole in zip(ids, seeds, options, build, begin, keep, strict=True):
@@ -175,10 +174,10 @@ class Shard:
         return report
 
     def _rebuild(self, i: int, report: Report) -> bool:
-        """Build an env in the place of one that failed; whether that went well."""
+        """Replace a failed env by a new one; return whether that succeeded."""
         if self._phases[i] is not EnvPhase.ABSENT:
             self._phases.on(i, EnvEvent.CLOSE)
-            with suppress(Exception):  # a broken env may not even be able to close
+            with suppress(Exception):  # close() of a broken env may raise
                 self.envs[i].close()
         try:
             env = self._builder.build(i)
@@ -191,12 +190,12 @@ class Shard:
         return True
 
     def _find_plain(self) -> None:
-        """Choose how envs are stepped."""
+        """Choose between the plain loop and the adapters for stepping."""
         may_be_plain = len(self.spec.agents) == 1 and not self._careful
         self._plain = PlainEnvs.of(self.envs, self._slots, self._buffers) if may_be_plain else None
 
     def step_in_parts(self, ids: Sequence[int]) -> Iterator[tuple[Sequence[int], Report]]:
-        """Step these envs, and hand out what is ready every few milliseconds, so that a slow one keeps few back."""
+        """Step these envs, and yield ready ones every few milliseconds, so that a slow env delays few others."""
         start = 0
         while start < len(ids):
             stop = start + max(1, int(_PART_SECONDS / self._pace)) if self._pace else start + 1
@@ -228,7 +227,7 @@ class Shard:
         return report
 
     def _step_each(self, running: Sequence[int], report: Report) -> None:
-        """Step these envs, each behind its adapter."""
+        """Step these envs through their adapters."""
         steps, slots, careful, progress = self._steps, self._slots, self._careful, self.progress
         self._num_final_flags = 0
         for i in running:
@@ -247,7 +246,7 @@ class Shard:
     def _step_plain(
         self, plain: PlainEnvs, running: Sequence[int], actions: Sequence[Any] | Mapping[int, Any], report: Report
     ) -> None:
-        """The same for plain envs: a step that says no more than an observation and a reward needs no adapter."""
+        """Step plain envs: a step that returns only an observation and a reward needs no adapter."""
         envs, obs_rows, rewards, progress = plain.envs, plain.obs_rows, plain.rewards, self.progress
         for i in running:
             progress[0] = i + 1
@@ -260,7 +259,7 @@ class Shard:
                         try:
                             obs_rows[i][:] = obs
                         except (ValueError, TypeError):
-                            pass  # of another form: the adapter knows what to do, and all messages
+                            pass  # another form of observation: the adapter handles it, or raises
                         else:
                             rewards[i] = reward
                             continue
@@ -275,20 +274,20 @@ class Shard:
                 self._finish(i, slot, report)
 
     def _handle_special(self, ids: Sequence[int], report: Report) -> Sequence[int]:
-        """See to the envs whose last call began or ended an episode; return those of ``ids`` that have one to step."""
+        """Handle envs whose last call began or ended an episode; return those of ``ids`` with an episode to step."""
         special = self._phases.special
         idle = set()
         for i in list(special) if ids is self.everyone else special.intersection(ids):
             if self._phases[i] is EnvPhase.BEGUN:
                 self._phases.on(i, EnvEvent.STEP)
-                self._buffers.clear_final_obs(i)  # those of the episode before
+                self._buffers.clear_final_obs(i)  # of the previous episode
             else:
                 idle.add(i)
                 self._step_without_episode(i, report)
         return [i for i in ids if i not in idle] if idle else ids
 
     def _after_step(self, i: int, slot: Slot, report: Report) -> None:
-        """What follows on a step that ended an episode, or in a mode that asks for more."""
+        """Finish a step that ended an episode, or that needs a state or ``done_on="any"``."""
         if self._done_on_any and not slot.done and not self._cut_short(i, slot, report):
             return
         if slot.done:
@@ -297,7 +296,7 @@ class Shard:
             self._note_state(i, report)
 
     def do(self, operation: str, ids: Sequence[int], arguments: tuple[Sequence[Any], ...] = ()) -> Report:
-        """Do one of the operations that a request can name; ``arguments`` have one entry per env each."""
+        """Run an operation of a request; each of ``arguments`` has one entry per env."""
         report: Report = getattr(self, _METHODS[operation])(ids, *arguments)
         return report
 
@@ -312,11 +311,11 @@ class Shard:
         return report
 
     def control(self, ids: Sequence[int], commands: Sequence[Command]) -> Report:
-        """Give each of these envs its command. What goes wrong costs no episode."""
+        """Run one command per env. A failure costs no episode."""
         return run_commands(ids, commands, self.envs.__getitem__, self._first)
 
     def get_state(self, ids: Sequence[int]) -> Report:
-        """Answer with each of these envs' states, and what is known here of its episode; costs no episode."""
+        """Answer with each env's state and the shard's state of its episode; costs no episode."""
         report = Report()
         for i in ids:
             try:
@@ -338,12 +337,12 @@ class Shard:
     def set_state(
         self, ids: Sequence[int], states: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any] | None]
     ) -> Report:
-        """Put these envs into the states that `get_state` answered with. One at which that fails has no episode.
+        """Restore envs from answers of `get_state`. An env that fails has no episode then.
 
         Args:
-            ids: Which.
-            states: One for each.
-            rows: What `Buffers.get_rows` gave of each; None where the caller writes them.
+            ids: The envs.
+            states: One state per env.
+            rows: One row from `Buffers.get_rows` per env; None if the caller writes it.
         """
         report = Report()
         for i, state, row in zip(ids, states, rows, strict=True):
@@ -354,9 +353,9 @@ class Shard:
             try:
                 if self._phases[i] is EnvPhase.UNREADY and phase is not EnvPhase.UNREADY:
                     self._clear_row(i)
-                    self.envs[i].reset(self._slots[i])  # much of an env is there only from its first reset on
-                own = state["env"] if adapter_in(self.envs[i]) else deepcopy(state["env"])
-                self.envs[i].set_state(own)
+                    self.envs[i].reset(self._slots[i])  # many envs create attributes in their first reset only
+                env_state = state["env"] if adapter_in(self.envs[i]) else deepcopy(state["env"])
+                self.envs[i].set_state(env_state)
             except Exception as error:
                 self._record_failure(i, "set_state", error, report)
                 continue
@@ -375,7 +374,7 @@ class Shard:
         return report
 
     def close(self) -> list[Failure]:
-        """Close every env, whatever the others do."""
+        """Close every env, even if others raise."""
         failures: list[Failure] = []
         for i, env in enumerate(self.envs):
             if self._phases[i] is EnvPhase.ABSENT:
@@ -383,7 +382,7 @@ class Shard:
             self.progress[0] = i + 1
             try:
                 env.close()
-            except BaseException as error:  # sys.exit(), Ctrl-C: the others are to be closed all the same
+            except BaseException as error:  # sys.exit(), Ctrl-C: the other envs must still be closed
                 failures.append(capture(self._first + i, "close", error))
         self.envs = []
         self.progress[0] = 0
@@ -401,7 +400,7 @@ class Shard:
                 self._slots[i].clear_mask(a)
 
     def _step_without_episode(self, i: int, report: Report) -> None:
-        """In next_step mode the step after the last one begins the next episode; otherwise it is a mistake."""
+        """Begin the next episode in next-step mode; otherwise record a failure."""
         if self._autoreset.begins_on_next_step and self._phases[i] is EnvPhase.OVER:
             self._reset_env(i, None, None, report)
             self._buffers.reset_mask[i] = True
@@ -432,19 +431,19 @@ class Shard:
             self._note_state(i, report)
 
     def _clear_row(self, i: int) -> None:
-        """No agent is there: what a new episode writes into."""
+        """Clear the row of an env, for a new episode."""
         slot = self._slots[i]
         self._buffers.clear_row(i)
         self._ended.pop(i, None)
         slot.done = slot.begun = False
 
     def _finish(self, i: int, slot: Slot, report: Report) -> None:
-        """An episode is over: keep its final observations, then begin the next one if the mode says so."""
+        """Keep the final observations of an ended episode, then begin the next one in same-step mode."""
         buffers = self._buffers
         buffers.done[i] = True
         ended = [*map(or_, slot.terminated, slot.truncated)]
         self._num_final_flags += sum(slot.terminated) + sum(slot.truncated)
-        if slot.begun:  # the env has reset itself, and written the final observations of the episode before
+        if slot.begun:  # the env has reset itself, and written the final observations of the ended episode
             self._phases.on(i, EnvEvent.FOLLOW)
             slot.done = slot.begun = False
             if slot.final_info:
@@ -464,7 +463,7 @@ class Shard:
             self._reset_env(i, None, None, report)
 
     def _cut_short(self, i: int, slot: Slot, report: Report) -> bool:
-        """With ``done_on="any"``: if an agent has ended, time is up for the others. Whether that went well."""
+        """With ``done_on="any"``, truncate the other agents once an agent has ended; return whether that succeeded."""
         buffers = self._buffers
         if buffers.terminated[i].any() or buffers.truncated[i].any():
             try:
@@ -475,7 +474,7 @@ class Shard:
         return True
 
     def _record_early_ends(self, ids: Sequence[int], rows: slice | NDArray[np.int64]) -> None:
-        """Agents that ended while their env goes on: keep their final observation, clear their row at the next step."""
+        """Keep final observations of agents that ended before their env; their rows are cleared at the next step."""
         buffers = self._buffers
         ended = buffers.terminated[rows] | buffers.truncated[rows]
         early = ended > buffers.done[rows, None]
@@ -487,7 +486,7 @@ class Shard:
             self._ended.setdefault(i, []).extend(a for a, over in enumerate(who) if over)
 
     def _note_state(self, i: int, report: Report) -> bool:
-        """Write the global state as part of a reset or step; whether that went well."""
+        """Write the global state as part of a reset or step; return whether that succeeded."""
         try:
             self.envs[i].write_state(self._slots[i])
         except Exception as error:
@@ -503,7 +502,7 @@ class Shard:
         report.failures.append(failure)
 
     def _forbidden_in(self, i: int) -> str:
-        """What masks forbade of the actions with which an env's step has failed; empty: nothing."""
+        """Return in words which actions of a failed step the masks forbid; empty if none."""
         buffers, found = self._buffers, []
         for group, actions, mask in zip(self.spec.groups, buffers.actions, buffers.action_masks, strict=True):
             if mask is not None:
@@ -515,7 +514,7 @@ class Shard:
         return "; ".join(f"the action mask of agent {agent!r} forbids its action {action}" for agent, action in found)
 
     def _rows(self, ids: Sequence[int]) -> slice | NDArray[np.int64]:
-        """These envs' rows: a slice, so that nothing is copied, where they follow on one another."""
+        """Return these envs' rows: a slice, which copies nothing, if they are consecutive."""
         if ids is self.everyone:
             return slice(None)
         if ids and list(ids) == list(range(ids[0], ids[0] + len(ids))):

@@ -1,4 +1,4 @@
-"""`ThreadTeam`: threads that share one call's work; handing over costs some ten microseconds."""
+"""`ThreadTeam`: threads that share one call's work; passing work to a thread takes about ten microseconds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _Request = tuple[Callable[[], None], int, _Results] | None
 
 
 class ThreadTeam:
-    """Helping threads; the caller does a share of its own.
+    """Helper threads; the calling thread takes a share of the work, too.
 
     Args:
-        num_threads: How many helpers.
+        num_threads: Number of helpers.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -30,17 +30,17 @@ class ThreadTeam:
         ]
         for thread in self._threads:
             thread.start()
-        # They know the queues alone, so that a team that was not closed leaves no thread behind for good.
+        # The threads refer to the queues only, so that they end with a team that was not closed.
         self._finalizer = weakref.finalize(self, _stop_threads, self._requests)
 
     def run(self, shares: Sequence[Callable[[], None]]) -> None:
-        """Do all of these at once, the first one here; returns when all are done, whatever happens in one.
+        """Run all functions in parallel, the first in this thread; return when all have ended, even if one raises.
 
         Args:
-            shares: At most one more than there are helpers.
+            shares: The functions: at most one more than there are helpers.
 
         Raises:
-            BaseException: What the first of them raised, or an interrupt that came meanwhile.
+            BaseException: The first exception of a function, or an interrupt that came meanwhile.
         """
         own, *others = shares
         results: _Results = [None] * len(others)
@@ -53,24 +53,24 @@ class ThreadTeam:
             errors.append(error)
         while None in results:
             try:
-                self._replies.get(timeout=1.0)  # a token that an interrupt lost costs no more than that
+                self._replies.get(timeout=1.0)  # if an interrupt loses a token, this costs one second
             except queue.Empty:
                 continue
-            except BaseException as error:  # Ctrl-C: they write into rows that the caller is about to read
+            except BaseException as error:  # Ctrl-C: still wait, since helpers write into rows that the caller reads
                 errors.append(error)
         errors += [error for result in results for error in result or ()]
         if errors:
             raise errors[0]
 
     def close(self) -> None:
-        """Let the threads end, and wait for that."""
+        """End the threads, and wait for them."""
         self._finalizer()
         for thread in self._threads:
             thread.join()
 
 
 def _run_thread(requests: queue.SimpleQueue[_Request], replies: queue.SimpleQueue[None]) -> None:
-    """What a helper does until it is stopped."""
+    """Run a helper's loop until it is stopped."""
     while (request := requests.get()) is not None:
         work, w, results = request
         try:
@@ -79,7 +79,7 @@ def _run_thread(requests: queue.SimpleQueue[_Request], replies: queue.SimpleQueu
             results[w] = (error,)
         else:
             results[w] = ()
-        del request, work, results  # nothing of the last call is kept alive while there is none
+        del request, work, results  # so that an idle helper keeps no object of the last call alive
         replies.put(None)
 
 

@@ -1,1 +1,1 @@
-"""Whether actions, observations and rewards are what their spaces say."""
+"""Checks of actions, observations and rewards against their spaces."""

@@ -32,16 +32,16 @@ Where = Callable[[int, int], str]
 class ActionWriter:
     """Checks actions and writes them into buffers.
 
-    Structure, shapes and dtype kinds are checked always. Values are checked against the action spaces and the action
-    masks, of acting agents only, as ``validate`` says.
+    Structure, shapes and dtype kinds are always checked. Values of acting agents are checked against the action spaces
+    and the action masks, as often as ``validate`` requires.
 
     Args:
-        spec: What the envs look like.
+        spec: Agents and spaces of the envs.
         grouped: Whether actions are a dict of groups.
-        validate: ``"strict"`` and ``"warn"``: values are checked in every call; ``"sample"``: in the first 16 and
-            every 16th after that; ``"off"``: never. Actions that masks forbid raise with ``"strict"``; else they are
-            sent, with a warning in each of these calls (``"warn"``) or once (``"sample"``).
-        always: Values are checked in every call; ``validate`` says it of masks alone.
+        validate: ``"strict"`` and ``"warn"``: values are checked in every call; ``"sample"``: in the first 16 calls
+            and every 16th after that; ``"off"``: never. Actions that masks forbid raise with ``"strict"``; else they
+            are sent, with a warning in each such call (``"warn"``) or once (``"sample"``).
+        always: Check values in every call; ``validate`` then holds for masks only.
     """
 
     def __init__(self, spec: EnvSpec, *, grouped: bool, validate: str, always: bool = False) -> None:
@@ -52,14 +52,14 @@ class ActionWriter:
         self._schedule = CheckSchedule("strict" if always else validate)
         self._mask_schedule = CheckSchedule(validate) if always else None
         self._validate = validate
-        self._warned = False  # of a forbidden action, where that is said once
+        self._warned = False  # of a forbidden action, with "sample"
         leaves = [
             (g, k, leaf) for g, group in enumerate(spec.groups) for k, leaf in enumerate(group.action_tree.leaves)
         ]
         self._checks = [
             (g, k, leaf, members) for g, k, leaf in leaves if (members := membership(leaf, in_buffer=False))
         ]
-        # Known once: one array of numbers is all that most envs are given, in a form that needs no more than a look.
+        # The common case, a single array of numbers, is found once here and needs only a quick check in write().
         (first, *others) = spec.groups
         is_plain = (
             not others and not grouped and first.action_tree.is_leaf and not first.action_tree.leaves[0].is_object
@@ -72,16 +72,16 @@ class ActionWriter:
         """Write one action per (env, agent).
 
         Args:
-            buffers: Where to.
-            actions: (n, A, …) or tree of such, or dict of groups; n = len(env_ids). Discrete also as (n, A, 1). Of
-                leaves without a fixed-size array form, arrays of objects or lists of lists (n, A). The slow way: a dict
-                of agents to (n, …), or one dict per env.
+            buffers: Receive the actions.
+            actions: (n, A, …), a tree of such arrays, or a dict of groups; n = len(env_ids). Discrete also as
+                (n, A, 1). For leaves without a fixed-size array form, arrays of objects or lists of lists (n, A).
+                Slower: a dict of agents to (n, …), or one dict per env.
             env_ids: The envs, for messages.
             rows: The same envs as a selection of buffer rows.
 
         Raises:
             ActionError: Wrong structure, shape, dtype kind or value; an object that cannot be pickled or is too large.
-                Nothing has been written then.
+                No action was written then.
         """
         if (
             (leaf := self._plain) is not None
@@ -147,7 +147,7 @@ class ActionWriter:
                 raise ActionError(f"{self._where(group, leaf.path)}: {error}") from None
         try:
             array = np.asarray(value)
-        except Exception as error:  # ragged lists, tensors on a device or with a gradient: whatever __array__ raises
+        except Exception as error:  # ragged lists, tensors on a device or with a gradient: __array__ may raise anything
             raise ActionError(
                 f"{self._where(group, leaf.path)}: expected an array of shape {expected}, dtype {leaf.dtype}, got "
                 f"{type(value).__name__}, not an array: {str(error).rstrip('.')}{_advice(value, unread=True)}"
@@ -180,7 +180,7 @@ class ActionWriter:
 
     def _masks_are_due(self) -> bool:
         schedule = self._mask_schedule
-        if schedule is None:  # they are looked at whenever values are
+        if schedule is None:  # masks are checked whenever values are
             return True
         schedule.countdown -= 1
         if schedule.countdown:
@@ -195,7 +195,7 @@ class ActionWriter:
         masks = buffers.masks_given(rows)
         for group, array, mask, own in zip(self._groups, arrays, masks, buffers.own_choices, strict=True):
             if mask is not None:
-                # A choice that padding has added raises in the env.
+                # Choices that padding has added are left out here: the env raises for them.
                 allowed = mask[rows] | np.logical_not(own)
                 forbidden = find_forbidden(group.action_space, array[0], allowed)
                 forbidden &= buffers.acting[rows][:, list(group.agents)]
@@ -241,32 +241,27 @@ class ActionWriter:
 
 
 def _refuse_dicts(actions: Any, agents: Sequence[str], n: int) -> None:
-    """Say what is wrong with dicts where arrays, or dicts of agents, are expected."""
+    """Raise for dicts with unknown keys, and for a wrong number of dicts."""
     if isinstance(actions, Mapping) and (unknown := [key for key in actions if key not in agents]):
         raise ActionError(
             f"actions: expected an array, or a dict of the agents {_shown(agents)}, got a dict with the keys "
-            f"{_shown(unknown)}; stack what agents do: np.stack([actions[agent] for agent in envs.agents], axis=1)"
+            f"{_shown(unknown)}; stack the agents' actions: np.stack([actions[agent] for agent in envs.agents], axis=1)"
         )
     if isinstance(actions, (list, tuple)) and len(actions) != n and all(isinstance(own, Mapping) for own in actions):
         raise ActionError(f"actions: expected a dict of agents for each of {n} envs, got {len(actions)} dicts")
 
 
 def _advice(value: Any, *, unread: bool = False) -> str:
-    """What to do about actions, if that is clear from what they are made of.
-
-    Args:
-        value: The actions.
-        unread: Whether numpy could make nothing of them.
-    """
+    """Return advice for actions of a wrong type, ``unread`` if numpy could not convert them; or an empty text."""
     part = value
     while isinstance(part, (list, tuple)) and len(part):
         part = part[0]
     inside = "" if part is value else f" in a {type(value).__name__}"
     if isinstance(part, Mapping):
         return (
-            f". There is a dict with keys {_shown(sorted(map(str, part)))}{inside}: stack what the agents do along "
+            f". There is a dict with keys {_shown(sorted(map(str, part)))}{inside}: stack the agents' actions along "
             f"axis 1, in the order of `agents`, one row per env: np.stack([actions[agent] for agent in envs.agents], "
-            f"axis=1). Only Dict spaces, several groups and agents by their names take a dict"
+            f"axis=1). A dict is accepted only for Dict spaces, for several groups, and with agents as keys"
         )
     if unread and callable(getattr(part, "detach", None)):
         how = "with a gradient" if getattr(part, "requires_grad", False) else "that numpy cannot read"
@@ -285,9 +280,9 @@ def _cast(got: np.dtype[Any], expected: np.dtype[Any]) -> str:
 
 
 def _remedy(got: tuple[int, ...], expected: tuple[int, ...]) -> str:
-    """What to do about an array of another shape, if that is clear."""
+    """Return advice for an array of a wrong shape, or an empty text."""
     if got == expected[1:]:
-        return f". That is one env's; give such a row for each of {expected[0]} envs"
+        return f". That is the shape of one env; give such a row for each of {expected[0]} envs"
     if got == (expected[0], *expected[2:]):
         return f". That is one action per env; give one for each of its {expected[1]} agents, along axis 1"
     if got == (expected[1], expected[0], *expected[2:]):
@@ -298,7 +293,7 @@ def _remedy(got: tuple[int, ...], expected: tuple[int, ...]) -> str:
 
 
 def _kinds(space: Space[Any]) -> str:
-    """Dtype kinds that go into a leaf without changing their meaning."""
+    """Return dtype kinds whose values a leaf can hold without a change of meaning."""
     if isinstance(space, Box) and space.dtype is not None and np.dtype(space.dtype).kind == "f":
         return "fiu"
     if isinstance(space, MultiBinary) or (isinstance(space, Box) and space.dtype == np.bool_):
@@ -307,18 +302,18 @@ def _kinds(space: Space[Any]) -> str:
 
 
 def arrange(value: Any, rows: int, agents: int) -> AnyArray:
-    """Put objects into cells.
+    """Arrange objects in an array, one per env and agent.
 
     Args:
-        value: An array (rows, agents) of dtype object, or sequences within a sequence.
+        value: An array (rows, agents) of dtype object, or a sequence of sequences.
         rows: n.
         agents: A_g.
 
     Returns:
-        (n, A_g) of dtype object; the given array where it is one.
+        (n, A_g) of dtype object; the given array if it has this form.
 
     Raises:
-        ActionError: The lengths differ, or there are none.
+        ActionError: Wrong lengths, or not a sequence of sequences.
     """
     if value.__class__ is np.ndarray and value.dtype == np.object_ and value.shape == (rows, agents):
         array: AnyArray = value
@@ -339,17 +334,17 @@ def _parts(value: Any, length: int, what: str) -> Any:
 
 
 def take_copies(leaf: Leaf, array: AnyArray, wanted: BoolArray, sizes: NDArray[np.int64], where: Where) -> AnyArray:
-    """Copy objects, so that the caller may change them at once.
+    """Copy objects, so that the caller may change them afterwards.
 
     Args:
         leaf: The leaf.
         array: (n, A_g) of dtype object.
-        wanted: (n, A_g) bool, which of them; the others mean nothing, and None takes their place.
-        sizes: (n,) bytes of each env's objects so far; those of these are added.
-        where: For messages.
+        wanted: (n, A_g) bool, which objects to copy; the others become None.
+        sizes: (n,) bytes of each env's objects so far; the sizes of the copies are added.
+        where: Names a cell in messages.
 
     Raises:
-        ActionError: One cannot be pickled, or an env's objects become too large.
+        ActionError: An object cannot be pickled, or an env's objects exceed the size limit.
     """
     copies = np.full(array.shape, None, np.object_)
     for i, j in np.argwhere(wanted).tolist():

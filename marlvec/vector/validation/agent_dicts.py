@@ -1,10 +1,10 @@
-"""Actions that are said agent by agent, as arrays: `is_by_agent` knows them, `join_agents` puts them together.
+"""Actions in dicts of agents: `is_by_agent` recognizes them, `join_agents` converts them to arrays.
 
-* ``{agent: (n, …)}``: one dict, of what an agent does in each env;
-* ``[{agent: action}, …]``: one dict per env, of single actions.
+* ``{agent: (n, …)}``: one dict, with each agent's actions in all envs;
+* ``[{agent: action}, …]``: one dict per env, with single actions.
 
-Agents that do not act may be missing, or None. Loops written for other libraries have such actions. Here it is the slow
-way: they are gone through one by one, and new arrays are built.
+Agents that do not act may be missing, or None. Loops written for other libraries have such actions. This form is slow:
+the actions are read one by one, and new arrays are built.
 
 Axis letters: n envs, A_g agents of a group.
 """
@@ -29,13 +29,13 @@ __all__ = ["is_by_agent", "join_agents", "lay_out"]
 def is_by_agent(spec: EnvSpec, grouped: bool, actions: Any, n: int) -> bool:
     """Return whether actions have one of the two forms.
 
-    Actions that have the structure of the action space, or of the groups, are read as such, whatever their keys.
+    Actions with the structure of the action space, or of the groups, do not count, even if their keys are agents.
 
     Args:
-        spec: What the envs look like.
+        spec: Agents and spaces of the envs.
         grouped: Whether actions are a dict of groups.
-        actions: Anything.
-        n: For how many envs they are.
+        actions: Any object.
+        n: Number of envs.
     """
     first = spec.groups[0]
     if not isinstance(actions, Mapping):
@@ -48,7 +48,7 @@ def is_by_agent(spec: EnvSpec, grouped: bool, actions: Any, n: int) -> bool:
     if not actions or not all(key in spec.agents for key in actions):
         return False
     if grouped:
-        # A group of one agent has its name, too: what distinguishes the two forms is the axis of agents.
+        # A group of one agent has the agent's name: only the agent axis distinguishes the two forms.
         return actions.keys() != {group.name for group in spec.groups} or _lacks_axis(first, actions[first.name])
     space = first.action_space
     return not isinstance(space, spaces.Dict) or actions.keys() != space.spaces.keys()
@@ -57,17 +57,17 @@ def is_by_agent(spec: EnvSpec, grouped: bool, actions: Any, n: int) -> bool:
 def join_agents(
     spec: EnvSpec, grouped: bool, actions: Any, acting: NDArray[np.bool_], env_ids: NDArray[np.int64]
 ) -> Any:
-    """Build what `VectorEnv.step` takes otherwise.
+    """Convert actions to the array form of `VectorEnv.step`.
 
     Args:
-        spec: What the envs look like.
-        grouped: Whether actions are a dict of groups.
-        actions: In one of the two forms.
-        acting: (n, A) bool, whose actions count.
+        spec: Agents and spaces of the envs.
+        grouped: Whether to return a dict of groups.
+        actions: Actions in one of the two forms.
+        acting: (n, A) bool, which agents must act.
         env_ids: (n,) the envs, for messages.
 
     Returns:
-        (n, A, …), or a tree of such arrays, or a dict of groups to those. Dtypes and values are as they were given.
+        (n, A, …), a tree of such arrays, or a dict of groups to them. Dtypes and values are unchanged.
 
     Raises:
         ActionError: An agent that acts has no action, or one of another structure or shape.
@@ -77,8 +77,8 @@ def join_agents(
     given = np.array([[own.get(name) is not None for name in spec.agents] for own in dicts], np.bool_)
     for i, a in np.argwhere(acting & ~given)[:1].tolist():
         raise ActionError(
-            f"actions: env {env_ids[i]}, agent {spec.agents[a]!r}: it acts, and the dict has no action for it, "
-            f"only for {sorted(dicts[i])}"
+            f"actions: env {env_ids[i]}, agent {spec.agents[a]!r}: expected an action, since it acts, got None; "
+            f"actions are given for {sorted(name for name, action in dicts[i].items() if action is not None)}"
         )
     if per_env:
         return lay_out(
@@ -95,18 +95,18 @@ def lay_out(
     acting: NDArray[np.bool_],
     where: Callable[[int, int], str],
 ) -> Any:
-    """Build what `VectorEnv.step` takes from one dict of agents per env.
+    """Convert one dict of agents per env to the array form of `VectorEnv.step`.
 
     Args:
-        spec: What the envs look like.
-        grouped: Whether it takes a dict of groups.
-        actions: n dicts: agent to action, of all agents that act; others are ignored.
-        acting: (n, A) bool, whose actions count.
+        spec: Agents and spaces of the envs.
+        grouped: Whether to return a dict of groups.
+        actions: n dicts, agent → action, with all agents that act; other agents are ignored.
+        acting: (n, A) bool, which agents must act.
         where: Names agent number a of dict number i, in messages.
 
     Returns:
-        (n, A, …), or a tree of such arrays, or a dict of groups to those; zeros for agents that do not act. Dtypes and
-        values are as they were given.
+        (n, A, …), a tree of such arrays, or a dict of groups to them; zeros for agents that do not act. Dtypes and
+        values are unchanged.
 
     Raises:
         ActionError: An action has another structure or shape than its space.
@@ -149,7 +149,7 @@ def _stack(
     if not leaf.is_object:
         try:
             rows = np.array(parts)
-        except Exception:  # one of them is no array, or of another shape: which, is found below
+        except Exception:  # an action is not an array, or has another shape: found below
             rows = np.zeros(())
         if rows.shape == (len(parts), *leaf.shape):
             return rows
@@ -168,7 +168,7 @@ def _is_tuple_action(group: AgentGroup, actions: Sequence[Any]) -> bool:
 
 
 def _lacks_axis(group: AgentGroup, value: Any) -> bool:
-    """Whether this is what one agent does in all envs, and not a group of one."""
+    """Return whether the actions lack an agent axis: shape (n, …), one agent in all envs."""
     if value is None:
         return True
     try:
@@ -176,12 +176,12 @@ def _lacks_axis(group: AgentGroup, value: Any) -> bool:
         if leaf.is_object and not isinstance(part, np.ndarray):
             return not isinstance(part[0], (list, tuple, np.ndarray))
         return np.ndim(part) == 1 + len(leaf.shape)
-    except (ContractError, ValueError, TypeError, LookupError):  # neither; what is wrong shows where it is read
+    except (ContractError, ValueError, TypeError, LookupError):  # neither form; an error is raised later
         return False
 
 
 def _read_agents(spec: EnvSpec, group: AgentGroup, actions: Mapping[str, Any], n: int) -> list[NDArray[Any]]:
-    """Leaves (n, A_g, …) from one dict of what each agent does in all envs."""
+    """Return leaves (n, A_g, …) from a dict with each agent's actions in all envs."""
     columns: list[list[NDArray[Any]]] = []
     for name in (spec.agents[a] for a in group.agents):
         if actions.get(name) is None:
@@ -201,7 +201,7 @@ def _flatten(tree: SpaceTree, value: Any, where: Callable[[], str]) -> list[Any]
 
 
 def _array(part: Any, leaf: Leaf, lead: tuple[int, ...], where: Callable[[], str]) -> NDArray[Any]:
-    """One leaf of one action, or with ``lead`` of one per env."""
+    """Convert one leaf of one action, or with ``lead`` of one action per env."""
 
     def refuse(problem: str) -> ActionError:
         return ActionError(f"{where()}, {leaf}: {problem}" if leaf.path else f"{where()}: {problem}")
@@ -219,7 +219,7 @@ def _array(part: Any, leaf: Leaf, lead: tuple[int, ...], where: Callable[[], str
     expected = (*lead, *leaf.shape)
     try:
         array = np.asarray(part)
-    except Exception as error:  # ragged lists, tensors on a device or with a gradient: whatever __array__ raises
+    except Exception as error:  # ragged lists, tensors on a device or with a gradient: __array__ may raise anything
         raise refuse(f"expected shape {expected}, got {type(part).__name__}, not an array: {error}") from error
     if array.shape == (*expected, 1) and isinstance(leaf.space, spaces.Discrete):
         array = array[..., 0]

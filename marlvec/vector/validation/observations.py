@@ -1,6 +1,6 @@
 """`ObservationValidator`: checks that the values that envs return lie in their spaces.
 
-Everything is looked at in the caller, all rows at once, and where all is well that takes one or two reductions a leaf.
+The check runs in the calling process, for all rows at once; valid rows take one or two reductions per leaf.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ BoolArray = NDArray[np.bool_]
 class ObservationValidator:
     """Checks the values of observations and rewards.
 
-    An observation must lie in its space as ``space.contains`` has it: within the bounds, infinity within an infinite
-    one, NaN never. A reward must be finite. Only those observations count that agents really have: those of the living,
-    and the final ones of agents that have just ended. The zeros of all others may lie outside, and those of agents that
-    wait for their first turn.
+    An observation must lie in its space in the sense of ``space.contains``: within the bounds, infinity only within an
+    infinite bound, never NaN. A reward must be finite. Only observations of living agents and final observations of
+    agents that have just ended are checked; the zeros of other agents, and of agents that wait for their first turn,
+    may lie outside.
 
-    Leaves whose dtype has no room for anything wrong (uint8 from 0 to 255) cost nothing; nor do object leaves, which
-    are checked whenever they are written. Padded observations are held against the padded space.
+    Leaves whose dtype has no invalid values (uint8 from 0 to 255) cost nothing; nor do object leaves, which are checked
+    whenever they are written. Padded observations are checked against the padded space.
 
     Args:
-        spec: What the envs look like.
-        mode: ``"strict"``: every call is checked, and what is wrong is returned; ``"warn"``: every call, and an env in
-            which an agent's leaf is wrong in a new way gives one `ContractWarning`, with the
-            number of all that is wrong in it in this call; ``"sample"``: likewise in the first 16 calls and in every
-            16th after that, so that no bound that an env oversteps by a hair ends a long run; ``"off"``: none.
+        spec: Agents and spaces of the envs.
+        mode: ``"strict"``: check every call, and return problems; ``"warn"``: check every call, and emit one
+            `ContractWarning` per env if an agent's leaf is wrong in a new way, with the number of all problems of the
+            env in this call; ``"sample"``: warn in the same way, but check only the first 16 calls and every 16th after
+            that, so that a bound exceeded by rounding does not end a long run; ``"off"``: no check.
 
     Attributes:
-        schedule: Which calls' rows are due.
+        schedule: Which calls are checked.
     """
 
     def __init__(self, spec: EnvSpec, mode: str) -> None:
@@ -63,15 +63,15 @@ class ObservationValidator:
     def check(
         self, step: VectorStep, env_ids: Sequence[int] | NDArray[np.int64] | None = None
     ) -> list[tuple[int, str]]:
-        """Look at the rows that a call brought; whether they are due is asked of `schedule`, before.
+        """Check the rows of a call; the caller consults `schedule` first.
 
         Args:
             step: The rows.
-            env_ids: The envs whose rows are new; None for all. What was warned of before is not warned of again.
+            env_ids: The envs whose rows are new; None for all. A repeated problem gives no second warning.
 
         Returns:
-            For each env with something wrong, in the order of ``step.env_ids``: its index, and in words what is wrong.
-            Always empty but with ``"strict"``.
+            For each env with a problem, in the order of ``step.env_ids``: its index, and the problem in words. Always
+            empty except with ``"strict"``.
         """
         if not len(step):
             return []
@@ -116,7 +116,7 @@ class ObservationValidator:
                 yield _Problem(int(step.env_ids[i]), agent, subject, path, array[i, j, ...], check.members)
 
     def _warn(self, bad: dict[int, list[_Problem]]) -> None:
-        """Warn once of each env with a problem that is new, though all of them be."""
+        """Emit one warning for each env that has a new problem."""
         for i, found in bad.items():
             new = [problem for problem in found if problem.key not in self._warned]
             if new:
@@ -126,7 +126,7 @@ class ObservationValidator:
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """Leaf ``k`` of group ``g``, and what its values must be."""
+    """Leaf ``k`` of group ``g``, and the set of its valid values."""
 
     g: int
     k: int
@@ -137,7 +137,7 @@ class _Check:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """One agent's leaf, or its reward, that is not what it must be."""
+    """An invalid leaf, or reward, of one agent."""
 
     env_id: int
     agent: str
@@ -148,7 +148,7 @@ class _Problem:
 
     @property
     def key(self) -> tuple[int, str, str, str, str]:
-        """What is warned of once: an observation and a final one count as the same."""
+        """Problems of equal keys give one warning; observations and final observations count as the same."""
         is_nan = self.value.dtype.kind == "f" and np.isnan(self.value).any()
         return self.env_id, self.agent, self.subject.split()[-1], self.path, "nan" if is_nan else "value"
 
@@ -158,7 +158,7 @@ class _Problem:
 
 
 def _observed(acting: BoolArray, leaves: list[AnyArray]) -> BoolArray:
-    """(n, A_g) bool: who acts, or has anything in its row: a living agent that has neither was never observed."""
+    """Return (n, A_g) bool: agents that act or have a non-zero row; a living agent with neither was never observed."""
     out = acting.copy()
     for leaf in leaves:
         if leaf.dtype == np.object_:

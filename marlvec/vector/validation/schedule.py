@@ -1,15 +1,15 @@
-"""When values are checked: in every call, in the first ones and now and then after that, or never."""
+"""`CheckSchedule`: checks values in every call, in the first calls and every 16th after that, or never."""
 
 from __future__ import annotations
 
 __all__ = ["CheckSchedule"]
 
 _FIRST, _EVERY = 16, 16
-_NEVER = -1  # counted down from here, no number of calls comes to 0
+_NEVER = -1  # counting down from here never reaches 0
 
 
 class CheckSchedule:
-    """Counts calls. The caller counts down by hand, which costs no call where nothing is due.
+    """Counts calls. The caller decrements ``countdown`` itself, which saves a function call if no check is due.
 
         schedule.countdown -= 1
         if not schedule.countdown:
@@ -21,14 +21,14 @@ class CheckSchedule:
             ``"off"``: none.
 
     Attributes:
-        countdown: How many calls there are until one is due, that one included.
+        countdown: Number of calls until the next check, including the checked call.
     """
 
     __slots__ = ("_left", "_mode", "countdown")
 
     def __init__(self, validate: str) -> None:
         self._mode = validate
-        self._left = _FIRST  # of the first ones
+        self._left = _FIRST  # remaining calls of the first 16
         self.countdown = _NEVER if validate == "off" else 1
 
     def restart(self) -> None:

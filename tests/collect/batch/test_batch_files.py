@@ -179,7 +179,7 @@ def test_what_is_no_file_of_a_batch_is_told(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="is not a file"):
             load(make_folder(tmp_path / "folder.npz"))
         np.savez(path, obs=np.zeros(3))
-        with pytest.raises(CheckpointError, match="is no archive of marlvec's"):
+        with pytest.raises(CheckpointError, match="is not a marlvec archive"):
             load(path)
         write_archive(path, {"x": np.zeros(3)})
         with pytest.raises(CheckpointError, match=r"holds no batch, not a (SampleBatch|MultiAgentBatch)$"):

@@ -140,17 +140,17 @@ class OwnSpace(spaces.Box):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ({1, 2}, r"what\['x'\]\[0\] cannot be written down: expected numbers, .*, got \{1, 2\}"),
+        ({1, 2}, r"what\['x'\]\[0\] cannot be saved: expected numbers, .*, got \{1, 2\}"),
         (b"bytes", "got b'bytes'"),
         (1j, "got 1j"),
-        (np.complex64(1), "cannot be written down"),
-        (np.array([None]), "cannot be written down: expected .*plain arrays"),
-        (np.zeros(2, [("a", "i4")]), "cannot be written down"),
-        (np.dtype([("a", "i4")]), "cannot be written down"),
-        (np.ma.masked_array([1], [True]), "cannot be written down"),
-        (object(), "cannot be written down"),
+        (np.complex64(1), "cannot be saved"),
+        (np.array([None]), "cannot be saved: expected .*plain arrays"),
+        (np.zeros(2, [("a", "i4")]), "cannot be saved"),
+        (np.dtype([("a", "i4")]), "cannot be saved"),
+        (np.ma.masked_array([1], [True]), "cannot be saved"),
+        (object(), "cannot be saved"),
         (np.tanh, "is <ufunc 'tanh'>, which is not registered"),
-        (OwnSpace(0, 1, (2,)), "is a OwnSpace; only Gymnasium's own spaces can be written down"),
+        (OwnSpace(0, 1, (2,)), "is a OwnSpace; only Gymnasium's own spaces can be saved"),
     ],
 )
 def test_what_has_no_form_is_an_error_that_says_where(value: Any, text: str) -> None:

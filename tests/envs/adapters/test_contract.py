@@ -361,5 +361,5 @@ def test_a_seed_that_cannot_be_given_is_not_dropped() -> None:
     rig.reset()
     with pytest.raises(ContractError, match="takes no seed"):
         rig.reset(seed=1)
-    with pytest.raises(ContractError, match="takes no options"):
+    with pytest.raises(ContractError, match="expected no options, since it takes none"):
         rig.reset(options={"a": 1})

@@ -108,7 +108,7 @@ def test_what_does_not_fit_is_refused(backend: str) -> None:
         (lambda: Spaces(pair(BOX), Tuple([BOX])), "tuple", "Tuples of one length, got Tuple"),
         (lambda: Spaces(pair(BOX), pair(BOX)), "dict", "Dicts of the same keys"),
         (CounterEnv, "single", "CounterEnv names its agents itself"),
-        (lambda: adapt(Spaces(BOX, BOX)), "single", "Spaces is behind an adapter already"),
+        (lambda: adapt(Spaces(BOX, BOX)), "single", "Spaces has an adapter already"),
     ):
         with pytest.raises(ArgumentError, match=words):
             marlvec.make(build, 1, backend=backend, agents=agents)
@@ -215,7 +215,7 @@ def test_for_who_has_ended_the_env_is_given_an_action_of_its_space(space: Any, e
         ([[1, 1], [1, 1]], r"action mask of agent 'agent_0': expected shape \(3,\), got \(2,\)"),
         ([[1, 1, 1]], "'avail_actions': expected 2 action masks, one per agent, got 1"),
         (None, "'avail_actions': expected 2 action masks, one per agent, got NoneType"),
-        ([[0, 0, -np.inf]] * 2, "'avail_actions': action mask of agent 'agent_0': .*got -inf.*give `mask == 0`"),
+        ([[0, 0, -np.inf]] * 2, "'avail_actions': action mask of agent 'agent_0': .*got -inf.*pass `mask == 0`"),
     ],
 )
 def test_masks_that_fit_no_agent_are_refused(masks: Any, words: str) -> None:

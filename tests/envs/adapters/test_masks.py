@@ -235,7 +235,7 @@ class MaskEnv(gymnasium.Env[Any, Any]):
 
 
 FORMS = "expected bools, or zeros and ones, one per choice, got "
-ADVICE = "; of a mask that is added to logits, give `mask == 0`"
+ADVICE = "; for a mask that is added to logits, pass `mask == 0`"
 NO_MASKS: list[tuple[Any, str]] = [
     (np.array([0, -np.inf, 0]), f"{FORMS}-inf at choice 1{ADVICE}"),
     (np.array([-1e9, 0, 0], np.float32), f"{FORMS}-1000000000.0 at choice 0{ADVICE}"),

@@ -312,7 +312,7 @@ def test_a_turn_based_env_that_resets_itself_is_refused() -> None:
 
 
 def test_its_last_state_is_gone_and_that_is_said() -> None:
-    with pytest.raises(ArgumentError, match="the state in which an episode ended is gone"):
+    with pytest.raises(ArgumentError, match="resets itself, so the state at the end of an episode cannot be read"):
         marlvec.make(SelfResettingParallelEnv, 1, backend="sync", state=True, env_kwargs={"state": True})
 
 

@@ -208,7 +208,7 @@ def test_rewards_of_several_objectives_become_one_number_by_a_wrapper_of_rewards
     game = Script.together(2, 4, "terminated")
     rig = Rig(adapt(Objectives(TurnEnv(game))))
     rig.reset(seed=0)
-    with pytest.raises(ContractError, match="make it one, by a wrapper whose `rewards` are numbers"):
+    with pytest.raises(ContractError, match="combine them by a wrapper whose `rewards` are numbers"):
         rig.step([0, 0])
     plain, one = Rig(adapt(TurnEnv(game))), Rig(adapt(OneNumber(Objectives(TurnEnv(game)))))
     for rig in (plain, one):

@@ -375,7 +375,7 @@ class Wrong(PainterEnv):
         (np.zeros((0, 4, 3), np.uint8), "got uint8 of shape (0, 4, 3)"),
         (
             np.zeros((50, 96, 3), np.uint8),
-            "frame 2 of painter-env0-episode0.mp4: expected one like those before it, of shape (48, 96, 3), "
+            "frame 2 of painter-env0-episode0.mp4: expected the shape of the earlier frames, (48, 96, 3), "
             "got (50, 96, 3)",
         ),
     ],
@@ -451,7 +451,9 @@ def test_files_that_would_be_replaced_are_named(name: str, file: str, tmp_path: 
     options: dict[str, Any] = {"env_ids": [0], "name": name}
     RecordVideo(tmp_path, **options)
     (tmp_path / f"{file}.mp4").touch()
-    with pytest.warns(UserWarning, match=f"{tmp_path} holds 1 videos of such names, {re.escape(Path(file).name)}.mp4"):
+    with pytest.warns(
+        UserWarning, match=f"{tmp_path} holds 1 videos of such names, for example {re.escape(Path(file).name)}.mp4"
+    ):
         RecordVideo(tmp_path, **options)
 
 

@@ -147,7 +147,7 @@ def test_functions_of_any_kind_run_where_the_env_lives(envs: VectorEnv) -> None:
     before = envs.exec_func(lambda env: env.unwrapped.agents)
     envs.exec_func_send(lambda env: (yield env))  # a generator crosses no process
     if envs.backend == "async":
-        with pytest.raises(SerialisationError, match="the answer of env 0 cannot be pickled, so it cannot come back"):
+        with pytest.raises(SerialisationError, match="the answer of env 0 cannot be pickled, so it cannot be returned"):
             envs.exec_func_fetch()
     else:
         assert all(isinstance(made, Iterator) for made in envs.exec_func_fetch())
@@ -308,11 +308,9 @@ def test_what_fails_is_told_and_costs_nothing(envs: VectorEnv) -> None:
     assert isinstance(caught.value.__cause__, ValueError)
     with pytest.raises(EnvRaised, match=r"no layer of the env has an attribute 'nme'; its layers are .*CounterEnv"):
         envs.get_attr("nme")
-    with pytest.raises(
-        EnvRaised, match=r"attribute 'unwrapped' of \w+ cannot be set: .*expected one that can be written"
-    ):
+    with pytest.raises(EnvRaised, match=r"attribute 'unwrapped' of \w+ cannot be set: .*expected a writable attribute"):
         envs.set_attr("unwrapped", 1)
-    with pytest.raises(EnvRaised, match="'tag' is not a method but str, and takes no arguments"):
+    with pytest.raises(EnvRaised, match=r"call\('tag'\): str is not a method; pass no arguments"):
         envs.call("tag", 1)
     assert envs.call("tag") == envs.get_attr("tag")
     play(envs, 6)
@@ -320,7 +318,7 @@ def test_what_fails_is_told_and_costs_nothing(envs: VectorEnv) -> None:
 
 def test_wrong_arguments_reach_no_env(envs: VectorEnv) -> None:
     for name in ("reset", "step", "close", "seed"):
-        with pytest.raises(ArgumentError, match="behind the vectorizer's back"):
+        with pytest.raises(ArgumentError, match="only the vectorizer may call this"):
             envs.call(name)
     with pytest.raises(ArgumentError, match="one value for each of 4 envs, got 3"):
         envs.set_attr("bag", PerEnv([1, 2, 3]))

@@ -88,7 +88,7 @@ def test_without_being_asked_for_no_state_is_written() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_env_without_a_state_is_refused(backend: str) -> None:
-    words = r"env 0, __init__\(\): state=True, and scripted_parallel has no global state"
+    words = r"env 0, __init__\(\): state=True: scripted_parallel has no global state"
     with pytest.raises(ArgumentError, match=words):
         vectorize(backend, [ScriptedParallelEnv] * 2, state=True)
     with vectorize(backend, [ScriptedParallelEnv] * 2) as envs:

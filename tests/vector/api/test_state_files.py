@@ -40,7 +40,7 @@ def test_envs_go_on_from_a_file(backend: str, tmp_path: Path) -> None:
 
 def test_what_is_no_state_is_not_written(tmp_path: Path) -> None:
     for wrong in ({"envs": 1}, None, np.zeros(3)):
-        with pytest.raises(ArgumentError, match=r"save_state\(\): expected what envs.get_state\(\) returned, got"):
+        with pytest.raises(ArgumentError, match=r"save_state\(\): expected a state from envs.get_state\(\), got"):
             marlvec.save_state(tmp_path / "state.npz", wrong)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 

@@ -161,7 +161,7 @@ def test_arrays_of_one_element_and_ints_are_taken_for_rewards_and_flags(form: st
 
 
 def test_an_env_behind_an_adapter_takes_no_lenient() -> None:
-    with pytest.raises(ArgumentError, match="is behind an adapter already"):
+    with pytest.raises(ArgumentError, match="has an adapter already"):
         adapt(adapt(CounterEnv()), lenient=True)
     with pytest.raises(ArgumentError, match="lenient=True"):
         marlvec.make("simple_spread", backend="native", lenient=True)

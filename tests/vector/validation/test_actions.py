@@ -71,10 +71,10 @@ WRONG: list[tuple[str, Any, str]] = [
     ("None", None, "got"),
     ("a dict", {"agents": np.zeros((N, A), I64)}, r"got a dict with the keys \['agents'\]; stack"),
     ("a long dict", {f"a{i}": 0 for i in range(9)}, r"keys \['a0', .*'a4'\] and 4 more"),
-    ("dicts", [{"agent_0": 0, "agent_1": 1}] * N, r"env 0, agent 'agent_2': it acts, and the dict has no"),
+    ("dicts", [{"agent_0": 0, "agent_1": 1}] * N, r"env 0, agent 'agent_2': expected an action, since it acts"),
     ("dicts in lists", [[{"move": 0}] * A] * N, r"got object\. There is a dict with keys \['move'\] in a list"),
     ("unreadable", OnDevice(), r"expected an array of shape \(3, 3\), dtype int64, got OnDevice, not an array: no\. "),
-    ("one env's row", np.zeros(A, I64), "That is one env's; give such a row for each of 3 envs"),
+    ("one env's row", np.zeros(A, I64), "That is the shape of one env; give such a row for each of 3 envs"),
     ("flat, to be reshaped", [0] * (N * A), r"give actions\.reshape\(3, 3\)"),
     ("above", np.full((N, A), 5), r"env 0, agent 'agent_0': 5 is not in Discrete\(5\) \(8 more\)"),
     ("below", np.full((N, A), -1), "-1 is not in"),
@@ -108,7 +108,7 @@ def test_tensors_are_actions_unless_they_have_a_gradient() -> None:
         for wrong in (tensor, [tensor[0], tensor[1], tensor[2]]):
             with pytest.raises(ActionError, match=r"tensor with a gradient.*give tensor\.detach\(\)\.cpu\(\)\.numpy"):
                 envs.step(wrong)
-        with pytest.raises(ActionError, match=r"got \(2, 2\)\. That is one env's"):
+        with pytest.raises(ActionError, match=r"got \(2, 2\)\. That is the shape of one env"):
             envs.step(tensor.detach()[0])
         envs.step(tensor.detach())
     with counters("sync") as envs:
@@ -122,7 +122,7 @@ def test_what_to_do_about_a_wrong_shape_is_said() -> None:
     with vectorize("sync", [partial(ScriptedParallelEnv, script, agent_num=2, env_index=i) for i in range(N)]) as envs:
         envs.reset(seed=0)
         for shape, words in (
-            ((2,), "one env's; give such a row for each of 3 envs"),
+            ((2,), "shape of one env; give such a row for each of 3 envs"),
             ((3,), "one action per env; give one for each of its 2 agents, along axis 1"),
             ((2, 3), r"Its axes are swapped: give np\.swapaxes\(actions, 0, 1\)"),
             ((6,), r"give actions\.reshape\(3, 2\)"),

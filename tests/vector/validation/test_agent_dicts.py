@@ -100,7 +100,9 @@ def test_send_to_some_envs() -> None:
         (one, other) = expected.spec.groups
         expected.send({one.name: np.array([[1], [2]]), other.name: np.array([[4], [3]])}, [2, 0])
         assert given.recv().rewards.tolist() == expected.recv().rewards.tolist()
-        with pytest.raises(ActionError, match="env 2, agent 'agent_1': it acts, and the dict has no action for it"):
+        with pytest.raises(
+            ActionError, match="env 2, agent 'agent_1': expected an action, since it acts, got None; actions are"
+        ):
             given.send([{"agent_0": 1, "agent_1": 4}, {"agent_0": 2}], [0, 2])
 
 
@@ -120,8 +122,11 @@ def test_keys_of_the_action_space_are_not_agents() -> None:
 
 
 WRONG: list[tuple[Any, str]] = [
-    ({"agent_0": np.zeros(N, np.int64)}, r"env 0, agent 'agent_1': it acts, .* only for \['agent_0'\]"),
-    ({"agent_0": [0] * N, "agent_1": None}, "env 0, agent 'agent_1': it acts"),
+    (
+        {"agent_0": np.zeros(N, np.int64)},
+        r"env 0, agent 'agent_1': expected an action, .* given for \['agent_0'\]",
+    ),
+    ({"agent_0": [0] * N, "agent_1": None}, "env 0, agent 'agent_1': expected an action, since it acts"),
     ({"agent_0": [0] * N, "agent_1": [0]}, r"actions\['agent_1'\]: expected shape \(3,\), got \(1,\)"),
     ({"agent_0": [0] * N, "agent_1": 1}, r"actions\['agent_1'\]: expected shape \(3,\), got \(\)"),
     ({"agent_0": [0] * N, "agent_1": [0, [1], 2]}, r"actions\['agent_1'\]: .* got list, not an array"),
@@ -129,7 +134,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"agent_0": [0] * N, "agent_1": [9] * N}, r"env 0, agent 'agent_1': 9 is not in Discrete\(5\)"),
     ({"agent_0": [0] * N, "nobody": [0] * N}, r"np\.stack\(\[actions\[agent\] for agent in envs\.agents\], axis=1\)"),
     ([{"agent_0": 0, "agent_1": 1}] * (N - 1), "expected a dict of agents for each of 3 envs, got 2 dicts"),
-    ([{"agent_0": 0, "agent_1": 1}, {}, {}], "env 1, agent 'agent_0': it acts"),
+    ([{"agent_0": 0, "agent_1": 1}, {}, {}], "env 1, agent 'agent_0': expected an action, since it acts"),
     ([{"agent_0": 0, "agent_1": [1, 2]}] * N, r"env 0, agent 'agent_1': expected shape \(\), got \(2,\)"),
     ([{"agent_0": 0, "agent_1": 1.5}] * N, "expected dtype int64, got float64"),
     ([{"agent_0": 0, "agent_1": -1}] * N, "env 0, agent 'agent_1': -1 is not in"),

@@ -17,7 +17,7 @@ from marlvec.vector.processes.fork_server.server import HEAD, send
 
 __all__ = ["ForkServerClient", "ensure_server", "worker_environ", "no_fork"]
 
-# An env that starts MPI would take a worker for one rank of the parent's job.
+# With these variables, an env that starts MPI would treat a worker as a rank of the parent's job.
 _MPI_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "MPI_", "HYDRA_", "I_MPI_")
 # One thread per worker: a worker per core is the parallelism, and a fork server must have no threads.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -25,13 +25,13 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NU
 _CHUNK = 1 << 16  # bytes to read at a time
 
 preload: list[str] = []
-"""Modules that the server imports before it forks any process, so that no worker has to; our tests name some."""
+"""Modules that the server imports once, before any fork, so that workers need not; our tests set some."""
 
 
 def worker_environ() -> dict[str, str]:
-    """The environment that workers get: this process's, without MPI, with one thread per numeric library.
+    """Return the workers' environment: this process's, without MPI, with one thread per numeric library.
 
-    It also counts how deep they are nested, see `marlvec.vector.processes.limits.check_depth`.
+    It also has their nesting depth, see `marlvec.vector.processes.limits.check_depth`.
     """
     environ = {key: value for key, value in os.environ.items() if not key.startswith(_MPI_PREFIXES)}
     for key in (*_ONE_THREAD, "PYGAME_HIDE_SUPPORT_PROMPT"):
@@ -44,10 +44,10 @@ class ForkServerClient:
     """This process's end of the fork server.
 
     Raises:
-        ResourceError: There may be no more processes, or file descriptors.
+        ResourceError: The limit of processes or file descriptors is reached.
 
     Attributes:
-        lock: Held from a request to its answer, which must not be taken by another thread.
+        lock: Held from a request to its answer, so that no other thread reads the answer.
     """
 
     def __init__(self) -> None:
@@ -74,14 +74,14 @@ class ForkServerClient:
         """Send a request and wait for its answer.
 
         Raises:
-            OSError: The server is gone, or says why it could not.
+            OSError: The server has ended, or its answer is this error.
         """
         with self.lock:
             self.send(message)
             return self.answer()
 
     def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        """Send a request; only with `lock`."""
+        """Send a request; the caller must hold `lock`."""
         self._number += 1
         try:
             send(self.sock, (self._number, message), fds)
@@ -89,10 +89,10 @@ class ForkServerClient:
             raise ConnectionError("marlvec's fork server is gone") from error
 
     def answer(self) -> Any:
-        """Wait for the answer; only with `lock`."""
+        """Wait for the answer; the caller must hold `lock`."""
         number, answer = 0, None
         try:
-            while number != self._number:  # one that came before was interrupted while it waited
+            while number != self._number:  # skip answers to earlier requests whose wait was interrupted
                 number, answer = self._receive()
         except (EOFError, OSError) as error:
             raise ConnectionError("marlvec's fork server is gone") from error
@@ -101,7 +101,7 @@ class ForkServerClient:
         return answer
 
     def _receive(self) -> tuple[int, Any]:
-        """Wait for a message. What has come of it is kept, so that Ctrl-C in between loses nothing."""
+        """Wait for a message. Received parts are kept, so that Ctrl-C in between loses none."""
         unread = self._unread
         while True:
             if len(unread) >= HEAD.size:
@@ -116,7 +116,7 @@ class ForkServerClient:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """Let the server end; it takes its workers along."""
+        """End the server, which kills its workers."""
         self.sock.close()
         try:
             self._process.wait(timeout=5)
@@ -125,9 +125,9 @@ class ForkServerClient:
             self._process.wait()
 
     def forget(self) -> None:
-        """In a forked child: this server belongs to the parent."""
+        """In a forked child: drop the server, which belongs to the parent."""
         self.sock.close()
-        self._process.returncode = 0  # so that no destructor waits for, or warns about, what is not our child
+        self._process.returncode = 0  # so that no destructor waits for, or warns about, the parent's child
 
 
 def _end_of_file() -> NoReturn:
@@ -139,7 +139,7 @@ _server_lock = threading.Lock()
 
 
 def ensure_server() -> ForkServerClient:
-    """The fork server of this process, started if need be."""
+    """Return the fork server of this process; start it if there is none."""
     global _server
     with _server_lock:
         if _server is not None and not _server.alive():
@@ -160,7 +160,7 @@ def _stop_server() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """A child of this process must not speak to its fork server."""
+    """Drop the fork server in a forked child: it belongs to the parent."""
     global _server, _server_lock
     _server_lock = threading.Lock()
     if _server is not None:
@@ -176,7 +176,7 @@ _lock = threading.RLock()
 
 
 def no_fork() -> AbstractContextManager[bool]:
-    """In here no other thread forks by `os.fork`. Not for waiting in: they wait, too."""
+    """Return a lock that keeps other threads from `os.fork`. Hold it only briefly: they wait for it."""
     return _lock
 
 

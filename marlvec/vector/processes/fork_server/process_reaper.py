@@ -1,11 +1,11 @@
-"""`ProcessReaper`: the fork server's child processes, ended and waited for together with what they started.
+"""`ProcessReaper`: ends the fork server's workers together with all processes that they started.
 
-A worker leads a process group, and the group is killed when it ends. What has left the group (by ``setsid``, as daemons
-do) is found in two ways. Each worker carries a mark that its descendants inherit, whatever they do: what has the mark
-of a dead worker is killed. And what a dead worker leaves becomes a child of the fork server, which is a *subreaper*: so
-nothing stays behind as a zombie, and what a worker of a worker started comes to light, whose mark is not known here.
+A worker leads a process group, which is killed when the worker ends. Processes that have left the group (by ``setsid``,
+as daemons do) are found in two ways. Each worker carries a mark that all its descendants inherit: every process that
+carries a dead worker's mark is killed. And orphans of a dead worker become children of the fork server, which is a
+*subreaper*: so none stays as a zombie, and processes of nested workers, whose marks are unknown here, are found.
 
-Both are of Linux; elsewhere there is the group alone.
+Both ways need Linux; on other systems only the group is killed.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PROC = Path("/proc")
 
-_PAUSE = 0.01  # seconds before a look at what is left, and between two: many workers may end at once
-_PATIENCE = 5.0  # seconds of looking after a worker's end; what is there then cannot be killed
+_PAUSE = 0.01  # seconds before a search for left processes, and between two: many workers may end at once
+_PATIENCE = 5.0  # seconds of searching after a worker's end; processes that still exist then cannot be killed
 
 
 def new_mark() -> int:
-    """A number that no other process carries."""
+    """Return a number that no other process carries."""
     return 1 << 62 | secrets.randbits(61)
 
 
 def mark_this_process(mark: int) -> None:
-    """Let this process and all its descendants carry a mark.
+    """Set a mark on this process and all its future descendants.
 
-    There is one number that children inherit through fork, exec, setsid and a cleared environment, that any process of
-    the same user can read and that changes nothing: a limit for real-time scheduling, far above any time there is.
+    The mark is the limit for real-time scheduling, far above any real time, so it has no other effect. Children inherit
+    it through fork, exec, setsid and a cleared environment, and any process of the same user can read it.
     """
     if sys.platform == "linux":
         hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
-        with contextlib.suppress(OSError, ValueError):  # it is limited already, or a sandbox does not know it
+        with contextlib.suppress(OSError, ValueError):  # the limit is set already, or a sandbox does not support it
             resource.setrlimit(resource.RLIMIT_RTTIME, (mark, hard))
 
 
 def _mark_of(pid: int) -> int | None:
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # it is gone, or another user's
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             return resource.prlimit(pid, resource.RLIMIT_RTTIME)[0]
     return None
 
 
 def become_subreaper() -> None:
-    """On Linux: adopt what descendants leave behind when they end."""
+    """On Linux: become the parent of orphans among this process's descendants."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -75,9 +75,9 @@ def die_with(parent: int) -> None:
 
 
 def go_on_without_parent() -> None:
-    """On Linux: let the kernel wake this process when its parent ends, if it was stopped, so that it can tidy up.
+    """On Linux: have the kernel wake this process, if it is stopped, when its parent ends, so that it can clean up.
 
-    The signal comes, too, when the thread ends that has started this process; to one that runs it means nothing.
+    The signal is also sent when the thread ends that has started this process; a running process ignores it.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
@@ -87,15 +87,15 @@ def go_on_without_parent() -> None:
 class _Worker:
     mark: int
     alive: bool = True
-    exitcode: int | None = None  # of a child of ours that has ended
-    pidfd: int = -1  # shows the end of one that is no child of ours
+    exitcode: int | None = None  # of an ended child of this process
+    pidfd: int = -1  # reports the end of a worker that is not a child of this process
 
 
 class ProcessReaper:
-    """Workers from their start to their end, and beyond it.
+    """Tracks workers from their start until all their processes have ended.
 
     Args:
-        poll: What the process sleeps on; ends are reported there, and are for `reap`.
+        poll: The poll object that the fork server waits on; it wakes for ended workers, then call `reap`.
     """
 
     def __init__(self, poll: select.poll) -> None:
@@ -104,34 +104,34 @@ class ProcessReaper:
         self._dead_marks: set[int] = set()
         self._look_at: float | None = None
         self._look_until = 0.0
-        self._bell, self._bell_push = os.pipe()
-        for fd in (self._bell, self._bell_push):
+        self._wakeup, self._wakeup_write = os.pipe()
+        for fd in (self._wakeup, self._wakeup_write):
             os.set_blocking(fd, False)
-        poll.register(self._bell, select.POLLIN)
-        signal.set_wakeup_fd(self._bell_push, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # what it is set to matters not, as long as it is set
+        poll.register(self._wakeup, select.POLLIN)
+        signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # any handler: the wakeup descriptor needs one
 
     @property
     def pause_ms(self) -> int | None:
-        """How long to sleep at most; None for ever."""
+        """Longest time to sleep, in milliseconds; None for ever."""
         if self._look_at is None:
             return None
         return max(0, math.ceil(1000 * (self._look_at - time.monotonic())))
 
     def add(self, pid: int, mark: int) -> None:
-        """Take a child of this process in."""
+        """Track a worker that is a child of this process."""
         self._workers[pid] = _Worker(mark)
 
     def watch(self, pid: int, mark: int) -> None:
-        """Take in a worker that is a child of the user's process, which waits for it and calls `release`."""
+        """Track a worker that is a child of the user's process, which waits for it and calls `release`."""
         worker = self._workers[pid] = _Worker(mark)
         if sys.platform == "linux":
-            with contextlib.suppress(OSError):  # no descriptor left, or an old kernel: its end is seen late, then
+            with contextlib.suppress(OSError):  # no free descriptor, or an old kernel: its end is found later
                 worker.pidfd = os.pidfd_open(pid)
                 self._poll.register(worker.pidfd, select.POLLIN)
 
     def release(self, pid: int) -> None:
-        """An adopted worker has ended, and has been waited for."""
+        """Note that a worker from `watch` has ended, and was waited for by its parent."""
         if worker := self._workers.pop(pid, None):
             self._ended(pid, worker)
 
@@ -146,7 +146,7 @@ class ProcessReaper:
             _kill(pid, number)
 
     def take_exitcode(self, pid: int) -> int | None:
-        """The exit code of a child that has ended, given once; None while it lives."""
+        """Return the exit code of an ended child, once; None while it lives."""
         self._reap()
         worker = self._workers.get(pid)
         if worker is None or worker.exitcode is None:
@@ -154,13 +154,13 @@ class ProcessReaper:
         return self._workers.pop(pid).exitcode
 
     def reap(self, ready: Iterable[int] = ()) -> None:
-        """See to those that have ended, and when it is time for it, to what they left.
+        """Wait for ended children, and when it is due, kill processes that dead workers left.
 
         Args:
-            ready: File descriptors that are ready.
+            ready: File descriptors that poll reported.
         """
         with contextlib.suppress(BlockingIOError):
-            os.read(self._bell, 4096)
+            os.read(self._wakeup, 4096)
         self._reap()
         ended = set(ready)
         for pid, worker in self._workers.items():
@@ -175,22 +175,22 @@ class ProcessReaper:
                 self._dead_marks.clear()
 
     def end(self) -> None:
-        """Kill all workers, and wait until they are gone."""
+        """Kill all workers, and wait until they have ended."""
         for pid, worker in self._workers.items():
             if worker.alive:
                 _kill_group(pid)
             self._dead_marks.add(worker.mark)
-        self._workers.clear()  # from now on every child of ours is left behind
+        self._workers.clear()  # so that every child counts as left behind
         until = time.monotonic() + _PATIENCE
         while self._kill_left() and time.monotonic() < until:
             time.sleep(_PAUSE)
             self._reap()
 
     def forget_in_child(self) -> None:
-        """In a forked child: these are its parent's."""
+        """In a forked child: drop the workers, which belong to the parent."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for fd in (self._bell, self._bell_push, *(worker.pidfd for worker in self._workers.values())):
+        for fd in (self._wakeup, self._wakeup_write, *(worker.pidfd for worker in self._workers.values())):
             if fd >= 0:
                 os.close(fd)
 
@@ -213,7 +213,7 @@ class ProcessReaper:
             return
         worker.alive = False
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)  # what an env started goes with its worker
+            os.killpg(pid, signal.SIGKILL)  # processes that its envs started
         self._dead_marks.add(worker.mark)
         now = time.monotonic()
         self._look_until = now + _PATIENCE
@@ -221,9 +221,9 @@ class ProcessReaper:
             self._look_at = now + _PAUSE
 
     def _kill_left(self) -> bool:
-        """Kill what dead workers left behind; whether there was anything. What is killed may have had children."""
+        """Kill processes that dead workers left; return whether there were any: they may have had children."""
         left = sorted(pid for pid in self._left_behind() if _runs(pid))
-        # All at once: none is to start others meanwhile, or to complain of the end of its children.
+        # Stop all first, so that none starts others meanwhile, or reports the end of its children.
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in left:
                 _kill(pid, number)
@@ -238,17 +238,17 @@ class ProcessReaper:
 
 
 def _children() -> Iterator[int]:
-    with contextlib.suppress(OSError):  # not Linux, or a kernel built without
+    with contextlib.suppress(OSError):  # not Linux, or a kernel without this file
         yield from map(int, (_PROC / f"self/task/{os.getpid()}/children").read_text().split())
 
 
 def _all_pids() -> Iterator[int]:
     with contextlib.suppress(OSError):
-        yield from (int(name) for name in os.listdir(_PROC) if name.isdecimal())  # noqa: PTH208  (names are wanted)
+        yield from (int(name) for name in os.listdir(_PROC) if name.isdecimal())  # noqa: PTH208  (names are needed)
 
 
 def _runs(pid: int) -> bool:
-    """Whether it is there and no zombie."""
+    """Return whether the process exists and is not a zombie."""
     try:
         return (_PROC / f"{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -258,7 +258,7 @@ def _runs(pid: int) -> bool:
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    _kill(pid, signal.SIGKILL)  # one that has only just been forked leads no group yet
+    _kill(pid, signal.SIGKILL)  # a process that was just forked leads no group yet
 
 
 def _kill(pid: int, number: int) -> None:

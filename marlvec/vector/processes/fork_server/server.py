@@ -1,10 +1,10 @@
 """The fork server: a small process that forks workers, and ends with its parent.
 
-One per parent process, started clean: it never imports the caller's main module, and has no threads, so forking from it
-is safe however many threads the parent has. It forks workers on request (``"forkserver"``) or lets them start a fresh
-interpreter (``"spawn"``). It sleeps until the parent asks for something or a worker ends, and then sees to what the
-worker's envs had started; when its socket closes the parent is gone, and every worker is killed, hung ones included
-(`marlvec.vector.processes.fork_server.process_reaper`).
+One per parent process, in a fresh interpreter: it never imports the caller's main module, and has no threads, so
+forking from it is safe even if the parent has threads. It forks workers on request (``"forkserver"``), or lets them
+start a new interpreter (``"spawn"``). It sleeps until the parent sends a request or a worker ends; then it kills
+processes that the worker's envs had started. When its socket closes, the parent has ended, and the server kills every
+worker, even hung ones (`marlvec.vector.processes.fork_server.process_reaper`).
 
 Runs as ``python -c "from marlvec.vector.processes.fork_server.server import main; main(fd)"``; `client` is the other
 side.
@@ -36,13 +36,13 @@ from marlvec.vector.processes.stack_dump import ASK
 __all__ = ["HEAD", "isolate", "main", "receive", "send"]
 
 HEAD = struct.Struct("<QQ")
-"""Size of a message, number of file descriptors that come with it."""
+"""Size of a message, number of file descriptors sent with it."""
 
 _MAX_FDS = 8
 
 
 def send(sock: socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:
-    """Send one message, with copies of these file descriptors; in one piece: Ctrl-C comes before it, or after it."""
+    """Send one message, with duplicates of these file descriptors, in one piece: Ctrl-C comes before or after it."""
     data = pickle.dumps(message)
     data = HEAD.pack(len(data), len(fds)) + data
     sent = socket.send_fds(sock, [data], list(fds))
@@ -53,10 +53,10 @@ def send(sock: socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:
 def receive(sock: socket.socket) -> tuple[Any, list[int]]:
     """Wait for one message and its file descriptors.
 
-    Where not all descriptors could be received, because this process may have no more, none are handed out.
+    If not all descriptors could be received, because this process has reached its limit, none is returned.
 
     Raises:
-        EOFError: The other side is gone.
+        EOFError: The other side has closed the socket.
     """
     head, fds, _, _ = socket.recv_fds(sock, HEAD.size, _MAX_FDS)
     head += _read(sock, HEAD.size - len(head)) if head else b""
@@ -87,14 +87,14 @@ def _close_all(fds: list[int]) -> None:
 
 def main(fd: int) -> None:
     """Serve until the socket closes, then kill every worker."""
-    import marlvec.vector.processes.worker  # noqa: F401  (what workers need is imported once, here)
+    import marlvec.vector.processes.worker  # noqa: F401  (imported once, here, for all workers)
 
-    os.setsid()  # Ctrl-C in the terminal is the parent's business
-    signal.pthread_sigmask(signal.SIG_SETMASK, {ASK})  # which workers let in as soon as they can answer
+    os.setsid()  # Ctrl-C in the terminal is for the parent alone
+    signal.pthread_sigmask(signal.SIG_SETMASK, {ASK})  # workers unblock it once they have a handler
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     become_subreaper()
     go_on_without_parent()
-    mark_this_process(new_mark())  # inside of a worker: at its end we tidy up ourselves, and must not be killed before
+    mark_this_process(new_mark())  # its own mark: in a worker, the outer server must not kill it before it cleans up
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)
     poll = select.poll()
@@ -106,7 +106,7 @@ def main(fd: int) -> None:
             if sock.fileno() in ready:
                 (number, message), fds = receive(sock)
                 send(sock, (number, _answer(sock, message, fds, reaper)))
-            else:  # no caller waits for what has to be tidied up: requests first
+            else:  # requests come first: no caller waits for the cleanup
                 reaper.reap(ready)
     except (EOFError, OSError):
         reaper.end()
@@ -143,7 +143,7 @@ def _answer(sock: socket.socket, message: dict[str, Any], fds: list[int], reaper
 
 
 def _become_worker(server: int, message: dict[str, Any], fds: list[int]) -> NoReturn:
-    """In the child: take on the parent's surroundings, then serve."""
+    """In the child: take on the parent's environment, folder and streams, then serve."""
     try:
         isolate(server, message["mark"])
         *ours, out, err = fds
@@ -155,7 +155,7 @@ def _become_worker(server: int, message: dict[str, Any], fds: list[int]) -> NoRe
             os.close(fd)
         os.environ.clear()
         os.environ.update(message["environ"])
-        with contextlib.suppress(OSError):  # the folder may be gone
+        with contextlib.suppress(OSError):  # the folder may have been removed
             os.chdir(message["cwd"])
         if message["method"] == "spawn":
             for fd in ours:
@@ -178,7 +178,7 @@ def _become_worker(server: int, message: dict[str, Any], fds: list[int]) -> NoRe
 
 
 def isolate(parent: int | None, mark: int) -> None:
-    """In a new worker: lead a process group of its own, carry ``mark``, and on Linux die with ``parent``."""
+    """In a new worker: become a process group leader, carry ``mark``, and on Linux die with ``parent``."""
     os.setsid()
     mark_this_process(mark)
     if parent is not None:
