@@ -106,18 +106,18 @@ def make(
     Args:
         env: The env to build: a registered id (``"simple_spread"``, ``"mpe/simple_spread_v3"``,
             ``"pettingzoo/classic/connect_four_v3"``, ``"CartPole-v1"``, ``"envpool/Pong-v5"``), ``"module:attr"``,
-            ``"FILE.py:attr"``, an env class, a factory, a `JaxWorld`, or a list with one of these per env. A factory that
-            declares an argument ``env_index`` or ``num_envs`` receives it.
+            ``"FILE.py:attr"``, an env class, a factory, a `JaxWorld`, or a list with one of these per env. A factory
+            that declares an argument ``env_index`` or ``num_envs`` receives it.
         num_envs: N; default 1, or the length of the list.
         backend: ``"async"``, the default: worker processes that write into shared memory (not on Windows, where
             ``"sync"`` is the default); ``"thread"``: worker threads, for envs that release the interpreter lock;
             ``"sync"``: all envs in this process; ``"native"``: compiled envs in this process, for envs that have them
             (docs/native.md); ``"pool"``: one object with all envs, e.g. ``gymnasium.make_vec``'s (docs/libraries/);
-            ids of EnvPool, VMAS, JaxMARL and Pgx, and a `JaxWorld`, always use it, so leave ``backend`` out there. ``"auto"``: native if the results
-            are equal bit for bit, it is installed and it supports all arguments; else sync if worker processes would
-            cost more time than they save, which is measured by stepping two of the envs in a process of their own;
-            else async. Arguments for worker processes always choose async. ``repr(envs)`` has the choice and the
-            reason; results do not depend on it.
+            ids of EnvPool, VMAS, JaxMARL and Pgx, and a `JaxWorld`, always use it, so leave ``backend`` out there.
+            ``"auto"``: native if the results are equal bit for bit, it is installed and it supports all arguments; else
+            sync if worker processes would cost more time than they save, which is measured by stepping two of the envs
+            in a process of their own; else async. Arguments for worker processes always choose async. ``repr(envs)``
+            has the choice and the reason; results do not depend on it.
         num_workers: Worker processes or threads; default: one per core that this process may use, by its affinity and
             the quota of its container, at most one per env.
         autoreset_mode: What happens when an env's episode ends. ``"same_step"``: the next one begins at once, the step

@@ -1,6 +1,6 @@
-"""The commands, their options, and how errors are shown.
+"""The commands, their options, and the display of errors.
 
-What a command needs is imported when it runs, so that ``marlvec --help`` answers at once.
+Modules of a command are imported when it runs, so that ``marlvec --help`` is fast.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ app = typer.Typer(
 
 
 class AutoresetMode(StrEnum):
-    """What happens when an env's episode ends."""
+    """When the next episode begins after an env's episode has ended."""
 
     SAME_STEP = "same_step"
     NEXT_STEP = "next_step"
@@ -122,8 +122,8 @@ def rollout(
         bool,
         typer.Option(
             "--live",
-            help="Show returns, speed and times while it runs, in place of the bar; lines now and then if stderr is "
-            "no terminal.",
+            help="Show returns, speed and times while it runs, instead of the bar; occasional lines if stderr is no "
+            "terminal.",
         ),
     ] = False,
     plot: Annotated[
@@ -137,10 +137,10 @@ def rollout(
 ) -> None:
     r"""Step envs with policies; show returns, shapes and speed.
 
-    The progress bar, or with --live a table that keeps up, goes to stderr; the table at the end to stdout. Ctrl-C ends
-    the run early, with the table of what there is.
+    The progress bar, or the live table of --live, is printed to stderr; the table at the end to stdout. Ctrl-C ends the
+    run early, with the table so far.
 
-    Two policies, each with connectors of its own:
+    Two policies, each with its own connectors:
 
       marlvec rollout simple_spread --mapping agent_2=seek \
         --policy main=random --policy examples/policies.py:seek \
@@ -168,7 +168,7 @@ def rollout(
             backend=backend.value,
             num_workers=num_workers,
             autoreset_mode=autoreset_mode.value,
-            copy=False,  # the collector keeps copies of what it needs
+            copy=False,  # the collector copies what it keeps
             env_kwargs=kwargs,
         ) as envs:
             named, played_by = arguments.assign_policies(named, mapping or [], envs.agents, envs.groups)
@@ -182,7 +182,7 @@ def rollout(
                 agent_connectors=chains if chains else None,
                 batch_mode=batch_mode.value,
                 seed=seed,
-                window=env_steps + num_envs,  # every episode of this run: each takes a step at least
+                window=env_steps + num_envs,  # all episodes of this run: each takes at least one step
             )
             result = roll_out(collector, played_by, env_steps, stderr, table)
         console = stdout()
@@ -219,8 +219,8 @@ def record(
         list[str] | None,
         typer.Option(
             metavar="[ID=]WHAT[@PATH]",
-            help="Who acts, as in [b]marlvec rollout[/]; PATH is what it has learned: a pool of opponents (its "
-            "newest), POOL/ID, or a file of save_policy().",
+            help="Who acts, as in [b]marlvec rollout[/]; PATH is its trained state: a pool of opponents (its newest), "
+            "POOL/ID, or a file of save_policy().",
         ),
     ] = None,
     mapping: Mapping = None,
@@ -231,15 +231,15 @@ def record(
         typer.Option(min=1, metavar="N", help="Truncate episodes after so many steps.", show_default="the env's own"),
     ] = None,
     fps: Annotated[
-        float | None, typer.Option(metavar="N", help="Frames a second.", show_default="what the env says, or 30")
+        float | None, typer.Option(metavar="N", help="Frames a second.", show_default="the env's own, or 30")
     ] = None,
     begin: Annotated[
         Path | None,
         typer.Option(
             "--from",
             metavar="FILE",
-            help="Begin with this moment of an episode: a file of marlvec.save_state(); with several envs, each goes "
-            "on from it.",
+            help="Begin with a saved step of an episode: a file of marlvec.save_state(); with several envs, each "
+            "continues from it.",
         ),
     ] = None,
     env_id: Annotated[
@@ -259,9 +259,9 @@ def record(
 ) -> None:
     r"""Play episodes and write a video of them, from the first frames to the last.
 
-    With several envs the picture is a grid; one that has played its episodes keeps its last frame. Ctrl-C ends the
-    video early, with the frames that there are. With --from the first episode of each env begins where
-    envs.get_state() was called: what happened then can be looked at again and again, and with other policies.
+    With several envs the picture is a grid; an env that has played its episodes keeps its last frame. Ctrl-C ends the
+    video early, with the frames so far. With --from the first episode of each env continues from a saved state: the
+    same situation can be replayed any number of times, and with other policies.
 
       marlvec record simple_spread -o spread.gif --episodes 3 --num-envs 4 \
         --policy examples/policies.py:seek
@@ -274,7 +274,7 @@ def record(
     from marlvec.cli.commands.serve import collector_of
 
     settle_in()
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures are drawn in memory: pygame needs no screen for them
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws in memory, without a screen
     with plain_errors(traceback):
         check_output(output, fps)
         moment = read_moment(begin, env_id)
@@ -322,8 +322,8 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="[ID=]WHAT[@PATH]",
-            help="Who answers, as in [b]marlvec rollout[/]; PATH is what it has learned: a file of save_policy(), a "
-            "pool of opponents (its newest), or POOL/ID.",
+            help="Who answers, as in [b]marlvec rollout[/]; PATH is its trained state: a file of save_policy(), a pool "
+            "of opponents (its newest), or POOL/ID.",
         ),
     ] = None,
     mapping: Mapping = None,
@@ -334,29 +334,31 @@ def serve(
     num_envs: Annotated[int, typer.Option(min=1, metavar="N", help="How many episodes can run at a time.")] = 64,
     allow_remote: Annotated[
         bool,
-        typer.Option("--allow-remote", help="Listen where others can come in; they need the token, or --no-token."),
+        typer.Option("--allow-remote", help="Accept other machines; they need the token, or --no-token."),
     ] = False,
     token_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Holds the token (mode 600); else the variable MARLVEC_TOKEN does, if set."),
+        typer.Option(
+            metavar="FILE", help="File with the token (mode 600); default: the variable MARLVEC_TOKEN, if set."
+        ),
     ] = None,
     no_token: Annotated[
-        bool, typer.Option("--no-token", help="Ask no client for a token, not even from other machines.")
+        bool, typer.Option("--no-token", help="Require no token of any client, also of other machines.")
     ] = False,
     origin: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="A web page that may use it, beside those of this machine; may be repeated."),
+        typer.Option(metavar="URL", help="Another site whose pages may use it; may be repeated."),
     ] = None,
     name: Annotated[
-        list[str] | None, typer.Option(metavar="HOST", help="A name that it goes by, beside its address; likewise.")
+        list[str] | None, typer.Option(metavar="HOST", help="Another name of the server; may be repeated.")
     ] = None,
     explore: Annotated[
-        bool, typer.Option("--explore", help="Let policies explore, not act as well as they can.")
+        bool, typer.Option("--explore", help="Let policies explore, instead of acting as well as they can.")
     ] = False,
     seed: Seed = None,
     traceback: Traceback = False,
 ) -> None:
-    """Answer for policies, over a socket: simulators and web pages ask, until Ctrl-C. Needs the extra "external".
+    """Serve policies over a socket to simulators and web pages, until Ctrl-C. Needs the extra "external".
 
     Three agents of simple_spread, all played by one function:
 
@@ -397,16 +399,16 @@ def serve(
 def bench(
     env: Env,
     num_envs: Annotated[int, typer.Option(min=1, metavar="N", help="How many copies of it.")] = 16,
-    seconds: Annotated[float, typer.Option(min=0.01, metavar="S", help="Of stepping, for each backend.")] = 3.0,
+    seconds: Annotated[float, typer.Option(min=0.01, metavar="S", help="Seconds of stepping for each backend.")] = 3.0,
     num_workers: NumWorkers = None,
     settings: Settings = None,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Step an env on every backend that runs it, and say which to take.
+    """Step an env on every backend that supports it, and recommend one.
 
-    Random actions, in turns; the time is that of `step()` alone, on the wall clock, so nothing else should be running.
-    What has to be compiled is compiled before.
+    Random actions, backends in turns; only the wall-clock time of `step()` counts, so nothing else should be running.
+    All compilation happens before.
     """
     from marlvec.cli import arguments
     from marlvec.cli.commands import bench as benchmark
@@ -423,19 +425,23 @@ def bench(
 @app.command()
 def check(
     env: Env,
-    episodes: Annotated[int, typer.Option(min=1, metavar="N", help="How many to play, four or five times over.")] = 3,
-    max_steps: Annotated[int, typer.Option(min=1, metavar="N", help="Within which every episode must end.")] = 10_000,
+    episodes: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many episodes; each is played four or five times.")
+    ] = 3,
+    max_steps: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Limit within which every episode must end.")
+    ] = 10_000,
     skip: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A check to leave out; may be given several times.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the env and of the actions.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the env and of the actions.")] = 0,
     settings: Settings = None,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Play an env of your own, and say what is wrong with it and what to change. Exit code 1 if anything is.
+    """Play your own env, and report what is wrong with it and what to change. Exit code 1 if anything is.
 
-    Whole episodes are played, in one instance, and in two that take turns; what is serious stands first.
+    Whole episodes are played, in one instance, and in two in turns; serious findings come first.
 
       marlvec check my_package.envs:MyEnv --set size=5 --skip infos
     """
@@ -443,7 +449,7 @@ def check(
     from marlvec.cli.commands import check as checking
 
     settle_in()
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # some envs open a window as soon as they are built
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # some envs open a window when they are built
     with plain_errors(traceback):
         kwargs = arguments.env_kwargs(settings or [])
         findings = checking.check(
@@ -466,13 +472,13 @@ def envs(
         str | None,
         typer.Argument(
             metavar="FILTER",
-            help="Show ids that contain this; Gymnasium's own are listed too then.",
+            help="Show ids that contain this, including Gymnasium's own.",
             show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the envs that make() knows, and what to install where something is missing."""
+    """List the envs that make() knows, and what to install if something is missing."""
     from marlvec.cli.commands import lists
     from marlvec.registry import listing
 
@@ -492,10 +498,10 @@ def envs(
 def connectors(
     filter: Annotated[
         str | None,
-        typer.Argument(metavar="FILTER", help="Show those whose names contain this.", show_default=False),
+        typer.Argument(metavar="FILTER", help="Show connectors whose names contain this.", show_default=False),
     ] = None,
     side: Annotated[
-        Side | None, typer.Option(help="Show those of this side of a policy.", show_default="all of them")
+        Side | None, typer.Option(help="Show connectors of this side of a policy.", show_default="all of them")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -517,11 +523,9 @@ def connectors(
 @app.command()
 def examples(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Print the source of this one.", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="Print the source of this example.", show_default=False)
     ] = None,
-    copy: Annotated[
-        bool, typer.Option("--copy", help="Write a copy, in place of printing: of NAME, or of all.")
-    ] = False,
+    copy: Annotated[bool, typer.Option("--copy", help="Copy NAME, or all examples, instead of printing.")] = False,
     to: Annotated[Path, typer.Option(metavar="FOLDER", help="Where copies go.")] = Path("examples"),
 ) -> None:
     """List the example scripts that come with marlvec, print one, or copy them.

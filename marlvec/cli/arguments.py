@@ -1,4 +1,4 @@
-"""What the texts of a command line stand for: policies, which agents they play, connectors, arguments of envs."""
+"""Parses command-line texts: policies, mappings of agents to policies, connectors, arguments of envs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
 def policies(texts: Sequence[str]) -> dict[str, Policy]:
-    """Policies of the options ``--policy [ID=]WHAT``, in their order.
+    """Return the policies of options ``--policy [ID=]WHAT``, in their order.
 
     Raises:
-        ArgumentError: It cannot be found, is no policy, or an id is used twice.
+        ArgumentError: A policy cannot be found, or is not one, or an id is used twice.
     """
     found: dict[str, Policy] = {}
     for text in texts:
@@ -43,21 +43,21 @@ def policies(texts: Sequence[str]) -> dict[str, Policy]:
 
 
 def policy_id(text: str) -> tuple[str, str]:
-    """The id that ``[ID=]WHAT`` gives a policy, and ``WHAT``; without one it is the last part of ``WHAT``."""
+    """Split ``[ID=]WHAT`` into a policy's id and ``WHAT``; the default id is the last part of ``WHAT``."""
     match = re.match(_ID, text)
     what = text[match.end() :] if match else text
     return match[1] if match else what.rpartition(":")[2], what
 
 
 def load(text: str, what: str) -> Any:
-    """Import what ``module:attr`` or ``file.py:attr`` names.
+    """Import the object of ``module:attr`` or ``file.py:attr``.
 
     Args:
-        text: The argument that names it, for messages.
+        text: The argument that names it, for error messages.
         what: The name.
 
     Raises:
-        ArgumentError: There is no such thing.
+        ArgumentError: It does not exist.
     """
     source, colon, path = what.rpartition(":")
     if not colon or not source or not path:
@@ -77,7 +77,7 @@ def load(text: str, what: str) -> Any:
 def _policy(text: str, found: Any) -> Policy:
     if isinstance(found, type):
         if not callable(getattr(found, "act", None)):
-            raise ArgumentError(f"--policy {text}: {found.__name__} is no policy: it has no method act(rows)")
+            raise ArgumentError(f"--policy {text}: expected a policy, but {found.__name__} has no method act(rows)")
         needed = [
             name
             for name, parameter in signature_of(found).parameters.items()
@@ -95,21 +95,20 @@ def _policy(text: str, found: Any) -> Policy:
 def assign_policies(
     named: Mapping[str, Policy], texts: Sequence[str], agents: Sequence[str], groups: Mapping[str, Sequence[int]]
 ) -> tuple[dict[str, Policy], dict[str, str]]:
-    """All policies, and which agents each plays, from the options ``--mapping PREFIX=ID``.
+    """Return all policies, and which agents each plays, from options ``--mapping PREFIX=ID``.
 
     Args:
-        named: Policies of the command line; where there is none, agents act at random, each group with a policy of its
-            own.
+        named: Policies of the command line; if empty, agents act at random, with one policy per group.
         texts: The options.
         agents: Agent names.
         groups: Group name → indices of its agents.
 
     Raises:
-        ArgumentError: A prefix fits no agent, a policy is not known or plays no agent.
+        ArgumentError: A prefix fits no agent, a policy is unknown or plays no agent.
     """
     if not named:
         if texts:
-            raise ArgumentError(f"--mapping {texts[0]}: there is no --policy to assign")
+            raise ArgumentError(f"--mapping {texts[0]}: expected a --policy to assign, got none")
         if len(groups) == 1:
             return {"random": RandomPolicy()}, dict.fromkeys(agents, "random")
         return (
@@ -122,9 +121,11 @@ def assign_policies(
         if not equals or not prefix:
             raise ArgumentError(f"--mapping {text}: expected PREFIX=ID, e.g. agent_2={next(iter(named))}")
         if policy_id not in named:
-            raise ArgumentError(f"--mapping {text}: no policy {policy_id!r}; there are {list(named)}")
+            raise ArgumentError(f"--mapping {text}: no policy {policy_id!r}; the policies are {list(named)}")
         if not any(agent.startswith(prefix) for agent in agents):
-            raise ArgumentError(f"--mapping {text}: no agent's name begins with {prefix!r}; there are {list(agents)}")
+            raise ArgumentError(
+                f"--mapping {text}: no agent's name begins with {prefix!r}; the agents are {list(agents)}"
+            )
         if chosen.setdefault(prefix, policy_id) != policy_id:
             raise ArgumentError(f"--mapping: {prefix}= is given twice, for {chosen[prefix]!r} and {policy_id!r}")
     first = next(iter(named))
@@ -135,7 +136,8 @@ def assign_policies(
     idle = [name for name in named if name not in played_by.values()]
     if idle:
         raise ArgumentError(
-            f"policy {idle[0]!r} plays no agent; say which: --mapping PREFIX={idle[0]}, the agents are {list(agents)}"
+            f"policy {idle[0]!r} plays no agent; give it some with --mapping PREFIX={idle[0]}; "
+            f"the agents are {list(agents)}"
         )
     return dict(named), played_by
 
@@ -143,7 +145,7 @@ def assign_policies(
 def connectors(
     texts: Sequence[str], policy_ids: Sequence[str]
 ) -> list[AgentConnector] | dict[str, list[AgentConnector]]:
-    """Chains of the options ``--connectors [ID=]CHAIN``: one for every policy, or policy id to chain.
+    """Return the chains of options ``--connectors [ID=]CHAIN``: one for all policies, or policy id to chain.
 
     Raises:
         ArgumentError: An unknown connector or policy, wrong arguments, or two chains for one policy.
@@ -153,7 +155,7 @@ def connectors(
         match = re.match(_ID, text)
         name = match[1] if match else ""
         if match and name not in policy_ids:
-            raise ArgumentError(f"--connectors {text}: no policy {name!r}; there are {list(policy_ids)}")
+            raise ArgumentError(f"--connectors {text}: no policy {name!r}; the policies are {list(policy_ids)}")
         if name in found or (found and "" in (name, *found)):
             raise ArgumentError(f"--connectors {text}: give one chain for all policies, or one per policy as ID=CHAIN")
         found[name] = _chain(text, text[match.end() :] if match else text)
@@ -166,7 +168,7 @@ def _chain(text: str, chain: str) -> list[AgentConnector]:
         items = ast.parse(f"[{chain}]", mode="eval").body
     except (SyntaxError, ValueError):
         raise ArgumentError(problem) from None
-    assert isinstance(items, ast.List)  # of what stands in brackets; `a for a in b` is refused with the names
+    assert isinstance(items, ast.List)  # `[…]` parses to a list or a comprehension; the latter has no names
     return [_connector(text, item, problem) for item in items.elts]
 
 
@@ -191,7 +193,7 @@ def _connector(text: str, item: ast.expr, problem: str) -> AgentConnector:
 
 
 def _is_connector(value: Any) -> bool:
-    """Whether it can stand in a chain by its name alone."""
+    """Return whether a chain can name this class."""
     return (
         inspect.isclass(value)
         and issubclass(value, AgentConnector)
@@ -202,10 +204,10 @@ def _is_connector(value: Any) -> bool:
 
 
 def env_kwargs(texts: Sequence[str]) -> dict[str, Any]:
-    """Arguments of the options ``--set KEY=VALUE``: values are Python literals, or else plain text.
+    """Return the arguments of options ``--set KEY=VALUE``: values are Python literals, or plain text.
 
     Raises:
-        ArgumentError: No ``=``, or a key twice.
+        ArgumentError: ``=`` is missing, or a key is given twice.
     """
     found: dict[str, Any] = {}
     for text in texts:
@@ -225,12 +227,12 @@ _PLAYER_ID = r"([\w./-]+)="
 
 
 def players(texts: Sequence[str]) -> dict[str, Policy | Opponent]:
-    """Players of the arguments ``[ID=]WHAT``, in their order; a ``WHAT`` that ends in ``/*`` is several.
+    """Return the players of arguments ``[ID=]WHAT``, in their order; ``WHAT`` ending in ``/*`` is several players.
 
-    An opponent of a pool, given without ID, is called ``FOLDER/NAME`` if another player has its name.
+    An opponent of a pool without ID is called ``FOLDER/NAME`` if another player has its name.
 
     Raises:
-        ArgumentError: One cannot be found, is no policy, or an id is used twice.
+        ArgumentError: A player cannot be found, or is not a policy, or an id is used twice.
         CheckpointError: A pool's file is damaged.
     """
     named = [(text, name, player) for text in texts for name, player in _players(text).items()]
@@ -247,10 +249,10 @@ def players(texts: Sequence[str]) -> dict[str, Policy | Opponent]:
 
 
 def one_player(text: str) -> tuple[str, Policy | Opponent]:
-    """The player of ``[ID=]WHAT``, and its id.
+    """Return the id and the player of ``[ID=]WHAT``.
 
     Raises:
-        ArgumentError: It cannot be found, is no policy, or stands for several.
+        ArgumentError: It cannot be found, is not a policy, or is several players.
         CheckpointError: A pool's file is damaged.
     """
     found = players([text])
@@ -274,29 +276,29 @@ def _players(text: str) -> dict[str, Policy | Opponent]:
 
 
 def _pool_folder(path: Path) -> Path:
-    """The folder of the pool in a path, which may go on behind it."""
+    """Return the pool's folder in a path, which may end with an opponent's id or ``*``."""
     return path if (path / INDEX).exists() else path.parent
 
 
 def _opponents(text: str, what: str, path: Path) -> dict[str, Opponent]:
-    """Of the pool in a folder the newest; or, where the path goes on behind the folder, one of them or all."""
+    """Return the newest opponent of a pool's folder, or the one, or all, that the path names."""
     folder = _pool_folder(path)
     wanted = None if folder == path else path.name
     if not (folder / INDEX).exists():
-        raise ArgumentError(f"{text}: there is no pool of opponents in {path}, nor in {path.parent}")
+        raise ArgumentError(f"{text}: expected a pool of opponents, found none in {path} or {path.parent}")
     make = load(text, what)
     if not callable(make) and not isinstance(make, Mapping):
-        raise ArgumentError(f"{text}: before @ expected a function that builds the policy, or a dict, got {make!r}")
+        raise ArgumentError(f"{text}: expected a function that builds the policy, or a dict, before @, got {make!r}")
     try:
         opponents = read_opponents(folder, make)
     except CheckpointError as error:
         error.add_note(f"while {text} was looked up")
         raise
     if not opponents:
-        raise ArgumentError(f"{text}: there is no opponent in the pool yet")
+        raise ArgumentError(f"{text}: expected an opponent, but the pool is empty")
     if wanted == "*":
         return opponents
     name = next(reversed(opponents)) if wanted is None else wanted
     if name not in opponents:
-        raise ArgumentError(f"{text}: no opponent {name!r} in {folder}; there are {', '.join(opponents)}")
+        raise ArgumentError(f"{text}: no opponent {name!r} in {folder}; the opponents are {', '.join(opponents)}")
     return {name: opponents[name]}

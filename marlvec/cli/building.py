@@ -1,4 +1,4 @@
-"""Envs for a command, and a word while they are compiled."""
+"""Builds envs for a command; prints a line while they are compiled."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ __all__ = ["build_envs"]
 
 
 def build_envs(env: str, num_envs: int, *, backend: str, console: Console | None = None, **options: Any) -> VectorEnv:
-    """Build envs as `make`; if that means to compile them, which takes seconds and is done once, say so.
+    """Build envs as `make` does; print a line if they are compiled, which takes seconds and happens once.
 
     Args:
-        env: What to build.
+        env: The env, as for `make`.
         num_envs: N.
         backend: As for `make`.
-        console: Where that is said; None: on stderr.
+        console: Where to print; None: stderr.
         options: For `make`.
     """
     compiled = backend in ("auto", "native") and native_entry(resolve(env).entry.id) is not None
-    with _saying_what_is_compiled(env, console) if compiled else nullcontext():
+    with _announcing_compilation(env, console) if compiled else nullcontext():
         return make(env, num_envs, backend=backend, **options)
 
 
 @contextmanager
-def _saying_what_is_compiled(env: str, console: Console | None) -> Iterator[None]:
+def _announcing_compilation(env: str, console: Console | None) -> Iterator[None]:
     try:
         from numba.core import event
-    except ImportError:  # make() says what is missing, or takes another backend
+    except ImportError:  # make() raises, or takes another backend
         yield
         return
     console = Console(stderr=True, emoji=False) if console is None else console
@@ -45,11 +45,11 @@ def _saying_what_is_compiled(env: str, console: Console | None) -> Iterator[None
     def on_start(self: object, what: object) -> None:
         if not began:
             began.append(perf_counter())
-            console.print(f"compiling {env} for this machine, once; that is not counted as speed …", highlight=False)
+            console.print(f"compiling {env} for this machine, once; this time is not counted …", highlight=False)
 
-    # numba reports what it compiles, and not what it finds on disk.
+    # numba reports compilation, not loading from disk.
     listener = type("Listener", (event.Listener,), {"on_start": on_start, "on_end": lambda self, what: None})()
     with event.install_listener("numba:compile", listener):
         yield
     if began:
-        console.print(f"compiled in {perf_counter() - began[0]:.0f} s, and kept on disk", highlight=False)
+        console.print(f"compiled in {perf_counter() - began[0]:.0f} s, and cached on disk", highlight=False)

@@ -1,4 +1,4 @@
-"""What typer finds wrong with a command line, in the one line in which all errors are said."""
+"""Prints typer's usage errors in one line, as all errors of marlvec."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from marlvec.cli.console import complain, did_you_mean
 
 __all__ = ["CommandGroup"]
 
-# typer brings a click of its own or takes the one that is installed; its public names lead to the right classes.
+# typer may use its own copy of click; its public names lead to the right classes.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 class CommandGroup(TyperGroup):
-    """The commands; what is wrong on the way to one is said in a line that begins with ``error:``, exit code 2."""
+    """The commands; usage errors are printed in one line that begins with ``error:``, with exit code 2."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A command, whose help has its paragraphs in one line each: a terminal of any width wraps them."""
+        """Return a command; paragraphs of its help become single lines, which the terminal wraps."""
         command = super().get_command(ctx, cmd_name)
         if command is not None and command.help:
             command.help = _unwrapped(command.help)
@@ -31,7 +31,7 @@ class CommandGroup(TyperGroup):
         return command
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The options of ``marlvec`` itself."""
+        """Return the options of ``marlvec`` itself."""
         options = super().get_params(ctx)
         _hide_types_of_flags(options)
         return options
@@ -45,7 +45,7 @@ class CommandGroup(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """As typer's own, which draws a frame around an error."""
+        """Run as typer does, but without its frame around errors."""
         try:
             code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except _UsageError as error:
@@ -62,22 +62,22 @@ class CommandGroup(TyperGroup):
 
 
 def _hide_types_of_flags(options: Sequence[Any]) -> None:
-    """Let the help of flags show no ``<bool>``: they take no value."""
+    """Hide ``<bool>`` in the help of flags, which take no value."""
     for option in options:
         if getattr(option, "is_flag", False):
             option.metavar = ""
 
 
 def _unwrapped(text: str) -> str:
-    """A docstring without the line breaks of its source; indented lines are examples, and stay as they are."""
+    """Remove a docstring's line breaks inside paragraphs; indented lines are examples, and stay."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(part if part.startswith(" ") else " ".join(part.split()) for part in paragraphs)
 
 
 def _in_a_line(error: Any, program: str) -> str:
-    """What is wrong, and where it says what is right."""
+    """Return a usage error in one line, with the command that shows the usage."""
     text = " ".join(error.format_message().split()).removesuffix(".").replace("Value error, ", "")
-    if found := re.fullmatch(r"No such command '(.*)'", text):  # older typers suggest nothing
+    if found := re.fullmatch(r"No such command '(.*)'", text):  # older typers have no suggestions
         text += did_you_mean(found[1], error.ctx.command.list_commands(error.ctx))
     command = program if error.ctx is None else error.ctx.command_path
     parameter = getattr(error, "param", None)

@@ -1,4 +1,4 @@
-"""Where commands run: what they print to, how errors look, and where they find policies."""
+"""What commands share: consoles, display of errors, and the import path."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def settle_in() -> None:
-    """Let policies and envs be found from here, as they are by `python -m`, and pygame keep its greeting to itself."""
+    """Make policies and envs importable from the working folder, as `python -m` does; hide pygame's greeting."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
 
 
 def stdout() -> Console:
-    """For results: as wide as the terminal, and wide enough in a pipe or file."""
+    """Return the console for results: as wide as the terminal, and wide enough in a pipe or file."""
     console = Console(emoji=False)
     return console if console.is_terminal else Console(emoji=False, width=_WIDTH_IN_A_PIPE)
 
 
 def print_json(data: Any) -> None:
-    """Print JSON to stdout; numbers that are none (NaN, infinity) are null there."""
+    """Print JSON to stdout; NaN and infinity become null."""
     typer.echo(json.dumps(_plain(data), indent=2, allow_nan=False))
 
 
@@ -45,12 +45,12 @@ def _plain(data: Any) -> Any:
         return {str(key): _plain(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
         return [_plain(value) for value in data]
-    value = data.item() if hasattr(data, "item") else data  # numpy's numbers
+    value = data.item() if hasattr(data, "item") else data  # numpy scalars
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean …?)`` to go behind a name that is not known; nothing where nothing comes near."""
+    """Return `` (did you mean …?)`` for an unknown name; empty if no known name is close."""
     by_lower = {one.lower(): one for one in known}
     near = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
     return f" (did you mean {' or '.join(by_lower[one] for one in near)}?)" if near else ""
@@ -58,16 +58,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 @contextmanager
 def plain_errors(traceback: bool) -> Iterator[None]:
-    """Say what marlvec raises in one line: exit code 2 if the command line is wrong, else 1."""
+    """Print marlvec's errors in one line: exit code 2 if the command line is wrong, else 1."""
     try:
         yield
     except Exception as error:
-        # Not above: Gymnasium comes with them, and a `--help` is answered without it.
+        # Imported here: they import Gymnasium, which `--help` does not need.
         from marlvec.errors import ArgumentError, EnvArgumentError, MarlvecError, MissingExtraError, RegistryError
 
         if traceback or not isinstance(error, MarlvecError):
             raise
-        # What a different command line would mend; everything else is a fault of what ran.
+        # Errors that another command line avoids; all others are faults of the running code.
         usage = (ArgumentError, RegistryError, MissingExtraError, EnvArgumentError)
         lines = str(error).splitlines() or [type(error).__name__]
         hint = ["--traceback shows where"] if len(lines) > 1 else []
@@ -77,15 +77,15 @@ def plain_errors(traceback: bool) -> Iterator[None]:
 
 @contextmanager
 def torch_within_cores() -> Iterator[None]:
-    """Have torch, whenever it comes, use no more threads than there are cores: small policies wait for one another.
+    """Limit torch, also if imported later, to as many threads as usable cores: more threads slow small policies down.
 
-    It counts the machine's cores, also those beyond a container's quota.
+    torch counts all cores of the machine, also those beyond a container's quota.
     """
     from marlvec.vector.shards.partition import usable_cores
 
     cores, torch, given = usable_cores(), sys.modules.get("torch"), os.environ.get(_THREADS)
     if given is None:
-        os.environ[_THREADS] = str(cores)  # which torch reads when it is imported
+        os.environ[_THREADS] = str(cores)  # torch reads it when it is imported
     threads = 0 if torch is None else int(torch.get_num_threads())
     if torch is not None:
         torch.set_num_threads(min(threads, cores))
@@ -99,7 +99,7 @@ def torch_within_cores() -> Iterator[None]:
 
 
 def complain(text: str) -> None:
-    """Say what went wrong, in one line, whatever its length: a terminal wraps it, a log file keeps it whole."""
+    """Print an error in one line of any length: a terminal wraps it, a log file keeps it in one line."""
     Console(stderr=True, emoji=False).print(
         f"[bold red]error:[/] [red]{escape(text)}[/]", highlight=False, soft_wrap=True
     )

@@ -1,4 +1,4 @@
-"""Options that more than one command has."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Backend(StrEnum):
     AUTO = "auto"
 
 
-DEFAULT_BACKEND = Backend.ASYNC if hasattr(os, "fork") else Backend.SYNC  # as `marlvec.making` has it, and no import
+DEFAULT_BACKEND = Backend.ASYNC if hasattr(os, "fork") else Backend.SYNC  # as in `marlvec.making`, without importing it
 
 
 class Side(StrEnum):
-    """Where a connector stands, seen from a policy."""
+    """Side of a connector, as seen from a policy."""
 
     AGENT = "agent"
     ACTION = "action"
@@ -58,8 +58,8 @@ Policies = Annotated[
     typer.Option(
         metavar="[ID=]WHAT",
         help="Who acts; may be given several times. WHAT is [b]random[/], MODULE:ATTR or FILE.py:ATTR: a marlvec "
-        "Policy, or whatever has a method act(rows) (class or instance), or a function from rows to actions. ID is its "
-        "name in the table, by default ATTR. Without this option all agents act at random.",
+        "Policy, or an object or class with a method act(rows), or a function from rows to actions. ID is its name in "
+        "the table, by default ATTR. Without this option all agents act at random.",
     ),
 ]
 Mapping = Annotated[
@@ -74,7 +74,7 @@ Connectors = Annotated[
     list[str] | None,
     typer.Option(
         metavar="[ID=]CHAIN",
-        help="What stands between the envs and policy ID, or every policy: agent connectors of marlvec.connectors, "
+        help="Connectors between the envs and policy ID, or every policy: agent connectors of marlvec.connectors, "
         'e.g. "NormalizeObs(clip=5), FrameStack(4)".',
     ),
 ]
@@ -91,5 +91,5 @@ Seed = Annotated[
     int | None,
     typer.Option(min=0, metavar="N", help="Makes the run repeatable: envs and policies.", show_default="none"),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, in place of tables.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show errors with their traceback.")]

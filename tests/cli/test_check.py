@@ -85,7 +85,7 @@ def test_arguments_reach_the_env_and_the_check() -> None:
     [
         (["simple_sprad"], "simple_spread"),
         (["simple_spread", "--skip", "flag"], "did you mean 'flags'?"),
-        (["simple_spread", "--set", "colour=red"], "--set colour: simple_spread does not take that"),
+        (["simple_spread", "--set", "colour=red"], "--set colour: simple_spread does not accept it"),
         (["simple_spread", "--episodes", "0"], "episodes"),
     ],
 )

@@ -378,13 +378,13 @@ SPREAD = ("rollout", "simple_spread", "--backend", "sync", "--num-envs", "2", "-
         ((*SPREAD, "--policy", "players.py:plan"), 2, "players.py has no 'plan' (did you mean plain"),
         ((*SPREAD, "--policy", "other.py:left"), 2, "cannot import other.py"),
         ((*SPREAD, "--policy", "players.py:number"), 2, "must be a marlvec Policy, an object with a method act(rows)"),
-        ((*SPREAD, "--policy", "players.py:Stranger"), 2, "Stranger is no policy: it has no method act(rows)"),
+        ((*SPREAD, "--policy", "players.py:Stranger"), 2, "expected a policy, but Stranger has no method act(rows)"),
         ((*SPREAD, "--policy", "players.py:Needy"), 2, "Needy needs the arguments ['weights']"),
         ((*SPREAD, "--policy", "random", "--policy", "random"), 2, "two policies 'random'"),
         ((*SPREAD, "--policy", "a=random", "--policy", "b=random"), 2, "policy 'b' plays no agent"),
-        ((*SPREAD, "--mapping", "agent=a"), 2, "there is no --policy"),
+        ((*SPREAD, "--mapping", "agent=a"), 2, "expected a --policy to assign, got none"),
         ((*SPREAD, "--policy", "a=random", "--mapping", "agent"), 2, "expected PREFIX=ID, e.g. agent_2=a"),
-        ((*SPREAD, "--policy", "a=random", "--mapping", "agent=b"), 2, "no policy 'b'; there are ['a']"),
+        ((*SPREAD, "--policy", "a=random", "--mapping", "agent=b"), 2, "no policy 'b'; the policies are ['a']"),
         ((*SPREAD, "--policy", "a=random", "--mapping", "x=a"), 2, "no agent's name begins with 'x'"),
         ((*SPREAD, "--connectors", "Normalise"), 2, "no agent connector 'Normalise' (did you mean NormalizeObs or "),
         ((*SPREAD, "--connectors", "ClipActions"), 2, "no agent connector 'ClipActions'"),
@@ -395,7 +395,7 @@ SPREAD = ("rollout", "simple_spread", "--backend", "sync", "--num-envs", "2", "-
         ((*SPREAD, "--connectors", "f=FlattenObs"), 2, "no policy 'f'"),
         ((*SPREAD, "--connectors", "FlattenObs", "--connectors", "FlattenObs"), 2, "one chain for all policies"),
         ((*SPREAD, "--plot", "out.xyz"), 2, "expected a name that ends in one of "),
-        ((*SPREAD, "--plot", "nowhere/out.png"), 2, "there is no folder nowhere"),
+        ((*SPREAD, "--plot", "nowhere/out.png"), 2, "folder nowhere does not exist"),
         ((*SPREAD, "--policy", "players.py:confused"), 1, "policy 'confused' was given 6 rows"),
         (("rollout", "marlvec.testing:RaisingEnv", "--backend", "sync"), 1, "env 0 raised in step(): ValueError"),
         (("envs", "simple_sprad"), 2, "no env id contains 'simple_sprad' (did you mean "),
@@ -500,7 +500,7 @@ def test_compiling_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     result = marlvec("rollout", "kuhn_poker", "--backend", "native", "--num-envs", "2", "--env-steps", "4")
     assert result.exit_code == 0
     said = result.stderr.splitlines()
-    assert said[0] == "compiling kuhn_poker for this machine, once; that is not counted as speed …"
+    assert said[0] == "compiling kuhn_poker for this machine, once; this time is not counted …"
     assert said[-1].startswith("compiled in ")
     assert len(said) == 2
     small()  # nothing to compile, and nothing said

@@ -110,7 +110,7 @@ def test_a_seat_is_kept_and_nonsense_is_explained() -> None:
     result = play(*LOWEST, "--agent", "player_2", typed="99\n\nfive\n-1\n2\nquit\n")
     assert "game 1: you play player_2, lowest plays player_1" in result.stdout
     for typed in ("99", "", "five", "-1"):
-        assert f"{typed!r} is no move; allowed: 2, 3, 4, 5, 6, 7, 8, 9" in result.stdout
+        assert f"{typed!r} is not a move; allowed: 2, 3, 4, 5, 6, 7, 8, 9" in result.stdout
     assert "  ● ○ ● \n" in result.stdout
     assert "games won" not in result.stdout, "none was played to its end"
 
@@ -132,7 +132,7 @@ def test_cards_are_shown_and_moves_have_names() -> None:
     pytest.importorskip("numba", reason="poker is a compiled world")
     result = play("kuhn_poker", "--policy", "players.py:lowest", "--games", "1", "--seed", "0", typed="raise\nb\n")
     assert re.search(r"your card [JQK] *$", result.stdout, re.M)
-    assert "'raise' is no move; allowed: pass, bet" in result.stdout
+    assert "'raise' is not a move; allowed: pass, bet" in result.stdout
     assert re.search(r"your card [JQK]; you bet, the other passes", result.stdout)
     assert "you win: 1 against -1, after 2 moves" in result.stdout
 
@@ -150,17 +150,20 @@ def test_an_opponent_of_a_pool_plays(where: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("tictactoe", "--agent", "x"), "--agent x: there is no such agent; there are player_1, player_2"),
-        (("CartPole-v1",), "CartPole-v1 has one agent, agent_0"),
-        (("simple_spread", "--set", "continuous_actions=True"), "a person can type moves that have numbers"),
+        (("tictactoe", "--agent", "x"), "--agent x: no such agent; the agents are player_1, player_2"),
+        (("CartPole-v1",), "CartPole-v1: expected at least two agents, got one, agent_0"),
+        (
+            ("simple_spread", "--set", "continuous_actions=True"),
+            "expected a Discrete action space, whose moves a person can type",
+        ),
         (("tictactoe", "--policy", "you=random"), "'you' is you"),
-        (("tictactoe", "--policy", "players.py:make@none"), "there is no pool of opponents in none, nor in ."),
-        (("tictactoe", "--policy", "players.py:make@empty"), "there is no opponent in the pool yet"),
-        (("tictactoe", "--policy", "players.py:make@pool/x"), "no opponent 'x' in pool; there are old, new"),
+        (("tictactoe", "--policy", "players.py:make@none"), "expected a pool of opponents, found none in none or ."),
+        (("tictactoe", "--policy", "players.py:make@empty"), "expected an opponent, but the pool is empty"),
+        (("tictactoe", "--policy", "players.py:make@pool/x"), "no opponent 'x' in pool; the opponents are old, new"),
         (("tictactoe", "--policy", "players.py:make@pool/*"), "expected one player, got 2: ['old', 'new']"),
         (
             ("tictactoe", "--policy", "players.py:number@pool"),
-            "function that builds the policy, or a dict, got 3",
+            "function that builds the policy, or a dict, before @, got 3",
         ),
         (("tictactoe", "--policy", "players.py:none@pool"), "players.py has no 'none'"),
     ],
@@ -239,8 +242,11 @@ def test_in_the_browser_the_page_says_truly_what_plays(
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (("tictactoe",), "error: --browser: there is a page for connect_four, and none for tictactoe"),
-        (("connect_four", "--agent", "player_1"), "error: --agent player_1: in the browser you take turns to begin"),
+        (("tictactoe",), "error: --browser: expected connect_four, the only env with a page, got tictactoe"),
+        (
+            ("connect_four", "--agent", "player_1"),
+            "error: --agent player_1: not with --browser, where you and the opponent begin in turns",
+        ),
     ],
 )
 def test_what_the_browser_has_no_page_for(args: tuple[str, ...], line: str) -> None:

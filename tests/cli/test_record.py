@@ -188,7 +188,7 @@ def test_ctrl_c_keeps_what_there_is() -> None:
     [
         ((PAINTER, "-o", "out.avi"), "--output out.avi: expected a name that ends in .mp4 or .gif"),
         ((PAINTER, "-o", "out"), "--output out: expected a name that ends in .mp4 or .gif"),
-        ((PAINTER, "-o", "nowhere/out.mp4"), "--output nowhere/out.mp4: there is no folder nowhere"),
+        ((PAINTER, "-o", "nowhere/out.mp4"), "--output nowhere/out.mp4: folder nowhere does not exist"),
         ((PAINTER, "-o", "out.mp4", "--fps", "0"), "--fps: expected a positive number of frames a second, got 0.0"),
         ((PAINTER, "-o", "out.gif", "--fps", "60"), "--fps: viewers show a GIF with at most 50 frames a second"),
         (("simple_sprea", "-o", "out.mp4"), "unknown env 'simple_sprea'"),
@@ -259,7 +259,7 @@ def test_opponents_of_a_pool_and_files_of_policies_play(tmp_path: Path) -> None:
     Path("out.mp4").unlink()
     twice = ("--policy", "one=cards.py:Steady@pool", "--policy", "cards.py:one")
     assert "there are two policies 'one'" in refuse("cards:Noting", "-o", "out.mp4", *twice)
-    assert "there is no file nowhere; save_policy() writes one, or a pool" in refuse(
+    assert "expected a file of save_policy() or a pool, found none at nowhere" in refuse(
         "cards:Noting", "-o", "out.mp4", "--policy", "cards.py:Steady@nowhere"
     )
 
@@ -317,9 +317,9 @@ def test_a_moment_of_an_env_that_was_not_drawn_is_drawn_and_what_follows_is_what
 def test_a_moment_that_does_not_fit_is_refused_with_what_differs() -> None:
     saved_moments("saved.npz")
     film = (PAINTER, "-o", "out.mp4", "--from", "saved.npz")
-    assert "--from saved.npz: it holds the envs [0, 1]; choose one by --env-id" in refuse(*film)
+    assert "--from saved.npz: it holds the envs [0, 1]; choose one with --env-id" in refuse(*film)
     assert "--env-id 2: the file saved.npz holds the envs [0, 1]" in refuse(*film, "--env-id", "2")
-    assert "--env-id 0 says which env of --from FILE, and there is no --from" in refuse(*film[:3], "--env-id", "0")
+    assert "--env-id 0: expected --from FILE, whose env it selects, got none" in refuse(*film[:3], "--env-id", "0")
     said = refuse("simple_spread", "-o", "out.mp4", "--from", "saved.npz", "--env-id", "0")
     assert "--from saved.npz: set_state(): env: expected 'simple_spread_v3', got a state of 'painter'" in said
     assert "nowhere.npz" in refuse(*film[:3], "--from", "nowhere.npz", code=1)

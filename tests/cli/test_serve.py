@@ -169,7 +169,7 @@ def rows_of(obs: Any) -> Rows:
 @pytest.mark.parametrize(
     ("options", "token", "line"),
     [
-        ((), None, "no token: any program on this machine may connect; MARLVEC_TOKEN or --token-file"),
+        ((), None, "no token: any program on this machine may connect; set MARLVEC_TOKEN or --token-file to"),
         (("--no-token",), make_token(), "no token: any program on this machine may connect"),
         (
             ("--host", "0.0.0.0", "--allow-remote", "--no-token"),
@@ -201,14 +201,18 @@ def test_what_a_command_line_may_have_wrong(tmp_path: Path) -> None:
     env = ("simple_spread",)
     for arguments, code, what in (
         ((), 2, "missing argument 'ENV', e.g. `root serve simple_spread`"),
-        ((*env, "--policy", "players.py:Learner@none.npz"), 2, "there is no file none.npz"),
+        (
+            (*env, "--policy", "players.py:Learner@none.npz"),
+            2,
+            "expected a file of save_policy() or a pool, found none at none.npz",
+        ),
         ((*env, "--policy", "players.py:Learner@junk.npz"), 1, "junk.npz"),
         ((*env, "--policy", "players.py:Learner@other.npz"), 2, "does not fit policy 'Learner'"),
         ((*env, "--host", "0.0.0.0"), 2, "say allow_remote=True (--allow-remote) and give a token"),
         ((*env, "--host", "0.0.0.0", "--no-token"), 2, "say allow_remote=True (--allow-remote)"),
         ((*env, "--host", "0.0.0.0", "--allow-remote"), 2, "from MARLVEC_TOKEN or --token-file), or say"),
         ((*env, "--host", "0.0.0.0", "--allow-remote"), 2, "allow_no_token=True (--no-token)"),
-        ((*env, "--no-token", "--token-file", "players.py"), 2, "--no-token and --token-file: expected one"),
+        ((*env, "--no-token", "--token-file", "players.py"), 2, "--no-token and --token-file: expected only one"),
         ((*env, "--token-file", "players.py"), 2, "token file players.py"),
         (("nothing_such",), 2, "nothing_such"),
     ):

@@ -1,1 +1,1 @@
-"""What the commands do, one module a command."""
+"""Implementation of the commands, one module each."""

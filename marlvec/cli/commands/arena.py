@@ -1,4 +1,4 @@
-"""``marlvec arena``: a tournament of every player against every other."""
+"""``marlvec arena``: a tournament of all players against each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["arena"]
 
 
 class Rating(StrEnum):
-    """What players are rated by."""
+    """Kind of ratings."""
 
     BRADLEY_TERRY = "bradley-terry"
     ELO = "elo"
@@ -38,34 +38,34 @@ def arena(
     games: Annotated[
         int, typer.Option(min=1, metavar="N", help="How many games of each line-up: which players, on which sides.")
     ] = 100,
-    num_envs: Annotated[int, typer.Option(min=1, metavar="N", help="In how many envs at once.")] = 16,
+    num_envs: Annotated[int, typer.Option(min=1, metavar="N", help="How many envs at once.")] = 16,
     backend: Annotated[
         Backend,
         typer.Option(
             metavar="NAME",
-            help="Where they run: auto, async, thread, sync, native or pool; the results do not depend on it.",
+            help="Where envs run: auto, async, thread, sync, native or pool; the results do not depend on it.",
         ),
     ] = Backend.AUTO,
     num_workers: NumWorkers = None,
-    best: Annotated[
-        bool, typer.Option("--best", help="Have players take the best they know, and not draw their moves.")
-    ] = False,
+    best: Annotated[bool, typer.Option("--best", help="Let players take their best actions, not random ones.")] = False,
     rating: Annotated[
         Rating,
         typer.Option(
             metavar="KIND",
-            help="bradley-terry: by all games at once, with intervals; elo: game by game. skill needs "
+            help="bradley-terry: from all games at once, with intervals; elo: game by game. skill needs "
             "marlvec\\[selfplay], alpha-rank marlvec\\[openspiel].",
         ),
     ] = Rating.BRADLEY_TERRY,
-    confidence: Annotated[float, typer.Option(metavar="P", help="Of the intervals.")] = 0.95,
+    confidence: Annotated[float, typer.Option(metavar="P", help="Level of the intervals.")] = 0.95,
     connectors: Connectors = None,
     settings: Settings = None,
     max_episode_steps: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Truncate games after so many steps.", show_default="the env's own"),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of envs, policies, and who plays when.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Seed of envs, policies, and the order of line-ups.")
+    ] = 0,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw the win rates into this file (.png, .svg, …). Needs marlvec\\[plot]."),
@@ -73,9 +73,9 @@ def arena(
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    r"""Have all play all, on all sides equally often; show win rates, with intervals, and ratings.
+    r"""Let all players play each other, on all sides equally often; show win rates, with intervals, and ratings.
 
-    All opponents that a training kept:
+    All opponents in a training's pool:
 
       marlvec arena connect_four --plot arena.png \
         "examples/selfplay_connect_four.py:LEAGUE@runs/connect_four/pool/*"

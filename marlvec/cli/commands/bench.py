@@ -1,4 +1,4 @@
-"""``marlvec bench``: how many steps a second each backend makes of one env, and which to take."""
+"""``marlvec bench``: speed of each backend for one env, and a recommendation."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from marlvec.vector import VectorEnv
 
 __all__ = ["Figures", "bench", "print_bench", "recommended"]
 
-_ROUNDS = 7  # in which the backends take turns, so that a machine that is busy for a while is so for all of them
-_CLOSE = 1.1  # how much faster another backend must be before it is worth a second process
+_ROUNDS = 7  # backends take turns, so that other load on the machine affects all of them
+_CLOSE = 1.1  # factor by which a backend must be faster to be recommended over a simpler one
 _SIMPLEST = ("sync", "native", "thread", "async", "pool")
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What one backend did.
+    """Measurements of one backend.
 
     Attributes:
         backend: Its name.
         env_steps_per_second: Median over the rounds; of all envs together.
-        agent_steps_per_second: Those times the agents that an env has.
+        agent_steps_per_second: Env steps a second times the number of agents.
         slowest, fastest: Env steps a second in the slowest and the fastest round.
-        workers: Worker processes or threads; 0 where envs run in this process.
+        workers: Number of worker processes or threads; 0 if envs run in this process.
     """
 
     backend: str
@@ -55,23 +55,23 @@ def bench(
     seconds: float,
     console: Console,
 ) -> tuple[list[Figures], dict[str, str]]:
-    """Step an env with random actions on each backend that has it, in turns.
+    """Step an env with random actions on each backend that supports it, in turns.
 
-    Drawing the actions is not counted, nor are starting, the first steps and what is compiled in them.
+    Drawing actions, starting, and the first steps with their compilation are not counted.
 
     Args:
-        env: What to build, as `make` takes it.
+        env: The env, as for `make`.
         num_envs: N.
-        num_workers: For the backends that have workers; None: one for each usable core.
+        num_workers: For backends with workers; None: one for each usable core.
         env_kwargs: Arguments for the envs.
-        seconds: Of stepping, for each backend.
-        console: Where the progress bar goes; nothing is shown if it is no terminal.
+        seconds: Seconds of stepping for each backend.
+        console: Console of the progress bar; nothing is shown if it is no terminal.
 
     Returns:
-        The figures of each backend, fastest first; and backend → why it does not run this env.
+        The measurements of each backend, fastest first; and backend → why it does not support this env.
 
     Raises:
-        ArgumentError: No backend runs it, or it cannot be built; as `make`.
+        ArgumentError: No backend supports it, or it cannot be built; as `make`.
     """
     running: dict[str, VectorEnv] = {}
     refused: dict[str, str] = {}
@@ -126,7 +126,7 @@ def bench(
 
 
 def _stepping(envs: VectorEnv, seconds: float) -> float:
-    """Env steps a second, over so many seconds within `step`, and at least two steps."""
+    """Measure env steps a second, over at least so many seconds within `step` and two steps."""
     spent, steps = 0.0, 0
     while spent < seconds or steps < 2:
         actions = envs.random_action()
@@ -138,7 +138,7 @@ def _stepping(envs: VectorEnv, seconds: float) -> float:
 
 
 def recommended(figures: list[Figures]) -> Figures:
-    """The simplest backend of those that come within a tenth of the fastest."""
+    """Return the simplest backend within a tenth of the fastest."""
     good = [one for one in figures if one.env_steps_per_second * _CLOSE >= figures[0].env_steps_per_second]
     return min(good, key=lambda one: _SIMPLEST.index(one.backend))
 
@@ -146,17 +146,17 @@ def recommended(figures: list[Figures]) -> Figures:
 def print_bench(
     console: Console, env: str, num_envs: int, figures: list[Figures], refused: Mapping[str, str], *, as_json: bool
 ) -> None:
-    """Print what each backend did, and which to take: a table, or one JSON object."""
+    """Print the measurements and the recommendation: a table, or one JSON object."""
     best = recommended(figures)
     if as_json:
-        said = {
+        result = {
             "env": env,
             "num_envs": num_envs,
             "backends": [asdict(one) for one in figures],
             "refused": dict(refused),
             "recommended": best.backend,
         }
-        print_json(said)
+        print_json(result)
         return
     columns: list[Column] = [("backend", "left")]
     columns += [(name, "right") for name in ("env steps/s", "agent steps/s", "slowest to fastest round")]

@@ -1,4 +1,4 @@
-"""``marlvec check``: all that breaks an env's contract, as a table."""
+"""``marlvec check``: everything that breaks an env's contract, as a table."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def check(env: str, kwargs: Mapping[str, Any], *, skip: Sequence[str], progress:
     """Check an env.
 
     Args:
-        env: What to build, as `make` takes it.
-        kwargs: Arguments for it.
+        env: The env, as for `make`.
+        kwargs: Arguments for the env.
         skip: Names of checks to leave out.
         progress: Whether to draw a progress bar on stderr.
         options: For `check_env`.
 
     Raises:
-        EnvArgumentError: The env does not take the arguments.
+        EnvArgumentError: The env does not accept the arguments.
         MarlvecError: As `check_env`.
     """
     findings = check_env(resolve(env).with_kwargs(**kwargs), skip=skip, raise_first=False, progress=progress, **options)
     for one in findings:
         if kwargs and one.where.endswith(".__init__()") and one.got.startswith("TypeError: "):
-            raise EnvArgumentError(f"--set {', '.join(kwargs)}: {env} does not take that: {one.got}")
+            raise EnvArgumentError(f"--set {', '.join(kwargs)}: {env} does not accept it: {one.got}")
     return findings
 
 
 def print_findings(console: Console, env: str, findings: Sequence[Finding], *, as_json: bool) -> None:
-    """Print what was found: a table, or one JSON object."""
+    """Print the findings: a table, or one JSON object."""
     serious = sum(one.severity == "serious" for one in findings)
     if as_json:
         print_json({"env": env, "serious": serious, "findings": [asdict(one) for one in findings]})

@@ -1,4 +1,4 @@
-"""``marlvec examples``: the example scripts that come with marlvec, to read and to copy."""
+"""``marlvec examples``: print and copy the example scripts that come with marlvec."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def example_files(name: str | None = None) -> list[Path]:
-    """Return the example scripts, or the one of a name, which may lack ``.py``.
+    """Return the example scripts, or the one with this name, with or without ``.py``.
 
     Raises:
-        ArgumentError: There is no such example.
+        ArgumentError: No such example exists.
     """
-    # A wheel has them inside the package, a checkout beside it.
+    # They are inside the package in a wheel, beside it in a checkout.
     folder = next(folder for folder in (_PACKAGE / "examples", _PACKAGE.parent / "examples") if folder.is_dir())
     found = sorted(folder.glob("*.py"))
     if name is None:
@@ -39,7 +39,7 @@ def example_files(name: str | None = None) -> list[Path]:
 
 
 def print_examples(console: Console, files: Sequence[Path]) -> None:
-    """Print the names of examples, and what each shows."""
+    """Print the names of examples, and their subjects."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("example", no_wrap=True)
     table.add_column("what it shows")
@@ -48,7 +48,7 @@ def print_examples(console: Console, files: Sequence[Path]) -> None:
         table.add_row(Text(file.stem), Text(" ".join(about.partition("\n\n")[0].split())))
     console.print(table)
     console.print(
-        "`marlvec examples NAME` prints one, --copy writes it, or all, into the folder examples.",
+        "`marlvec examples NAME` prints an example; --copy copies it, or all, into the folder examples.",
         style="dim",
         markup=False,
         highlight=False,
@@ -56,13 +56,13 @@ def print_examples(console: Console, files: Sequence[Path]) -> None:
 
 
 def copy_examples(files: Iterable[Path], folder: Path) -> list[Path]:
-    """Copy example scripts into a folder, which is made if there is none.
+    """Copy example scripts into a folder, created if missing.
 
     Returns:
         The copies.
 
     Raises:
-        ArgumentError: A file of that name is there; nothing is copied then.
+        ArgumentError: A file of that name exists; nothing is copied then.
     """
     copies = {file: folder / file.name for file in files}
     for copy in copies.values():

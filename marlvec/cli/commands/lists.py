@@ -1,4 +1,4 @@
-"""``marlvec envs`` and ``marlvec connectors``: what there is, as a table."""
+"""``marlvec envs`` and ``marlvec connectors``: lists as tables."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def print_connectors(console: Console, rows: Sequence[CatalogueRow]) -> None:
             for row in mine:
                 table.add_row(Text(row.name), Text(row.line.replace("``", "`")))
             console.print(table)
-    said = f"{len(rows)} connectors, all" if len(rows) > 1 else "1 connector,"
+    count = f"{len(rows)} connectors, all" if len(rows) > 1 else "1 connector,"
     console.print(
-        f"{said} in marlvec.connectors; `help(marlvec.connectors.{rows[0].name})` says more.",
+        f"{count} in marlvec.connectors; `help(marlvec.connectors.{rows[0].name})` says more.",
         style="dim",
         markup=False,
         highlight=False,
@@ -45,7 +45,7 @@ def print_connectors(console: Console, rows: Sequence[CatalogueRow]) -> None:
 
 
 def connectors_json(rows: Sequence[CatalogueRow]) -> list[dict[str, str]]:
-    """The same as JSON."""
+    """Return the connectors as JSON."""
     return [{"name": row.name, "side": str(row.side), "line": row.line} for row in rows]
 
 
@@ -60,7 +60,7 @@ def _state(row: EnvRow) -> Text:
 
 
 def envs_json(rows: Sequence[EnvRow]) -> list[dict[str, Any]]:
-    """The ids as JSON."""
+    """Return the ids as JSON."""
     return [
         {"id": row.id, "family": row.family, "extra": row.extra or None, "installed": row.installed}
         for row in _in_order(rows)
@@ -68,12 +68,12 @@ def envs_json(rows: Sequence[EnvRow]) -> list[dict[str, Any]]:
 
 
 def print_envs(console: Console, rows: Sequence[EnvRow], *, with_gymnasium: bool) -> None:
-    """Print ids by family, which extra brings which, and what to install for those that lack something."""
+    """Print ids by family, their extras, and what to install for ids that lack something."""
     columns: list[Column] = [(name, "left") for name in ("env", "family", "extra", "installed")]
     cells: list[list[str | Text]] = [
         [Text(row.id), Text(row.family), Text(row.extra or NOTHING), _state(row)] for row in _in_order(rows)
     ]
-    if not fits(console, columns, cells):  # the family begins the id, or nearly
+    if not fits(console, columns, cells):  # drop the family, which most ids begin with
         columns, cells = [columns[0], *columns[2:]], [[row[0], *row[2:]] for row in cells]
     print_table(console, Text(), columns, cells)
     there = sum(row.installed for row in rows)
@@ -82,7 +82,7 @@ def print_envs(console: Console, rows: Sequence[EnvRow], *, with_gymnasium: bool
         console.print(f'For the others: pip install "marlvec[{",".join(missing)}]"', style="yellow", markup=False)
     if not with_gymnasium:
         console.print(
-            "An id may leave out its front and its version: simple_spread is mpe/simple_spread_v3.\n"
+            "Prefix and version of an id are optional: simple_spread is mpe/simple_spread_v3.\n"
             "Gymnasium's ids work too, e.g. CartPole-v1; `marlvec envs gymnasium` lists them.",
             style="dim",
             highlight=False,

@@ -39,11 +39,13 @@ def play(
         int | None, typer.Option(min=1, metavar="N", help="How many games.", show_default="until you quit")
     ] = None,
     explore: Annotated[
-        bool, typer.Option("--explore", help="Have it draw its moves, as in training, and not take the best it knows.")
+        bool, typer.Option("--explore", help="Let it draw random moves, as in training, not its best ones.")
     ] = False,
     browser: Annotated[
         bool,
-        typer.Option("--browser", help="Connect four in a web page, on this machine alone. Needs marlvec\\[external]."),
+        typer.Option(
+            "--browser", help="Play connect four in a web page, on this machine only. Needs marlvec\\[external]."
+        ),
     ] = False,
     connectors: Connectors = None,
     settings: Settings = None,
@@ -52,7 +54,7 @@ def play(
 ) -> None:
     r"""Play against a policy: type your moves; q, Ctrl-D or Ctrl-C ends it. With --browser, click them.
 
-    Against the newest opponent that a training kept:
+    Against the newest opponent in a training's pool:
 
       marlvec play connect_four \
         --policy examples/selfplay_connect_four.py:LEAGUE@runs/connect_four/pool
@@ -71,7 +73,7 @@ def play(
     with plain_errors(traceback):
         name, player = one_player(policy)
         if name == _YOU:
-            raise ArgumentError(f"--policy {policy}: {_YOU!r} is you; give it another id: ID={policy}")
+            raise ArgumentError(f"--policy {policy}: the id {_YOU!r} is yours; give it another id: ID={policy}")
         chain: Any = arguments.connectors(connectors or [], (name,))
         before = {} if not chain else chain if isinstance(chain, dict) else {name: chain}
         behind, opponent = {}, what_plays(name, policy, player)
@@ -80,15 +82,15 @@ def play(
             player = player.policy()
         if browser:
             if agent is not None:
-                raise ArgumentError(f"--agent {agent}: in the browser you take turns to begin")
+                raise ArgumentError(f"--agent {agent}: not with --browser, where you and the opponent begin in turns")
             options: dict[str, Any] = {"agent_connectors": before, "action_connectors": behind, "explore": explore}
             return _serve_page(env, settings, name, player, opponent, games, {**options, "seed": seed})
         with build_envs(env, 1, backend="sync", env_kwargs=arguments.env_kwargs(settings or [])) as envs:
             agents = envs.agents
             if agent is not None and agent not in agents:
-                raise ArgumentError(f"--agent {agent}: there is no such agent; there are {', '.join(agents)}")
+                raise ArgumentError(f"--agent {agent}: no such agent; the agents are {', '.join(agents)}")
             if len(agents) < 2:
-                raise ArgumentError(f"{env} has one agent, {agents[0]}: there is no opponent to play against")
+                raise ArgumentError(f"{env}: expected at least two agents, got one, {agents[0]}")
             you, other = HumanPolicy(envs.spec.name, console), AnnouncingPolicy(name, player)
 
             def agent_of(number: int) -> str:
@@ -119,12 +121,12 @@ def play(
 
 
 def what_plays(name: str, text: str, player: Policy | Opponent) -> str:
-    """Who is played against, as it truly is.
+    """Describe the opponent.
 
     Args:
         name: Its id.
         text: Option ``--policy``.
-        player: What that stands for.
+        player: The player of that option.
     """
     from marlvec.policies import RandomPolicy
     from marlvec.selfplay import Opponent
@@ -147,7 +149,7 @@ def _serve_page(
     games: int | None,
     options: dict[str, Any],
 ) -> None:
-    """Serve the policy and the page, open it, and answer until Ctrl-C, or until so many games have ended."""
+    """Serve the policy and the page, open it, and answer until Ctrl-C, or until `games` games have ended."""
     import webbrowser
     from itertools import count
 
@@ -159,7 +161,7 @@ def _serve_page(
 
     with external.make(env, 8, **arguments.env_kwargs(settings or [])) as envs:
         if not envs.spec.name.startswith("connect_four"):
-            raise ArgumentError(f"--browser: there is a page for connect_four, and none for {env}")
+            raise ArgumentError(f"--browser: expected connect_four, the only env with a page, got {env}")
         collector = Collector(envs, {name: player}, name, policies_to_train=(), **options).eval()
         with external.Server(envs, "127.0.0.1", 0) as server, PageServer(opponent, server.url) as page:
             stdout().print(
@@ -179,7 +181,7 @@ def _serve_page(
 
 
 def _play_games(table: PlayCallback, collector: Collector, games: int | None) -> None:
-    """Play games to their end, one after the other."""
+    """Play games, one after the other."""
     from marlvec.trees import map_tree
 
     played = 0

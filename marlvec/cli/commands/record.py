@@ -1,4 +1,4 @@
-"""``marlvec record``: a video of envs played side by side, a frame after every reset and step."""
+"""``marlvec record``: a video of envs side by side, with a frame after every reset and step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MOST_LISTED = 8  # episodes
 
 @dataclass(frozen=True, slots=True)
 class FilmedEpisode:
-    """One episode of the film.
+    """One episode in the video.
 
     Attributes:
         env_id: Its env.
@@ -52,15 +52,15 @@ class FilmedEpisode:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What came out.
+    """Results of a recording.
 
     Attributes:
-        name: Of the env.
-        path: The file; None if there is none, because Ctrl-C came before the first frame.
+        name: Name of the env.
+        path: The file; None if Ctrl-C came before the first frame.
         shape: Height and width of the picture.
         frames: Number of frames.
         fps: Frames a second.
-        episodes: Those that are in it to their end, in the order of their ends.
+        episodes: Complete episodes in it, in the order of their ends.
         interrupted: Whether Ctrl-C ended it.
     """
 
@@ -74,18 +74,18 @@ class Recording:
 
 
 def check_output(path: Path, fps: float | None) -> None:
-    """Make sure that a video can be written there, before anything runs.
+    """Check that a video can be written to this file.
 
     Raises:
-        ArgumentError: The suffix names no format of videos, the folder does not exist, or such files cannot have so
-            many frames a second.
-        MissingExtraError: There is no ffmpeg; names the extra that brings it.
+        ArgumentError: The suffix is not a video format, the folder does not exist, or the format does not support this
+            number of frames a second.
+        MissingExtraError: ffmpeg is missing; names the extra that installs it.
     """
     file_format = path.suffix[1:].lower()
     if file_format not in FORMATS:
         raise ArgumentError(f"--output {path}: expected a name that ends in .{' or .'.join(FORMATS)}")
     if not path.parent.is_dir():
-        raise ArgumentError(f"--output {path}: there is no folder {path.parent}")
+        raise ArgumentError(f"--output {path}: folder {path.parent} does not exist")
     if fps is not None:
         check_fps(fps, file_format, "--fps")
     find_ffmpeg()
@@ -93,11 +93,11 @@ def check_output(path: Path, fps: float | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Where a film begins: a moment of an env's episode.
+    """A saved step of an env's episode, from which a video starts.
 
     Attributes:
-        path: The file that it is in.
-        state: What is in the file.
+        path: Its file.
+        state: Contents of the file.
         env_id: The env in it.
     """
 
@@ -107,14 +107,14 @@ class Moment:
 
     @property
     def backend(self) -> str | None:
-        """The only backend on which it can be, or None."""
+        """The only backend that can load it, or None."""
         return "native" if self.state["kind"] == "native" else None
 
     def put_into(self, envs: VectorEnv) -> None:
-        """Have all envs go on from it.
+        """Make all envs continue from it.
 
         Raises:
-            ArgumentError: It is of another env; says what differs.
+            ArgumentError: It belongs to another env; the message names the difference.
         """
         try:
             envs.set_state(self.state, range(envs.num_envs), from_ids=[self.env_id] * envs.num_envs)
@@ -123,57 +123,57 @@ class Moment:
 
 
 def read_moment(path: Path | None, env_id: int | None) -> Moment | None:
-    """Read the state of an env that a film is to begin with; None if there is none.
+    """Read the saved state of an env from which a video starts; None without a file.
 
     Args:
         path: A file of `marlvec.save_state`, or None.
-        env_id: Which of the envs in it; None: the only one.
+        env_id: The env in it; None: the only one.
 
     Raises:
-        CheckpointError: There is no such file, it is damaged, or holds something else.
-        ArgumentError: It is not said which env; there is no such env in it; or the env has no running episode.
+        CheckpointError: The file is missing or damaged, or holds something else.
+        ArgumentError: ``env_id`` is required; the file does not hold this env; or the env has no running episode.
     """
     if path is None:
         if env_id is not None:
-            raise ArgumentError(f"--env-id {env_id} says which env of --from FILE, and there is no --from")
+            raise ArgumentError(f"--env-id {env_id}: expected --from FILE, whose env it selects, got none")
         return None
     state = load_state(path)
     ids = np.asarray(state["env_ids"]).tolist()
     if env_id is None and len(ids) != 1:
-        raise ArgumentError(f"--from {path}: it holds the envs {ids}; choose one by --env-id")
+        raise ArgumentError(f"--from {path}: it holds the envs {ids}; choose one with --env-id")
     chosen = ids[0] if env_id is None else env_id
     if chosen not in ids:
         raise ArgumentError(f"--env-id {chosen}: the file {path} holds the envs {ids}")
     place = ids.index(chosen)
     if not state["running"][place] or state["over"][place]:
-        raise ArgumentError(f"--from {path}: env {chosen} was saved between two episodes, so there is nothing to show")
+        raise ArgumentError(f"--from {path}: env {chosen} was saved between two episodes; expected a running one")
     return Moment(path, state, chosen)
 
 
 class Camera:
-    """Envs that are filmed: a frame of all of them, in a grid, whenever rows come in.
+    """Filmed envs: takes a frame of all of them, in a grid, whenever rows are received.
 
-    Stands in the collector's way to them, so that it sees an episode's last frame before the collector begins the next
-    one. An env that has played its episodes is not looked at any more: its last frame stays.
+    It is between the collector and the envs, so that it receives an episode's last frame before the collector begins
+    the next one. An env that has played its episodes keeps its last frame.
 
     Args:
         envs: The envs, made with ``autoreset_mode="disabled"``.
-        video: Where the frames go.
+        video: Receives the frames.
         episodes: How many to film of each env.
-        begin: Where the first episode of each begins; None: at its beginning.
+        begin: Saved step from which the first episode of each env continues; None: from a reset.
 
     Attributes:
-        episodes: Those that have ended.
+        episodes: Finished episodes.
         shape: Height and width of the picture; zeros before the first.
     """
 
     def __init__(self, envs: VectorEnv, video: VideoFile, episodes: int, begin: Moment | None = None) -> None:
         self._envs, self._video, self._begin = envs, video, begin
-        self._first: VectorStep | None = None  # rows of that moment, which nobody has received
+        self._first: VectorStep | None = None  # rows of that step, not received yet
         self._left = np.full(envs.num_envs, episodes)
         self._tiles: list[NDArray[np.uint8] | None] = [None] * envs.num_envs
         self._returns = np.zeros(envs.num_envs)
-        self._lengths = np.full(envs.num_envs, -1)  # what comes first is a reset
+        self._lengths = np.full(envs.num_envs, -1)  # the first row is a reset
         self.episodes: list[FilmedEpisode] = []
         self.shape = (0, 0)
 
@@ -186,7 +186,7 @@ class Camera:
         return not self._left.any()
 
     def reset_send(self, seed: int | None = None, env_ids: EnvIds | None = None) -> None:
-        """Have envs begin an episode, as `VectorEnv.reset_send`; or, the first time, go on with one."""
+        """Begin episodes, as `VectorEnv.reset_send`; the first time, continue from the saved step, if any."""
         self._envs.reset_send(seed=seed, env_ids=env_ids)
         if self._begin is not None:
             self._envs.recv()
@@ -225,7 +225,7 @@ class Camera:
 
 
 def _first_rows(envs: VectorEnv) -> VectorStep:
-    """What the envs show now, as if they had been reset to it: what the last step brought was before the film."""
+    """Return the envs' current rows as those of a reset, without the results of the step before."""
     step = envs._make_step(np.arange(envs.num_envs), Report())
     step.rewards[...] = 0.0
     for flags in (step.terminated, step.truncated, step.final_missing, step.done, step.reset_mask):
@@ -243,21 +243,21 @@ def record_episodes(
     console: Console,
     begin: Moment | None = None,
 ) -> Recording:
-    """Play, and write a video of it.
+    """Play episodes, and write a video of them.
 
     Args:
         envs: The envs, made with ``autoreset_mode="disabled"`` and ``render_mode="rgb_array"``.
-        collector_of: Who plays: from envs to what steps them.
+        collector_of: Function of envs to the collector that plays them.
         output: The file, see `check_output`.
-        episodes: How many of each env.
-        fps: Frames a second; None: what the env says.
-        console: Where the progress bar goes; nothing is shown if it is no terminal.
-        begin: Where the first episode of each env begins; None: at its beginning.
+        episodes: How many episodes of each env.
+        fps: Frames a second; None: the env's own.
+        console: Console of the progress bar; nothing is shown if it is no terminal.
+        begin: Saved step from which the first episode of each env continues; None: from a reset.
     """
     rate = own_fps(envs.metadata, output.suffix[1:].lower()) if fps is None else fps
     video = VideoFile(output, rate, find_ffmpeg())
     camera = Camera(envs, video, episodes, begin)
-    # A collector asks nothing of envs but what the camera passes on.
+    # The camera forwards everything that a collector calls.
     collector = collector_of(cast(VectorEnv, camera))
     interrupted = False
     try:
@@ -280,7 +280,7 @@ def record_episodes(
 
 
 def print_recording(console: Console, result: Recording) -> None:
-    """Say what was written, and how the episodes went."""
+    """Print the file, and the results of the episodes."""
     stopped = "stopped early; " if result.interrupted else ""
     if result.path is None:
         console.print(f"{stopped}nothing was written", markup=False, highlight=False)

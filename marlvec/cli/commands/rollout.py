@@ -1,4 +1,4 @@
-"""``marlvec rollout``: collects in small pieces under a progress bar, and sums up."""
+"""``marlvec rollout``: collect in small steps under a progress bar, and summarize."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from marlvec.vector import AsyncVectorEnv, VectorEnv
 __all__ = ["roll_out"]
 
 _REFRESH_SECONDS = 0.1
-_RECENT = 100  # episodes that the return beside the bar is over
+_RECENT = 100  # episodes in the mean return beside the bar
 
 
 def roll_out(
@@ -28,14 +28,14 @@ def roll_out(
     console: Console,
     table: LiveTable | None = None,
 ) -> Rollout:
-    """Collect so many env steps, or fewer if Ctrl-C comes.
+    """Collect env steps; Ctrl-C ends it early.
 
     Args:
-        collector: A new one, whose metrics remember every episode.
+        collector: A new one, whose metrics keep every episode.
         played_by: Agent name → policy id, the collector's mapping.
         env_steps: How many.
-        console: Where the progress bar goes; nothing is shown if it is no terminal.
-        table: One of the collector's callbacks, to be shown in place of the bar and closed at the end.
+        console: Console of the progress bar; nothing is shown if it is no terminal.
+        table: A callback of the collector, shown instead of the bar and closed at the end.
     """
     envs, metrics = collector.envs, collector.metrics
     samples: dict[str, SampleBatch] = {}
@@ -57,7 +57,7 @@ def roll_out(
                 note = f"team return {np.mean(recent):.4g}" if recent else ""
                 speed = (metrics.env_steps - metrics.env_steps_lost) / (now - began)
                 bar.show(min(done, env_steps), speed=speed, note=note)
-                # As much as is done between two looks at the bar, in whole vector steps.
+                # As many steps as are done between two updates of the bar, in whole vector steps.
                 rate = batch.env_steps / max(now - last, 1e-6)
                 chunk = max(1, round(rate * _REFRESH_SECONDS / envs.num_envs)) * envs.num_envs
                 last = now

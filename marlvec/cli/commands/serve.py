@@ -19,7 +19,7 @@ from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["answer", "collector_of", "takes_logs", "token_of", "who_may_come"]
 
-_AT_A_TIME = 64  # env steps between two looks at whether it is time to go
+_AT_A_TIME = 64  # env steps of one collect(), between which Ctrl-C is handled
 
 
 def collector_of(
@@ -32,19 +32,19 @@ def collector_of(
     seed: int | None,
     callbacks: Sequence[Callback] = (),
 ) -> Collector:
-    """What answers for the policies of the options ``--policy [ID=]WHAT[@PATH]``; it trains none of them.
+    """Return a collector with the policies of options ``--policy [ID=]WHAT[@PATH]``; it trains none of them.
 
     Args:
-        envs: What is played.
-        texts: ``PATH`` is a file of `save_policy`, or an opponent of a pool, as `marlvec.cli.arguments` finds it.
+        envs: The envs.
+        texts: ``PATH`` is a file of `save_policy`, or an opponent of a pool, as in `marlvec.cli.arguments`.
         mapping: Options ``--mapping``.
         connectors: Options ``--connectors``.
         explore: Whether policies explore.
-        seed: Of their random streams.
-        callbacks: The collector's; where there are any, batches have the rows of all policies, for them to see.
+        seed: Seed of the policies.
+        callbacks: The collector's callbacks; with any, batches have the rows of all policies, for them to see.
 
     Raises:
-        ArgumentError: An option is wrong, or a file is another policy's.
+        ArgumentError: An option is wrong, or a file belongs to another policy.
         CheckpointError: A file is damaged, or holds something else.
     """
     order, whats, files, opponents = _apart(texts)
@@ -56,7 +56,7 @@ def collector_of(
     if opponents:
         if not isinstance(chains, dict) or chains.keys() & opponents.keys():
             raise ArgumentError(
-                f"--connectors: {', '.join(opponents)} bring what they learned with; ID=CHAIN for others"
+                f"--connectors: opponents {', '.join(opponents)} have their own connectors; use ID=CHAIN for others"
             )
         seeing = {**chains, **{name: one.agent_connectors() for name, one in opponents.items()}}
     named, played_by = arguments.assign_policies(named, mapping, envs.agents, envs.groups)
@@ -76,7 +76,7 @@ def collector_of(
 
 
 def _apart(texts: Sequence[str]) -> tuple[list[str], list[str], dict[str, Path], dict[str, Opponent]]:
-    """Policy ids; what `marlvec.cli.arguments.policies` takes; policy id to its file; and opponents, by id."""
+    """Split options into policy ids, texts for `marlvec.cli.arguments.policies`, files by id, and opponents by id."""
     order: list[str] = []
     whats: list[str] = []
     files: dict[str, Path] = {}
@@ -92,10 +92,10 @@ def _apart(texts: Sequence[str]) -> tuple[list[str], list[str], dict[str, Path],
             files[name] = Path(path)
         elif Path(path).is_dir() or Path(path).parent.joinpath(INDEX).exists():
             name, player = arguments.one_player(text)
-            assert isinstance(player, Opponent)  # of a pool
+            assert isinstance(player, Opponent)  # pools hold opponents
             opponents[name] = player
         else:
-            raise ArgumentError(f"--policy {text}: there is no file {path}; save_policy() writes one, or a pool")
+            raise ArgumentError(f"--policy {text}: expected a file of save_policy() or a pool, found none at {path}")
         if name in order:
             raise ArgumentError(f"--policy {text}: there are two policies {name!r}; give one another id: ID=…")
         order.append(name)
@@ -103,11 +103,11 @@ def _apart(texts: Sequence[str]) -> tuple[list[str], list[str], dict[str, Path],
 
 
 def _restore(collector: Collector, policies: Mapping[str, Policy], files: Mapping[str, Path]) -> None:
-    """Have policies and their connectors know what they had learned.
+    """Load the saved states of policies and their connectors.
 
     Raises:
         CheckpointError: A file is damaged, or holds something else.
-        ArgumentError: It is another policy's, or other connectors'.
+        ArgumentError: It belongs to another policy, or to other connectors.
     """
     for policy_id, file in files.items():
         found = load_policy(file)
@@ -121,35 +121,35 @@ def _restore(collector: Collector, policies: Mapping[str, Policy], files: Mappin
             for chain, state in chains:
                 if state is not None:
                     chain.load_state_dict(state)
-                    chain.eval().reset()  # what it remembers is of other episodes
+                    chain.eval().reset()  # drop memory of other episodes
         except (ArgumentError, ValueError, KeyError) as error:
             raise ArgumentError(f"{file} does not fit policy {policy_id!r} or its connectors: {error}") from error
 
 
 def takes_logs(collector: Collector) -> bool:
-    """Whether clients may say what was done, as a page does of the person who plays there.
+    """Return whether clients may send their own actions, as the web page does for the person who plays there.
 
-    Not where a policy acts in another space than its env: which of its actions stands for what was done is not known.
+    False if a policy's action space differs from its env's: its actions cannot be computed from the env's.
     """
     chains = collector.action_connectors.values()
     return all(chain.policy_space_ == chain.env_space for chain in chains)
 
 
 def token_of(file: Path | None, *, no_token: bool) -> str | None:
-    """What clients must know, of the options ``--token-file`` and ``--no-token`` and of the environment; None: nothing.
+    """Return the token that clients must know, from the options or the environment; None: no token.
 
     Raises:
-        ArgumentError: Both options are given, or what is found is no token.
+        ArgumentError: Both options are given, or the token is invalid.
     """
     if no_token and file is not None:
-        raise ArgumentError("--no-token and --token-file: expected one of them")
+        raise ArgumentError("--no-token and --token-file: expected only one of them")
     return None if no_token else find_token(file)
 
 
 def who_may_come(host: str) -> str:
-    """Who can come in where no token is asked for, in one line."""
+    """Describe in one line who may connect without a token."""
     if ipaddress.ip_address(host).is_loopback:
-        who = "any program on this machine may connect; MARLVEC_TOKEN or --token-file asks for one"
+        who = "any program on this machine may connect; set MARLVEC_TOKEN or --token-file to require one"
     else:
         who = f"any client that can reach {host} may connect"
     return f"no token: {who}"

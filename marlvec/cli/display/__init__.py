@@ -1,1 +1,1 @@
-"""What the commands show: tables and plots."""
+"""Output of commands: tables and plots."""

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 __all__ = ["check_file", "returns_figure", "heat_map"]
 
-# Okabe and Ito's, distinct for colour-blind readers, too.
+# The palette of Okabe and Ito, distinct for colour-blind readers.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _INK, _FAINT = "#222222", "#8a8a8a"
-_MAX_DOTS = 6000  # of one policy; more would only hide each other
+_MAX_DOTS = 6000  # of one policy; more would hide each other
 
 
 def check_file(path: Path) -> None:
-    """Make sure that a picture can be written there, before anything runs.
+    """Check that a plot can be written to this file.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentError: The folder does not exist, or the suffix names no format of pictures.
+        ArgumentError: The folder does not exist, or the suffix is not a format of matplotlib.
     """
     try:
         from matplotlib.backend_bases import FigureCanvasBase
@@ -43,11 +43,11 @@ def check_file(path: Path) -> None:
     if path.suffix[1:].lower() not in formats:
         raise ArgumentError(f"--plot {path}: expected a name that ends in one of .{', .'.join(formats)}")
     if not path.parent.is_dir():
-        raise ArgumentError(f"--plot {path}: there is no folder {path.parent}")
+        raise ArgumentError(f"--plot {path}: folder {path.parent} does not exist")
 
 
 def returns_figure(result: Rollout) -> Figure:
-    """Draw a rollout; ``figure.savefig(path)`` writes it. `check_file` says first whether matplotlib is there."""
+    """Draw a rollout; ``figure.savefig(path)`` writes it. Call `check_file` first."""
     from matplotlib.figure import Figure
 
     found = {name: track for name, track in result.tracks.items() if len(track)}
@@ -114,12 +114,12 @@ def _words(figure: Figure, grid: Any, result: Rollout, found: Mapping[str, Track
 def _dots(axes: Axes, at: NDArray[np.int64], values: NDArray[Any], colour: str) -> None:
     every = -(-len(values) // _MAX_DOTS)
     alpha = float(np.clip(350 / len(values), 0.16, 0.6))
-    # As pixels also in a PDF: thousands of them would make it slow.
+    # Rasterized, also in a PDF: thousands of vector dots would be slow.
     axes.scatter(at[::every], values[::every], s=8, color=colour, alpha=alpha, linewidths=0, rasterized=True)
 
 
 def _rolling(axes: Axes, at: NDArray[np.int64], values: NDArray[Any], colour: str, label: str) -> None:
-    """The mean of the latest values, and the band that holds the middle 80 % of them."""
+    """Draw the mean of the latest values, and the band of the middle 80 % of them."""
     x, recent = _latest(at, values)
     low, high = np.transpose([np.percentile(part, (10, 90)) for part in recent])
     axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
@@ -127,7 +127,7 @@ def _rolling(axes: Axes, at: NDArray[np.int64], values: NDArray[Any], colour: st
 
 
 def _agents(axes: Axes, track: Track, colour: str, result: Rollout) -> None:
-    """A thin line for each agent, with its name, if their returns differ by more than chance."""
+    """Draw a thin line with its name for each agent, if their returns differ significantly."""
     if not track.agents_differ:
         return
     for a in np.unique(track.agents).tolist():
@@ -147,16 +147,16 @@ def _agents(axes: Axes, track: Track, colour: str, result: Rollout) -> None:
 
 
 def _latest(at: NDArray[np.int64], values: NDArray[Any]) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
-    """Some moments, and what came last at each of them."""
+    """Return up to 300 times, and the latest values at each of them."""
     window = int(np.clip(len(values) // 15, 8, 600))
-    # Episodes of one length end together, so there is a point per moment, not per episode; early ones look back less.
+    # Episodes of equal length end together, so there is one point per time; early points have shorter windows.
     ends = np.flatnonzero(np.append(at[1:] > at[:-1], True)) + 1
     ends = ends[np.unique(np.linspace(0, len(ends) - 1, 300).astype(int))]
     return at[ends - 1], [values[max(0, end - window) : end] for end in ends.tolist()]
 
 
 def _distribution(axes: Axes, values: list[NDArray[Any]]) -> None:
-    """Histograms on common bins, turned to share the value axis with what is beside them."""
+    """Draw histograms on common bins, rotated to share the value axis of the plot beside them."""
     from matplotlib.colors import to_rgba
     from matplotlib.ticker import MaxNLocator
 
@@ -193,9 +193,9 @@ def heat_map(env: str, result: MatchResult, kind: str, ratings: Mapping[str, Rat
     """Draw win rates, row against column, and ratings; ``figure.savefig(path)`` writes it.
 
     Args:
-        env: The env's name.
+        env: Name of the env.
         result: The tournament.
-        kind: What the ratings are.
+        kind: Kind of the ratings.
         ratings: Player to rating, in the order to draw them.
     """
     from matplotlib.figure import Figure

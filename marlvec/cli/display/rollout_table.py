@@ -23,10 +23,10 @@ class Track:
     """One entry per agent and episode, in order of time.
 
     Attributes:
-        env_steps: (k,) int64, env steps all envs had made together when the episode ended; they step in turn, so it is
-            its own env's steps times their number.
-        returns: (k,) float64, the sum of the agent's rewards in the episode.
-        lengths: (k,) int64, decisions it made.
+        env_steps: (k,) int64, env steps of all envs together when the episode ended: steps of its env times the
+            number of envs.
+        returns: (k,) float64, sum of the agent's rewards in the episode.
+        lengths: (k,) int64, number of the agent's decisions.
         agents: (k,) int64, agent index.
     """
 
@@ -39,13 +39,13 @@ class Track:
         return len(self.returns)
 
     def of_agent(self, index: int) -> Track:
-        """One agent's entries."""
+        """Return one agent's entries."""
         mine = self.agents == index
         return Track(self.env_steps[mine], self.returns[mine], self.lengths[mine], self.agents[mine])
 
     @property
     def agents_differ(self) -> bool:
-        """Whether the mean returns of two agents are further apart than three standard errors."""
+        """Whether mean returns of two agents differ by more than three standard errors."""
         own = [self.returns[self.agents == a] for a in np.unique(self.agents)]
         if len(own) < 2:
             return False
@@ -56,11 +56,11 @@ class Track:
 
 
 def tracks(episodes: Sequence[EpisodeRecord], policy_ids: Sequence[str], num_envs: int) -> Mapping[str, Track]:
-    """Sort episodes' results by policy; agents that never were in an episode have no entry for it.
+    """Sort the results of episodes by policy; agents that were never in an episode have no entry for it.
 
     Args:
         episodes: All finished episodes since the envs' first reset, in order.
-        policy_ids: All policies.
+        policy_ids: Ids of all policies.
         num_envs: N.
     """
     made = np.zeros(num_envs, np.int64)
@@ -87,11 +87,11 @@ def _track(entries: list[tuple[Any, ...]]) -> Track:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What ran.
+    """Settings of a run.
 
     Attributes:
-        name: Of the env.
-        num_envs, agents, autoreset_mode: As the vectorizer's.
+        name: Name of the env.
+        num_envs, agents, autoreset_mode: As of the vectorizer.
         where: Backend and number of workers.
     """
 
@@ -104,22 +104,22 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """What came out.
+    """Results of a run.
 
     Attributes:
-        setting: What ran.
+        setting: Settings of the run.
         env_steps: Env steps of all batches.
         agent_steps: Rows of all batches.
-        episodes: Episodes that ended.
-        episodes_faulty, episodes_restarted: Episodes that were lost, see `Metrics`.
-        env_steps_lost: Env steps of those.
-        seconds: Time it took, first reset included.
-        speed: Env steps a second; those of episodes that were left unfinished count, those of lost ones do not.
-        samples: Policy id → the first batch of it that came, to see its columns.
-        rows: Policy id → number of rows, all batches together.
+        episodes: Number of finished episodes.
+        episodes_faulty, episodes_restarted: Numbers of lost episodes, see `Metrics`.
+        env_steps_lost: Env steps of lost episodes.
+        seconds: Duration, including the first reset.
+        speed: Env steps a second; unfinished episodes count, lost ones do not.
+        samples: Policy id → its first batch, to read its columns.
+        rows: Policy id → number of rows in all batches.
         players: Policy id → names of the agents it plays.
         tracks: Policy id → its agents' returns and lengths.
-        timers: Where the time went, in seconds, by name.
+        timers: Seconds by activity.
         interrupted: Whether Ctrl-C ended it.
     """
 
@@ -164,7 +164,7 @@ _COLUMNS: tuple[Column, ...] = (
 
 
 def print_rollout(console: Console, result: Rollout) -> None:
-    """Print the table per policy, and what the whole cost."""
+    """Print the table of policies, and the totals."""
     setting = result.setting
     agents = f"{len(setting.agents)} agent{'s' * (len(setting.agents) != 1)}"
     title = Text.assemble((setting.name, "bold"), f" · {setting.num_envs} envs × {agents}, {setting.where}")
@@ -195,9 +195,7 @@ def print_rollout(console: Console, result: Rollout) -> None:
         highlight=False,
     )
     if causes := _losses(result):
-        console.print(
-            f"[yellow]lost besides: {causes}, {result.env_steps_lost:,} env steps together[/]", highlight=False
-        )
+        console.print(f"[yellow]also lost: {causes}, {result.env_steps_lost:,} env steps together[/]", highlight=False)
     if total := sum(result.timers.values()):
         parts = {key: result.timers[key] for key in _TIMES if key != "callbacks" or result.timers[key]}
         shares = ", ".join(f"{_TIMES[key]} {seconds / total:.0%}" for key, seconds in parts.items())
@@ -207,7 +205,7 @@ def print_rollout(console: Console, result: Rollout) -> None:
 
 
 def rollout_json(result: Rollout) -> dict[str, Any]:
-    """What came out, as a JSON object; what is not known yet is null."""
+    """Return the results as a JSON object; unknown values are null."""
     setting = result.setting
     return {
         "env": setting.name,
@@ -254,7 +252,7 @@ def _figures(track: Track) -> dict[str, Any]:
 
 
 def _losses(result: Rollout) -> str:
-    counts = ((result.episodes_faulty, "to faults"), (result.episodes_restarted, "to restarts that envs asked for"))
+    counts = ((result.episodes_faulty, "to faults"), (result.episodes_restarted, "to restarts requested by envs"))
     return " and ".join(f"{n:,} episode{'s' * (n != 1)} {why}" for n, why in counts if n)
 
 
@@ -264,7 +262,7 @@ def _several(names: Sequence[str], limit: int = 4) -> str:
 
 
 def _form(batch: SampleBatch | None, column: str) -> str:
-    """Shape and dtype of a column, n for the rows; a line per leaf."""
+    """Describe shape and dtype of a column, n for the rows; one line per leaf."""
     if batch is None:
         return NOTHING
     lines = []

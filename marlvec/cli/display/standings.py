@@ -21,8 +21,8 @@ class Rated:
     """A player's rating.
 
     Attributes:
-        rating: It.
-        error: How far from it the ends of its interval are; NaN where ratings of that kind have none.
+        rating: The rating.
+        error: Half the width of its interval; NaN if ratings of that kind have none.
     """
 
     rating: float
@@ -30,14 +30,14 @@ class Rated:
 
 
 def rated(result: MatchResult, kind: str) -> dict[str, Rated]:
-    """Every player's rating, the best first.
+    """Return every player's rating, the best first.
 
     Args:
         result: The tournament.
         kind: ``"bradley-terry"``, ``"elo"``, ``"skill"`` or ``"alpha-rank"``.
 
     Raises:
-        MissingExtraError: What computes it is not installed.
+        MissingExtraError: The library that computes it is not installed.
     """
     if kind == "alpha-rank":
         found = {name: Rated(share) for name, share in alpha_rank(result.table).items()}
@@ -57,13 +57,13 @@ def _fitted(ratings: BradleyTerry, name: str, confidence: float) -> Rated:
 
 
 def print_standings(console: Console, env: str, result: MatchResult, kind: str, ratings: Mapping[str, Rated]) -> None:
-    """Print each player's rating, and the results of each pair; the best first.
+    """Print each player's rating, the best first, and the results of each pair.
 
     Args:
-        console: Where to.
-        env: The env's name.
+        console: Console for output.
+        env: Name of the env.
         result: The tournament.
-        kind: What the ratings are.
+        kind: Kind of the ratings.
         ratings: Player to rating, the best first.
     """
     level = f"{result.confidence:.3g}" if result.confidence * 100 % 1 else f"{result.confidence:.0%}"
@@ -74,7 +74,7 @@ def print_standings(console: Console, env: str, result: MatchResult, kind: str, 
     rows = [_standing(result, name, ratings[name], 3 if kind == "alpha-rank" else 1) for name in ratings]
     if fits(console, columns, rows):
         print_table(console, title, columns, rows)
-    else:  # in two halves
+    else:  # in two tables
         cut = next(k for k, (name, _) in enumerate(columns) if name.endswith("interval"))
         print_table(console, title, columns[:cut], [row[:cut] for row in rows])
         print_table(
@@ -96,7 +96,7 @@ def _standing(result: MatchResult, name: str, rating: Rated, digits: int) -> lis
 
 
 def _print_duels(console: Console, result: MatchResult, names: tuple[str, ...]) -> None:
-    """All against all, as a matrix where it fits, else a line a pair."""
+    """Print all against all: as a matrix if it fits, else one line per pair."""
     title = Text("row against column: won–drawn–lost, win rate and its interval", "dim")
     columns: list[Column] = [("", "left"), *((name, "right") for name in names)]
     duels = {(one, other): _duel(result.win_rate(one, other)) for one in names for other in names}
@@ -115,7 +115,7 @@ def _print_duels(console: Console, result: MatchResult, names: tuple[str, ...]) 
 
 
 def standings_json(env: str, result: MatchResult, kind: str, ratings: Mapping[str, Rated]) -> dict[str, Any]:
-    """The same as a JSON object: players, the best first, and every pair."""
+    """Return players, the best first, and all pairs as a JSON object."""
     return {
         "env": env,
         "games": len(result.games),
@@ -159,7 +159,7 @@ def _summary(result: MatchResult) -> str:
     parts = [f"{len(result.games):,} games", f"{result.draws:,} drawn", f"{result.truncations:,} truncated"]
     for number, what in (
         (result.unmoved(), "over before a side's first move"),
-        (result.lost, "lost to faults and played anew"),
+        (result.lost, "lost to faults and repeated"),
         (result.unplayed, "not played"),
     ):
         parts += [f"{number:,} {what}"] * bool(number)

@@ -1,4 +1,4 @@
-"""Tables that are never cut: what does not fit the terminal is printed as a block of lines a row."""
+"""Tables that are never truncated: a table too wide for the terminal is printed as one block of lines per row."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ NOTHING = "–"
 
 
 def print_table(console: Console, title: Text, columns: Sequence[Column], rows: Sequence[Sequence[str | Text]]) -> None:
-    """Print a table; where the terminal is too narrow for its numbers and ids, a block a row.
+    """Print a table; if the terminal is too narrow, one block of lines per row.
 
     Args:
-        console: Where to.
-        title: Above it.
-        columns: Headings, and on which side their cells stand.
-        rows: Cells; the first of a row is what the row is about.
+        console: Console for output.
+        title: Title above it.
+        columns: Headings and alignments.
+        rows: Cells; the first cell names the row.
     """
     if title.plain:
         console.print(title)
@@ -29,5 +29,5 @@ def print_table(console: Console, title: Text, columns: Sequence[Column], rows: 
 
 
 def fits(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[str | Text]]) -> bool:
-    """Whether a table of these has room with every cell as wide as it is."""
+    """Return whether a table fits without truncating a cell."""
     return WholeTable(columns, rows).fits(console)

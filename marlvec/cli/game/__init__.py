@@ -1,1 +1,1 @@
-"""A person plays: what the game looks like, and how a move is given."""
+"""Games of a person: display of boards, and input of moves."""

@@ -1,4 +1,4 @@
-"""`GameUI`: boards drawn as text, and the names of moves."""
+"""`GameUI`: draws boards as text, and names moves."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from marlvec.errors import ArgumentError
 __all__ = ["GameUI", "game_ui_of"]
 
 _STONES = (("●", "bold yellow"), ("○", "bold red"))
-"""Of who moves first, and of the other; distinct without colours, too."""
+"""Stones of the first and of the second player; distinct without colours, too."""
 
 
 @dataclass(frozen=True)
 class GameUI:
-    """How one game is shown, and played.
+    """Display and move names of one game.
 
     Attributes:
-        moves: What each action is called.
-        ask: What is asked for.
-        draw: From an observation, and which agent's it is, to what is shown.
-        refuse: From a move's name to why it is not allowed.
+        moves: Name of each action.
+        ask: The prompt.
+        draw: Function of an observation and its agent's index to a text.
+        refuse: Function of a move's name to the reason why it is not allowed.
     """
 
     moves: Sequence[str]
@@ -36,7 +36,7 @@ class GameUI:
     refuse: Callable[[str], str]
 
     def action(self, typed: str) -> int | None:
-        """Number of the move that is called so, or that alone begins so; None where there is none."""
+        """Return the number of the move with this name or unique prefix; None if there is none."""
         typed = typed.strip().lower()
         found = [i for i, name in enumerate(self.moves) if name == typed]
         found = found or [i for i, name in enumerate(self.moves) if typed and name.startswith(typed)]
@@ -44,28 +44,28 @@ class GameUI:
 
 
 def game_ui_of(name: str, action_space: Space[Any]) -> GameUI:
-    """How a game is shown: its own way, or a general one of texts and numbers.
+    """Return the display of a game: its own, or a general one of texts and numbers.
 
     Args:
-        name: The env's, ``connect_four_v3``, say.
-        action_space: One agent's.
+        name: Name of the env, e.g. ``connect_four_v3``.
+        action_space: One agent's action space.
 
     Raises:
-        ArgumentError: Its moves have no numbers.
+        ArgumentError: The action space is not Discrete.
     """
     if not isinstance(action_space, Discrete):
         raise ArgumentError(
-            f"a person can type moves that have numbers, of a Discrete space; {name} has {action_space}"
+            f"{name}: expected a Discrete action space, whose moves a person can type, got {action_space}"
         )
     game = name.rpartition("/")[2].rpartition("_v")[0] or name
-    if game in _FACES:
-        return _FACES[game]
+    if game in _GAME_UIS:
+        return _GAME_UIS[game]
     numbers = [str(i) for i in range(int(action_space.n))]
     return GameUI(numbers, f"move, 0 to {len(numbers) - 1}", _as_text, lambda move: f"{move} is not allowed now")
 
 
 def _board(obs: NDArray[Any], agent: int, empty: Callable[[int, int], str]) -> list[Text]:
-    """Lines of a board that is seen as planes of one's own stones, and of the other's."""
+    """Return lines of a board observed as planes of the agent's own stones and of the other's."""
     lines = []
     for row in range(obs.shape[0]):
         line = Text("  ")
@@ -86,12 +86,12 @@ def _connect_four(obs: Any, agent: int) -> Text:
 
 
 def _tictactoe(obs: Any, agent: int) -> Text:
-    # Fields are numbered as the env numbers its actions, which is row by row as it observes them.
+    # Fields have the numbers of the env's actions, row by row.
     return Text("\n").join(_board(np.asarray(obs), agent, lambda row, column: str(3 * row + column + 1)))
 
 
 def _kuhn(obs: Any, agent: int) -> Text:
-    """Of OpenSpiel's tensor: player (2), card (3), pass or bet of each of three moves (6)."""
+    """Draw OpenSpiel's tensor: player (2), card (3), pass or bet of each of three moves (6)."""
     card = "JQK"[int(np.argmax(obs[2:5]))]
     moves = [int(pair.argmax()) for pair in np.reshape(obs[5:11], (3, 2)) if pair.any()]
     own, others = ("you pass", "you bet"), ("the other passes", "the other bets")
@@ -104,7 +104,7 @@ def _as_text(obs: Any, agent: int) -> Text:
         return Text("\n".join(f"  {line}" for line in str(obs).splitlines()))
 
 
-_FACES = {
+_GAME_UIS = {
     "connect_four": GameUI(
         [str(i) for i in range(1, 8)], "column, 1 to 7", _connect_four, lambda move: f"column {move} is full"
     ),

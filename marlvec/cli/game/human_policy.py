@@ -1,4 +1,4 @@
-"""`HumanPolicy`: asks the person at the keyboard for each action."""
+"""`HumanPolicy`: prompts a person at the keyboard for each action."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _LEAVE = ("q", "quit", "exit")
 
 
 class Quit(Exception):
-    """The person has had enough."""
+    """Raised when the person quits."""
 
 
 class HumanPolicy(Policy):
-    """Shows each observation, and asks for a move until one comes that is allowed.
+    """Shows each observation, and prompts until an allowed move is typed.
 
     Args:
-        game: The env's name.
-        console: Where to show and ask.
+        game: Name of the env.
+        console: Console for output and input.
 
     Attributes:
-        ui: What the game looks like; from `setup` on.
+        ui: Display of the game; set by `setup`.
         start: Number of the first action.
     """
 
@@ -48,20 +48,20 @@ class HumanPolicy(Policy):
         self.start = 0
 
     def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
-        """Learn the spaces.
+        """Set the spaces.
 
         Raises:
-            ArgumentError: The moves have no numbers.
+            ArgumentError: The action space is not Discrete.
         """
         self.ui = game_ui_of(self._game, action_space)
         self.start = int(action_space.start) if isinstance(action_space, Discrete) else 0
         super().setup(observation_space, action_space, seed=seed)
 
     def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
-        """Ask for one move per row.
+        """Prompt for one move per row.
 
         Raises:
-            Quit: The person leaves.
+            Quit: The person quits.
         """
         masks = rows.get("action_mask", np.ones((len(rows), len(self.ui.moves)), np.bool_))
         agents = rows["agent_index"].tolist()
@@ -86,30 +86,30 @@ class HumanPolicy(Policy):
             action = self.ui.action(typed)
             if action is not None and allowed[action]:
                 return self.start + action
-            why = f"{typed!r} is no move" if action is None else self.ui.refuse(moves[action])
+            why = f"{typed!r} is not a move" if action is None else self.ui.refuse(moves[action])
             legal = ", ".join(name for name, may in zip(moves, allowed, strict=True) if may)
             self._console.print(Text(f"{why}; allowed: {legal}", "yellow"))
 
 
 def _wait_for_a_line() -> None:
-    """Return once a terminal has a line, or its end, to be read.
+    """Return once a line, or the end of input, can be read from the terminal.
 
-    Ctrl-C that comes after Python last looked for it, and before the wait begins, does not end the wait; so none is
-    long. On Windows, where only sockets can be waited for, the line is waited for by who reads it.
+    Ctrl-C just before the wait does not interrupt it, so every wait is short. On Windows, where only sockets can be
+    waited for, reading the line waits.
     """
     while sys.platform != "win32" and sys.stdin.isatty() and not select.select([sys.stdin], [], [], LONGEST_WAIT)[0]:
         pass
 
 
 class AnnouncingPolicy(SharedPolicy):
-    """A policy whose moves are noted, to be shown once all have moved.
+    """A policy whose moves are recorded, to show them once all agents have moved.
 
     Args:
         name: Its id.
         host: The policy.
 
     Attributes:
-        noted: Agents and moves since they were last shown: agent index, action.
+        noted: (agent index, action) of moves that were not shown yet.
     """
 
     def __init__(self, name: str, host: Policy) -> None:
@@ -117,7 +117,7 @@ class AnnouncingPolicy(SharedPolicy):
         self.noted: list[tuple[int, int]] = []
 
     def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
-        said = super().act(rows, explore=explore)
-        actions = np.asarray(said[0] if isinstance(said, tuple) else said).tolist()
+        output = super().act(rows, explore=explore)
+        actions = np.asarray(output[0] if isinstance(output, tuple) else output).tolist()
         self.noted += zip(rows["agent_index"].tolist(), actions, strict=True)
-        return said
+        return output

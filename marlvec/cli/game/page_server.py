@@ -1,4 +1,4 @@
-"""`PageServer`: the connect four page over HTTP, on this machine alone; it says what plays."""
+"""`PageServer`: serves the connect four page over HTTP, on this machine only, with the opponent's name."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _BEGIN, _END = '<span id="opponent">', "</span>"
 
 
 def page_of(opponent: str, url: str) -> str:
-    """The page's HTML.
+    """Return the page's HTML.
 
     Args:
-        opponent: What plays, as it is to stand in "You against …".
-        url: Where it is served: ``ws://…``.
+        opponent: Name of the opponent, for "You against …".
+        url: URL of the policy server: ``ws://…``.
     """
     text = (FOLDER / "index.html").read_text(encoding="utf-8")
     before, _, rest = text.replace(_URL, f'data-url="{html.escape(url)}"').partition(_BEGIN)
@@ -32,17 +32,17 @@ def page_of(opponent: str, url: str) -> str:
 
 
 class PageServer:
-    """Answers from a thread, until it is closed; use it in a ``with`` block.
+    """Serves the page from a thread until closed; use it in a ``with`` block.
 
-    It answers requests to 127.0.0.1 and localhost alone: a foreign page whose name is made to lead here (DNS rebinding)
-    gets nothing.
+    It answers only requests to 127.0.0.1 and localhost: a foreign page whose name resolves to this machine (DNS
+    rebinding) receives nothing.
 
     Args:
-        opponent: What plays.
-        url: Where it is served.
+        opponent: Name of the opponent.
+        url: URL of the policy server.
 
     Attributes:
-        url: Where the page is.
+        url: URL of the page.
     """
 
     def __init__(self, opponent: str, url: str) -> None:
@@ -66,7 +66,7 @@ class PageServer:
                 self.wfile.write(found or b"")
 
             def log_message(self, *args: Any) -> None:
-                """Not on the terminal of who plays."""
+                """Discard log lines, which would clutter the player's terminal."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="marlvec page", daemon=True)
@@ -74,7 +74,7 @@ class PageServer:
         self.url = f"http://127.0.0.1:{self._server.server_port}/"
 
     def close(self) -> None:
-        """Stop answering; a page that is open stays."""
+        """Stop the server; open pages stay open."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

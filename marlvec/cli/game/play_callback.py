@@ -1,4 +1,4 @@
-"""`PlayCallback`: prints which policy plays which agent, what the others did, and how a game ended."""
+"""`PlayCallback`: prints the players of each game, the opponents' moves, and the result."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _RESULTS = (("you win", "bold green"), ("a draw", "bold yellow"), ("you lose", "
 
 
 class PlayCallback(Callback):
-    """Shows a person what happens; a callback of the collector they play in.
+    """Shows a person the course of games; a callback of the collector that plays them.
 
     Args:
-        console: Where to.
+        console: Console for output.
         you: The person.
-        other: Who plays all other agents.
+        other: The policy of all other agents.
         name: Its id.
         agents: Agent names.
     """
@@ -34,39 +34,39 @@ class PlayCallback(Callback):
     ) -> None:
         self._console, self._you, self._other, self._name, self._agents = console, you, other, name, agents
         self._own_index = 0
-        self._ended: tuple[EpisodeRecord, int] | None = None  # the game whose end is to be shown, the person's agent
-        self._header: str | None = None  # of the next one
+        self._ended: tuple[EpisodeRecord, int] | None = None  # the game whose end is shown next, the person's agent
+        self._header: str | None = None  # header of the next game
         self._results: Counter[str] = Counter()
 
     def on_episode_start(self, episode: RunningEpisode) -> None:
         self._own_index = next(a for a, name in enumerate(episode.policies) if name != self._name)
         them = ", ".join(name for a, name in enumerate(self._agents) if a != self._own_index)
         self._header = f"game {episode.number + 1}: you play {self._agents[self._own_index]}, {self._name} plays {them}"
-        if self._ended is None:  # else it comes in the same step as the end of the last one
+        if self._ended is None:  # otherwise the last game ended in the same step
             self.begin_game()
 
     def on_episode_step(self, step: EpisodeStep) -> None:
-        moves, self._other.noted = self._other.noted, []  # now that all have moved, it is no secret
+        moves, self._other.noted = self._other.noted, []  # shown only once all have moved
         for agent, action in moves:
             who = self._name if len(self._agents) == 2 else f"{self._name} as {self._agents[agent]}"
-            self._say(f"{who} plays {self._you.ui.moves[action - self._you.start]}", "magenta")
+            self._print(f"{who} plays {self._you.ui.moves[action - self._you.start]}", "magenta")
 
     def on_episode_end(self, episode: RunningEpisode, record: EpisodeRecord) -> None:
         self._ended = record, self._own_index
 
     def begin_game(self) -> None:
-        """Say which policy plays which agent in the game that has begun, where that was not said yet."""
+        """Print the players of a new game, once."""
         if self._header is not None:
-            self._say(self._header, "bold")
+            self._print(self._header, "bold")
         self._header = None
 
     def end_game(self, obs: Any | None) -> None:
-        """Show the last position, as the person sees it, where they do; and who has won.
+        """Print the last position, as the person observes it, and the result.
 
         Args:
-            obs: Their last observation.
+            obs: The person's last observation, or None.
         """
-        assert self._ended is not None  # the episode that was just collected
+        assert self._ended is not None  # set by the episode that was just collected
         (record, own_index), self._ended = self._ended, None
         if obs is not None:
             self._console.print(self._you.ui.draw(obs, own_index))
@@ -74,13 +74,13 @@ class PlayCallback(Callback):
         best = max(float(value) for a, value in enumerate(record.returns_A) if a != own_index)
         result, style = _RESULTS[0 if own > best else 1 if own == best else 2]
         self._results[result] += 1
-        self._say(f"{result}: {own:g} against {best:g}, after {record.length} moves\n", style)
+        self._print(f"{result}: {own:g} against {best:g}, after {record.length} moves\n", style)
 
     def print_results(self) -> None:
-        """Say how all games went."""
+        """Print the results of all games."""
         if self._results:
             won, drawn, lost = (self._results[result] for result, _ in _RESULTS)
-            self._say(f"games won {won}, drawn {drawn}, lost {lost}", "bold")
+            self._print(f"games won {won}, drawn {drawn}, lost {lost}", "bold")
 
-    def _say(self, text: str, style: str) -> None:
+    def _print(self, text: str, style: str) -> None:
         self._console.print(Text(text, style))

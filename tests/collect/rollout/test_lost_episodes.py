@@ -182,9 +182,9 @@ def test_a_rollout_at_the_command_line_tells_of_losses() -> None:
 
     assert "lost" not in printed({})
     once = {(0, 0): ("step", 2, False)}
-    assert "lost besides: 1 episode to faults, 3 env steps together\n" in printed(once)
+    assert "also lost: 1 episode to faults, 3 env steps together\n" in printed(once)
     both = printed(once | {(1, 0): ("step", 1, False), (1, 1): ("step", 1, True)})
-    assert "2 episodes to faults and 1 episode to restarts that envs asked for, 7 env steps together\n" in both
+    assert "2 episodes to faults and 1 episode to restarts requested by envs, 7 env steps together\n" in both
 
 
 # --- workers that end or hang
