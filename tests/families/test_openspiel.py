@@ -211,10 +211,10 @@ def test_what_is_refused_says_why() -> None:
     with pytest.raises(EnvArgumentError, match="kuhn_poker has no parameter 'player'; it has players"):
         marlvec.make("openspiel/kuhn_poker", backend="sync", player=3)
     with pytest.raises(
-        ArgumentError, match="openspiel/kuhn_poker with players=300: .* OpenSpiel says: .*max_num_players"
+        ArgumentError, match="openspiel/kuhn_poker with players=300: .* OpenSpiel's error: .*max_num_players"
     ):
         marlvec.make("openspiel/kuhn_poker", backend="sync", players=300)
-    with pytest.raises(ArgumentError, match="OpenSpiel says: Missing closing bracket"):
+    with pytest.raises(ArgumentError, match="OpenSpiel's error: Missing closing bracket"):
         marlvec.make("openspiel/go(board_size=", backend="sync")
     with pytest.raises(ArgumentError, match="resets set it; call reset.seed="):
         marlvec.make("openspiel/negotiation", backend="sync", rng_seed=3)

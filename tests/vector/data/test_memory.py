@@ -234,7 +234,7 @@ def test_views_copy_nothing_and_cannot_be_written_to(backend: str) -> None:
                     view[...] = 0
             np.testing.assert_array_equal(first, obs)  # the same memory: a view is the newest step
         assert np.shares_memory(first, obs)
-    assert "views that are valid until the next call that steps" in (VectorEnv.__doc__ or "")
+    assert "views, valid until the next call that steps" in (VectorEnv.__doc__ or "")
 
 
 @pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=5)
