@@ -1,4 +1,4 @@
-"""`check_connector`: plays many sampled episodes to a connector and checks that it keeps its contract."""
+"""`check_connector`: check a connector against its contract on sampled episodes."""
 
 from __future__ import annotations
 
@@ -107,62 +107,62 @@ def check_connector(
     columns: Mapping[str, ColumnLike] | None = None,
     seed: int = 0,
 ) -> None:
-    """Play stories to a connector, or to a whole pipeline, and check all that it answers.
+    """Play sampled episodes (stories) to a connector or a pipeline, and check all that it returns.
 
-    A story has envs whose episodes begin and end at times of their own, agents that take turns, come late and leave
-    early, and episodes that are lost. It is played to new connectors again and again: in one call, row by row, in
-    another order, in parts, with a reset, from a state, through a copy. Each check has a name:
+    A story has several envs whose episodes begin and end at different times; agents take turns, join late and leave
+    early; some episodes are lost. It is played to new connectors many times: in one call, row by row, in another order,
+    in parts, with a reset, from a state, on a copy. The checks:
 
     ============  ====================================================================================================
     ``rows``      rows come out, as many as went in (fewer only with ``changes_length``), in their order; with
                   ``is_identity`` all of them as they are
-    ``repeat``    two made alike answer alike, to the bit
-    ``inputs``    arrays that were given are neither written to nor kept
-    ``outputs``   what was returned is not written to by later calls
+    ``repeat``    two equal connectors return the same, bit for bit
+    ``inputs``    input arrays are neither written to nor kept
+    ``outputs``   later calls do not write to returned arrays
     ``inside``    observations lie in ``output_space()``; actions lie in the env's space if they were in
                   ``policy_space()``
     ``empty``     a call without rows returns none, in the same columns, and changes nothing
-    ``learning``  what is learnt does not depend on how the rows were put into calls
-    ``merge``     states merged from two are what one learns that sees all of it; running episodes stay as they are
-    ``hand_over`` what is learnt while others merge counts once, in the next round; another one can take its place
+    ``learning``  what is learnt does not depend on how rows are grouped into calls
+    ``merge``     merged states equal what one connector learns from all the data; running episodes are unchanged
+    ``hand_over`` what is learnt during a merge counts once, in the next round; another connector can take over
     ``mode``      ``train()`` and ``eval()`` switch; in eval nothing is learnt
-    ``batched``   all rows in one call come out as in calls of their own (with ``across_agents`` each env's)
-    ``order``     the order of rows does not matter
-    ``subsets``   which other rows are in the call, and which envs and agents there are, does not matter
-    ``first``     a row that has ``first`` set begins an episode
-    ``reset``     ``reset()`` forgets the named envs' episodes, and nothing else
-    ``state``     ``state_dict()`` is plain data and holds all that is remembered, also in mid-episode
-    ``copy``      a deep copy goes on like the original and shares nothing with it
-    ``setup``     spaces are declared without a trace; ``setup()`` with the same space forgets nothing
-    ``config``    built again from its config, it is the same (left out where it cannot be written to one)
+    ``batched``   all rows in one call come out as in separate calls (with ``across_agents`` each env's)
+    ``order``     the order of rows makes no difference
+    ``subsets``   the other rows in the call, and the number of envs and agents, make no difference
+    ``first``     a row with ``first`` begins an episode
+    ``reset``     ``reset()`` clears the episodes of the given envs, and nothing else
+    ``state``     ``state_dict()`` is plain data and holds everything remembered, also mid-episode
+    ``copy``      a deep copy continues like the original and shares nothing with it
+    ``setup``     declaring spaces changes nothing; ``setup()`` with the same space clears nothing
+    ``config``    rebuilt from its config, it is equal (skipped where it has no config)
     ============  ====================================================================================================
 
-    Where nothing is learnt all of that is checked in training and in eval, else the answers in eval and what is learnt
-    in training. Answers may differ in their last digits where sums are taken in another order; after a state, a copy or
-    a setup they may not differ by a bit.
+    A connector that learns nothing is checked fully in training and in eval; one that learns has its results checked in
+    eval and what it learns in training. Results may differ in their last digits where sums are taken in another order;
+    after a state, a copy or a setup they must be equal bit for bit.
 
-    On the learner side the stories are finished batches, fragment after fragment: ``batched`` takes each fragment on
-    its own (with ``across_agents`` that is left out), ``order`` turns the fragments round, and what has to do with
-    spaces, modes and running episodes is left out.
+    On the learner side the stories are finished batches of fragments: ``batched`` calls it with one fragment at a time
+    (skipped with ``across_agents``), ``order`` reverses the fragments, and checks of spaces, modes and running episodes
+    are skipped.
 
     Args:
-        make: What makes a new connector each time it is called; or a new connector, which is copied.
-        space: Agent side: of one observation at its input. Action side: of one action at its output. None for several,
-            of which those are left out that it refuses. Learner side: of one observation; None for a vector.
-        action_space: Of one action of the policy, on the agent and learner side; None for ``Discrete(4)``.
+        make: Builds a new connector at each call; or a new connector, which is copied.
+        space: Agent side: space of one observation at its input. Action side: space of one action at its output. None
+            tries several and skips those it refuses. Learner side: space of one observation; None for a vector.
+        action_space: Space of one policy action, on the agent and learner side; None for ``Discrete(4)``.
         agents: Names of the agents.
-        num_envs: How many envs there are, at least 2.
-        columns: Further columns that the connector needs, in the rows and in what the policy answers: the space of one
-            row's value, or a function of the rows that makes the whole column. There are the collector's own, also
+        num_envs: Number of envs, at least 2.
+        columns: Extra columns that the connector needs, in the rows and in the policy's output: the space of one row's
+            value, or a function from the rows to the whole column. Always present are the collector's columns,
             ``state``, and the policy's ``actions``, ``logp`` and ``values``; in finished batches also ``next_state``,
             ``next_values``, ``target_logp`` and ``advantages``.
-        seed: Of all that is drawn.
+        seed: Seed of all draws.
 
     Raises:
-        ContractError: The connector broke its contract. Says which check found it, on which space, where, what was
-            expected and what was got.
-        UnsupportedSpaceError, ArgumentError: The connector refuses ``space``, or all spaces that were tried.
-        ArgumentError: An argument is wrong.
+        ContractError: The connector broke its contract; the message names the check, the space and the place, and what
+            was expected and got.
+        UnsupportedSpaceError, ArgumentError: The connector refuses ``space``, or all spaces tried.
+        ArgumentError: An argument is invalid.
     """
     if not isinstance(num_envs, (int, np.integer)) or num_envs < 2:
         raise ArgumentError(f"num_envs must be at least 2, got {num_envs!r}")
@@ -190,7 +190,7 @@ def check_connector(
             trial = EpisodeTrial(build, each, action, tuple(agents), num_envs, columns or {}, seed)
             _check(trial, _CHECKS)
         except Refused as error:
-            refused.append(error.said)
+            refused.append(error.error)
     if len(refused) == (len(spaces) if space is None else 1):
         reason = refused[0]
         if space is None:
@@ -199,7 +199,7 @@ def check_connector(
 
 
 def _maker(make: Connector | Callable[[], Connector]) -> tuple[Callable[[], Connector], Connector]:
-    """What makes a new connector each time, and one that it made."""
+    """Return a function that builds a new connector at each call, and one that it built."""
     if isinstance(make, Connector):
         return lambda: copy.deepcopy(make), make
     if not callable(make):

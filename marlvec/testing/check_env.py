@@ -1,4 +1,4 @@
-"""`check_env`: plays whole episodes on a raw env and finds all that breaks its contract."""
+"""`check_env`: play whole episodes on a raw env and find every breach of its contract."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PLAYERS: tuple[tuple[type[MultiAgentEnv], Callable[[Any, int, Findings], Player
     (RLlibAdapter, KeyedPlayer),
     (MultiAgentEnv, SlotPlayer),
 )
-"""Who plays an env that has this adapter; one without an adapter is of the last kind."""
+"""The player of envs with each adapter; envs without an adapter use the last."""
 
 
 def check_env(
@@ -52,59 +52,58 @@ def check_env(
     raise_first: bool = True,
     progress: bool = False,
 ) -> list[Finding]:
-    """Play whole episodes of random legal actions on an env, and find all that is wrong in one run.
+    """Play whole episodes of random legal actions on an env, and find all its faults in one run.
 
-    The raw env is played, without marlvec's adapters, which put some things right in silence. The episodes of one seed
-    are played by one instance, by it again, and by a second one that takes turns with the first, call by call; every
-    observation, mask, state, reward and flag must be the same to the bit. Each check has a name; the most serious
-    stands first:
+    The raw env is played, without marlvec's adapters, which correct some things silently. The episodes of one seed are
+    played by one instance, by it again, and by a second instance that alternates with the first, call by call; every
+    observation, mask, state, reward and flag must be equal bit for bit. The checks, most serious first:
 
     ================  ================================================================================================
-    ``form``          it is an env in one of the forms that `marlvec.make` takes
-    ``runs``          ``reset()`` and ``step()`` raise nothing
+    ``form``          the env has a form that `marlvec.make` accepts
+    ``runs``          ``reset()`` and ``step()`` raise no error
     ``results``       they return tuples of the right length, with dicts in them; the old API (no infos from
                       ``reset()``, 4 values from ``step()``) is a minor finding
-    ``shared_state``  two instances that take turns do not disturb each other: attributes of the class, globals of the
-                      module, ``np.random`` and ``random``, objects that both hold
-    ``seed``          the same seed brings the same episodes in a second instance; if the env is random, another seed
-                      brings others
-    ``reset``         the same seed brings them in the same instance, reset again
-    ``life``          who has ended leaves, brings no more data and does not come back; no agent leaves without a flag
-    ``agents``        agents are those of ``possible_agents``, once each
-    ``keys``          every dict names the agents that are there, and no other
+    ``shared_state``  two alternating instances do not affect each other: attributes of the class, globals of the
+                      module, ``np.random`` and ``random``, shared objects
+    ``seed``          the same seed gives the same episodes in a second instance; if the env is random, another seed
+                      gives others
+    ``reset``         the same seed gives them in the same instance, reset again
+    ``life``          an ended agent leaves, sends no more data and does not return; no agent leaves without a flag
+    ``agents``        agents are in ``possible_agents``, once each
+    ``keys``          every dict has exactly the agents of the step as keys
     ``ends``          every episode ends within ``max_steps``
     ``rewards``       rewards are finite real numbers
-    ``rewards_once``  a turn-based env shows each reward once: none is left standing, and ``last()`` says their sum
+    ``rewards_once``  a turn-based env shows each reward once, then clears it; ``last()`` returns their sum
     ``flags``         terminations and truncations are bools
-    ``masks``         action masks fit the action space, and leave something to do
+    ``masks``         action masks fit the action space, and allow at least one
     ``observations``  observations are in their space, leaf by leaf, to dtype and shape
     ``state``         global states are in ``state_space``
-    ``spaces``        spaces are the same objects on each call, and never change
-    ``infos``         infos are dicts (what is in them is not compared: they may say the time)
-    ``arguments``     actions and options are left as they were given
+    ``spaces``        spaces are the same objects at each call, and never change
+    ``infos``         infos are dicts (contents are not compared)
+    ``arguments``     actions and options are not modified
     ================  ================================================================================================
 
-    A fault that is there in every step, or for every agent, is found once, where it was first seen. After one that
-    leaves in doubt which agents there are, what may only follow from it is left out until the next episode.
+    A fault in every step, or of every agent, is reported once, where first seen. After a fault that leaves the set of
+    agents unclear, checks that depend on it are skipped until the next episode.
 
     Args:
-        env: What builds the env: an id, ``"module:attr"``, ``"FILE.py:attr"``, a class or a factory, as for
+        env: Builds the env: an id, ``"module:attr"``, ``"FILE.py:attr"``, a class or a factory, as for
             `marlvec.make`.
-        episodes: How many episodes to play; four times in all, or five.
+        episodes: Number of episodes, each played four or five times in all.
         seed: Seed of the env and of the actions.
-        max_steps: Within how many steps every episode must end.
+        max_steps: Most steps that an episode may take.
         skip: Names of checks to leave out.
-        raise_first: Raise at the end, if there are findings; False returns them.
+        raise_first: Whether to raise at the end if there are findings, or to return them.
         progress: Whether to draw a progress bar on stderr.
 
     Returns:
-        The findings, serious ones first: each says where, what was expected and got, and what to change.
+        The findings, most serious first; each names the place, what was expected and got, and what to change.
 
     Raises:
         ContractError: The env broke its contract; lists all findings.
-        ArgumentError: ``episodes`` or ``max_steps`` is less than 1; ``skip`` names no check; or ``env`` is an env and
-            builds none.
-        UnknownEnvError: No such id.
+        ArgumentError: ``episodes`` or ``max_steps`` is less than 1; ``skip`` has an unknown name; or
+            ``env`` is an env, not a builder.
+        UnknownEnvError: The id is unknown.
     """
     build = registry.resolve(env)
     for what, number in (("episodes", episodes), ("max_steps", max_steps)):
@@ -141,7 +140,7 @@ def check_env(
                 first = player()
                 if first is not None:
                     check_repeats(first, player, episodes, seed, findings, skipped)
-            except Fault as fault:  # before there was anything to play
+            except Fault as fault:  # before any env was played
                 findings.add(fault)
         finally:
             for one in played:
@@ -155,11 +154,11 @@ def check_env(
 
 @contextmanager
 def _progress_bar(total: int, progress: bool) -> Iterator[Callable[[bool], None]]:
-    """Yields what is called after each call of an env, with whether its episode is over."""
+    """Yield a function to call after each call of an env, with whether its episode is over."""
     if not progress:
         yield lambda over: None
         return
-    from marlvec.collect.progress_bar import ProgressBar  # here, since rich takes its time
+    from marlvec.collect.progress_bar import ProgressBar  # here: rich is slow to import
 
     calls = done = 0
     began = perf_counter()
@@ -192,7 +191,7 @@ def _refuse_same(name: str, findings: Findings) -> None:
 
 
 def _player_of(env: Any, max_steps: int, findings: Findings) -> Player:
-    # An adapter says which form the env has, and how it is called; the env inside is what is played.
+    # The adapter gives the env's form and calling convention; the env inside it is played.
     try:
         adapter = adapt(env)
     except ContractError as error:

@@ -1,4 +1,4 @@
-"""`check_vector_env`: a suite of checks for any implementation of `VectorEnv`."""
+"""`check_vector_env`: checks of any implementation of `VectorEnv`."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ CHECKS: dict[str, Callable[[VectorPlace, MakeEnvs, int], None]] = {
 
 
 def check_vector_env(make_envs: MakeEnvs, *, seed: int = 0) -> tuple[str, ...]:
-    """Run every check on fresh vectorizers, over whole episodes.
+    """Run every check on new vectorizers, over whole episodes.
 
     Args:
         make_envs: Builds a vectorizer of at least two equal envs; takes ``autoreset_mode`` and ``copy`` and passes them
-            on, e.g. ``lambda **settings: marlvec.make("simple_spread", 3, **settings)``. The envs must do the same for
-            the same seed, and end their episodes within some hundred steps. Each one is closed.
-        seed: Seed of envs and actions.
+            on, e.g. ``lambda **settings: marlvec.make("simple_spread", 3, **settings)``. The envs must behave equally
+            for equal seeds, and end their episodes within a few hundred steps. Each vectorizer is closed.
+        seed: Seed of the envs and actions.
 
     Returns:
-        Names of the checks that ran: all of them.
+        Names of all checks.
 
     Raises:
         ContractError: A check failed: ``"check_vector_env: <check>: <what>: expected ..., got ..."``.
-        ArgumentError: ``make_envs`` makes one env only, in which no mix-up could show.
+        ArgumentError: ``make_envs`` makes a single env, which cannot show mix-ups.
     """
     with make_envs() as envs:
         if envs.num_envs < 2:

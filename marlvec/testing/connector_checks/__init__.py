@@ -1,1 +1,1 @@
-"""What `marlvec.testing.check_connector` checks on sampled episodes, one module for each kind of check."""
+"""Checks of `marlvec.testing.check_connector` on sampled episodes, one module per kind of check."""

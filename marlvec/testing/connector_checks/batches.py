@@ -1,4 +1,4 @@
-"""Check: results do not depend on how rows are put into calls."""
+"""Check: results do not depend on how rows are grouped into calls."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _ORDER = "where a row stands means nothing: go by env_id and agent_index"
 
 
 def check_batched(trial: EpisodeTrial) -> None:
-    """All rows in one call are as each row (each env, with across_agents) in a call of its own."""
+    """All rows in one call give what each row (each env, with across_agents) gives in a call of its own."""
     for training in trial.modes:
         _in_parts(trial, training, lambda moment: trial.alone(moment.rows), "in a call of its own", _ACROSS)
 
 
 def check_order(trial: EpisodeTrial) -> None:
-    """The order of rows does not matter."""
+    """The order of rows makes no difference."""
     rng = np.random.default_rng(0)
     for training in trial.modes:
         for parts in (lambda m: [np.arange(len(m.rows))[::-1]], lambda m: [rng.permutation(len(m.rows))]):
@@ -35,7 +35,7 @@ def check_order(trial: EpisodeTrial) -> None:
 
 
 def check_subsets(trial: EpisodeTrial) -> None:
-    """What else is in a call, or is there at all, does not matter; resets are checked elsewhere."""
+    """Other rows in the call, and other envs and agents, make no difference; resets are checked elsewhere."""
     rng = np.random.default_rng(0)
     moments = [Moment(moment.rows, moment.answer) for moment in trial.moments()]
     for training in trial.modes:
@@ -60,7 +60,7 @@ def check_subsets(trial: EpisodeTrial) -> None:
 
 
 def check_learning(trial: EpisodeTrial) -> None:
-    """What is learnt is the same however the rows are put into calls."""
+    """What is learnt does not depend on how rows are grouped into calls."""
     trial.learn()
     if not trial.learns:
         return
@@ -89,7 +89,7 @@ def _in_parts(trial: EpisodeTrial, training: bool, parts: Parts, condition: str,
 
 
 def _compare(trial: EpisodeTrial, whole: Rows, outs: list[Rows], k: int, condition: str, hint: str) -> None:
-    """Refuse a call's rows that are not what they were in calls of some of them."""
+    """Raise if the rows of one call differ from those of calls with some of them."""
     there = set(keys_of(whole))
     apart = {key for out in outs for key in keys_of(out)}
     if differ := sorted(there ^ apart):

@@ -1,4 +1,4 @@
-"""Check: a single call leaves its input as it was, and its output lies in the declared space."""
+"""Check: a call does not modify its input, and its output lies in the declared space."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["check_empty", "check_inputs", "check_inside", "check_outputs", "chec
 
 
 def check_rows(trial: Trial) -> None:
-    """Rows in, the same rows out."""
+    """The rows that go in come out."""
     for training in trial.both:
         trial.player(training=training).watch(trial.moments())
 
 
 def check_inside(trial: EpisodeTrial) -> None:
-    """What comes out lies in the space that is declared: observations in output_space(), actions in the env's."""
+    """The output lies in the declared space: observations in output_space(), actions in the env's space."""
     column, space = ("actions_for_env", trial.space) if trial.acts else ("obs", trial.outer)
     for training in trial.both:
         player = trial.player(training=training)
@@ -40,22 +40,22 @@ def check_inside(trial: EpisodeTrial) -> None:
 
 
 def check_inputs(trial: Trial) -> None:
-    """Arrays that were given are never written to, nor kept: their owner may write to them after the call."""
+    """Input arrays are neither written to nor kept: the caller may overwrite them after the call."""
     hint = "copy an array before you write to it"
     player, quiet = trial.player(), trial.player()
     for k, moment in enumerate(trial.fresh_moments()):
-        expected = quiet.see(Moment(_own(moment.rows), _own(moment.answer), moment.over))
-        rows = _own(moment.rows)
+        expected = quiet.see(Moment(_copy_rows(moment.rows), _copy_rows(moment.answer), moment.over))
+        rows = _copy_rows(moment.rows)
         out = player.call(rows)
         _untouched(trial, moment.rows, rows, k, hint)
-        held = _own(out)
-        _scribble(rows)
+        held = _copy_rows(out)
+        _overwrite(rows)
         trial.report.compare(expected, held, k, "whatever became of earlier calls' arrays", "keep copies of arrays")
         answered = player.answered(held, moment)
-        rows = _own(answered)
+        rows = _copy_rows(answered)
         player.show_answer(rows)
         _untouched(trial, answered, rows, k, hint)
-        _scribble(rows)
+        _overwrite(rows)
         if moment.over:
             player.reset(list(moment.over))
 
@@ -68,18 +68,18 @@ def _untouched(trial: Trial, before: Rows, after: Rows, k: int, hint: str) -> No
 
 
 def check_outputs(trial: Trial) -> None:
-    """What was returned is not written to by later calls."""
+    """Later calls do not write to returned arrays."""
     player = trial.player()
     before: list[tuple[Rows, Rows]] = []
     for moment in trial.moments():
         for k, (out, held) in enumerate(before):
             trial.report.compare(held, out, k, "as when it was returned", "return copies of what is remembered")
         out = player.see(moment)
-        before.append((out, _own(out)))
+        before.append((out, _copy_rows(out)))
 
 
 def check_repeat(trial: Trial) -> None:
-    """Two that were made alike and see the same answer the same, to the bit."""
+    """Two equal connectors with the same input return the same, bit for bit."""
     for training in trial.both:
         one, two = (trial.player(training=training) for _ in range(2))
         for k, moment in enumerate(trial.moments()):
@@ -88,7 +88,7 @@ def check_repeat(trial: Trial) -> None:
 
 
 def check_empty(trial: EpisodeTrial) -> None:
-    """No rows in, no rows out, in the same columns; and nothing changes."""
+    """A call without rows returns none, in the same columns, and changes nothing."""
     player = trial.player()
     for moment in trial.moments():
         out = player.see(moment)
@@ -105,17 +105,17 @@ def _form(array: Any) -> tuple[str, tuple[int, ...]]:
     return str(array.dtype), tuple(array.shape[1:])
 
 
-def _own(rows: Rows) -> Rows:
+def _copy_rows(rows: Rows) -> Rows:
     return Rows({name: map_tree(np.array, column) for name, column in rows.items()})
 
 
-def _scribble(rows: Rows) -> None:
+def _overwrite(rows: Rows) -> None:
     for _, column in rows.items():
         for _, leaf in tree_leaves(column):
-            _spoil(leaf)
+            _overwrite_array(leaf)
 
 
-def _spoil(array: NDArray[Any]) -> None:
+def _overwrite_array(array: NDArray[Any]) -> None:
     if array.dtype == object:
         array[...] = None
     else:

@@ -1,4 +1,4 @@
-"""Check: a connector built again from its config is the same."""
+"""Check: a connector rebuilt from its config is equal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["check_config"]
 
 
 def check_config(trial: Trial) -> None:
-    """What its config builds is like it, and goes on from its state."""
+    """The connector built from the config is equal, and continues from the state."""
     player = trial.player(training=True)
     if (built := _read_back(trial.report, player.piece)) is None:
         return
@@ -31,7 +31,7 @@ def _read_back(report: Report, piece: Connector) -> Connector | None:
     """Build a connector from another one's config; None where a class or function in it was not registered.
 
     Raises:
-        ContractError: The config is no JSON-able data beside arrays, or builds something else.
+        ContractError: The config holds other than JSON-able data and arrays, or builds something else.
     """
     with report.asking("to_config()"):
         try:

@@ -1,4 +1,4 @@
-"""Check: the end of an episode clears what is remembered of it, and nothing else."""
+"""Check: the end of an episode clears its memory, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from marlvec.testing.connector_checks._support.trial import EpisodeTrial
 
 __all__ = ["check_first", "check_reset"]
 
-_OTHER = 2_000  # seed of the story that goes on after it
+_OTHER = 2_000  # seed of the story after the cut
 _RESET = "reset() forgets all that is remembered of an env's running episodes, and of the envs it names only"
 _FIRST = "a row that has `first` begins an episode: nothing is remembered of the one before"
 
 
 def check_first(trial: EpisodeTrial) -> None:
-    """A row with ``first`` set begins an episode, also without a reset()."""
+    """A row with ``first`` set begins an episode, even without a reset()."""
     envs, others = (tuple(range(first, trial.num_envs, 2)) for first in (0, 1))
     pairs = zip(trial.moments(seed=_OTHER), trial.after, strict=False)
     turned = [new.of_envs(envs).beside(old.of_envs(others)) for new, old in pairs]
@@ -30,7 +30,7 @@ def check_first(trial: EpisodeTrial) -> None:
 
 
 def check_reset(trial: EpisodeTrial) -> None:
-    """reset(env_ids) forgets exactly these envs; None all of them; what was learnt stays."""
+    """reset(env_ids) clears exactly these envs, None all of them; what was learnt stays."""
     player = trial.player(training=True).watch(trial.before)
     learnt = copy.deepcopy(trial.merged(player.piece))
     player.reset(None)
@@ -57,7 +57,7 @@ def _compare(
     condition: str,
     hint: str,
 ) -> None:
-    """Play on after a cut: these envs as new ones would, the others as if nothing had been."""
+    """Play on after a cut: these envs must behave as new, the others as if there were no cut."""
     new, cut, uncut = trial.player(), *(trial.player().watch(trial.before) for _ in range(2))
     between(cut)
     rest = tuple(env for env in range(trial.num_envs) if env not in envs)

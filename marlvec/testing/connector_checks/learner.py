@@ -1,4 +1,4 @@
-"""Checks of finished batches, in which each fragment is independent; all others are those of rows."""
+"""Checks of finished batches, whose fragments are independent; the other checks are those of rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ACROSS = "one whose rows depend on other fragments sets across_agents"
 
 
 def check_empty_batch(trial: BatchTrial) -> None:
-    """No rows in, no rows out, in the same columns."""
+    """A call without rows returns none, in the same columns."""
     player, rows = trial.player(), trial.moments()[0].rows
     out, none = player.call(rows), player.call(rows.take(slice(0, 0)))
     if len(none):
@@ -26,7 +26,7 @@ def check_empty_batch(trial: BatchTrial) -> None:
 
 
 def check_fragments(trial: BatchTrial) -> None:
-    """All fragments in one call are as each in a call of its own."""
+    """All fragments in one call give what each gives in a call of its own."""
     whole, single = trial.player(), trial.player()
     if whole.piece.across_agents:
         return
@@ -43,14 +43,14 @@ def check_fragments(trial: BatchTrial) -> None:
 
 
 def check_fragment_order(trial: BatchTrial) -> None:
-    """The order of fragments does not matter."""
+    """The order of fragments makes no difference."""
     whole, turned = trial.player(), trial.player()
     for k, moment in enumerate(trial.moments()):
         unrolls = _unrolls(moment.rows)
         turn = [np.flatnonzero(moment.rows.unroll_id == unroll) for unroll in unrolls[::-1]]
         expected, got = whole.see(moment), turned.see(moment.take(np.concatenate(turn)))
         if "unroll_id" not in expected or expected["unroll_id"].shape[:1] != (len(expected),):
-            return  # nothing says which row is which
+            return  # rows cannot be identified
         number = [out["unroll_id"].reshape(len(out), -1)[:, 0] for out in (expected, got)]
         back = [np.concatenate([np.flatnonzero(ids == unroll) for unroll in unrolls]) for ids in number]
         hint = "the order of fragments means nothing"

@@ -24,12 +24,12 @@ __all__ = [
     "check_mode",
 ]
 
-_OTHER = 3_000  # seed of another life
+_OTHER = 3_000  # seed of a different story
 _ALL = "state_dict() must hold all that it remembers"
 
 
 def check_state(trial: Trial) -> None:
-    """state_dict() is plain data and a copy; loaded into another one, that one goes on to the bit."""
+    """state_dict() is plain data and a copy; a connector that loads it continues bit for bit."""
     for training in trial.both:
         player = trial.player(training=training).watch(trial.before)
         used = trial.player(training=training).watch(trial.moments(seed=_OTHER)[: trial.cut])
@@ -37,7 +37,7 @@ def check_state(trial: Trial) -> None:
         state = _plain_state(trial.report, player.piece)
         held = copy.deepcopy(state)
         fresh = trial.driver(trial.piece(), training=training)
-        # An array that one of them kept shows in the end: each has its own.
+        # Each connector loads its own copy, so that an array kept by one shows at the end.
         for other, given in ((fresh, state), (used, copy.deepcopy(state))):
             trial.load(other.piece, given)
             loaded = _plain_state(trial.report, other.piece)
@@ -48,7 +48,7 @@ def check_state(trial: Trial) -> None:
 
 
 def check_copy(trial: Trial) -> None:
-    """A deep copy goes on like the original, and neither touches the other."""
+    """A deep copy continues like the original, and neither affects the other."""
     player = trial.player(training=True).watch(trial.before)
     with trial.report.asking("copy.deepcopy()"):
         twin = trial.driver(copy.deepcopy(player.piece))
@@ -61,7 +61,7 @@ def check_copy(trial: Trial) -> None:
 
 
 def check_setup(trial: EpisodeTrial) -> None:
-    """Spaces are declared without a trace, and a setup() with the same space forgets nothing."""
+    """Declaring spaces changes nothing, and setup() with the same space clears nothing."""
     player, other = (trial.player().watch(trial.before) for _ in range(2))
     state = copy.deepcopy(other.piece.state_dict())
     again = trial.declared(other.piece, trial.space)
@@ -82,7 +82,7 @@ def _go_on(trial: Trial, player: ConnectorDriver, others: list[ConnectorDriver],
 
 
 def _plain_state(report: Report, piece: Connector) -> Any:
-    """A connector's state; refused if it is not plain data."""
+    """Return a connector's state; raise if it is not plain data."""
     with report.asking("state_dict()"):
         state = piece.state_dict()
     if not isinstance(state, dict):
@@ -93,7 +93,7 @@ def _plain_state(report: Report, piece: Connector) -> Any:
 
 
 def _refuses_foreign(report: Report, piece: Connector) -> None:
-    """Refuse a connector that takes a state which is not its own."""
+    """Raise if a connector accepts another connector's state."""
     state = copy.deepcopy(piece.state_dict())
     try:
         piece.load_state_dict({"what no connector remembers": 1})
@@ -106,7 +106,7 @@ def _refuses_foreign(report: Report, piece: Connector) -> None:
 
 
 def _odd(state: Any, path: str) -> str | None:
-    """The first thing in a state that is not plain data."""
+    """Return a description of the first thing in a state that is not plain data."""
     if isinstance(state, dict):
         if keys := [key for key in state if not isinstance(key, str)]:
             return f"the key {keys[0]!r} at {path or '/'}"
@@ -136,7 +136,7 @@ def check_mode(trial: EpisodeTrial) -> None:
 
 
 def check_merge(trial: EpisodeTrial) -> None:
-    """Merged states of two that saw different envs are what one learns that sees all; running episodes go on."""
+    """Merged states of two that saw different envs equal what one learns from all; running episodes continue."""
     both, *pair = (trial.driver(trial.piece()) for _ in range(3))
     both.watch(trial.before)
     for i, player in enumerate(pair):
@@ -160,7 +160,7 @@ def check_merge(trial: EpisodeTrial) -> None:
 
 
 def check_hand_over(trial: EpisodeTrial) -> None:
-    """Two hand over and learn on while their states are merged, round after round: all they have learnt counts once."""
+    """Two connectors hand over and keep learning while their states are merged: all they learn counts once."""
     both, *pair = (trial.driver(trial.piece()) for _ in range(3))
     pieces = [player.piece for player in pair]
     handed: list[Any] = []
@@ -190,7 +190,7 @@ def check_hand_over(trial: EpisodeTrial) -> None:
 
 
 def _share(trial: EpisodeTrial, moments: list[Moment], i: int) -> list[Moment]:
-    """The moments that the first or the second of two sees, each of its own envs."""
+    """Return the moments of the envs that the first or second of two connectors sees."""
     return [moment.of_envs(tuple(range(i, trial.num_envs, 2))) for moment in moments]
 
 

@@ -1,1 +1,1 @@
-"""The parts of `marlvec.testing.check_env`: a player per form of env, and what is checked of every value."""
+"""Parts of `marlvec.testing.check_env`: a player per form of env, and checks of single values."""

@@ -1,4 +1,4 @@
-"""Check: spaces are the same objects whenever they are asked for, and do not change."""
+"""Check: spaces are the same objects at every call, and do not change."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["ConstantSpaces"]
 
 
 class ConstantSpaces:
-    """All spaces of one env as it first gave them.
+    """All spaces of one env, as first returned.
 
     Args:
         env: The env's name.
-        read: Asks the env for all its spaces: the call, e.g. ``"observation_space('agent_0')"``, to its answer.
-        log: Where findings go.
+        read: Reads all spaces of the env, keyed by call, e.g. ``"observation_space('agent_0')"``.
+        log: Log for findings.
 
     Raises:
-        Fault: An answer is no space.
+        Fault: A returned value is not a space.
     """
 
     def __init__(self, env: str, read: Callable[[], dict[str, Any]], log: EpisodeLog) -> None:
@@ -45,15 +45,15 @@ class ConstantSpaces:
         self.check(Place(env, "", log=log))
 
     def check(self, place: Place) -> None:
-        """Ask again; what has changed goes to the place's log.
+        """Read the spaces again; report changes to the place's log.
 
         Args:
-            place: The episode, and where findings go.
+            place: The episode, and the log for findings.
         """
         now = self._read()
         for call, space in self._first.items():
             asked = replace(place, call=call, step=None)
-            with asked.going_on():
+            with asked.logging():
                 self._compare(asked, call, space, now)
 
     def _compare(self, place: Place, call: str, space: Space[Any], now: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ class ConstantSpaces:
         if call not in now:
             place.fault("spaces", "the space", "the same as before", "none", kind=kind)
         if now[call] is not space:
-            # marlvec goes on with the first one; it refuses only one that differs.
+            # marlvec keeps the first; it refuses only a different one.
             equal = isinstance(now[call], Space) and describe_difference(space, now[call]) is None
             got = f"another one, {now[call]}"
             place.fault("spaces", "the space", "the same object on each call", got, kind=kind, minor=equal)

@@ -1,4 +1,4 @@
-"""What `marlvec.testing.check_env` looks for, and what it found."""
+"""Names of the checks of `marlvec.testing.check_env`, and its findings."""
 
 from __future__ import annotations
 
@@ -36,23 +36,22 @@ CHECKS: dict[str, str] = {
     "infos": "return {} where there is nothing to say",
     "arguments": "work on a copy of it",
 }
-"""Name of each check, the most serious first, to what to change where a finding says nothing closer; `check_env` says
-what each checks."""
+"""Name of each check, most serious first, and the default advice of its findings; `check_env` documents each check."""
 
 _BREAKS = frozenset({"runs", "results", "life", "agents", "masks"})
-"""After one of these, what an episode shows of its agents may follow from it."""
+"""After one of these, other faults of an episode's agents may be consequences."""
 _FOLLOWS = frozenset({"runs", "results", "life", "agents", "keys", "ends", "rewards_once"})
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with an env.
+    """One fault of an env.
 
     Attributes:
-        check: The name of the check that found it, as ``skip`` takes it.
-        severity: ``"serious"``: numbers are wrong, or code stops. ``"minor"``: marlvec puts it right in silence; other
+        check: Name of the check, as for ``skip``.
+        severity: ``"serious"``: numbers are wrong, or code stops. ``"minor"``: marlvec corrects it silently; other
             libraries may not.
-        where: The call, episode and step in which it was seen first.
+        where: The call, episode and step where first seen.
         subject: What is wrong there.
         expected: What it should be.
         got: What it is.
@@ -71,7 +70,7 @@ class Finding:
 
     @property
     def problem(self) -> str:
-        """Where it is, what was expected, and what came instead, on one line."""
+        """Where it is, what was expected, and what came instead, in one line."""
         return f"{self.where}: {self.subject}: expected {self.expected}, got {self.got}"
 
     def __str__(self) -> str:
@@ -79,11 +78,11 @@ class Finding:
 
 
 class Fault(ContractError):
-    """Carries a finding from where it was seen to where the check can go on.
+    """Carries a finding to where the check can continue.
 
     Args:
         finding: The finding.
-        key: What it has in common with those that are the same fault.
+        key: Key that equal faults share.
     """
 
     def __init__(self, finding: Finding, key: tuple[Any, ...]) -> None:
@@ -92,11 +91,11 @@ class Fault(ContractError):
 
 
 class Findings:
-    """All that was found, each fault once.
+    """All findings, each fault once.
 
     Args:
-        skip: Names of checks whose findings are left out.
-        is_aside: Whether what is found comes from instances that may disturb each other.
+        skip: Names of checks whose findings are dropped.
+        is_aside: Whether findings come from instances that may affect each other.
     """
 
     def __init__(self, skip: Iterable[str] = (), *, is_aside: bool = False) -> None:
@@ -108,11 +107,11 @@ class Findings:
         return len(self._found)
 
     def new(self) -> Findings:
-        """Others, of instances that may disturb each other."""
+        """Return an empty collection for instances that may affect each other."""
         return Findings(self._skip, is_aside=True)
 
     def add(self, fault: Fault) -> None:
-        """Add one, or count it, if it is there; the first serious one stands for all."""
+        """Add a finding, or count it if present; the first serious one represents all."""
         found = fault.finding
         if found.check in self._skip:
             return
@@ -122,26 +121,26 @@ class Findings:
         self._found[fault.key] = found
 
     def update(self, others: Findings) -> None:
-        """Add those that others have and this one has not."""
+        """Add the findings of others that are missing here."""
         for key, finding in others._found.items():
             self._found.setdefault(key, finding)
 
     def in_order(self) -> list[Finding]:
-        """The findings, serious ones first."""
+        """Return the findings, serious ones first."""
         rank = {name: number for number, name in enumerate(CHECKS)}
         return sorted(self._found.values(), key=lambda one: (one.severity != "serious", rank[one.check]))
 
 
 class EpisodeLog:
-    """Where one player writes what it finds.
+    """Log of one player's findings.
 
-    After an episode's agents have once been something else than they may be, what else is wrong with them in this
-    episode may only follow from it, and is left out.
+    Once the agents of an episode are wrong, further faults of agents in the same episode may be consequences and are
+    dropped.
 
     Attributes:
-        findings: Where they go.
-        doubtful: Whether something is wrong with the agents of this episode.
-        found: Whether anything is wrong in this episode.
+        findings: Receives the findings.
+        doubtful: Whether the agents of this episode are wrong.
+        found: Whether this episode has any fault.
     """
 
     def __init__(self, findings: Findings) -> None:
@@ -150,16 +149,16 @@ class EpisodeLog:
         self.begin()
 
     def divert(self, findings: Findings) -> None:
-        """Write to these from now on."""
+        """Write to these findings from now on."""
         self._is_aside = findings.is_aside
         self.findings = findings
 
     def begin(self) -> None:
-        """An episode begins."""
+        """Begin an episode."""
         self.doubtful, self.found = False, self._is_aside
 
     def add(self, fault: Fault) -> None:
-        """Write down one fault."""
+        """Add one fault."""
         check = fault.finding.check
         self.found = True
         if self.doubtful and check in _FOLLOWS:
@@ -169,10 +168,10 @@ class EpisodeLog:
 
 
 def check_names(skip: Iterable[str] | str) -> frozenset[str]:
-    """Names of checks to leave out.
+    """Return the names of checks to skip.
 
     Raises:
-        ArgumentError: One is not known; lists them all.
+        ArgumentError: A name is unknown; the message lists all names.
     """
     names = (skip,) if isinstance(skip, str) else tuple(skip)
     for name in names:

@@ -1,4 +1,4 @@
-"""Check: a random env plays another episode if `reset` is given another seed."""
+"""Check: a random env plays another episode when `reset` gets another seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["fixed_generators"]
 
 
 def fixed_generators(env: Any, reset: Callable[[int], object], seeds: tuple[int, int]) -> list[str]:
-    """Return the random generators that a reset puts into one state, whatever the seed is.
+    """Return the random generators that a reset sets to the same state for both seeds.
 
     Args:
         env: The env.
@@ -23,12 +23,12 @@ def fixed_generators(env: Any, reset: Callable[[int], object], seeds: tuple[int,
         seeds: Two seeds.
 
     Returns:
-        Their names, e.g. ``"self.rng"`` or ``"np.random"``.
+        Names of the generators, e.g. ``"self.rng"`` or ``"np.random"``.
     """
     states = []
     for seed in seeds:
         for generator in _generators(env).values():
-            generator.random()  # a generator that reset() leaves alone is in another state after the second reset
+            generator.random()  # so a generator that reset() does not set differs after the second reset
         reset(seed)
         states.append({name: _state_of(generator) for name, generator in _generators(env).items()})
     first, second = states
@@ -36,7 +36,7 @@ def fixed_generators(env: Any, reset: Callable[[int], object], seeds: tuple[int,
 
 
 def _generators(env: Any) -> dict[str, Any]:
-    """Return the generators that an env holds, and the two of the process, by name."""
+    """Return the generators of an env and the two of the process, by name."""
     parts = reachable([*wrapper_chain(env), getattr(env, "unwrapped", env)]).values()
     held: dict[str, Any] = {path: part for part, path in parts if isinstance(part, GENERATORS)}
     return {**held, "np.random": np.random, "random": random}

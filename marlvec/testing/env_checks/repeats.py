@@ -1,4 +1,4 @@
-"""Playing one seed again: in the same instance, in another one, and in one that takes turns with another."""
+"""Play one seed again: in the same instance, in another, and in one that alternates with another."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _OWN_PROCESS = (
     'Until then give each env a process of its own: marlvec.make(…, num_envs=N, backend="async", num_workers=N), '
     "with the same N twice"
 )
-_LOOK_AT = 200  # moments in which state that instances share is looked for; a whole episode of most envs
+_LOOK_AT = 200  # moments in which shared state is searched; a whole episode of most envs
 _REPEATS = frozenset({"seed", "reset", "shared_state"})
 
 
 class Difference(NamedTuple):
-    """The first place in which two plays of one seed differ: where, what, and how."""
+    """The first difference between two plays of one seed."""
 
     place: Place
     subject: str
     expected: str
     got: str
 
-    def write_down(self, findings: Findings, check: str, change: str = "") -> None:
-        """Add it to the findings."""
+    def add_to(self, findings: Findings, check: str, change: str = "") -> None:
+        """Add the difference to the findings."""
         try:
             self.place.fault(check, self.subject, self.expected, self.got, change)
         except Fault as fault:
@@ -39,7 +39,7 @@ class Difference(NamedTuple):
 
 
 def count_episodes(episodes: int, skip: frozenset[str]) -> int:
-    """How many episodes `check_repeats` plays where it finds no difference; where it finds one, some more."""
+    """Return the number of episodes that `check_repeats` plays if it finds no difference; else it plays more."""
     return episodes if skip >= _REPEATS else 4 * episodes
 
 
@@ -51,44 +51,44 @@ def check_repeats(
     findings: Findings,
     skip: frozenset[str],
 ) -> None:
-    """Play the episodes of one seed, again and again, and find out why they differ, if they do.
+    """Play the episodes of one seed several times, and find out why they differ, if they do.
 
     Args:
         first: Plays the first instance.
-        another: Makes the player of a second one; None if that cannot be played.
-        episodes: How many episodes to play.
-        seed: The seed of those that are compared.
-        findings: Where findings go.
-        skip: Checks that are left out.
+        another: Makes the player of a second instance; returns None if that cannot be played.
+        episodes: Number of episodes to play.
+        seed: Seed of the compared episodes.
+        findings: Collects findings.
+        skip: Checks to skip.
     """
     trace = first.play(episodes, seed)
     if skip >= _REPEATS:
         return
-    # By itself first, while there is no other instance that could disturb it.
+    # First alone, while no other instance can affect it.
     again = _difference(trace, first.play(episodes, seed), "the same instance, reset again")
     second = another()
     if second is None:
         if again is not None:
-            again.write_down(findings, "reset")
+            again.add_to(findings, "reset")
         return
-    beside = None if again else _taking_turns(first, second, trace, episodes, seed, findings)
+    beside = None if again else _play_alternately(first, second, trace, episodes, seed, findings)
     if again is None and beside is None:
         if "seed" not in skip:
             _check_another_seed(first, trace, seed, findings)
         return
     apart = _difference(trace, second.play(episodes, seed), "a second instance")
     if apart is not None:
-        moved = _what_moves(first, second, second.moments(episodes, seed))
-        apart.write_down(findings, "shared_state" if moved else "seed", moved)
+        moved = _shared_state_advice(first, second, second.moments(episodes, seed))
+        apart.add_to(findings, "shared_state" if moved else "seed", moved)
     elif again is not None:
-        again.write_down(findings, "reset")
+        again.add_to(findings, "reset")
     elif beside is not None:
-        moved = _what_moves(first, second, _alternate(first, second, [], episodes, seed))
-        beside.write_down(findings, "shared_state", f"{moved or CHECKS['shared_state']}. {_OWN_PROCESS}")
+        moved = _shared_state_advice(first, second, _alternate(first, second, [], episodes, seed))
+        beside.add_to(findings, "shared_state", f"{moved or CHECKS['shared_state']}. {_OWN_PROCESS}")
 
 
 def _check_another_seed(player: Player, trace: Sequence[Moment], seed: int, findings: Findings) -> None:
-    """Play the first episode with another seed and the same actions; a random env must play another one."""
+    """Play the first episode with another seed and the same actions; a random env must play a different one."""
     for before, now in zip(trace, player.moments(1, seed + 1, actions=seed), strict=False):
         if _difference([before], [now], ""):
             return
@@ -98,24 +98,24 @@ def _check_another_seed(player: Player, trace: Sequence[Moment], seed: int, find
         got = f"the same one for the seeds {seed} and {seed + 1}: after both, {names} is in the same state"
         expected = "another episode for another seed, since the env is random"
         change = f"seed {names} with the seed that reset(seed=…) gets, and not with a number of its own"
-        Difference(Place(player.name, "reset()"), "the seed", expected, got).write_down(findings, "seed", change)
+        Difference(Place(player.name, "reset()"), "the seed", expected, got).add_to(findings, "seed", change)
 
 
-def _taking_turns(
+def _play_alternately(
     first: Player, second: Player, trace: Sequence[Moment], episodes: int, seed: int, findings: Findings
 ) -> Difference | None:
-    """Play the seed in the second instance while the first one plays another one, call by call."""
-    own: list[Moment] = []
+    """Play the seed in the second instance while the first plays another seed, call by call."""
+    moments: list[Moment] = []
     kept = findings.new()
     for player in (first, second):
         player.log.divert(kept)
-    for _ in _alternate(first, second, own, episodes, seed):
+    for _ in _alternate(first, second, moments, episodes, seed):
         pass
     for player in (first, second):
         player.log.divert(findings)
-    difference = _difference(trace, own, "an instance that takes turns with another one")
+    difference = _difference(trace, moments, "an instance that takes turns with another one")
     if difference is None:
-        findings.update(kept)  # else they may only follow from what the instances do to each other
+        findings.update(kept)  # else they may be consequences of shared state
     return difference
 
 
@@ -128,33 +128,33 @@ def _alternate(first: Player, second: Player, own: list[Moment], episodes: int, 
     yield from others
 
 
-def _what_moves(first: Player, second: Player, moments: Iterator[Moment]) -> str:
-    """What to change about state that both instances share and that changes while they play; ``""``: none is seen."""
+def _shared_state_advice(first: Player, second: Player, moments: Iterator[Moment]) -> str:
+    """Return the advice on shared state that changes during play; ``""`` if none is found."""
     kept = [player.log.findings for player in (first, second)]
     for player in (first, second):
         player.log.divert(kept[0].new())
     state = SharedState(first.env, second.env)
     for _ in islice(moments, _LOOK_AT):
-        state.look()
+        state.update()
     for player, findings in zip((first, second), kept, strict=True):
         player.log.divert(findings)
     return state.advice()
 
 
-def _difference(first: Sequence[Moment], again: Sequence[Moment], who: str) -> Difference | None:
-    """The first step in which two plays of one seed differ, what differs there, and how."""
+def _difference(first: Sequence[Moment], again: Sequence[Moment], source: str) -> Difference | None:
+    """Return the first difference between two plays of one seed."""
     for before, now in zip(first, again, strict=False):
         if before.facts.keys() != now.facts.keys():
             facts, others = (sorted(moment.facts) for moment in (before, now))
             expected = f"the same for the same seed, {facts}"
-            return Difference(now.place, "what it brings", expected, f"{others} from {who}")
+            return Difference(now.place, "what it brings", expected, f"{others} from {source}")
         for subject, fact in before.facts.items():
             if changed := first_difference(fact, now.facts[subject]):
                 where = leaf(subject, changed.path)
                 expected = f"the same for the same seed, {changed.expected}"
-                return Difference(now.place, where, expected, f"{changed.got} from {who}")
+                return Difference(now.place, where, expected, f"{changed.got} from {source}")
     if len(first) != len(again):
         longer = max(first, again, key=len)[min(len(first), len(again))]
         expected = f"{len(first)} calls in all for the same seed"
-        return Difference(longer.place, "the episodes", expected, f"{len(again)} from {who}")
+        return Difference(longer.place, "the episodes", expected, f"{len(again)} from {source}")
     return None

@@ -1,4 +1,4 @@
-"""Where something went wrong, and where two nested values differ, to the bit."""
+"""`Place`: the location of a fault; and the first difference of nested values, bit for bit."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Place:
 
     Attributes:
         env: The env's name.
-        call: What was called, e.g. ``"step()"``.
+        call: The call, e.g. ``"step()"``.
         episode: Number of the episode, counted from 1; None outside of one.
         step: Number of the step, counted from 1; None at a reset.
-        log: Where findings go from which the check can go on; None: it cannot.
+        log: Log for findings after which the check can continue; None: it stops.
     """
 
     env: str
@@ -38,7 +38,7 @@ class Place:
         return f"{self.env}.{self.call}" + "".join(f", {what} {n}" for what, n in counts if n is not None)
 
     def broken(self, subject: str, expected: str, got: str) -> NoReturn:
-        """Raise the `ContractError` that says what is wrong here."""
+        """Raise the `ContractError` of a fault here."""
         raise ContractError(f"{self}: {subject}: expected {expected}, got {got}")
 
     def fault(
@@ -53,29 +53,29 @@ class Place:
         kind: str = "",
         minor: bool = False,
     ) -> NoReturn:
-        """Raise the `Fault` that says what is wrong here, and what to change.
+        """Raise the `Fault` of a finding here.
 
         Args:
             check: The check, of `CHECKS`.
             subject: What is wrong.
             expected: What it should be.
             got: What it is.
-            change: What to change; ``""``: what the check says.
-            path: The leaf. Faults of one check that have one ``path`` and one ``kind`` are one finding.
-            kind: What makes it another fault; default: the advice.
-            minor: Whether marlvec puts it right in silence.
+            change: What to change; ``""``: the check's default advice.
+            path: The leaf. Faults with equal check, ``path`` and ``kind`` are one finding.
+            kind: Distinguishes faults; default: the advice.
+            minor: Whether marlvec corrects it silently.
         """
         advice = change or CHECKS[check]
         finding = Finding(check, "minor" if minor else "serious", str(self), subject, expected, got, advice)
         raise Fault(finding, (check, path, kind or advice))
 
     def report(self, *args: Any, **kwargs: Any) -> None:
-        """Write the `Fault` that `fault` raises into the log; raise it if there is no log."""
-        with self.going_on():
+        """Add the `Fault` that `fault` raises to the log; raise it if there is no log."""
+        with self.logging():
             self.fault(*args, **kwargs)
 
     def raised(self, error: Exception) -> NoReturn:
-        """Raise the `Fault` that says that the env raised this."""
+        """Raise the `Fault` of an error that the env raised."""
         frame = extract_tb(error.__traceback__)[-1]
         change = f"see {frame.filename}, line {frame.lineno}, in {frame.name}()"
         got = f"{type(error).__name__}: {error}"
@@ -86,8 +86,8 @@ class Place:
             raise fault from error
 
     @contextmanager
-    def going_on(self) -> Iterator[None]:
-        """Write down what is found here, and go on behind it."""
+    def logging(self) -> Iterator[None]:
+        """Add faults raised inside to the log, and continue after the block; without a log, raise them."""
         try:
             yield
         except Fault as fault:
@@ -97,11 +97,11 @@ class Place:
 
 
 def first_difference(before: Any, after: Any) -> Difference | None:
-    """Find where two values differ; the index in an array, if there is one, stands in ``expected``."""
+    """Return where two values differ; the array index, if any, is in ``expected``."""
     found = difference(before, after)
     return found and found._replace(expected=found.expected + (f" at index {found.at}" if found.at else ""))
 
 
 def leaf(subject: str, path: str) -> str:
-    """Name a part of a value."""
+    """Return the name of a leaf of a value."""
     return f"{subject}, leaf {path!r}" if path else subject

@@ -1,4 +1,4 @@
-"""State that instances of an env share: attributes of classes, globals of modules, global random generators."""
+"""State that instances of an env share: class attributes, module globals, global random generators."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _MOST_OBJECTS, _MOST_BYTES, _MOST_PLACES = 5_000, 10_000_000, 3
 
 
 class SharedState:
-    """What two instances share, and what of it changes.
+    """State that two instances share, and which of it changes.
 
     Args:
         first: One env.
-        second: Another one of its kind.
+        second: Another env of the same kind.
     """
 
     def __init__(self, first: Any, second: Any) -> None:
@@ -38,17 +38,17 @@ class SharedState:
         self._moved: dict[str, bool] = {}
         self._generators: set[str] = set()
         layers = list(wrapper_chain(first))
-        own = reachable([*layers, getattr(first, "unwrapped", first)])
+        held = reachable([*layers, getattr(first, "unwrapped", first)])
         others = reachable([*wrapper_chain(second), getattr(second, "unwrapped", second)])
         self._add_globals()
-        kinds = {kind for one, _ in own.values() for kind in type(one).__mro__ if not _is_library(kind.__module__)}
+        kinds = {kind for one, _ in held.values() for kind in type(one).__mro__ if not _is_library(kind.__module__)}
         for kind in sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__)):
             self._add_data(kind, f"{kind.__qualname__}.", f"{kind.__qualname__}.%s is an attribute of the class")
         found = [module for kind in kinds if (module := sys.modules.get(kind.__module__)) is not None]
         used = {near.__name__: near for module in found for near in _near(module)}
         for name in sorted(used):
             self._add_data(used[name], f"{name}:", f"%s is a global of the module {name}")
-        for key, (one, path) in own.items():
+        for key, (one, path) in held.items():
             if key in others and path and isinstance(one, (list, dict, set, bytearray, np.ndarray, *GENERATORS)):
                 self._add(
                     path,
@@ -58,8 +58,8 @@ class SharedState:
                 )
         self._before = {name: fingerprint(read()) for name, read in self._places.items()}
 
-    def look(self) -> None:
-        """Note what has changed since the last time."""
+    def update(self) -> None:
+        """Record what changed since the last call."""
         for name, read in self._places.items():
             if self._moved.get(name):
                 continue
@@ -68,8 +68,8 @@ class SharedState:
                 self._moved[name] = True
 
     def advice(self) -> str:
-        """What to change; ``""`` where nothing has changed."""
-        # A generator that is drawn from says more than a counter that may be there for statistics.
+        """Return what to change; ``""`` if nothing changed."""
+        # Generators first: a changed counter may be mere statistics.
         names = sorted(self._moved, key=lambda name: name not in self._generators)
         return "; ".join(self._advice[name] for name in names[:_MOST_PLACES])
 
@@ -93,19 +93,19 @@ class SharedState:
             "and set self.random = random.Random(seed) in reset(seed=…)",
         )
 
-    def _add_data(self, owner: Any, prefix: str, says: str) -> None:
-        """Add what may change of a class or a module."""
+    def _add_data(self, owner: Any, prefix: str, text: str) -> None:
+        """Add the data attributes of a class or a module."""
         for name, value in list(vars(owner).items()):
             if not name.startswith("__") and _is_data(value):
                 self._add(
                     f"{prefix}{name}",
                     lambda name=name: vars(owner).get(name),  # type: ignore[misc]
-                    f"{says % name}, which all instances share, and changes while they play: {_own(name, value)}",
+                    f"{text % name}, which all instances share, and changes while they play: {_fix(name, value)}",
                 )
 
 
 def _near(module: ModuleType) -> Iterator[ModuleType]:
-    """A module, and those of its own package or folder from which it has imported something."""
+    """Yield a module, and the modules of its own package or folder that it imports from."""
     yield module
     for value in list(vars(module).values()):
         if not isinstance(value, (ModuleType, type, FunctionType)):
@@ -128,7 +128,7 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _own(name: str, value: Any) -> str:
+def _fix(name: str, value: Any) -> str:
     if isinstance(value, random.Random):
         return f"set self.{name} = random.Random(seed) in reset(seed=…)"
     if isinstance(value, GENERATORS):
@@ -137,7 +137,7 @@ def _own(name: str, value: Any) -> str:
 
 
 def reachable(roots: list[Any]) -> dict[int, tuple[Any, str]]:
-    """Objects that an env holds, by their ids, each with the path to it; first the env's own layers."""
+    """Return the objects that an env holds, by id, each with its path; the env's own layers first."""
     found: dict[int, tuple[Any, str]] = {}
     queue: list[tuple[Any, str]] = [(root, "") for root in roots]
     while queue and len(found) < _MOST_OBJECTS:
@@ -170,7 +170,7 @@ def _is_data(value: Any) -> bool:
 
 
 def fingerprint(value: Any) -> int | None:
-    """A number that changes with the value; None where that cannot be said."""
+    """Return a number that changes with the value; None if it cannot be computed."""
     if isinstance(value, random.Random):
         try:
             value = value.getstate()
@@ -182,5 +182,5 @@ def fingerprint(value: Any) -> int | None:
         return None
     try:
         return hash(pickle.dumps(value, protocol=5))
-    except Exception:  # it has no such form; then something else has to show it
+    except Exception:  # not picklable: other places must show a change
         return None

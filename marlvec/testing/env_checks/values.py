@@ -1,6 +1,6 @@
-"""What single values must be: members of their space to the dtype, finite rewards, bools, masks.
+"""Checks of single values: members of their space with its dtype, finite rewards, bools, masks.
 
-Nothing is cast before it is looked at: what a vectorizer would put right in silence is found here.
+Nothing is cast before the check, so faults that a vectorizer corrects silently are found here.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ __all__ = [
 
 
 def check_member(space: Space[Any], value: Any, place: Place, subject: str, check: str = "observations") -> None:
-    """Look at a value leaf by leaf: it must be in its space, with exactly the space's dtype and shape.
+    """Check a value leaf by leaf: it must be in its space, with exactly the space's dtype and shape.
 
     Raises:
-        Fault: Names the leaf; where the place has a log, every leaf that is wrong goes there.
+        Fault: A leaf is wrong; if the place has a log, all wrong leaves go there instead.
     """
     _check_part(_Value(place, subject, check), space, value, "")
 
 
 class _Value(NamedTuple):
-    """What is looked at: an observation or a state."""
+    """The checked value: an observation or a state."""
 
     place: Place
     subject: str
@@ -82,19 +82,19 @@ def _check_part(one: _Value, space: Space[Any], value: Any, path: str) -> None:
         _check_leaf(one, space, value, path)
         return
     for name, sub, part in parts:
-        with one.place.going_on():
+        with one.place.logging():
             _check_part(one, sub, part, f"{path}/{name}" if path else name)
 
 
 def _check_leaf(one: _Value, space: Space[Any], value: Any, path: str) -> None:
-    is_array = has_arrays(space)  # else it alone knows its members, whatever it derives from
+    is_array = has_arrays(space)  # else only contains() can tell
     if is_array and isinstance(space, Discrete):
         _check_choice(one, space, value, path)
     elif is_array and _check_array(one, space, value, path):
-        return  # contains() would say of its dtype what has been said
+        return  # contains() would report the dtype again
     doubt = ""
     try:
-        # Gymnasium warns of a numpy scalar where it would make an array of shape () of it.
+        # Gymnasium warns of a numpy scalar that it could convert to an array of shape ().
         if space.contains(np.asarray(value) if is_array and isinstance(space, Box) else value):
             return
     except Exception as error:  # gymnasium's own raise on some values of other types
@@ -103,7 +103,7 @@ def _check_leaf(one: _Value, space: Space[Any], value: Any, path: str) -> None:
 
 
 def _check_array(one: _Value, space: Space[Any], value: Any, path: str) -> bool:
-    """Look at an array; return whether its type or dtype is another one, and all else is right."""
+    """Check an array; return whether only its type or dtype is wrong."""
     is_odd = False
     if not isinstance(value, np.ndarray) and not (isinstance(value, np.generic) and space.shape == ()):
         got = f"{type(value).__name__} {short(value)}"
@@ -112,9 +112,9 @@ def _check_array(one: _Value, space: Space[Any], value: Any, path: str) -> bool:
             array = fit(np.empty(space.shape or (), space.dtype), value, path)
         except ContractError:
             one.fault(path, f"a numpy array of dtype {space.dtype}", got, change)
-        with one.place.going_on():
+        with one.place.logging():
             one.fault(path, f"a numpy array of dtype {space.dtype}", got, change, minor=True)
-        value, is_odd = array.astype(space.dtype), True  # fit() has refused what that would change
+        value, is_odd = array.astype(space.dtype), True  # fit() has refused lossy casts
     if value.shape != space.shape:
         change = "return it in the space's shape, or give the space this one"
         one.fault(path, f"shape {space.shape}", f"{value.shape}", change)
@@ -124,8 +124,8 @@ def _check_array(one: _Value, space: Space[Any], value: Any, path: str) -> bool:
         one.fault(path, "numbers", f"NaN at index {at}", change)
     if value.dtype != space.dtype:
         cast = f"return it with .astype(np.{space.dtype}), or give the space dtype={value.dtype}"
-        change, is_minor = _cast_or_change(value, space, cast), _is_put_right(space, value, path)
-        with one.place.going_on():
+        change, is_minor = _cast_or_change(value, space, cast), _is_corrected(space, value, path)
+        with one.place.logging():
             one.fault(path, f"dtype {space.dtype}", f"{value.dtype}", change, kind="dtype", minor=is_minor)
         is_odd = True
     if isinstance(space, Box):
@@ -139,7 +139,7 @@ def _check_array(one: _Value, space: Space[Any], value: Any, path: str) -> bool:
 
 def _check_choice(one: _Value, space: Discrete, value: Any, path: str) -> None:
     plain = isinstance(value, (np.ndarray, np.generic)) and value.shape == ()
-    minor = _is_put_right(space, value, path)
+    minor = _is_corrected(space, value, path)
     if not plain and (not isinstance(value, int) or isinstance(value, bool)):
         change = _cast_or_change(value, space, "return int(value)")
         one.fault(path, "an int", f"{type(value).__name__} {short(value)}", change, minor=minor)
@@ -148,8 +148,8 @@ def _check_choice(one: _Value, space: Discrete, value: Any, path: str) -> None:
         one.fault(path, f"dtype {space.dtype}", f"{value.dtype}", change, minor=minor)
 
 
-def _is_put_right(space: Space[Any], value: Any, path: str) -> bool:
-    """Return whether marlvec's buffers take a value of another type or dtype than its space's, and keep the value."""
+def _is_corrected(space: Space[Any], value: Any, path: str) -> bool:
+    """Return whether marlvec's buffers accept a value of another type or dtype without loss."""
     try:
         fit(np.empty(space.shape or (), space.dtype), value, path)
     except ContractError:
@@ -158,7 +158,7 @@ def _is_put_right(space: Space[Any], value: Any, path: str) -> bool:
 
 
 def _cast_or_change(value: Any, space: Space[Any], cast: str) -> str:
-    """Advise a cast where that keeps every value; else say which value it would change."""
+    """Advise a cast if it keeps every value; else name a value that it would change."""
     if (lost := _lost_in_cast(value, space)) is None:
         return cast
     return f"{lost} is no {space.dtype}: change the space (dtype, low, high), or what the env computes"
@@ -167,7 +167,7 @@ def _cast_or_change(value: Any, space: Space[Any], cast: str) -> str:
 def _lost_in_cast(value: Any, space: Space[Any]) -> Any:
     """Return the first number that the space's dtype cannot hold, None if there is none.
 
-    A float that is rounded to a shorter one is held; a fraction by an int, or 1e300 by a float32, is not.
+    Rounding to a shorter float is no loss; a fraction in an int, or 1e300 in a float32, is.
     """
     try:
         array = np.asarray(value)
@@ -182,7 +182,7 @@ def _lost_in_cast(value: Any, space: Space[Any]) -> Any:
 
 
 def check_reward(value: Any, place: Place, agent: Any) -> None:
-    """Refuse a reward that is not one finite real number."""
+    """Report a reward that is not one finite real number."""
     subject = f"reward of agent {agent!r}"
     if not isinstance(value, (int, float, np.floating, np.integer)):
         shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
@@ -198,7 +198,7 @@ def check_reward(value: Any, place: Place, agent: Any) -> None:
 
 
 def check_flag(value: Any, place: Place, agent: Any, what: str) -> bool:
-    """Refuse a flag that is no bool; return it."""
+    """Report a flag that is not a bool; return it."""
     if not isinstance(value, (bool, np.bool_)):
         got = f"{type(value).__name__} {short(value)}"
         place.fault("flags", f"{what} of agent {agent!r}", "a bool", got, kind=what)
@@ -206,17 +206,17 @@ def check_flag(value: Any, place: Place, agent: Any, what: str) -> bool:
 
 
 def _is_one_number(value: Any) -> bool:
-    """Whether marlvec takes it for a number: an array without axes, or a bool of numpy's."""
+    """Return whether marlvec accepts it as a number: an array without axes, or a NumPy bool."""
     return isinstance(value, np.bool_) or (
         isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind in "biuf"
     )
 
 
 def check_mask(action_space: Space[Any], value: Any, place: Place, agent: Any) -> NDArray[np.bool_] | None:
-    """Refuse what is no mask, does not fit the action space, or leaves an agent nothing to do.
+    """Report a value that is not a mask, does not fit the action space, or allows no action.
 
     Returns:
-        (n,) bool, one entry per choice; None where the actions are no choices.
+        (n,) bool, one entry per choice; None if the action space has no choices.
     """
     size, subject = count_choices(action_space), f"action mask of agent {agent!r}"
     if size is None:
@@ -239,7 +239,7 @@ def check_mask(action_space: Space[Any], value: Any, place: Place, agent: Any) -
 
 
 def check_table(value: Any, place: Place, what: str, check: str = "results") -> Mapping[Any, Any]:
-    """Refuse what is no dict; return it."""
+    """Report a value that is not a dict; return it."""
     if not isinstance(value, Mapping):
         got = f"{type(value).__name__} {short(value)}"
         place.fault(check, what, "a dict", got, "" if check == "infos" else f"return a dict as {what}")
@@ -247,14 +247,14 @@ def check_table(value: Any, place: Place, what: str, check: str = "results") -> 
 
 
 def check_keys(got: Iterable[Any], expected: Iterable[Any], place: Place, what: str) -> None:
-    """Refuse keys other than these, in any order."""
+    """Report keys other than these, in any order."""
     own, wanted = set(got), set(expected)
     if own != wanted:
         place.fault("keys", what, f"keys {sorted(map(str, wanted))}", f"{sorted(map(str, own))}", kind=what)
 
 
 def check_agents(got: Any, possible: Iterable[Any], place: Place, what: str) -> list[Any]:
-    """Refuse a list of agents that names an unknown one, or one twice; return it."""
+    """Report a list of agents with an unknown or repeated agent; return it."""
     if not isinstance(got, (list, tuple)):
         place.fault("agents", what, "a list of agents", type(got).__name__, f"keep a list of agents in {what}")
     known = list(possible)
@@ -267,7 +267,7 @@ def check_agents(got: Any, possible: Iterable[Any], place: Place, what: str) -> 
 
 
 def check_tuple(result: Any, place: Place, *sizes: int) -> tuple[Any, ...]:
-    """Refuse a result that is no tuple of one of these lengths; return it."""
+    """Report a result that is not a tuple of one of these lengths; return it."""
     if not isinstance(result, tuple) or len(result) not in sizes:
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"{type(result).__name__} {short(result)}"
         wanted = "observations, infos" if 2 in sizes else "observations, rewards, terminations, truncations, infos"

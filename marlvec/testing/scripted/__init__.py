@@ -1,4 +1,4 @@
-"""Scripted envs: their data say where they come from, so any mix-up on the way to the user shows."""
+"""Scripted envs: their data name their origin, so any mix-up on the way to the user shows."""
 
 from marlvec.testing.scripted.aec import TurnEnv
 from marlvec.testing.scripted.faulty import ExitingEnv, FaultyEnv, HangingEnv, RaisingEnv, SlowEnv

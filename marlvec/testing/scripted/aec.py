@@ -14,21 +14,21 @@ __all__ = ["TurnEnv"]
 
 
 class TurnEnv(ZooShell, AECEnv):  # type: ignore[misc]  # pettingzoo has no type information
-    """A turn-based PettingZoo env by a script. Each move gives every agent in the game a reward, those that wait too.
+    """A turn-based PettingZoo env driven by a script. Each move rewards every agent in the game, waiting ones too.
 
     Step ``t`` of the script is the ``t``-th move of the game, whichever agent makes it.
 
     Args:
-        script: Who lives when; None: drawn anew for each episode from the env's own random stream.
+        script: The episodes; None draws one per episode from the env's random stream.
         agent_num: Number of agents.
-        order: Places on the agent axis in the order of their turns, gone through again and again, or None for
-            0, 1, 2, …; who is not in the game is passed over.
-        dead_first: Whether an agent that ends takes its dead step at once, or waits for its turn.
-        state: Whether it has a global state.
+        order: Places on the agent axis in turn order, repeated; None for 0, 1, 2, …. Agents not in the game are
+            skipped.
+        dead_first: Whether an agent that ends takes its dead step at once, or at its turn.
+        state: Whether the env has a global state.
         options: See `ScriptedState`.
 
     Raises:
-        ValueError: In ``step``: an action that is not allowed.
+        ValueError: In ``step``: the action is not allowed.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TurnEnv(ZooShell, AECEnv):  # type: ignore[misc]  # pettingzoo has no type
         self.truncations: dict[str, bool] = {}
         self.infos: dict[str, dict[str, Any]] = {}
         self._skip_agent_selection = None
-        self._bear()
+        self._add_agents()
         self._set_infos()
         self._turn = -1
         self._pass_on()
@@ -85,7 +85,7 @@ class TurnEnv(ZooShell, AECEnv):  # type: ignore[misc]  # pettingzoo has no type
         world, script = self.world, self.world.script
         self._cumulative_rewards[agent] = 0.0
         world.act({self._place(agent): action})
-        self._bear()
+        self._add_agents()
         ended, cut = script.terminated(world.t), script.truncated(world.t)
         for other in self.agents:
             a = self._place(other)
@@ -98,8 +98,8 @@ class TurnEnv(ZooShell, AECEnv):  # type: ignore[misc]  # pettingzoo has no type
         if self._dead_first:
             self._deads_step_first()
 
-    def _bear(self) -> None:
-        """Let in the agents that join now."""
+    def _add_agents(self) -> None:
+        """Add the agents that join in this step."""
         for a, agent in enumerate(self.possible_agents):
             if self.world.script.births[a] == self.world.t:
                 self.agents.append(agent)
@@ -110,7 +110,7 @@ class TurnEnv(ZooShell, AECEnv):  # type: ignore[misc]  # pettingzoo has no type
         self.infos = {agent: self.world.info(self._place(agent)) for agent in self.agents}
 
     def _pass_on(self) -> None:
-        """Give the turn to the next in order who is in the game, dead ones included: they have a step to take."""
+        """Give the turn to the next agent in order, dead ones included: they have a step to take."""
         for _ in self._order:
             self._turn = (self._turn + 1) % len(self._order)
             agent = self.possible_agents[self._order[self._turn]]

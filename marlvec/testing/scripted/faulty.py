@@ -1,4 +1,4 @@
-"""Scripted envs that are slow, raise, hang, or take their process along."""
+"""Scripted envs that are slow, raise, hang, or end their process."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def _scripted_error() -> BaseException:
 
 
 class FaultyEnv(CounterEnv):
-    """A `CounterEnv` to which something happens before one of its operations. Subclasses say what, in `strike`.
+    """A `CounterEnv` that fails before one of its operations; subclasses define how, in `strike`.
 
     Args:
         length: See `CounterEnv`.
         where: The operation.
-        at: Which call of it strikes, counted from 0 over the env's whole life; None: every one.
-        only_env: Index of the one env to strike; None: all.
-        only_incarnation: Strike only in this incarnation; None: in all. Needs ``marks`` to know which it is.
+        at: Number of the call that fails, from 0 over the env's life; None: every call.
+        only_env: Index of the env that fails; None: all.
+        only_incarnation: The incarnation that fails; None: all. Needs ``marks``.
         options: See `CounterEnv`.
     """
 
@@ -44,24 +44,24 @@ class FaultyEnv(CounterEnv):
         super().__init__(length, env_index=env_index, **options)
         self._where, self._at, self._only_env, self._only_incarnation = where, at, only_env, only_incarnation
         self._calls = 0
-        self._come_to("init")
+        self._strike_at("init")
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self._come_to("reset")
+        self._strike_at("reset")
         return super().reset(seed, options)
 
     def step(self, actions: dict[str, Any]) -> Any:
-        self._come_to("step")
+        self._strike_at("step")
         return super().step(actions)
 
     def close(self) -> None:
-        self._come_to("close")
+        self._strike_at("close")
         super().close()
 
     def strike(self) -> None:
-        """Do what this env is for."""
+        """Fail in this env's way."""
 
-    def _come_to(self, operation: Operation) -> None:
+    def _strike_at(self, operation: Operation) -> None:
         if operation != self._where:
             return
         call, self._calls = self._calls, self._calls + 1
@@ -75,7 +75,7 @@ class FaultyEnv(CounterEnv):
 
 
 class RaisingEnv(FaultyEnv):
-    """Raises.
+    """An env that raises.
 
     Args:
         error: Makes the exception.
@@ -93,10 +93,10 @@ class RaisingEnv(FaultyEnv):
 
 
 class SlowEnv(FaultyEnv):
-    """Takes its time, in every step unless ``at`` names one.
+    """An env that sleeps, in every step unless ``at`` is given.
 
     Args:
-        seconds: How long.
+        seconds: Seconds to sleep.
         options: See `FaultyEnv`.
     """
 
@@ -111,7 +111,7 @@ class SlowEnv(FaultyEnv):
 
 
 class HangingEnv(FaultyEnv):
-    """Never comes back."""
+    """An env that never returns."""
 
     def strike(self) -> None:
         while True:
@@ -119,11 +119,11 @@ class HangingEnv(FaultyEnv):
 
 
 class ExitingEnv(FaultyEnv):
-    """Takes its process along. Never run it in a process that you need.
+    """An env that ends its process. Never run it in a process that you need.
 
     Args:
         code: Exit code, given to ``os._exit``.
-        signal: Number of a signal to die by instead.
+        signal: Signal number to end by instead.
         options: See `FaultyEnv`.
     """
 

@@ -13,17 +13,17 @@ __all__ = ["SingleEnv"]
 
 
 class SingleEnv(gymnasium.Env[Any, Any]):
-    """A Gymnasium env whose data say where they come from.
+    """A Gymnasium env whose data name their origin.
 
     Args:
-        length: Steps of an episode, or a list of lengths that is gone through again and again.
+        length: Steps of an episode, or a list of lengths, repeated.
         end: How episodes end.
-        info_every: Give an info in every so-manieth step; 0: never.
-        old_api: Whether ``reset`` gives the observation alone and ``step`` four values, as it was before 2022.
+        info_every: Steps between infos; 0 gives none.
+        old_api: Whether ``reset`` returns the observation alone and ``step`` four values, as before 2022.
         options: See `ScriptedState`.
 
     Raises:
-        ValueError: In ``step``: an action that is not allowed.
+        ValueError: In ``step``: the action is not allowed.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         return obs, reward, dones[0], infos[0]
 
     def close(self) -> None:
-        """Note that it was closed."""
+        """Record that the env was closed."""
         self.closed = True
 
     def _info(self) -> dict[str, Any]:

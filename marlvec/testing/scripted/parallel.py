@@ -1,4 +1,4 @@
-"""Scripted PettingZoo Parallel envs, and one that does nothing."""
+"""Scripted PettingZoo Parallel envs, and a constant one."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["CounterEnv", "ScriptedParallelEnv", "NoOpEnv"]
 
 
 class ScriptedParallelEnv(ZooShell, ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
-    """A PettingZoo Parallel env whose agents come and go by a script, and whose data say where they come from.
+    """A PettingZoo Parallel env driven by a script, whose data name their origin.
 
-    Observations are read with `decode`, `checksum` and `draw`, rewards with `decode_reward`.
+    Read observations with `decode`, `checksum` and `draw`, rewards with `decode_reward`.
 
     Args:
-        script: Who lives when; None: drawn anew for each episode from the env's own random stream.
+        script: The episodes; None draws one per episode from the env's random stream.
         agent_num: Number of agents.
-        state: Whether it has a global state.
-        old_api: Whether ``reset`` gives observations alone and ``step`` four dicts, as it was before 2022.
+        state: Whether the env has a global state.
+        old_api: Whether ``reset`` returns observations alone and ``step`` four dicts, as before 2022.
         options: See `ScriptedState`.
 
     Raises:
-        ValueError: In ``step``: actions for other agents than the live ones, or an action that is not allowed.
+        ValueError: In ``step``: the actions are not those of the live agents, or one is not allowed.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ScriptedParallelEnv(ZooShell, ParallelEnv):  # type: ignore[misc]  # petti
         return obs if self._old_api else (obs, infos)
 
     def step(self, actions: dict[str, Any]) -> Any:
-        """Take one step; all live agents must act, and no others may."""
+        """Take one step; exactly the live agents must act."""
         here = self._advance(actions, self.agents)
         obs = {agent: self.world.observe_masked(step.place) for agent, step in here.items()}
         rewards = {agent: step.reward for agent, step in here.items()}
@@ -72,10 +72,10 @@ class ScriptedParallelEnv(ZooShell, ParallelEnv):  # type: ignore[misc]  # petti
 
 
 class CounterEnv(ScriptedParallelEnv):
-    """The plainest scripted env: all agents live from the reset to the last step.
+    """The simplest scripted env: all agents live from the reset to the last step.
 
     Args:
-        length: Steps of an episode, or a list of lengths that is gone through again and again.
+        length: Steps of an episode, or a list of lengths, repeated.
         agent_num: Number of agents.
         end: How episodes end.
         options: See `ScriptedParallelEnv`.
@@ -96,12 +96,12 @@ class CounterEnv(ScriptedParallelEnv):
 
 
 class NoOpEnv:
-    """A PettingZoo Parallel env that returns the same five dicts in every step, made beforehand.
+    """A PettingZoo Parallel env that returns the same five dicts in every step.
 
     Args:
         agent_num: Number of agents.
-        width: Numbers in one agent's observation, float32.
-        length: Steps of an episode, which ends by truncation; None: it never ends.
+        width: Size of one agent's observation, float32.
+        length: Steps of an episode, which ends by truncation; None: no end.
     """
 
     def __init__(self, agent_num: int = 3, width: int = 18, length: int | None = None) -> None:

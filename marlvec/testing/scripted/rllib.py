@@ -12,20 +12,20 @@ __all__ = ["KeyedEnv"]
 
 
 class KeyedEnv(Shell):
-    """An RLlib-style dict env by a script: only agents that are observed act, the others wait.
+    """An RLlib-style dict env driven by a script: observed agents act, the others wait.
 
     Args:
-        script: Who lives when; None: drawn anew for each episode from the env's own random stream.
+        script: The episodes; None draws one per episode from the env's random stream.
         agent_num: Number of agents.
-        waits: (t, a) to whether live agent ``a`` is left out of the observations of step ``t``; it gets its reward all
-            the same. None: none ever waits.
+        waits: Function of (t, a): whether live agent ``a`` is left out of the observations of step ``t``; it still gets
+            its reward. None: no agent waits.
         int_ids: Whether agents are named 0, 1, 2, … instead of by strings.
         last_obs: Whether agents get a last observation when they end.
-        old_api: Whether ``reset`` gives observations alone and ``step`` four dicts.
+        old_api: Whether ``reset`` returns observations alone and ``step`` four dicts.
         options: See `ScriptedState`.
 
     Raises:
-        ValueError: In ``step``: actions for other agents than those observed last, or an action that is not allowed.
+        ValueError: In ``step``: the actions are not those of the agents observed last, or one is not allowed.
     """
 
     _common_key = "__common__"
@@ -50,7 +50,7 @@ class KeyedEnv(Shell):
         self._acting: list[Any] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Begin the next episode; all agents that are there at the reset are observed."""
+        """Begin the next episode; all agents present at the reset are observed."""
         obs = self._begin(seed)
         self._acting = list(obs)
         return obs if self._old_api else (obs, self._infos(list(obs)))

@@ -1,4 +1,4 @@
-"""An env with any spaces: it checks every action it gets and draws every observation it gives."""
+"""An env with any spaces that checks every action and draws every observation."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["SampledEnv"]
 class SampledEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
     """A PettingZoo Parallel env with any spaces.
 
-    Observations are samples of the observation space, drawn from the env's own stream. Every action is checked against
-    the action space, and an agent's reward is the running checksum of its own actions, so that an action that was
-    changed on its way, or came to the wrong agent, shows.
+    Observations are samples of the observation space, from the env's random stream. Every action is checked against the
+    action space, and an agent's reward is the running checksum of its actions, so that changed or misrouted actions
+    show.
 
     Args:
-        observation_space: One for all agents, or a list of one each.
-        action_space: Likewise.
+        observation_space: A space for all agents, or a list with one per agent.
+        action_space: As ``observation_space``.
         agent_num: Number of agents.
         length: Steps of an episode, which ends by truncation.
 
     Raises:
-        ValueError: In ``step``: an action that the action space does not contain.
+        ValueError: In ``step``: the action is not in the action space.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class SampledEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type i
         self.closed = False
         self._observation_spaces = self._by_agent(observation_space)
         self._action_spaces = self._by_agent(action_space)
-        # Copies to draw from: sampling changes a space's stream, and the public ones are for others to sample.
+        # Copies to sample: callers may sample the public spaces, which advances their streams.
         self._sources = {agent: deepcopy(space) for agent, space in self._observation_spaces.items()}
         self._length, self._t = length, 0
         self._checksums: dict[str, int] = {}
@@ -89,7 +89,7 @@ class SampledEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type i
         """Show nothing."""
 
     def close(self) -> None:
-        """Note that it was closed."""
+        """Record that the env was closed."""
         self.closed = True
 
     def _by_agent(self, spaces: Space[Any] | Sequence[Space[Any]]) -> dict[str, Space[Any]]:

@@ -19,10 +19,10 @@ class Script:
 
     Attributes:
         births: Step in which each agent enters; 0 is the reset. None: never.
-        deaths: Step in which each agent ends, later than its birth (the same if it ends with its first observation).
+        deaths: Step in which each agent ends, not before its birth (equal if its first observation is its last).
         ends: How each ends.
-        infos: (t, agent) to the info the agent gets in that step (t = 0: at the reset).
-        common: t to the info of the whole env in that step.
+        infos: Info of each (t, agent); t = 0 is the reset.
+        common: Info of the whole env at each t.
     """
 
     births: Sequence[int | None]
@@ -51,15 +51,15 @@ class Script:
         return max(d for b, d in zip(self.births, self.deaths, strict=True) if b is not None)
 
     def alive(self, t: int) -> list[bool]:
-        """Who is in the episode after step ``t``."""
+        """Whether each agent is in the episode after step ``t``."""
         return [b is not None and b <= t < d for b, d in zip(self.births, self.deaths, strict=True)]
 
     def terminated(self, t: int) -> list[bool]:
-        """Who is terminated in step ``t``."""
+        """Whether each agent is terminated in step ``t``."""
         return self._ended(t, ("terminated", "both"))
 
     def truncated(self, t: int) -> list[bool]:
-        """Who is truncated in step ``t``."""
+        """Whether each agent is truncated in step ``t``."""
         return self._ended(t, ("truncated", "both"))
 
     def _ended(self, t: int, kinds: tuple[End, ...]) -> list[bool]:
@@ -68,27 +68,27 @@ class Script:
 
     @classmethod
     def together(cls, agent_num: int, length: int, end: End = "truncated") -> Script:
-        """All agents from the reset to step ``length``."""
+        """Return a script in which all agents live from the reset to step ``length``."""
         return cls([0] * agent_num, [length] * agent_num, [end] * agent_num)
 
 
 ScriptLike = Script | Sequence[Script] | Callable[[int], Script]
-"""One script for all episodes, a list that is gone through again and again, or a function of the episode's number."""
+"""A script for all episodes, a list to repeat, or a function of the episode's number."""
 
 
 def script_at(scripts: ScriptLike, episode: int) -> Script:
-    """Script of one episode."""
+    """Return the script of one episode."""
     if isinstance(scripts, Script):
         return scripts
     return scripts(episode) if callable(scripts) else scripts[episode % len(scripts)]
 
 
 def draw_script(rng: np.random.Generator, agent_num: int, longest: int) -> Script:
-    """Draw a script: late births, early deaths, every mixture of ends, an info here and there."""
+    """Draw a script with late births, early deaths, mixed ends and some infos."""
     length = int(rng.integers(1, longest + 1))
     births: list[int | None] = [0] * agent_num
     deaths = [length] * agent_num
-    anchor = int(rng.integers(agent_num))  # lives all the time, so that the episode never runs empty
+    anchor = int(rng.integers(agent_num))  # lives throughout, so that the episode never runs empty
     for a in range(agent_num):
         if a == anchor:
             continue

@@ -1,4 +1,4 @@
-"""`ScriptedState`: clock, checksums and random stream behind all scripted envs; `Shell`: what its envs share."""
+"""`ScriptedState`: clock, checksums and random stream of a scripted env; `Shell`: base of scripted envs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class AgentStep(NamedTuple):
         reward: Its reward.
         terminated: Whether it terminates.
         truncated: Whether it is truncated.
-        alive: Whether it lives on.
+        alive: Whether it stays alive.
         joins: Whether it enters now.
     """
 
@@ -45,7 +45,7 @@ class AgentStep(NamedTuple):
 
 
 def count_incarnation(marks: str | Path, env_index: int) -> int:
-    """Count the envs built in one place, over all processes: each leaves a file in the folder ``marks``."""
+    """Count the envs built at one index, over all processes: each leaves a file in the folder ``marks``."""
     folder = Path(marks)
     incarnation = 0
     while True:
@@ -62,14 +62,14 @@ class ScriptedState:
 
     Args:
         agent_num: Number of agents.
-        script: Who lives when; None: drawn anew for each episode from the env's own random stream.
+        script: The episodes; None draws one per episode from the env's random stream.
         longest: Longest episode to draw.
         env_index: Index of the env.
-        marks: Folder in which incarnations are counted, or None: always incarnation 0.
-        dtype: Of the observations.
-        reuse_buffer: Whether all observations share one buffer, and all infos one dict, overwritten each time.
+        marks: Folder for counting incarnations; None: always incarnation 0.
+        dtype: Dtype of the observations.
+        reuse_buffer: Whether all observations share one buffer, and all infos one dict, overwritten at each step.
         masked: Whether observations come with an action mask.
-        action_space: Of every agent; None: ``Discrete(5)``.
+        action_space: Action space of every agent; None: ``Discrete(5)``.
 
     Attributes:
         episode: Number of the running episode, -1 before the first reset.
@@ -135,7 +135,7 @@ class ScriptedState:
         """Take one step with the actions of these agents.
 
         Raises:
-            ValueError: An action is not in the action space, or its mask forbids it.
+            ValueError: An action is not in the action space, or is masked.
         """
         for a, action in actions.items():
             if not self.action_space.contains(action):
@@ -150,10 +150,10 @@ class ScriptedState:
         """Take one step with the actions of these agents.
 
         Returns:
-            One entry for each agent that was in the episode, or joins it.
+            One entry for each agent in the episode before or after the step.
 
         Raises:
-            ValueError: As of `act`.
+            ValueError: As in `act`.
         """
         before = self.script.alive(self.t)
         self.act(actions)
@@ -167,29 +167,29 @@ class ScriptedState:
         ]
 
     def observe(self, a: int) -> NDArray[Any]:
-        """Stamped observation of one agent."""
+        """Return the stamped observation of one agent."""
         stamp = Stamp(self.env_index, self.incarnation, self.episode, self.t, a)
         out = np.empty(WIDTH, self._dtype) if self._buffer is None else self._buffer[a]
         return stamp_row(stamp, self._checksums[a], self._drawn, out)
 
     def observe_masked(self, a: int, *, acting: bool = True) -> Any:
-        """Observation of one agent, with its mask if this env has masks (all zeros for one that waits)."""
+        """Return the observation of one agent, with its mask if the env has masks (zeros for a waiting agent)."""
         row = self.observe(a)
         if not self.masked:
             return row
         return {"observation": row, "action_mask": self.mask(a) if acting else np.zeros_like(self.mask(a))}
 
     def mask(self, a: int) -> NDArray[np.int8]:
-        """Which actions one agent may take now; it changes from step to step, and is never all zeros."""
+        """Return the actions that one agent may take now; varies by step, never all zeros."""
         assert isinstance(self.action_space, Discrete)
         return np.array([(self.t + a + k) % 3 != 0 for k in range(int(self.action_space.n))], np.int8)
 
     def reward(self, a: int, action: Any) -> float:
-        """Reward of one agent for the step just taken."""
+        """Return the reward of one agent for the step just taken."""
         return reward_of(self.episode, self.t, a, action)
 
     def info(self, a: int) -> dict[str, Any]:
-        """Info of one agent; where buffers are reused, the same dict and arrays every time."""
+        """Return the info of one agent; with reused buffers, always the same dict and arrays."""
         info = self.script.infos.get((self.t, a), {})
         if self._buffer is None:
             return {key: value.copy() if isinstance(value, np.ndarray) else value for key, value in info.items()}
@@ -205,7 +205,7 @@ class ScriptedState:
         return shared
 
     def state(self) -> NDArray[np.float64]:
-        """Global state, shape ``(agent_num + 4,)``: env, incarnation, episode, t, and every agent's checksum."""
+        """Return the global state, shape ``(agent_num + 4,)``: env, incarnation, episode, t, each agent's checksum."""
         return np.array([self.env_index, self.incarnation, self.episode, self.t, *self._checksums], np.float64)
 
 
@@ -223,7 +223,7 @@ class Shell:
     _common_key = "common"
 
     def close(self) -> None:
-        """Note that it was closed."""
+        """Record that the env was closed."""
         self.closed = True
 
     def _begin(self, seed: int | None) -> dict[Any, Any]:
@@ -249,7 +249,7 @@ class Shell:
 
 
 class ZooShell(Shell):
-    """A scripted env of PettingZoo's."""
+    """A scripted PettingZoo env."""
 
     def observation_space(self, agent: str) -> Space[Any]:
         """Space of every agent's observations."""
@@ -270,7 +270,7 @@ class ZooShell(Shell):
 def old_flags(
     terminated: Mapping[Any, bool], truncated: Mapping[Any, bool], infos: Mapping[Any, Any]
 ) -> tuple[dict[Any, bool], dict[Any, Any]]:
-    """Return one flag for both, and the infos, which say who was truncated, as it was before 2022."""
+    """Merge terminated and truncated as before 2022; truncated agents are marked in the infos."""
     dones = {agent: ended or truncated[agent] for agent, ended in terminated.items()}
     cut = {agent: {**infos.get(agent, {}), "TimeLimit.truncated": True} for agent, flag in truncated.items() if flag}
     return dones, {**infos, **cut}

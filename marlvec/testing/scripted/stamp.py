@@ -1,9 +1,8 @@
-"""What scripted envs write into their observations and rewards, and how to read it back.
+"""Write and read the observations and rewards of scripted envs.
 
-An observation is a row of `WIDTH` numbers: who, where and when it was made (the `Stamp`), a running checksum of all
-actions that reached this agent in this episode, and a number that the env drew from its own random stream at the reset.
-A reward names the episode, the step, the agent and the action that it is for. All are exact in float64, and exact in
-float32 as long as counts stay below 2**24.
+An observation is a row of `WIDTH` numbers: its origin (the `Stamp`), a running checksum of all actions that reached
+this agent in this episode, and a number that the env drew from its random stream at the reset. A reward encodes its
+episode, step, agent and action. All are exact in float64, and in float32 while counts stay below 2**24.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ WIDTH = 7
 """Numbers in one observation: the five of the `Stamp`, the checksum, the draw."""
 
 ALIVE_CHECKSUM = 1
-"""An agent's checksum before its first action; a row of zeros is thus never a live agent's."""
+"""An agent's checksum before its first action; so a row of zeros is never a live agent's."""
 
 _MODULUS = 65_521
 
 
 class Stamp(NamedTuple):
-    """Where an observation comes from.
+    """Origin of an observation.
 
     Attributes:
         env: Index of the env.
-        incarnation: How many envs were built in its place before it.
-        episode: Its episodes before this one, counted by resets.
-        t: Steps of the env since its reset.
+        incarnation: Number of envs built at its index before it.
+        episode: Number of resets before this episode's.
+        t: Steps since the reset.
         agent: Place on the agent axis.
     """
 
@@ -58,7 +57,7 @@ class Stamp(NamedTuple):
 
 
 def stamp_space(dtype: DTypeLike = np.float64) -> Box:
-    """Space of stamped observations, shape ``(WIDTH,)``."""
+    """Return the space of stamped observations, shape ``(WIDTH,)``."""
     high = float(2**24 if np.dtype(dtype) == np.float32 else 2**53)
     return Box(0.0, high, (WIDTH,), np.dtype(dtype).type)
 
@@ -73,7 +72,7 @@ def decode(obs: ArrayLike) -> Stamp:
     """Read the stamp of one observation, shape ``(WIDTH,)``.
 
     Raises:
-        ValueError: It is no stamped observation.
+        ValueError: It is not a stamped observation.
     """
     row = np.asarray(obs)
     if row.shape != (WIDTH,):
@@ -90,12 +89,12 @@ def checksum(obs: ArrayLike) -> int:
 
 
 def draw(obs: ArrayLike) -> int:
-    """Read the number the env drew from its own random stream at its last reset."""
+    """Read the number that the env drew from its random stream at its last reset."""
     return int(np.asarray(obs)[6])
 
 
 def action_code(action: Any) -> int:
-    """Distinguish actions by a number in 0..4095: small ints are themselves, everything else a hash of its bytes."""
+    """Return a number in 0..4095 for an action: a small int itself, or a hash of the bytes."""
     if isinstance(action, (int, np.integer)) and 0 <= int(action) < 4096:
         return int(action)
     if isinstance(action, dict):
@@ -106,12 +105,12 @@ def action_code(action: Any) -> int:
 
 
 def next_checksum(before: int, action: Any) -> int:
-    """Checksum after one more action."""
+    """Return the checksum after one more action."""
     return (before * 31 + action_code(action) + 1) % _MODULUS
 
 
 def reward_of(episode: int, t: int, agent: int, action: Any = 0) -> float:
-    """Reward of ``agent`` for its action in step ``t`` (from 1) of an episode; t and agent below 1000 read back."""
+    """Return the reward of ``agent`` for its action in step ``t`` (from 1); decodable for t and agent below 1000."""
     return episode * 1_000_000.0 + t * 1_000.0 + agent + action_code(action) / 4096
 
 

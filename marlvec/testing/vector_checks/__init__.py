@@ -1,1 +1,1 @@
-"""The parts of `marlvec.testing.check_vector_env`: how whole episodes are played, and one module per kind of check."""
+"""Parts of `marlvec.testing.check_vector_env`: playing whole episodes, and one module per kind of check."""

@@ -1,4 +1,4 @@
-"""Checks of what happens when an episode ends: three modes, one story."""
+"""Checks of the end of an episode, in the three autoreset modes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ EPISODES = 3
 MAX_STEPS = 2_000
 
 Story = list[tuple[str, dict[str, Any]]]
-"""What one env went through: ``"reset"``, ``"step"`` or ``"end"``, and what it brought, whatever the mode."""
+"""Events of one env: ``"reset"``, ``"step"`` or ``"end"``, each with its results, whatever the mode."""
 
 
 def check_autoreset(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """In all three modes every env goes through the same episodes; they differ only in where the next one begins."""
+    """In all modes every env plays the same episodes; only the step where the next one begins differs."""
     stories: dict[str, list[Story]] = {}
     for mode in ("disabled", "next_step", "same_step"):
         with make(autoreset_mode=mode) as envs:
@@ -29,7 +29,7 @@ def check_autoreset(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
             stories[mode] = _Player(envs, place, seed).play()
     for mode in ("next_step", "same_step"):
         for i, (first, other) in enumerate(zip(stories["disabled"], stories[mode], strict=True)):
-            # Modes come to the last end of the slowest env at different times: the shorter story decides.
+            # Modes reach the last end of the slowest env at different times: compare up to the shorter story.
             for k, ((kind, expected), (other_kind, others)) in enumerate(zip(first, other, strict=False)):
                 where = f"{mode} beside disabled, env {i}, event {k}"
                 compare(place, where, kind, other_kind)
@@ -37,7 +37,7 @@ def check_autoreset(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
 
 
 class _Player:
-    """Plays one mode and notes what each env says.
+    """Plays one mode and records the events of each env.
 
     Args:
         envs: The vectorizer.
@@ -48,11 +48,11 @@ class _Player:
     def __init__(self, envs: VectorEnv, place: VectorPlace, seed: int) -> None:
         self._envs, self._place, self._seed = envs, place, seed
         self._stories: list[Story] = [[] for _ in range(envs.num_envs)]
-        self._counts = [0] * envs.num_envs  # steps that the env itself has taken
+        self._counts = [0] * envs.num_envs  # steps taken by the env
         self._ended = [0] * envs.num_envs
 
     def play(self) -> list[Story]:
-        """Play until every env has ended some episodes."""
+        """Play until every env has ended `EPISODES` episodes."""
         envs, mode = self._envs, self._envs.autoreset_mode
         obs, infos = envs.reset(seed=self._seed)
         for i in range(envs.num_envs):
@@ -88,15 +88,15 @@ class _Player:
         obs, rewards, ended, cut, infos = step
         mode = self._envs.autoreset_mode
         self._counts[i] += 1
-        said = {"rewards": row_of(rewards, i), "terminated": row_of(ended, i), "truncated": row_of(cut, i)}
+        results = {"rewards": row_of(rewards, i), "terminated": row_of(ended, i), "truncated": row_of(cut, i)}
         if not over:
-            said |= {"obs": row_of(obs, i), **self._status(i, infos)}
+            results |= {"obs": row_of(obs, i), **self._status(i, infos)}
             if not infos["alive"][i].any():
                 self._place.broken(f"{mode}, env {i}, step {t}", "_final_observation where no agent is left", "False")
-            self._stories[i].append(("step", said))
+            self._stories[i].append(("step", results))
             return
         self._ended[i] += 1
-        self._stories[i].append(("end", said | {"final": row_of(infos["final_observation"], i)}))
+        self._stories[i].append(("end", results | {"final": row_of(infos["final_observation"], i)}))
         if infos["alive"][i].any() is not np.bool_(mode == "same_step"):
             got = "some" if mode != "same_step" else "none"
             self._place.broken(f"{mode}, env {i}, alive after the end in step {t}", "the opposite", got)
@@ -106,7 +106,7 @@ class _Player:
             self._check_last(i, t, step)
 
     def _check_last(self, i: int, t: int, step: tuple[Any, ...]) -> None:
-        """Where nothing follows an end in the same row, who ended there shows its last observation twice."""
+        """An agent that ends in a row without a reset has its last observation in both obs and final_observation."""
         obs, _, ended, cut, infos = step
         envs = self._envs
         for group, members in envs.groups.items():
@@ -121,7 +121,7 @@ class _Player:
         return {name: row_of(infos[name], i) for name in names}
 
     def _check_refused(self, over: Any) -> None:
-        """An env without an episode cannot be stepped."""
+        """Check that an env without an episode cannot be stepped."""
         envs = self._envs
         try:
             envs.step(envs.action_space.sample())

@@ -1,4 +1,4 @@
-"""Checks of calls at the wrong time, and of calls to the envs themselves."""
+"""Checks of calls at the wrong time, and of calls on the envs themselves."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["check_busy", "check_close", "check_guards", "check_own_answers"]
 
-_MARK = "_marlvec_check_mark"  # private: others are refused by envs that are no objects of their own
+_MARK = "_marlvec_check_mark"  # private: envs that are not separate objects refuse other names
 
 
 def _refuses(place: VectorPlace, what: str, error: type[StateError], call: Callable[[], Any]) -> None:
-    """Refuse a call that does not raise this error."""
+    """Report a call that does not raise this error."""
     try:
         call()
     except error:
@@ -34,7 +34,7 @@ def _read(env: Any) -> Any:
 
 
 def check_guards(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """Nothing can be stepped before a reset, nothing be fetched that was not sent."""
+    """Nothing can be stepped before a reset, and nothing fetched that was not sent."""
     with make() as envs:
         actions = envs.action_space.sample()
         _refuses(place, "step() before a reset", NotResetError, lambda: envs.step(actions))
@@ -49,7 +49,7 @@ def check_guards(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
 
 
 def check_busy(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """While a step is pending every other call is refused, and the step can still be fetched."""
+    """While a step is pending every other call is refused; the step can still be fetched."""
     with make() as envs, make() as others:
         envs.reset(seed=seed)
         others.reset(seed=seed)
@@ -79,7 +79,7 @@ def check_busy(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
 
 
 def check_own_answers(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """``exec_func`` and ``get_attr`` ask the chosen envs, and answer in their order."""
+    """``exec_func`` and ``get_attr`` call the chosen envs, and return results in their order."""
     with make() as envs:
         n = envs.num_envs
         envs.reset(seed=seed)
@@ -96,7 +96,7 @@ def check_own_answers(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
 
 
 def check_close(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """``close`` may be called again, and with a step pending; nothing else can be called after it."""
+    """``close`` may be called again, and with a step pending; after it every other call is refused."""
     with make() as envs:
         envs.reset(seed=seed)
         actions = envs.random_action()

@@ -1,4 +1,4 @@
-"""Playing whole episodes on a vectorizer, so that what an env does depends on nothing but the seed and the env."""
+"""Plays whole episodes on a vectorizer, so that an env's results depend only on the seed and the env."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ class VectorPlace(Place):
 
 
 def play(envs: VectorEnv, seed: int, steps: int) -> list[Any]:
-    """What a seeded reset and so many steps bring, copied."""
+    """Return copies of the results of a seeded reset and ``steps`` steps."""
     trace = [record(envs.reset(seed=seed))]
     trace += [record(envs.step(actions_for(envs, seed, [t] * envs.num_envs))) for t in range(steps)]
     return trace
 
 
 def record(result: Sequence[Any]) -> dict[str, Any]:
-    """Copies of all arrays of a reset or step, by name."""
+    """Return copies of all arrays of a reset or step, by name."""
     names = ("obs", "rewards", "terminated", "truncated") if len(result) == 5 else ("obs",)
     parts = dict(zip(names, result[:-1], strict=True))
     infos: Mapping[str, Any] = result[-1]
-    said: dict[str, Any] = deepcopy({**parts, **{name: infos[name] for name in _ARRAYS if name in infos}})
-    return said
+    results: dict[str, Any] = deepcopy({**parts, **{name: infos[name] for name in _ARRAYS if name in infos}})
+    return results
 
 
 def actions_for(envs: VectorEnv, seed: int, counts: Sequence[int], env_ids: Sequence[int] | None = None) -> Any:
-    """Random legal actions that depend on the seed, each env's own index and its own count of steps alone.
+    """Return random legal actions that depend only on the seed, each env's index and its step count.
 
     Args:
         envs: The vectorizer.
         seed: The seed.
-        counts: One number per chosen env.
+        counts: Step count of each chosen env.
         env_ids: The envs; None for all.
     """
     ids = range(envs.num_envs) if env_ids is None else env_ids
@@ -63,7 +63,7 @@ def actions_for(envs: VectorEnv, seed: int, counts: Sequence[int], env_ids: Sequ
 
 
 def join(trees: Sequence[Any]) -> Any:
-    """One tree of arrays, joined along the first axis."""
+    """Join trees of arrays along the first axis."""
     first = trees[0]
     if isinstance(first, Mapping):
         return {key: join([tree[key] for tree in trees]) for key in first}
@@ -73,7 +73,7 @@ def join(trees: Sequence[Any]) -> Any:
 
 
 def row_of(tree: Any, i: int | tuple[int, ...]) -> Any:
-    """One row of every array in a tree, copied."""
+    """Return a copy of one row of every array in a tree."""
     if isinstance(tree, Mapping):
         return {key: row_of(part, i) for key, part in tree.items()}
     if isinstance(tree, tuple):
@@ -82,6 +82,6 @@ def row_of(tree: Any, i: int | tuple[int, ...]) -> Any:
 
 
 def compare(place: VectorPlace, where: str, expected: Any, got: Any) -> None:
-    """Refuse what is not the same to the bit; names the first difference."""
+    """Report values that are not equal bit for bit; name the first difference."""
     if changed := first_difference(expected, got):
         place.broken(leaf(where, changed.path), changed.expected, changed.got)

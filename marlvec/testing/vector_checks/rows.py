@@ -1,4 +1,4 @@
-"""Checks of the rows that a vectorizer hands out."""
+"""Checks of the rows that a vectorizer returns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = 40
 
 
 def check_spaces(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """Shapes and dtypes; observations and random actions in the agents', the envs' and the batched spaces."""
+    """Shapes and dtypes; observations and random actions are in the agents', the envs' and the batched spaces."""
     names = ("observation_space", "action_space", "single_observation_space", "single_action_space")
     with make() as envs:
         spaces = {name: getattr(envs, name) for name in names}
@@ -37,8 +37,8 @@ def check_spaces(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
             _check_rows(envs, place, spaces, actions, infos, "action")
             _check_masks(envs, place, actions, infos)
             obs, rewards, terminated, truncated, infos = envs.step(actions)
-            said = {"rewards": rewards, "terminated": terminated, "truncated": truncated}
-            for name, array in {**said, "alive": infos["alive"], "acting": infos["acting"]}.items():
+            arrays = {"rewards": rewards, "terminated": terminated, "truncated": truncated}
+            for name, array in {**arrays, "alive": infos["alive"], "acting": infos["acting"]}.items():
                 dtype = np.float64 if name == "rewards" else np.bool_
                 _check_array(place, f"{name} of step {t + 1}", array, (envs.num_envs, envs.agent_num), dtype)
             _check_array(place, f"reset_mask of step {t + 1}", infos["reset_mask"], (envs.num_envs,), np.bool_)
@@ -56,7 +56,7 @@ def _check_array(place: VectorPlace, what: str, got: Any, shape: tuple[int, ...]
 def _check_rows(
     envs: VectorEnv, place: VectorPlace, spaces: dict[str, Space[Any]], values: Any, infos: dict[str, Any], kind: str
 ) -> None:
-    """Look at one batch as a whole, env by env, and agent by agent. Who is absent has zeros, which may be outside."""
+    """Check one batch as a whole, by env, and by agent. Rows of absent agents are zeros, which may be outside."""
     all_in = bool(infos["alive"].all())
     if all_in:
         check_member(spaces[f"{kind}_space"], values, place, f"{kind}s")
@@ -71,7 +71,7 @@ def _check_rows(
 
 
 def _places(envs: VectorEnv) -> Iterator[tuple[int, int, str]]:
-    """Every agent's place on the agent axis, its place in its group, and the group."""
+    """Yield each agent's place on the agent axis, its place in its group, and the group."""
     for group, members in envs.groups.items():
         yield from ((a, j, group) for j, a in enumerate(members))
 
@@ -93,7 +93,7 @@ def _check_masks(envs: VectorEnv, place: VectorPlace, actions: Any, infos: dict[
 
 
 def check_seeding(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """One seed is spread over the envs as `marlvec.env_seeds` says."""
+    """A seed is spread over the envs like `marlvec.env_seeds`."""
     with make() as envs, make() as others:
         spread = record(envs.reset(seed=seed))
         given = record(others.reset(seed=env_seeds(seed, others.num_envs)))
@@ -101,7 +101,7 @@ def check_seeding(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
 
 
 def check_determinism(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """Two fresh ones do the same with the same seed, in whole episodes."""
+    """Two new vectorizers with the same seed give the same results, over whole episodes."""
     with make() as envs, make() as others:
         pairs = zip(play(envs, seed, STEPS), play(others, seed, STEPS), strict=True)
         for t, (first, again) in enumerate(pairs):
@@ -109,7 +109,7 @@ def check_determinism(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
 
 
 def check_halves(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """``step`` is ``step_send`` and ``step_fetch``; ``reset`` likewise."""
+    """``step`` equals ``step_send`` and ``step_fetch``; ``reset`` equals ``reset_send`` and ``reset_fetch``."""
     with make() as envs, make() as others:
         envs.reset_send(seed=seed)
         compare(place, "reset_send() and reset_fetch()", record(others.reset(seed=seed)), record(envs.reset_fetch()))
@@ -121,7 +121,7 @@ def check_halves(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
 
 
 def check_partial_reset(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """A reset of some envs leaves the rows of the others as they are, bit for bit, and their episodes running."""
+    """A reset of some envs leaves the rows of the others equal bit for bit, and their episodes running."""
     with make() as envs, make() as untouched:
         n = envs.num_envs
         last = play(envs, seed, 1)[-1]
@@ -147,7 +147,7 @@ def check_partial_reset(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
 
 
 def check_copies(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """With ``copy=True`` a result never changes; with ``copy=False`` it says the same and cannot be written to."""
+    """With ``copy=True`` a result never changes; with ``copy=False`` it is equal and read-only."""
     with make(copy=True) as envs, make(copy=False) as views:
         kept: list[tuple[Any, dict[str, Any]]] = []
         for t in range(STEPS):

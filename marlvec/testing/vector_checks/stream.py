@@ -1,4 +1,4 @@
-"""Checks of envs as they become ready: ``async_reset``, ``send``, ``recv`` and ``drain``."""
+"""Checks of receiving envs as they become ready: ``async_reset``, ``send``, ``recv`` and ``drain``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROWS = ("rewards", "terminated", "truncated", "alive", "acting")
 
 
 def check_stream(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """Each env comes once for each request, with its own rows, whatever the order and whatever else is under way."""
+    """Each env is received once per request, with its own rows, in any order."""
     with make() as envs, make() as lockstep:
         n = envs.num_envs
         expected = [record(lockstep.reset(seed=seed))]
@@ -43,7 +43,7 @@ def check_stream(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
 
 
 def _taken(place: VectorPlace, result: VectorStep, waiting: set[int]) -> list[int]:
-    """The envs that a result is of."""
+    """Return the envs of a result."""
     ids: list[int] = result.env_ids.tolist()
     if not ids or len(set(ids)) != len(ids) or not set(ids) <= waiting:
         place.broken("env_ids", f"some of the envs under way {sorted(waiting)}, each once", str(ids))

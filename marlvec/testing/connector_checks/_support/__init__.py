@@ -1,1 +1,1 @@
-"""What the checks of connectors are made of."""
+"""Support for the checks of connectors."""

@@ -1,4 +1,4 @@
-"""How far numbers of connectors may differ, and what lies outside its space."""
+"""Tolerances for connectors' numbers, and values outside their space."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from marlvec.spaces.equality import Difference, short
 
 __all__ = ["learnt", "outsider", "summed"]
 
-_ULPS = 64.0  # what a sum may lose where it is taken in another order
-_LEARNT = 1e-6  # and what statistics may lose
+_ULPS = 64.0  # rounding of a sum taken in another order
+_LEARNT = 1e-6  # rounding of learnt statistics
 
 
 def summed(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which numbers differ no more than sums that are taken in another order."""
+    """Return which numbers are equal up to the rounding of a sum taken in another order."""
     return _within(expected, got, _ULPS * float(np.finfo(expected.dtype).eps), 0.0)
 
 
 def learnt(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which numbers differ no more than statistics that were learnt in another order."""
+    """Return which numbers are equal up to the rounding of statistics learnt in another order."""
     return _within(expected, got, _LEARNT, 1.0)
 
 
@@ -35,13 +35,13 @@ def _within(expected: NDArray[Any], got: NDArray[Any], tolerance: float, least: 
 
 
 def outsider(space: Space[Any], tree: Any, n: int, *, exact: bool = True) -> Difference | None:
-    """The first value of a column (n, …) that its space does not contain.
+    """Return the first value of a column (n, …) outside its space.
 
     Args:
         space: Space of one row's value.
         tree: The column.
-        n: How many rows there are.
-        exact: Whether each leaf must have the space's dtype; else one that goes into it without loss will do.
+        n: Number of rows.
+        exact: Whether each leaf must have the space's dtype; else a lossless conversion is enough.
     """
     spaces = SpaceTree(space)
     try:

@@ -1,4 +1,4 @@
-"""`ConnectorDriver` and `BatchDriver`: give a connector rows as a collector would."""
+"""`ConnectorDriver` and `BatchDriver`: feed a connector as a collector would."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from marlvec.testing.connector_checks._support.story import Moment
 __all__ = ["BatchDriver", "ConnectorDriver"]
 
 _IDENTITY = ("env_id", "agent_index", "eps_id", "t")
-"""Columns that say which row a row is."""
+"""Columns that identify a row."""
 
 
 class ConnectorDriver:
-    """A connector and those who call it.
+    """Calls a connector as a collector would.
 
     Args:
-        report: Where to say what is wrong.
+        report: Reports faults.
         piece: The connector, set up.
     """
 
@@ -32,17 +32,17 @@ class ConnectorDriver:
         self.report, self.piece = report, piece
 
     def see(self, moment: Moment) -> Rows:
-        """Play one moment in one call; its rows as they came out."""
+        """Play one moment in one call; return the rows that came out."""
         return self.see_parts(moment, [np.arange(len(moment.rows))])[0]
 
     def watch(self, moments: Iterable[Moment]) -> Self:
-        """Play moments, each in one call; returns this driver."""
+        """Play moments, each in one call; return this driver."""
         for moment in moments:
             self.see(moment)
         return self
 
     def see_parts(self, moment: Moment, parts: Sequence[Any]) -> list[Rows]:
-        """Play one moment in several calls, each of some of its rows."""
+        """Play one moment in several calls, each with some of its rows."""
         shares = [moment.take(np.asarray(part, np.int64)) for part in parts]
         outs = [self.call(share.rows) for share in shares]
         for out, share in zip(outs, shares, strict=True):
@@ -71,20 +71,20 @@ class ConnectorDriver:
         return out
 
     def answered(self, out: Rows, moment: Moment) -> Rows:
-        """The rows that came out with what the policy answered to them; without last rows, on which no agent acts."""
+        """Return the rows that came out, with the policy's answer; without last rows, on which no agent acts."""
         places = {key: i for i, key in enumerate(keys_of(moment.rows))}
         came = np.array([places[key] for key in keys_of(out)], np.int64)
         acting = ~moment.rows.last[came]
         return out.take(acting).replace(**moment.answer.take(came[acting]))
 
     def show_answer(self, answered: Rows) -> None:
-        """Show it what the policy answered; the action side does not see it."""
+        """Pass the policy's answer to the connector; the action side does not receive it."""
         if len(answered) and not isinstance(self.piece, ActionConnector):
             with self.report.asking("on_policy_output()"):
                 self.piece.on_policy_output(answered)
 
     def reset(self, env_ids: Any) -> None:
-        """Have it forget envs."""
+        """Reset the connector's memory of envs."""
         with self.report.asking(f"reset({env_ids})"):
             self.piece.reset(env_ids)
 
@@ -96,7 +96,7 @@ class ConnectorDriver:
         return out
 
     def _kept(self, rows: Rows, out: Rows) -> Any:
-        """Positions of the rows that came out."""
+        """Return the positions of the rows that came out."""
         if len(out) == len(rows):
             return np.arange(len(rows))
         subject = f"the number of rows that come out of {len(rows)}"
@@ -118,15 +118,15 @@ class ConnectorDriver:
 
 
 class BatchDriver(ConnectorDriver):
-    """Calls a learner connector with whole batches, to which no policy answers."""
+    """Calls a learner connector with whole batches, which have no policy answer."""
 
     def call(self, rows: Rows) -> Rows:
-        """Show the connector a batch, and call it.
+        """Pass a batch to the connector, and call it.
 
         Raises:
             ContractError: It raised, or returned something other than these rows.
         """
-        assert isinstance(self.piece, LearnerConnector)  # as whoever checks it has seen
+        assert isinstance(self.piece, LearnerConnector)  # checked by the caller
         with self.report.asking("see_batch()"):
             self.piece.see_batch({"main": rows})
         out = self._call(rows)
@@ -141,7 +141,7 @@ class BatchDriver(ConnectorDriver):
         return out
 
     def answered(self, out: Rows, moment: Moment) -> Rows:
-        """No rows: no policy answers."""
+        """Return no rows: no policy answers."""
         return out.take(slice(0, 0))
 
     def show_answer(self, answered: Rows) -> None:

@@ -1,4 +1,4 @@
-"""The one form in which a connector's check reports what is wrong."""
+"""The format in which checks of connectors report faults."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ Key = tuple[int, int]
 
 
 class Refused(Exception):
-    """The connector does not take this space, and says so as it should.
+    """The connector rejects this space with the documented error.
 
     Attributes:
-        said: What it raised.
+        error: The error it raised.
     """
 
-    def __init__(self, said: Exception) -> None:
-        super().__init__(str(said))
-        self.said = said
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class Report:
-    """Who is checked, on what, and by which check.
+    """Reports faults of one connector on one input.
 
     Args:
         connector: The connector's name.
-        on: What it is fed with, in words.
+        on: Description of its input.
 
     Attributes:
-        check: Name of the check that runs.
+        check: Name of the running check.
     """
 
     def __init__(self, connector: str, on: str) -> None:
@@ -47,17 +47,17 @@ class Report:
         self.check = "setup"
 
     def broken(self, subject: str, expected: str, got: str, hint: str = "") -> NoReturn:
-        """Raise the `ContractError` that says what is wrong."""
+        """Raise the `ContractError` of a fault."""
         what = f"{subject}: expected {expected}, got {got}" + (f"; {hint}" if hint else "")
         raise ContractError(f"{self.connector}, check {self.check!r}, on {self.on}: {what}")
 
     @contextmanager
     def asking(self, subject: str, *, may_refuse: bool = False) -> Iterator[None]:
-        """Turn whatever the connector raises into a `ContractError` that says where.
+        """Turn any error of the connector into a `ContractError` that names the call.
 
         Args:
-            subject: What is asked of it.
-            may_refuse: Whether it may say here that it does not take the space.
+            subject: The call.
+            may_refuse: Whether it may reject the space here.
         """
         try:
             yield
@@ -77,21 +77,21 @@ class Report:
             self.broken(f"{subject}, {differs}", differs.expected, differs.got, hint)
 
     def same_learnt(self, expected: Any, got: Any, subject: str, hint: str = "") -> None:
-        """Raise if two merged states differ by more than a millionth; types of numbers do not matter."""
+        """Raise if two merged states differ by more than a millionth, whatever their number types."""
         if differs := difference(expected, got, close=learnt, typed=False):
             self.broken(f"{subject}, {differs}", differs.expected, differs.got, hint)
 
     def compare(
         self, expected: Rows, got: Rows, moment: int, condition: str, hint: str = "", *, near: bool = False
     ) -> None:
-        """Raise if rows differ from what they must be.
+        """Raise if rows differ from the expected ones.
 
         Args:
-            expected: What these rows must be, in any order, and maybe others.
-            got: What they are.
+            expected: The expected rows, in any order; may contain more.
+            got: The rows.
             moment: Number of the moment.
-            condition: What should have made no difference, e.g. ``"in any order"``.
-            hint: What may be done about it.
+            condition: What must make no difference, e.g. ``"in any order"``.
+            hint: What to change.
             near: Whether floats may differ in their last digits.
         """
         places = {key: i for i, key in enumerate(keys_of(expected))}
@@ -104,12 +104,12 @@ class Report:
 
 
 class BatchReport(Report):
-    """A `Report` of finished batches, whose rows are compared in their order; a moment is a batch."""
+    """A `Report` of finished batches, whose rows are compared in order; a moment is a batch."""
 
     def compare(
         self, expected: Rows, got: Rows, moment: int, condition: str, hint: str = "", *, near: bool = False
     ) -> None:
-        """Raise if rows differ from what they must be; see `Report.compare`."""
+        """Raise if rows differ from the expected ones; see `Report.compare`."""
         if differs := difference(expected, got, close=summed if near else None):
             row = f", row {differs.at[0]}" if differs.at else ""
             where = f"column {differs.path!r}{row}" if differs.path else "the columns"
@@ -117,7 +117,7 @@ class BatchReport(Report):
 
 
 def keys_of(rows: Rows) -> list[Key]:
-    """(env, agent) of each row."""
+    """Return (env, agent) of each row."""
     return list(zip(rows.env_id.tolist(), rows.agent_index.tolist(), strict=True))
 
 

@@ -1,7 +1,7 @@
 """`SampledRows`: episodes of rows for tests, with agents that enter, take turns and end.
 
-Every number belongs to its (env, agent) and its moment, so that the rows of some envs or agents are the same whatever
-else is in the story.
+Every number depends only on its (env, agent) and moment, so the rows of some envs or agents are the same whatever else
+is in the story.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from marlvec.trees import Tree, map_tree
 __all__ = ["ColumnLike", "Moment", "SampledRows", "sampled", "transitions"]
 
 ColumnLike = Space[Any] | Callable[[Rows], Tree]
-"""A column: the space of one row's value, or a function of the rows that makes the whole of it."""
+"""A column: the space of one row's value, or a function from the rows to the whole column."""
 _STATE = Box(-np.inf, np.inf, (5,), np.float32)
 _NUMBER = Box(-np.inf, np.inf, (), np.float64)
 
 
 @dataclass(frozen=True)
 class Moment:
-    """One call's rows, and what comes of them.
+    """One call's rows, the policy's answer and the resets after it.
 
     Attributes:
-        rows: The rows, without what the policy answers.
-        answer: What it answers, one entry a row.
-        over: Envs that are reset afterwards: their episode has ended or was lost.
+        rows: The rows, without the policy's answer.
+        answer: The policy's answer, one entry per row.
+        over: Envs to reset afterwards: their episode ended or was lost.
     """
 
     rows: Rows
@@ -44,16 +44,16 @@ class Moment:
     over: tuple[int, ...] = ()
 
     def take(self, index: Any) -> Moment:
-        """Some of the rows; all that is over stays so."""
+        """Return some of the rows; ``over`` is kept."""
         return Moment(self.rows.take(index), self.answer.take(index), self.over)
 
     def of_envs(self, env_ids: NDArray[Any] | tuple[int, ...]) -> Moment:
-        """What happens in these envs only."""
+        """Return the rows and resets of these envs only."""
         chosen = self.take(np.isin(self.rows.env_id, env_ids))
         return Moment(chosen.rows, chosen.answer, tuple(env for env in self.over if env in env_ids))
 
     def beside(self, other: Moment) -> Moment:
-        """This one's rows and, after them, those of other envs."""
+        """Return this moment's rows followed by those of other envs."""
         rows, answer = Rows.concat([self.rows, other.rows]), Rows.concat([self.answer, other.answer])
         return Moment(rows, answer, (*self.over, *other.over))
 
@@ -61,16 +61,17 @@ class Moment:
 class SampledRows:
     """Draws moments, one after the other.
 
-    In a moment some envs have no rows, and in the others not every agent. An agent's episode may begin later than its
-    env's and end earlier; it may end without having acted. Now and then an env's episode is lost half-way.
+    In a moment some envs have no rows, and others not every agent. An agent's episode may begin later than its env's,
+    end earlier, and end without an action. Some episodes are lost midway.
 
     Args:
         obs: Space of one observation.
         action: Space of one action of the policy.
-        mask: Space of the actions that ``action_mask`` is of; where those are no choices there is no such column.
-        columns: Further columns of the rows, and of what the policy answers.
-        num_envs, num_agents: Size.
-        seed: Of all draws; two stories with different seeds have no ``eps_id`` in common.
+        mask: Space that ``action_mask`` is for; if it has no choices, there is no such column.
+        columns: Extra columns of the rows and the policy's answer.
+        num_envs: Number of envs.
+        num_agents: Number of agents.
+        seed: Seed of all draws; stories with different seeds share no ``eps_id``.
     """
 
     def __init__(
@@ -95,13 +96,13 @@ class SampledRows:
         self._ended = np.zeros(self._shape, np.bool_)
 
     def moments(self, count: int) -> list[Moment]:
-        """The next moments, in order."""
+        """Return the next moments, in order."""
         return [self._next() for _ in range(count)]
 
     def _next(self) -> Moment:
         rng, (n, a) = self._rng, self._shape
         self._moment += 1
-        # All agents are there in the first three, so that nothing depends on which came first.
+        # All agents are present in the first three moments, so that nothing depends on which came first.
         there = rng.random((n, a)) < 0.8 if self._moment > 3 else np.ones((n, a), np.bool_)
         there &= ((rng.random(n) < 0.8) | (self._moment <= 3))[:, None]
         there &= ~self._ended
@@ -147,14 +148,14 @@ class SampledRows:
         answers = Rows(answer).take(where)
         for name, like in self._columns.items():
             column = sampled(SpaceTree(like), rng, size) if isinstance(like, Space) else None
-            # One after the other: a function sees the columns before its own.
+            # In order: a function sees the columns before its own.
             made = _made(name, like, rows) if column is None else Rows({name: column}).take(where)[name]
             rows, answers = rows.replace(**{name: made}), answers.replace(**{name: made})
         return Moment(rows, answers, over)
 
 
 def sampled(tree: SpaceTree, rng: np.random.Generator, n: int) -> Tree:
-    """Draw (n, …) members of a space; every tenth number of a Box is one of its bounds, where it has some."""
+    """Draw (n, …) members of a space; about a tenth of a bounded Box's numbers are bounds."""
     leaves = tree.flatten(SpaceSampler(tree).sample(rng, n))
     for i, leaf in enumerate(tree.leaves):
         space = leaf.space
@@ -172,7 +173,7 @@ def _made(name: str, like: Any, rows: Rows) -> Tree:
 
 
 def _mask(space: Discrete | MultiDiscrete, rng: np.random.Generator, n: int) -> NDArray[np.bool_]:
-    """(n, k): about half of the choices, and one at least of each dimension."""
+    """Return a mask (n, k) of about half of the choices, at least one in each dimension."""
     parts = [(rng.random((n, k)) < 0.5) | (np.arange(k) == rng.integers(k, size=(n, 1))) for k in choice_sizes(space)]
     return np.concatenate(parts, axis=1)
 
@@ -183,25 +184,25 @@ _LENGTH = 20  # moments of the story
 def transitions(
     obs: Space[Any], action: Space[Any], columns: Mapping[str, ColumnLike], num_envs: int, num_agents: int, seed: int
 ) -> Rows:
-    """Draw the rows of one policy's batch, fragment after fragment, each in the order of time.
+    """Draw the rows of one policy's batch, fragment after fragment, each in time order.
 
     The columns are those of a `SampleBatch`; ``state`` and ``next_state``; ``logp`` and ``values`` of the policy; and
-    what learner connectors add for each other: ``next_values``, ``target_logp``, ``advantages``. Long fragments are cut
+    the columns that learner connectors add: ``next_values``, ``target_logp``, ``advantages``. Long fragments are cut
     in two.
 
     Args:
         obs: Space of one observation.
         action: Space of one action.
         columns: Further columns.
-        num_envs: How many envs there are.
-        num_agents: And agents in each.
-        seed: Of all that is drawn.
+        num_envs: Number of envs.
+        num_agents: Number of agents in each env.
+        seed: Seed of all draws.
     """
     moments = SampledRows(obs, action, action, columns, num_envs, num_agents, seed).moments(_LENGTH)
     rows = Rows.concat([moment.rows for moment in moments])
     answer = Rows.concat([moment.answer for moment in moments])
     before, after, fragment = _steps(rows)
-    now, then, said = rows.take(before), rows.take(after), answer.take(before)
+    now, then, given = rows.take(before), rows.take(after), answer.take(before)
     rng = np.random.default_rng([seed, _LENGTH])
     n = len(now)
     made: dict[str, Tree] = {
@@ -210,8 +211,8 @@ def transitions(
             for name, column in now.items()
             if name not in ("rewards", "terminated", "truncated", "first", "last")
         },
-        **said,
-        "actions_for_env": said["actions"],
+        **given,
+        "actions_for_env": given["actions"],
         "rewards": then["rewards"],
         "next_obs": then["obs"],
         "next_state": then["state"],
@@ -220,14 +221,14 @@ def transitions(
         "unroll_id": fragment,
         "policy_version": np.zeros(n, np.int64),
         "next_values": answer.take(after)["values"],
-        "target_logp": said["logp"] + rng.normal(size=n).astype(np.float32) / 4,
+        "target_logp": given["logp"] + rng.normal(size=n).astype(np.float32) / 4,
         "advantages": rng.normal(size=n).astype(np.float32),
     }
     return Rows(made)
 
 
 def _steps(rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Where each transition begins and ends, and the number of its fragment."""
+    """Return where each transition begins and ends, and its fragment number."""
     lanes = list(zip(rows.eps_id.tolist(), rows.agent_index.tolist(), strict=True))
     before, after, fragment, number = [], [], [], 0
     for lane in dict.fromkeys(lanes):

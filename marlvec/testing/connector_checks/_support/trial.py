@@ -1,4 +1,4 @@
-"""`Trial`: a connector under test: how it is built, and with what rows it is fed."""
+"""`Trial`: a connector under test, how it is built, and its input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from marlvec.testing.connector_checks._support.story import ColumnLike, Moment, 
 
 __all__ = ["BatchTrial", "EpisodeTrial", "Trial", "has_leaves"]
 
-_OBS = Box(-np.inf, np.inf, (3,), np.float32)  # what the policy saw, on the action side
+_OBS = Box(-np.inf, np.inf, (3,), np.float32)  # the policy's observation, on the action side
 _WARM = 1_000  # seed of the story that connectors learn from
 
 
@@ -29,11 +29,11 @@ class Trial(ABC):
 
     Args:
         build: Makes a new connector.
-        report: Where to say what is wrong.
+        report: Reports faults.
 
     Attributes:
         report: As above.
-        both: Modes to check it in: True is training, False eval.
+        both: Modes to check in: True is training, False eval.
         length: Number of moments in a story.
         cut: Number of moments before a connector is saved, copied or reset.
     """
@@ -53,7 +53,7 @@ class Trial(ABC):
 
     @abstractmethod
     def fresh_moments(self, *, seed: int = 0) -> list[Moment]:
-        """Draw a story; its arrays were given to no connector yet."""
+        """Draw a story in arrays that no connector has been given."""
 
     def moments(self, *, seed: int = 0) -> list[Moment]:
         """Return a story; the same seed returns the same arrays."""
@@ -87,7 +87,7 @@ class Trial(ABC):
                 piece.load_state_dict(state)
 
     def go_on(self, player: ConnectorDriver, others: Sequence[ConnectorDriver], condition: str, hint: str = "") -> None:
-        """Play the moments after the cut; raise if one of the others answers otherwise than the player."""
+        """Play the moments after the cut; raise if the results of another differ from the player's."""
         for k, moment in enumerate(self.after, self.cut):
             expected = player.see(moment)
             for other in others:
@@ -102,9 +102,9 @@ class BatchTrial(Trial):
         obs: Space of one observation.
         action: Space of one action.
         columns: Further columns of the batches.
-        num_envs: How many envs there are.
-        num_agents: And agents in each.
-        seed: Of all that is drawn.
+        num_envs: Number of envs.
+        num_agents: Number of agents in each env.
+        seed: Seed of all draws.
     """
 
     both, length, cut = (True,), 3, 1
@@ -129,7 +129,7 @@ class BatchTrial(Trial):
             return self._build() if made is None else made
 
     def fresh_moments(self, *, seed: int = 0) -> list[Moment]:
-        """Draw batches; their arrays were given to no connector yet."""
+        """Draw batches in arrays that no connector has been given."""
         batches = [transitions(*self._drawn, self._seed + seed + k) for k in range(self.length)]
         return [Moment(rows, rows) for rows in batches]
 
@@ -139,21 +139,21 @@ class EpisodeTrial(Trial):
 
     Args:
         build: Makes a new connector.
-        space: Agent side: of one observation at its input. Action side: of one action at its output.
-        action_space: Of one action of the policy; the action side works it out.
+        space: Agent side: space of one observation at its input. Action side: space of one action at its output.
+        action_space: Space of one policy action; derived on the action side.
         agents: Names of the agents.
-        num_envs: How many envs there are.
-        columns: Further columns of the rows, and of what the policy answers.
-        seed: Of all that is drawn.
+        num_envs: Number of envs.
+        columns: Extra columns of the rows and the policy's answer.
+        seed: Seed of all draws.
 
     Attributes:
-        acts: Whether it stands on the action side.
+        acts: Whether it is on the action side.
         across: Whether all rows of an env must come in one call.
-        outer: The space on the side of the policy.
-        learnt: What one of them learnt from a story of its own; empty where it learns nothing.
+        outer: The space on the policy's side.
+        learnt: What a connector learnt from a separate story; empty if it learns nothing.
 
     Raises:
-        Refused: It does not take this space.
+        Refused: The connector rejects this space.
         ContractError: It cannot be made, set up or played at all.
     """
 
@@ -178,10 +178,10 @@ class EpisodeTrial(Trial):
         self.outer = self.declared(piece, space)
         self.learnt: Any = {}
 
-    # --- new ones
+    # --- new connectors
 
     def piece(self, made: Connector | None = None) -> Connector:
-        """A new connector, or the one that was made, set up for the space."""
+        """Return a new connector, or ``made``, set up for the space."""
         with self.report.asking("making one"):
             piece = self._build() if made is None else made
         if isinstance(piece, Pipeline):
@@ -202,24 +202,24 @@ class EpisodeTrial(Trial):
         return piece
 
     def declared(self, piece: Connector, space: Space[Any]) -> Space[Any]:
-        """The space a piece declares to be on the side of the policy, for ``space`` on the other."""
+        """Return the space that a connector declares on the policy's side, for ``space`` on the other."""
         name = "policy_space()" if isinstance(piece, ActionConnector) else "output_space()"
         with self.report.asking(name, may_refuse=True):
             if isinstance(piece, ActionConnector):
                 declared: Any = piece.policy_space(space)
             else:
-                assert isinstance(piece, AgentConnector)  # there are no other sides that have spaces
+                assert isinstance(piece, AgentConnector)  # no other side has spaces
                 declared = piece.output_space(space)
         if not isinstance(declared, Space):
             self.report.broken(f"what {name} returns", "a space", type(declared).__name__)
         return declared
 
     def player(self, *, training: bool | None = None) -> ConnectorDriver:
-        """A new connector to play with. It has learnt something, where it does, and has no history.
+        """Return the driver of a new connector, which has what was learnt, but no history.
 
         Args:
-            training: Its mode; None: training where it learns nothing, else eval, so that its answers depend on
-                nothing but the rows.
+            training: Its mode; None: training if it learns nothing, else eval, so that results depend on the rows
+                alone.
         """
         piece = self.piece()
         if self.learns:
@@ -229,22 +229,22 @@ class EpisodeTrial(Trial):
     # --- what is learnt
 
     def learn(self) -> None:
-        """Find out whether the connector learns anything, and let one do so."""
+        """Learn from a story, to find out whether the connector learns."""
         player = self.player(training=True).watch(self.moments(seed=_WARM))
         self.learnt = copy.deepcopy(self.merged(player.piece))
 
     @property
     def learns(self) -> bool:
-        """Whether the connector learns anything from data, by what its `merge_states` says."""
+        """Whether the connector learns from data, according to its `merge_states`."""
         return has_leaves(self.learnt)
 
     @property
     def modes(self) -> tuple[bool, ...]:
-        """The modes, training or not, in which its answers depend on nothing but the rows."""
+        """Modes, training or not, in which results depend on the rows alone."""
         return (False,) if self.learns else (True, False)
 
     def merged(self, *pieces: Connector) -> Any:
-        """What these have learnt together."""
+        """Return what these connectors learnt together."""
         with self.report.asking("merge_states()"):
             merged = pieces[0].merge_states([piece.state_dict() for piece in pieces])
         if not isinstance(merged, Mapping):
@@ -252,7 +252,7 @@ class EpisodeTrial(Trial):
         return merged
 
     def first_learnt(self, piece: Connector, merged: Any) -> Any:
-        """The part of a merged state that does not depend on what the pieces before it have learnt meanwhile."""
+        """Return the part of a merged state that does not depend on what earlier pieces learnt meanwhile."""
         if not isinstance(piece, Pipeline):
             return merged
         for name in piece.names:
@@ -260,10 +260,10 @@ class EpisodeTrial(Trial):
                 return {name: self.first_learnt(piece[name], merged[name])}
         return {}
 
-    # --- what it is fed with
+    # --- input
 
     def fresh_moments(self, *, seed: int = 0) -> list[Moment]:
-        """A story in arrays that no connector has been given yet; on the action side of rows on which an agent acts."""
+        """Draw a story in arrays that no connector has been given; on the action side only rows with an action."""
         obs, action = (_OBS, self.outer) if self.acts else (self.space, self._action_space)
         mask = self.space if self.acts else self._action_space
         story = SampledRows(obs, action, mask, self._columns, self.num_envs, len(self.agents), self._seed + seed)
@@ -271,14 +271,14 @@ class EpisodeTrial(Trial):
         return [_acted(moment) for moment in moments] if self.acts else moments
 
     def alone(self, rows: Rows) -> list[Any]:
-        """The smallest parts of rows it may be called with: one row, or one env where it looks across agents."""
+        """Return the smallest parts of rows to call it with: one row, or one env with across_agents."""
         if not self.across:
             return [[i] for i in range(len(rows))]
         return [np.flatnonzero(rows.env_id == env) for env in dict.fromkeys(rows.env_id.tolist())]
 
 
 def has_leaves(state: Any) -> bool:
-    """Whether there is anything in nested dicts and lists."""
+    """Whether nested dicts and lists contain anything."""
     if isinstance(state, Mapping):
         return any(has_leaves(item) for item in state.values())
     if isinstance(state, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Checking PettingZoo AEC envs."""
+"""Checks PettingZoo AEC envs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["TurnPlayer"]
 
 
 class TurnPlayer(RawPlayer):
-    """Plays a turn-based env as a loop over ``agent_iter()`` and ``last()`` does; a step of the dead counts, too."""
+    """Plays a turn-based env like a loop over ``agent_iter()`` and ``last()``; dead steps count too."""
 
     def __init__(self, adapter: Adapter, max_steps: int, findings: Findings) -> None:
         super().__init__(adapter, max_steps, findings)
         self._once = RewardsOnce()
         self._flagged: set[AgentId] = set()
-        self._selected: set[AgentId] = set()  # in this game: only they need be able to observe
+        self._selected: set[AgentId] = set()  # in this game; only these are observed
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin a game."""
         self.ask_reset(seed, options)
         self._once.begin()
         self.live, self._flagged, self._selected = set(), set(), set()
-        self.live = set(self._look())
+        self.live = set(self._check_moves())
         if not self.live:
             change = "set self.agents = self.possible_agents[:] in reset()"
             self.place.fault("agents", "env.agents", "at least one agent", "none", change)
@@ -50,15 +50,15 @@ class TurnPlayer(RawPlayer):
                 expected = f"the dead agent {agent!r} to leave it in step(None)"
                 change = "call self._was_dead_step(action) and return where the selected agent has ended"
                 self.place.fault("life", "env.agents", expected, "it still there", change)
-            with self.place.going_on():
+            with self.place.logging():
                 self._once.check_dead_step(self.place, env, before, agent)
         else:
             obs, *_, info = self.ask(env.last)
             action = self.draw(agent, self.allowed(agent, obs, info), rng)
             self.ask(env.step, action, given=f"action of agent {agent!r}")
-            with self.place.going_on():
+            with self.place.logging():
                 self._once.check_step(self.place, env, agent)
-        now = self._look()
+        now = self._check_moves()
         for left in sorted(self.live - set(now), key=str):
             if left not in self._flagged:
                 self.place.report("life", "env.agents", f"agent {left!r}, whose flags are False", "it has left")
@@ -66,7 +66,7 @@ class TurnPlayer(RawPlayer):
         self.live = set(now)
         self.over = not now
 
-    def _look(self) -> list[AgentId]:
+    def _check_moves(self) -> list[AgentId]:
         """Check all that the env shows between two moves."""
         env, place = self.env, self.place
         now = check_agents(env.agents, self.agents, place, "env.agents")
@@ -84,7 +84,7 @@ class TurnPlayer(RawPlayer):
                 got = str(tables["rewards"][agent])
                 change = "set no reward of an agent that has left env.agents"
                 place.report("life", f"reward of agent {agent!r}", "none, for it has ended", got, change)
-        # An agent may end and leave in one step, without a dead step: its flags are in the dicts nevertheless.
+        # An agent may end and leave in one step, without a dead step: its flags are still in the dicts.
         left = [agent for agent in self.agents if agent in self.live - set(now) - self._flagged]
         for agent in now + left:
             ended = self.ends(agent, *(tables[what].get(agent, False) for what in ("terminations", "truncations")))
@@ -112,12 +112,12 @@ class TurnPlayer(RawPlayer):
             change = "return (observation, reward, termination, truncation, info), as AECEnv.last() does"
             self.place.fault("results", "last()", "a tuple of 5", type(answer).__name__, change)
         flags = self.ends(selected, answer[2], answer[3])
-        with self.place.going_on():
+        with self.place.logging():
             if flags is not (selected in self._flagged):
                 change = "leave last() as AECEnv has it"
                 expected = "the flags in env.terminations and env.truncations"
                 self.place.fault("flags", f"last() of agent {selected!r}", expected, "others", change)
-        with self.place.going_on():
+        with self.place.logging():
             self._once.check_last(self.place, selected, answer[1])
 
     def _table(self, what: str, now: list[AgentId]) -> Mapping[Any, Any]:
@@ -126,7 +126,7 @@ class TurnPlayer(RawPlayer):
             change = "set self.terminations and self.truncations in place of self.dones; last() returns 5 values"
             self.place.fault("results", f"env.{what}", "a dict of flags by agent", got, change)
         table = check_table(getattr(self.env, what, None), self.place, f"env.{what}")
-        with self.place.going_on():
+        with self.place.logging():
             check_agents(list(table), self.agents, self.place, what)
         for agent in now:
             if agent not in table:

@@ -1,4 +1,4 @@
-"""Playing whole episodes on a raw env, looking at all that comes back."""
+"""Plays whole episodes on a raw env, checking all returned values."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _FINALS = ("final_observation", "final_obs", "terminal_observation")
 
 @dataclass
 class Moment:
-    """What one call brought.
+    """Results of one call.
 
     Attributes:
         place: The call.
-        facts: What it is, e.g. ``"reward of agent 'a'"``, to a copy of it.
+        facts: Copies of the results, keyed by description, e.g. ``"reward of agent 'a'"``.
     """
 
     place: Place
@@ -55,19 +55,19 @@ class Player(ABC):
 
     Args:
         env: The user's env.
-        name: What to call it.
-        agents: Its agents, as it names them.
+        name: Its name.
+        agents: The env's agents.
         read_spaces: See `ConstantSpaces`; observation spaces of all agents first, then action spaces.
-        max_steps: Within how many steps an episode must end.
-        findings: Where findings go.
+        max_steps: Most steps that an episode may take.
+        findings: Collects findings.
 
     Attributes:
-        place: The call that is being made.
-        live: The agents that are in the episode.
-        gone: The agents that have ended.
+        place: The running call.
+        live: Agents in the episode.
+        gone: Agents that have ended.
         over: Whether the episode is over.
-        lenient: Whether the env is played with ``lenient=True``, which takes other forms of rewards and flags.
-        watch: Called after each call, when what it brought has been looked at, with whether the episode is over.
+        lenient: Whether the env is played with ``lenient=True``, which accepts other forms of rewards and flags.
+        watch: Called after each checked call, with whether the episode is over.
     """
 
     def __init__(
@@ -99,38 +99,38 @@ class Player(ABC):
         self.watch: Callable[[bool], None] = lambda over: None
         self._moment = Moment(self.place)
 
-    # --- what each form provides ---
+    # --- implemented per form ---
 
     @abstractmethod
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Begin an episode and check what comes back; set ``live`` and ``over``."""
+        """Begin an episode and check the results; set ``live`` and ``over``."""
 
     @abstractmethod
     def step(self, rng: np.random.Generator) -> None:
-        """Take one step with random legal actions and check what comes back; set ``live``, ``gone`` and ``over``."""
+        """Take one step with random legal actions and check the results; set ``live``, ``gone`` and ``over``."""
 
     # --- whole episodes ---
 
     def play(self, episodes: int, seed: int) -> list[Moment]:
-        """Play so many episodes; the first one is seeded, the others go on from there.
+        """Play episodes; the first is seeded, the others continue from there.
 
-        What is wrong goes to the findings; an episode that cannot go on ends there.
+        Faults go to the findings; an episode that cannot continue ends there.
 
         Returns:
-            What each call brought.
+            Results of each call.
         """
         return list(self.moments(episodes, seed))
 
     def moments(self, episodes: int, seed: int, actions: int | None = None) -> Iterator[Moment]:
-        """Play so many episodes, one call at a time.
+        """Play episodes, one call at a time.
 
         Args:
-            episodes: How many.
+            episodes: Number of episodes.
             seed: Seed of the env, in the first episode, and of the actions.
-            actions: Seed of the actions, where it is another one.
+            actions: Seed of the actions, if different.
 
         Yields:
-            What each call brought, when it has come back.
+            Results of each call, once it has returned.
         """
         rng = np.random.default_rng(seed if actions is None else actions)
         for episode in range(1, episodes + 1):
@@ -139,7 +139,7 @@ class Player(ABC):
             self._enter(Place(self.name, "reset()", episode, log=self.log))
             with self._until_broken():
                 self.reset(seed if episode == 1 else None, None if episode == 1 else {})
-                self._look_at_state()
+                self._check_state()
             self.spaces.check(self.place)
             self.watch(self.over)
             yield self._moment
@@ -151,7 +151,7 @@ class Player(ABC):
                         expected = f"its end within max_steps={self.max_steps} steps"
                         self.place.fault("ends", "the episode", expected, "none")
                     self.step(rng)
-                    self._look_at_state()
+                    self._check_state()
                 if self.over:
                     self.spaces.check(self.place)
                 self.watch(self.over)
@@ -162,7 +162,7 @@ class Player(ABC):
 
     @contextmanager
     def _until_broken(self) -> Iterator[None]:
-        """End the episode where it cannot go on."""
+        """End the episode where it cannot continue."""
         try:
             yield
         except Fault as fault:
@@ -170,7 +170,7 @@ class Player(ABC):
             self.note("how the episode ended", fault.finding.problem)
             self.over = True
         except Exception:
-            # Code that takes an env by its word stumbles where something was wrong before; else it is wrong itself.
+            # After a fault, code that trusts the env may fail; without one, the check itself is wrong.
             if not self.log.found:
                 raise
             self.over = True
@@ -178,12 +178,12 @@ class Player(ABC):
     # --- calls ---
 
     def ask(self, function: Callable[..., Any], *args: Any, given: str = "", **kwargs: Any) -> Any:
-        """Call the env, which must neither raise nor alter its arguments.
+        """Call the env, which must not raise or change its arguments.
 
         Args:
-            function: What to call.
+            function: The function.
             args: Its arguments.
-            given: What those are, for messages.
+            given: Name of the arguments, for messages.
             kwargs: Its keyword arguments.
         """
         before = deepcopy((args, kwargs))
@@ -193,7 +193,7 @@ class Player(ABC):
             self.place.raised(error)
         for sent, now in ((before[0], args), (before[1], kwargs)):
             if changed := first_difference(sent, now):
-                # The first part of the path is the argument's own.
+                # The first part of the path is the argument.
                 path = changed.path.partition("/")[2]
                 expected = f"it to be left as it was given, {changed.expected}"
                 kind = given.partition(" of agent")[0]
@@ -201,7 +201,7 @@ class Player(ABC):
         return result
 
     def ask_reset(self, seed: int | None, options: dict[str, Any] | None) -> Any:
-        """Call ``reset`` with what it takes; an old env is seeded by ``seed()``."""
+        """Call ``reset`` with the arguments it accepts; an old env is seeded by ``seed()``."""
         takes = keywords_of(self.env.reset)
         kwargs: dict[str, Any] = {"seed": seed, "options": options}
         if takes is not None:
@@ -214,16 +214,16 @@ class Player(ABC):
         return self.ask(self.env.reset, given="options", **kwargs)
 
     def draw(self, agent: AgentId, mask: NDArray[np.bool_] | None, rng: np.random.Generator) -> Any:
-        """One random action that the mask allows; ints for Discrete spaces, private arrays."""
+        """Return one random action that the mask allows; ints for Discrete spaces, private arrays."""
         tree = SpaceTree(self.action_spaces[agent])
         drawn = tree.flatten(self._samplers[agent].sample(rng, 1, None if mask is None else mask[None]))
         plain = [_plain(one.space, leaves[0]) for one, leaves in zip(tree.leaves, drawn, strict=True)]
         return tree.unflatten(plain)
 
-    # --- what comes back ---
+    # --- results ---
 
     def split_reset(self, result: Any) -> tuple[Any, Any]:
-        """Split what a reset returned into dicts of observations and infos; the old API has no infos."""
+        """Split the result of a reset into dicts of observations and infos; the old API has no infos."""
         if not isinstance(result, Mapping):
             observations, infos = check_tuple(result, self.place, 2)
             return observations, infos
@@ -235,7 +235,7 @@ class Player(ABC):
         self._note_old("a tuple of 2", f"{got} without infos", "return (observations, infos)")
 
     def check_step(self, result: Any) -> tuple[Any, ...]:
-        """Check how many values a step returned, and report the 4 of the old API."""
+        """Check the number of values that a step returned, and report the old API's 4."""
         values = check_tuple(result, self.place, 4, 5)
         if len(values) == 4:
             change = "return (observations, rewards, terminations, truncations, infos)"
@@ -247,23 +247,23 @@ class Player(ABC):
         self.place.report("results", "the result", expected, old, change, kind=self.place.call, minor=True)
 
     def note(self, what: str, value: Any) -> None:
-        """Write a copy into the trace."""
+        """Add a copy of a value to the trace."""
         self._moment.facts[what] = deepcopy(value)
 
     def observe(self, agent: AgentId, value: Any) -> None:
         """Check and note one agent's observation."""
         subject = f"observation of agent {agent!r}"
-        with self.place.going_on():
+        with self.place.logging():
             check_member(self.observation_spaces[agent], value, self.place, subject)
         self.note(subject, value)
 
     def allowed(self, agent: AgentId, obs: Any, info: Any) -> NDArray[np.bool_] | None:
-        """Check and note the mask of an agent that must act, from its observation, else from its info."""
+        """Check and note the mask of an agent that must act, from its observation or else its info."""
         source = obs if self._masked[agent] else info
         if not isinstance(source, Mapping) or "action_mask" not in source:
             return None
         mask = None
-        with self.place.going_on():
+        with self.place.logging():
             mask = check_mask(self.action_spaces[agent], source["action_mask"], self.place, agent)
         self.note(f"action mask of agent {agent!r}", mask)
         return mask
@@ -272,7 +272,7 @@ class Player(ABC):
         """Check and note one agent's reward."""
         if self.lenient and (number := only_element(value)) is not None:
             value = float(number)
-        with self.place.going_on():
+        with self.place.logging():
             check_reward(value, self.place, agent)
         self.note(f"reward of agent {agent!r}", float(value) if isinstance(value, numbers.Real) else value)
 
@@ -283,37 +283,37 @@ class Player(ABC):
         return any(flags)
 
     def read_flag(self, value: Any, agent: AgentId, what: str) -> bool:
-        """Check one flag; return what it says, or would say."""
+        """Check one flag; return it as a bool."""
         if self.lenient and (flag := zero_or_one(value)) is not None:
             value = flag
-        with self.place.going_on():
+        with self.place.logging():
             return check_flag(value, self.place, agent, what)
         return bool(np.any(value))
 
     def check_infos(self, infos: Any) -> Mapping[Any, Any]:
-        """Check the infos of all agents; what is no agent's may be anything."""
+        """Check the infos of all agents; other keys are not checked."""
         table: Mapping[Any, Any] = {}
-        with self.place.going_on():
+        with self.place.logging():
             table = check_table(infos, self.place, "infos", "infos")
         for agent in self.agents:
             if agent in table:
-                with self.place.going_on():
+                with self.place.logging():
                     check_table(table[agent], self.place, f"info of agent {agent!r}", "infos")
         return table
 
-    def check_final(self, agent: AgentId, own: Any, common: Mapping[Any, Any]) -> None:
+    def check_final(self, agent: AgentId, info: Any, common: Mapping[Any, Any]) -> None:
         """Check the last observation of an agent of an env that resets itself.
 
         Args:
             agent: The agent.
-            own: Its info, where it may be.
-            common: Infos in which there may be one for each agent, keyed by agent.
+            info: Its info, which may contain the observation.
+            common: Infos that may contain one for each agent, keyed by agent.
         """
-        found = [own[key] for key in _FINALS if isinstance(own, Mapping) and key in own]
+        found = [info[key] for key in _FINALS if isinstance(info, Mapping) and key in info]
         shared = [table for key in _FINALS if isinstance(table := common.get(key), Mapping)]
         found += [table[agent] for table in shared if agent in table]
         subject = f"final observation of agent {agent!r}"
-        with self.place.going_on():
+        with self.place.logging():
             if not found:
                 change = "put what the agent saw last into its info, as it says that it resets itself"
                 self.place.fault(
@@ -322,22 +322,22 @@ class Player(ABC):
             check_member(self.observation_spaces[agent], found[0], self.place, subject)
             self.note(subject, found[0])
 
-    def _look_at_state(self) -> None:
+    def _check_state(self) -> None:
         space = getattr(self.env, "state_space", None)
         if isinstance(space, Space) and callable(getattr(self.env, "state", None)):
             state = self.ask(self.env.state)
-            with self.place.going_on():
+            with self.place.logging():
                 check_member(space, state, self.place, "the global state", "state")
             self.note("the global state", state)
 
 
 class RawPlayer(Player):
-    """Plays the raw env behind an adapter; name, agents and spaces come from the adapter.
+    """Plays the raw env of an adapter, with the adapter's name, agents and spaces.
 
     Args:
         adapter: The adapter.
-        max_steps: Within how many steps an episode must end.
-        findings: Where findings go.
+        max_steps: Most steps that an episode may take.
+        findings: Collects findings.
     """
 
     def __init__(self, adapter: Adapter, max_steps: int, findings: Findings) -> None:
@@ -350,7 +350,7 @@ class RawPlayer(Player):
         self.lenient = adapter.is_lenient
 
     def space_call(self, kind: str, agent: AgentId) -> str:
-        """Return the call by which a user asks for a space, for messages."""
+        """Return the call by which a user reads a space, for messages."""
         return f"{kind}_space({agent!r})"
 
 

@@ -1,4 +1,4 @@
-"""Checking envs whose ``reset`` and ``step`` return dicts by agent."""
+"""Checks envs whose ``reset`` and ``step`` return dicts by agent."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ByAgentPlayer(RawPlayer):
     """Plays an env that takes actions by agent, and returns dicts by agent.
 
     Attributes:
-        tables: What the env calls observations, rewards and both flags.
-        seen: The observations that the last call returned.
-        infos: The infos that it returned.
+        tables: The env's names of observations, rewards and both flags.
+        seen: Observations of the last call.
+        infos: Infos of the last call.
     """
 
     tables: ClassVar[tuple[str, str, str, str]]
@@ -28,7 +28,7 @@ class ByAgentPlayer(RawPlayer):
     infos: Mapping[Any, Any] = {}
 
     def take_reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Reset the env and check that it returned dicts."""
+        """Reset the env and check that it returns dicts."""
         obs, infos = self.split_reset(self.ask_reset(seed, options))
         self.seen, self.infos = check_table(obs, self.place, "observations"), self.check_infos(infos)
 
@@ -46,13 +46,13 @@ class ByAgentPlayer(RawPlayer):
         return tables
 
     def observe_seen(self) -> None:
-        """Check and note all observations that the last call returned."""
+        """Check and note all observations of the last call."""
         for agent in self.agents:
             if agent in self.seen:
                 self.observe(agent, self.seen[agent])
 
     def take(self, agent: AgentId, tables: Mapping[str, Mapping[Any, Any]]) -> bool:
-        """Check what a step returned of one agent; return whether it has ended."""
+        """Check the results of a step for one agent; return whether it has ended."""
         obs, rewards, *flags = (tables[what] for what in self.tables)
         if agent in obs:
             self.observe(agent, obs[agent])

@@ -1,4 +1,4 @@
-"""Checking Gymnasium envs."""
+"""Checks Gymnasium envs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["SinglePlayer"]
 
 
 class SinglePlayer(RawPlayer):
-    """Plays a Gymnasium env, as the one agent ``"agent_0"``."""
+    """Plays a Gymnasium env as the single agent ``"agent_0"``."""
 
     def __init__(self, adapter: Adapter, max_steps: int, findings: Findings) -> None:
         super().__init__(adapter, max_steps, findings)
@@ -38,16 +38,16 @@ class SinglePlayer(RawPlayer):
         if not pair:
             self.note_old_reset(type(result).__name__)
         self._seen, self._info = result if pair else (result, {})
-        with self.place.going_on():
+        with self.place.logging():
             check_table(self._info, self.place, "info", "infos")
         self.observe(AGENT, self._seen)
 
     def step(self, rng: np.random.Generator) -> None:
-        """Act."""
+        """Take one step."""
         action = self.draw(AGENT, self.allowed(AGENT, self._seen, self._info), rng)
         result = self.check_step(self.ask(self.env.step, action, given="the action"))
         obs, reward, ended, *cut, self._info = result
-        with self.place.going_on():
+        with self.place.logging():
             check_table(self._info, self.place, "info", "infos")
         self._seen = obs
         self.observe(AGENT, obs)

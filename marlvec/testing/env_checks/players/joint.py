@@ -1,4 +1,4 @@
-"""Checking Gymnasium envs of several agents."""
+"""Checks Gymnasium envs of several agents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["JointPlayer"]
 class JointPlayer(RawPlayer):
     """Plays a Gymnasium env with one entry per agent in its spaces: all agents act in every step.
 
-    The adapter says what the env is given for those that have ended.
+    The adapter provides the actions of ended agents.
     """
 
     def __init__(self, adapter: JointAdapter, max_steps: int, findings: Findings) -> None:
@@ -42,10 +42,10 @@ class JointPlayer(RawPlayer):
             self.note_old_reset(type(result).__name__)
         self.live = set(self.agents)
         self._take_infos({} if info is None else info)
-        self._look(obs)
+        self._check_obs(obs)
 
     def step(self, rng: np.random.Generator) -> None:
-        """Let all agents act that are live; those that have ended are given what the adapter gives them."""
+        """Step with all live agents; ended agents get the adapter's idle action."""
         actions = [
             self.draw(agent, self._allowed(agent), rng) if agent in self.live else self._adapter.idle_action(a)
             for a, agent in enumerate(self.agents)
@@ -57,17 +57,17 @@ class JointPlayer(RawPlayer):
         self._take_rewards(rewards)
         over = self._take_flags(ended, cut[0] if cut else False)
         if over == self.live and self.resets_itself:
-            self._look_at_ends(info)
+            self._check_finals(info)
             self.over = True
-            self._look(obs)
+            self._check_obs(obs)
             return
-        self._look(obs)
+        self._check_obs(obs)
         self.gone |= over
         self.live -= over
         self.over = not self.live
 
-    def _look(self, obs: Any) -> None:
-        """Look at the observations of those that are in the episode, or have just ended."""
+    def _check_obs(self, obs: Any) -> None:
+        """Check the observations of agents in the episode, or that have just ended."""
         entries = self._entries(obs, "observations")
         if entries is None:
             got, change = type(obs).__name__, "return a tuple with an observation for each agent"
@@ -88,7 +88,7 @@ class JointPlayer(RawPlayer):
                 self.place.report("life", f"reward of agent {agent!r}", "0, for it has ended", str(value), change)
 
     def _take_flags(self, terminated: Any, truncated: Any) -> set[AgentId]:
-        """Look at the flags; return who has ended in this step."""
+        """Check the flags; return the agents that ended in this step."""
         tables = [
             (value, self._entries(value, what))
             for value, what in ((terminated, "terminated"), (truncated, "truncated"))
@@ -102,18 +102,18 @@ class JointPlayer(RawPlayer):
         return found
 
     def _take_infos(self, info: Any) -> None:
-        """Look at the infos: one dict for all, in which masks may be a list, or one for each agent."""
-        own: Mapping[AgentId, Any] = {}
+        """Check the infos: one dict for all, in which masks may be a list, or one per agent."""
+        by_agent: Mapping[AgentId, Any] = {}
         if isinstance(info, (list, tuple)) or (isinstance(info, Mapping) and self._adapter.is_dict):
             entries = info if isinstance(info, Mapping) else self._entries(info, "infos")
-            own = self.check_infos(entries)
+            by_agent = self.check_infos(entries)
         else:
-            with self.place.going_on():
-                own = self._masks_in(check_table(info, self.place, "info", "infos"))
-        self._infos = own
+            with self.place.logging():
+                by_agent = self._masks_in(check_table(info, self.place, "info", "infos"))
+        self._infos = by_agent
 
     def _masks_in(self, info: Mapping[Any, Any]) -> dict[AgentId, Any]:
-        """Infos of the agents, with the masks that the common one has for each of them."""
+        """Return infos of the agents with the masks that the common info has for each."""
         choices = [count_choices(space) for space in self.action_spaces.values()]
         takes_masks = None not in choices and not any(self._masked.values())
         for key in MASKS:
@@ -129,7 +129,7 @@ class JointPlayer(RawPlayer):
         return {}
 
     def _cut(self, agent: AgentId, mask: Any) -> Any:
-        """A mask without what it has beyond the agent's choices, where that allows nothing."""
+        """Return a mask without entries beyond the agent's choices, if those are all zero."""
         size = count_choices(self.action_spaces[agent])
         if size is None or np.ndim(mask) != 1 or np.any(np.asarray(mask[size:]) != 0):
             return mask
@@ -138,8 +138,8 @@ class JointPlayer(RawPlayer):
     def _allowed(self, agent: AgentId) -> NDArray[np.bool_] | None:
         return self.allowed(agent, self._seen[agent], self._infos.get(agent))
 
-    def _look_at_ends(self, info: Any) -> None:
-        """Look at the last observations in an episode of an env that has begun the next one itself."""
+    def _check_finals(self, info: Any) -> None:
+        """Check the last observations of an episode whose env has reset itself."""
         common = info if isinstance(info, Mapping) else {}
         shared = {
             key: dict(zip(self.agents, value, strict=True))
@@ -151,7 +151,7 @@ class JointPlayer(RawPlayer):
                 self.check_final(agent, self._infos.get(agent), {**common, **shared})
 
     def _entries(self, value: Any, what: str) -> Mapping[AgentId, Any] | None:
-        """One entry per agent; None where there is one value for all. A dict may lack those who have ended."""
+        """Return one entry per agent, or None if one value is for all. A dict may omit ended agents."""
         if isinstance(value, Mapping):
             known = set(self.agents)
             check_keys(set(value) - (known - self.live), self.live, self.place, what)

@@ -1,4 +1,4 @@
-"""Checking PettingZoo Parallel envs."""
+"""Checks PettingZoo Parallel envs."""
 
 from __future__ import annotations
 
@@ -20,48 +20,48 @@ class ParallelPlayer(ByAgentPlayer):
     tables = ("observations", "rewards", "terminations", "truncations")
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Begin an episode with those who are in ``env.agents``."""
+        """Begin an episode with the agents in ``env.agents``."""
         self.take_reset(seed, options)
         self.live = set(self._listed())
         if not self.live:
             change = "set self.agents = self.possible_agents[:] in reset()"
             self.place.fault("agents", "env.agents", "at least one agent", "none", change)
-        with self.place.going_on():
+        with self.place.logging():
             check_keys(self.seen, self.live, self.place, "observations")
         self.observe_seen()
 
     def step(self, rng: np.random.Generator) -> None:
-        """Let all live agents act."""
+        """Step with all live agents."""
         tables = self.take_step([agent for agent in self.agents if agent in self.live], rng)
         now = self._listed()
         for what, table in tables.items():
-            with self.place.going_on():
+            with self.place.logging():
                 check_agents(list(table), self.agents, self.place, what)
         if self.resets_itself and self._all_end(tables):
             return
         known = set(self.agents)
-        silent = self.live - set(now) if self.lenient else set()  # of them there may be data, or none
+        silent = self.live - set(now) if self.lenient else set()  # they may have data or not
         born = ((set(now) | set(self.seen)) & known) - self.live - self.gone
         for what, table in tables.items():
             for agent in self.gone:
                 if agent in table:
                     self.place.report("life", what, f"nothing of agent {agent!r}, which has ended", "data")
-            # New agents have been observed; whether they get a reward at once is up to the env.
+            # New agents have been observed; a reward at once is optional.
             expected = self.live | born if table is self.seen else self.live | (born & set(table))
-            with self.place.going_on():
+            with self.place.logging():
                 check_keys((set(table) & known) - self.gone - silent, expected - silent, self.place, what)
         ended = {agent for agent in sorted(self.live | born, key=str) if self.take(agent, tables)} | silent
-        with self.place.going_on():
+        with self.place.logging():
             self._check_listed(now, born, ended)
         self.gone |= ended
         self.live = (self.live | born) - ended
         self.over = not self.live
 
     def _all_end(self, tables: Mapping[str, Mapping[Any, Any]]) -> bool:
-        """Whether this step ended the episode of an env that resets itself; then it is looked at here."""
+        """Return whether this step ended the episode of an env that resets itself; if so, check it."""
         others = [tables[what] for what in self.tables[1:]]
         if any(agent not in table for agent in self.live for table in others):
-            return False  # and what is missing is looked for by the caller
+            return False  # the caller reports what is missing
         live = [agent for agent in self.agents if agent in self.live]
         ends = [self.ends(agent, others[1][agent], others[2][agent]) for agent in live]
         if not all(ends):

@@ -1,4 +1,4 @@
-"""Checking that a PettingZoo AEC env gives each reward once."""
+"""Checks that a PettingZoo AEC env gives each reward once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["RewardsOnce"]
 
 
 class WatchedRewards(dict[Any, Any]):
-    """The rewards of an env, which remember what was written.
+    """Rewards of an env that record writes.
 
     Attributes:
-        written: Agents whose reward was written since it was last cleared.
+        written: Agents whose reward was written since the last clear.
     """
 
     def __init__(self, rewards: Mapping[Any, Any]) -> None:
@@ -29,7 +29,7 @@ class WatchedRewards(dict[Any, Any]):
         super().__setitem__(agent, value)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Write several."""
+        """Write several rewards."""
         for agent, value in dict(*args, **kwargs).items():
             self[agent] = value
 
@@ -39,9 +39,9 @@ class WatchedRewards(dict[Any, Any]):
 
 
 class RewardsOnce:
-    """Follows the rewards of one AEC env: each step shows what it brought, ``last()`` the sum since the agent's turn.
+    """Tracks the rewards of one AEC env: each step shows its own, ``last()`` the sum since the agent's turn.
 
-    A reward that a step leaves standing is shown again in the next one, and counts twice.
+    A reward that is not cleared shows again in the next step, and counts twice.
     """
 
     def __init__(self) -> None:
@@ -49,11 +49,11 @@ class RewardsOnce:
         self._sums: dict[AgentId, float] | None = {}
 
     def begin(self) -> None:
-        """A game begins, with nothing given yet."""
+        """Begin a game, with no rewards yet."""
         self._sums = {}
 
     def watch(self, env: Any) -> None:
-        """Before a step: watch the dict in which the env keeps its rewards, if it is a plain one."""
+        """Before a step: track the env's dict of rewards, if it is a plain dict."""
         owner = getattr(env, "unwrapped", env)
         rewards = getattr(owner, "rewards", None)
         if isinstance(rewards, WatchedRewards):
@@ -66,10 +66,10 @@ class RewardsOnce:
             self._watched.written.clear()
 
     def check_step(self, place: Place, env: Any, mover: AgentId) -> None:
-        """After the step of a live agent: no reward stands that an earlier step wrote.
+        """After the step of a live agent: check that no reward of an earlier step remains.
 
         Raises:
-            Fault: One does.
+            Fault: One remains.
         """
         sums, rewards = self._sums, env.rewards
         if sums is not None and isinstance(rewards, Mapping):
@@ -91,15 +91,15 @@ class RewardsOnce:
                 )
 
     def check_dead_step(self, place: Place, env: Any, before: Mapping[Any, Any], dead: AgentId) -> None:
-        """After the step of a dead agent: the rewards before it are cleared.
+        """After the step of a dead agent: check that earlier rewards are cleared.
 
         Raises:
-            Fault: One is still there. From then on nothing is summed up in this game.
+            Fault: One remains. Nothing more is summed in this game.
         """
         rewards = env.rewards
         for agent, value in rewards.items() if isinstance(rewards, Mapping) else ():
             if _is_number(value) and value != 0 and agent in before and before[agent] == value:
-                self._sums = None  # whether last() adds that up is no other fault
+                self._sums = None  # last() may add it up: not a second fault
                 place.fault(
                     "rewards_once",
                     f"reward of agent {agent!r}",
@@ -109,10 +109,10 @@ class RewardsOnce:
                 )
 
     def check_last(self, place: Place, agent: AgentId, reward: Any) -> None:
-        """``last()`` says the sum of an agent's rewards since its turn.
+        """Check that ``last()`` returns the sum of an agent's rewards since its turn.
 
         Raises:
-            Fault: It says another one. From then on nothing is summed up in this game.
+            Fault: The sum differs. Nothing more is summed in this game.
         """
         if self._sums is None or not _is_number(reward):
             return

@@ -1,4 +1,4 @@
-"""Checking RLlib-style dict envs."""
+"""Checks RLlib-style dict envs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class KeyedPlayer(ByAgentPlayer):
         return f"{kind}_space of agent {agent!r}"
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Begin an episode with those who are observed."""
+        """Begin an episode with the observed agents."""
         self.take_reset(seed, options)
         self._acting = check_agents(list(self.seen), self.agents, self.place, "observations")
         if not self.seen:
@@ -39,12 +39,12 @@ class KeyedPlayer(ByAgentPlayer):
         self.observe_seen()
 
     def step(self, rng: np.random.Generator) -> None:
-        """Let those act who were observed last."""
+        """Step with the agents observed last."""
         tables = self.take_step(self._acting, rng)
         over = self._all_flags(tables)
         for what, table in tables.items():
             known = [*self.agents, ALL] if what in self.tables[2:] else self.agents
-            with self.place.going_on():
+            with self.place.logging():
                 check_agents(list(table), known, self.place, what)
         if self.resets_itself and (over or self._all_end(tables)):
             self._take_all(tables, {})
@@ -61,17 +61,17 @@ class KeyedPlayer(ByAgentPlayer):
         self.over = over or len(self.gone) == len(self.agents)
 
     def _all_end(self, tables: Mapping[str, Mapping[Any, Any]]) -> bool:
-        """Whether every possible agent has ended by now, by flags of its own."""
+        """Return whether every possible agent has ended by its own flags."""
         flags = [tables[what] for what in self.tables[2:]]
         return all(agent in self.gone or any(table.get(agent, False) for table in flags) for agent in self.agents)
 
     def _take_all(self, tables: Mapping[str, Mapping[Any, Any]], seen: Mapping[Any, Any]) -> set[AgentId]:
-        """Look at what a step says of all agents, and these observations; return those that ended by their own flag."""
+        """Check the results of a step with these observations; return the agents that ended by their own flags."""
         ended = set()
         for agent in self.agents:
             flags = [tables[what].get(agent, False) for what in self.tables[2:]]
             if agent in self.gone:
-                # Flags that stay up are a habit of such envs and say nothing new; data would.
+                # Such envs often keep flags set, which is no fault; data is.
                 if agent in seen or tables["rewards"].get(agent, 0) != 0:
                     got = "an observation or a reward"
                     self.place.report("life", f"agent {agent!r}", "no data, for it has ended", got)
@@ -91,7 +91,7 @@ class KeyedPlayer(ByAgentPlayer):
             change = f"set terminateds[{ALL!r}] in every step"
             got = f"{sorted(map(str, tables['terminateds']))}"
             self.place.report("keys", "terminateds", f"a flag of {ALL!r}", got, change)
-            self.log.doubtful = True  # when the episode ends is not known
+            self.log.doubtful = True  # the end of the episode is unknown
         flags = [self.read_flag(tables[what].get(ALL, False), ALL, what[:-1]) for what in self.tables[2:]]
         self.note(f"flags of {ALL!r}", flags)
         return any(flags)

@@ -1,4 +1,4 @@
-"""Checking envs that write into slots themselves."""
+"""Checks envs that write into slots themselves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["SlotPlayer"]
 
 
 class SlotPlayer(Player):
-    """Plays a `MultiAgentEnv` with arrays of its own, which are as a vectorizer would have them before each call."""
+    """Plays a `MultiAgentEnv` with private arrays, prepared before each call as by a vectorizer."""
 
     def __init__(self, env: MultiAgentEnv, max_steps: int, findings: Findings) -> None:
         def read() -> dict[str, Any]:
@@ -45,10 +45,10 @@ class SlotPlayer(Player):
         if not self._alive.any():
             self.place.fault("agents", "alive", "at least one agent", "none", "set slot.alive in reset()")
         self.live = set()
-        self._look()
+        self._check_rows()
 
     def step(self, rng: np.random.Generator) -> None:
-        """Let those act who must."""
+        """Step with the agents that must act."""
         for agent in np.array(self.agents)[self._acting].tolist():
             g, j = self._homes[agent]
             action = self.draw(agent, self._mask_of(agent), rng)
@@ -59,13 +59,13 @@ class SlotPlayer(Player):
             self._slot.zero_obs(a)
         self._clear()
         self._check_info(self.ask(partial(self.env.step, self._slot)))
-        self._look()
+        self._check_rows()
 
     def _clear(self) -> None:
         self._reward[...], self._rows.events[...] = 0, False
         self._slot.done = self._slot.begun = False
 
-    def _look(self) -> None:
+    def _check_rows(self) -> None:
         place, begun = self.place, self._slot.begun
         flagged = self._ended | self._cut
         for a, agent in enumerate(self.agents):
@@ -76,9 +76,9 @@ class SlotPlayer(Player):
             self.note_reward(agent, float(self._reward[a]))
             self.ends(agent, self._ended[a], self._cut[a])
             if not begun:
-                with place.going_on():
+                with place.logging():
                     self._check_life(agent, alive, bool(flagged[a]), bool(self._reward[a]))
-            # Who has not had a turn yet may have no observation; who had none of its end has been looked at before.
+            # Before its first turn an agent may have no observation; without a final one it was checked earlier.
             if self._acting[a] or (flagged[a] and not self._unseen[a]) or (alive and self._has_obs(agent)):
                 self.observe(agent, self._row(agent))
             if self._acting[a]:
@@ -99,14 +99,14 @@ class SlotPlayer(Player):
         if self._rows.state is not None and self._spec.state_space is not None:
             self.ask(partial(self.env.write_state, self._slot))
             state = self._rows.state[0, ...]
-            with place.going_on():
+            with place.logging():
                 check_member(self._spec.state_space, state, place, "the global state", "state")
             self.note("the global state", state)
 
     def _check_life(self, agent: AgentId, alive: bool, flagged: bool, rewarded: bool) -> None:
         place = self.place
         if alive:
-            self.gone.discard(agent)  # it has joined once more
+            self.gone.discard(agent)  # it has joined again
         if agent in self.gone and (flagged or rewarded):
             change = "write no flag or reward of an agent after the step in which it ended"
             place.fault("life", f"agent {agent!r}", "nothing, for it has ended", "a flag or reward", change)
@@ -132,13 +132,13 @@ class SlotPlayer(Player):
         if masks is None or (self._spec.groups[g].mask_size is None and not self._slot.gave_mask[0]):
             return None
         mask = None
-        with self.place.going_on():
+        with self.place.logging():
             mask = check_mask(self.action_spaces[agent], masks[0, j], self.place, agent)
         self.note(f"action mask of agent {agent!r}", mask)
         return mask
 
     def _check_info(self, infos: Any) -> None:
         if infos is not None:
-            with self.place.going_on():
-                for who, info in check_table(infos, self.place, "infos", "infos").items():
-                    check_table(info, self.place, f"info of {who!r}", "infos")
+            with self.place.logging():
+                for agent, info in check_table(infos, self.place, "infos", "infos").items():
+                    check_table(info, self.place, f"info of {agent!r}", "infos")
