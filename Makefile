@@ -12,7 +12,7 @@ JOBS ?= 3
 BIN := $(VENV)/bin
 # Libraries that do not fit beside one another, or are too large for every environment: each the name of an extra, and of its
 # tests, tests/interop/test_<name>*.py, which skip where it is not installed. Nobody needs SuperSuit for its view: it is no extra.
-INTEROP ?= envpool rllib supersuit tianshou
+INTEROP ?= envpool overcooked rllib supersuit tianshou
 # Suites of JAX get a virtual environment of their own beside the other families'.
 JAX_FAMILIES = $(patsubst %,tests/families/test_%.py,jax jaxmarl pgx)
 # Tests of envs that no extra brings, or one that `make test` does without; the others of that folder run there.

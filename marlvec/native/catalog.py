@@ -72,7 +72,7 @@ _GAMES = {
 }
 """Boards, cards and grids: id → ``"module:Class"`` under ``marlvec.native``."""
 
-_GRIDS = {"lbf": "grids.foraging:Foraging"}
+_GRIDS = {"lbf": "grids.foraging:Foraging", "overcooked": "grids.overcooked.env:Overcooked"}
 """Families whose ids are read (`marlvec.envs.making.grid_ids`): namespace → likewise."""
 
 _GRIDS = {"lbf": "grids.foraging:Foraging"}

@@ -68,6 +68,13 @@ GRIDS = {
         "Foraging[-grid][-SIGHTs]-SIZExSIZE-PLAYERSp-FOODSf[-coop][-ind][-pen]-v3",
         _foraging,
     ),
+    "overcooked": _Family(
+        "marlvec.envs.grids.overcooked:OvercookedEnv",
+        "overcooked_ai_py",
+        "cramped_room",
+        "LAYOUT, one of overcooked-ai's",
+        lambda name: {"layout": name} if re.fullmatch(r"\w+", name) else None,
+    ),
 }
 """Families whose ids are read, by their namespace."""
 

@@ -1,0 +1,1 @@
+"""overcooked-ai's gridworld, compiled."""
