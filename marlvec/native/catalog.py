@@ -71,7 +71,7 @@ _GAMES = {
 }
 """Boards and cards: id → ``"module:Class"`` under ``marlvec.native``."""
 
-_GRIDS = {"lbf": "grids.foraging:Foraging"}
+_GRIDS = {"lbf": "grids.foraging:Foraging", "rware": "grids.warehouse:Warehouse"}
 """Families whose ids are read (`marlvec.envs.making.grid_ids`): namespace → likewise."""
 
 _entries: dict[str, NativeEntry] = {
