@@ -75,7 +75,7 @@ _GAMES = {
 _GRIDS = {"lbf": "grids.foraging:Foraging", "overcooked": "grids.overcooked.env:Overcooked"}
 """Families whose ids are read (`marlvec.envs.making.grid_ids`): namespace → likewise."""
 
-_GRIDS = {"lbf": "grids.foraging:Foraging"}
+_GRIDS = {"lbf": "grids.foraging:Foraging", "rware": "grids.warehouse:Warehouse"}
 """Families whose ids are read (`marlvec.envs.making.grid_ids`): namespace → likewise."""
 
 _entries: dict[str, NativeEntry] = {

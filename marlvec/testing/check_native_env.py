@@ -26,7 +26,9 @@ from marlvec.vector.vector_env import VectorEnv
 __all__ = ["NativeMatch", "check_native_env"]
 
 _MODES = tuple(mode.value for mode in AutoresetMode)
-_RESET, _RESUME = 0.04, 0.02  # how often some envs are reset in an episode, and states go into new envs
+# How often some envs are reset, if an episode has ended since the last time (else long ones never would), and how often
+# states go into new envs.
+_RESET, _RESUME = 0.04, 0.02
 _SHOWN = 40  # calls of a script
 
 Actions = Callable[[VectorEnv, np.random.Generator], Any]
@@ -183,6 +185,7 @@ class _Run:
         self._n = pair.reference.num_envs
         self._calls: list[list[Call]] = [[] for _ in range(self._n)]
         self._step = 0
+        self._may_interrupt = True
 
     def play(self, episodes: int, max_steps: int) -> NativeMatch:
         pair, rng, everyone = self._pair, self._rng, list(range(self._n))
@@ -196,10 +199,12 @@ class _Run:
                     f"steps, got none from env {int(ended.argmin())}; pass max_steps or max_episode_steps"
                 )
             over = np.flatnonzero(pair.over).tolist() if self._mode == "disabled" else []
-            if over or rng.random() < _RESET:
-                some = np.flatnonzero(rng.random(self._n) < 0.5).tolist()
+            interrupts = self._may_interrupt and rng.random() < _RESET
+            if over or interrupts:
+                some = np.flatnonzero(rng.random(self._n) < 0.5).tolist() if interrupts else []
                 chosen = sorted({*over, *some})
                 if chosen:
+                    self._may_interrupt &= not interrupts
                     seeds = [None if rng.random() < 0.5 else int(rng.integers(2**63)) for _ in chosen]
                     self._reset(seeds, chosen)
                     continue
@@ -209,6 +214,7 @@ class _Run:
                     calls.append(Call("resume"))
             self._take_step()
             ended += pair.ended
+            self._may_interrupt |= bool(pair.ended.any())
         return NativeMatch(self._step * self._n, int(ended.sum()), pair.numbers)
 
     @property

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from marlvec.native.grids import warehouse
+from marlvec.native.grids.foraging import Foraging
+from marlvec.testing.native_checks import pair
 from marlvec.vector.shards.native_shard import NativeShard
 from tests.defects.registry import Patch, found_by
 
 MPE, BOARDS = "tests/native/test_mpe.py", "tests/native/test_boards_vector.py"
 STATES = "tests/native/test_states.py"
+CHECK = "tests/testing/test_check_native_env.py"
 
 
 @found_by(MPE, BOARDS)
@@ -39,3 +43,35 @@ def native_state_of_the_first_env(patch: Patch) -> None:
         set_state(shard, ids, state, [places[0]] * len(places))
 
     patch.setattr(NativeShard, "set_state", first)
+
+
+@found_by("tests/native/test_foraging.py")
+def foraging_forgets_where_players_stood(patch: Patch) -> None:
+    """In each episode of foraging all cells are free, also those where players stood at the end of the last one."""
+    reset = Foraging.reset
+
+    def forgetful(env: Foraging, ids: Any) -> None:
+        env.begun[ids] = False
+        reset(env, ids)
+
+    patch.setattr(Foraging, "reset", forgetful)
+
+
+@found_by("tests/native/test_warehouse.py::test_crowds_go_as_networkx_lets_them")
+def warehouse_goes_by_other_hashes(patch: Patch) -> None:
+    """Robots in a crowd go first by the order of places, not by that of the set they are in."""
+    hashes = warehouse._hashes
+    patch.setattr(warehouse, "_hashes", lambda height, width: hashes(height, width)[::-1].copy())
+
+
+@found_by(CHECK)
+def native_check_looks_at_no_rewards(patch: Patch) -> None:
+    """check_native_env() compares all but rewards."""
+    pairs = pair._pairs
+    patch.setattr(pair, "_pairs", lambda a, b, path: iter(()) if path == "rewards" else pairs(a, b, path))
+
+
+@found_by(CHECK)
+def native_check_never_resumes(patch: Patch) -> None:
+    """check_native_env() lets no env go on from a saved state."""
+    patch.setattr(pair.Pair, "resume", lambda both: None)

@@ -33,7 +33,7 @@ OTHERS = """
     POLICY PORT PolicyClient NAME VENV _2 _3 __setstate__ _max _min agent_episode black_death black_death_v3 commit
     ep_rew_mean importlinter js lint make_net make_rule nil noqa python3 setUint32 stack_num subtle tool
     pistonball pursuit env_fns creator Repeated color_reduction_v0 CatFrames MultiThreadedEnvWrapper ObservationNorm
-    x8 x15 RewardClipping VecNorm create_env_fn env_name Actor working_dir MissionSpace
+    full_registration x3 x8 x15 RewardClipping VecNorm create_env_fn env_name Actor working_dir MissionSpace
     AuthenticationError DistributedDataParallel auth_token jax_enable_x64 max_workers min_workers runtime_env
     """
 FILES = {"marlvec.js", "marlvec.v1", "marlvec.NAME"}  # a file, a name in general, and the protocol's name

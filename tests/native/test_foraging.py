@@ -53,10 +53,10 @@ def test_two_envs_are_the_reference() -> None:
 def test_every_kind_of_id_is_the_reference(env_id: str) -> None:
     """More than 20,000 env steps of all together, in all modes; half of them with many loads."""
     played = [
-        check_native_env(env_id, env_id, num_envs=4, episodes=12, seeds=[seed], actions=actions)
+        check_native_env(env_id, env_id, num_envs=4, episodes=6, seeds=[seed], actions=actions)
         for seed, actions in ((3, "random"), (4, loads))
     ]
-    assert sum(one.env_steps for one in played) > 2_500
+    assert sum(one.env_steps for one in played) > 2_000
 
 
 @pytest.mark.soak

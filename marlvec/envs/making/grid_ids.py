@@ -60,6 +60,40 @@ def _foraging(name: str) -> dict[str, Any] | None:
     }
 
 
+_WAREHOUSE = re.compile(
+    r"rware(?P<kind>-img|-imgdict)?(?P<north>-Nd)?(-(?P<sight>\d+)s)?"
+    r"-((?P<size>tiny|small|medium|large)|(?P<rows>\d+)x(?P<columns>\d+))(-(?P<height>\d+)h)?-(?P<agents>\d+)ag"
+    r"((?P<hard>-easy|-hard)|-(?P<requests>\d+)req-(?P<reward>indiv|global|twostage))?-v2"
+)
+_SIZES = {"tiny": (1, 3), "small": (2, 3), "medium": (2, 5), "large": (3, 5)}
+_REQUESTS = {"-easy": 2.0, None: 1.0, "-hard": 0.5}
+_KINDS = {None: "flattened", "-img": "image", "-imgdict": "image_dict"}
+_REWARDS = {None: "individual", "indiv": "individual", "global": "global", "twostage": "two_stage"}
+
+
+def _warehouse(name: str) -> dict[str, Any] | None:
+    """What ``rware/__init__.py`` registers under such a name; any size, number and range."""
+    found = _WAREHOUSE.fullmatch(name)
+    if found is None or bool(found["size"]) == bool(found["requests"]):
+        return None
+    rows, columns = _SIZES[found["size"]] if found["size"] else (int(found["rows"]), int(found["columns"]))
+    agents = int(found["agents"])
+    return {
+        "column_height": int(found["height"] or 8),
+        "shelf_rows": rows,
+        "shelf_columns": columns,
+        "n_agents": agents,
+        "msg_bits": 0,
+        "sensor_range": int(found["sight"] or 1),
+        "request_queue_size": int(found["requests"] or agents * _REQUESTS[found["hard"]]),
+        "max_inactivity_steps": None,
+        "max_steps": 500,
+        "reward_type": _REWARDS[found["reward"]],
+        "observation_type": _KINDS[found["kind"]],
+        "image_observation_directional": not found["north"],
+    }
+
+
 GRIDS = {
     "lbf": _Family(
         "marlvec.envs.grids.foraging:ForagingEnv",
@@ -74,6 +108,14 @@ GRIDS = {
         "cramped_room",
         "LAYOUT, one of overcooked-ai's",
         lambda name: {"layout": name} if re.fullmatch(r"\w+", name) else None,
+    ),
+    "rware": _Family(
+        "marlvec.envs.grids.warehouse:Warehouse",
+        "rware",
+        "rware-tiny-2ag-v2",
+        "rware[-img|-imgdict][-Nd][-RANGEs]-SIZE[-HEIGHTh]-AGENTSag[-easy|-hard]-v2, or, in place of -SIZE … -hard, "
+        "-ROWSxCOLUMNS-HEIGHTh-AGENTSag-REQUESTSreq-REWARD-v2",
+        _warehouse,
     ),
 }
 """Families whose ids are read, by their namespace."""

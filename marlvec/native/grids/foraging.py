@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from marlvec.envs.making.factory import EnvEntry
 from marlvec.errors import ArgumentError
+from marlvec.native.grids.arguments import whole
 from marlvec.native.jit import kernel
 from marlvec.native.native_env import Ids, NativeEnv, refuse
 from marlvec.native.rng_kernels import bounded, permutation
@@ -91,9 +92,9 @@ class Foraging(NativeEnv):
         super().__init__(num_envs)
         self._kwargs = {name: given[name] for name in given.keys() - {"self", "num_envs", "__class__"}}
         self._size = rows, columns = _field_size(field_size)
-        p, f = _whole("players", players, 1), _whole("max_num_food", max_num_food, 1)
-        self._sight = _whole("sight", sight, 1 if grid_observation else 0)
-        self._limit = _whole("max_episode_steps", max_episode_steps, None)
+        p, f = whole("players", players, 1), whole("max_num_food", max_num_food, 1)
+        self._sight = whole("sight", sight, 1 if grid_observation else 0)
+        self._limit = whole("max_episode_steps", max_episode_steps, None)
         if not isinstance(penalty, (int, float, np.number)):
             raise ArgumentError(f"penalty: expected a number, got {penalty!r}")
         self._penalty = float(penalty)
@@ -210,18 +211,10 @@ class Foraging(NativeEnv):
         return env
 
 
-def _whole(name: str, value: Any, least: int | None) -> int:
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or (least is not None and value < least):
-        wanted = "an int" if least is None else f"an int of at least {least}"
-        raise ArgumentError(f"{name}: expected {wanted}, got {value!r}")
-    return int(value)
-
-
 def _field_size(value: Any) -> tuple[int, int]:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise ArgumentError(f"field_size: expected (rows, columns), got {value!r}")
-    return _whole("field_size: rows", value[0], 3), _whole("field_size: columns", value[1], 3)
+    return whole("field_size: rows", value[0], 3), whole("field_size: columns", value[1], 3)
 
 
 def _bounds(name: str, least: Any, most: Any, n: int) -> Whole:
@@ -231,7 +224,7 @@ def _bounds(name: str, least: Any, most: Any, n: int) -> Whole:
         many = list(given) if isinstance(given, (list, tuple, np.ndarray)) else [given] * n
         if len(many) != n:
             raise ArgumentError(f"{which}_{name}: expected one int, or {n}, got {given!r}")
-        columns.append([_whole(f"{which}_{name}", one, 0) for one in many])
+        columns.append([whole(f"{which}_{name}", one, 0) for one in many])
     bounds = np.array(columns, np.int64).T.copy()
     if (bounds[:, 0] > bounds[:, 1]).any():
         raise ArgumentError(f"min_{name}: expected no more than max_{name}, got {least!r} and {most!r}")

@@ -16,7 +16,7 @@ __all__ = ["Call", "run", "shorten"]
 _BUDGET = 100_000  # calls in all attempts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Call:
     """One call.
 
@@ -82,8 +82,11 @@ def shorten(calls: Sequence[Call], build: Callable[[int], Pair]) -> tuple[list[C
     if not search.fails(list(calls)):
         return None
     search.begin_late()
-    search.cut()
-    search.clear()
+    before: list[Call] = []
+    while search.best != before and search.may_go_on:
+        before = search.best
+        search.cut()
+        search.clear()
     assert search.found is not None
     return search.best, search.found
 
@@ -104,6 +107,11 @@ class _Search:
             return False
         self.best, self.found = calls[: told[0] + 1], told[1]
         return True
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether there are attempts left."""
+        return self._left > 0
 
     def begin_late(self) -> None:
         """Begin at the last reset with a seed that will do."""

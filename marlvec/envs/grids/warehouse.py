@@ -1,0 +1,41 @@
+"""rware's env, by options in words, and with frames."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rware import warehouse
+
+__all__ = ["Warehouse"]
+
+
+class Warehouse(warehouse.Warehouse):  # type: ignore[misc]  # Any where rware is not installed
+    """rware's ``Warehouse``.
+
+    ``reward_type`` and ``observation_type`` may be the names of rware's enums, so that ids need not import them, and
+    ``render()`` returns a frame where the env was made with ``render_mode="rgb_array"``: rware's own opens a window.
+
+    Args:
+        reward_type: ``"individual"``, ``"global"``, ``"two_stage"``, or rware's ``RewardType``.
+        observation_type: ``"flattened"``, ``"dict"``, ``"image"``, ``"image_dict"``, or rware's ``ObservationType``.
+        kwargs: rware's other arguments.
+    """
+
+    def __init__(self, *, reward_type: Any, observation_type: Any = "flattened", **kwargs: Any) -> None:
+        super().__init__(
+            reward_type=_member(warehouse.RewardType, reward_type),
+            observation_type=_member(warehouse.ObservationType, observation_type),
+            **kwargs,
+        )
+
+    def render(self, mode: str | None = None) -> Any:
+        """Draw the env.
+
+        Args:
+            mode: ``"rgb_array"`` returns a frame, ``"human"`` opens a window; None: as ``render_mode`` says.
+        """
+        return super().render(mode or self.render_mode or "human")
+
+
+def _member(enum: Any, value: Any) -> Any:
+    return enum[value.upper()] if isinstance(value, str) else value

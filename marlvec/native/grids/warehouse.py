@@ -1,0 +1,545 @@
+"""The multi-robot warehouse, exact with rware 2.0's ``Warehouse``, flattened observations.
+
+Robots turn, go forward, and take up shelves; requested ones are wanted at the goals. Who may go forward where several
+want to is in `marlvec.native.grids.traffic`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from numpy.typing import NDArray
+
+from marlvec.envs.making.factory import EnvEntry
+from marlvec.errors import ArgumentError
+from marlvec.native.grids.arguments import whole
+from marlvec.native.grids.traffic import FORWARD, Traffic, commit, make_traffic
+from marlvec.native.jit import kernel
+from marlvec.native.native_env import Ids, NativeEnv, Rows, refuse
+from marlvec.native.rng_kernels import bounded, sample
+from marlvec.native.rng_streams import as_generator
+
+__all__ = ["Warehouse"]
+
+_LEFT, _RIGHT, _TOGGLE = 2, 3, 4
+_UP, _DOWN, _WEST = 0, 1, 2
+_LEFT_OF = np.array([2, 3, 1, 0])
+_RIGHT_OF = np.array([3, 2, 0, 1])
+_REWARDS = ("global", "individual", "two_stage")
+_GLOBAL, _INDIVIDUAL, _TWO_STAGE = range(3)
+_SELF = 8  # numbers about oneself
+
+Whole = NDArray[np.int64]
+
+
+class Warehouse(NativeEnv):
+    """N warehouses; H rows, W columns, A robots, S shelves, Q of them requested, M bits of a message.
+
+    Args:
+        num_envs: N.
+        shelf_columns, column_height, shelf_rows: How shelves stand; the first is odd.
+        n_agents: A.
+        msg_bits: M; with some, an action is an action and a message.
+        sensor_range: How far a robot sees.
+        request_queue_size: Q, less than S.
+        max_inactivity_steps, max_steps: After so many without a delivery, and in all, all robots are terminated; None
+            or 0: never.
+        reward_type: ``"individual"``, ``"global"`` or ``"two_stage"``, or rware's ``RewardType``.
+        layout: A drawing in place of the numbers of shelves: ``x`` is a shelf, ``.`` free, ``g`` a goal.
+        observation_type: ``"flattened"``, or rware's ``ObservationType.FLATTENED``.
+        image_observation_layers, image_observation_directional: Of images alone.
+        normalised_coordinates: Whether a robot sees its place as parts of the whole.
+
+    Raises:
+        ArgumentError: An argument is wrong, or not supported: images and dicts.
+
+    Attributes:
+        place: (N, A) int64, ``W * row + column`` of each robot.
+        heading: (N, A) int64: up, down, left, right.
+        carried: (N, A) int64, the shelf that each carries, 1 to S, or 0.
+        delivered: (N, A) bool, whether that was delivered, with two-stage rewards.
+        message: (N, A, M) int64, what each said last.
+        robots, shelves: (N, H * W) int64, which one is there, counted from 1; 0: none.
+        queue: (N, Q) int64, requested shelves.
+        requested: (N, S + 1) bool, by shelf.
+        steps, idle: (N,) int64, in all, and since a delivery.
+    """
+
+    name = "Warehouse"
+    metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 10}
+    state_names = (
+        "place",
+        "heading",
+        "carried",
+        "delivered",
+        "message",
+        "robots",
+        "shelves",
+        "queue",
+        "requested",
+        "steps",
+        "idle",
+    )
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        shelf_columns: int,
+        column_height: int,
+        shelf_rows: int,
+        n_agents: int,
+        msg_bits: int,
+        sensor_range: int,
+        request_queue_size: int,
+        max_inactivity_steps: int | None,
+        max_steps: int | None,
+        reward_type: Any,
+        layout: str | None = None,
+        observation_type: Any = "flattened",
+        image_observation_layers: Any = None,
+        image_observation_directional: bool = True,
+        normalised_coordinates: bool = False,
+    ) -> None:
+        given = dict(locals())
+        super().__init__(num_envs)
+        kept = given.keys() - {"self", "num_envs", "__class__", "image_observation_layers"}
+        self._kwargs = {name: given[name] for name in kept}
+        if _word("observation_type", observation_type, ("dict", "flattened", "image", "image_dict")) != "flattened":
+            raise refuse(self.name, f"observation_type={observation_type!r} (but 'flattened')")
+        if layout:
+            self._free, goals = _drawn(layout)
+        else:
+            self._free, goals = _regular(
+                whole("shelf_columns", shelf_columns, 1),
+                whole("shelf_rows", shelf_rows, 1),
+                whole("column_height", column_height, 1),
+            )
+        self._size = height, width = self._free.shape
+        self._goals = np.array([width * row + column for row, column in goals], np.int64)
+        self._standing = np.flatnonzero(~self._free.ravel())
+        self._highway = self._free.ravel()
+        a, s = whole("n_agents", n_agents, 1), len(self._standing)
+        m, q = whole("msg_bits", msg_bits, 0), whole("request_queue_size", request_queue_size, 0)
+        if a > height * width:
+            raise ArgumentError(f"n_agents: expected no more than the {height * width} cells, got {n_agents}")
+        if q >= s:
+            raise refuse(self.name, f"request_queue_size={q} of {s} shelves (all of them)")
+        self._normalised = bool(normalised_coordinates)
+        if self._normalised and 1 in self._size:
+            raise refuse(self.name, f"normalised_coordinates=True on {height} × {width} cells")
+        self._range = whole("sensor_range", sensor_range, 0)
+        self._limits = _limit("max_inactivity_steps", max_inactivity_steps), _limit("max_steps", max_steps)
+        self._reward = _REWARDS.index(_word("reward_type", reward_type, _REWARDS))
+        self.agents = tuple(f"agent_{k}" for k in range(a))
+        numbers = _SELF + (2 * self._range + 1) ** 2 * (7 + m)
+        self.observation_spaces = (Box(-np.inf, np.inf, (numbers,), np.float32),) * a
+        self.action_spaces = (MultiDiscrete([5, *m * [2]]) if m else Discrete(5),) * a
+        self.place, self.heading, self.carried = np.zeros((3, num_envs, a), np.int64)
+        self.delivered = np.zeros((num_envs, a), np.bool_)
+        self.message = np.zeros((num_envs, a, m), np.int64)
+        self.robots, self.shelves = np.zeros((2, num_envs, height * width), np.int64)
+        self.queue = np.ones((num_envs, q), np.int64)
+        self.requested = np.zeros((num_envs, s + 1), np.bool_)
+        self.steps, self.idle = np.zeros((2, num_envs), np.int64)
+        self._hashes = _hashes(height, width)
+
+    def attach(self, rows: Rows) -> None:
+        super().attach(rows)
+        self._actions = rows.actions[0][0].reshape(self.num_envs, len(self.agents), -1)
+        assert np.shares_memory(self._actions, rows.actions[0][0])
+
+    def reset(self, ids: Ids) -> None:
+        _reset(
+            ids,
+            self.rng,
+            self._standing,
+            self.place,
+            self.heading,
+            self.carried,
+            self.delivered,
+            self.message,
+            self.robots,
+            self.shelves,
+            self.queue,
+            self.requested,
+            self.steps,
+            self.idle,
+        )
+        self._observe(ids)
+        self.set_alive(ids)
+
+    def step(self, ids: Ids) -> None:
+        r = self.rows
+        _step(
+            ids,
+            self.rng,
+            self._size,
+            self._highway,
+            self._goals,
+            self._hashes,
+            self._reward,
+            self._limits,
+            self.place,
+            self.heading,
+            self.carried,
+            self.delivered,
+            self.message,
+            self.robots,
+            self.shelves,
+            self.queue,
+            self.requested,
+            self.steps,
+            self.idle,
+            self._actions,
+            r.reward,
+            r.terminated,
+            r.alive,
+            r.acting,
+            r.done,
+        )
+        self._observe(ids)
+
+    def _observe(self, ids: Ids) -> None:
+        _observe(
+            ids,
+            self._size,
+            self._range,
+            self._normalised,
+            self._highway,
+            self.place,
+            self.heading,
+            self.carried,
+            self.message,
+            self.robots,
+            self.shelves,
+            self.requested,
+            self.rows.obs[0][0],
+        )
+
+    def state_limits(self) -> dict[str, tuple[int, int]]:
+        a, s = len(self.agents), len(self._standing)
+        cells = self._size[0] * self._size[1]
+        return {
+            "place": (0, cells - 1),
+            "heading": (0, 3),
+            "carried": (0, s),
+            "robots": (0, a),
+            "shelves": (0, s),
+            "queue": (1, s),
+        }
+
+    def reference(self, i: int, render_mode: str | None = None) -> Any:
+        build = EnvEntry("rware", "marlvec.envs.grids.warehouse:Warehouse", family="rware", extra="rware").load()
+        env = build(**self._kwargs, render_mode=render_mode)
+        env.reset(seed=0)
+        env._np_random = as_generator(self.rng[i])
+        if not self.requested[i].any() and not self.shelves[i].any():
+            return env  # there has been no episode
+        width = self._size[1]
+        for cell in np.flatnonzero(self.shelves[i]).tolist():
+            shelf = env.shelfs[self.shelves[i, cell] - 1]
+            shelf.y, shelf.x = divmod(cell, width)
+        for a, agent in enumerate(env.agents):
+            agent.y, agent.x = divmod(int(self.place[i, a]), width)
+            agent.dir = type(agent.dir)(int(self.heading[i, a]))
+            held = int(self.carried[i, a])
+            agent.carrying_shelf = env.shelfs[held - 1] if held else None
+            agent.has_delivered = bool(self.delivered[i, a])
+            agent.message[:] = self.message[i, a]
+        env.request_queue = [env.shelfs[shelf - 1] for shelf in self.queue[i].tolist()]
+        env._cur_steps, env._cur_inactive_steps = int(self.steps[i]), int(self.idle[i])
+        env._recalc_grid()
+        return env
+
+
+def _limit(name: str, value: int | None) -> int:
+    return 0 if value is None else whole(name, value, None)
+
+
+def _word(name: str, value: Any, known: tuple[str, ...]) -> str:
+    """An option as a word, of rware's enum or as it stands."""
+    word = str(getattr(value, "name", value)).lower()
+    if word not in known:
+        raise ArgumentError(f"{name}: expected one of {known}, got {value!r}")
+    return word
+
+
+def _regular(columns: int, rows: int, column_height: int) -> tuple[NDArray[np.bool_], list[tuple[int, int]]]:
+    """Where no shelf is put, (H, W) bool, and the goals: as ``Warehouse._make_layout_from_params`` has it."""
+    if columns % 2 == 0:
+        raise ArgumentError(f"shelf_columns: expected an odd number, got {columns}")
+    height, width = (column_height + 1) * rows + 2, 3 * columns + 1
+    y, x = np.indices((height, width))
+    middle = (width // 2 - 1, width // 2)
+    free = (x % 3 == 0) | (y % (column_height + 1) == 0) | (y == height - 1)
+    free |= (y > height - (column_height + 3)) & np.isin(x, middle)
+    return free, [(height - 1, column) for column in middle]
+
+
+def _drawn(layout: str) -> tuple[NDArray[np.bool_], list[tuple[int, int]]]:
+    """The same of a drawing."""
+    lines = layout.strip().replace(" ", "").lower().split("\n")
+    cells = [list(line) for line in lines]
+    if len(set(map(len, cells))) != 1 or set().union(*cells) - set("gx."):
+        raise ArgumentError(f"layout: expected lines of one length of 'x', '.' and 'g', got {layout!r}")
+    drawn = np.array(cells)
+    goals = [(int(row), int(column)) for row, column in np.argwhere(drawn == "g")]
+    if not goals:
+        raise ArgumentError(f"layout: expected a goal, 'g', got {layout!r}")
+    return drawn != "x", goals
+
+
+def _hashes(height: int, width: int) -> NDArray[np.uint64]:
+    """Python's hash of ``(column, row)``, by place: rware's robots go by sets of these."""
+    found = [hash((column, row)) for row in range(height) for column in range(width)]
+    return np.array(found, np.int64).view(np.uint64)
+
+
+@kernel
+def _reset(
+    ids: Ids,
+    rng: NDArray[np.uint64],
+    standing: Whole,
+    place: Whole,
+    heading: Whole,
+    carried: Whole,
+    delivered: NDArray[np.bool_],
+    message: Whole,
+    robots: Whole,
+    shelves: Whole,
+    queue: Whole,
+    requested: NDArray[np.bool_],
+    steps: Whole,
+    idle: Whole,
+) -> None:
+    a_num, cells = place.shape[1], robots.shape[1]
+    for i in ids:
+        robots[i] = 0
+        shelves[i] = 0
+        for k in range(len(standing)):
+            shelves[i, standing[k]] = k + 1
+        sample(rng, i, cells, place[i])
+        for a in range(a_num):
+            heading[i, a] = bounded(rng, i, 4)
+            robots[i, place[i, a]] = a + 1
+        carried[i] = 0
+        delivered[i] = False
+        message[i] = 0
+        sample(rng, i, len(standing), queue[i])
+        requested[i] = False
+        for k in range(queue.shape[1]):
+            queue[i, k] += 1
+            requested[i, queue[i, k]] = True
+        steps[i] = 0
+        idle[i] = 0
+
+
+@kernel
+def _step(
+    ids: Ids,
+    rng: NDArray[np.uint64],
+    size: tuple[int, int],
+    highway: NDArray[np.bool_],
+    goals: Whole,
+    hashes: NDArray[np.uint64],
+    reward_type: int,
+    limits: tuple[int, int],
+    place: Whole,
+    heading: Whole,
+    carried: Whole,
+    delivered: NDArray[np.bool_],
+    message: Whole,
+    robots: Whole,
+    shelves: Whole,
+    queue: Whole,
+    requested: NDArray[np.bool_],
+    steps: Whole,
+    idle: Whole,
+    actions: Whole,
+    reward: NDArray[np.float64],
+    terminated: NDArray[np.bool_],
+    alive: NDArray[np.bool_],
+    acting: NDArray[np.bool_],
+    done: NDArray[np.bool_],
+) -> None:
+    a_num = place.shape[1]
+    traffic = make_traffic(a_num)
+    goes = np.empty(a_num, np.bool_)
+    for i in ids:
+        message[i] = actions[i, :, 1:]
+        for a in range(a_num):
+            traffic.start[a] = place[i, a]
+            traffic.target[a] = place[i, a]
+            goes[a] = actions[i, a, 0] == FORWARD
+            if goes[a]:
+                traffic.target[a] = _ahead(size, place[i, a], heading[i, a])
+                goes[a] = not _is_blocked(traffic, carried, robots, shelves, i, a)
+                if not goes[a]:  # a loaded robot does not go below another shelf
+                    traffic.target[a] = place[i, a]
+        commit(traffic, robots[i], hashes)
+        for a in range(a_num):
+            action = actions[i, a, 0]
+            if action == _LEFT:
+                heading[i, a] = _LEFT_OF[heading[i, a]]
+            elif action == _RIGHT:
+                heading[i, a] = _RIGHT_OF[heading[i, a]]
+            elif action == _TOGGLE:
+                if carried[i, a] == 0:
+                    carried[i, a] = shelves[i, place[i, a]]
+                elif not highway[place[i, a]]:
+                    carried[i, a] = 0
+                    if delivered[i, a]:
+                        reward[i, a] += 0.5
+                    delivered[i, a] = False
+        _move(traffic, goes, place, carried, robots, shelves, i)
+        if _deliver(rng, goals, reward_type, delivered, robots, shelves, queue, requested, reward, i):
+            idle[i] = 0
+        else:
+            idle[i] += 1
+        steps[i] += 1
+        if (limits[0] != 0 and idle[i] >= limits[0]) or (limits[1] != 0 and steps[i] >= limits[1]):
+            done[i] = True
+            for a in range(a_num):
+                terminated[i, a] = True
+                alive[i, a] = False
+                acting[i, a] = False
+
+
+@kernel
+def _ahead(size: tuple[int, int], place: int, heading: int) -> int:
+    """The place before a robot; its own at the wall."""
+    row, column = place // size[1], place % size[1]
+    if heading == _UP:
+        row = max(0, row - 1)
+    elif heading == _DOWN:
+        row = min(size[0] - 1, row + 1)
+    elif heading == _WEST:
+        column = max(0, column - 1)
+    else:
+        column = min(size[1] - 1, column + 1)
+    return row * size[1] + column
+
+
+@kernel
+def _is_blocked(traffic: Traffic, carried: Whole, robots: Whole, shelves: Whole, i: int, a: int) -> Any:
+    """Whether a loaded robot has a shelf before it that no robot carries."""
+    to = traffic.target[a]
+    if carried[i, a] == 0 or to == traffic.start[a] or shelves[i, to] == 0:
+        return False
+    other = robots[i, to]
+    return other == 0 or carried[i, other - 1] == 0
+
+
+@kernel
+def _move(
+    traffic: Traffic, goes: NDArray[np.bool_], place: Whole, carried: Whole, robots: Whole, shelves: Whole, i: int
+) -> None:
+    """All leave their places, then all come to the next ones."""
+    for a in range(len(goes)):
+        goes[a] = goes[a] and traffic.committed[a]
+        if goes[a]:
+            robots[i, place[i, a]] = 0
+            if carried[i, a]:
+                shelves[i, place[i, a]] = 0
+    for a in range(len(goes)):
+        if goes[a]:
+            place[i, a] = traffic.target[a]
+            robots[i, place[i, a]] = a + 1
+            if carried[i, a]:
+                shelves[i, place[i, a]] = carried[i, a]
+
+
+@kernel
+def _deliver(
+    rng: NDArray[np.uint64],
+    goals: Whole,
+    reward_type: int,
+    delivered: NDArray[np.bool_],
+    robots: Whole,
+    shelves: Whole,
+    queue: Whole,
+    requested: NDArray[np.bool_],
+    reward: NDArray[np.float64],
+    i: int,
+) -> bool:
+    """For each requested shelf at a goal: a reward, and another request."""
+    some = False
+    for goal in goals:
+        shelf = shelves[i, goal]
+        if shelf == 0 or not requested[i, shelf]:
+            continue
+        some = True
+        left = bounded(rng, i, requested.shape[1] - 1 - queue.shape[1])
+        other = 1
+        while requested[i, other] or left > 0:
+            left -= not requested[i, other]
+            other += 1
+        for k in range(queue.shape[1]):
+            if queue[i, k] == shelf:
+                queue[i, k] = other
+                break
+        requested[i, shelf] = False
+        requested[i, other] = True
+        if reward_type == _GLOBAL:
+            for a in range(reward.shape[1]):
+                reward[i, a] += 1
+        elif reward_type == _INDIVIDUAL:
+            reward[i, robots[i, goal] - 1] += 1
+        else:
+            delivered[i, robots[i, goal] - 1] = True
+            reward[i, robots[i, goal] - 1] += 0.5
+    return some
+
+
+@kernel
+def _observe(
+    ids: Ids,
+    size: tuple[int, int],
+    sight: int,
+    normalised: bool,
+    highway: NDArray[np.bool_],
+    place: Whole,
+    heading: Whole,
+    carried: Whole,
+    message: Whole,
+    robots: Whole,
+    shelves: Whole,
+    requested: NDArray[np.bool_],
+    obs: NDArray[np.float32],
+) -> None:
+    """Oneself, then cell by cell around: who is there, how it stands, what it says, which shelf."""
+    m = message.shape[2]
+    for i in ids:
+        for a in range(place.shape[1]):
+            row, column = place[i, a] // size[1], place[i, a] % size[1]
+            out = obs[i, a]
+            out[:] = 0
+            if normalised:
+                out[0] = column / (size[1] - 1)
+                out[1] = row / (size[0] - 1)
+            else:
+                out[0] = column
+                out[1] = row
+            out[2] = carried[i, a] > 0
+            out[3 + heading[i, a]] = 1
+            out[7] = highway[place[i, a]]
+            k = _SELF
+            for y in range(row - sight, row + sight + 1):
+                for x in range(column - sight, column + sight + 1):
+                    robot, shelf = 0, 0
+                    if 0 <= y < size[0] and 0 <= x < size[1]:
+                        robot, shelf = robots[i, y * size[1] + x], shelves[i, y * size[1] + x]
+                    if robot:
+                        out[k] = 1
+                        out[k + 1 + heading[i, robot - 1]] = 1
+                        for b in range(m):
+                            out[k + 5 + b] = message[i, robot - 1, b]
+                    else:
+                        out[k + 1] = 1
+                    if shelf:
+                        out[k + 5 + m] = 1
+                        out[k + 6 + m] = requested[i, shelf]
+                    k += 7 + m
