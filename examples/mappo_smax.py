@@ -1,4 +1,4 @@
-"""Three marines learn to beat three: MAPPO on JaxMARL's SMAX, an actor for all of them, a critic that sees the state.
+"""Three marines learn to fight three: MAPPO on JaxMARL's SMAX, an actor for all of them, a critic that sees the state.
 
 The worlds are JAX's, stepped all at once in one compiled call; the learner is torch's. With --resume it goes on bit by
 bit. Needs torch, and `jaxmarl`.

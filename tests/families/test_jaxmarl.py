@@ -201,11 +201,11 @@ def test_what_is_refused_says_why() -> None:
         marlvec.make("jaxmarl/switch_riddle", 2, speed=3)
 
 
-def test_the_example_learns_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_trains_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At small size: it trains, saves, goes on, and plays battles in the end."""
     pytest.importorskip("torch")
     small = ("--num-envs", 8, "--num-steps", 16, "--games", 4, "--checkpoint", tmp_path / "run")
     run("mappo_smax", "--total-timesteps", 256, *small)
     run("mappo_smax", "--total-timesteps", 512, *small, "--resume")
     said = capsys.readouterr().out
-    assert len(re.findall(r"^  (?: random|marines): return \d\.\d\d, battles won \d+%$", said, re.M)) >= 2
+    assert len(re.findall(r"^ +(?:random|marines): return \d\.\d\d, battles won \d+%$", said, re.M)) == 4
