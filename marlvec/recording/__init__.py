@@ -1,8 +1,9 @@
 """Recordings: what is collected, as a stream on disk, and back as rows."""
 
+from marlvec.recording.block_store import Column
 from marlvec.recording.dataset import EpisodeTable, RecordedDataset
 from marlvec.recording.formats.minari import from_minari, to_minari
 from marlvec.recording.formats.torchrl import to_replay_buffer
-from marlvec.recording.recorded_rows import Column, RecordedRows
+from marlvec.recording.recorded_rows import RecordedRows
 
 __all__ = ["RecordedDataset", "RecordedRows", "Column", "EpisodeTable", "to_minari", "from_minari", "to_replay_buffer"]

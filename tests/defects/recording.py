@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.recording import dataset, recorded_rows
+from marlvec.recording import block_store, dataset
 from marlvec.recording.minibatches import _Window
 from marlvec.recording.writer.part_writer import PartWriter
 from marlvec.recording.writer.repeated_rows import QueuedBatch, RepeatedRows
@@ -55,7 +55,7 @@ def recorded_parts_kept_behind_a_checkpoint(patch: Patch) -> None:
 @found_by(DATASET)
 def recorded_files_not_checked(patch: Patch) -> None:
     """A file that was changed is read as it is."""
-    patch.setattr(recorded_rows, "_check_sum", lambda *_: None)
+    patch.setattr(block_store, "_check_sum", lambda *_: None)
 
 
 @found_by(DATASET)
