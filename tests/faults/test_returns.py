@@ -260,7 +260,7 @@ class Upset(RaisingEnv):
         super().__init__(*args, render_mode="rgb_array", **options)
 
     def render(self) -> Any:
-        self._come_to("render")  # type: ignore[arg-type]  # one more operation
+        self._strike_at("render")  # type: ignore[arg-type]  # one more operation
         return np.full((2, 2, 3), self.world.env_index, np.uint8)
 
 
