@@ -1,7 +1,7 @@
 """Three marines learn to fight three: MAPPO on JaxMARL's SMAX, an actor for all of them, a critic that sees the state.
 
 The worlds are JAX's, stepped all at once in one compiled call; the learner is torch's. With --resume it goes on bit by
-bit. Needs torch, and `jaxmarl`.
+bit. Needs torch, and the extras `jaxmarl`, `plot` and, for --track, `tensorboard`.
 """
 
 import argparse
@@ -16,6 +16,7 @@ parser.add_argument("--scenario", default="3m", help="of SMAX: 3m, 2s3z, 5m_vs_6
 parser.add_argument("--games", type=int, default=200, help="battles in the end")
 parser.add_argument("--checkpoint", type=Path, default=Path("runs/smax"), help="folder for all that is kept")
 parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
+parser.add_argument("--track", action="store_true", help="write TensorBoard logs, too")
 args = parser.parse_args()  # before torch is imported, which takes seconds
 if args.resume != (args.checkpoint / "last.npz").exists():
     parser.error(f"--resume goes on with the run in {args.checkpoint}; without it there must be none there")
@@ -23,13 +24,18 @@ if args.resume != (args.checkpoint / "last.npz").exists():
 try:
     import numpy as np
     import torch
+    from matplotlib.figure import Figure
     from torch import nn
 
     import marlvec
     from marlvec.connectors import GeneralAdvantageEstimation, NormalizeObs, Standardize, StateInObs
     from marlvec.interop.torch import TorchPolicy
+
+    progress = marlvec.load_checkpoint(args.checkpoint) if args.resume else {"done": 0, "curve": []}
+    done, curve = progress["done"], progress["curve"]
+    logs = [marlvec.TensorBoardLogger(args.checkpoint / "logs", agents=False)] if args.track else []
 except ImportError as error:
-    raise SystemExit(f"{error}; this script needs: pip install torch 'marlvec[jaxmarl]'") from None
+    raise SystemExit(f"{error}; this script needs: pip install torch 'marlvec[jaxmarl,plot,tensorboard]'") from None
 
 LEARNING_RATE, EPOCHS, MINIBATCH = 1e-3, 4, 4_096
 GAMMA, LAMBDA, CLIP, ENTROPY = 0.99, 0.95, 0.2, 0.01
@@ -66,8 +72,6 @@ def update(policy: TorchPolicy, optimizer: torch.optim.Optimizer, batch: marlvec
     policy.note_update()
 
 
-progress = marlvec.load_checkpoint(args.checkpoint) if args.resume else {"done": 0}
-done = progress["done"]
 made = {"scenario": args.scenario, "state": True}
 table = marlvec.LiveTable(args.total_timesteps, title=f"SMAX {args.scenario}")
 env_id = "jaxmarl/HeuristicEnemySMAX"
@@ -84,7 +88,7 @@ with marlvec.make(env_id, args.num_envs, **made) as envs, marlvec.make(env_id, a
         learner_connectors={
             "marines": [GeneralAdvantageEstimation(GAMMA, LAMBDA, value_function=policy.values), Standardize()]
         },
-        callbacks=[table],
+        callbacks=[table, *logs],
         seed=args.seed,
         evaluation_envs=arena,
     )
@@ -95,9 +99,16 @@ with marlvec.make(env_id, args.num_envs, **made) as envs, marlvec.make(env_id, a
         batch = collector.collect(env_steps=args.num_envs * args.num_steps)
         done += batch.env_steps
         update(policy, optimizer, batch["marines"], done)
-        marlvec.save_checkpoint(args.checkpoint, **learned, progress={"done": done})
+        curve.append([done, collector.metrics.policy("marines")["return"].mean])
+        marlvec.save_checkpoint(args.checkpoint, **learned, progress={"done": done, "curve": curve})
 
     for who in ("random", "marines"):  # a battle that is won pays 1 on top of the damage, which is 1 at most
         found = collector.evaluate(args.games, policy_mapping=dict.fromkeys(envs.agents, who), seed=args.seed)
         returns = np.array([record.returns_A.max() for record in found.episodes])
         print(f"{who:>8}: return {returns.mean():.2f}, battles won {(returns > 1.5).mean():.0%}")
+
+axes = Figure(figsize=(6, 3.5), layout="constrained").subplots()
+axes.plot(*np.transpose(curve))
+axes.set(title=f"SMAX {args.scenario}, while it learns", xlabel="env steps", ylabel="return per agent")
+axes.figure.savefig(args.checkpoint / "return.png", dpi=80)
+print(f"wrote last.npz, return.png{', logs' * args.track} into {args.checkpoint}")

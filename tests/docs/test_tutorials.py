@@ -48,8 +48,8 @@ def test_a_tutorial_runs_as_it_stands(page: Path, tmp_path: Path, warm: WarmInte
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_there_are_seven_and_the_first_page_leads_to_each() -> None:
+def test_there_are_eight_and_the_first_page_leads_to_each() -> None:
     index = (ROOT / "docs" / "tutorials" / "index.md").read_text(encoding="utf-8")
-    assert len(PAGES) == 7
+    assert len(PAGES) == 8
     for page in PAGES:
         assert f"]({page.name})" in index

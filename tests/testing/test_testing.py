@@ -261,8 +261,10 @@ def test_envs_that_take_their_process_along(kind: Any, options: dict[str, Any], 
 def test_the_public_module_has_the_same_names() -> None:
     assert marlvec.testing.__all__ == [
         "Finding",
+        "NativeMatch",
         "check_connector",
         "check_env",
+        "check_native_env",
         "check_vector_env",
         *marlvec.testing.scripted.__all__,
     ]

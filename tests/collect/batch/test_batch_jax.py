@@ -22,7 +22,7 @@ def test_without_jax_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
 def test_large_columns_of_a_collector_begin_at_a_multiple_of_64_bytes() -> None:
     with marlvec.make("simple_spread", num_envs=16, backend="sync") as envs:
         batch = marlvec.Collector(envs, marlvec.RandomPolicy(), seed=0).collect(env_steps=16 * 64)["main"]
-        large = [column for column in batch.values() if column.nbytes >= 1 << 16]
+        large = [column for _, column in batch.items() if column.nbytes >= 1 << 16]
         assert len(large) >= 2
         assert [column.ctypes.data % 64 for column in large] == [0] * len(large)
 

@@ -405,7 +405,7 @@ def test_a_random_stream_is_not_put_where_it_would_read_beside_its_numbers() -> 
 def test_pools_and_simulators_outside_say_that_they_have_none() -> None:
     with marlvec.make("CartPole-v1", 2, backend="pool") as envs:
         assert set(envs.state_obstacles()) == {0, 1}
-        with pytest.raises(ArgumentError, match="envs 0, 1: the pool keeps"):
+        with pytest.raises(ArgumentError, match="envs 0, 1: CartPole-v1 keeps"):
             envs.get_state()
     with pytest.raises(ArgumentError, match="a pool keeps its envs' states"):
         marlvec.make("CartPole-v1", 2, backend="pool", env_state="deepcopy")
