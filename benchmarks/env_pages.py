@@ -23,6 +23,7 @@ import numpy as np
 from PIL import Image
 
 import marlvec
+from marlvec.errors import ArgumentError, EnvRaised
 from marlvec.native.catalog import native_entry
 
 HERE = Path(__file__).parent
@@ -40,16 +41,15 @@ def name_of(env_id: str) -> str:
 
 
 def frame(env_id: str) -> str | None:
-    """Take a frame, and say which file it is in; None where the env draws none."""
+    """Take a frame, and say which file it is in; None where the env draws none, or none without a display."""
     try:
-        envs = marlvec.make(env_id, num_envs=1, backend="sync", render_mode="rgb_array")
-    except marlvec.errors.ArgumentError:
+        with marlvec.make(env_id, num_envs=1, backend="sync", render_mode="rgb_array") as envs:
+            envs.reset(seed=0)
+            for _ in range(STEPS):
+                envs.step(envs.random_action())
+            picture = Image.fromarray(np.asarray(envs.render()[0], np.uint8))
+    except (ArgumentError, EnvRaised):
         return None
-    with envs:
-        envs.reset(seed=0)
-        for _ in range(STEPS):
-            envs.step(envs.random_action())
-        picture = Image.fromarray(np.asarray(envs.render()[0], np.uint8))
     picture.thumbnail((WIDTH, 2 * WIDTH))
     FRAMES.mkdir(parents=True, exist_ok=True)
     path = FRAMES / f"{name_of(env_id)}.png"

@@ -66,12 +66,12 @@ def warehouse_goes_by_other_hashes(patch: Patch) -> None:
 
 @found_by(CHECK)
 def native_check_looks_at_no_rewards(patch: Patch) -> None:
-    """check_native_env() compares all but rewards."""
+    """Rewards are not compared by check_native_env()."""
     pairs = pair._pairs
     patch.setattr(pair, "_pairs", lambda a, b, path: iter(()) if path == "rewards" else pairs(a, b, path))
 
 
 @found_by(CHECK)
 def native_check_never_resumes(patch: Patch) -> None:
-    """check_native_env() lets no env go on from a saved state."""
+    """No env of check_native_env() goes on from a saved state."""
     patch.setattr(pair.Pair, "resume", lambda both: None)
