@@ -65,9 +65,7 @@ if not (args.data / "manifest.jsonl").exists():
         marlvec.make("simple_spread", args.num_envs, backend=args.backend) as envs,
         marlvec.Recorder(args.data, notes={"policy": "seek", "seed": args.seed}) as recorder,
     ):
-        for _ in collector_of(envs, seek, callbacks=[recorder]).batches(
-            env_steps=5_000, total=args.total_timesteps, progress=True
-        ):
+        for _ in collector_of(envs, seek, callbacks=[recorder]).batches(env_steps=5_000, total=args.total_timesteps):
             pass
 
 # 2. Learn the recorded actions: a classifier over rows in random order.

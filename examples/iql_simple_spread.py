@@ -74,7 +74,7 @@ if not (args.data / "manifest.jsonl").exists():
         marlvec.Recorder(args.data, notes={"errors": args.errors, "seed": args.seed}) as recorder,
     ):
         collector = collector_of(envs, Erring(), callbacks=[recorder])
-        for _ in collector.batches(env_steps=5_000, total=args.total_timesteps, progress=True):
+        for _ in collector.batches(env_steps=5_000, total=args.total_timesteps):
             pass
 
 

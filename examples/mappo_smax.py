@@ -102,7 +102,7 @@ with marlvec.make(env_id, args.num_envs, **made) as envs, marlvec.make(env_id, a
         curve.append([done, collector.metrics.policy("marines")["return"].mean])
         marlvec.save_checkpoint(args.checkpoint, **learned, progress={"done": done, "curve": curve})
 
-    for who in ("random", "marines"):  # a battle that is won pays 1 on top of the damage, which is 1 at most
+    for who in ("random", "marines"):  # a win is worth 1 on top of the damage, which is 1 at most
         found = collector.evaluate(args.games, policy_mapping=dict.fromkeys(envs.agents, who), seed=args.seed)
         returns = np.array([record.returns_A.max() for record in found.episodes])
         print(f"{who:>8}: return {returns.mean():.2f}, battles won {(returns > 1.5).mean():.0%}")

@@ -130,6 +130,9 @@ print(json.dumps([files, missing]))
     needs = [  # what nobody else imports
         ("marlvec.cli.commands.serve", "msgpack"),
         ("marlvec.distributed.engines.ray_engine", "ray"),
+        ("marlvec.envs.grids.foraging", "lbforaging"),
+        ("marlvec.envs.grids.overcooked", "overcooked_ai_py"),
+        ("marlvec.envs.grids.warehouse", "rware"),
         ("marlvec.external.", "msgpack"),
         ("marlvec.external.", "websockets"),
         ("marlvec.vector.pools.envpool_tasks", "envpool"),

@@ -342,7 +342,14 @@ class VectorEnv(StatefulVectorEnv):
 
     @exclusive()
     def call_send(self, name: str, /, *args: Any, indices: EnvIds | None = None, **kwargs: Any) -> None:
-        """Send the request of `call`; `call_fetch` returns the answers."""
+        """Send the request of `call`; `call_fetch` returns the answers.
+
+        Args:
+            name: Name of the method or attribute.
+            indices: Ids of the envs; None: all.
+            args: Positional arguments of the method.
+            kwargs: Keyword arguments of the method.
+        """
         self._control("call", CallMethod(name, args, kwargs), indices)
 
     @exclusive()
@@ -381,7 +388,14 @@ class VectorEnv(StatefulVectorEnv):
     def exec_func_send(
         self, fn: Callable[..., Any], /, indices: EnvIds | None = None, *args: Any, **kwargs: Any
     ) -> None:
-        """Send the request of `exec_func`; `exec_func_fetch` returns the answers."""
+        """Send the request of `exec_func`; `exec_func_fetch` returns the answers.
+
+        Args:
+            fn: The function; its first argument is the env.
+            indices: Ids of the envs; None: all.
+            args: Further positional arguments.
+            kwargs: Keyword arguments.
+        """
         self._control("exec_func", Execute(fn, args, kwargs), indices)
 
     @exclusive()

@@ -16,14 +16,14 @@ import pytest
 from marlvec.errors import MissingExtraError
 
 ROOT = Path(__file__).resolve().parents[2]
-# The changelog says what names were called, and docs/api is made from the sources.
+# The changelog says what names were called, docs/api is made from the sources, and docs/families from envs of others.
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *(
         page
         for page in sorted((ROOT / "docs").rglob("*.md"))
-        if page.parent.name != "api" and not page.stem.startswith("changelog")
+        if page.parent.name not in ("api", "families") and not page.stem.startswith("changelog")
     ),
 ]
 # Of other libraries, tools and languages, where they are named beside the first column of a table.
@@ -34,6 +34,7 @@ OTHERS = """
     ep_rew_mean importlinter js lint make_net make_rule nil noqa python3 setUint32 stack_num subtle tool
     pistonball pursuit env_fns creator Repeated color_reduction_v0 CatFrames MultiThreadedEnvWrapper ObservationNorm
     full_registration x3 x8 x15 RewardClipping VecNorm create_env_fn env_name Actor working_dir MissionSpace
+    LearnedPolicyEnemySMAX jaxnav storm
     AuthenticationError DistributedDataParallel auth_token jax_enable_x64 max_workers min_workers runtime_env
     """
 FILES = {"marlvec.js", "marlvec.v1", "marlvec.NAME"}  # a file, a name in general, and the protocol's name
@@ -48,7 +49,6 @@ INSTEAD = {
     r"harvest(?:s|ed|ing)?": "collect",
     r"travel(?:s|led|ling)?": "be sent, be pickled; going back",
     r"compan(?:y|ies)": "group",
-    r"worlds?": "env",
 }
 WORDS = {re.compile(rf"\b(?:{word})\b", re.IGNORECASE): instead for word, instead in INSTEAD.items()}
 # Where a word has a meaning of its own: what stands there, as a whole.

@@ -771,7 +771,7 @@ BROKEN: list[tuple[Any, str]] = [
     (SameSeed, "the same one for the seeds 0 and 1: after both, self.rng is in the same state"),
     (SameSeedOfNumpy, "the same one for the seeds 0 and 1: after both, np.random is in the same state"),
     (SpaceNotMethod, "action_space: expected a method, got the space Discrete(3); write def action_space(self, agent)"),
-    (Functional, r"Functional is a functional JAX env. JaxMARL's are make\('jaxmarl/…'), Pgx's make"),
+    (Functional, "Functional is a functional JAX env. JaxMARL's are make('jaxmarl/…'), Pgx's make"),
     (
         OldFlags,
         "turns.reset(), episode 1: env.terminations: expected a dict of flags by agent, got none, and env.dones",

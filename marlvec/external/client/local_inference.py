@@ -25,7 +25,8 @@ class LocalInference:
         policies: Policy id to policy, as in the server's collector; or one policy, which becomes ``"main"``. A policy
             may also be an object with a method ``act(rows)``, or a function of rows.
         policy_mapping: A policy id, or agent name to policy id; None: the only policy.
-        agent_connectors, action_connectors: As for a `Collector`.
+        agent_connectors: As for a `Collector`.
+        action_connectors: As for a `Collector`.
         explore: Whether the policies explore.
         update_seconds: Seconds between checks for newer weights.
         seed: Seed of the policies; None: from the operating system.

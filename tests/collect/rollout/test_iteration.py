@@ -74,7 +74,7 @@ def test_a_wrong_total_is_refused_at_once(total: Any) -> None:
         collector = Collector(envs, EchoPolicy())
         with pytest.raises(ArgumentError, match=r"batches\(total="):
             collector.batches(env_steps=3, total=total)
-        with pytest.raises(ArgumentError, match=r"batches\(\) expected exactly one"):
+        with pytest.raises(ArgumentError, match=r"batches\(\): expected exactly one"):
             collector.batches(total=3)
 
 

@@ -68,7 +68,7 @@ class WorldForm:
             self._check("global_state", "the global state", found, tuple(space.shape or ()), space.dtype)
 
     def canonical(self, dtype: Any) -> np.dtype[Any]:
-        """The dtype that JAX has in place of this one: 32 bits, unless it is told to have 64."""
+        """The dtype that JAX has in place of this one: 32 bits, unless it is configured for 64."""
         found: np.dtype[Any] = np.dtype(self._jax.dtypes.canonicalize_dtype(dtype))
         return found
 

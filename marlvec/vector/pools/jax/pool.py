@@ -183,7 +183,7 @@ class JaxPool(Pool):
             self._keys, self._counts = np.array(self._carry.keys), np.array(self._carry.counts)
 
     def _loaded(self) -> Carry:
-        """The carry; before the first reset of all, of worlds in episodes that nobody sees."""
+        """The carry; before the first reset of all, of worlds in episodes that are never shown."""
         if self._carry is None:
             carry, _ = self._programs().begin(self._on_device(self._keys), self._on_device(self._counts))
             self._carry = carry._replace(counts=self._on_device(self._counts))

@@ -101,6 +101,9 @@ class JaxWorld(ABC):
     def spec(self) -> EnvSpec:
         """Describe this world.
 
+        Returns:
+            Its agents, spaces and masks.
+
         Raises:
             ContractError: It has no agents, names one twice, or a space is missing.
         """
