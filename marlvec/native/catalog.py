@@ -72,11 +72,12 @@ _GAMES = {
 }
 """Boards, cards and grids: id → ``"module:Class"`` under ``marlvec.native``."""
 
-_GRIDS = {"lbf": "grids.foraging:Foraging", "overcooked": "grids.overcooked.env:Overcooked"}
-"""Families whose ids are read (`marlvec.envs.making.grid_ids`): namespace → likewise."""
-
-_GRIDS = {"lbf": "grids.foraging:Foraging", "rware": "grids.warehouse:Warehouse"}
-"""Families whose ids are read (`marlvec.envs.making.grid_ids`): namespace → likewise."""
+_GRIDS = {
+    "lbf": "grids.foraging:Foraging",
+    "overcooked": "grids.overcooked.env:Overcooked",
+    "rware": "grids.warehouse:Warehouse",
+}
+"""Families whose ids `marlvec.envs.making.grid_ids` reads: namespace → ``"module:Class"`` under ``marlvec.native``."""
 
 _entries: dict[str, NativeEntry] = {
     env_id: NativeEntry(env_id, f"marlvec.native.{where}") for env_id, where in {**_MPE, **_GAMES}.items()
