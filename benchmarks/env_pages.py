@@ -41,7 +41,8 @@ def name_of(env_id: str) -> str:
 
 
 def frame(env_id: str) -> str | None:
-    """Take a frame, and say which file it is in; None where the env draws none, or none without a display."""
+    """Take a frame, and say which file it is in, or an older one where there is no display; None: there is none."""
+    path = FRAMES / f"{name_of(env_id)}.png"
     try:
         with marlvec.make(env_id, num_envs=1, backend="sync", render_mode="rgb_array") as envs:
             envs.reset(seed=0)
@@ -49,10 +50,9 @@ def frame(env_id: str) -> str | None:
                 envs.step(envs.random_action())
             picture = Image.fromarray(np.asarray(envs.render()[0], np.uint8))
     except (ArgumentError, EnvRaised):
-        return None
+        return path.name if path.exists() else None
     picture.thumbnail((WIDTH, 2 * WIDTH))
     FRAMES.mkdir(parents=True, exist_ok=True)
-    path = FRAMES / f"{name_of(env_id)}.png"
     picture.quantize(64).save(path, optimize=True)
     return path.name
 
@@ -61,13 +61,16 @@ def speed(env_id: str, num_envs: int, backend: str) -> float:
     """Microseconds of processor time an env step, autoreset included."""
     with marlvec.make(env_id, num_envs=num_envs, backend=backend) as envs:
         envs.reset(seed=0)
-        steps, spent = 0, 0.0
-        while spent < SECONDS:
-            actions = envs.random_action()
-            began = time.process_time()
-            envs.step(actions)
-            spent, steps = spent + time.process_time() - began, steps + num_envs
-    return spent / steps * 1e6
+        found = []
+        for _ in range(3):  # compiled envs compile in their first steps, and where their first episodes end
+            steps, spent = 0, 0.0
+            while spent < SECONDS:
+                actions = envs.random_action()
+                began = time.process_time()
+                envs.step(actions)
+                spent, steps = spent + time.process_time() - began, steps + num_envs
+            found.append(spent / steps * 1e6)
+    return min(found)
 
 
 def arguments_of(env_id: str) -> str:
