@@ -28,7 +28,7 @@ def collecting(title: str, num_envs: int, env_steps: int, rounds: int, **options
         for name in ("none", "arrow", "parquet"):
             envs = marlvec.make("simple_spread", num_envs, **options)
             envs_of.append(envs)
-            recorder = None if name == "none" else marlvec.Recorder(Path(folder, name), name)  # type: ignore[arg-type]
+            recorder = None if name == "none" else marlvec.Recorder(Path(folder, name), name)  # type: ignore[arg-type]  # a format's name
             recorders += [recorder] if recorder else []
             callbacks = [recorder] if recorder else []
             made[name] = marlvec.Collector(envs, marlvec.RandomPolicy(), callbacks=callbacks, seed=0)

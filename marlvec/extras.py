@@ -18,8 +18,8 @@ def needs_extra(library: str, what: str, install: str) -> Iterator[None]:
 
     Args:
         library: Its name, for the message.
-        what: What needs it, likewise.
-        install: How to install it, likewise.
+        what: The feature that needs it, for the message.
+        install: The command that installs it, for the message.
 
     Raises:
         MissingExtraError: One cannot be imported; says how to install it.

@@ -33,7 +33,7 @@ class Decaying(ActionConnector):
 
     Args:
         final: Value at the end; None where there is no decay.
-        decay_steps: Decisions of one agent in one env until then; None likewise.
+        decay_steps: Decisions of one agent in one env until then; None where there is no decay.
 
     Raises:
         ArgumentError: Only one of them is given, or ``decay_steps`` is below 1.

@@ -85,7 +85,7 @@ class FrameStack(Remembers, AgentConnector):
     an axis of their own: ``(d,)`` becomes ``(d, k)``, and ``(k, d)`` with ``axis=0``. A leaf without axes, as Discrete,
     becomes ``(k,)`` either way.
 
-    The history begins anew where ``rows.first`` is set and after `reset`; frames that are not there yet are padding.
+    The history restarts where ``rows.first`` is set and after `reset`; frames that are not there yet are padding.
 
     Args:
         k: How many observations, at least 1.
