@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,16 +104,29 @@ def test_a_crash_says_where(context: str, how: str, capfd: pytest.CaptureFixture
     assert capfd.readouterr().err == ""
 
 
-def told(process: WorkerProcess, place: str, *also: str) -> str:
+def told(process: WorkerProcess, place: str, *also: str, threads: int = 1) -> str:
     """Its stacks, asked for until it has come to this place; on a busy machine an answer may come in pieces."""
     answers = [""]
 
     def has_come() -> bool:
+        until(partial(is_quiet, process.pid, threads))  # a stack that changes while it is read can crash its process
         answers.append(process.stacks(timeout=LONG))
         return all(text in answers[-1] for text in (f"{place}\n", "in run_worker", *also))
 
     until(has_come)
     return answers[-1]
+
+
+def is_quiet(pid: int, threads: int) -> bool:
+    """Whether the process has at least so many threads, and none of them has run for 20 ms."""
+
+    def runs() -> list[str]:
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [line for task in tasks for line in (task / "status").read_text().splitlines() if "ctxt_switches" in line]
+
+    before = runs()
+    time.sleep(0.02)
+    return runs() == before and len(before) >= 2 * threads
 
 
 class BusyInC(CounterEnv):
@@ -171,7 +185,7 @@ def test_what_a_worker_says_is_bounded_and_plain() -> None:
         process = process_of(envs)
         envs.reset()
         envs.step_send(acts())
-        stacks = told(process, "in hang_with_all_there", "… left out …")
+        stacks = told(process, "in hang_with_all_there", "… left out …", threads=31)
         assert 12_000 < len(stacks.encode()) <= 16 * 1024
         assert stacks.count("wait_a_thousand_years") > 20
         assert "… left out …" in stacks
