@@ -121,8 +121,8 @@ def is_quiet(pid: int, threads: int) -> bool:
     """Whether the process has at least so many threads, and none of them has run for 20 ms."""
 
     def runs() -> list[str]:
-        tasks = Path(f"/proc/{pid}/task").iterdir()
-        return [line for task in tasks for line in (task / "status").read_text().splitlines() if "ctxt_switches" in line]
+        texts = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+        return [line for text in texts for line in text.splitlines() if "ctxt_switches" in line]
 
     before = runs()
     time.sleep(0.02)
