@@ -32,6 +32,7 @@ MACHINE = (
     "tests/faults/test_machine.py::test_any_calls_whatever_happens",
 )
 RESTART = "tests/faults/test_restart.py"
+ANEW = f"{RESTART}::test_one_env_begins_anew_and_the_others_do_not_notice"
 FORBIDDEN = "tests/vector/validation/test_forbidden_actions.py"
 TURNS = "tests/envs/adapters/test_turns.py"
 
@@ -101,7 +102,7 @@ def final_obs_of_a_lost_episode(patch: Patch) -> None:
     patch.setattr(VectorStep, "infos", property(whole))
 
 
-@found_by(*MACHINE)
+@found_by(*MACHINE, f"{RESTART}::test_an_episode_that_had_ended_is_not_lost_when_the_next_one_cannot_begin")
 def whole_episode_told_as_lost(patch: Patch) -> None:
     """An episode that had ended is told as lost when the next one cannot begin."""
     restart = Recovery._restart
@@ -149,7 +150,7 @@ def in_flight_env_not_revived(patch: Patch) -> None:
     patch.setattr(Recovery, "worker_lost", hand_out)
 
 
-@found_by(*MACHINE)
+@found_by(*MACHINE, ANEW)
 def lost_idle_env_not_told(patch: Patch) -> None:
     """An env that was idle when its worker died is not known to be lost."""
     worker_lost = Recovery.worker_lost
@@ -165,7 +166,7 @@ def lost_idle_env_not_told(patch: Patch) -> None:
     patch.setattr(Recovery, "worker_lost", forget)
 
 
-@found_by(*MACHINE)
+@found_by(*MACHINE, ANEW)
 def only_the_culprit_is_lost(patch: Patch) -> None:
     """Of a dead worker's envs only the one at work is taken to be lost."""
     worker_lost = Recovery.worker_lost
@@ -338,7 +339,7 @@ def double_delivery(patch: Patch) -> None:
     patch.setattr(AsyncVectorEnv, "_read_reply", again)
 
 
-@found_by(*MACHINE)
+@found_by(*MACHINE, f"{RESTART}::test_a_worker_that_answers_in_part_and_dies_is_not_waited_for")
 def last_reply_lost_before_a_death(patch: Patch) -> None:
     """What a worker had said before it died is not read."""
     take, go_on = AsyncVectorEnv._read_reply, WorkerPool.advance

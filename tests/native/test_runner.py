@@ -104,6 +104,13 @@ def test_it_is_the_plain_loop(mode: str, copy: bool) -> None:
         replay(envs, calls)
 
 
+def test_a_limit_cuts_at_its_step() -> None:
+    with native("simple_spread", 2, max_cycles=9, max_episode_steps=4) as envs:
+        envs.reset(seed=0)
+        cut = [envs.step(envs.random_action())[3].all() for _ in range(9)]
+    assert np.flatnonzero(cut).tolist() == [3, 7], "each 4th step"
+
+
 def pair(name: str, num_envs: int, **options: Any) -> tuple[VectorEnv, VectorEnv]:
     return make(name, num_envs, backend="native", **options), make(name, num_envs, backend="sync", **options)
 
