@@ -70,7 +70,10 @@ SURFACE = {
         RestartQuietly ResourceError CheckpointError MissingExtraError CollectorDied CollectorTimeout
         ContractWarning
     """,
-    "marlvec.recording": "RecordedDataset RecordedRows Column EpisodeTable to_minari from_minari to_replay_buffer",
+    "marlvec.recording": """
+        RecordedDataset RecordedRows Column EpisodeTable
+        to_minari from_minari to_vault from_vault to_replay_buffer to_mdp_dataset
+    """,
     "marlvec.native": "NativeEntry NativeEnv Rows register_native",
     "marlvec.selfplay": """
         OpponentPool Opponent read_opponents EvictionRule oldest thinned weakest SnapshotRule Every OnWinRate

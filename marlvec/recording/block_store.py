@@ -21,7 +21,7 @@ __all__ = ["BlockStore", "Column"]
 
 _OPEN_FILES = 32
 _BLOCKS = 4  # decoded blocks that are kept
-_READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 18
 _BLANKS = {"off_policy": False, "action_mask": True, "next_action_mask": True}
 """Columns that begin late, and their values in the rows before: as the collector's own `ColumnForm.blanks`."""
 
@@ -188,7 +188,9 @@ class BlockStore:
         if self._verify and k not in self._verified:
             _check_sum(path, shelf.file)
             self._verified.add(k)
-        self._readers[k] = reader = open_part_file(path, shelf.file, self.policy_id, self._form_of(shelf))
+        self._readers[k] = reader = open_part_file(
+            path, shelf.file, self.policy_id, self._form_of(shelf), check_pages=not self._verify
+        )
         while len(self._readers) > _OPEN_FILES:
             self._readers.popitem(last=False)[1].close()
         return reader
@@ -249,9 +251,10 @@ class Column:
 def _check_sum(path: Path, file: PartFile) -> None:
     found = 0
     try:
-        with path.open("rb") as opened:
-            while piece := opened.read(_READ_BYTES):
-                found = zlib.crc32(piece, found)
+        with path.open("rb", buffering=0) as opened:
+            piece = memoryview(bytearray(_READ_BYTES))  # stays in a cache
+            while size := opened.readinto(piece):
+                found = zlib.crc32(piece[:size], found)
     except OSError as error:
         raise CheckpointError(path, f"cannot be read: {error}") from error
     if found != file.crc32:

@@ -351,7 +351,7 @@ def load_dataset(folder: FilePath, *, verify: bool = True) -> RecordedDataset:
     Args:
         folder: The folder.
         verify: Whether the CRC-32 of a file is compared with the manifest's when it is first read, for which all of it
-            is read. Sizes, columns and, in Parquet files, checksums of pages are compared in any case.
+            is read. Sizes and columns are compared in any case; with False, so are the checksums of Parquet's pages.
 
     Returns:
         The recording, as far as its manifest lists it: of a recorder that was killed, or still records, all parts that

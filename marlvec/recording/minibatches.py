@@ -98,15 +98,18 @@ class Minibatches:
             while todo and (not begun or window.rows + todo[-1].rows <= self._window):
                 window.add(self._read(todo.pop()))
                 begun = True
-            order_B = rng.permutation(window.rows)
+            window.mix(rng.permutation(window.rows))
             stop = window.rows if not todo and not self._drop_last else window.rows - window.rows % self._size
             for start in range(0, stop, self._size):
-                yield window.take(order_B[start : start + self._size])
-            window.keep(order_B[stop:] if todo else order_B[:0])
+                yield window.copy(start, min(stop, start + self._size))
+            window.drop(stop if todo else window.rows)
 
 
 class _Window:
     """Memory for rows that are mixed.
+
+    All rows are put in their order at once, column by column: a column of numbers fits into a cache where a window of
+    all columns does not, and minibatches are then stretches.
 
     Args:
         form: Form of the columns.
@@ -116,10 +119,12 @@ class _Window:
     def __init__(self, form: TableForm, capacity: int) -> None:
         self._form = form
         self.rows = 0
-        self._arrays = {
-            name: np.empty((capacity, *shape), object if dtype[1] == "U" else dtype)
+        self._kinds = {
+            name: (np.dtype(object if dtype[1] == "U" else dtype), tuple(shape))
             for name, (dtype, shape) in form.forms.items()
         }
+        self._arrays = {name: np.empty((capacity, *shape), dtype) for name, (dtype, shape) in self._kinds.items()}
+        self._spare = {kind: np.empty((capacity, *kind[1]), kind[0]) for kind in self._kinds.values()}
 
     def add(self, block: Arrays) -> None:
         """Add a block's rows."""
@@ -128,17 +133,25 @@ class _Window:
             self._arrays[name][self.rows : self.rows + rows] = array
         self.rows += rows
 
-    def take(self, rows_B: NDArray[np.int64]) -> SampleBatch:
-        """Copy some rows into a batch."""
+    def mix(self, order_B: NDArray[np.int64]) -> None:
+        """Put all rows in an order, a permutation of their numbers."""
+        for name, kind in self._kinds.items():
+            array, spare = self._arrays[name], self._spare[kind]
+            # The numbers are valid: "clip" saves take() a copy.
+            np.take(array[: self.rows], order_B, axis=0, out=spare[: self.rows], mode="clip")
+            self._arrays[name], self._spare[kind] = spare, array
+
+    def copy(self, start: int, stop: int) -> SampleBatch:
+        """Copy consecutive rows into a batch."""
 
         def array(name: str) -> NDArray[Any]:
-            taken = self._arrays[name].take(rows_B, axis=0)
-            return taken.astype(str) if taken.dtype == object else taken
+            rows = self._arrays[name][start:stop]
+            return rows.astype(str) if rows.dtype == object else rows.copy()
 
         return SampleBatch(self._form.build(array))
 
-    def keep(self, rows_B: NDArray[np.int64]) -> None:
-        """Keep these rows alone."""
+    def drop(self, stop: int) -> None:
+        """Keep the rows from ``stop`` on alone."""
         for array in self._arrays.values():
-            array[: len(rows_B)] = array[rows_B]
-        self.rows = len(rows_B)
+            array[: self.rows - stop] = array[stop : self.rows]
+        self.rows -= stop

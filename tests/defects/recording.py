@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 from marlvec.recording import block_store, dataset
+from marlvec.recording.formats import d3rlpy, vault
 from marlvec.recording.minibatches import _Window
 from marlvec.recording.writer.part_writer import PartWriter
 from marlvec.recording.writer.repeated_rows import QueuedBatch, RepeatedRows
 from tests.defects.registry import Patch, found_by
 
 RECORDER, DATASET = "tests/recording/test_recorder.py", "tests/recording/test_dataset.py"
+VAULT, D3RLPY = "tests/recording/test_vault.py", "tests/recording/test_d3rlpy.py"
 
 
 @found_by(RECORDER)
@@ -87,3 +89,36 @@ def joint_rows_of_the_wrong_agents(patch: Patch) -> None:
         return joint(batch, order.tolist(), names, first)
 
     patch.setattr(dataset, "joint_rows", exchanged)
+
+
+@found_by(VAULT)
+def vaults_whose_agents_end_too_early(patch: Patch) -> None:
+    """An agent's flags are written at its last decision alone, so that a Vault's episode has no end."""
+    experience = vault._experience
+
+    def once(episode: Any, optional: Any) -> Any:
+        found = experience(episode, optional)
+        for leaf in (("terminals",), ("truncations",)):
+            found[leaf] = found[leaf] & found["infos", "acting"]
+        return found
+
+    patch.setattr(vault, "_experience", once)
+
+
+@found_by(VAULT)
+def vaults_read_over_the_ends_of_episodes(patch: Patch) -> None:
+    """Episodes of a Vault are cut where a piece that is read ends."""
+    patch.setattr(vault._Moments, "before", lambda self, stop: self)
+
+
+@found_by(D3RLPY)
+def mdp_datasets_without_gaps(patch: Patch) -> None:
+    """Where rows are missing, an episode of d3rlpy's goes on."""
+
+    def careless(rows: Any) -> Any:
+        rows = rows.take(np.lexsort([rows["t"], rows["agent_index"], rows["eps_id"]]))
+        keys = np.stack([rows["eps_id"], rows["agent_index"]])
+        last_B = np.append((keys[:, 1:] != keys[:, :-1]).any(axis=0), True)
+        return rows.replace(timeouts=last_B & ~rows["terminated"])
+
+    patch.setattr(d3rlpy, "_with_timeouts", careless)

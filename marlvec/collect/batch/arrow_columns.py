@@ -97,7 +97,11 @@ def arrow_array(array: NDArray[Any]) -> Any:
     flat = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1)
     # Of an array of texts, arrow would cut each at its first NUL.
     values = arrow.array(flat.tolist(), arrow.string()) if flat.dtype.kind == "U" else arrow.array(flat)
-    return values if array.ndim == 1 else arrow.FixedSizeListArray.from_arrays(values, size)
+    if array.ndim == 1:
+        return values
+    # Of values that may be missing, Parquet would write for each whether it is.
+    kind = arrow.list_(arrow.field("item", values.type, nullable=False), size)
+    return arrow.FixedSizeListArray.from_arrays(values, type=kind)
 
 
 def numpy_array(column: Any, rows: int, dtype: str, shape: list[int]) -> NDArray[Any]:

@@ -24,7 +24,7 @@ Format: TypeAlias = Literal["parquet", "arrow"]
 
 _BLOCK_BYTES = 4 << 20
 _MOST_ROWS = 1 << 16  # in a block
-_BUFFER_BYTES = 4 << 20
+_BUFFER_BYTES = 1 << 16  # below it, writes are put together; above, each column's bytes are written as they are
 _KEY = b"marlvec"
 
 
@@ -87,7 +87,8 @@ class PartFileWriter:
     def _write(self, arrays: Arrays, rows: int) -> None:
         """Write rows as blocks: few calls, as each may wait for the thread that collects."""
         made = {name: part for name, array in arrays.items() if (part := arrow_array(array)) is not None}
-        table = self._arrow.table(made)
+        fields = [self._arrow.field(name, part.type, nullable=False) for name, part in made.items()]
+        table = self._arrow.Table.from_arrays(list(made.values()), schema=self._arrow.schema(fields))
         if self._writer is None:
             note = json.dumps({"format": FORMAT, "policy": self.policy_id, **self.form._asdict()})
             self._writer = self._begin(table.schema.with_metadata({_KEY: note}))
@@ -120,8 +121,15 @@ class BlockReader(Protocol):
         """Close the file."""
 
 
-def open_part_file(path: Path, file: PartFile, policy_id: str, form: TableForm) -> BlockReader:
+def open_part_file(path: Path, file: PartFile, policy_id: str, form: TableForm, *, check_pages: bool) -> BlockReader:
     """Open a part file, and compare it with the manifest.
+
+    Args:
+        path: Its path.
+        file: What the manifest lists.
+        policy_id: The policy.
+        form: Form of the columns.
+        check_pages: Whether checksums of Parquet's pages are compared when these are read.
 
     Raises:
         MissingExtraError: pyarrow is not installed.
@@ -130,7 +138,7 @@ def open_part_file(path: Path, file: PartFile, policy_id: str, form: TableForm) 
     arrow, _ = arrow_libraries()
     reader: BlockReader
     try:
-        reader = _ParquetBlocks(path) if file.format == "parquet" else _ArrowBlocks(path)
+        reader = _ParquetBlocks(path, check_pages) if file.format == "parquet" else _ArrowBlocks(path)
     except (OSError, arrow.ArrowException, ValueError) as error:
         raise CheckpointError(path, f"cannot be read: {error!r:.300}") from error
     try:
@@ -167,17 +175,19 @@ def read_block(
 
 
 class _ParquetBlocks:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, check_pages: bool) -> None:
         _, parquet = arrow_libraries()
-        self._file = parquet.ParquetFile(path, page_checksum_verification=True, memory_map=True)
+        self._file = parquet.ParquetFile(path, page_checksum_verification=check_pages, memory_map=True)
         about = self._file.metadata
         self.metadata = about.metadata
         is_empty = not about.num_columns
         self.blocks = None if is_empty else [about.row_group(k).num_rows for k in range(about.num_row_groups)]
 
     def read(self, block: int, names: Collection[str]) -> dict[str, Any]:
-        table = self._file.read_row_group(block, columns=list(names), use_threads=False)
-        return {name: table.column(name).combine_chunks() for name in table.column_names}
+        table = self._file.read_row_group(block, columns=list(names))
+        columns = {name: table.column(name) for name in table.column_names}
+        # combine_chunks() copies even where there is one.
+        return {name: one.chunk(0) if one.num_chunks == 1 else one.combine_chunks() for name, one in columns.items()}
 
     def close(self) -> None:
         self._file.close()

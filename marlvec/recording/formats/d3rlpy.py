@@ -1,0 +1,95 @@
+"""d3rlpy's datasets of recordings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Discrete
+from numpy.typing import NDArray
+
+from marlvec.collect.batch import SampleBatch
+from marlvec.errors import ArgumentError
+from marlvec.extras import import_extra
+from marlvec.recording.dataset import RecordedDataset
+
+__all__ = ["to_mdp_dataset"]
+
+# d3rlpy 2.8 asks for gymnasium 1.0.0 exactly, and runs with later ones: an extra could not be installed.
+_INSTALL = "pip install --no-deps d3rlpy; pip install torch gym h5py scikit-learn structlog colorama dataclasses-json"
+_NEEDED = ("obs", "rewards", "terminated", "t", "eps_id", "agent_index")
+
+
+def to_mdp_dataset(data: RecordedDataset, policy_id: str = "main", **options: Any) -> Any:
+    """Make a d3rlpy dataset of one policy's rows, in memory.
+
+    Each agent's episode is an episode. ``terminals`` are True where the agent terminated, ``timeouts`` where its
+    recorded rows end otherwise: truncated, cut off, or with rows missing behind. d3rlpy has no final observations, and
+    so uses no last decision before a timeout. Actions are ``actions_executed`` where recorded, else ``actions``; ints
+    are discrete actions, floats continuous ones.
+
+        with marlvec.load_dataset("runs/seek") as data:
+            dataset = to_mdp_dataset(data)
+        d3rlpy.algos.DiscreteCQLConfig().create().fit(dataset, n_steps=10_000)
+
+    Args:
+        data: The recording.
+        policy_id: The policy.
+        options: For ``d3rlpy.dataset.MDPDataset``: ``action_size``, ``transition_picker`` and so on. The number of
+            discrete actions is that of the agents' action spaces, where these are known and equal.
+
+    Returns:
+        A ``d3rlpy.dataset.MDPDataset``.
+
+    Raises:
+        MissingExtraError: d3rlpy is not installed.
+        ArgumentError: Observations are not one array; actions are neither one int nor floats; or there are no rows.
+        KeyError: There is no such policy.
+        CheckpointError: A file is damaged; names it.
+    """
+    library = import_extra("d3rlpy.dataset", "to_mdp_dataset()", _INSTALL)
+    name = "actions_executed" if "actions_executed" in data[policy_id] else "actions"
+    groups = [group[policy_id] for group in data.episode_batches(columns=[*_NEEDED, name]) if policy_id in group]
+    if not groups:
+        raise ArgumentError(f"to_mdp_dataset(): expected rows of policy {policy_id!r}, there are none")
+    parts = [_with_timeouts(rows) for rows in groups]
+    rows = SampleBatch.concat(parts)
+    obs, actions = _array(rows, "obs"), _array(rows, name)
+    if is_discrete := actions.dtype.kind in "iu":
+        actions = actions.reshape(len(actions), -1)
+    if actions.dtype.kind not in "iuf" or (is_discrete and actions.shape[1] != 1):
+        got = f"{actions.shape[1:]} of {actions.dtype}"
+        raise ArgumentError(f"to_mdp_dataset(): expected one int or several floats an action, got {got}")
+    if is_discrete and (size := _action_size(data, rows)) is not None:
+        options = {"action_size": size} | options
+    return library.MDPDataset(
+        obs,
+        actions.reshape(len(actions), -1),
+        np.asarray(rows["rewards"], np.float32),
+        rows["terminated"].astype(np.float32),
+        rows["timeouts"].astype(np.float32),
+        **options,
+    )
+
+
+def _with_timeouts(rows: SampleBatch) -> SampleBatch:
+    """Rows of whole episodes, by episode, agent and time; a stretch without gaps ends in a terminal or a timeout."""
+    rows = rows.take(np.lexsort([rows["t"], rows["agent_index"], rows["eps_id"]]))
+    keys = np.stack([rows["eps_id"], rows["agent_index"], rows["t"] - np.arange(len(rows))])
+    last_B = np.append((keys[:, 1:] != keys[:, :-1]).any(axis=0), True)
+    return rows.replace(timeouts=last_B & ~rows["terminated"])
+
+
+def _array(rows: SampleBatch, name: str) -> NDArray[Any]:
+    column = rows[name]
+    if not isinstance(column, np.ndarray):
+        raise ArgumentError(f"to_mdp_dataset(): column {name!r}: expected one array, got a {type(column).__name__}")
+    return column
+
+
+def _action_size(data: RecordedDataset, rows: SampleBatch) -> int | None:
+    """Number of discrete actions of the agents that have rows; None where they have no one number."""
+    agents = data.agents or ()
+    spaces = [data.action_space(agents[k]) for k in np.unique(rows["agent_index"]).tolist() if k < len(agents)]
+    sizes = {int(space.n) if isinstance(space, Discrete) and space.start == 0 else None for space in spaces}
+    return sizes.pop() if len(sizes) == 1 else None

@@ -1,0 +1,332 @@
+"""OG-MARL's Vaults of recordings, and recordings of Vaults.
+
+OG-MARL's experience has ``observations``, ``actions``, ``rewards``, ``terminals`` and ``truncations`` (B, T, N, …), and
+``infos`` with ``state`` (B, T, …) and ``legals`` (B, T, N, k). Along T, one episode follows another. Source:
+og_marl/replay_buffers.py and og_marl/vault_utils.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
+
+from marlvec.collect.batch import MultiAgentBatch, SampleBatch
+from marlvec.errors import ArgumentError, CheckpointError
+from marlvec.external.make import make
+from marlvec.recording.dataset import RecordedDataset
+from marlvec.recording.files.part_file import Format
+from marlvec.recording.formats.vault_store import Leaf, VaultStore, leaves_of, tree_of
+from marlvec.recording.recorder import Recorder
+from marlvec.serialization.atomic_file import FilePath
+from marlvec.trees import Tree, map_tree
+
+__all__ = ["from_vault", "to_vault"]
+
+_STEPS = 1 << 16  # that are written or read together
+_COLUMNS = {
+    "obs": "observations",
+    "actions_for_env": "actions",
+    "rewards": "rewards",
+    "terminated": "terminals",
+    "truncated": "truncations",
+}
+_ACTIONS, _REWARDS, _TERMINALS, _TRUNCATIONS = [(name,) for name in list(_COLUMNS.values())[1:]]
+_ACTING, _STATE, _LEGALS = ("infos", "acting"), ("infos", "state"), ("infos", "legals")
+_OPTIONAL = {"state": _STATE, "action_mask": _LEGALS}
+
+Arrays = dict[Leaf, NDArray[Any]]
+Form = dict[Leaf, tuple[np.dtype[Any], tuple[int, ...]]]
+
+
+def to_vault(data: RecordedDataset, folder: FilePath, agents: Sequence[str] | None = None) -> int:
+    """Write a recording as an OG-MARL Vault: all episodes of all agents, one episode after another.
+
+    Actions are those that the env was given. Global states and action masks are written where they were recorded. A
+    Vault has no final observations. At time steps at which an agent does not act, its numbers are 0, its mask is True
+    and ``infos/acting`` is False. ``terminals`` and ``truncations`` stay True from an agent's last decision to the end
+    of the episode. An agent whose end is not recorded is truncated where the recording ends.
+
+        with marlvec.load_dataset("runs/seek") as data:
+            to_vault(data, "vaults/mpe/simple_spread.vlt/Seek")
+        flashbax.vault.Vault("mpe/simple_spread.vlt", vault_uid="Seek").read()
+
+    Args:
+        data: The recording.
+        folder: Where to, ``VAULTS/NAME.vlt/UID``. It must be new or empty.
+        agents: Names of the agents that make the axis N; None for all.
+
+    Returns:
+        T, the number of time steps.
+
+    Raises:
+        MissingExtraError: tensorstore is not installed.
+        ArgumentError: The folder is not empty; the recording has no episodes; agents differ in the shapes of
+            observations or actions; or a column is a tuple of arrays, or of texts, which a Vault cannot hold.
+        CheckpointError: A file of the recording is damaged; names it.
+        OSError: The folder cannot be written to.
+    """
+    path = Path(folder)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ArgumentError(f"to_vault(folder={str(path)!r}): expected a new or empty folder")
+    optional = {name: leaf for name, leaf in _OPTIONAL.items() if all(name in rows for rows in data.values())}
+    store: VaultStore | None = None
+    written = 0
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        for arrays in _joined(_experience(one, optional) for one in data.joint([*_COLUMNS, *optional], agents)):
+            if store is None:
+                store = VaultStore.create(path, _form(arrays), "to_vault()")
+            store.write(arrays, written)
+            written += len(arrays[_REWARDS])
+        if store is None:
+            raise ArgumentError(f"to_vault(): expected at least one episode, {str(data.folder)!r} has none")
+        store.finish(written, {"marlvec": {"folder": str(data.folder), "env": data.env_name}})
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    return written
+
+
+def from_vault(
+    vault: FilePath,
+    folder: FilePath,
+    format: Format = "parquet",
+    *,
+    spaces: Mapping[str, tuple[Space[Any], Space[Any]]] | None = None,
+) -> None:
+    """Record the episodes of an OG-MARL Vault, as rows of policy ``"main"``.
+
+    Nothing in the Vault is executed, and nothing outside of its folder is opened. An episode ends where all agents are
+    terminated or truncated. An agent decides until its own end; where the Vault has ``infos/acting``, as `to_vault`
+    writes it, at those time steps. A Vault has no final observations: the last row of an agent's episode has
+    ``next_obs_missing``. If the Vault ends inside an episode, that episode is truncated there. ``infos/legals`` become
+    ``action_mask``. Arrays of other names are left out; the notes of the recording name them.
+
+        from_vault("vaults/smac_v1/3m.vlt/Good", "runs/3m")
+        data = marlvec.load_dataset("runs/3m")
+
+    Args:
+        vault: The Vault's folder, ``VAULTS/NAME.vlt/UID``.
+        folder: Where to, as `Recorder` takes it.
+        format: ``"parquet"`` or ``"arrow"``.
+        spaces: Names of the agents in order, each with its observation space and action space. A Vault has neither:
+            with None, the recording has no names and spaces.
+
+    Raises:
+        MissingExtraError: tensorstore or pyarrow is not installed.
+        CheckpointError: The Vault is damaged, of another version, or not of OG-MARL's form; names the file.
+        ArgumentError: ``folder`` holds something else, or ``spaces`` has another number of agents.
+    """
+    store = VaultStore.open(Path(vault), "from_vault()")
+    used = _used_leaves(store)
+    batch_size, length, agent_num = store.shapes[_REWARDS]
+    if spaces is not None and len(spaces) != agent_num:
+        raise ArgumentError(f"from_vault(spaces={list(spaces)}): expected {agent_num} agents, got {len(spaces)}")
+    left_out = ["/".join(leaf) for leaf in store.shapes if leaf not in used]
+    notes = {"vault": str(vault), "left_out": left_out}
+    with ExitStack() as stack:
+        envs = None if spaces is None else stack.enter_context(make(spaces, num_envs=1))
+        recorder = stack.enter_context(Recorder(folder, format, envs=envs, notes=notes))
+        episodes = 0
+        for b in range(batch_size):
+            for start, moments in _pieces(store, b, length):
+                arrays = {leaf: store.read(leaf, b, start, start + len(moments.ends_T)) for leaf in used}
+                rows = _rows(arrays, moments, b, episodes)
+                recorder.write(MultiAgentBatch({"main": rows}, env_steps=len(moments.ends_T), known=("main",)))
+                episodes += int(moments.first_T.sum())
+
+
+# --- writing
+
+
+def _experience(episode: SampleBatch, optional: Mapping[str, Leaf]) -> Arrays:
+    """One episode's arrays (T, …) by leaf, as OG-MARL has them."""
+    acting_TN: NDArray[np.bool_] = episode["acting"]
+    length, agent_num = acting_TN.shape
+    has_acted_N = acting_TN.any(axis=0)
+    last_N = np.where(has_acted_N, length - 1 - acting_TN[::-1].argmax(axis=0), 0)
+    over_TN = np.arange(length)[:, None] >= last_N
+    ends_N = {name: episode[name][last_N, np.arange(agent_num)] for name in ("terminated", "truncated")}
+    terminated_N = ends_N["terminated"] | ~has_acted_N  # an agent without a decision is over from the start
+    truncated_N = ends_N["truncated"] | ~terminated_N
+    found: Arrays = {}
+    for column, name in _COLUMNS.items():
+        for keys, leaf in leaves_of(episode[column]):
+            _check_leaf(leaf, keys, column)
+            found[(name, *keys)] = leaf
+    found |= {_TERMINALS: over_TN & terminated_N, _TRUNCATIONS: over_TN & truncated_N, _ACTING: acting_TN}
+    for column, leaf in optional.items():
+        found[leaf] = episode[column]
+    if _LEGALS in found:
+        found[_LEGALS] = found[_LEGALS] | ~acting_TN[..., None]
+    return found
+
+
+def _check_leaf(leaf: Any, keys: Leaf, column: str) -> None:
+    if isinstance(leaf, tuple):
+        raise ArgumentError(f"to_vault(): column {column!r}: expected arrays or dicts, got a tuple; flatten it first")
+    if leaf.dtype.kind not in "biuf":
+        raise ArgumentError(f"to_vault(): column {column!r}: expected bools, ints or floats, got {leaf.dtype}")
+    if any("." in key for key in keys):
+        raise ArgumentError(f"to_vault(): column {column!r}: expected keys without a dot, got {keys}; rename them")
+
+
+def _form(arrays: Arrays) -> Form:
+    return {leaf: (array.dtype, array.shape[1:]) for leaf, array in arrays.items()}
+
+
+def _joined(episodes: Iterator[Arrays]) -> Iterator[Arrays]:
+    """Episodes one after another, some ten thousand time steps at a time."""
+    waiting: list[Arrays] = []
+    steps = 0
+    form: Form = {}
+    for one in episodes:
+        if (got := _form(one)) != (form := form or got):
+            differs = next(leaf for leaf in {**form, **got} if form.get(leaf) != got.get(leaf))
+            raise ArgumentError(
+                f"to_vault(): {'/'.join(differs)} is not of one dtype and shape in all episodes: expected "
+                f"{form.get(differs)}, got {got.get(differs)}; choose agents= that fit together"
+            )
+        waiting.append(one)
+        steps += len(one[_REWARDS])
+        if steps >= _STEPS:
+            yield {leaf: np.concatenate([each[leaf] for each in waiting]) for leaf in one}
+            waiting, steps = [], 0
+    if waiting:
+        yield {leaf: np.concatenate([each[leaf] for each in waiting]) for leaf in waiting[0]}
+
+
+# --- reading
+
+
+class _Moments(NamedTuple):
+    """Flags of consecutive time steps.
+
+    Attributes:
+        first_T, ends_T: (T,) whether an episode begins or ends with the time step.
+        acting_TN, terminated_TN, truncated_TN: (T, N) an agent's flags.
+    """
+
+    first_T: NDArray[np.bool_]
+    ends_T: NDArray[np.bool_]
+    acting_TN: NDArray[np.bool_]
+    terminated_TN: NDArray[np.bool_]
+    truncated_TN: NDArray[np.bool_]
+
+    def before(self, stop: int) -> _Moments:
+        """The first time steps."""
+        return _Moments(*(flags[:stop] for flags in self))
+
+
+def _used_leaves(store: VaultStore) -> list[Leaf]:
+    """Leaves that rows are made of, once their shapes fit together."""
+    shapes = store.shapes
+    place = store.folder / "metadata.json"
+    observations = [leaf for leaf in shapes if leaf[0] == "observations"]
+    if missing := [leaf[0] for leaf in (_ACTIONS, _REWARDS, _TERMINALS) if leaf not in shapes]:
+        raise CheckpointError(
+            place, f"is not of OG-MARL's form: it lacks {missing}, it has {sorted(map('/'.join, shapes))}"
+        )
+    if not observations:
+        raise CheckpointError(place, "is not of OG-MARL's form: it lacks ['observations']")
+    per_agent = [
+        leaf for leaf in (*observations, _ACTIONS, _TERMINALS, _TRUNCATIONS, _ACTING, _LEGALS) if leaf in shapes
+    ]
+    expected = shapes[_REWARDS]
+    for leaf in per_agent:
+        is_flag = leaf in (_TERMINALS, _TRUNCATIONS, _ACTING)
+        if len(expected) != 3 or shapes[leaf][:3] != expected or (is_flag and len(shapes[leaf]) != 3):
+            raise CheckpointError(
+                place,
+                f"is not of OG-MARL's form: expected {'/'.join(leaf)} of (B, T, N) as rewards are, {expected}, got "
+                f"{shapes[leaf]}",
+            )
+    if _STATE in shapes and shapes[_STATE][:2] != expected[:2]:
+        raise CheckpointError(place, f"is not of OG-MARL's form: infos/state is of {shapes[_STATE]}")
+    return [*per_agent, _REWARDS, *([_STATE] if _STATE in shapes else [])]
+
+
+def _pieces(store: VaultStore, b: int, length: int) -> Iterator[tuple[int, _Moments]]:
+    """Whole episodes, some ten thousand time steps at a time: number of the first time step, and flags."""
+    start, size = 0, _STEPS
+    while start < length:
+        stop = min(length, start + size)
+        moments = _moments(store, b, start, stop)
+        if stop < length:
+            ends = np.flatnonzero(moments.ends_T)
+            if not len(ends):  # an episode longer than that
+                size *= 2
+                continue
+            moments = moments.before(int(ends[-1]) + 1)
+        yield start, moments
+        start, size = start + len(moments.ends_T), _STEPS
+
+
+def _moments(store: VaultStore, b: int, start: int, stop: int) -> _Moments:
+    def flags(leaf: Leaf) -> NDArray[np.bool_]:
+        return store.read(leaf, b, start, stop).astype(np.bool_)  # OG-MARL's are of several dtypes
+
+    terminated_TN = flags(_TERMINALS)
+    truncated_TN = flags(_TRUNCATIONS) if _TRUNCATIONS in store.shapes else np.zeros_like(terminated_TN)
+    over_TN: NDArray[np.bool_] = terminated_TN | truncated_TN
+    ends_T = np.asarray(over_TN.all(axis=1))
+    first_T = np.concatenate([[True], ends_T[:-1]])
+    if _ACTING in store.shapes:
+        acting_TN = flags(_ACTING)
+    else:  # until its end: at no earlier time step of the episode it was over
+        before_TN = over_TN.cumsum(axis=0) - over_TN
+        begin_T = np.maximum.accumulate(np.where(first_T, np.arange(len(first_T)), 0))
+        acting_TN = before_TN == before_TN[begin_T]
+    return _Moments(first_T, ends_T, acting_TN, terminated_TN, truncated_TN)
+
+
+def _rows(arrays: Arrays, moments: _Moments, env_id: int, episodes: int) -> SampleBatch:
+    """Rows of whole episodes, as a collector gives them: by agent, then by time."""
+    agent_B, moment_B = np.nonzero(moments.acting_TN.T)
+    n, (length, agent_num) = len(agent_B), moments.acting_TN.shape
+    eps_id_T = episodes + moments.first_T.cumsum() - 1
+    env_t_T = np.arange(length) - np.maximum.accumulate(np.where(moments.first_T, np.arange(length), 0))
+    eps_id_B, env_t_B, numbers_B = eps_id_T[moment_B], env_t_T[moment_B], np.arange(n)
+    fragment_B = eps_id_B * agent_num + agent_B
+    first_B = np.diff(fragment_B, prepend=-1) != 0
+    last_B = np.diff(fragment_B, append=-1) != 0
+    next_B = np.where(last_B, numbers_B, numbers_B + 1)
+    terminated_B = moments.terminated_TN[moment_B, agent_B] & last_B
+    truncated_B = (moments.truncated_TN[moment_B, agent_B] | ~terminated_B) & last_B
+    actions_B = arrays[_ACTIONS][moment_B, agent_B]
+    obs: Tree = {leaf[1:]: array[moment_B, agent_B] for leaf, array in arrays.items() if leaf[0] == "observations"}
+    obs = obs[()] if () in obs else tree_of(obs)
+    columns: dict[str, Tree] = {
+        "obs": obs,
+        "actions": actions_B,
+        "actions_for_env": actions_B,
+        "rewards": arrays[_REWARDS][moment_B, agent_B].astype(np.float64),
+        "next_obs": map_tree(lambda leaf: leaf[next_B], obs),
+        "terminated": terminated_B,
+        "truncated": truncated_B,
+        "next_obs_missing": last_B,
+    }
+    if _STATE in arrays:
+        state_B = arrays[_STATE][moment_B]
+        columns |= {"state": state_B, "next_state": state_B[next_B]}
+    if _LEGALS in arrays:
+        mask_B = arrays[_LEGALS][moment_B, agent_B] != 0
+        columns |= {"action_mask": mask_B, "next_action_mask": mask_B[next_B] | last_B[:, None]}
+    columns |= {
+        "t": numbers_B - np.maximum.accumulate(np.where(first_B, numbers_B, 0)),
+        "env_t": env_t_B,
+        "next_env_t": np.where(last_B, env_t_B + 1, env_t_B[next_B]),
+        "eps_id": eps_id_B,
+        "unroll_id": fragment_B,
+        "env_id": np.full(n, env_id),
+        "agent_index": agent_B,
+        "policy_version": np.zeros(n, np.int64),
+    }
+    return SampleBatch(columns)
