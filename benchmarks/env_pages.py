@@ -1,13 +1,15 @@
 """Write the pages of env families, docs/families/, with a frame of each env, from the envs themselves.
 
 Run ``python benchmarks/env_pages.py`` with the extras of ``make test``; ``python benchmarks/env_pages.py mpe`` writes
-one family. Titles, introductions and what rewards are for come from ``env_pages.toml``.
+one family, and ``.venv-interop/overcooked/bin/python benchmarks/env_pages.py overcooked`` the one that is installed
+elsewhere. Titles, introductions and what rewards are for come from ``env_pages.toml``. Without a display pyglet draws
+through EGL.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import inspect
 import os
 import time
@@ -18,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # before pygame is imported
+if "DISPLAY" not in os.environ:
+    os.environ.setdefault("PYGLET_HEADLESS", "1")  # before pyglet is imported
 
 import numpy as np
 from PIL import Image
@@ -145,6 +149,9 @@ def main() -> None:
     parser.add_argument("family", nargs="*", default=list(FAMILIES), choices=list(FAMILIES))
     warnings.simplefilter("ignore")
     for family in parser.parse_args().family:
+        if (package := FAMILIES[family].get("package")) and importlib.util.find_spec(package) is None:
+            print(f"{package} is not installed: docs/families/{family}.md stays as it is")
+            continue
         write(family)
         print(f"docs/families/{family}.md")
 

@@ -47,7 +47,7 @@ class NativeEnvView:
 
     def render(self) -> Any:
         """Let the reference draw this env."""
-        return self.reference().render()
+        return self._of.render(self._i, self.render_mode)
 
     def reference(self) -> Any:
         """Build the reference env in the state that this env is in: a copy, independent of it."""

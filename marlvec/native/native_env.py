@@ -151,6 +151,8 @@ class NativeEnv(ABC):
         state_names: Arrays (N, …) that the next steps of an env depend on, besides its random stream and its rows:
             attributes, or ``"attribute.field"`` of a NamedTuple. Each class names its own, and ``()`` where it has
             none beyond those of its bases; the states of a class that does not say cannot be saved.
+        viewer_names: Attributes in which the reference keeps its window: `render` hands it on to the next reference,
+            as each window costs memory that is never given back.
         num_envs: N.
         rng: (N, 6) uint64, one numpy random stream (PCG64) per env, seeded by the runner; see
             `marlvec.native.rng_kernels`. It goes on from one episode to the next.
@@ -166,9 +168,11 @@ class NativeEnv(ABC):
     metadata: Mapping[str, Any] = {}
     has_infos: bool = False
     state_names: tuple[str, ...]
+    viewer_names: tuple[str, ...] = ()
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
+        self._viewer: dict[str, Any] = {}
         self.rng = fresh_streams(num_envs)
 
     def attach(self, rows: Rows) -> None:
@@ -233,6 +237,15 @@ class NativeEnv(ABC):
             ArgumentError: There is no such thing.
         """
         raise refuse(self.name, "an env object per env (render, get_attr)")
+
+    def render(self, i: int, render_mode: str | None) -> Any:
+        """Let the reference draw env ``i``."""
+        env = self.reference(i, render_mode)
+        for name, value in self._viewer.items():
+            setattr(env, name, value)
+        frame = env.render()
+        self._viewer = {name: getattr(env, name) for name in self.viewer_names}
+        return frame
 
     def state_obstacle(self) -> str | None:
         """Why the states of these envs cannot be saved, or None if they can."""

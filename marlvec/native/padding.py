@@ -135,6 +135,10 @@ class PaddedNativeEnv(NativeEnv):
         """Build the reference env, which is not padded."""
         return self._env.reference(i, render_mode)
 
+    def render(self, i: int, render_mode: str | None) -> Any:
+        """Let the reference draw env ``i``, which is not padded."""
+        return self._env.render(i, render_mode)
+
     def _show(self, ids: Ids) -> None:
         """Copy the envs' own observations into the first corner of the padded ones; the rest stays zero."""
         rows = rows_of(ids)

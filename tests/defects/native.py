@@ -45,7 +45,13 @@ def native_state_of_the_first_env(patch: Patch) -> None:
     patch.setattr(NativeShard, "set_state", first)
 
 
-@found_by("tests/native/test_foraging.py")
+@found_by("tests/native/test_grids.py")
+def native_env_draws_each_frame_in_a_new_window(patch: Patch) -> None:
+    """A compiled env does not hand its reference's window on, so that each frame opens one."""
+    patch.setattr(Foraging, "viewer_names", ())
+
+
+@found_by("tests/native/test_grids.py", "tests/native/test_foraging.py")
 def foraging_forgets_where_players_stood(patch: Patch) -> None:
     """In each episode of foraging all cells are free, also those where players stood at the end of the last one."""
     reset = Foraging.reset

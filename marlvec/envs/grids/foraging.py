@@ -1,4 +1,4 @@
-"""lbforaging's env, whose grid observations today's Gymnasium refuses as they stand."""
+"""lbforaging's env, with frames, and with grid observations, which today's Gymnasium refuses as they stand."""
 
 from __future__ import annotations
 
@@ -12,11 +12,24 @@ __all__ = ["ForagingEnv"]
 
 
 class ForagingEnv(environment.ForagingEnv):  # type: ignore[misc]  # Any where lbforaging is not installed
-    """lbforaging's ``ForagingEnv``; with ``grid_observation=True`` it can be built, too.
+    """lbforaging's ``ForagingEnv``.
 
-    lbforaging 2.0.0 says that the space of its three planes has the shape ``(3,)``, which Gymnasium refuses. Bounds,
-    observations and everything else are lbforaging's own.
+    With ``grid_observation=True`` it can be built, too: lbforaging 2.0.0 says that the space of its three planes has
+    the shape ``(3,)``, which Gymnasium refuses. With ``render_mode="rgb_array"``, which lbforaging does not know,
+    ``render()`` returns a frame. Bounds, observations and everything else are lbforaging's own.
     """
+
+    metadata = {**environment.ForagingEnv.metadata, "render_modes": ["human", "rgb_array"]}
+
+    def render(self, mode: str | None = None) -> Any:
+        """Draw the env.
+
+        Args:
+            mode: ``"rgb_array"`` returns a frame, ``"human"`` opens a window; None: as ``render_mode`` says.
+        """
+        if self.viewer is not None:  # lbforaging wipes the window that was drawn in last, which may be another env's
+            self.viewer.window.switch_to()
+        return super().render(mode or self.render_mode or "human")
 
     def _get_observation_space(self) -> Space[Any]:
         if not self._grid_observation:

@@ -34,6 +34,8 @@ class Warehouse(warehouse.Warehouse):  # type: ignore[misc]  # Any where rware i
         Args:
             mode: ``"rgb_array"`` returns a frame, ``"human"`` opens a window; None: as ``render_mode`` says.
         """
+        if self.renderer is not None:  # rware wipes the window that was drawn in last, which may be another env's
+            self.renderer.window.switch_to()
         return super().render(mode or self.render_mode or "human")
 
 

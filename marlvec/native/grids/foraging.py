@@ -66,7 +66,8 @@ class Foraging(NativeEnv):
     """
 
     name = "ForagingEnv"
-    metadata = {"render_modes": ["human"], "render_fps": 5}
+    metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 5}
+    viewer_names = ("viewer", "_rendering_initialized")
     state_names = ("pos", "level", "foods", "food_num", "spawned", "steps", "begun")
 
     def __init__(

@@ -69,6 +69,7 @@ class Warehouse(NativeEnv):
 
     name = "Warehouse"
     metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 10}
+    viewer_names = ("renderer",)
     state_names = (
         "place",
         "heading",
