@@ -55,7 +55,7 @@ class Recorder(Callback):
 
     Args:
         folder: Where to. It must be new or empty, or hold a recording to ``append`` to.
-        format: ``"parquet"``: small files; or ``"arrow"``: uncompressed, twice the size, written in a quarter of the
+        format: ``"parquet"``: small files; or ``"arrow"``: uncompressed, twice the size, written in a third of the
             time, and read without a copy.
         envs: The envs, to note their agents and spaces where batches are written by hand. A collector gives its own.
         append: Whether to go on with a recording: another session, of the same envs.

@@ -63,7 +63,21 @@ def recorded_files_not_checked(patch: Patch) -> None:
 @found_by(DATASET)
 def minibatches_drop_what_is_left_of_a_window(patch: Patch) -> None:
     """Rows that make no minibatch at the end of a window come in none."""
-    patch.setattr(_Window, "keep", lambda self, rows_B: setattr(self, "rows", 0))
+    patch.setattr(_Window, "drop", lambda self, stop: setattr(self, "rows", 0))
+
+
+@found_by(DATASET)
+def minibatches_whose_columns_have_other_orders(patch: Patch) -> None:
+    """Each second column is left in its order where the others are mixed."""
+    mix = _Window.mix
+
+    def partly(self: _Window, order_B: Any) -> None:
+        kept = {name: array.copy() for name, array in list(self._arrays.items())[1::2]}
+        mix(self, order_B)
+        for name, array in kept.items():
+            self._arrays[name][...] = array
+
+    patch.setattr(_Window, "mix", partly)
 
 
 @found_by(DATASET)
