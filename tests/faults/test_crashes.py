@@ -122,7 +122,8 @@ def is_quiet(pid: int, threads: int) -> bool:
 
     def runs() -> list[str]:
         tasks = Path(f"/proc/{pid}/task").iterdir()
-        return [line for task in tasks for line in (task / "status").read_text().splitlines() if "ctxt_switches" in line]
+        lines = [line for task in tasks for line in (task / "status").read_text().splitlines()]
+        return [line for line in lines if "ctxt_switches" in line]
 
     before = runs()
     time.sleep(0.02)
