@@ -1,4 +1,4 @@
-"""Many collectors, in processes of this machine or of many, and one learner: see `Collectors`."""
+"""Many collectors, in processes on one machine or several, and one learner: see `Collectors`."""
 
 from marlvec.collect.metrics.collector_stats import CollectorStats
 from marlvec.distributed.accounting.ledger import Accounting

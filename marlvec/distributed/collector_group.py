@@ -1,4 +1,4 @@
-"""`CollectorGroup`: the processes of collectors, their requests and their answers."""
+"""`CollectorGroup`: collectors' processes, requests and answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from marlvec.vector.faults.restarts import RestartBudget, RestartLimit
 __all__ = ["CollectorGroup", "LostCollector", "RemoteCollector"]
 
 _LOG = logging.getLogger("marlvec")
-_LATE_ANSWERS = 2.0  # seconds to fetch what a collector had answered before it was lost
+_LATE_ANSWERS = 2.0  # seconds to fetch the last answers of a lost collector
 
 
 @dataclass(slots=True)
@@ -38,23 +38,22 @@ class RemoteCollector:
     """One collector.
 
     Attributes:
-        index: Its number.
-        epoch: How often it was built before.
-        place: Where it is; None before it was first begun.
-        handle: The engine's; None: there is none now.
-        pid: Its process, where it has one.
-        tickets: By request, oldest first.
-        since: When the oldest request began to run, as far as is known.
-        is_masked: Whether it stays away.
-        is_reported: Whether its loss was raised to the caller.
-        why: What ended it; None: nothing has since it was last begun, or Ctrl-C has, which is not its fault.
-        merged: Number of the last merged state that it was sent.
-        changes: Numbers of the changes of policies that it was sent.
-        differs: Why its policies are not those of others, where they are not, and it must be restarted.
-        resume: Where the engine finds the state, and the weights, that it is to be built with next, at the place that
-            it has; None: it begins.
-        in_doubt: Whether a request to it, or an answer, is being noted. Where that is so later, Ctrl-C came meanwhile,
-            and what it was asked for, or has answered, is not known.
+        index: Number of the collector.
+        epoch: Number of earlier builds.
+        place: Its place; None before its first start.
+        handle: The engine's handle; None while it does not run.
+        pid: Id of its process; None without a process.
+        tickets: Tickets by request id, oldest first.
+        since: Time when its oldest request began to run, as far as known.
+        is_masked: Whether it is never restarted.
+        is_reported: Whether the caller got an error for its loss.
+        why: Why it ended; None while it runs, or if Ctrl-C ended it.
+        merged: Number of the last merged state sent to it.
+        changes: Numbers of the policy changes sent to it.
+        differs: Why its policies differ from the other collectors' (it must be restarted); else None.
+        resume: References to the state and weights for its next build, at its current place; None: it starts afresh.
+        in_doubt: True while a request or an answer is recorded. If it is still True later, Ctrl-C came meanwhile, and
+            its requests and answers are unknown.
     """
 
     index: int
@@ -79,7 +78,7 @@ class LostCollector:
     """A collector that was lost.
 
     Attributes:
-        place: Which.
+        place: Place of the collector.
         why: The reason, as in `Accounting.lost_by`.
         requests: How many requests were lost with it.
     """
@@ -90,25 +89,25 @@ class LostCollector:
 
 
 class CollectorGroup:
-    """Builds collectors, sends them requests, takes their answers in order, and ends those that are hung.
+    """Builds collectors, sends requests, receives answers in order, and ends hung collectors.
 
     Args:
-        engine: Where they run.
+        engine: Runs the collectors.
         build: The caller's function, pickled.
         ledger: The accounting of requests.
-        entropy: What seeds follow from.
+        entropy: Source of all seeds.
         timeout: Seconds a request may run.
-        limit: How often one of them may be restarted.
-        merged: Asked for what all have learnt together, and the number of that state.
-        log: The changes of policies that all of them make.
+        limit: Restart limit of one collector.
+        merged: Returns the merged connector states, and their number.
+        log: Policy changes that all collectors make.
 
     Attributes:
-        collectors: By index.
-        started: What the first one said when it was built.
-        answers: By request, of those that are held.
-        replies: What collectors have last replied to `question`, by index.
-        losses: Collectors lost since callbacks were last called.
-        builds: Places built since callbacks were last called.
+        collectors: Collectors by index.
+        started: The first collector's `Started` reply.
+        answers: Held answers by request id.
+        replies: Last replies to `question`, by index.
+        losses: Collectors lost since the last callbacks.
+        builds: Places built since the last callbacks.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class CollectorGroup:
         self._engine, self._build, self._ledger = engine, build, ledger
         self._entropy, self._timeout, self._merged = entropy, timeout, merged
         self._budget, self._log = RestartBudget(limit), log
-        self._commands: dict[int, int | None] = {}  # number of a change by request; None of a question
+        self._commands: dict[int, int | None] = {}  # change number by request id; None for a question
         self._streams: dict[int, Place] = {}
         self.collectors: dict[int, RemoteCollector] = {}
         self.started: Started | None = None
@@ -137,30 +136,30 @@ class CollectorGroup:
 
     @property
     def active(self) -> list[int]:
-        """Indices of the collectors that take requests."""
+        """Indices of collectors that accept requests."""
         return [collector.index for collector in self.collectors.values() if not collector.is_masked]
 
     def place_of(self, stream: int) -> Place:
-        """The place that has a stream of ids.
+        """Return the place that owns a stream of ids.
 
         Raises:
-            KeyError: No place has it.
+            KeyError: No place owns it.
         """
         return self._streams[stream]
 
     # --- building
 
     def new(self, index: int) -> RemoteCollector:
-        """A collector to be built. Where one of its number has left it counts on, or seeds would come again."""
+        """Return an unbuilt collector. It continues the epochs of its number's last collector: seeds never repeat."""
         built = (place.incarnation for place in self._streams.values() if place.index == index)
         return RemoteCollector(index, max(built, default=-1))
 
     def build(self, collectors: list[RemoteCollector], num_collectors: int) -> None:
-        """Build these, all at once.
+        """Build some collectors concurrently.
 
         Raises:
-            CollectorDied: One has died too often.
-            Exception: What ``build`` raised; others are built, and the next call tries again.
+            CollectorDied: A collector died too often.
+            Exception: ``build`` raised it; the other collectors are built, and the next call retries.
         """
         errors: list[BaseException] = []
         unready = {collector.index: collector for collector in collectors}
@@ -177,7 +176,7 @@ class CollectorGroup:
                     errors.append(wrong)
                     continue
                 del unready[collector.index]
-        finally:  # also after Ctrl-C: those that have not started are built once more
+        finally:  # also after Ctrl-C: collectors that have not started are rebuilt
             for collector in unready.values():
                 if collector.handle is not None:
                     self._engine.kill(collector.handle)
@@ -203,11 +202,11 @@ class CollectorGroup:
         return self._engine.submit(collector.handle, Start(place, self._build, state, wants, replayed, *resume))
 
     def _await_start(self, collector: RemoteCollector, ticket: Any, num_collectors: int) -> Started | Raised:
-        """What a collector says when it is built; where it dies meanwhile, the next one in its place.
+        """Return a collector's `Started` reply; if it dies first, restart it and wait again.
 
         Raises:
-            CollectorDied: Too often, also where the limit's seconds are less than a few timeouts take: one that no
-                machine has room for would be begun for ever.
+            CollectorDied: It died too often. Limits with a time window shorter than a few timeouts count, too: a
+                collector that fits on no machine would be restarted for ever.
         """
         for begun in count(1):
             try:
@@ -225,9 +224,9 @@ class CollectorGroup:
                 self.allow_restart(collector)
                 ticket = self._begin(collector, num_collectors)
                 continue
-            assert isinstance(reply, Started | Raised)  # that is what was asked
+            assert isinstance(reply, Started | Raised)  # the type of the expected reply
             return reply
-        raise AssertionError  # it counts without an end
+        raise AssertionError  # an endless counter
 
     def _check_started(self, collector: RemoteCollector, started: Started) -> None:
         known = self.started
@@ -244,35 +243,35 @@ class CollectorGroup:
         self.builds.append(collector.place)
 
     def allow_restart(self, collector: RemoteCollector) -> None:
-        """Count one more incarnation, and wait as long as the limit says.
+        """Count one more incarnation, and wait the limit's delay.
 
         Raises:
-            CollectorDied: That were too many.
+            CollectorDied: The limit is reached.
         """
         _, text = collector.why or ("died", "")
         pause = self._budget.try_restart(collector.index, text)
         if pause is None:
             raise self.death(collector, self._budget.history(collector.index))
         self._ledger.note_restart()
-        collector.why = None  # it is counted, also where Ctrl-C comes now
+        collector.why = None  # counted, even if Ctrl-C comes now
         time.sleep(pause)
 
     def death(self, collector: RemoteCollector, more: str = "") -> CollectorDied:
-        """The error that says what happened to it."""
+        """Return the error that describes a collector's end."""
         reason, text = collector.why or ("died", "")
         kind = CollectorTimeout if reason == "timeout" else CollectorDied
         return kind(
             f"collector {collector.index}, incarnation {collector.epoch}: {text} {more}".rstrip(), collector.index
         )
 
-    # --- asking
+    # --- requests
 
     def send_changes(self, index: int, number: int | None = None) -> None:
-        """Send what a collector has not been sent of the changes of policies.
+        """Send a collector the policy changes that it has not been sent.
 
         Args:
-            index: Its index. One that is lost is sent them when it is built.
-            number: One more change, which no collector has made yet.
+            index: Index of the collector. A lost collector gets them when it is rebuilt.
+            number: A further change, which no collector has made yet.
         """
         collector = self.collectors[index]
         if collector.handle is None:
@@ -284,25 +283,25 @@ class CollectorGroup:
             self.ask(entry, Command(entry.id, index, collector.epoch, self._log[change]))
 
     def question(self, index: int, content: GetState | CheckState) -> None:
-        """Ask a collector something; what it says will be in `replies`."""
+        """Send a collector a question; its reply will be in `replies`."""
         entry = self.issue(index, 0, 0)
         self._commands[entry.id] = None
         self.ask(entry, Command(entry.id, index, entry.epoch, content))
 
     @property
     def has_commands(self) -> bool:
-        """Whether a change of policies, or a question, is outstanding."""
+        """Whether a policy change or a question is outstanding."""
         self._commands = {key: number for key, number in self._commands.items() if key in self._ledger}
         return bool(self._commands)
 
     def issue(self, index: int, amount: int, base: int) -> Entry:
-        """Note a request, which `ask` is to send."""
+        """Record a request, for `ask` to send."""
         collector = self.collectors[index]
         collector.in_doubt = True
         return self._ledger.issue(index, collector.epoch, amount, base)
 
     def ask(self, entry: Entry, request: Request | Command) -> None:
-        """Send a request that was noted."""
+        """Send a recorded request."""
         collector = self.collectors[entry.collector]
         if not collector.tickets:
             collector.since = time.monotonic()
@@ -310,13 +309,13 @@ class CollectorGroup:
         collector.in_doubt = False
 
     def end_doubtful(self, take: Callable[[int, Answer | None], None]) -> list[BaseException]:
-        """End those at which Ctrl-C has come between two stores. They are built once more, which is no restart.
+        """End collectors whose records Ctrl-C left unfinished. Rebuilding them does not count as a restart.
 
         Args:
-            take: As for `receive`.
+            take: Called with a collector's index and its held answer; with None if it raised.
 
         Returns:
-            What collectors raised.
+            Exceptions that collectors raised.
         """
         raised: list[BaseException] = []
         for collector in self.collectors.values():
@@ -326,17 +325,17 @@ class CollectorGroup:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether there is something to `receive`."""
+        """Whether an answer is awaited."""
         return any(collector.tickets for collector in self.collectors.values())
 
     def receive(self, take: Callable[[int, Answer | None], None]) -> list[BaseException]:
         """Wait until a collector has answered, has died, or has timed out.
 
         Args:
-            take: Called with the index of a collector and its answer, once that is held; with None where it raised.
+            take: Called with a collector's index and its held answer; with None if it raised.
 
         Returns:
-            What collectors raised.
+            Exceptions that collectors raised.
         """
         oldest = {
             collector.index: next(iter(collector.tickets.items()))
@@ -373,7 +372,7 @@ class CollectorGroup:
         unsent: UnsentError,
         take: Callable[[int, Answer | None], None],
     ) -> list[BaseException]:
-        """What a command said is gone; where rows are, those that follow would follow on a gap, and it ends."""
+        """Handle an answer that could not be sent: a command's is dropped; after lost rows the collector ends."""
         if request_id in self._commands:
             return self._hold(collector, request_id, Answer(request_id, collector.epoch, raised=unsent.raised), take)
         return [unsent.raised.exception(), *self._end(collector, unsent.reason, str(unsent), take)]
@@ -381,7 +380,7 @@ class CollectorGroup:
     def _hold(
         self, collector: RemoteCollector, request_id: int, answer: Any, take: Callable[[int, Answer | None], None]
     ) -> list[BaseException]:
-        assert isinstance(answer, Answer)  # that is what was asked
+        assert isinstance(answer, Answer)  # the type of the expected reply
         collector.since, was_in_doubt, collector.in_doubt = time.monotonic(), collector.in_doubt, True
         raised = self._note(collector, request_id, answer, take)
         collector.in_doubt = was_in_doubt
@@ -391,7 +390,7 @@ class CollectorGroup:
         self, collector: RemoteCollector, request_id: int, answer: Answer, take: Callable[[int, Answer | None], None]
     ) -> list[BaseException]:
         if answer.raised is None and request_id not in self._commands:
-            self.answers[request_id] = answer  # before the ledger says that it is held
+            self.answers[request_id] = answer  # before the ledger lists it as held
         self._ledger.hold(answer.id, answer.epoch)
         collector.tickets.pop(request_id)
         if answer.id in self._commands:
@@ -403,7 +402,7 @@ class CollectorGroup:
             if number is None:
                 self.replies[collector.index] = answer
             else:
-                if not self._log.take(number, answer):  # it could not make a change, or Ctrl-C has undone one
+                if not self._log.take(number, answer):  # it failed to make a change, or Ctrl-C has undone a change
                     collector.differs = "interrupted" if answer.raised is None else "raised"
             return []
         if answer.raised is None:
@@ -416,10 +415,10 @@ class CollectorGroup:
     def _end(
         self, collector: RemoteCollector, reason: LostReason, text: str, take: Callable[[int, Answer | None], None]
     ) -> list[BaseException]:
-        """End a collector. What it had answered before is kept; what follows on a lost answer is lost, too."""
+        """End a collector. Earlier answers are kept; answers after a lost answer are lost, too."""
         may_be_late = reason != "timeout" and not collector.in_doubt
         collector.in_doubt = True
-        if collector.handle is not None:  # else Ctrl-C has come here before
+        if collector.handle is not None:  # else Ctrl-C has interrupted this function before
             self._engine.kill(collector.handle)
         raised: list[BaseException] = []
         while collector.tickets and may_be_late:
@@ -428,7 +427,7 @@ class CollectorGroup:
                 raised += self._hold(collector, request_id, self._engine.take(ticket, _LATE_ANSWERS), take)
             except (LostError, ProtocolError):
                 break
-        # Also a command whose answer was not noted to the end: it is held for a moment.
+        # Also a command whose answer was not fully recorded: it is briefly held.
         own = (entry for entry in self._ledger if entry.collector == collector.index)
         first, *rest = [*(entry.id for entry in own if entry.held is None or not entry.amount), -1]
         gone = self._ledger.lose([first], reason) + self._ledger.lose(rest, "after_a_loss")
@@ -450,10 +449,10 @@ class CollectorGroup:
     # --- saved
 
     def get_state(self, states: Mapping[int, Any]) -> State:
-        """All but what is in the collectors themselves.
+        """Return the group's state, with the given states of its collectors.
 
         Args:
-            states: What these have said, by index.
+            states: Collectors' states by index.
         """
         places = [[p.index, p.incarnation, p.stream, p.seed, p.num_collectors] for p in self._streams.values()]
         collectors = [
@@ -472,15 +471,15 @@ class CollectorGroup:
     def prepare(
         self, state: State, answers: dict[int, Answer], stored: Mapping[int, tuple[Any, Any]]
     ) -> Callable[[], None]:
-        """Look at what `get_state` gave; returns what ends all collectors, and has those of the state be built next.
+        """Validate a state; return a function that ends all collectors, and has the state's collectors be built.
 
         Args:
-            state: That.
-            answers: Those that were held.
-            stored: By index, where the engine finds each collector's own state, and the weights of that moment.
+            state: A state from `get_state`.
+            answers: The held answers.
+            stored: By index, the engine's references to each collector's state and to the saved weights.
 
         Raises:
-            ArgumentError: It is none.
+            ArgumentError: ``state`` is not from `get_state`.
         """
         where = "the collectors"
         check_fields(state, ("entropy", "places", "collectors"), where)
@@ -520,17 +519,17 @@ class CollectorGroup:
     # --- the end
 
     def leave(self, index: int) -> None:
-        """A collector that has nothing to do is not needed any more."""
+        """Stop an idle collector that is no longer needed."""
         collector = self.collectors.pop(index)
         if collector.handle is not None:
             self._engine.stop(collector.handle)
 
     def close(self) -> None:
-        """End all of them."""
+        """End all collectors."""
         for index in list(self.collectors):
             self.leave(index)
         self._engine.close()
 
     def forget_delivered(self) -> None:
-        """Drop answers that the ledger does not have any more."""
+        """Drop answers that the ledger no longer holds."""
         self.answers = {key: answer for key, answer in self.answers.items() if key in self._ledger}

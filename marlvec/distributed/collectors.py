@@ -1,4 +1,4 @@
-"""`Collectors`: many collectors, asked for their parts of one batch."""
+"""`Collectors`: one batch from many collectors."""
 
 from __future__ import annotations
 
@@ -50,57 +50,57 @@ Build = Callable[[Place], Collector]
 
 
 class Collectors(StatefulCollectors, BatchSource):
-    """Many collectors, each in a process of its own on this machine or another, asked for their parts of one batch.
+    """Collects one batch from many collectors, each in its own process on this machine or another.
 
-    The caller's process is the *head*. It asks collectors for fragments, joins them into the batch that a learner
-    takes, and counts what it requested: whatever dies, ``requested == delivered + lost + outstanding`` (see
-    `accounting`), no row comes twice, and within an episode no row is missing between two others. It starts no thread:
-    what collectors are to do while the learner learns is asked for before `collect` returns.
+    The caller's process is the *head*. It requests fragments from collectors, joins them into a batch for the learner,
+    and counts its requests: whatever dies, ``requested == delivered + lost + outstanding`` (see `accounting`), no row
+    comes twice, and no episode has a gap between two rows. The head starts no thread: work for collectors during
+    learning is requested before `collect` returns.
 
-    A collector that dies is restarted with another seed and ids of its own; the episodes that ran in it are lost.
+    A collector that dies is restarted with a new seed and new ids; its running episodes are lost.
 
     Args:
-        build: ``build(place) -> Collector``, called where the collector is to run, and pickled by value. The collector
-            and its envs then belong to the process they are in, which closes them.
-        num_collectors: How many.
-        backend: ``"ray"``: actors of the Ray cluster that this process is connected to; where it is not, of one on this
-            machine that ends with `close`, or, where several use it, with that of the last. Needs
-            ``marlvec[distributed]``. ``"sync"``: all in this process, one after the other; the reference, and the way
-            to debug.
-        sync: Whether each batch has a share of every collector, made with the present weights, and joined in the order
-            of collectors: the same numbers every time, on both backends. (For another number of collectors they are
-            others.) Else batches are made of fragments in the order in which they come.
-        fragment: Env steps, or whatever `collect` is asked for, of one request; where ``sync`` is False alone. None:
-            the first batch's over ``num_collectors``.
-        max_in_flight: How many requests a collector may have, the running one included; likewise.
-        max_policy_lag: How many versions older than the present weights those may be that a fragment was asked for
-            with, when it is handed out; likewise. What would get too old is waited for, nothing is dropped. 0:
-            collectors wait while the learner learns. None: no bound.
+        build: ``build(place) -> Collector``, pickled by value and called in the collector's process, which owns the
+            collector and its envs, and closes them.
+        num_collectors: Number of collectors.
+        backend: ``"ray"``: actors of the Ray cluster to which this process is connected; if it is not connected, of a
+            new cluster on this machine, which ends when the last `Collectors` that uses it is closed. Needs
+            ``marlvec[distributed]``. ``"sync"``: all in this process, one after the other; for reference and
+            debugging.
+        sync: True: each batch has a share of every collector, collected with the current weights and joined in the
+            order of collectors: the same numbers in every run, on both backends. (They depend on the number of
+            collectors.) False: batches consist of fragments in order of arrival.
+        fragment: Amount of one request, in the unit of `collect`; only for ``sync=False``. None: the first batch's
+            amount divided by ``num_collectors``.
+        max_in_flight: Most requests of one collector, the running one included; only for ``sync=False``.
+        max_policy_lag: Most versions between a fragment's request and its delivery; only for ``sync=False``. `collect`
+            waits for fragments that would get too old; none is dropped. 0: collectors wait while the learner learns.
+            None: no bound.
         timeout: Seconds that a request may run before its collector counts as hung and is ended; ``math.inf``: never.
-        on_fault: What happens where a collector is lost. ``"restart"``: it is restarted, and what was lost is asked
-            for again. ``"mask"``: it stays away, and others make up for it. ``"raise"``: `CollectorDied` is raised;
-            calling again goes on as ``"restart"`` would.
+        on_fault: Reaction to a lost collector. ``"restart"``: restart it, and request the lost amount again.
+            ``"mask"``: continue without it; the other collectors deliver its share. ``"raise"``: raise
+            `CollectorDied`; the next call continues like ``"restart"``.
         max_restarts: How often one collector may be restarted: a count, or a `marlvec.RestartLimit`.
-        sync_states: With every how many batches what connectors have learnt (`marlvec.connectors.NormalizeObs`, …) is
-            merged and given to all; None: never. What learner connectors of ``build`` learn stays where they are.
-        learner_connectors: Between the joined batch and the learner, as `marlvec.Collector` takes them. Those that
-            `build` gives a collector run there, over its own rows, and must not look across a whole batch.
-        callbacks: Called on the head: for batches, for episodes that are handed out with them, and for collectors that
-            start or are lost. Callbacks for what happens beside the envs are given to the collector in ``build``.
-        seed: What all places' seeds follow from; None: from the operating system.
-        window: Number of last episodes that metrics are over.
+        sync_states: Batches between two merges of connectors' statistics (`marlvec.connectors.NormalizeObs`, …), which
+            all collectors get; None: never. Statistics of ``build``'s learner connectors are not merged.
+        learner_connectors: Run over the joined batch, in the same form as for `marlvec.Collector`. Learner connectors
+            of ``build`` run in each collector, over its own rows; they must not need the whole batch.
+        callbacks: Called on the head: for batches, for the episodes in them, and for collectors that start or are lost.
+            Pass callbacks with other hooks (steps, resets) to the collector in ``build``.
+        seed: Source of all places' seeds; None: from the operating system.
+        window: Number of last episodes in the metrics.
         remote_args: For Ray's ``Actor.options``: a dict, or a function of the place; one CPU each by default.
 
     Raises:
-        ArgumentError: An argument is wrong, or ``build`` does not return collectors that fit together.
+        ArgumentError: An argument is wrong, or the collectors that ``build`` returns do not fit together.
         MissingExtraError: ray is not installed.
         SerialisationError: ``build`` cannot be pickled.
         CollectorDied: A collector died too often while it was built.
-        Exception: What ``build`` raises.
+        Exception: Raised by ``build``.
 
     Attributes:
-        metrics: Of all that was handed out, over the last episodes of all collectors. ``env_id`` counts in each
-            collector for itself.
+        metrics: Metrics of all returned batches, over the last episodes of all collectors. Each collector counts its
+            ``env_id`` from 0.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Collectors(StatefulCollectors, BatchSource):
         try:
             self._grow(number)
             started = self._group.started
-            assert started is not None  # the first one was built
+            assert started is not None  # the first collector was built
             self._policies = HeadPolicies(started, learner_connectors, engine.put)
             self.metrics = Metrics(started.agents, started.policies, window=episodes)
         except BaseException:
@@ -178,29 +178,29 @@ class Collectors(StatefulCollectors, BatchSource):
         agent_steps: int | None = None,
         episodes: int | None = None,
     ) -> MultiAgentBatch:
-        """Collect one batch. Give exactly one amount, as to `marlvec.Collector.collect`.
+        """Collect one batch. Pass exactly one amount, as to `marlvec.Collector.collect`.
 
-        Where collectors are in truncate mode the batch holds exactly so many env steps, whatever dies. In complete mode
-        it may hold more, as each collector's part does.
+        If collectors are in truncate mode, the batch holds exactly this amount, whatever dies. In complete mode it may
+        hold more, as each collector's part may.
 
         Args:
-            steps: An amount of what ``count_by`` of the collectors names.
+            steps: An amount in the unit of the collectors' ``count_by``.
             env_steps: An amount of env steps.
             agent_steps: An amount of decisions with a known outcome.
             episodes: A number of episodes.
 
         Returns:
-            The rows of all collectors, those of one after those of another, each collector's in order.
+            The rows of all collectors, collector by collector, each in order.
 
         Raises:
-            ArgumentError: Not exactly one positive amount; or no multiple of ``fragment``.
-            CollectorDied: See ``on_fault`` and ``max_restarts``; the call may be made again.
-            Exception: What a collector raises (an env, a policy, a connector or a callback there), with its notes: its
-                rows come with its next answer. What ``build``, a learner connector or a callback raises here. Nothing
-                that is on the head is lost: calling again goes on.
-            KeyboardInterrupt: Likewise.
-            StateError: A batch of another amount is unfinished, after one of these.
-            ClosedError: It is closed.
+            ArgumentError: Not exactly one positive amount; or not a multiple of ``fragment``.
+            CollectorDied: See ``on_fault`` and ``max_restarts``; calling again continues.
+            Exception: Raised in a collector (by an env, policy, connector or callback), with its notes: the rows come
+                with its next answer. Or raised on the head by ``build``, a learner connector or a callback. The head
+                loses no rows: calling again continues.
+            KeyboardInterrupt: Ctrl-C. The head loses no rows: calling again continues.
+            StateError: After such an exception, the unfinished batch has another amount.
+            ClosedError: `close` was called.
         """
         return self._fill(BatchSchedule(self._goal("collect", steps, env_steps, agent_steps, episodes), None))
 
@@ -211,7 +211,7 @@ class Collectors(StatefulCollectors, BatchSource):
     def _fill(self, schedule: BatchSchedule, *, show: Callable[[int], object] | None = None) -> MultiAgentBatch:
         self._check_ready_for("collect")
         goal = schedule.next_goal
-        assert goal is not None  # callers ask only where something is left
+        assert goal is not None  # callers check first that requests are left
         self._raise()
         self._group.forget_delivered()
         self._restart_missing()
@@ -230,7 +230,7 @@ class Collectors(StatefulCollectors, BatchSource):
     def _hand_out(
         self, chosen: list[int], goal: SampleTarget, schedule: BatchSchedule, show: Callable[[int], object] | None
     ) -> MultiAgentBatch:
-        """Make the batch. Until the last stores it is not delivered, and comes again next time."""
+        """Make the batch. If interrupted before its last assignments, it is not delivered, and comes again."""
         answers = [self._group.answers[request_id] for request_id in chosen]
         parts = [part for answer in answers for part in answer.parts]
         deltas = [answer.delta for answer in answers if answer.delta is not None]
@@ -251,7 +251,7 @@ class Collectors(StatefulCollectors, BatchSource):
             done = schedule.done_with(goal, batch)
             if show is not None:
                 show(done)
-            self._ledger.state, schedule.done = ledger_state, done  # not interrupted: stores alone
+            self._ledger.state, schedule.done = ledger_state, done  # assignments only: Ctrl-C cannot split them
         except BaseException as error:
             metrics.collectors = before[1]
             metrics.show(before[0])
@@ -284,17 +284,17 @@ class Collectors(StatefulCollectors, BatchSource):
             self._group.ask(entry, request)
 
     def _receive(self) -> None:
-        """Wait for the first answer, or loss; what a collector raises is kept for `_raise`."""
+        """Wait for the first answer or loss; keep collectors' exceptions for `_raise`."""
         self._raised += self._group.end_doubtful(self._take)
         if self._group.is_awaited:
             self._raised += self._group.receive(self._take)
         self._report()
 
     def _raise(self) -> None:
-        """Raise what collectors have raised.
+        """Raise the exceptions of collectors.
 
         Raises:
-            Exception: That.
+            Exception: A collector raised it.
         """
         raised, self._raised = self._raised, []
         if raised:
@@ -309,7 +309,7 @@ class Collectors(StatefulCollectors, BatchSource):
     # --- starting and losing collectors
 
     def _restart_missing(self) -> None:
-        """Restart those that are lost, as ``on_fault`` says.
+        """Restart or mask lost collectors, as ``on_fault`` requires.
 
         Raises:
             CollectorDied: See ``on_fault``.
@@ -324,7 +324,7 @@ class Collectors(StatefulCollectors, BatchSource):
             return
         if self._on_fault == "mask":
             for collector in lost:
-                collector.is_masked = collector.why is not None  # else Ctrl-C has come while it was built
+                collector.is_masked = collector.why is not None  # else Ctrl-C came while it was built
             if not self._group.active:
                 raise self._group.death(next(iter(self._group.collectors.values())), "It was the last one.")
             lost = [collector for collector in lost if not collector.is_masked]
@@ -358,19 +358,19 @@ class Collectors(StatefulCollectors, BatchSource):
             self._callbacks.collector_start(group.builds.pop(0))
 
     def resize(self, num_collectors: int) -> None:
-        """Have another number of collectors, between two batches.
+        """Change the number of collectors, between two batches.
 
-        New ones have ids and seeds of their own. Those that leave, the last ones, first deliver what they were asked
-        for, which is in the next batches, and then close their envs.
+        New collectors have new ids and seeds. If there are fewer, the last ones first deliver their requests, into the
+        next batches, and then close their envs.
 
         Args:
-            num_collectors: How many.
+            num_collectors: Number of collectors.
 
         Raises:
-            ArgumentError: It is no positive number.
-            CollectorDied: As `collect`.
-            Exception: What ``build`` raises.
-            ClosedError: It is closed.
+            ArgumentError: ``num_collectors`` is not a positive integer.
+            CollectorDied: See ``on_fault`` and ``max_restarts``.
+            Exception: Raised by ``build``.
+            ClosedError: `close` was called.
         """
         self._check_open()
         number = count_from(num_collectors, f"resize({num_collectors!r})")
@@ -385,7 +385,7 @@ class Collectors(StatefulCollectors, BatchSource):
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Where the collectors are that are there now."""
+        """Places of the current collectors."""
         collectors = self._group.collectors.values()
         return tuple(
             collector.place for collector in collectors if collector.place is not None and collector.handle is not None
@@ -393,17 +393,17 @@ class Collectors(StatefulCollectors, BatchSource):
 
     @property
     def pids(self) -> tuple[int | None, ...]:
-        """Their processes, in the order of collectors; None where that is this one, or where one is lost."""
+        """Process ids in the order of collectors; None for this process, or a lost collector."""
         return tuple(collector.pid for collector in self._group.collectors.values())
 
     def place_of(self, eps_id: int) -> Place:
-        """Which collector made an episode or a fragment, also where it is lost or has left.
+        """Return the place of the collector that made an episode or fragment, even if the collector is gone.
 
         Args:
             eps_id: An ``eps_id`` or ``unroll_id``.
 
         Returns:
-            The place that its collector was built at.
+            The place at which its collector was built.
 
         Raises:
             KeyError: No collector has made it.
@@ -412,27 +412,27 @@ class Collectors(StatefulCollectors, BatchSource):
 
     @property
     def accounting(self) -> Accounting:
-        """What was asked for, and what became of it, up to the last batch that was handed out."""
+        """Return the accounting of requests, up to the last returned batch."""
         return self._ledger.accounting
 
     # --- weights
 
     def set_weights(self, weights: Mapping[str, Any]) -> int:
-        """Give all collectors weights of some policies; each takes them with the next request that it is sent.
+        """Send all collectors weights of some policies; they apply from each collector's next request.
 
-        Rows that were decided by these have the new version in ``policy_version``. Those on their way are not touched.
+        Rows decided with them have the new version in ``policy_version``. Requests on their way keep the old weights.
 
         Args:
-            weights: By policy id, as `marlvec.Policy.get_weights` gives them.
+            weights: By policy id, from `marlvec.Policy.get_weights`.
 
         Returns:
             The new version.
 
         Raises:
-            ArgumentError: There is no such policy.
-            SerialisationError: They cannot be pickled.
-            StateError: A fragment on its way would get older than ``max_policy_lag``: call `collect` first.
-            ClosedError: It is closed.
+            ArgumentError: A policy does not exist.
+            SerialisationError: The weights cannot be pickled.
+            StateError: An outstanding fragment would exceed ``max_policy_lag``: call `collect` first.
+            ClosedError: `close` was called.
         """
         self._check_open()
         bases = [entry.base for entry in self._ledger.fragments]
@@ -441,7 +441,7 @@ class Collectors(StatefulCollectors, BatchSource):
 
     @property
     def version(self) -> int:
-        """Number of the present weights, from 0: those that the first collector was built with."""
+        """Version of the current weights; 0 is the version with which the first collector was built."""
         return self._policies.version
 
     # --- policies that come and go
@@ -458,30 +458,30 @@ class Collectors(StatefulCollectors, BatchSource):
         frozen: bool = False,
         policy_mapping: PolicyMapping | None = None,
     ) -> None:
-        """Add a policy to all collectors, in order with what they were asked for; restarted ones get it, too.
+        """Add a policy to all collectors, after their earlier requests; restarted collectors get it, too.
 
-        The policy and its connectors are pickled together, so a connector that knows the policy knows the copy beside
-        it. What ``like`` copies is that of the first collector, so all have the same of it.
+        The policy and its connectors are pickled together, so references between them are kept. ``like`` copies the
+        first collector's connectors, so all collectors have equal ones.
 
         Args:
-            policy_id: Its id, one that was never used here.
-            policy: As `marlvec.Collector.add_policy` takes it.
-            like: Id of a policy whose connectors it gets copies of: those in collectors, and those of the head.
-            agent_connectors: Its own chain in collectors, instead.
-            action_connectors: Likewise.
-            learner_connectors: Likewise, and none that look across a whole batch.
+            policy_id: Id of the policy; it must never have been used here.
+            policy: The policy, as for `marlvec.Collector.add_policy`.
+            like: Id of a policy whose connectors are copied, those in collectors and those of the head.
+            agent_connectors: Its chain in collectors, instead of a copy.
+            action_connectors: Its chain in collectors, instead of a copy.
+            learner_connectors: Its chain in collectors, instead of a copy; they must not need the whole batch.
             frozen: Whether it is never trained.
-            policy_mapping: A function that says who plays in episodes that begin from now on; None: that of ``build``,
-                which may look into the ``policies`` of its collector.
+            policy_mapping: The policy mapping of episodes that begin from now on; None: the mapping of ``build``, which
+                may read its collector's ``policies``.
 
         Raises:
-            ArgumentError: The id was used; or as `marlvec.Collector.add_policy`.
-            KeyError: There is no policy ``like``.
-            StateError: ``policy_mapping`` is given, and that of ``build`` is fixed.
+            ArgumentError: The id was used before; or see `marlvec.Collector.add_policy`.
+            KeyError: The policy ``like`` does not exist.
+            StateError: ``policy_mapping`` is given, but the mapping of ``build`` is fixed.
             SerialisationError: The policy, a connector or the function cannot be pickled.
-            CollectorDied: See ``on_fault``. It was not added.
-            Exception: What the first collector raises that gets it. It was not added.
-            ClosedError: It is closed.
+            CollectorDied: See ``on_fault``. The policy was not added.
+            Exception: The first collector that adds it raised. The policy was not added.
+            ClosedError: `close` was called.
         """
         self._check_open()
         known = self._policies
@@ -496,21 +496,21 @@ class Collectors(StatefulCollectors, BatchSource):
         self._change(AddPolicy(policy_id, content, like, frozen, _mapping(policy_mapping)), note)
 
     def remove_policy(self, policy_id: str, *, policy_mapping: PolicyMapping | None = None) -> None:
-        """Remove a policy: each collector does once it plays in no running episode there, without a further call.
+        """Remove a policy: each collector removes it once no running episode there uses it, without a further call.
 
-        Rows of it that no batch holds yet still come, under its id.
+        Its rows that are in no batch yet still come, under its id.
 
         Args:
-            policy_id: Which.
-            policy_mapping: A function that says who plays in episodes that begin from now on, which must not name it;
-                None: that of ``build`` does not any more.
+            policy_id: Id of the policy.
+            policy_mapping: The policy mapping of episodes that begin from now on, which must not name the policy; None:
+                the mapping of ``build`` no longer names it.
 
         Raises:
-            KeyError: There is no such policy.
-            StateError: It plays by a fixed mapping.
+            KeyError: The policy does not exist.
+            StateError: A fixed mapping names it.
             SerialisationError: The function cannot be pickled.
-            CollectorDied: See ``on_fault``. It was not removed.
-            ClosedError: It is closed.
+            CollectorDied: See ``on_fault``. The policy was not removed.
+            ClosedError: `close` was called.
         """
         self._check_open()
         self._policies.find(policy_id)
@@ -523,16 +523,16 @@ class Collectors(StatefulCollectors, BatchSource):
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Ids of the policies that there are now."""
+        """Ids of the current policies."""
         self._log.note_confirmed()
         return tuple(self._policies.ids)
 
     @property
     def policies_to_train(self) -> PoliciesToTrain:
-        """Which policies get batches, as `marlvec.Collector.policies_to_train`; may be set between calls.
+        """Policies with batches, as in `marlvec.Collector.policies_to_train`; may be set between calls.
 
-        A function is pickled, and called in the collectors. Episodes that run already, and what is on its way, change
-        with the next request of a collector.
+        A function is pickled, and called in the collectors. A change applies from each collector's next request, to
+        running episodes, too.
         """
         return self._policies.trained
 
@@ -547,15 +547,15 @@ class Collectors(StatefulCollectors, BatchSource):
         self._change(TrainPolicies(pickled(given, "policies_to_train")), note)
 
     def _change(self, content: PolicyChange, note: Callable[[], None]) -> None:
-        """Have all collectors make a change, the first one before the others.
+        """Make a change in all collectors, first in one, then in the others.
 
         Args:
             content: The change.
-            note: Called once the first one has made it, or twice where Ctrl-C comes meanwhile: from then on all make
-                it, also after Ctrl-C.
+            note: Called once the first collector has made it (twice if Ctrl-C comes meanwhile): from then on all make
+                it, even after Ctrl-C.
         """
         group, log = self._group, self._log
-        self._await_changes()  # one may have made what Ctrl-C has undone
+        self._await_changes()  # a collector may have made a change that Ctrl-C has undone
         number = log.add(content, note)
         try:
             while not log.is_confirmed(number):
@@ -578,7 +578,7 @@ class Collectors(StatefulCollectors, BatchSource):
     # --- the end
 
     def close(self) -> None:
-        """End all collectors. What was outstanding is lost. May be called twice."""
+        """End all collectors. Outstanding requests are lost. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -598,7 +598,7 @@ class Collectors(StatefulCollectors, BatchSource):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("these collectors are closed")
-        self._log.note_confirmed()  # Ctrl-C may have come before that was done
+        self._log.note_confirmed()  # Ctrl-C may have kept an earlier call from it
 
 
 def _plan(fragment: int | None, max_in_flight: int, max_policy_lag: int | None, *, sync: bool) -> Plan:

@@ -1,4 +1,4 @@
-"""`HeadCallbacks`: callbacks on the head, for what is handed out, and for collectors that start and are lost."""
+"""`HeadCallbacks`: callbacks on the head: for returned batches, and for collectors that start or are lost."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class HeadCallbacks:
     """The callbacks of `Collectors`.
 
     Args:
-        callbacks: In the order in which they are called.
+        callbacks: Callbacks, in calling order.
 
     Raises:
-        ArgumentError: Something is no callback, or has only hooks that are called beside the envs.
+        ArgumentError: A value is not a callback, or has only hooks that collectors call.
 
     Attributes:
         callbacks: As given.
@@ -43,10 +43,10 @@ class HeadCallbacks:
                 )
 
     def sample_end(self, records: Iterable[EpisodeRecord], batch: MultiAgentBatch, metrics: Metrics) -> None:
-        """A batch is ready, with these episodes' ends.
+        """Call callbacks for a finished batch and the episodes that end in it.
 
         Raises:
-            BaseException: What a callback raised, with a note that names it.
+            BaseException: A callback raised it; a note names the callback.
         """
         if self._listeners["on_episode_end"]:
             for record in records:
@@ -57,11 +57,11 @@ class HeadCallbacks:
         self._call("on_sample_end", batch, metrics)
 
     def collector_start(self, place: Place) -> None:
-        """A collector was built."""
+        """Call callbacks for a built collector."""
         self._call("on_collector_start", place)
 
     def collector_lost(self, loss: LostCollector) -> None:
-        """A collector was lost."""
+        """Call callbacks for a lost collector."""
         self._call("on_collector_lost", loss.place, loss.why, loss.requests)
 
     def _call(self, hook: str, *what: Any) -> None:

@@ -1,4 +1,4 @@
-"""`HeadPolicies`: what the head knows of policies: which there are, their weights, and their learner connectors."""
+"""`HeadPolicies`: the head's record of policies: ids, weights and learner connectors."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class HeadPolicies:
     """The policies that all collectors have.
 
     Args:
-        started: What the first collector said when it was built.
-        learner_connectors: As `Collectors` was given them.
+        started: The first collector's `Started` reply.
+        learner_connectors: The argument of `Collectors`.
         put: Stores a value where all collectors can fetch it.
 
     Attributes:
         ids: Policy ids, in order.
-        trained: As `marlvec.Collector.policies_to_train`.
-        learner_connectors: Pipeline by policy id; a policy that has none is left out.
-        weights: The present weights by policy id, of those that have some.
-        reference: Where collectors find them.
-        version: Their number.
+        trained: Policies with batches, as in `marlvec.Collector.policies_to_train`.
+        learner_connectors: Pipeline by policy id; policies without learner connectors are left out.
+        weights: The current weights by policy id, of policies with weights.
+        reference: The engine's reference to the weights.
+        version: Version of the weights.
     """
 
     def __init__(self, started: Started, learner_connectors: Connectors, put: Callable[[Any], Any]) -> None:
@@ -52,17 +52,17 @@ class HeadPolicies:
         self.reference, self.version = put(self.weights), 0
 
     def set_weights(self, weights: Mapping[str, Any], bases: Sequence[int], max_lag: int | None) -> None:
-        """Have a new version.
+        """Set new weights as the next version.
 
         Args:
-            weights: By policy id; others keep theirs.
-            bases: The versions that fragments on their way were asked for with.
-            max_lag: How old they may get.
+            weights: Weights by policy id; other policies keep theirs.
+            bases: Versions at the requests of outstanding fragments.
+            max_lag: Greatest lag of a fragment.
 
         Raises:
-            ArgumentError: There is no such policy.
-            SerialisationError: They cannot be pickled.
-            StateError: One would get older.
+            ArgumentError: A policy does not exist.
+            SerialisationError: The weights cannot be pickled.
+            StateError: A fragment would exceed ``max_lag``.
         """
         if not isinstance(weights, Mapping):
             raise ArgumentError(f"weights must be a dict by policy id, got {weights!r:.200}")
@@ -73,7 +73,7 @@ class HeadPolicies:
                 f"fragments that were asked for with version {min(bases)} are on their way, and version "
                 f"{self.version + 1} would make them older than max_policy_lag={max_lag}: call collect() first"
             )
-        try:  # a copy: what the caller's learner does to its arrays later is for a later version
+        try:  # a copy: later changes to the learner's arrays belong to a later version
             own = pickle.loads(cloudpickle.dumps(dict(weights)))
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise SerialisationError(f"weights of {list(weights)} cannot be pickled: {error}") from error
@@ -84,20 +84,20 @@ class HeadPolicies:
     # --- policies that come and go
 
     def find(self, policy_id: str) -> None:
-        """Check that there is a policy.
+        """Check that a policy exists.
 
         Raises:
-            KeyError: There is none; lists those there are.
+            KeyError: It does not exist; lists the existing policies.
         """
         if policy_id not in self.ids:
             raise KeyError(f"no policy {policy_id!r}; the policies are {self.ids}")
 
     def learner_connectors_with(self, policy_id: str, like: str | None) -> dict[str, LearnerPipeline]:
-        """The pipelines with one for a new policy.
+        """Return all pipelines, with a pipeline for a new policy.
 
         Raises:
-            ArgumentError: The id is none, or was used; or its pipeline is not clear.
-            KeyError: There is no policy ``like``.
+            ArgumentError: The id is invalid or was used before; or its pipeline is ambiguous.
+            KeyError: The policy ``like`` does not exist.
         """
         if not isinstance(policy_id, str):
             raise ArgumentError(f"a policy id must be a string, got {policy_id!r}")
@@ -118,12 +118,12 @@ class HeadPolicies:
         )
 
     def add(self, policy_id: str, learner_connectors: dict[str, LearnerPipeline]) -> None:
-        """There is one more."""
+        """Add a policy."""
         self.learner_connectors = learner_connectors
         self.ids = list(dict.fromkeys((*self.ids, policy_id)))
 
     def remove(self, policy_id: str) -> None:
-        """There is one less."""
+        """Remove a policy."""
         self._removed.add(policy_id)
         self.ids = [name for name in self.ids if name != policy_id]
         self.weights.pop(policy_id, None)
@@ -132,7 +132,7 @@ class HeadPolicies:
     # --- saved
 
     def get_state(self) -> State:
-        """The weights, their version, the ids that may not be used again, and what learner connectors have learnt."""
+        """Return weights, their version, used ids, and the state of learner connectors."""
         return {
             "version": self.version,
             "weights": copy.deepcopy(self.weights),
@@ -141,14 +141,14 @@ class HeadPolicies:
         }
 
     def prepare(self, state: State, loader: StateLoader) -> Callable[[], None]:
-        """Look at what `get_state` gave; returns what puts it in place, but for learner connectors.
+        """Validate a state from `get_state`; return a function that installs it, except for learner connectors.
 
         Args:
-            state: That.
-            loader: Is called with what these are to learn.
+            state: A state from `get_state`.
+            loader: Called with the learner connectors' states.
 
         Raises:
-            ArgumentError: It is none, or one of other policies.
+            ArgumentError: ``state`` is not from `get_state`, or of other policies.
         """
         where = "the policies of the head"
         check_fields(state, ("version", "weights", "removed", "learner_connectors"), where)

@@ -1,4 +1,4 @@
-"""Joining what several collectors brought into the batch that a learner takes."""
+"""Joins the rows of several collectors into the learner's batch."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["joined", "oldest_row", "stats_after"]
 def joined(
     parts: Sequence[MultiAgentBatch], learner_connectors: Mapping[str, LearnerPipeline], known: Sequence[str]
 ) -> MultiAgentBatch:
-    """All rows in one batch, in the order of the parts, and through the learner connectors of the head.
+    """Join all rows into one batch, in the order of parts; run the head's learner connectors.
 
     Args:
-        parts: What collectors brought; at least one.
-        learner_connectors: Pipeline by policy id; a policy that has none is left as it is.
+        parts: The collectors' batches; at least one.
+        learner_connectors: Pipeline by policy id; rows of other policies stay unchanged.
         known: Ids of all policies.
 
     Raises:
         ArgumentError: The parts differ in their columns.
-        Exception: What a learner connector raises, with a note. Nothing is lost.
+        Exception: A learner connector raised it, with a note. No rows are lost.
     """
     batch = MultiAgentBatch.concat(parts)
     found = dict(batch.items())
@@ -49,21 +49,21 @@ def stats_after(
     answers: Sequence[Answer],
     version: int,
 ) -> tuple[CollectorStats, ...]:
-    """What each collector did, once these answers are handed out.
+    """Return each collector's statistics after the delivery of some answers.
 
     Args:
-        known: What they did before.
-        restarts: Of each collector that there is, by its index.
+        known: The statistics before.
+        restarts: Restarts of each existing collector, by index.
         entries: The ledger's entries of the answers.
         answers: The answers, in the same order.
-        version: The present version of the weights.
+        version: Current version of the weights.
     """
     before = {stats.index: stats for stats in known}
     found = {i: replace(before.get(i, CollectorStats(i)), restarts=count) for i, count in restarts.items()}
     lags: dict[int, int] = {}
     for entry, answer in zip(entries, answers, strict=True):
         index, (waited, worked) = entry.collector, answer.seconds
-        if index not in found:  # it has left
+        if index not in found:  # the collector has left
             continue
         lags[index] = max(lags.get(index, 0), version - entry.base)
         stats = found[index]
@@ -78,7 +78,7 @@ def stats_after(
 
 
 def oldest_row(parts: Sequence[MultiAgentBatch], policies: Sequence[str]) -> int | None:
-    """The least version of the weights that decided a row of these policies; None: there is no row."""
+    """Return the lowest weight version that decided a row of these policies; None without rows."""
     found = [
         int(part[name].policy_version.min())
         for part in parts

@@ -1,4 +1,4 @@
-"""`MergeRounds`: what connectors of all collectors have learnt, gathered, merged and given back, round by round."""
+"""`MergeRounds`: gathers, merges and sends back the statistics of all collectors' connectors, in rounds."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["MergeRounds"]
 
 
 class MergeRounds:
-    """One round at a time: each collector is asked once to hand over, and all that came is merged.
+    """Runs one round at a time: each collector hands its statistics over once, and all of them are merged.
 
-    A collector that dies before it has handed over brought nothing: what it had learnt alone is gone. One that is built
-    meanwhile has what was merged before from birth. A collector takes over the merged state with the next request that
-    it gets, so it has, before it is asked to hand over again.
+    If a collector dies before it hands over, its own statistics are lost. A collector built during a round starts with
+    the last merged state. Each collector gets the merged state with its next request, so always before it hands
+    over again.
 
     Args:
-        every: Begin a round with every so many batches; None: never.
+        every: Batches between two rounds; None: no rounds.
 
     Attributes:
         every: As given.
-        merged: Policy id to the states of its agent and action connectors; None: nothing was merged yet.
-        number: How many rounds were merged.
+        merged: Policy id to the states of its agent and action connectors; None before the first merge.
+        number: Number of merged rounds.
     """
 
     def __init__(self, every: int | None) -> None:
@@ -43,7 +43,7 @@ class MergeRounds:
         self.number = 0
 
     def note_batch(self, indices: Collection[int]) -> None:
-        """A batch is begun, for which these collectors are asked."""
+        """Record that a batch begins, with requests to these collectors."""
         if self.every is None:
             return
         if self._batches % self.every == 0 and not self._asked and not self._unasked:
@@ -51,7 +51,7 @@ class MergeRounds:
         self._batches += 1
 
     def ask(self, index: int) -> tuple[bool, bool]:
-        """Whether the next request to a collector is to hand over, and to give its pipelines, too."""
+        """Return whether a collector's next request must hand over statistics, and whether to send its pipelines."""
         if index not in self._unasked:
             return False, False
         self._unasked.discard(index)
@@ -59,7 +59,7 @@ class MergeRounds:
         return True, self._lacks_chains
 
     def take(self, index: int, handed: HandedOver | None) -> None:
-        """A collector has answered a request that asked for it, or was lost: None."""
+        """Take a collector's statistics; None if the collector was lost."""
         if handed is None:
             self._unasked.discard(index)
         elif index in self._asked:
@@ -69,13 +69,13 @@ class MergeRounds:
             self._merge()
 
     def forget(self, policy_id: str) -> None:
-        """A policy was removed."""
+        """Forget a removed policy."""
         self._chains.pop(policy_id, None)
         if self.merged is not None:
             self.merged = {name: states for name, states in self.merged.items() if name != policy_id}
 
     def get_state(self) -> State:
-        """All but the pipelines, which collectors give once more."""
+        """Return the state without pipelines, which collectors send again."""
         return {
             "batches": self._batches,
             "asked": sorted(self._asked),
@@ -86,10 +86,10 @@ class MergeRounds:
         }
 
     def prepare(self, state: State) -> Callable[[], None]:
-        """Look at what `get_state` gave; returns what puts it in place.
+        """Validate a state from `get_state`; return a function that installs it.
 
         Raises:
-            ArgumentError: It is none.
+            ArgumentError: ``state`` is not from `get_state`.
         """
         where = "the merging of states"
         check_fields(state, ("batches", "asked", "unasked", "came", "merged", "number"), where)
@@ -116,11 +116,11 @@ class MergeRounds:
         merged = dict(self.merged or {})
         self._lacks_chains = False
         for name in dict.fromkeys(name for handed in came for name in handed.states):
-            if name not in self._chains:  # it hands over the same once more
+            if name not in self._chains:  # it hands over the same statistics again
                 self._lacks_chains = True
                 continue
             sides = zip(*(handed.states[name] for handed in came if name in handed.states), strict=True)
             merged[name] = tuple(
                 chain.merge_states(states) for chain, states in zip(self._chains[name], sides, strict=True)
             )
-        self._came, self.merged, self.number = {}, merged, self.number + 1  # not interrupted: stores alone
+        self._came, self.merged, self.number = {}, merged, self.number + 1  # assignments only: Ctrl-C cannot split them

@@ -1,4 +1,4 @@
-"""`Place`: which collector a function that builds one is to build."""
+"""`Place`: describes the collector to build."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _STREAM = 0x706C616365  # "place"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which collector is built; its numbers are those of this incarnation alone.
+    """The collector to build; each incarnation has its own stream and seed.
 
     Attributes:
-        index: Number of the collector, 0 to ``num_collectors - 1``.
-        incarnation: How often it was built before.
-        stream: What its ``eps_id`` and ``unroll_id`` begin with; `marlvec.Collector` gets it.
-        seed: For envs and policies: a function of the head's seed, the index and the incarnation.
-        num_collectors: How many there are.
+        index: Number of the collector, from 0 to ``num_collectors - 1``.
+        incarnation: Number of earlier builds.
+        stream: Prefix of its ``eps_id`` and ``unroll_id``; pass it to `marlvec.Collector`.
+        seed: Seed for envs and policies, computed from the head's seed, the index and the incarnation.
+        num_collectors: Number of collectors.
     """
 
     index: int
@@ -31,6 +31,6 @@ class Place:
 
 
 def seed_at(entropy: int, index: int, incarnation: int) -> int:
-    """The seed of a place."""
+    """Return the seed of a place."""
     sequence = np.random.SeedSequence(entropy, spawn_key=(_STREAM, index, incarnation))
     return int(sequence.generate_state(1, np.uint64)[0])

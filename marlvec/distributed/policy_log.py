@@ -1,4 +1,4 @@
-"""`PolicyLog`: the changes of policies that all collectors have, in order."""
+"""`PolicyLog`: the policy changes that all collectors make, in order."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["PolicyLog"]
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """One change.
+    """One policy change.
 
     Attributes:
-        content: What it is.
-        change: What is sent.
-        is_confirmed: Whether a collector has made it. From then on all are to make it.
-        error: What the first collector raised.
-        note: Called once it is confirmed; None: it was.
+        content: The change itself.
+        change: The message to collectors.
+        is_confirmed: Whether a collector has made it; from then on all must make it.
+        error: The first collector's exception.
+        note: Function to call once it is confirmed; None after the call.
     """
 
     content: PolicyChange
@@ -38,10 +38,10 @@ class _Entry:
 
 
 class PolicyLog:
-    """Changes that all collectors make before their next request, and those that are restarted before their first one.
+    """Changes that all collectors make before their next request; restarted collectors before their first.
 
-    The first collector to get a change decides. What it raises is raised to the caller, and nothing has changed. Once
-    it has made the change, all others are to make it; one that cannot is restarted, as collectors may not differ.
+    The first collector to get a change decides. If it raises, the caller gets the exception, and nothing has changed.
+    Once it has made the change, all others must make it; if one cannot, it is restarted, as collectors may not differ.
 
     Args:
         put: Stores a value where all collectors can fetch it.
@@ -53,11 +53,11 @@ class PolicyLog:
         self._count = 0
 
     def add(self, content: PolicyChange, note: Callable[[], None]) -> int:
-        """Note a change that no collector has made yet, and return its number.
+        """Record a change that no collector has made yet; return its number.
 
         Args:
             content: The change.
-            note: For `note_confirmed`.
+            note: Function that `note_confirmed` calls.
         """
         number, self._count = self._count, self._count + 1
         self._entries[number] = _Entry(content, Change(self._put(content)), note)
@@ -72,17 +72,17 @@ class PolicyLog:
         return self._entries[number].change
 
     def note_confirmed(self) -> None:
-        """Have the head know of the changes that a collector has made."""
+        """Call the head's functions for changes that a collector has made."""
         for entry in self._entries.values():
             if entry.is_confirmed and entry.note is not None:
                 entry.note()
                 entry.note = None
 
     def is_confirmed(self, number: int) -> bool:
-        """Whether a collector has made a change.
+        """Return whether a collector has made a change.
 
         Raises:
-            Exception: What the first collector raised.
+            Exception: The first collector raised it.
         """
         entry = self._entries[number]
         if entry.error is not None:
@@ -90,21 +90,21 @@ class PolicyLog:
         return entry.is_confirmed
 
     def unsent(self, sent: Collection[int]) -> list[int]:
-        """What a collector that was sent these changes is to be sent, in order."""
+        """Return the changes to send to a collector that has these, in order."""
         return [number for number, entry in self._entries.items() if entry.is_confirmed and number not in sent]
 
     def take(self, number: int, answer: Answer) -> bool:
-        """A collector has made a change, or has raised.
+        """Record that a collector has made a change, or raised.
 
         Returns:
-            Whether it goes on. Else it differs from others, and must be restarted.
+            True if it continues; False if it differs from other collectors and must be restarted.
         """
         entry = self._entries.get(number)
         if answer.raised is not None:
             if entry is not None and not entry.is_confirmed:
                 entry.error = answer.raised.exception()
             return entry is None or not entry.is_confirmed
-        if entry is None:  # it was dropped meanwhile
+        if entry is None:  # the change was dropped meanwhile
             return False
         if not entry.is_confirmed and answer.value is not None:
             entry.change = Change(entry.change.content, self._put(answer.value))
@@ -112,7 +112,7 @@ class PolicyLog:
         return True
 
     def compact(self) -> None:
-        """Forget what later changes have undone, once all collectors have made all of them."""
+        """Forget changes that later changes undo, once all collectors have made all of them."""
         numbers = list(self._entries)
         found = {n: getattr(self._entries[n].content, "mapping", None) for n in numbers}
         mappings: dict[int, bytes] = {n: mapping for n, mapping in found.items() if mapping is not None}
@@ -123,12 +123,12 @@ class PolicyLog:
         for number in numbers:
             content = self._entries[number].content
             if isinstance(content, TrainPolicies):
-                added.clear()  # it may name them
+                added.clear()  # its mapping may name them
             elif isinstance(content, AddPolicy):
                 added[content.policy_id] = number
             elif isinstance(content, RemovePolicy) and content.policy_id in added:
                 undone |= {number, added.pop(content.policy_id)}
-        if maps and maps[-1] in undone:  # its mapping stays
+        if maps and maps[-1] in undone:  # keep its mapping
             mapping = MapPolicies(mappings[maps[-1]])
             self._entries[maps[-1]] = _Entry(mapping, Change(self._put(mapping)), is_confirmed=True)
             undone.remove(maps[-1])

@@ -1,4 +1,4 @@
-"""Recordings: what is collected, as a stream on disk, and back as rows."""
+"""Recordings: collected batches streamed to disk, and read back as rows."""
 
 from marlvec.recording.block_store import Column
 from marlvec.recording.dataset import EpisodeTable, RecordedDataset

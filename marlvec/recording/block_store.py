@@ -1,4 +1,4 @@
-"""`BlockStore`: one policy's arrays in the files of a recording, read block by block; `Column`: one of them."""
+"""`BlockStore`: one policy's arrays in the files of a recording, read block by block; `Column`: one array."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from marlvec.recording.files.part_file import BlockReader, open_part_file, read_
 __all__ = ["BlockStore", "Column"]
 
 _OPEN_FILES = 32
-_BLOCKS = 4  # decoded blocks that are kept
+_BLOCKS = 4  # decoded blocks kept in memory
 _READ_BYTES = 1 << 18
 _BLANKS = {"off_policy": False, "action_mask": True, "next_action_mask": True}
 """Columns that begin late, and their values in the rows before: as the collector's own `ColumnForm.blanks`."""
 
 
 class _Shelf(NamedTuple):
-    """A part file, and where its rows are among the policy's."""
+    """A part file, and the range of the policy's rows that it holds."""
 
     part: Part
     file: PartFile
@@ -35,11 +35,11 @@ class _Shelf(NamedTuple):
 
 
 class BlockStore:
-    """One policy's arrays. Files are opened when they are read.
+    """One policy's arrays. Each file is opened when it is first read.
 
     Args:
-        folder: The recording's.
-        manifest: Its content.
+        folder: The recording's folder.
+        manifest: The recording's manifest.
         policy_id: The policy.
         verify: Whether a file's checksum is compared when it is first read.
 
@@ -48,8 +48,8 @@ class BlockStore:
 
     Attributes:
         policy_id: The policy.
-        rows: How many.
-        form: Form of all columns, those that only some files have included.
+        rows: Number of rows.
+        form: Form of all columns that any file has.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, policy_id: str, *, verify: bool) -> None:
@@ -69,7 +69,7 @@ class BlockStore:
         self._cached: OrderedDict[tuple[int, int, str], NDArray[Any]] = OrderedDict()
 
     def _join_forms(self) -> TableForm:
-        """The form of all columns, those that only some files have included."""
+        """Return the form of all columns that any file has."""
         columns, forms = dict[str, Any](), dict[str, list[Any]]()
         for shelf in self._shelves:
             form = self._form_of(shelf)
@@ -83,20 +83,20 @@ class BlockStore:
 
     @property
     def files(self) -> list[tuple[Path, PartFile]]:
-        """Paths of the files, and what the manifest lists, in the order of their rows."""
+        """Path and manifest entry of each file, in the order of their rows."""
         return [(self._path(shelf), shelf.file) for shelf in self._shelves]
 
     def close(self) -> None:
-        """Close all files. What is read later opens them again."""
+        """Close all files. A later read opens them again."""
         while self._readers:
             self._readers.popitem()[1].close()
         self._cached.clear()
 
     def numbers(self, rows: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """Return numbers of rows as an array, once they are checked.
+        """Check row numbers; return them as an array.
 
         Raises:
-            IndexError: There is no such row.
+            IndexError: A row does not exist.
         """
         where_B = np.asarray(rows)
         if where_B.ndim != 1 or (where_B.dtype.kind not in "iu" and where_B.size):
@@ -112,7 +112,7 @@ class BlockStore:
         return self._folder / shelf.part.path(shelf.file)
 
     def read_range(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Rows of one array, as a copy."""
+        """Return a copy of some rows of one array."""
         pieces = []
         first = int(np.searchsorted(self._starts, start, "right")) - 1
         for k in range(max(0, first), len(self._shelves)):
@@ -130,7 +130,7 @@ class BlockStore:
         return np.concatenate(pieces)
 
     def gather(self, names: Sequence[str], where_B: NDArray[np.int64]) -> Arrays:
-        """Rows of some arrays, as copies: block by block, each read once."""
+        """Return copies of some rows of some arrays; each block is read once."""
         order = np.argsort(where_B, kind="stable")
         found: Arrays = {}
         for name in names:
@@ -154,7 +154,7 @@ class BlockStore:
         return found
 
     def block(self, k: int, b: int, names: Collection[str]) -> Arrays:
-        """Some arrays of a block, which may be read-only; the last ones that were read are kept."""
+        """Return some arrays of a block, maybe read-only; the last blocks read stay in memory."""
         shelf = self._shelves[k]
         form, rows = self._form_of(shelf), shelf.file.blocks[b]
         found = {name: self._cached[k, b, name] for name in names if (k, b, name) in self._cached}
@@ -171,7 +171,7 @@ class BlockStore:
         return found
 
     def _blank(self, name: str, rows: int, shelf: _Shelf) -> NDArray[Any]:
-        """An array that a file lacks."""
+        """Return the fill values of an array that a file lacks."""
         dtype, shape = self.form.forms[name]
         if name not in _BLANKS:
             raise CheckpointError(
@@ -197,13 +197,13 @@ class BlockStore:
 
 
 class Column:
-    """One array of a recording, (n, …), of which as much is read as is asked for. Made by `RecordedRows.column`.
+    """One array of a recording, (n, …); indexing reads from disk. Made by `RecordedRows.column`.
 
     ``column[3]``, ``column[10:20]`` and ``column[[4, 1]]`` read rows, ``np.asarray(column)`` reads all.
 
     Args:
-        store: Where it is.
-        name: Its name in the files.
+        store: The policy's arrays.
+        name: Name of the array in the files.
     """
 
     def __init__(self, store: BlockStore, name: str) -> None:
@@ -217,7 +217,7 @@ class Column:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Its dtype; of texts without their width."""
+        """Dtype of the array; text dtypes have no width."""
         dtype: str = self._store.form.forms[self._name][0]
         return np.dtype(dtype)
 

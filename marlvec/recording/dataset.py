@@ -33,11 +33,11 @@ class EpisodeTable(NamedTuple):
     """Episodes of a recording, one entry each.
 
     Attributes:
-        session: (E,) the session that it was recorded in.
-        eps_id: (E,) its id there.
+        session: (E,) the session that recorded the episode.
+        eps_id: (E,) the episode's id in that session.
         length: (E,) env steps from its first recorded decision to its last outcome.
         returns: (E,) sum of the recorded rewards of all agents.
-        whole: (E,) bool, whether it is there from its reset to its end.
+        whole: (E,) bool, whether the recording has the episode from its reset to its end.
     """
 
     session: NDArray[np.int64]
@@ -50,18 +50,18 @@ class EpisodeTable(NamedTuple):
 class RecordedDataset(Mapping[str, RecordedRows]):
     """A recording: `RecordedRows` by policy id. Made by `load_dataset`.
 
-    Files are opened when they are read, and closed by `close` or at the end of a ``with`` block.
+    A file is opened when it is first read; `close` or the end of a ``with`` block closes all.
 
     Args:
-        folder: Its folder.
-        manifest: What it lists.
-        envs: Agents and spaces, as ``schema.json`` has them; None where they are not known.
-        notes: The recorder's.
+        folder: The recording's folder.
+        manifest: The recording's manifest.
+        envs: Agents and spaces from ``schema.json``; None if the recorder was not given the envs.
+        notes: The recorder's ``notes``.
         verify: Whether a file's checksum is compared when it is first read.
 
     Attributes:
         folder, notes: As given.
-        sessions: One per recorder that wrote to it; ``closed`` is False of one that was killed, or still records.
+        sessions: One per recorder that wrote to it; ``closed`` is False while a recorder runs, and if it was killed.
     """
 
     def __init__(
@@ -98,16 +98,16 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         lines = [f"  {name}: {len(rows):,} rows in {len(rows.files)} files" for name, rows in self.items()]
         return "\n".join([head, *lines])
 
-    # --- what is known of it
+    # --- facts
 
     @property
     def env_steps(self) -> int:
-        """Env steps of all batches."""
+        """Env steps of all batches together."""
         return sum(part.env_steps for part in self._manifest.parts)
 
     @property
     def is_closed(self) -> bool:
-        """Whether every session was closed. Otherwise rows of the part in the making are missing, or yet to come."""
+        """Whether every session was closed. If not, rows of the unfinished part are missing or not written yet."""
         return all(session.closed for session in self.sessions)
 
     @property
@@ -117,12 +117,12 @@ class RecordedDataset(Mapping[str, RecordedRows]):
 
     @property
     def env_name(self) -> str | None:
-        """Name of the env; None where the recorder was not given the envs."""
+        """Name of the env; None if the recorder was not given the envs."""
         return None if self._envs is None else str(self._envs["name"])
 
     @property
     def agents(self) -> tuple[str, ...] | None:
-        """Names of the agents, in order; None where the recorder was not given the envs."""
+        """Names of the agents, in order; None if the recorder was not given the envs."""
         return None if self._envs is None else tuple(map(str, self._envs["agents"]))
 
     def observation_space(self, agent: str) -> Space[Any] | None:
@@ -132,10 +132,10 @@ class RecordedDataset(Mapping[str, RecordedRows]):
             agent: Name of the agent.
 
         Returns:
-            The space; None where it is not known.
+            The space; None if the recorder was not given the envs.
 
         Raises:
-            KeyError: There is no such agent.
+            KeyError: The agent does not exist.
         """
         return self._space("observation_spaces", agent)
 
@@ -146,10 +146,10 @@ class RecordedDataset(Mapping[str, RecordedRows]):
             agent: Name of the agent.
 
         Returns:
-            The space; None where it is not known.
+            The space; None if the recorder was not given the envs.
 
         Raises:
-            KeyError: There is no such agent.
+            KeyError: The agent does not exist.
         """
         return self._space("action_spaces", agent)
 
@@ -199,14 +199,14 @@ class RecordedDataset(Mapping[str, RecordedRows]):
     def episode_batches(
         self, rows: int = _CHUNK_ROWS, columns: Sequence[str] | None = None
     ) -> Iterator[MultiAgentBatch]:
-        """Yield the rows of whole groups of episodes, about so many at a time.
+        """Yield batches of whole episodes, about ``rows`` rows each.
 
         Args:
-            rows: Rows in each, or those of one episode where it has more.
+            rows: Rows in a batch; an episode with more rows is a batch alone.
             columns: Names of columns; None for all.
 
         Returns:
-            Batches of all policies' rows; ``env_steps`` is 0. No episode is in two of them.
+            Batches of all policies' rows; ``env_steps`` is 0. Each episode is in one batch.
 
         Raises:
             ArgumentError: A column is missing.
@@ -231,13 +231,13 @@ class RecordedDataset(Mapping[str, RecordedRows]):
                 yield MultiAgentBatch(found, env_steps=0, known=tuple(self))
 
     def episodes(self) -> Iterator[MultiAgentEpisode]:
-        """Yield all episodes as values, parts of episodes included.
+        """Yield all episodes, incomplete ones too, as `MultiAgentEpisode`.
 
         Returns:
             The episodes, in the order of session and ``eps_id``.
 
         Raises:
-            ArgumentError: As of `MultiAgentEpisode.of_rows`.
+            ArgumentError: Rows do not form an episode; see `MultiAgentEpisode.of_rows`.
             CheckpointError: A file is damaged; names it.
         """
         for batch in self.episode_batches():
@@ -251,7 +251,7 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         ==================================  ======  ==========================================================
         ``obs``, ``actions``, ``rewards``   (T, A,  the agents' columns, those that all policies have; zeros
         and so on                           …)      where ``acting`` is False
-        ``acting``                          (T, A)  bool: the agent decided, and there is a row of it
+        ``acting``                          (T, A)  bool: the agent decided, and has a row here
         ``state``, ``next_state``           (T, …)  where recorded
         ``eps_id``, ``env_id``, ``env_t``   (T,)    of the moment
         ``t``, ``unroll_id``                (T,)    number of the moment in the episode, and of the episode here
@@ -276,7 +276,7 @@ class RecordedDataset(Mapping[str, RecordedRows]):
 
     def _joint(self, names: Sequence[str], numbers: Sequence[int] | None) -> Iterator[SampleBatch]:
         done = 0
-        if numbers is None:  # without names, as many as have rows
+        if numbers is None:  # without agent names: the agents that have rows
             highest = [int(np.max(rows.column("agent_index")[:], initial=0)) for rows in self.values()]
             numbers = range(max(highest, default=0) + 1)
         for batch in self.episode_batches(columns=names):
@@ -303,20 +303,20 @@ class RecordedDataset(Mapping[str, RecordedRows]):
                 batch = collector.collect(episodes=100)
 
         Args:
-            envs: Where they are played.
-            repeat: How often to play them all; None: until it is stopped.
-            training_enabled: False: their rows go through everything, and into no batch.
+            envs: The external vectorizer.
+            repeat: How often to play all episodes; None: until stopped.
+            training_enabled: False: policies act and connectors run, but no batch gets the rows.
 
         Returns:
-            As `marlvec.external.replay`.
+            The running replay; see `marlvec.external.replay`.
 
         Raises:
-            ArgumentError: A column is missing, or it is of other agents.
+            ArgumentError: A column is missing, or the agents differ from the vectorizer's.
         """
         return replay(self, envs, repeat=repeat, training_enabled=training_enabled)
 
     def close(self) -> None:
-        """Close all files. What is read later opens them again."""
+        """Close all files. A later read opens them again."""
         for rows in self._policies.values():
             rows.close()
 
@@ -327,7 +327,7 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         self.close()
 
     def _ranges(self) -> Iterator[tuple[int, dict[str, tuple[int, int]]]]:
-        """Sessions with rows, and where their rows are, by policy id."""
+        """Return each session with rows, and its range of rows by policy id."""
         at = dict.fromkeys(self._policies, 0)
         spans: dict[int, dict[str, tuple[int, int]]] = {}
         for part in self._manifest.parts:
@@ -342,24 +342,24 @@ class RecordedDataset(Mapping[str, RecordedRows]):
 
 
 def load_dataset(folder: FilePath, *, verify: bool = True) -> RecordedDataset:
-    """Open a recording that a `Recorder` wrote. Nothing in it is executed, and nothing outside the folder is opened.
+    """Open a `Recorder`'s recording. Loading executes no code from it, and opens no file outside the folder.
 
         data = marlvec.load_dataset("runs/spread")
         data["main"].column("obs")[:100]
         for rows in data["main"].minibatches(4096, seed=0, epochs=3): ...
 
     Args:
-        folder: The folder.
-        verify: Whether the CRC-32 of a file is compared with the manifest's when it is first read, for which all of it
-            is read. Sizes and columns are compared in any case; with False, so are the checksums of Parquet's pages.
+        folder: The recording's folder.
+        verify: Whether to compare a file's CRC-32 with the manifest's when it is first read; this reads the whole file.
+            Sizes and columns are always compared, with False also the checksums of Parquet's pages.
 
     Returns:
-        The recording, as far as its manifest lists it: of a recorder that was killed, or still records, all parts that
-        are whole.
+        The recording: all parts that its manifest lists. If the recorder was killed, or still runs, these are the
+        complete parts.
 
     Raises:
-        CheckpointError: It is no recording, or one of another format; or a file is missing, cut or
-            elsewhere; names it.
+        CheckpointError: The folder is not a recording, or has another format; or a file is missing, cut or outside of
+            the folder; names the file.
         MissingExtraError: pyarrow is not installed.
     """
     arrow_libraries()

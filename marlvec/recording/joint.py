@@ -1,4 +1,4 @@
-"""`joint_rows`: rows of several agents as one row a moment, with an axis of agents."""
+"""`joint_rows`: joins rows of several agents into one row per moment, with an agent axis."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Form = list[tuple[str, np.dtype[Any], tuple[int, ...]]]
 
 
 def joint_columns(columns: Mapping[str, Sequence[str]], chosen: Sequence[str] | None) -> list[str]:
-    """Return the columns that are read: those that all policies have, or the chosen ones.
+    """Return the columns to read: the chosen columns, or all that every policy has.
 
     Args:
         columns: Names by policy id.
         chosen: Names of columns; None for all.
 
     Raises:
-        ArgumentError: A policy lacks one that is needed.
+        ArgumentError: A policy lacks a column.
     """
     common = [name for name in next(iter(columns.values()), ()) if all(name in own for own in columns.values())]
     wanted = common if chosen is None else list(dict.fromkeys([*chosen, *_NEEDED]))
@@ -48,8 +48,8 @@ def joint_rows(
 
     Args:
         batch: Rows of whole episodes.
-        agents: Numbers of the agents that make the axis, A of them.
-        names: The columns.
+        agents: Agent numbers of the agent axis, A of them.
+        names: Columns to join.
         first: Number of the first episode, for ``unroll_id``.
 
     Raises:
@@ -86,7 +86,7 @@ def joint_rows(
 
 
 def _joined(name: str, parts: Sequence[tuple[str, SampleBatch]]) -> list[Tree]:
-    """A column of all policies, once it is clear that they fit together."""
+    """Join one column of all policies, after checking that dtypes and shapes agree."""
     first_id, first = parts[0]
     expected = _form(first[name])
     for policy_id, rows in parts[1:]:

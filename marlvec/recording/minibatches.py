@@ -1,4 +1,4 @@
-"""`Minibatches`: all rows of a recording in random order, a window of them in memory."""
+"""`Minibatches`: iterates over all rows of a recording in random order, with one window of rows in memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Block", "Minibatches"]
 
 
 class Block(NamedTuple):
-    """Rows that are read together.
+    """A block of a file: rows that are read together.
 
     Attributes:
         shelf: Number of the file.
-        number: Of the block in the file.
-        rows: How many.
+        number: Number of the block in the file.
+        rows: Number of rows.
     """
 
     shelf: int
@@ -36,7 +36,7 @@ class Minibatches:
 
     Args:
         form: Form of the columns.
-        blocks: All of them, in order.
+        blocks: All blocks, in order.
         read: Returns a block's arrays.
         size, seed, epochs, drop_last, window: As `RecordedRows.minibatches`.
 
@@ -69,10 +69,10 @@ class Minibatches:
         return f"<Minibatches of {self._size} from {self._rows:,} rows, {epochs}>"
 
     def __len__(self) -> int:
-        """How many there are.
+        """Number of minibatches.
 
         Raises:
-            ArgumentError: They have no end.
+            ArgumentError: ``epochs`` is None: the minibatches never end.
         """
         if self._epochs is None:
             raise ArgumentError("len() of minibatches(epochs=None): they have no end")
@@ -88,7 +88,7 @@ class Minibatches:
 
     @property
     def _capacity(self) -> int:
-        """Rows that a window has at most: those that it mixes, and those that were left over."""
+        """Most rows in a window: the rows that it mixes, and the rest of the window before."""
         return max(self._window, max(block.rows for block in self._blocks) + self._size)
 
     def _epoch(self, rng: np.random.Generator, window: _Window) -> Iterator[SampleBatch]:
@@ -106,7 +106,7 @@ class Minibatches:
 
 
 class _Window:
-    """Memory for rows that are mixed.
+    """Buffer in which rows are mixed.
 
     All rows are put in their order at once, column by column: a column of numbers fits into a cache where a window of
     all columns does not, and minibatches are then stretches.
@@ -151,7 +151,7 @@ class _Window:
         return SampleBatch(self._form.build(array))
 
     def drop(self, stop: int) -> None:
-        """Keep the rows from ``stop`` on alone."""
+        """Keep only the rows from ``stop`` on."""
         for array in self._arrays.values():
             array[: self.rows - stop] = array[stop : self.rows]
         self.rows -= stop

@@ -1,4 +1,4 @@
-"""`RecordedRows`: one policy's rows of a recording, read when they are asked for."""
+"""`RecordedRows`: one policy's rows of a recording, read on demand."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["RecordedRows"]
 
 
 class RecordedRows:
-    """One policy's rows, in the order in which they were recorded.
+    """One policy's rows, in recorded order.
 
-    Nothing is read before it is asked for. ``len(rows)`` is their number, ``rows.keys()`` names the columns, which are
-    those of `SampleBatch`. Made by `load_dataset`.
+    Rows are read on demand. ``len(rows)`` is their number; ``rows.keys()`` names the columns, the same as of
+    `SampleBatch`. Made by `load_dataset`.
 
     Args:
-        folder: The recording's.
-        manifest: Its content.
+        folder: The recording's folder.
+        manifest: The recording's manifest.
         policy_id: The policy.
         verify: Whether a file's checksum is compared when it is first read.
 
@@ -74,7 +74,7 @@ class RecordedRows:
     # --- reading
 
     def column(self, name: str) -> Tree:
-        """Return a column that is read where it is indexed; a tree of them for Dict and Tuple spaces.
+        """Return a column, read from disk when indexed; for Dict and Tuple spaces a tree of columns.
 
         Args:
             name: Name of the column.
@@ -83,7 +83,7 @@ class RecordedRows:
             A `Column`, or a dict or tuple of `Column`.
 
         Raises:
-            KeyError: There is no such column.
+            KeyError: A column does not exist.
         """
         form = self._chosen([name])
         return form.build(lambda leaf: Column(self._store, leaf))[name]
@@ -100,7 +100,7 @@ class RecordedRows:
             The rows; arrays are new.
 
         Raises:
-            KeyError: There is no such column.
+            KeyError: A column does not exist.
             CheckpointError: A file is damaged; names it.
         """
         start, stop, _ = slice(start, stop).indices(self._n)
@@ -110,7 +110,7 @@ class RecordedRows:
         return SampleBatch(form.build(arrays.__getitem__))
 
     def take(self, rows: Sequence[int] | NDArray[np.integer[Any]], columns: Sequence[str] | None = None) -> SampleBatch:
-        """Read some rows, in the order of their numbers given.
+        """Read some rows, in the given order.
 
         Args:
             rows: Numbers of rows, from 0.
@@ -120,8 +120,8 @@ class RecordedRows:
             The rows; arrays are new.
 
         Raises:
-            IndexError: There is no such row.
-            KeyError: There is no such column.
+            IndexError: A row does not exist.
+            KeyError: A column does not exist.
             CheckpointError: A file is damaged; names it.
         """
         form, where_B = self._chosen(columns), self._store.numbers(rows)
@@ -132,15 +132,15 @@ class RecordedRows:
         """Yield all rows in order, ``size`` at a time.
 
         Args:
-            size: Rows in each batch, but for the last, which has what is left.
+            size: Rows in each batch; the last batch may have fewer.
             columns: Names of columns; None for all.
 
         Returns:
             The batches; their arrays are new.
 
         Raises:
-            ArgumentError: ``size`` is no whole number above 0.
-            KeyError: There is no such column.
+            ArgumentError: ``size`` is not a positive integer.
+            KeyError: A column does not exist.
         """
         if (whole_number(size) or 0) < 1:
             raise ArgumentError(f"batches(size={size!r}): expected a whole number of at least 1")
@@ -159,28 +159,27 @@ class RecordedRows:
     ) -> Minibatches:
         """Iterate over all rows in random order, ``size`` at a time.
 
-        Blocks of some thousand rows are read in random order, from all files; the rows of as many blocks as make a
-        ``window`` are mixed. So each row comes once an epoch, memory holds one window, and the disk is read in long
-        stretches. Where the recording has no more rows than the window, every order of them is as likely. One seed
-        gives one order.
+        Blocks of some thousand rows are read in random order, from all files, until a ``window`` is full; its rows are
+        mixed. So each row comes once an epoch, memory holds one window, and disk reads are long. If the window
+        holds all rows, every order is equally likely. The same seed gives the same order.
 
             for rows in data["main"].minibatches(4096, seed=0, epochs=3, columns=["obs", "actions"]):
                 loss = learn(rows.to_torch())
 
         Args:
-            size: Rows in each, but for an epoch's last, which has what is left.
+            size: Rows in each minibatch; an epoch's last may have fewer.
             seed: Seeds the order; None: from the operating system.
-            epochs: How many times all rows come, each time in another order; None: without end.
+            epochs: How often all rows come, in another order each time; None: endlessly.
             columns: Names of columns; None for all. Fewer are faster.
-            drop_last: Leave out each epoch's last minibatch where it would be shorter.
-            window: Rows that are mixed.
+            drop_last: Drop each epoch's last minibatch if it has fewer rows.
+            window: Number of rows that are mixed at a time.
 
         Returns:
-            An iterator over `SampleBatch`, whose arrays are new; ``len()`` of it is how many there are.
+            An iterator over `SampleBatch` with new arrays; its ``len()`` is the number of minibatches.
 
         Raises:
             ArgumentError: A number is not above 0, or the seed is not an integer from 0 to 2**64 - 1.
-            KeyError: There is no such column.
+            KeyError: A column does not exist.
             CheckpointError: A file is damaged; names it.
         """
         form = self._chosen(columns)
@@ -209,7 +208,7 @@ class RecordedRows:
             Name to array (n, …), or to a tree of arrays.
 
         Raises:
-            KeyError: There is no such column.
+            KeyError: A column does not exist.
             CheckpointError: A file is damaged; names it.
         """
         return dict(self.read(columns=columns).items())
@@ -219,26 +218,26 @@ class RecordedRows:
 
         Args:
             columns: Names of columns; None for all.
-            device: Where the tensors are to be; None for the CPU.
+            device: Device of the tensors; None for the CPU.
 
         Returns:
             Name to tensor (n, …), or to a tree of tensors, as `SampleBatch.to_torch`.
 
         Raises:
             MissingExtraError: torch is not installed.
-            KeyError: There is no such column.
+            KeyError: A column does not exist.
             CheckpointError: A file is damaged; names it.
         """
         return self.read(columns=columns).to_torch(device)
 
     def close(self) -> None:
-        """Close all files. What is read later opens them again."""
+        """Close all files. A later read opens them again."""
         self._store.close()
 
     # --- inside
 
     def _chosen(self, columns: Sequence[str] | None) -> TableForm:
-        """The form of these columns."""
+        """Return the form of the chosen columns."""
         if columns is None:
             return self._form
         if isinstance(columns, str):

@@ -1,4 +1,4 @@
-"""`Recorder`: writes what is collected to disk, as a stream."""
+"""`Recorder`: streams collected batches to disk."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["Recorder"]
 
 
 class Recorder(Callback):
-    """Records batches on disk, for `load_dataset`: a callback of a collector, or by hand with `write`.
+    """Records batches on disk, for `load_dataset`: as a collector's callback, or by hand with `write`.
 
         with marlvec.Recorder("runs/spread") as recorder:
             collector = marlvec.Collector(envs, policies, callbacks=[recorder])
@@ -40,32 +40,32 @@ class Recorder(Callback):
     A thread writes, while the next batch is collected. Each policy has a series of files, Parquet by default, which
     polars, DuckDB and pandas read without marlvec. The rows of about a minute, or 64 MiB of them, make a part, with
     one file a policy; ``manifest.jsonl`` lists the parts whose files are whole. However the process ends, the
-    recording is a beginning of what was collected: a killed process loses the part in the making at most, and the
-    manifest says then that the session was not closed.
+    recording holds the first part of the collected rows: a killed process loses the unfinished part at most, and its
+    session stays marked as not closed.
 
-    No batch is lost in silence. Where the disk is slow or full, collecting waits, or raises; see ``on_full``. A batch
-    that `Collector.collect` could not return, because another callback raised or Ctrl-C came, is recorded once, though
-    its rows come again. Where a collector goes on from a checkpoint (`Collector.save`), its recorder drops the parts
-    that were written after the checkpoint, as their rows come again.
+    No batch is lost silently. If the disk is slow or full, collecting waits or raises; see ``on_full``. If another
+    callback or Ctrl-C keeps `Collector.collect` from returning a batch, its rows come again but are recorded once. If
+    a collector continues from a checkpoint (`Collector.save`), its recorder drops the parts written after it, as
+    their rows come again.
 
     Do not write into arrays of batches: they are written to disk while the next batch is collected, not copied.
 
-    Recorded is what batches hold, behind the connectors, learner connectors included: leave out those that pad
-    sequences. Columns of Python objects are refused; ``drop`` leaves them out.
+    Batches are recorded after all connectors, learner connectors too: leave out learner connectors that pad
+    sequences. Columns of Python objects raise; ``drop`` leaves them out.
 
     Args:
-        folder: Where to. It must be new or empty, or hold a recording to ``append`` to.
+        folder: Folder of the recording: new or empty, or, with ``append``, an existing recording.
         format: ``"parquet"``: small files; or ``"arrow"``: uncompressed, twice the size, written in a third of the
             time, and read without a copy.
-        envs: The envs, to note their agents and spaces where batches are written by hand. A collector gives its own.
-        append: Whether to go on with a recording: another session, of the same envs.
+        envs: The envs, whose agents and spaces are noted; only for `write` by hand: a collector passes its envs itself.
+        append: Whether to add a session of the same envs to an existing recording.
         drop: Names of columns to leave out.
-        notes: What else is to be noted in ``schema.json``, as JSON has it: env id and arguments, for instance.
-        part_bytes: A part is finished once its rows have so many bytes, or
-        part_seconds: once they are so old.
-        queue_size: So many batches may wait to be written.
-        on_full: ``"wait"``: collecting waits while ``queue_size`` batches wait, and, with a warning, while the disk is
-            full. ``"raise"``: `ResourceError`; the batch is not taken, and its rows come again with the next
+        notes: Further JSON data for ``schema.json``, such as the env's id and arguments.
+        part_bytes: A part is finished once its rows have this many bytes, or
+        part_seconds: once they are this old.
+        queue_size: Most batches that wait to be written.
+        on_full: ``"wait"``: collecting waits while the queue is full and, with a warning, while the disk is full.
+            ``"raise"``: raises `ResourceError`; the batch is not recorded, and its rows come again with the next
             ``collect()``.
 
     Raises:
@@ -111,7 +111,7 @@ class Recorder(Callback):
         handle, self._manifest = open_folder(self.folder, append=append)
         self._about: dict[str, Any] = {"began": datetime.now(UTC).isoformat(timespec="seconds")}
         self._streams: dict[int, Metrics] = {}
-        self._forms: dict[str, dict[str, list[Any]]] = {}  # of columns until now, by policy id and name
+        self._forms: dict[str, dict[str, list[Any]]] = {}  # forms of columns so far, by policy id and name
         self._trees: dict[str, dict[str, Any]] = {}
         self._writer = PartWriter(
             self.folder,
@@ -123,7 +123,7 @@ class Recorder(Callback):
             queue_size=queue_size,
             on_full=on_full,
         )
-        # Where close() was forgotten, at the end of the process at the latest.
+        # If close() was forgotten: runs at the end of the process at the latest.
         self._finalizer = weakref.finalize(self, _close, self._writer, os.getpid())
         self._envs: dict[str, Any] | None = None
         self._has_schema = bool(self._manifest.sessions)
@@ -150,7 +150,7 @@ class Recorder(Callback):
 
     @property
     def rows(self) -> dict[str, int]:
-        """Rows on disk by policy id, of all sessions: those of parts that are whole."""
+        """Rows in finished parts on disk, by policy id, of all sessions."""
         found: dict[str, int] = {}
         for part in list(self._manifest.parts):
             for file in part.files:
@@ -172,11 +172,11 @@ class Recorder(Callback):
     # --- by hand
 
     def write(self, batch: MultiAgentBatch) -> None:
-        """Record a batch, as it is; arrays of the batch must not be written to later.
+        """Record a batch without copying: do not write into its arrays later.
 
         Raises:
-            ArgumentError: It is no `MultiAgentBatch`, or a column has another dtype or shape than before.
-            SerialisationError: Columns are of Python objects, or else of what the files cannot hold; names them.
+            ArgumentError: ``batch`` is not a `MultiAgentBatch`, or a column's dtype or shape has changed.
+            SerialisationError: Columns hold Python objects, or a dtype that the files do not support; names them.
             ResourceError: The disk is full or slow; see ``on_full``. The batch is not recorded.
             StateError: The thread that writes has failed.
             ClosedError: The recorder is closed.
@@ -184,7 +184,7 @@ class Recorder(Callback):
         self._put(batch, None)
 
     def flush(self) -> None:
-        """Wait until all that was recorded is on disk, as a part of its own.
+        """Finish the current part, and wait until it is on disk.
 
         Raises:
             ResourceError: The disk cannot be written to. Nothing is lost: call again.
@@ -195,11 +195,11 @@ class Recorder(Callback):
         self._writer.flush()
 
     def close(self) -> None:
-        """Write what waits, and note that the session is complete. May be called twice.
+        """Write all queued batches, and mark the session as closed. May be called twice.
 
         Raises:
             ResourceError: The disk cannot be written to. Nothing is lost: call again.
-            StateError: The thread that writes has failed; what the manifest lists is whole.
+            StateError: The thread that writes has failed; the parts that the manifest lists are complete.
         """
         if self.closed:
             return
@@ -221,13 +221,13 @@ class Recorder(Callback):
     # --- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Write all that waits; say how much is recorded.
+        """Write all queued batches; return how much is recorded.
 
         Returns:
             The size of the manifest, a digest of its end, and the session, as plain data.
 
         Raises:
-            ResourceError: As of `flush`.
+            ResourceError: The disk cannot be written to. Nothing is lost: call again.
         """
         self.flush()
         size = self._manifest.size
@@ -240,7 +240,7 @@ class Recorder(Callback):
             state: The result of `state_dict`.
 
         Raises:
-            ArgumentError: It is something else.
+            ArgumentError: ``state`` is not from `state_dict`.
             OSError: The manifest cannot be written.
         """
         if state.keys() != {"bytes", "end", "session"}:
@@ -282,7 +282,7 @@ class Recorder(Callback):
             self._trees[policy_id] |= dict(table.form.columns)
 
     def _check_form(self, policy_id: str, form: TableForm) -> None:
-        """Columns may come and go, but what one is stays."""
+        """Raise if a column's dtype or shape differs from earlier batches; columns may appear and vanish."""
         where = f"Recorder({str(self.folder)!r}): policy {policy_id!r}: column"
         if policy_id not in self._forms:
             before = [one for owner, one in self._manifest.forms if owner == policy_id]
@@ -303,7 +303,7 @@ class Recorder(Callback):
                 )
 
     def _check_source(self, batch: MultiAgentBatch, metrics: Metrics | None) -> None:
-        """Collectors that share a recorder must not share ids."""
+        """Raise if two collectors that share this recorder use the same ids."""
         if metrics is None:
             return
         for rows in batch.values():
@@ -341,11 +341,11 @@ class Recorder(Callback):
 
 
 def _close(writer: PartWriter, pid: int) -> None:
-    """Publish all, and end the thread, in the process that has it."""
+    """Publish all parts and end the thread; does nothing in a forked process."""
     if os.getpid() == pid:
         writer.close()
 
 
 def _text_free(dtype: str) -> str:
-    """The dtype, without the width of texts, which differs from batch to batch."""
+    """Return the dtype without a text's width, which differs between batches."""
     return "<U0" if dtype[1] == "U" else dtype

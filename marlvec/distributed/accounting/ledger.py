@@ -1,4 +1,4 @@
-"""`Ledger`: every request to a collector, until it was delivered or lost; `Accounting`: the sums of them."""
+"""`Ledger`: every request to a collector, until it is delivered or lost; `Accounting`: their sums."""
 
 from __future__ import annotations
 
@@ -14,31 +14,30 @@ __all__ = ["Accounting", "LedgerState", "Entry", "Ledger", "LostReason"]
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """What collectors were asked for, and what became of it: ``requested == delivered + lost + outstanding``, always.
+    """Amounts requested from collectors, and their fate; always ``requested == delivered + lost + outstanding``.
 
-    Amounts are those asked for, in the unit they were asked for in. What a process that was killed had
-    made beyond its last answer is not known; it is no more than it was asked for, and what waited in it.
+    Amounts are requested amounts, in the request's unit. What a killed process had collected since its last answer
+    is unknown; it is at most the requested amount, plus rows that waited in the process.
 
     Attributes:
-        requested: Amount asked for.
-        delivered: Of it, what is in batches that were handed out.
-        lost: Of it, what never will be; it was, or will be, asked for again.
-        outstanding: Of it, what is on its way, or on the head and in no batch yet.
-        requests_requested: Number of requests; those that bring no rows, but change policies or ask for a state, are
-            of amount 0.
-        requests_delivered: Of them, those of which batches were made that were handed out.
-        requests_lost: Of them, those that are lost.
-        requests_outstanding: Of them, the others.
-        lost_by: Requests lost, by reason: ``"died"``, ``"unreachable"`` (its node is gone, or its state is unknown),
-            ``"timeout"``, ``"object_lost"`` (the answer was made and is gone), ``"after_a_loss"`` (it would have
-            followed on a gap), ``"raised"`` (what a collector raised; its rows come with its next answer),
-            ``"closed"``, ``"interrupted"`` (Ctrl-C came just when it was noted; its collector is built
-            once more, which is no restart).
-        restarts: Collectors restarted.
-        refused: Answers that were to no request that is outstanding; they were not delivered.
-        max_lag: Greatest lag of a fragment, in versions: from when it was asked for to when it was handed out.
-        max_row_lag: Greatest lag of a row. It is more than ``max_lag`` where a decision's outcome came in a later
-            fragment.
+        requested: Requested amount.
+        delivered: The amount in returned batches.
+        lost: The amount that will never arrive; it is requested again.
+        outstanding: The amount on its way, or on the head and in no batch yet.
+        requests_requested: Number of requests. Requests that change policies or fetch a state bring no rows: their
+            amount is 0.
+        requests_delivered: Requests whose rows are in returned batches.
+        requests_lost: Lost requests.
+        requests_outstanding: The remaining requests.
+        lost_by: Lost requests by reason: ``"died"``, ``"unreachable"`` (the node is gone, or its state is unknown),
+            ``"timeout"``, ``"object_lost"`` (the answer was made, then lost), ``"after_a_loss"`` (a request before it
+            was lost), ``"raised"`` (the collector raised; its rows come with its next answer), ``"closed"``,
+            ``"interrupted"`` (Ctrl-C came while it was noted; its collector is rebuilt, which is not counted as a
+            restart).
+        restarts: Number of restarts of collectors.
+        refused: Answers to no outstanding request; they are dropped.
+        max_lag: Greatest lag of a fragment, in weight versions between its request and its delivery.
+        max_row_lag: Greatest lag of a row; above ``max_lag`` if a decision's outcome came in a later fragment.
     """
 
     requested: int = 0
@@ -64,12 +63,12 @@ class Entry(NamedTuple):
     """One request that is neither delivered nor lost.
 
     Attributes:
-        id: Its number; never used again.
-        collector: Which was asked.
-        epoch: Which incarnation of it.
-        amount: For how much; 0: it brings no rows.
+        id: Unique number of the request.
+        collector: Index of the collector.
+        epoch: Incarnation of the collector.
+        amount: Requested amount; 0: the request brings no rows.
         base: Version of the weights when it was issued.
-        held: Number of its answer on the head, in the order in which they came; None: it is on its way.
+        held: Arrival number of its answer on the head; None: no answer yet.
     """
 
     id: int
@@ -81,13 +80,13 @@ class Entry(NamedTuple):
 
 
 class LedgerState(NamedTuple):
-    """What a ledger says. Never written to: each event makes others, and one store publishes them.
+    """Immutable state of a ledger: each event builds a new state, and one assignment publishes it.
 
     Attributes:
-        entries: By id, in the order in which they were issued.
-        requested, delivered, lost: Amounts, and numbers of requests.
+        entries: Entries by request id, in the order of requests.
+        requested, delivered, lost: Amounts and numbers of requests.
         lost_by: Requests lost, by reason.
-        arrivals: Number of answers that were ever held.
+        arrivals: Number of answers that ever arrived.
         refused, restarts, max_lag, max_row_lag: See `Accounting`.
     """
 
@@ -95,7 +94,7 @@ class LedgerState(NamedTuple):
     requested: tuple[int, int] = (0, 0)
     delivered: tuple[int, int] = (0, 0)
     lost: tuple[int, int] = (0, 0)
-    lost_by: Mapping[str, int] = {}  # never written to
+    lost_by: Mapping[str, int] = {}  # never mutated
     arrivals: int = 0
     refused: int = 0
     restarts: int = 0
@@ -103,15 +102,15 @@ class LedgerState(NamedTuple):
     max_row_lag: int = 0
 
     def get_state(self) -> State:
-        """The same as plain data."""
+        """Return the state as plain data."""
         return {**self._asdict(), "entries": [list(entry) for entry in self.entries.values()]}
 
     @classmethod
     def from_state(cls, state: State) -> LedgerState:
-        """What `get_state` was asked of.
+        """Rebuild a ledger state from the result of `get_state`.
 
         Raises:
-            ArgumentError: It is no such state, or its sums do not balance.
+            ArgumentError: ``state`` is not from `get_state`, or its sums do not balance.
         """
         where = "the ledger"
         check_fields(state, cls._fields, where)
@@ -139,14 +138,13 @@ def _whole(value: Any) -> Any:
 
 
 class Ledger:
-    """Every request to a collector, once.
+    """Counts every request to a collector once.
 
-    It knows no engine; its caller reports what happens. A request is *outstanding*; its answer comes to the head, and
-    it is *held*, which still counts as outstanding; with the batch that is handed out it is *delivered*. Or it is
-    *lost*.
+    The caller reports events. A request is *outstanding* until its answer reaches the head; then it is *held*, which
+    still counts as outstanding; when its batch is returned, it is *delivered*. Or it is *lost*.
 
     Attributes:
-        state: What it says now.
+        state: The current state.
     """
 
     def __init__(self) -> None:
@@ -156,7 +154,7 @@ class Ledger:
         return len(self.state.entries)
 
     def __iter__(self) -> Iterator[Entry]:
-        """All that is outstanding, held or not, in the order in which it was issued."""
+        """Iterate over outstanding requests, held ones included, in the order of requests."""
         return iter(tuple(self.state.entries.values()))
 
     def __contains__(self, request_id: int) -> bool:
@@ -167,20 +165,20 @@ class Ledger:
 
     @property
     def fragments(self) -> list[Entry]:
-        """What is outstanding and brings rows, in the order in which it was issued."""
+        """Outstanding requests that bring rows, in the order of requests."""
         return [entry for entry in self if entry.amount]
 
     @property
     def held(self) -> list[Entry]:
-        """What is held, first come first."""
+        """Held requests, in order of arrival."""
         return sorted((entry for entry in self if entry.held is not None), key=lambda entry: entry.held or 0)
 
     def waiting_of(self, index: int) -> list[Entry]:
-        """What one collector has been asked for and not answered, oldest first."""
+        """Return one collector's unanswered requests, oldest first."""
         return [entry for entry in self if entry.collector == index and entry.held is None]
 
     def issue(self, index: int, epoch: int, amount: int, base: int) -> Entry:
-        """Note a request, before it is sent."""
+        """Record a request, before it is sent."""
         state = self.state
         entry = Entry(state.requested[1], index, epoch, amount, base)
         self.state = state._replace(
@@ -189,11 +187,11 @@ class Ledger:
         return entry
 
     def hold(self, request_id: int, epoch: int) -> None:
-        """Note that an answer is on the head.
+        """Record that an answer has reached the head.
 
         Raises:
-            ProtocolError: It answers no request that is outstanding, or another than the oldest one of its collector.
-                It is counted, and must not be used.
+            ProtocolError: It answers no outstanding request, or not its collector's oldest one. It is counted as
+                refused, and must not be used.
         """
         state = self.state
         entry = state.entries.get(request_id)
@@ -204,10 +202,10 @@ class Ledger:
         self.state = state._replace(entries={**state.entries, request_id: held}, arrivals=state.arrivals + 1)
 
     def lose(self, request_ids: Collection[int], reason: LostReason) -> list[Entry]:
-        """Note that requests are lost.
+        """Record that requests are lost.
 
         Returns:
-            Which of them were outstanding.
+            The requests that were outstanding.
         """
         state = self.state
         gone = [state.entries[request_id] for request_id in request_ids if request_id in state.entries]
@@ -221,12 +219,12 @@ class Ledger:
         self.state = self.state._replace(restarts=self.state.restarts + 1)
 
     def after_delivery(self, request_ids: Collection[int], version: int, row_lag: int = 0) -> LedgerState:
-        """What the state is once these are handed out; storing it in `state` delivers.
+        """Return the state after delivery of some requests; assign it to `state` to deliver.
 
         Args:
-            request_ids: Held ones.
+            request_ids: Ids of held requests.
             version: The present version of the weights.
-            row_lag: The greatest lag of a row among them.
+            row_lag: The greatest lag of their rows.
         """
         state = self.state
         taken = [state.entries[request_id] for request_id in request_ids]
@@ -241,7 +239,7 @@ class Ledger:
 
     @property
     def accounting(self) -> Accounting:
-        """The sums."""
+        """Return the sums."""
         state = self.state
         outstanding = _more((0, 0), state.entries.values())
         pairs = {"requested": state.requested, "delivered": state.delivered, "lost": state.lost}

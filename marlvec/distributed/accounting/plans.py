@@ -1,4 +1,4 @@
-"""What a batch is made of: a share of every collector (`Shares`), or fragments as they come (`Fragments`)."""
+"""Plans of batches: a share of every collector (`Shares`), or fragments in order of arrival (`Fragments`)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ __all__ = ["Pacing", "Fragments", "Plan", "Shares"]
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """How many fragments may be outstanding, and which of those that came make the next batch; a batch a version.
+    """Limits outstanding fragments, and picks the fragments of each batch; every batch makes one weight version.
 
-    The lag of a fragment is the version when it is handed out minus that when it was asked for. It is bounded, and
-    nothing is dropped for it: what would get too old is waited for. To wait only for what is at the bound already is
-    not enough; the fragments that are left over must fit into the batches that are still to come before they are too
-    old.
+    A fragment's lag is the version at its delivery minus the version at its request. It is bounded without dropping
+    fragments: the plan waits for fragments that would get too old. It must wait early enough: the remaining fragments
+    must fit into the batches that come before they are too old.
 
     Attributes:
-        fragments: F, of which a batch is made.
-        max_lag: L; None: there is no bound.
+        fragments: Fragments per batch, F.
+        max_lag: Greatest lag, L; None: no bound.
     """
 
     fragments: int
@@ -34,33 +33,33 @@ class Pacing:
 
     @property
     def before(self) -> int | None:
-        """How many fragments may be outstanding, held ones included, before a batch is handed out; None: any number."""
+        """Most outstanding fragments, held ones included, before a batch is returned; None: no limit."""
         return None if self.max_lag is None else self.fragments * (self.max_lag + 1)
 
     @property
     def after(self) -> int | None:
-        """How many may be once it is."""
+        """Most outstanding fragments after a batch is returned; None: no limit."""
         return None if self.max_lag is None else self.fragments * self.max_lag
 
     def may_publish(self, bases: Sequence[int], version: int) -> bool:
-        """Whether the weights may get a new version: nothing outstanding would be older than the bound then.
+        """Return whether a new weight version keeps all outstanding fragments within the bound.
 
         Args:
-            bases: The versions that all outstanding fragments were asked for with.
-            version: The present one.
+            bases: Versions at the requests of all outstanding fragments.
+            version: The current version.
         """
         return self.max_lag is None or all(base > version - self.max_lag for base in bases)
 
     def pick(self, ready: Sequence[int], bases: Sequence[int], version: int) -> list[int] | None:
-        """Choose the fragments of the next batch: first come, as long as the rest still fits.
+        """Choose the fragments of the next batch: by arrival, as long as the rest stays within the bound.
 
         Args:
-            ready: Places in ``bases`` of those that are held, first come first.
-            bases: As `may_publish`.
-            version: The present one.
+            ready: Positions in ``bases`` of held fragments, in order of arrival.
+            bases: Versions at the requests of all outstanding fragments.
+            version: The current version.
 
         Returns:
-            Places in ``bases``, or None where one has to wait.
+            Positions in ``bases``, or None if the batch must wait.
         """
         if len(ready) < self.fragments:
             return None
@@ -79,7 +78,7 @@ class Pacing:
         return [k for k in ready if k in chosen]
 
     def _due(self, bases: Sequence[int], version: int) -> list[tuple[int, int]]:
-        """(the youngest base of a class, how many of the class this batch must hold), the oldest class first."""
+        """Return (youngest base of a class, fragments of the class that this batch must hold), oldest class first."""
         if self.max_lag is None:
             return []
         found = []
@@ -93,50 +92,50 @@ _WHERE = "the plan of batches"
 
 
 class Plan(Protocol):
-    """Which collector is asked for how much, and what is in the next batch."""
+    """Decides how much to request of each collector, and which answers make the next batch."""
 
     @property
     def max_lag(self) -> int | None:
-        """How old what is outstanding may be, in versions."""
+        """Greatest lag of outstanding fragments, in versions."""
 
     def begin(self, goal: SampleTarget, active: Sequence[int]) -> None:
-        """A batch is asked for.
+        """Begin a batch.
 
         Raises:
-            ArgumentError: Batches of such an amount cannot be made.
-            StateError: Another one is unfinished.
+            ArgumentError: The plan cannot make batches of this amount.
+            StateError: Another batch is unfinished.
         """
 
     def asked(self, active: Sequence[int]) -> Sequence[int]:
-        """Which collectors have a part in what comes: a batch may be of less than one step for each."""
+        """Return the collectors that take part in the batch; small batches need fewer than all."""
 
     def lacking(self, ledger: Ledger, active: Sequence[int]) -> list[tuple[int, int]]:
-        """What to request now, as (index, amount), in order."""
+        """Return what to request now: (collector index, amount), in order."""
 
     def ahead(self, ledger: Ledger, active: Sequence[int], chosen: Sequence[int]) -> list[tuple[int, int]]:
-        """Likewise, while the learner learns from what was chosen."""
+        """Return what to request while the learner uses the chosen batch: (collector index, amount)."""
 
     def issued(self, index: int, amount: int, request_id: int) -> None:
-        """What was lacking has been asked for."""
+        """Record that the requests of `lacking` were sent."""
 
     def chosen(self, ledger: Ledger, version: int) -> list[int] | None:
-        """Requests of which the next batch is made, in order; None where one has to wait."""
+        """Return the requests that make the next batch, in order; None if it must wait."""
 
     def end(self) -> None:
-        """The batch was handed out."""
+        """End the batch: it was returned."""
 
     @property
     def settings(self) -> State:
-        """What it was made with."""
+        """Arguments of the plan."""
 
     def get_state(self) -> State:
-        """All that it knows of the batch that is unfinished, or of those that come."""
+        """Return the state of the unfinished batch, or of coming batches."""
 
     def prepare(self, state: State) -> Callable[[], None]:
-        """Look at what `get_state` gave, of a plan that was made with the same; returns what puts it in place.
+        """Validate a state from `get_state` of a plan with equal settings; return a function that installs it.
 
         Raises:
-            ArgumentError: It is none.
+            ArgumentError: ``state`` is not from `get_state`.
         """
 
 
@@ -150,7 +149,7 @@ class _Share:
 class Shares:
     """Each collector's share of every batch, joined in the order of collectors: the same numbers each time.
 
-    A batch that was not finished, because of Ctrl-C or an error, is finished by the next call, which asks for the same.
+    If Ctrl-C or an error leaves a batch unfinished, the next call finishes it; it must request the same amount.
     """
 
     max_lag = 0
@@ -179,7 +178,7 @@ class Shares:
         for share in self._shares:
             if share.request_id is None or share.request_id not in ledger:
                 share.request_id = None
-                if share.index not in active:  # others make up for it
+                if share.index not in active:  # other collectors deliver its share
                     share.index = min(active, key=lambda index: (self._asked(index), index))
                 found.append((share.index, share.amount))
         return found
@@ -202,7 +201,7 @@ class Shares:
         return found if len(found) == len(self._shares) else None
 
     def end(self) -> None:
-        self._goal = None  # not interrupted: one store
+        self._goal = None  # one assignment, so that Ctrl-C cannot split it
 
     @property
     def settings(self) -> State:
@@ -225,11 +224,11 @@ class Shares:
 
 
 class Fragments:
-    """Fragments of one size, in the order in which they come, as long as none gets too old.
+    """Fragments of one size, in order of arrival, within the bound on lag.
 
     Args:
-        fragment: Amount of one; None: the first batch's over the number of collectors.
-        max_in_flight: How many requests a collector may have.
+        fragment: Amount of a fragment; None: the first batch's amount divided by the number of collectors.
+        max_in_flight: Most requests of one collector.
         max_lag: See `Pacing`.
     """
 
@@ -269,10 +268,10 @@ class Fragments:
         return self._up_to(None if after is None else after + len(chosen), ledger, active)
 
     def _up_to(self, most: int | None, ledger: Ledger, active: Sequence[int]) -> list[tuple[int, int]]:
-        """Ask those first that have least to do."""
+        """Request up to a number of fragments, from the least busy collectors first."""
         waiting = {index: len(ledger.waiting_of(index)) for index in active}
         assert self._fragment is not None  # `begin` was called
-        if most is None:  # what is held does not grow without end
+        if most is None:  # bounds the number of held answers
             most = len(active) * self._most + self._pacing.fragments
         found: list[tuple[int, int]] = []
         outstanding = len(ledger.fragments)

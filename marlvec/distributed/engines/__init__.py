@@ -1,1 +1,1 @@
-"""Where collectors run: here, or as actors of a Ray cluster."""
+"""Engines that run collectors: in this process, or as actors of a Ray cluster."""

@@ -1,4 +1,4 @@
-"""Cutting an answer's rows into pieces that Ray copies fastest."""
+"""Cuts an answer's rows into pieces of the size that Ray copies fastest."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["in_pieces"]
 
 
 def in_pieces(reply: Reply, limit: int) -> Reply:
-    """The same reply, in whose rows no column is larger than so many bytes.
+    """Return the reply with its rows cut so that no column exceeds ``limit`` bytes.
 
-    Nothing is copied. The head copies all pieces into one batch, as it does with those of several collectors.
+    Rows are not copied. The head copies all pieces into one batch, like the answers of several collectors.
 
     Args:
-        reply: What a server replies.
-        limit: Bytes.
+        reply: A server's reply.
+        limit: Most bytes of a column.
     """
     if not isinstance(reply, Answer):
         return reply
@@ -32,7 +32,7 @@ def _cut(batch: MultiAgentBatch, limit: int) -> list[MultiAgentBatch]:
     return [
         MultiAgentBatch(
             {name: slices[i] for name, slices in cut.items() if i < len(slices)},
-            env_steps=0 if i else batch.env_steps,  # counts are added up again
+            env_steps=0 if i else batch.env_steps,  # the head sums the counts
             known=batch.known,
             agent_steps=0 if i else batch.agent_steps,
         )

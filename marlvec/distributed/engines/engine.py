@@ -1,4 +1,4 @@
-"""`Engine`: what places collectors, carries messages, and reports losses."""
+"""`Engine`: starts collectors' servers, carries messages, and reports losses."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Reply = Started | Answer | Raised
 
 
 class LostError(Exception):
-    """An answer will never come, or cannot be had.
+    """Raised: an answer will never come, or cannot be fetched.
 
     Attributes:
-        reason: As the ledger has it.
+        reason: Reason of the loss, as in `Accounting.lost_by`.
     """
 
     def __init__(self, reason: LostReason, text: str) -> None:
@@ -28,10 +28,10 @@ class LostError(Exception):
 
 
 class UnsentError(LostError):
-    """An answer was made, and cannot be sent. What it took along, rows too, is gone; its server goes on.
+    """Raised: an answer cannot be sent. Its rows are lost; its server continues.
 
     Attributes:
-        raised: Why.
+        raised: The exception that prevented it.
     """
 
     def __init__(self, raised: Raised) -> None:
@@ -40,37 +40,37 @@ class UnsentError(LostError):
 
 
 class Engine(Protocol):
-    """Runs collector servers. What was requested is its caller's to know.
+    """Runs collector servers. The caller keeps track of requests.
 
-    A handle is one process, or what stands for one, from `start` to `stop` or `kill`; it is never brought back. A
-    ticket is one message's answer. Tickets of one handle become ready in the order in which they were submitted.
+    A handle is one server, from `start` to `stop` or `kill`; it is never restarted. A ticket is the future answer to a
+    message. Tickets of one handle become ready in the order of their messages.
     """
 
     def start(self, place: Place) -> Any:
-        """Start a server, and return its handle; does not wait for it."""
+        """Start a server and return its handle, without waiting."""
 
     def submit(self, handle: Any, message: Message) -> Any:
-        """Send a message, and give its ticket; does not wait."""
+        """Send a message and return its ticket, without waiting."""
 
     def ready(self, tickets: Sequence[Any], timeout: float) -> list[Any]:
-        """Which of these have an answer, or never will, once one has or the seconds are over."""
+        """Wait until a ticket is answered or lost, or the time is over; return all such tickets."""
 
     def take(self, ticket: Any, timeout: float) -> Reply:
-        """Bring an answer to the head.
+        """Fetch an answer to the head.
 
         Raises:
-            UnsentError: It cannot be sent.
-            LostError: There is none, or not within so many seconds.
+            UnsentError: The answer cannot be sent.
+            LostError: The answer is lost, or did not arrive in time.
         """
 
     def put(self, value: Any) -> Any:
-        """Store a value where all servers can fetch it, as long as what this returns is referenced."""
+        """Store a value for all servers to fetch, as long as the returned reference lives."""
 
     def kill(self, handle: Any) -> None:
-        """End a server at once, whatever it does."""
+        """Kill a server at once."""
 
     def stop(self, handle: Any) -> None:
-        """Have an idle server close what it has, and end it."""
+        """Let an idle server close its envs, then end it."""
 
     def close(self) -> None:
         """End what is left."""

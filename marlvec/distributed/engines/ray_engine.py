@@ -26,23 +26,23 @@ __all__ = ["RayEngine", "fetch"]
 
 RemoteArgs = Mapping[str, Any] | Callable[[Place], Mapping[str, Any]] | None
 _GRACE = 5.0  # seconds for collectors to close their envs
-# Ray copies a larger buffer into its store with six threads that it starts for this one.
+# Ray copies larger buffers into its store with six threads, started for each buffer.
 _PIECE = 1_000_000  # bytes
-# The store takes 1 to 2 ms of processor time a value, and as much for each who fetches it. Up to 100 kB Ray sends along
-# with the call.
+# The store costs 1 to 2 ms of processor time a value, and again for each fetch. Up to 100 kB, Ray sends values with the
+# call.
 _SMALL = 50_000  # bytes
 _OURS = ("max_restarts", "max_task_retries", "max_concurrency")
-_LONGEST = 1e9  # seconds that Ray waits for: it knows no infinity
+_LONGEST = 1e9  # seconds, as Ray does not accept infinity
 
 
 @dataclass
 class _Connection:
-    """A connection to Ray that an engine of this process has made, and the last one of those that use it ends.
+    """A connection to Ray, made by an engine of this process; the last engine that uses it ends it.
 
     Attributes:
-        session: Which it is.
-        is_local: Whether it is to a cluster of our own.
-        engines: How many use it.
+        session: Id of the connection.
+        is_local: Whether the engine started the cluster.
+        engines: Number of engines that use it.
     """
 
     session: tuple[str, str]
@@ -50,11 +50,11 @@ class _Connection:
     engines: int = 0
 
 
-_connections: list[_Connection] = []  # one at most
+_connections: list[_Connection] = []  # at most one connection
 
 
 class _Actor:
-    """A server in a process of its own. Its messages are answered in order, one after the other."""
+    """A server in its own process, which answers messages one by one, in order."""
 
     def __init__(self) -> None:
         self._server = CollectorServer(fetch, reports_pid=True)
@@ -67,32 +67,32 @@ class _Actor:
 
 
 class RayEngine:
-    """Actors that Ray never restarts, and messages that it never sends twice.
+    """Runs servers as Ray actors that Ray never restarts, with messages that it never sends twice.
 
-    An incarnation is an actor, so one handle is one process: Ray's own restarts would put a fresh process behind the
+    Each incarnation is an actor, so one handle is one process: Ray's own restarts would put a new process behind the
     same handle, and its retries could run a request twice.
 
     Args:
-        remote_args: For ``Actor.options``, or a function of the place.
+        remote_args: Arguments of ``Actor.options``, or a function of the place that returns them.
 
     Raises:
-        ArgumentError: They have what is decided here.
-        StateError: By all methods that need it: the connection to Ray that it was made with has ended.
+        ArgumentError: ``remote_args`` sets an option that the engine sets itself.
+        StateError: Raised by methods that need Ray: the engine's connection to Ray has ended.
     """
 
     def __init__(self, remote_args: RemoteArgs) -> None:
         if not callable(remote_args):
             _check(remote_args or {})
         if not ray.is_initialized():
-            # Without an address Ray would join any cluster that runs on this machine.
-            address = os.environ.get("RAY_ADDRESS") or "local"  # as `ray job submit` sets it
+            # Without an address Ray would join any running cluster on this machine.
+            address = os.environ.get("RAY_ADDRESS") or "local"  # set by `ray job submit`
             ray.init(address=address, include_dashboard=False)
             _connections[:] = [_Connection(_session(), address == "local")]
         self._session = _session()
         self._connection = next((known for known in _connections if known.session == self._session), None)
         if self._connection is not None:
             self._connection.engines += 1
-        # A cluster of our own on this machine runs nothing else that needs its CPUs counted.
+        # A cluster that this engine starts runs nothing else, so its CPUs need not be counted.
         is_ours = self._connection is not None and self._connection.is_local
         self._defaults: Mapping[str, Any] = {"num_cpus": 0 if is_ours else 1}
         self._given = remote_args
@@ -111,7 +111,7 @@ class RayEngine:
     def ready(self, tickets: Sequence[Any], timeout: float) -> list[Any]:
         self._check_connected()
         timeout = min(timeout, _LONGEST)
-        # Not fetched here: to be ready is one thing, to have its bytes another, and a node may go in between.
+        # Not fetched here: the node may die between an answer being ready and its bytes being here.
         found, others = ray.wait(list(tickets), num_returns=1, timeout=timeout, fetch_local=False)
         if found and others:
             found += ray.wait(others, num_returns=len(others), timeout=0, fetch_local=False)[0]
@@ -121,7 +121,7 @@ class RayEngine:
     def take(self, ticket: Any, timeout: float) -> Reply:
         try:
             reply: Reply = ray.get(ticket, timeout=min(timeout, _LONGEST))
-        except exceptions.RayTaskError as error:  # a reply that cannot be sent; what the user's code raises is a reply
+        except exceptions.RayTaskError as error:  # the reply cannot be sent; the user's exceptions are replies
             cause = error.cause if isinstance(error.cause, Exception) else error
             raise UnsentError(Raised.of(cause, "while its answer was sent")) from error
         except exceptions.GetTimeoutError as error:
@@ -132,17 +132,17 @@ class RayEngine:
             raise LostError("died", _first_line(error)) from error
         except (exceptions.ObjectLostError, exceptions.ObjectStoreFullError) as error:
             raise LostError("object_lost", _first_line(error)) from error
-        except exceptions.RayError as error:  # its node is gone, for example: whether it has run is not known
+        except exceptions.RayError as error:  # e.g. its node is gone: whether the request ran is unknown
             raise LostError("unreachable", _first_line(error)) from error
         return reply
 
     def put(self, value: Any) -> Any:
         self._check_connected()
-        arrays: list[pickle.PickleBuffer] = []  # not copied to learn their size
+        arrays: list[pickle.PickleBuffer] = []  # so that nothing is copied to measure the size
         frame = cloudpickle.dumps(value, protocol=5, buffer_callback=arrays.append)
         if len(frame) + sum(array.raw().nbytes for array in arrays) <= _SMALL:
             return bytes(cloudpickle.dumps(value))
-        return [ray.put(value)]  # in a list, or every message would bring the value with it
+        return [ray.put(value)]  # in a list, or Ray would send the value with every message
 
     def kill(self, handle: Any) -> None:
         if self._is_connected:
@@ -151,7 +151,7 @@ class RayEngine:
     def stop(self, handle: Any) -> None:
         if self._is_connected:
             self._leaving.append((handle, handle.close.remote()))
-            handle.__ray_terminate__.remote()  # once it is closed
+            handle.__ray_terminate__.remote()  # after close()
 
     def close(self) -> None:
         leaving, self._leaving = self._leaving, []
@@ -172,19 +172,19 @@ class RayEngine:
         return bool(ray.is_initialized()) and _session() == self._session
 
     def _check_connected(self) -> None:
-        """Ray would connect by itself, to a cluster that knows no handle of this one."""
+        """Raise if the connection ended: Ray would connect to another cluster by itself, without these handles."""
         if not self._is_connected:
             raise StateError("the connection to Ray that these collectors were made with has ended: make others")
 
 
 def _session() -> tuple[str, str]:
-    """Names the connection that there is now."""
+    """Return the id of the current connection."""
     context = ray.get_runtime_context()
     return str(context.gcs_address), str(context.get_job_id())
 
 
 def fetch(stored: Any) -> Any:
-    """What `RayEngine.put` stored: small values came with the message, others once a node, when they are needed."""
+    """Return a value from `RayEngine.put`. Small values arrive with the message, others once per node on demand."""
     return pickle.loads(stored) if isinstance(stored, bytes) else ray.get(stored[0])
 
 

@@ -1,4 +1,4 @@
-"""`SyncEngine`: all collectors in the caller, one after the other: the reference, and the way to debug."""
+"""`SyncEngine`: all collectors in the caller's process, one after the other; for reference and debugging."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _LocalServer:
 
 
 class SyncEngine:
-    """Answers a message when it is waited for. Values are pickled, so that no collector shares any."""
+    """Answers a message when its answer is awaited. Values are pickled, so that collectors share no objects."""
 
     def __init__(self) -> None:
         self._submitted = 0
@@ -46,7 +46,7 @@ class SyncEngine:
 
     def ready(self, tickets: Sequence[_Ticket], timeout: float) -> list[_Ticket]:
         if not any(map(self._is_ready, tickets)):
-            self._work(min(tickets, key=lambda ticket: ticket.number))  # or one would do all the work
+            self._work(min(tickets, key=lambda ticket: ticket.number))  # or one server would do all the work
         return [ticket for ticket in tickets if self._is_ready(ticket)]
 
     def take(self, ticket: _Ticket, timeout: float) -> Reply:
@@ -73,7 +73,7 @@ class SyncEngine:
         return ticket.reply is not None or ticket.handle.is_gone
 
     def _work(self, ticket: _Ticket) -> None:
-        """Answer what comes up to a ticket; where Ctrl-C comes in between, the next call goes on."""
+        """Answer messages up to a ticket; after Ctrl-C the next call continues."""
         queue = ticket.handle.queue
         while ticket.reply is None:
             if queue[0].reply is None:

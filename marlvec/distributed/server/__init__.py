@@ -1,1 +1,1 @@
-"""A collector where it runs, and the messages to it and from it."""
+"""A collector's server, and the messages to it and from it."""

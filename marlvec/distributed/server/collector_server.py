@@ -1,4 +1,4 @@
-"""`CollectorServer`: one collector where it lives, and what it answers."""
+"""`CollectorServer`: owns one collector, and answers the head's messages."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ __all__ = ["CollectorServer"]
 
 
 class CollectorServer:
-    """Builds a collector, and collects what it is asked for, one request after the other.
+    """Builds a collector, and answers requests one after the other.
 
     Args:
-        fetch: Gets a value from where the engine has put it.
-        reports_pid: Whether it runs in a process of its own.
+        fetch: Fetches a value by the engine's reference.
+        reports_pid: Whether the server has its own process.
 
     Attributes:
         collector: The collector; None before it is built.
@@ -48,11 +48,11 @@ class CollectorServer:
         self.collector: Collector | None = None
         self._version = -1
         self._idle_since = 0.0
-        self._added: set[str] = set()  # later ones that are trained
-        self._leaving: list[RemovePolicy] = []  # of policies that play in running episodes yet
+        self._added: set[str] = set()  # trained policies that were added later
+        self._leaving: list[RemovePolicy] = []  # removals of policies that still play
 
     def answer(self, message: Start | Request | Command) -> Started | Answer | Raised:
-        """Do what a message asks for; what the user's code raises is an answer, too."""
+        """Execute a message and return its answer; exceptions of the user's code are answers, too."""
         before, began = self._idle_since, perf_counter()
         if isinstance(message, Start):
             started = self._start(message)
@@ -63,7 +63,7 @@ class CollectorServer:
         return replace(answer, seconds=(began - before, self._idle_since - began))
 
     def close(self) -> None:
-        """Close the envs, which belong to it."""
+        """Close the envs, which the server owns."""
         collector, self.collector = self.collector, None
         if collector is not None:
             collector.envs.close()
@@ -82,7 +82,7 @@ class CollectorServer:
                 self._change(change)
             if start.merged is not None:
                 self._take_merged(start.merged)
-            metrics.take_delta()  # deltas count from here on
+            metrics.take_delta()  # deltas are relative to this
             if start.state is not None:
                 self._set_state(self._fetch(start.state), self._fetch(start.weights))
         except Exception as error:
@@ -101,7 +101,7 @@ class CollectorServer:
 
     def _run(self, request: Request) -> Answer:
         collector = self.collector
-        assert collector is not None  # it was built before
+        assert collector is not None  # `Start` came first
         try:
             self._prepare(request, collector)
             batch = collector.collect(**{request.goal.unit: request.goal.amount})
@@ -127,7 +127,7 @@ class CollectorServer:
 
     def _get_state(self) -> State:
         collector = self.collector
-        assert collector is not None  # it was built before
+        assert collector is not None  # `Start` came first
         self._leaving = [content for content in self._leaving if not content.retry(collector)]
         if self._leaving:
             raise StateError(
@@ -137,9 +137,9 @@ class CollectorServer:
         return {"collector": collector.get_state(), "version": self._version}
 
     def _check_state(self, state: State) -> None:
-        """Look whether a state is of such a collector, at whatever place that was."""
+        """Check that a state fits this collector, whatever place it was saved at."""
         collector = self.collector
-        assert collector is not None  # it was built before
+        assert collector is not None  # `Start` came first
         own = check_fields(state, ("collector", "version"), "the state of a collector")["collector"]
         if isinstance(own, Mapping) and isinstance(belongs_to := own.get("belongs_to"), Mapping):
             own = {**own, "belongs_to": {**belongs_to, "stream": collector.stream}}
@@ -147,7 +147,7 @@ class CollectorServer:
 
     def _set_state(self, state: State, weights: Mapping[str, Any]) -> None:
         collector = self.collector
-        assert collector is not None  # it was built before
+        assert collector is not None  # `Start` came first
         with collector.updating():
             for name, own in weights.items():
                 collector.policies[name].set_weights(own)
@@ -156,7 +156,7 @@ class CollectorServer:
 
     def _change(self, change: Change) -> Any:
         collector = self.collector
-        assert collector is not None  # it was built before
+        assert collector is not None  # `Start` came first
         content: PolicyChange = self._fetch(change.content)
         if isinstance(content, AddPolicy):
             added = content.apply(collector, None if change.added is None else self._fetch(change.added))
@@ -186,8 +186,8 @@ class CollectorServer:
         self._version = request.base
 
     def _chains(self) -> dict[str, tuple[Pipeline[Any], ...]]:
-        """Agent and action connectors of the policies that know their spaces."""
-        assert self.collector is not None  # it was built before
+        """Return agent and action connectors of policies whose spaces are known."""
+        assert self.collector is not None  # `Start` came first
         sides = self.collector.agent_connectors, self.collector.action_connectors
         return {
             name: (chain, sides[1][name]) for name, chain in sides[0].items() if chain.bound and sides[1][name].bound
@@ -200,5 +200,5 @@ class CollectorServer:
 
     def _take_merged(self, merged: Mapping[str, tuple[Any, ...]]) -> None:
         for name, own in self._chains().items():
-            for chain, state in zip(own, merged.get(name, ()), strict=False):  # none where nothing was merged
+            for chain, state in zip(own, merged.get(name, ()), strict=False):  # None before the first merge
                 chain.take_merged(state)

@@ -1,4 +1,4 @@
-"""What goes between the head and its collectors: plain values, pickled where a process lies between."""
+"""Messages between the head and its collectors: plain values, pickled between processes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Change:
     """A change of policies.
 
     Attributes:
-        content: Where the engine finds the `PolicyChange`.
-        added: Where it finds what the first collector made of it; None: this is the first, or there is nothing.
+        content: The engine's reference to the `PolicyChange`.
+        added: Reference to the first collector's result; None for the first collector, or without a result.
     """
 
     content: Any
@@ -45,15 +45,15 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class GetState:
-    """Say all that the next answers depend on."""
+    """Return the state that the next answers depend on."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckState:
-    """Say whether a state is of such a collector.
+    """Check that a state fits this collector.
 
     Attributes:
-        state: Where the engine finds it.
+        state: The engine's reference to the state.
     """
 
     state: Any
@@ -64,13 +64,13 @@ class Start:
     """Build a collector.
 
     Attributes:
-        place: Which.
+        place: Place of the collector.
         build: The caller's function, pickled by value.
-        merged: What all collectors have learnt together so far; None: nothing yet.
-        wants_weights: Whether to return its policies' weights.
-        changes: What has changed in all collectors since their first ones were built, in order.
-        state: Where the engine finds the state to go on from, as `GetState` was answered; None: it begins.
-        weights: Where it finds the weights of that moment, for policies that have no state but these.
+        merged: The merged statistics so far; None before the first merge.
+        wants_weights: Whether to return the policies' weights.
+        changes: All policy changes since the first collectors were built, in order.
+        state: Reference to the state to continue from, a `GetState` answer; None: start afresh.
+        weights: Reference to the weights saved with it, for policies whose only state are weights.
     """
 
     place: Place
@@ -84,14 +84,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A collector is there.
+    """Reply to `Start`: the collector is built.
 
     Attributes:
-        pid: Its process; None: the head's own.
-        agents, policies: As its metrics have them once it is built, and nothing has changed yet.
-        count_by: What ``collect(1000)`` counts there.
-        policies_to_train: As it was built with.
-        weights: Weights by policy id, of those that have some, where they were wanted.
+        pid: Its process id; None in the head's process.
+        agents, policies: Agents and policies of its metrics when built, before any change.
+        count_by: Unit of its ``collect(1000)``.
+        policies_to_train: The collector's argument.
+        weights: Weights by policy id, if requested, of policies with weights.
     """
 
     pid: int | None
@@ -104,16 +104,16 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Collect.
+    """Collect rows.
 
     Attributes:
-        id, index, epoch: As in the ledger.
-        goal: How much.
+        id, index, epoch: Request id, collector's number and incarnation.
+        goal: Amount to collect.
         base: Version of the weights to decide with.
-        weights: Where the engine finds them.
-        merged: What all collectors have learnt together, to be taken over first; None: nothing new.
-        hands_over: Whether to hand over what was learnt, once it has collected.
-        wants_pipelines: Whether to give copies of the pipelines with it, for the head to merge with.
+        weights: The engine's reference to the weights.
+        merged: Merged statistics to install first; None: nothing new.
+        hands_over: Whether to hand over connectors' statistics after collecting.
+        wants_pipelines: Whether to add copies of the pipelines, which the head merges with.
     """
 
     id: int
@@ -129,11 +129,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Do something else than to collect, in order with requests.
+    """Do something other than collecting, in order with requests.
 
     Attributes:
-        id, index, epoch: As in the ledger.
-        content: What.
+        id, index, epoch: Request id, collector's number and incarnation.
+        content: The command.
     """
 
     id: int
@@ -144,11 +144,11 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """What a collector has learnt.
+    """Statistics of a collector's connectors.
 
     Attributes:
-        states: Policy id to the states of its agent and its action connectors; of those that know their spaces.
-        pipelines: Policy id to those pipelines, pickled, where they were wanted.
+        states: Policy id to the states of its agent and action connectors, for policies whose spaces are known.
+        pipelines: Policy id to those pipelines, pickled, if requested.
     """
 
     states: Mapping[str, tuple[Any, ...]]
@@ -157,12 +157,12 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An exception of the user's, on its way to the head.
+    """An exception of the user's code, sent to the head.
 
     Attributes:
         summary: Its type and text.
-        notes: Its notes, and the traceback where it happened.
-        pickled: Itself; None where it cannot be.
+        notes: Its notes, and its traceback in the collector's process.
+        pickled: The exception, pickled; None if it cannot be pickled.
     """
 
     summary: str
@@ -175,24 +175,24 @@ class Raised:
 
         Args:
             error: The exception.
-            where: What was going on, for a note.
+            where: What the server was doing, for a note.
         """
         notes = (*getattr(error, "__notes__", ()), where, "".join(traceback.format_exception(error)))
         pickled: bytes | None
         try:
             pickled = cloudpickle.dumps(error)
             pickle.loads(pickled)
-        except Exception:  # whatever it holds cannot cross; its text does
+        except Exception:  # an attribute cannot be pickled: send the text only
             pickled = None
         return cls("".join(traceback.format_exception_only(error)).strip(), notes, pickled)
 
     def exception(self) -> BaseException:
-        """The exception again, or a `RemoteCause` where it cannot be rebuilt; with its notes."""
+        """Return the exception with its notes, or a `RemoteCause` if it cannot be unpickled."""
         error: BaseException = RemoteCause(self.summary)
         if self.pickled is not None:
             try:
                 error = pickle.loads(self.pickled)
-            except Exception:  # its class lives in a module that cannot be imported here
+            except Exception:  # its module cannot be imported here
                 error = RemoteCause(self.summary)
         error.__notes__ = list(self.notes)
         return error
@@ -200,16 +200,16 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request brought.
+    """Answer to a request.
 
     Attributes:
-        id, epoch: Of the request.
-        parts: The rows, in pieces that follow on each other; none where it raised, and of a command.
-        delta: What metrics have counted since the answer before.
-        handed: What was learnt, where that was asked for.
-        raised: What the collector raised; its rows come with its next answer.
-        value: What a command returns.
-        seconds: How long the collector has waited for the request, and then worked for it.
+        id, epoch: Request id and collector's incarnation.
+        parts: The rows, in consecutive pieces; empty if the collector raised, and for commands.
+        delta: Metrics since the previous answer.
+        handed: Connectors' statistics, if requested.
+        raised: The collector's exception; its rows come with its next answer.
+        value: Result of a command.
+        seconds: Seconds for which the collector waited for the request, and worked on it.
     """
 
     id: int

@@ -1,6 +1,6 @@
-"""What changes in all collectors alike while they run: their policies, who plays, and what is trained.
+"""Changes to all running collectors: their policies, the mapping, and the trained policies.
 
-Each is pickled once on the head, and applied to every collector between two requests; also to one that is restarted.
+Each change is pickled once on the head, and applied to every collector between two requests, also after a restart.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What one collector has made of a new policy, for all others to make the same of it.
+    """The first collector's new policy, from which all others build an equal policy.
 
     Attributes:
-        weights: Its weights; None where it has none.
-        chains: Its agent, action and learner connectors, pickled, where they are copies of another policy's.
+        weights: Its weights; None without weights.
+        chains: Its agent, action and learner connectors, pickled, if copied from another policy.
     """
 
     weights: Any
@@ -46,10 +46,10 @@ class AddPolicy:
     """Add a policy, as `marlvec.Collector.add_policy` does.
 
     Attributes:
-        policy_id, like, frozen: As there.
-        content: The policy and its agent, action and learner connectors, pickled together: what the connectors know
-            of the policy is then the very policy that is added.
-        mapping: A function that says who plays in episodes that begin from then on, pickled; None: the one there is.
+        policy_id, like, frozen: Arguments of `marlvec.Collector.add_policy`.
+        content: The policy and its agent, action and learner connectors, pickled together, so that connectors that
+            refer to the policy refer to the added object.
+        mapping: The pickled policy mapping of episodes that begin from then on; None: keep the current mapping.
     """
 
     policy_id: str
@@ -59,14 +59,14 @@ class AddPolicy:
     mapping: bytes | None = None
 
     def apply(self, collector: Collector, added: Added | None) -> Added:
-        """Add it to a collector.
+        """Add the policy to a collector.
 
         Args:
-            collector: Which.
-            added: What the first collector made of it; None for that one.
+            collector: The collector.
+            added: The first collector's result; None for the first collector.
 
         Raises:
-            Exception: As `marlvec.Collector.add_policy`.
+            Exception: See `marlvec.Collector.add_policy`.
         """
         policy, *own = pickle.loads(self.content)
         like = self.like
@@ -90,7 +90,7 @@ class AddPolicy:
         return added
 
     def _copied(self, collector: Collector) -> bytes:
-        """The new policy's connectors, pickled. What they have learnt is known to all from here on, not to one."""
+        """Pickle the new policy's connectors; their statistics are now shared by all, not one collector's own."""
         sides = collector.agent_connectors, collector.action_connectors, collector.learner_connectors
         chains = [side[self.policy_id] for side in sides]
         for chain in chains[:2]:
@@ -104,28 +104,28 @@ class RemovePolicy:
     """Remove a policy, once it plays in no running episode of a collector.
 
     Attributes:
-        policy_id: Which.
-        mapping: A function that does not name it, pickled; None: the one there is does not.
+        policy_id: Id of the policy.
+        mapping: A pickled mapping that does not name it; None: the current mapping does not.
     """
 
     policy_id: str
     mapping: bytes | None = None
 
     def apply(self, collector: Collector) -> bool:
-        """Change who plays, and remove it if that can be done now.
+        """Set the mapping; remove the policy if no running episode uses it.
 
         Returns:
-            Whether it is removed; else call `retry` between other calls.
+            Whether it was removed; if not, call `retry` between other calls.
 
         Raises:
-            StateError: It plays by a fixed mapping.
-            ArgumentError: The mapping is no function of an agent's name and an episode.
+            StateError: A fixed mapping names it.
+            ArgumentError: The mapping is not a function of an agent's name and an episode.
         """
         _change_mapping(collector, self.mapping)
         return self.retry(collector)
 
     def retry(self, collector: Collector) -> bool:
-        """Remove it if that can be done now."""
+        """Remove the policy if no running episode uses it; return whether it was removed."""
         try:
             collector.remove_policy(self.policy_id)
         except StateError:
@@ -137,7 +137,7 @@ class RemovePolicy:
 
 @dataclass(frozen=True, slots=True)
 class MapPolicies:
-    """Have another function say which policy plays which agent in episodes that begin.
+    """Set the policy mapping of episodes that begin.
 
     Attributes:
         mapping: ``(agent name, episode) -> policy id``, pickled.
@@ -146,10 +146,10 @@ class MapPolicies:
     mapping: bytes
 
     def apply(self, collector: Collector) -> None:
-        """Use it from now on.
+        """Set the mapping.
 
         Raises:
-            ArgumentError: It is no function of an agent's name and an episode.
+            ArgumentError: It is not a function of an agent's name and an episode.
             StateError: The collector's mapping is fixed.
         """
         _change_mapping(collector, self.mapping)
@@ -157,19 +157,19 @@ class MapPolicies:
 
 @dataclass(frozen=True, slots=True)
 class TrainPolicies:
-    """Train these policies.
+    """Set the trained policies.
 
     Attributes:
-        given: As `marlvec.Collector.policies_to_train`, pickled.
+        given: Value for `marlvec.Collector.policies_to_train`, pickled.
     """
 
     given: bytes
 
     def apply(self, collector: Collector) -> None:
-        """Train them from now on.
+        """Set them.
 
         Raises:
-            ArgumentError: They are no collection of policies, and no function.
+            ArgumentError: The value is neither a collection of policy ids nor a function.
         """
         given: PoliciesToTrain = pickle.loads(self.given)
         collector.policies_to_train = given
@@ -185,10 +185,10 @@ def _change_mapping(collector: Collector, mapping: bytes | None) -> None:
 
 
 def check_learner_chain(collector: Collector, policy_id: str) -> None:
-    """Refuse learner connectors that need a whole batch: a collector sees its own part of it alone.
+    """Raise for learner connectors that need the whole batch: a collector sees only its part.
 
     Raises:
-        ArgumentError: There are some; names them.
+        ArgumentError: The chain has such connectors; names them.
     """
     if across := [piece.name for piece in collector.learner_connectors[policy_id] if piece.across_agents]:
         raise ArgumentError(
@@ -198,10 +198,10 @@ def check_learner_chain(collector: Collector, policy_id: str) -> None:
 
 
 def pickled(value: Any, name: str, hint: str = "") -> bytes:
-    """A value of the caller's, pickled with what it is defined by.
+    """Pickle a caller's value, functions and classes by value.
 
     Raises:
-        SerialisationError: It cannot be; names it.
+        SerialisationError: It cannot be pickled; names it.
     """
     try:
         return bytes(cloudpickle.dumps(value))

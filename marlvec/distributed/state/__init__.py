@@ -1,1 +1,1 @@
-"""What many collectors are in the middle of, as plain data."""
+"""State of many collectors, as plain data."""

@@ -1,4 +1,4 @@
-"""Answers that are on the head and in no batch yet, as plain data."""
+"""Converts answers that are on the head and in no batch yet to plain data and back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DELTA = ("agents", "policies", "episodes", "counters", "timers", "values")
 
 
 def get_answer_state(answer: Answer) -> State:
-    """All of an answer that the batch needs in which it will be handed out; what was learnt is not in it any more.
+    """Return the part of an answer that its future batch needs; connectors' statistics are not part of it.
 
     Raises:
         SerialisationError: A column of its rows holds objects along more axes than one.
@@ -34,10 +34,10 @@ def get_answer_state(answer: Answer) -> State:
 
 
 def answer_from(state: Any) -> Answer:
-    """The answer that `get_answer_state` was given.
+    """Rebuild an answer from its state.
 
     Raises:
-        ArgumentError: There is none in this.
+        ArgumentError: The data is not from `get_answer_state`.
     """
     where = "an answer that waits"
     check_fields(state, _FIELDS, where)

@@ -1,4 +1,4 @@
-"""`StatefulCollectors`: saves where many collectors are, and lets others like them go on from there."""
+"""`StatefulCollectors`: saves and restores the state of many collectors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FIELDS = (
 
 
 class StatefulCollectors(ABC):
-    """The part of `Collectors` that saves and restores all that the next batches depend on."""
+    """Base of `Collectors` that saves and restores all state that the next batches depend on."""
 
     metrics: Metrics
     _engine: Engine
@@ -47,24 +47,24 @@ class StatefulCollectors(ABC):
     _policies: HeadPolicies
     _callbacks: HeadCallbacks
     _count_by: Any
-    _is_half_set = False  # whether set_state was ended in the middle
+    _is_half_set = False  # whether a set_state() was cut short
 
     def get_state(self) -> State:
-        """Say all that the next batches depend on, between two calls of `collect`.
+        """Return all state that the next batches depend on, between two calls of `collect`.
 
-        It waits for what collectors were asked for, which is in the state, too, until it is handed out. Then each says
-        its own state, as `marlvec.Collector.get_state`; and the head adds its ledger, the seeds and ids that were
-        given out, merged statistics, weights, metrics, and what learner connectors and callbacks have a state for.
+        It waits for all outstanding answers, which are part of the state until they are delivered. Then each collector
+        returns its state, see `marlvec.Collector.get_state`; the head adds its ledger, used seeds and ids, merged
+        statistics, weights, metrics, and the states of learner connectors and callbacks.
 
         Returns:
-            Plain data: numbers, texts, None, arrays, lists, tuples and dicts, which later calls do not change.
+            Plain data: numbers, strings, None, arrays, lists, tuples and dicts, which later calls do not change.
 
         Raises:
-            StateError: A policy was removed, and plays in a running episode yet, or rows of it are still to come:
-                collect, and try again. Or as of `marlvec.Collector.get_state`.
-            CollectorDied: See ``on_fault``; the call may be made again.
-            Exception: What a collector raises that was asked for something before.
-            ClosedError: It is closed.
+            StateError: A removed policy still plays in a running episode, or still has rows to deliver: collect, then
+                try again. Or see `marlvec.Collector.get_state`.
+            CollectorDied: See ``on_fault``; the call may be repeated.
+            Exception: A collector raised it in an earlier request.
+            ClosedError: `close` was called.
         """
         self._check_open()
         self._check_whole()
@@ -87,25 +87,24 @@ class StatefulCollectors(ABC):
         }
 
     def set_state(self, state: State) -> None:
-        """Go on from where collectors were that were made as these: their later batches are those of these.
+        """Continue from a state of collectors with equal arguments; the next batches are theirs.
 
-        Make them with the same arguments, and give them the policies that those had: by ``build``, or by `add_policy`
-        before. All collectors are ended and built anew, each at its place of then, with its seed and its ids. What is
-        on its way here is gone. Where envs have no state of their own, new episodes begin, and what was in the old ones
-        is counted as lost.
+        Use the same arguments and policies as the saved collectors, the policies by ``build`` or `add_policy`. All
+        collectors are ended and rebuilt at their saved places, with the saved seeds and ids. Outstanding answers here
+        are dropped. If envs cannot save their state, new episodes begin, and rows of the old episodes count as lost.
 
-        With ``sync=True``, and the amounts and weights of then, batches are the same to the bit. Else each collector's
-        rows are, and which of them meet in a batch is once more first come.
+        With ``sync=True``, equal amounts and equal weights, batches are the same bit for bit. With ``sync=False`` each
+        collector's rows are the same, but batches again take fragments in order of arrival.
 
         Args:
-            state: What `get_state` returned.
+            state: The result of `get_state`.
 
         Raises:
-            ArgumentError: It is no state, or one of other collectors; names what differs. Nothing has changed.
-            CollectorDied: See ``on_fault``; the call may be made again.
-            Exception: What ``build`` raises, or what cannot take its state: an env, a policy, a connector. Collectors
-                that were not built from the state by then are with the next call of anything.
-            ClosedError: It is closed.
+            ArgumentError: It is not a state, or of other collectors; names the difference. Nothing has changed.
+            CollectorDied: See ``on_fault``; the call may be repeated.
+            Exception: ``build`` raised it, or an env, policy or connector that does not accept its state. The next call
+                of any method builds the remaining collectors from the state.
+            ClosedError: `close` was called.
         """
         self._check_open()
         try:
@@ -119,7 +118,7 @@ class StatefulCollectors(ABC):
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ArgumentError(f"set_state(): expected what get_state() returned: {error!r:.200}") from error
         for collector in self._group.collectors.values():
-            collector.resume = None  # of a state that was set before, and could not be taken by all
+            collector.resume = None  # left over from a set_state() that failed
         self._ask_all(lambda index: CheckState(stored[index][0]) if index in stored else None)
         try:
             loader.load()
@@ -132,27 +131,27 @@ class StatefulCollectors(ABC):
         self._restart_missing()
 
     def save(self, path: FilePath) -> None:
-        """Write `get_state` to a file, which is there whole or not at all, whatever happens meanwhile.
+        """Write `get_state` to a file, atomically.
 
         Args:
-            path: The file, by convention ``.npz``; an old one is replaced.
+            path: The file, by convention ``.npz``; an existing file is replaced.
 
         Raises:
-            SerialisationError: There is something that no file can hold; names it.
-            OSError: The file cannot be written; the old one is as it was.
-            Exception: As of `get_state`.
+            SerialisationError: A value cannot be saved in a file; names it.
+            OSError: The file cannot be written; an existing file is unchanged.
+            Exception: See `get_state`.
         """
         write_value(path, "collectors", self.get_state(), "the collectors' state")
 
     def load(self, path: FilePath) -> None:
-        """Go on from a file that `save` wrote: see `set_state`. Nothing in it is executed.
+        """Continue from a file of `save`: see `set_state`. Loading executes no code from it.
 
         Args:
             path: The file.
 
         Raises:
-            CheckpointError: There is no such file, it is damaged, of another version, or holds something else.
-            Exception: As of `set_state`.
+            CheckpointError: The file is missing, damaged, of another version, or holds something else.
+            Exception: See `set_state`.
         """
         self.set_state(read_value(path, "collectors", "collectors"))
 
@@ -169,7 +168,7 @@ class StatefulCollectors(ABC):
     def _restart_missing(self) -> None: ...
 
     def _check_whole(self) -> None:
-        """Make sure that no call of `set_state` was ended in the middle."""
+        """Raise if a call of `set_state` was cut short."""
         if self._is_half_set:
             raise StateError("set_state() was ended in the middle: call it again")
 
@@ -194,7 +193,7 @@ class StatefulCollectors(ABC):
         check_identity(state["belongs_to"], self._identity, "these collectors have")
 
     def _ask_all(self, content: Callable[[int], GetState | CheckState | None]) -> dict[int, Any]:
-        """Ask each collector something, once it has done what it was asked for before; what each replies, by index."""
+        """Send each collector a question, after its earlier requests; return the replies by index."""
         group = self._group
         group.replies.clear()
         asked: dict[int, int] = {}
@@ -217,13 +216,13 @@ class StatefulCollectors(ABC):
         return {index: reply.value for index, reply in replies.items()}
 
     def _store(self, state: State) -> dict[int, tuple[Any, Any]]:
-        """Put the state of each collector, and the weights, where all can fetch it."""
+        """Store each collector's state, and the weights, in the engine."""
         put, weights = self._engine.put, self._engine.put(state["policies"]["weights"])
         states = enumerate(one["state"] for one in state["group"]["collectors"])
         return {index: (put(own), weights) for index, own in states if own is not None}
 
     def _prepare(self, state: State, stored: dict[int, tuple[Any, Any]], loader: StateLoader) -> Callable[[], None]:
-        """Look at all that is the head's own; returns what puts it in place."""
+        """Validate the head's part of a state; return a function that installs it."""
         ledger_state = LedgerState.from_state(state["ledger"])
         answers = {answer.id: answer for answer in map(answer_from, state["answers"])}
         if answers.keys() != ledger_state.entries.keys():
@@ -257,7 +256,7 @@ class StatefulCollectors(ABC):
         return put_all
 
     def _others(self) -> Iterator[tuple[str, Any]]:
-        """Callbacks with states of their own."""
+        """Return the callbacks that have a state."""
         for i, callback in enumerate(self._callbacks.callbacks):
             if has_state(callback):
                 yield f"callbacks[{i}], {type(callback).__name__}", callback

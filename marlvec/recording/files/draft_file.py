@@ -1,4 +1,4 @@
-"""`DraftFile`: a file in the making, hidden until it is whole; `append_lines`: lines of JSON, all of them or none."""
+"""`DraftFile`: a file that is hidden until it is complete; `append_lines`: appends all lines of JSON or none."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Persist: TypeAlias = Callable[[Callable[[], object]], Any]
 
 
 class DraftFile:
-    """A file that is written from its beginning to its end, and then gets its name.
+    """A file written from beginning to end, and renamed once it is complete.
 
-    To pyarrow it is a stream. Where the disk is full, `write` returns once it is not: ``persist`` decides what happens
-    meanwhile. So no writer of a format ever fails halfway.
+    pyarrow uses it as a stream. If the disk is full, `write` blocks in ``persist`` until there is space, so that no
+    format's writer fails halfway.
 
     Args:
-        target: Its name once it is whole.
-        persist: Calls what touches the disk.
+        target: Name of the complete file.
+        persist: Calls a function that writes to the disk, and handles its errors.
 
     Attributes:
         size: Bytes so far.
@@ -45,11 +45,11 @@ class DraftFile:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more bytes."""
+        """Whether the file accepts no more bytes."""
         return self._handle is None
 
     def write(self, data: Any) -> int:
-        """Write all of these bytes."""
+        """Write all bytes of ``data``."""
         left = whole = memoryview(data).cast("B")
         handle = self._handle
         assert handle is not None
@@ -61,14 +61,14 @@ class DraftFile:
         return len(whole)
 
     def tell(self) -> int:
-        """Bytes so far."""
+        """Return the number of bytes so far."""
         return self.size
 
     def flush(self) -> None:
-        """Do nothing: no byte is kept back."""
+        """Do nothing: `write` buffers no bytes."""
 
     def publish(self) -> None:
-        """Give it its name, once its bytes are on the disk."""
+        """Sync the bytes to disk, then rename the file to ``target``."""
         handle = self._handle
         assert handle is not None
         self._persist(lambda: os.fsync(handle))
@@ -77,7 +77,7 @@ class DraftFile:
         self._persist(lambda: sync_folder(self._target))
 
     def close(self) -> None:
-        """Do nothing, where pyarrow closes its stream: `publish` or `discard` closes the file."""
+        """Do nothing: pyarrow calls this; `publish` or `discard` closes the file."""
 
     def _close(self) -> None:
         if (handle := self._handle) is not None:
@@ -91,18 +91,18 @@ class DraftFile:
 
 
 def append_lines(handle: int, end: int, lines: Iterable[Mapping[str, Any]]) -> int:
-    """Append lines of JSON to a file, all of them or none, and have them on the disk.
+    """Append all lines of JSON to a file, or none; sync them to disk.
 
     Args:
         handle: The file, open for writing.
-        end: Where its last line ends; what is behind is overwritten.
+        end: Offset of the end of the last line; later bytes are overwritten.
         lines: The lines.
 
     Returns:
-        Where the last line now ends.
+        Offset of the new end of the last line.
 
     Raises:
-        OSError: They cannot be written; the file is as it was.
+        OSError: The lines cannot be written; the file is unchanged.
     """
     left = memoryview(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
     stop = end + len(left)

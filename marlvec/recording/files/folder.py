@@ -16,18 +16,18 @@ if sys.platform != "win32":
 
 __all__ = ["digest_before", "open_folder", "remove_unlisted"]
 
-_END = 4096  # bytes by which a manifest is known again
+_END = 4096  # bytes that identify a manifest
 
 
 def open_folder(folder: Path, *, append: bool) -> tuple[int, Manifest]:
-    """Make a folder, or go on with the recording in it; remove what a killed recorder had in the making.
+    """Create a folder, or continue its recording; remove unfinished files of a killed recorder.
 
     Args:
         folder: The folder.
-        append: Whether there may be a recording.
+        append: Whether the folder may hold a recording.
 
     Returns:
-        The manifest, open for writing and locked, and its content.
+        The manifest's file, open for writing and locked, and its content.
 
     Raises:
         ArgumentError: The folder holds something else, or a recording and ``append`` is False.
@@ -66,7 +66,7 @@ def remove_unlisted(folder: Path, manifest: Manifest) -> None:
 
 
 def digest_before(folder: Path, size: int) -> str:
-    """Return a digest of the manifest's last bytes before a place."""
+    """Return a digest of the manifest's last bytes before an offset."""
     with (folder / MANIFEST).open("rb") as file:
         file.seek(max(0, size - _END))
         return sha256(file.read(min(size, _END))).hexdigest()

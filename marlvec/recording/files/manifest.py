@@ -1,13 +1,13 @@
-"""`Manifest`: which files of a recording are whole, and what they hold. One line of JSON each, only ever appended.
+"""`Manifest`: the complete files of a recording, and what they hold. One line of JSON each, only ever appended.
 
     {"format": 1, "marlvec": "…", "session": 0, "about": {…}}     a recorder has opened the folder
     {"form": 0, "policy": "main", "columns": […], "forms": {…}}   columns that later files have
     {"part": 0, "session": 0, "env_steps": …, "files": [{"policy": …, "form": 0, …}, …]}
-    {"close": 0, "parts": 1}                                      the session was closed: nothing of it is missing
+    {"close": 0, "parts": 1}                                      the session was closed: no rows are missing
 
-A part has one file per policy with rows, and the rows of all policies from the same batches. Its line is written when
-all its files are on disk. So what the manifest lists is there, whenever the process ends, and is the beginning of what
-was recorded.
+A part holds the rows of all policies from the same batches, one file per policy with rows. Its line is written once all
+its files are on disk. So whenever the process ends, all listed files exist, and hold the first part of the recorded
+rows.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class PartFile(NamedTuple):
     Attributes:
         policy_id: The policy.
         format: ``"parquet"`` or ``"arrow"``.
-        form: Number of the form of its columns.
-        rows: How many.
+        form: Number of its columns' form.
+        rows: Number of rows.
         blocks: Rows of each block: row group or record batch.
         size: Bytes of the file.
         crc32: Checksum of the file, as `zlib.crc32`.
@@ -66,9 +66,9 @@ class Part(NamedTuple):
     """Files with rows from the same batches.
 
     Attributes:
-        number: From 0, without gaps.
+        number: Part number: 0, 1, 2, ….
         session: Number of the session that wrote it.
-        env_steps: Sum over its batches.
+        env_steps: Env steps of its batches.
         files: One per policy with rows.
     """
 
@@ -84,11 +84,11 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Session:
-    """One recorder's time with the folder.
+    """One recorder's writing to the folder, from opening to closing it.
 
     Attributes:
-        about: Facts from its beginning: time, seed, policies.
-        closed: Whether it ended by `close`; False while it runs, and for ever where its process was killed.
+        about: Facts noted when it began: time, seed, policies.
+        closed: Whether `close` ended it; False while it runs, and if its process was killed.
     """
 
     about: dict[str, Any]
@@ -100,10 +100,10 @@ class Manifest:
     """Content of a manifest.
 
     Attributes:
-        sessions: In order.
-        forms: (policy id, form of its columns) by number.
-        parts: In order.
-        size: Bytes up to the end of its last whole line.
+        sessions: All sessions, in order.
+        forms: (policy id, form of its columns), in order of form numbers.
+        parts: All parts, in order.
+        size: Bytes up to the end of the last complete line.
     """
 
     sessions: list[Session] = field(default_factory=list)
@@ -113,12 +113,12 @@ class Manifest:
 
 
 def part_path(policy_id: str, number: int, suffix: str) -> str:
-    """Return the path of a file inside the folder; readers that know Hive's names find the policy in it."""
+    """Return a file's path inside the folder, whose ``policy=…`` is a Hive partition for readers that support it."""
     return f"policy={quote(policy_id, safe='', errors='surrogatepass')}/part-{number:06d}.{suffix}"
 
 
 def lines_of_part(part: Part, forms: Mapping[int, tuple[str, TableForm]]) -> Iterator[dict[str, Any]]:
-    """Yield the lines of new forms, and that of a part."""
+    """Yield the lines of new forms, then the line of the part."""
     for number, (policy_id, form) in forms.items():
         yield {"form": number, "policy": policy_id, "columns": form.columns, "forms": form.forms}
     files = [
@@ -147,10 +147,10 @@ def session_line(number: int, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read a folder's manifest. A line without its end, which a killed process leaves, does not count.
+    """Read a folder's manifest; ignore an incomplete last line, which a killed process leaves.
 
     Raises:
-        CheckpointError: There is none, it is of another format, or a line is damaged; names the line.
+        CheckpointError: The manifest is missing, has another format, or has a damaged line; names the line.
     """
     path = folder / MANIFEST
     if not folder.is_dir():
@@ -174,11 +174,11 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 class _OtherFormat(Exception):
-    """The recording is of another version."""
+    """Raised: the recording has another format version."""
 
 
 def _add(manifest: Manifest, line: Any) -> None:
-    """Add one line to a manifest; whatever is wrong with it raises an ordinary error."""
+    """Add one line to a manifest; a damaged line raises a plain KeyError, TypeError or ValueError."""
     if not isinstance(line, dict):
         raise ValueError(f"expected an object, got {line!r:.100}")
     if "format" in line:

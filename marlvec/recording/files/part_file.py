@@ -1,6 +1,6 @@
 """Part files, written block by block and read block by block, in Parquet or Arrow's file format.
 
-`PartFileWriter` writes one, `open_part_file` opens one for reading. A block is a row group or a record batch.
+`PartFileWriter` writes a file, `open_part_file` opens a file for reading. A block is a row group or a record batch.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ __all__ = ["BlockReader", "Format", "PartFileWriter", "open_part_file", "read_bl
 Format: TypeAlias = Literal["parquet", "arrow"]
 
 _BLOCK_BYTES = 4 << 20
-_MOST_ROWS = 1 << 16  # in a block
-_BUFFER_BYTES = 1 << 16  # below it, writes are put together; above, each column's bytes are written as they are
+_MOST_ROWS = 1 << 16  # rows in a block
+_BUFFER_BYTES = 1 << 16  # shorter writes are joined; longer ones write a column's bytes without a copy
 _KEY = b"marlvec"
 
 
 class PartFileWriter:
-    """Writes one policy's rows of a part.
+    """Writes one policy's rows of one part.
 
     Args:
         draft: The file.
         policy_id: The policy.
-        form, number: Form of its columns, and the form's number.
+        form, number: Form of the policy's columns, and the form's number.
         format: ``"parquet"`` or ``"arrow"``.
     """
 
@@ -51,18 +51,18 @@ class PartFileWriter:
 
     @property
     def rows(self) -> int:
-        """Rows so far."""
+        """Number of rows added so far."""
         return sum(self._blocks) + self._waiting_rows
 
     def add(self, arrays: Arrays, n: int) -> None:
-        """Add n rows; they are written once there is a block of them."""
+        """Add n rows; each full block is written."""
         self._waiting.append((arrays, n))
         self._waiting_rows += n
         if self._waiting_rows >= self._block_rows:
             self._write_waiting()
 
     def close(self) -> PartFile:
-        """Write what waits, and the end of the file; publish it."""
+        """Write the remaining rows and the file's footer; publish the file."""
         self._write_waiting()
         self._writer.close()
         self._stream.close()
@@ -71,7 +71,7 @@ class PartFileWriter:
         return PartFile(self.policy_id, self._format, self._number, sum(blocks), blocks, draft.size, draft.crc32)
 
     def discard(self) -> None:
-        """Remove the file; what was written to it is gone."""
+        """Delete the file and its rows."""
         self._draft.discard()
 
     def _write_waiting(self) -> None:
@@ -85,7 +85,7 @@ class PartFileWriter:
         self._waiting, self._waiting_rows = [], 0
 
     def _write(self, arrays: Arrays, rows: int) -> None:
-        """Write rows as blocks: few calls, as each may wait for the thread that collects."""
+        """Write rows as blocks, in few calls: each call may wait for the collecting thread (GIL)."""
         made = {name: part for name, array in arrays.items() if (part := arrow_array(array)) is not None}
         fields = [self._arrow.field(name, part.type, nullable=False) for name, part in made.items()]
         table = self._arrow.Table.from_arrays(list(made.values()), schema=self._arrow.schema(fields))
@@ -104,7 +104,7 @@ class PartFileWriter:
         return self._parquet.ParquetWriter(
             self._stream,
             schema,
-            compression="lz4",  # zstd: an eighth less on disk, in half as much time again
+            compression="lz4",  # zstd: an eighth smaller, but 50 % slower
             use_dictionary=False,
             write_statistics=False,
             write_page_checksum=True,
@@ -112,10 +112,10 @@ class PartFileWriter:
 
 
 class BlockReader(Protocol):
-    """An open part file."""
+    """Reads the blocks of an open part file."""
 
     def read(self, block: int, names: Collection[str]) -> dict[str, Any]:
-        """Return Arrow arrays of a block, by the table's column."""
+        """Return a block's Arrow arrays, one per table column."""
 
     def close(self) -> None:
         """Close the file."""
@@ -133,7 +133,7 @@ def open_part_file(path: Path, file: PartFile, policy_id: str, form: TableForm, 
 
     Raises:
         MissingExtraError: pyarrow is not installed.
-        CheckpointError: It cannot be read, or is not what the manifest lists; says what differs.
+        CheckpointError: The file cannot be read, or differs from its manifest entry; names the difference.
     """
     arrow, _ = arrow_libraries()
     reader: BlockReader

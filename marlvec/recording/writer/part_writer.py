@@ -1,4 +1,4 @@
-"""`PartWriter`: the thread that writes batches to disk, and the bounded queue before it."""
+"""`PartWriter`: a thread that writes batches from a bounded queue to disk."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class PartWriter:
     """Writes batches in a thread, in their order, as the parts of a recording.
 
     Args:
-        folder: The recording's.
-        handle: Its manifest, open for writing.
-        manifest: What the manifest holds; parts that are written are added to it.
-        format: Of part files.
-        part_bytes, part_seconds: A part is published once its rows have so many bytes, or are so old.
-        queue_size: So many batches may wait.
-        on_full: Whether `put` waits where the queue or the disk is full, or raises.
+        folder: The recording's folder.
+        handle: The manifest's file, open for writing.
+        manifest: The manifest's content; written parts are added to it.
+        format: Format of part files.
+        part_bytes, part_seconds: A part is published once its rows have this many bytes, or are this old.
+        queue_size: Most batches that wait.
+        on_full: ``"wait"`` or ``"raise"``: what `put` does if the queue or the disk is full.
     """
 
     def __init__(
@@ -55,29 +55,29 @@ class PartWriter:
         self._folder, self._handle, self._manifest = folder, handle, manifest
         self._format, self._part_bytes, self._part_seconds = format, part_bytes, part_seconds
         self._queue_size, self._on_full = queue_size, on_full
-        self._changed = threading.Condition()  # of a lock that its holder may take again
+        self._changed = threading.Condition()  # its lock is reentrant
         self._queue: deque[QueuedBatch] = deque()
         self._thread: threading.Thread | None = None
         self._ending = self._closes_itself = False
         self._flushes_wanted = self._flushes_done = 0
         self._attempts, self._has_warned = 0, False
-        self._trouble: OSError | None = None  # why the thread cannot write; it tries again
-        self._failure: BaseException | None = None  # why it has ended
-        # The thread's own:
+        self._trouble: OSError | None = None  # why the thread cannot write now; it retries
+        self._failure: BaseException | None = None  # why the thread has ended
+        # Used by the thread only:
         self._open: dict[str, PartFileWriter] = {}
         self._new_forms: dict[int, tuple[str, TableForm]] = {}
         self._part_size, self._part_began = 0, 0.0
         self._env_steps = 0
-        self._repeated: dict[int, tuple[object, RepeatedRows]] = {}  # by the id of a source, which is kept alive
+        self._repeated: dict[int, tuple[object, RepeatedRows]] = {}  # by id() of a living source
         self.session: int | None = None
 
     # --- called by the recorder
 
     def put(self, batch: QueuedBatch) -> None:
-        """Queue a batch. Where this raises, or is interrupted, the batch is not queued.
+        """Queue a batch. If this raises or is interrupted, the batch is not queued.
 
         Raises:
-            ResourceError: The disk cannot be written to; or the queue is full, and ``on_full`` says to raise.
+            ResourceError: The disk cannot be written to; or the queue is full, and ``on_full`` is ``"raise"``.
             StateError: The thread has failed.
         """
         self._start()
@@ -95,7 +95,7 @@ class PartWriter:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Write all that was queued, and publish it.
+        """Write and publish all queued batches.
 
         Raises:
             ResourceError: The disk cannot be written to. Nothing is lost: call again.
@@ -113,13 +113,13 @@ class PartWriter:
                 self._check_disk(retry=False)
 
     def close(self) -> None:
-        """Write all that was queued, note in the manifest that the session is complete, and end the thread.
+        """Write all queued batches, mark the session as closed in the manifest, and end the thread.
 
         Raises:
-            ResourceError: As of `flush`.
+            ResourceError: The disk cannot be written to. Nothing is lost: call again.
             StateError: The thread has failed. It has ended.
         """
-        if threading.current_thread() is self._thread:  # its recorder was garbage, and this thread has found it
+        if threading.current_thread() is self._thread:  # the recorder was garbage-collected in this thread
             with self._changed:
                 self._ending = self._closes_itself = True
             return
@@ -144,7 +144,7 @@ class PartWriter:
 
     @property
     def waiting_rows(self) -> int:
-        """Rows that are not on disk as part of the recording."""
+        """Rows that are in memory only, not in a published part."""
         with self._changed:
             queued = sum(table.rows for batch in self._queue for table in batch.tables.values())
             return queued + sum(writer.rows for writer in list(self._open.values()))
@@ -153,7 +153,7 @@ class PartWriter:
         """Begin a session in the manifest, before the first batch.
 
         Raises:
-            ResourceError: It cannot be written.
+            ResourceError: The manifest cannot be written.
         """
         number = len(self._manifest.sessions)
         try:
@@ -164,17 +164,17 @@ class PartWriter:
         self.session = number
 
     def cut(self, size: int) -> None:
-        """Cut the manifest after so many bytes, once all was flushed.
+        """Truncate the manifest to ``size`` bytes; call `flush` first.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The manifest cannot be written.
         """
         os.ftruncate(self._handle, size)
         os.fsync(self._handle)
         self._repeated = {}
 
     def cannot_write(self, trouble: OSError) -> ResourceError:
-        """Return the error for what the disk has refused."""
+        """Return the `ResourceError` for a failed write."""
         return ResourceError(
             f"Recorder({str(self._folder)!r}): cannot write ({trouble}); {self.waiting_rows:,} rows wait in memory: "
             f"make room, and call again"
@@ -202,7 +202,7 @@ class PartWriter:
             self._thread.start()
 
     def _check_disk(self, *, retry: bool = True) -> None:
-        """Raise where the thread has failed or cannot write; where that may pass and ``on_full`` says so, wait."""
+        """Raise if the thread has failed or cannot write; with ``on_full="wait"``, wait for space."""
         while True:
             if self._failure is not None:
                 raise StateError(
@@ -263,7 +263,7 @@ class PartWriter:
                 writer.discard()
 
     def _next(self) -> tuple[QueuedBatch | None, int] | None:
-        """Wait for something to do: the first batch that waits, or a publication (None), with the flushes it serves."""
+        """Wait for work: (first queued batch, 0), or (None, number of flushes served) to publish; None to end."""
         with self._changed:
             while not self._queue:
                 if self._flushes_wanted > self._flushes_done:
@@ -322,7 +322,7 @@ class PartWriter:
             self._env_steps = 0
 
     def _persist(self, call: Callable[[], object]) -> Any:
-        """Call what touches the disk until it succeeds; meanwhile `put` and `flush` wait, or raise why."""
+        """Retry ``call`` until the disk accepts it; meanwhile `put` and `flush` wait, or raise the disk's error."""
         while True:
             try:
                 result = call()

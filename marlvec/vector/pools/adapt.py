@@ -1,4 +1,4 @@
-"""Recognises what kind of pool an object is, and makes one pool of recipes for single envs."""
+"""Detects the kind of a pool object, and builds one pool from recipes for single envs."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = ["adapt_pool", "build_pool"]
 
 
 def adapt_pool(pool: Any, *, num_envs: int | None = None) -> Pool:
-    """Put the right adapter round a pool.
+    """Wrap a pool in its adapter.
 
     Args:
-        pool: One of EnvPool's, something that looks like one (``send``, ``recv`` and ``reset``), a Gymnasium vector
-            env, or a `Pool`, which is returned as it is.
-        num_envs: How many of its envs are for use; the others fill up batches. None: all.
+        pool: An EnvPool pool, an object with its methods (``send``, ``recv`` and ``reset``), a Gymnasium vector env,
+            or a `Pool`, which is returned unchanged.
+        num_envs: Number of envs that callers see; the others are spares that fill batches. None: all.
 
     Raises:
-        ContractError: It is none of these.
-        ArgumentError: It has not so many envs, or cannot leave some over.
+        ContractError: ``pool`` is not a pool of a known kind.
+        ArgumentError: The pool has fewer envs, or cannot keep spares.
     """
     # EnvPool's pools are Gymnasium vector envs by name, so this comes first.
     if not isinstance(pool, Pool) and all(callable(getattr(pool, name, None)) for name in ("send", "recv", "reset")):
@@ -54,7 +54,7 @@ def adapt_pool(pool: Any, *, num_envs: int | None = None) -> Pool:
 
 
 def _maker_of(pool: Any) -> Any:
-    """What makes a pool like this one of other seeds: for one of EnvPool's, from its spec."""
+    """Return a function that builds the same EnvPool pool with other seeds, from its spec; None for other pools."""
     spec = getattr(pool, "spec", None)
     config = getattr(spec, "config", None)
     if config is None or not {"env_seed", "seed"} <= set(getattr(config, "_fields", ())):
@@ -64,7 +64,7 @@ def _maker_of(pool: Any) -> Any:
     wrapping = {name: value for name, value in vars(pool).items() if name.startswith("_render_")}
 
     def make(seeds: list[int] | None) -> Any:
-        assert seeds is not None  # the first pool is there already
+        assert seeds is not None  # the first pool exists already
         made: Any = kind(spec_kind(config._replace(seed=0, env_seed=seeds)))
         for name, value in wrapping.items():
             setattr(made, name, value)
@@ -74,19 +74,18 @@ def _maker_of(pool: Any) -> Any:
 
 
 def build_pool(recipes: Sequence[EnvRecipe], autoreset_mode: str) -> Pool:
-    """Build one pool of all the envs that these recipes ask for.
+    """Build one pool of all the envs that the recipes describe.
 
     Args:
-        recipes: One per env, all alike. What they name is called once, for all envs: it takes ``num_envs``, and
-            ``seed`` (a list of one per env, or None) if it can be made anew with other seeds, and ``autoreset_mode`` if
-            it serves more than one.
-        autoreset_mode: The mode wanted, for those who let one choose.
+        recipes: One per env, all alike. Their builder is called once, for all envs: with ``num_envs``, ``seed`` (one
+            per env, or None) if the pool can be rebuilt with other seeds, and ``autoreset_mode`` if it serves several.
+        autoreset_mode: The wanted mode, for builders that let callers choose.
 
     Raises:
-        ArgumentError: They differ, or ask for something that a pool cannot do.
-        ContractError: What was built is no pool.
+        ArgumentError: The recipes differ, or require something that pools do not support.
+        ContractError: The builder did not return a pool.
         MissingExtraError: A package is not installed.
-        TypeError: It does not take an argument.
+        TypeError: The builder does not take an argument.
     """
     first = recipes[0]
     name, factory = first.factory.entry.id, first.factory
@@ -140,7 +139,7 @@ def build_pool(recipes: Sequence[EnvRecipe], autoreset_mode: str) -> Pool:
 
 
 def is_world_class(target: Any) -> bool:
-    """Whether what builds an env is a class of `JaxWorld`, or some of its arguments with one."""
+    """Return whether the builder is a `JaxWorld` class, or a `functools.partial` of a `JaxWorld` class."""
     found = target.func if isinstance(target, partial) else target
     return isinstance(found, type) and issubclass(found, JaxWorld)
 
@@ -150,13 +149,13 @@ _suite_worlds: WeakValueDictionary[Any, JaxWorld] = WeakValueDictionary()
 
 
 def _world(factory: EnvFactory) -> JaxWorld:
-    """Build a world, or find it: those of suites are functions alone."""
+    """Build a world; suites' worlds, which are pure functions, come from a cache."""
     entry = factory.entry
     world: JaxWorld
     key: Any
     try:
         key = entry.id, frozenset({**entry.kwargs, **factory.kwargs}.items())
-    except TypeError:  # arguments that have no hash
+    except TypeError:  # unhashable arguments
         key = None
     if entry.family not in (JAXMARL, PGX) or key is None:
         world = factory()
@@ -188,7 +187,7 @@ def _fresh_seeds(num_envs: int) -> list[int]:
 
 
 def _gymnasium_envs(factory: EnvFactory, num_envs: int, given: Mapping[str, Any], autoreset_mode: str) -> Any:
-    """Gymnasium's own vector env, in the wanted mode where it lets one choose."""
+    """Return Gymnasium's own vector env, in the wanted mode if the env lets callers choose."""
     env_id = factory.entry.id.removeprefix("gymnasium/")
     kwargs = {
         key: value for key, value in {**factory.kwargs, **given}.items() if (key, value) != ("max_episode_steps", -1)

@@ -1,4 +1,4 @@
-"""`EnvPoolAdapter`: EnvPool's pools as a `Pool`."""
+"""`EnvPoolAdapter`: an EnvPool pool as a `Pool`."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _INT32 = 2**31
 
 
 class EnvPoolAdapter(Pool):
-    """A pool with EnvPool's face: ``send(action, env_id)``, ``recv()``, ``reset(env_id)``.
+    """Adapts a pool with EnvPool's methods: ``send(action, env_id)``, ``recv()``, ``reset(env_id)``.
 
     ``recv()`` returns ``(obs, reward, terminated, truncated, info)``, or in the old form ``(obs, reward, done, info)``;
     ``info`` may have ``env_id``, ``elapsed_step``, ``players`` (``env_id`` and ``id`` of each row, and more by row),
     ``current_player``, ``legal_action_mask``. With ``current_player`` a pool takes one action per env, of the player
-    whose turn it is; else one per player that has a row.
+    whose turn it is; without, it takes one action per player that has a row.
 
     Args:
-        form: What it looks like.
-        pool: The pool, where there is one already.
-        open: Makes one of these seeds, one per env, or of seeds of its own if None; None: it cannot be made anew, and
-            knows no seeds.
-        num_envs: How many of its envs are for use; the others are spares.
+        form: The pool's spaces, players and calls.
+        pool: The pool, if it exists already; else None.
+        open: Builds a pool from one seed per env, or from random seeds if given None. None: the pool cannot be
+            rebuilt, and takes no seeds.
+        num_envs: Number of envs that callers see; the others are spares.
 
     Raises:
-        ArgumentError: It has not so many envs.
+        ArgumentError: The pool has fewer envs.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class EnvPoolAdapter(Pool):
             raise ArgumentError(f"num_envs={n}, but {form.name} holds {form.num_envs} envs")
         self.num_envs, self.num_spares = n, form.num_envs - n
         self.batch_size, self.autoreset = form.batch_size, form.autoreset
-        # With several players EnvPool waits for batch_size envs even where these are all of them.
+        # With several players EnvPool waits for batch_size envs even if it has no more envs.
         self.synchronous = form.batch_size >= form.num_envs and form.num_players == 1
         self._pool, self._make_pool = pool, make_pool
         self._fast_path: EnvPoolFastPath | None = None
-        self._looks_at_actions = True  # EnvPool does, at the first ones; the fast path comes after that
+        self._looks_at_actions = True  # EnvPool fills idle players in its first steps; the fast path begins later
         self._form = form
         agents = form.num_players
         space, mask_size = split_action_mask(form.observation_space, form.action_space)
@@ -75,9 +75,9 @@ class EnvPoolAdapter(Pool):
         self._actions = SpaceTree(form.action_space)
         self._everyone = np.arange(form.num_envs)
         self._turns = False
-        self._rows = np.ones((form.num_envs, agents), np.bool_)  # who had a row in an env's last answer
-        self._seeds: Seeds | None = None  # of the next pool, if no others are given; None: it has seeds of its own
-        self._resetting: Ids | None = None  # to be asked for and answered in one call
+        self._rows = np.ones((form.num_envs, agents), np.bool_)  # players with a row in an env's last reply
+        self._seeds: Seeds | None = None  # default seeds of the next pool; None: random
+        self._resetting: Ids | None = None  # request and reply in one call
         self._in_flight = 0
         if self.num_spares and pool is not None and not callable(getattr(pool, "_reset", None)):
             raise ArgumentError(f"{form.name} cannot reset some envs while others are busy, so it can have no spares")
@@ -85,7 +85,7 @@ class EnvPoolAdapter(Pool):
         self._last: Ids = self._everyone
 
     def made_by(self, make_pool: Callable[[Seeds | None], Any]) -> None:
-        """From now on it can be made anew with other seeds, by this."""
+        """Set the function that rebuilds the pool with other seeds."""
         self._make_pool = make_pool
 
     def check_reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
@@ -151,7 +151,7 @@ class EnvPoolAdapter(Pool):
         if self._fast_path is not None:
             self._fast_path.send(parts[0], None if everyone else ids)
             return
-        # A copy: the pool's threads read it while the buffers go on.
+        # A copy: the pool's threads read it while the buffers change.
         action = self._actions.unflatten([np.array(part, order="C") for part in parts])
         if everyone:
             self._pool.send(action)
@@ -178,7 +178,7 @@ class EnvPoolAdapter(Pool):
     def forget(self) -> bool:
         if self._make_pool is None:
             return False
-        self._drop_pool()  # the next reset makes another
+        self._drop_pool()  # the next reset builds another pool
         self._seeds = (np.random.SeedSequence().generate_state(len(self._everyone)) >> 1).tolist()
         self._in_flight, self._resetting = 0, None
         return True
@@ -190,7 +190,7 @@ class EnvPoolAdapter(Pool):
         """Draw one env.
 
         Raises:
-            ArgumentError: The pool draws nothing.
+            ArgumentError: The pool does not render.
         """
         if not hasattr(self._pool, "render"):
             raise ArgumentError(f"{self.spec.name} has no render()")
@@ -214,7 +214,7 @@ class EnvPoolAdapter(Pool):
 
 
 class _PooledEnv:
-    """One env of a pool: it can be drawn, and nothing else."""
+    """One env of a pool, for rendering only."""
 
     def __init__(self, pool: EnvPoolAdapter, i: int) -> None:
         self._of, self._i = pool, i
@@ -228,7 +228,7 @@ class _PooledEnv:
         return self._of.render_mode
 
     def render(self) -> Any:
-        """Draw it."""
+        """Return a frame of the env."""
         return self._of.render(self._i)
 
 
@@ -239,10 +239,10 @@ _PLAYERS = "info:players.env_id"  # with one player, the same as env_id
 
 
 class EnvPoolFastPath:
-    """Sends to one pool and receives from it.
+    """Sends actions to EnvPool's compiled pool and receives replies, without its Python layer.
 
     Args:
-        pool: One for which `fits` is true.
+        pool: A pool for which `fits` returns True.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -254,9 +254,9 @@ class EnvPoolFastPath:
 
     @staticmethod
     def fits(pool: Any) -> bool:
-        """Whether a pool is EnvPool's own, its ``send`` and ``recv`` too, and its arrays are in this form."""
+        """Return whether the pool, its ``send`` and its ``recv`` are EnvPool's own, and its arrays have this form."""
         kind = type(pool)
-        for name in ("send", "recv", "_to", "_from"):  # a subclass may do more in them
+        for name in ("send", "recv", "_to", "_from"):  # a subclass may override them
             method = getattr(kind, name, None)
             if not str(getattr(method, "__module__", "")).startswith("envpool.python.") or name in vars(pool):
                 return False
@@ -268,12 +268,12 @@ class EnvPoolFastPath:
         return list(pool._action_keys) == _ASKED and known and flat and pool.config.get("max_num_players") == 1
 
     def send(self, action: NDArray[Any], ids: NDArray[np.int64] | None) -> None:
-        """Have these envs, or all, make a step; the action is copied."""
+        """Step some envs, or all; the actions are copied."""
         envs = self._everyone if ids is None else ids.astype(np.int32)
         self._send([envs, envs, action.astype(self._dtype, order="C")])
 
     def recv(self) -> tuple[Any, ...]:
-        """Wait for the next answer: what the pool's own ``recv`` returns."""
+        """Wait for the next reply; return the same as the pool's ``recv``."""
         reply = dict(zip(self._keys, self._recv(), strict=True))
         info = {name: reply[key] for key, name in self._infos}
         info["elapsed_step"] = reply["elapsed_step"]

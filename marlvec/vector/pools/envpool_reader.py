@@ -1,6 +1,6 @@
-"""`EnvPoolReader`: what EnvPool's ``recv()`` returns, as a `PoolReply`.
+"""`EnvPoolReader`: converts the result of EnvPool's ``recv()`` to a `PoolReply`.
 
-Rows of players stand flat, one after another, in whatever order envs became ready; here they get their agent axis.
+EnvPool returns players' rows flat, in the order in which envs became ready; the reader adds the agent axis.
 Axis letters: n envs, R rows (players of those envs), A agents.
 """
 
@@ -31,15 +31,15 @@ _CUT = "TimeLimit.truncated"
 
 
 class EnvPoolReader:
-    """Reads the answers of one pool.
+    """Reads the replies of one pool.
 
     Args:
-        form: What the pool looks like.
-        spec: Likewise, of one env.
+        form: The pool's spaces, players and calls.
+        spec: Agents and spaces of one env.
         mask_in_obs: Whether the observation space has an ``action_mask`` that is taken out of it.
 
     Attributes:
-        turns: Whether the pool says whose turn it is.
+        turns: Whether the pool reports whose turn it is.
     """
 
     def __init__(self, form: PoolForm, spec: EnvSpec, *, mask_in_obs: bool) -> None:
@@ -56,17 +56,17 @@ class EnvPoolReader:
         self.turns = False
 
     def read(self, answer: Any, asked: Ids) -> tuple[PoolReply, BoolArray | None]:
-        """Read one answer.
+        """Read one reply.
 
         Args:
             answer: ``(obs, reward, terminated, truncated, info)``, ``(obs, reward, done, info)`` or ``(obs, info)``.
-            asked: The envs of the last request, whose rows these are where ``info`` does not say.
+            asked: The envs of the last request; the reply's envs if ``info`` does not name them.
 
         Returns:
-            The rows, and who of the players has one, (n, A) bool; None for all.
+            The rows, and which players have a row, (n, A) bool; None for all.
 
         Raises:
-            ContractError: It is none of these, or something in it has the wrong shape or dtype.
+            ContractError: The reply has another form, or an array has the wrong shape or dtype.
         """
         obs, reward, terminated, truncated, info = self._parts(answer)
         ids = np.asarray(info.get("env_id", asked)).astype(np.int64)
@@ -128,7 +128,7 @@ class EnvPoolReader:
         )
 
     def _cut_short(self, info: Mapping[str, Any], elapsed: Any, n: int) -> BoolArray:
-        """(n,) bool: whose time was up, where the pool has but one flag for all ends."""
+        """Return (n,) bool: episodes that reached the time limit, for pools with one ``done`` flag."""
         if _CUT in info:
             return np.asarray(info[_CUT], np.bool_)
         if elapsed is not None and self._limit is not None:
@@ -138,7 +138,7 @@ class EnvPoolReader:
     def _spread(
         self, what: str, value: Any, player_rows: _PlayerRows | None, n: int, leaf: Leaf | None = None
     ) -> NDArray[Any]:
-        """One entry per row, or per env for all its players, to (n, A, …)."""
+        """Spread entries per row, or per env, over players: (n, A, …)."""
         array = value if value.__class__ is np.ndarray else np.asarray(value)
         num_rows = n if player_rows is None else player_rows.num_rows
         if array.ndim and len(array) == num_rows and (player_rows is None or num_rows != n or leaf or what == "reward"):
@@ -159,7 +159,7 @@ class EnvPoolReader:
     def _columns(
         self, info: Mapping[str, Any], player_rows: _PlayerRows | None, n: int
     ) -> Iterator[tuple[Path, NDArray[Any]]]:
-        """All that is not said elsewhere in the reply."""
+        """Return the infos that no other field of the reply holds."""
         for key, value in info.items():
             if key in ("env_id", "current_player", _CUT) or (key in _MASKS and self._mask_leaf is None):
                 continue
@@ -186,18 +186,18 @@ class EnvPoolReader:
 
 
 class _PlayerRows:
-    """Which env and which player each row belongs to.
+    """Env and player of each row.
 
     Args:
-        ids: (n,), the envs.
-        players: ``info["players"]``: ``env_id`` (R,), and ``id`` (R,) or else players are counted as they come.
-        num_agents: A.
-        position: Scratch, one entry per env of the pool.
-        name: The pool's, for messages.
+        ids: (n,) env ids.
+        players: ``info["players"]``: ``env_id`` (R,) and ``id`` (R,); without ``id``, numbered in row order.
+        num_agents: Number of agents, A.
+        position: Scratch array, one entry per env of the pool.
+        name: The pool's name, for messages.
 
     Attributes:
-        num_rows: R.
-        given: (n, A) bool, who has a row; None: all.
+        num_rows: Number of rows, R.
+        given: (n, A) bool, players that have a row; None: all.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class _PlayerRows:
             self.given = None
 
     def spread(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """(R, …) to (n, A, …), zeros for those who have none."""
+        """Spread rows (R, …) to (n, A, …), with zeros for players without a row."""
         if self._where is None:
             return rows.reshape(*self._shape, *rows.shape[1:])
         out = np.zeros((*self._shape, *rows.shape[1:]), rows.dtype)
@@ -240,7 +240,7 @@ class _PlayerRows:
 
 
 def _count(row: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Number the rows of each env, from 0, in the order in which they stand."""
+    """Number the rows of each env from 0, in row order."""
     order = np.argsort(row, kind="stable")
     ordered = row[order]
     first = np.searchsorted(ordered, ordered)
@@ -250,5 +250,5 @@ def _count(row: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _fits(got: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Whether such values go into such an array unharmed; a pool's bools are a MultiBinary's int8."""
+    """Return whether values of one dtype fit another without loss; bools fit a MultiBinary's int8."""
     return got.kind == "b" or np.can_cast(got, wanted, "same_kind")

@@ -1,4 +1,4 @@
-"""EnvPool's tasks behind ``marlvec.make("envpool/…")``: spaces from their specs, pools made when seeds are known."""
+"""EnvPool's tasks behind ``marlvec.make("envpool/…")``: spaces from task specs; pools built once seeds are known."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ __all__ = ["build"]
 def build(
     num_envs: int, *, task_id: str, batch_size: int | None = None, seed: Any = None, **kwargs: Any
 ) -> EnvPoolAdapter:
-    """Prepare a pool of one task; it is made by the first reset.
+    """Prepare a pool of one task; the first reset builds it.
 
-    A pool that hands out ``batch_size`` rows at a time gets ``batch_size - 1`` spare envs, to fill up last batches. One
-    of games for several players always does so.
+    A pool that returns ``batch_size`` rows at a time gets ``batch_size - 1`` spare envs, which fill the last batches.
+    Pools of games for several players always do so.
 
     Args:
-        num_envs: N.
+        num_envs: Number of envs, N.
         task_id: EnvPool's own id, e.g. ``"Pong-v5"``.
-        batch_size: How many rows it hands out at a time; None: all that were asked for, or with several players a
-            number that costs little: few answers a step, and few spare envs.
-        seed: Of the first episodes, until a ``reset(seed=…)``: an int, which EnvPool spreads as ``seed + i``, or one
-            per env; None: seeds that no env had before.
+        batch_size: Rows per reply. None: all requested rows; with several players a number that costs little, with
+            few replies a step and few spare envs.
+        seed: Seed of the first episodes, until a ``reset(seed=…)``: an int, which EnvPool spreads as ``seed + i``, or
+            one int per env; None: new random seeds.
         kwargs: For ``envpool.make``, e.g. ``num_threads``, ``max_episode_steps``, ``render_mode``, ``stack_num``.
 
     Raises:
-        UnknownEnvError: EnvPool has no such task; lists those that come near.
-        ArgumentError: An argument is wrong.
-        TypeError: The task knows no such argument.
+        UnknownEnvError: EnvPool does not have the task; lists similar names.
+        ArgumentError: An argument has a wrong value.
+        TypeError: The task does not take an argument.
     """
     known = envpool.list_all_envs()
     if task_id not in known:
@@ -65,14 +65,14 @@ def build(
 
 
 def _good_batch(num_envs: int) -> int:
-    """An answer costs as much as a good ten resets of a board: best are some five times the root, that divide N."""
+    """Return a divisor of N near five times its root: one reply costs as much as about ten board resets."""
     most = min(num_envs, math.ceil(5 * math.sqrt(num_envs)))
     divisor = max(k for k in range(1, most + 1) if num_envs % k == 0)
     return divisor if 3 * divisor >= most else most
 
 
 def _first_seeds(seed: Any, num_envs: int, total: int) -> Any:
-    """Seeds of all envs, spare ones too."""
+    """Return the seeds of all envs, spares included."""
     if seed is None:
         return (np.random.SeedSequence().generate_state(total) >> 1).tolist()
     if isinstance(seed, (list, tuple, np.ndarray)):

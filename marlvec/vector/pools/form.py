@@ -1,4 +1,4 @@
-"""`PoolForm`: an EnvPool-like pool's spaces, players and calls, read from its config."""
+"""`PoolForm`: spaces, players and calls of an EnvPool-like pool, read from its config."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["PoolForm", "form_of"]
 
 @dataclass(frozen=True, kw_only=True)
 class PoolForm:
-    """What a pool says of itself, or its spec does before there is a pool.
+    """Spaces, players and calls of a pool, or of an EnvPool spec before its pool is built.
 
     Attributes:
-        name: Of what it holds.
-        num_envs: All envs in it.
-        batch_size: How many rows it hands out at a time.
-        num_players: Most players in one env.
-        observation_space: One player's.
-        action_space: One player's.
-        mask_size: Length of the masks that it says it gives, or None.
-        max_episode_steps: After how many steps it ends episodes, or None where it does not say.
+        name: Name of the pool's envs.
+        num_envs: Number of all envs, spares included.
+        batch_size: Rows per reply.
+        num_players: Most players of one env.
+        observation_space: One player's observation space.
+        action_space: One player's action space.
+        mask_size: Length of the declared action masks, or None.
+        max_episode_steps: Time limit in steps, or None if the pool does not declare it.
         autoreset: See `Pool`.
         metadata: Its metadata.
     """
@@ -43,16 +43,16 @@ class PoolForm:
 
 
 def form_of(pool: Any, *, name: str | None = None) -> PoolForm:
-    """Read what a pool, or a spec of EnvPool's, says of itself.
+    """Read the form of a pool, or of an EnvPool spec.
 
     Args:
-        pool: The pool. It has ``config`` (a mapping or a named tuple with ``num_envs``, and where they are not what
-            goes without saying ``batch_size``, ``max_num_players`` and ``max_episode_steps``) or these as attributes,
-            and one env's ``observation_space`` and ``action_space``.
-        name: What to call it; default: its class's name.
+        pool: The pool. It has ``config``, a mapping or a named tuple with ``num_envs`` and, optionally,
+            ``batch_size``, ``max_num_players`` and ``max_episode_steps``, or these as attributes; and one env's
+            ``observation_space`` and ``action_space``.
+        name: The form's name; default: the name of the pool's class.
 
     Raises:
-        ContractError: It does not say how many envs it holds, or has no spaces.
+        ContractError: The pool does not declare its number of envs, or its spaces.
     """
     name = name or type(pool).__name__
     config = getattr(pool, "config", {})
@@ -87,7 +87,7 @@ def form_of(pool: Any, *, name: str | None = None) -> PoolForm:
 
 
 def spaces_of(pool: Any, name: str) -> tuple[Any, Any]:
-    """One env's observation and action space. EnvPool makes them when they are first read, and casts their bounds."""
+    """Return one env's observation and action space. EnvPool builds them on first access, and casts their bounds."""
     found = []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*precision lowered by casting", UserWarning)

@@ -28,13 +28,13 @@ _FINAL_OBS, _FINAL_INFO = "final_obs", "final_info"
 
 
 class GymnasiumPool(Pool):
-    """A ``gymnasium.vector.VectorEnv``; it steps all its envs at once, and resets some if it knows ``reset_mask``.
+    """Adapts a ``gymnasium.vector.VectorEnv``: steps all envs at once; resets some if it supports ``reset_mask``.
 
     Args:
-        envs: The vector env. ``metadata["autoreset_mode"]`` says what it does when an episode ends.
+        envs: The vector env. ``metadata["autoreset_mode"]`` names its autoreset mode.
 
     Raises:
-        ContractError: It does not say its autoreset mode, or an observation has no fixed-size array form.
+        ContractError: Its autoreset mode is missing, or an observation has no fixed-size array form.
     """
 
     steps_all = True
@@ -47,8 +47,8 @@ class GymnasiumPool(Pool):
         self.num_envs = self.batch_size = int(envs.num_envs)
         self.autoreset = mode
         self._envs = envs
-        self._asynchronous = envs if isinstance(envs, AsyncVectorEnv) else None  # a wrapper has no halves of calls
-        self._of_envs = isinstance(envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))  # not one that is all of them
+        self._asynchronous = envs if isinstance(envs, AsyncVectorEnv) else None  # a wrapper has no step_async
+        self._of_envs = isinstance(envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))  # else one object is all envs
         self._everyone = np.arange(self.num_envs)
         self._request: Callable[[], Any] | None = None
         self._asked: Ids = self._everyone
@@ -81,9 +81,9 @@ class GymnasiumPool(Pool):
             by_env: list[int | None] = [None] * self.num_envs
             for i, one in zip(ids.tolist(), seeds, strict=True):
                 by_env[i] = one
-            seed = by_env if self._of_envs else by_env[0]  # one that is all of its envs has one random stream
+            seed = by_env if self._of_envs else by_env[0]  # one object that is all envs has one random stream
         given = options[0] if len(options) else None
-        chosen = None if given is None else dict(given)  # Gymnasium takes out of it what it has read
+        chosen = None if given is None else dict(given)  # a copy: Gymnasium removes the mask from the dict
         if len(ids) < self.num_envs:
             mask = np.zeros(self.num_envs, np.bool_)
             mask[ids] = True
@@ -139,7 +139,7 @@ class GymnasiumPool(Pool):
 
     def forget(self) -> bool:
         self._request = None
-        return isinstance(self._envs.unwrapped, SyncVectorEnv)  # a reset is all that its envs need
+        return isinstance(self._envs.unwrapped, SyncVectorEnv)  # its envs only need a reset
 
     def env(self, i: int) -> Any:
         if not isinstance(self._envs.unwrapped, SyncVectorEnv):
@@ -155,7 +155,7 @@ class GymnasiumPool(Pool):
         return leaves, None if self._mask_leaf is None else leaves.pop(self._mask_leaf)
 
     def _finals(self, ended: BoolArray, infos: Mapping[str, Any]) -> FinalRows:
-        """Final observations and infos, which stand env by env in an array of objects."""
+        """Return final observations and infos, from arrays of objects with one entry per env."""
         if _FINAL_OBS not in infos:
             raise ContractError(f"{self.spec.name}: episodes ended, and infos have no {_FINAL_OBS!r}")
         rows = np.flatnonzero(ended)
@@ -169,12 +169,12 @@ class GymnasiumPool(Pool):
 
 
 def _by_env(infos: Mapping[str, Any]) -> dict[int, Info]:
-    """Gymnasium's dict of arrays to one info for each env that has any."""
+    """Convert Gymnasium's dict of arrays to one info dict per env that has infos."""
     found: dict[int, dict[str, Any]] = {}
     for key, values in infos.items():
         mask = infos.get("_" + key)
         if mask is None:
-            continue  # it is a mask
+            continue  # the mask of another key
         for i in np.flatnonzero(mask).tolist():
             found.setdefault(i, {})[key] = _at(values, i)
     return {i: {COMMON: info} for i, info in found.items()}
@@ -182,7 +182,7 @@ def _by_env(infos: Mapping[str, Any]) -> dict[int, Info]:
 
 def _at(values: Any, i: int) -> Any:
     if isinstance(values, Mapping):
-        masks = {"_" + key for key in values}  # wrappers of Gymnasium's leave out those of inner dicts
+        masks = {"_" + key for key in values}  # Gymnasium's wrappers omit the masks of inner dicts
         given = {key: values.get("_" + key) for key in values if key not in masks}
         return {key: _at(values[key], i) for key, mask in given.items() if mask is None or mask[i]}
     value = values[i]
