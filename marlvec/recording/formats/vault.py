@@ -121,7 +121,8 @@ def from_vault(
 
     Raises:
         MissingExtraError: tensorstore or pyarrow is not installed.
-        CheckpointError: The Vault is damaged, of another version, or not of OG-MARL's form; names the file.
+        CheckpointError: The Vault is damaged, of another version, or not of OG-MARL's form; names the file. Episodes
+            before the damage are recorded.
         ArgumentError: ``folder`` holds something else, or ``spaces`` has another number of agents.
     """
     store = VaultStore.open(Path(vault), "from_vault()")
