@@ -34,6 +34,7 @@ TRAINING = (
     "mappo_smax",
     "selfplay_connect_four",
     "selfplay_kuhn",
+    "ippo_foraging",
     "ippo_many_machines",
 )
 SHORT_TRAINING = ("cleanrl_ppo", "gymnasium_wrappers", "pettingzoo_q_learning")

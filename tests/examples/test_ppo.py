@@ -10,9 +10,10 @@ import pytest
 from tests.examples.scripts import checkpoint, learned, run
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be trained here")
-SCRIPTS = ["ppo_simple_spread", "mappo_simple_tag"]
+SCRIPTS = ["ppo_simple_spread", "mappo_simple_tag", "ippo_foraging"]
 SMALL = ("--num-envs", 16, "--games", 16, "--seed", 3, "--track")
 UPDATE = 16 * 25  # env steps
+MORE = {"ippo_foraging": ("--num-steps", 25)}
 
 
 @pytest.mark.slow("trains")
@@ -48,12 +49,29 @@ def test_hunters_learn_to_catch(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.slow("trains")
+def test_players_learn_to_forage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    field = ("--env", "lbf/Foraging-5x5-2p-1f-v3", "--num-envs", 64, "--games", 300, "--backend", "native")
+    run("ippo_foraging", "--total-timesteps", 64_000, *field, "--checkpoint", tmp_path)
+    found = re.search(r"team return \(all foods: 1\): (\S+) at random, (\S+) trained", capsys.readouterr().out)
+    assert found
+    random, trained = map(float, found.groups())
+    assert 0.4 < random < 0.55
+    assert trained > 1.6 * random  # seeds 0 to 4 come to 2.1, 2.1, 2.0, 2.1, 2.2 of it
+
+
+@pytest.mark.slow("trains")
 @pytest.mark.parametrize(
     ("script", "backend"),
-    [("ppo_simple_spread", "native"), ("ppo_simple_spread", "sync"), ("mappo_simple_tag", "native")],
+    [
+        ("ppo_simple_spread", "native"),
+        ("ppo_simple_spread", "sync"),
+        ("mappo_simple_tag", "native"),
+        ("ippo_foraging", "native"),
+    ],
 )
 def test_a_training_that_goes_on_comes_to_the_same_numbers(script: str, backend: str, tmp_path: Path) -> None:
-    through, parts, where = tmp_path / "through", tmp_path / "parts", (*SMALL, "--backend", backend)
+    through, parts = tmp_path / "through", tmp_path / "parts"
+    where = (*SMALL, *MORE.get(script, ()), "--backend", backend)
     run(script, *where, "--total-timesteps", 3 * UPDATE, "--checkpoint", through)
     run(script, *where, "--total-timesteps", 2 * UPDATE, "--checkpoint", parts)
     assert checkpoint(parts) != checkpoint(through)
@@ -68,8 +86,11 @@ def test_a_training_that_goes_on_comes_to_the_same_numbers(script: str, backend:
 @pytest.mark.time_limit(600)  # two trainings
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_backend_comes_to_the_same_numbers(script: str, tmp_path: Path) -> None:
+    if script == "ippo_foraging":
+        pytest.importorskip("lbforaging", reason="the extra `lbf` is not installed")
+    small = (*SMALL, *MORE.get(script, ()), "--total-timesteps", 2 * UPDATE)
     for backend in ("native", "sync"):
-        run(script, *SMALL, "--total-timesteps", 2 * UPDATE, "--checkpoint", tmp_path / backend, "--backend", backend)
+        run(script, *small, "--checkpoint", tmp_path / backend, "--backend", backend)
     assert learned(tmp_path / "native") == learned(tmp_path / "sync")
 
 
