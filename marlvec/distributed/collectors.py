@@ -196,8 +196,8 @@ class Collectors(StatefulCollectors, BatchSource):
             ArgumentError: Not exactly one positive amount; or not a multiple of ``fragment``.
             CollectorDied: See ``on_fault`` and ``max_restarts``; calling again continues.
             Exception: Raised in a collector (by an env, policy, connector or callback), with its notes: the rows come
-                with its next answer. Or raised on the head by ``build``, a learner connector or a callback. The head loses
-                no rows: calling again continues.
+                with its next answer. Or raised on the head by ``build``, a learner connector or a callback. The head
+                loses no rows: calling again continues.
             KeyboardInterrupt: Ctrl-C. The head loses no rows: calling again continues.
             StateError: After such an exception, the unfinished batch has another amount.
             ClosedError: `close` was called.
