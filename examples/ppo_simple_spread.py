@@ -22,7 +22,7 @@ parser.add_argument("--games", type=int, default=500, help="episodes in the end,
 parser.add_argument("--checkpoint", type=Path, default=Path("runs/simple_spread"), help="folder for all that is kept")
 parser.add_argument("--resume", action="store_true", help="go on with what is in the folder")
 parser.add_argument("--track", action="store_true", help="write TensorBoard logs, too")
-parser.add_argument("--video", action="store_true", help="write random.gif and trained.gif, too")
+parser.add_argument("--video", action="store_true", help="write a GIF of random actions and one of the trained policy")
 args = parser.parse_args()  # before torch is imported, which takes seconds
 if args.resume != (args.checkpoint / "last.npz").exists():
     parser.error(f"--resume goes on with the run in {args.checkpoint}; without it there must be none there")
@@ -131,7 +131,8 @@ with marlvec.make("simple_spread", **made) as envs, marlvec.make("simple_spread"
     print(f"{done - before:,} env steps in {time.perf_counter() - began:.0f} s")
     found = [collector.evaluate(args.games, policy_mapping=who, seed=args.seed) for who in ("random", "main")]
     random, trained = (one.returns.mean for one in found)
-    for who, name in (("random", "random"), ("main", "trained")) if args.video else ():
+    for who in ("random", "main") if args.video else ():
+        name = who + "-env{env_index}-episode{episode}"
         film = marlvec.RecordVideo(args.checkpoint, episodes=[0], format="gif", name=name)
         with marlvec.make("simple_spread", 1, render_mode="rgb_array", wrappers=[film]) as filmed:
             collector.evaluate(1, filmed, policy_mapping=who, seed=args.seed)
@@ -146,5 +147,5 @@ axes.set(title="mean over an update's episodes", xlabel="env steps", ylabel="tea
 axes.legend()
 axes.figure.savefig(args.checkpoint / "return.png", dpi=80)
 print(f"team return (sum over agents): {random:.1f} at random, {trained:.1f} trained")
-extra = ", logs" * args.track + ", random.gif, trained.gif" * args.video
+extra = ", logs" * args.track + ", two GIFs" * args.video
 print(f"wrote last.npz, best.npz, return.png{extra} into {args.checkpoint}")
