@@ -97,7 +97,7 @@ clean: ## Remove what the other targets made
 
 # One stamp for each set of extras: a second `make test` installs nothing, a changed pyproject.toml installs again.
 $(VENV)/.stamp-run: EXTRAS = plot
-$(VENV)/.stamp-test: EXTRAS = test,plot,video,native,external,classic,butterfly,sisl,atari,box2d,lbf,rware,vault
+$(VENV)/.stamp-test: EXTRAS = test,plot,video,native,external,classic,butterfly,sisl,atari,box2d,lbf,rware
 $(VENV)/.stamp-lint: EXTRAS = lint,plot,test,external
 $(VENV)/.stamp-docs: EXTRAS = docs
 
