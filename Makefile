@@ -71,9 +71,10 @@ docs: $(VENV)/.stamp-docs ## Build docs/ into site/, and look at it in Chromium 
 	@$(BIN)/python -m tests.docs.browser site
 	@echo "open site/index.html"
 
-soak: $(VENV)/.stamp-test .venv-interop/distributed/.stamp ## The long tests: hours of random kills, for a machine that is free
+soak: $(VENV)/.stamp-test .venv-interop/distributed/.stamp .venv-interop/overcooked/.stamp ## The long tests: hours of random kills, for a machine that is free
 	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=10800 $(ARGS)
 	.venv-interop/distributed/bin/python -m pytest -n 0 -m soak tests/distributed/test_ray.py tests/distributed/faults
+	.venv-interop/overcooked/bin/python -m pytest -n 0 -m soak tests/interop/test_overcooked.py
 
 coverage: $(VENV)/.stamp-test ## All tests but the soak, and which lines they never reach
 	$(BIN)/coverage erase
