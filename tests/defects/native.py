@@ -8,10 +8,13 @@ from marlvec.native.grids import warehouse
 from marlvec.native.grids.foraging import Foraging
 from marlvec.testing.native_checks import pair
 from marlvec.vector.shards.native_shard import NativeShard
+from marlvec.vector.shards.threads.helper import Share
+from marlvec.vector.shards.threads.thread_team import ThreadTeam
 from tests.defects.registry import Patch, found_by
 
 MPE, BOARDS = "tests/native/test_mpe.py", "tests/native/test_boards_vector.py"
 STATES = "tests/native/test_states.py"
+THREADS = "tests/native/test_thread_team.py"
 CHECK = "tests/testing/test_check_native_env.py"
 
 
@@ -43,6 +46,18 @@ def native_state_of_the_first_env(patch: Patch) -> None:
         set_state(shard, ids, state, [places[0]] * len(places))
 
     patch.setattr(NativeShard, "set_state", first)
+
+
+@found_by(THREADS)
+def native_share_run_by_two_threads(patch: Patch) -> None:
+    """The caller runs shares that a helper has begun once more."""
+    patch.setattr(Share, "claim", lambda share, who: True)
+
+
+@found_by(THREADS)
+def native_call_returns_before_its_shares_end(patch: Patch) -> None:
+    """A call does not wait for the shares that helpers have begun."""
+    patch.setattr(ThreadTeam, "_wait", lambda team: None)
 
 
 @found_by("tests/native/test_foraging.py")
