@@ -1,4 +1,4 @@
-"""Overcooked's rules, by hand, in a kitchen that is drawn here; against overcooked-ai: tests/interop/test_overcooked.py."""
+"""Overcooked by hand, in a kitchen that is drawn here; beside overcooked-ai: tests/interop/test_overcooked.py."""
 
 from __future__ import annotations
 
