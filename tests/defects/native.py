@@ -6,12 +6,17 @@ from typing import Any
 
 from marlvec.native.grids import warehouse
 from marlvec.native.grids.foraging import Foraging
+from marlvec.native.grids.overcooked import env as overcooked
+from marlvec.native.grids.pursuit import env as pursuit
 from marlvec.testing.native_checks import pair
 from marlvec.vector.shards.native_shard import NativeShard
+from marlvec.vector.shards.threads.helper import Share
+from marlvec.vector.shards.threads.thread_team import ThreadTeam
 from tests.defects.registry import Patch, found_by
 
 MPE, BOARDS = "tests/native/test_mpe.py", "tests/native/test_boards_vector.py"
 STATES = "tests/native/test_states.py"
+THREADS = "tests/native/test_thread_team.py"
 CHECK = "tests/testing/test_check_native_env.py"
 
 
@@ -51,6 +56,18 @@ def native_env_draws_each_frame_in_a_new_window(patch: Patch) -> None:
     patch.setattr(Foraging, "viewer_names", ())
 
 
+@found_by(THREADS)
+def native_share_run_by_two_threads(patch: Patch) -> None:
+    """The caller runs shares that a helper has begun once more."""
+    patch.setattr(Share, "claim", lambda share, who: True)
+
+
+@found_by(THREADS)
+def native_call_returns_before_its_shares_end(patch: Patch) -> None:
+    """A call does not wait for the shares that helpers have begun."""
+    patch.setattr(ThreadTeam, "_wait", lambda team: None)
+
+
 @found_by("tests/native/test_grids.py", "tests/native/test_foraging.py")
 def foraging_forgets_where_players_stood(patch: Patch) -> None:
     """In each episode of foraging all cells are free, also those where players stood at the end of the last one."""
@@ -68,6 +85,32 @@ def warehouse_goes_by_other_hashes(patch: Patch) -> None:
     """Robots in a crowd go first by the order of places, not by that of the set they are in."""
     hashes = warehouse._hashes
     patch.setattr(warehouse, "_hashes", lambda height, width: hashes(height, width)[::-1].copy())
+
+
+@found_by("tests/native/test_pursuit.py::test_episodes_end_when_all_evaders_are_caught")
+def pursuit_surrounds_from_all_sides_alone(patch: Patch) -> None:
+    """Four pursuers are needed around an evader, also where the edge of the map stands on two sides."""
+    make_board = pursuit.make_board
+
+    def without_edges(x_size: int, y_size: int, sight: int) -> Any:
+        board = make_board(x_size, y_size, sight)
+        board.need[:] = 4
+        return board
+
+    patch.setattr(pursuit, "make_board", without_edges)
+
+
+@found_by("tests/native/test_overcooked_rules.py")
+def overcooked_soups_are_done_at_once(patch: Patch) -> None:
+    """No soup needs time to cook."""
+    read_recipes = overcooked.read_recipes
+
+    def at_once(layout: Any) -> Any:
+        recipes = read_recipes(layout)
+        recipes.times[:] = 0
+        return recipes
+
+    patch.setattr(overcooked, "read_recipes", at_once)
 
 
 @found_by(CHECK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from marlvec.native import NativeEnv
 from marlvec.policies import RandomPolicy
 from marlvec.testing import check_vector_env
 from marlvec.vector.backends import auto
+from marlvec.vector.shards.threads.thread_team import ThreadTeam
 from tests.native.scenarios import ARGUMENTS, factories, maker, native
 from tests.vector.support.reference import MODES, replay
 from tests.vector.support.reference import record as played
@@ -82,6 +84,30 @@ def test_numbers_do_not_depend_on_threads(mode: str) -> None:
     first = play(1)
     for workers in (2, 5):
         same(tuple(first), tuple(play(workers)))
+
+
+@pytest.mark.slow("compiles kernels")
+@pytest.mark.parametrize("name", ["simple_spread", "lbf/Foraging-8x8-2p-3f-v3", "rware/rware-tiny-2ag-v2", "pursuit"])
+def test_numbers_of_hundreds_of_steps_do_not_depend_on_threads(name: str) -> None:
+    """One call after the other, so that threads do not sleep between them; episodes end in many of them."""
+    make = partial(marlvec.make, name, 300, backend="native", max_episode_steps=40)
+    with make(num_workers=1) as a, make(num_workers=2) as b:
+        same(a.reset(seed=3), b.reset(seed=3))
+        for t in range(200):
+            actions = a.random_action(seed=t)
+            same(a.step(actions), b.step(actions))
+
+
+@pytest.mark.parametrize(("num_envs", "is_shared"), [(127, False), (128, True)])
+def test_few_envs_are_stepped_by_the_caller(monkeypatch: pytest.MonkeyPatch, num_envs: int, is_shared: bool) -> None:
+    monkeypatch.setattr("marlvec.vector.shards.native_shard._FEWEST", 64)
+    calls, run = [], ThreadTeam.run
+    monkeypatch.setattr(ThreadTeam, "run", lambda team, works: (calls.append(len(works)), run(team, works)))
+    with native("simple", num_envs, num_workers=2) as envs:
+        envs.reset(seed=0)
+        assert calls == ([2] if is_shared else [])
+        envs.step(envs.random_action())
+        assert calls == ([2, 2] if is_shared else [])
 
 
 def test_large_results_are_copied_by_all_threads_and_are_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:

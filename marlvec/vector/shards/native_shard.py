@@ -22,11 +22,12 @@ from marlvec.vector.commands import Command, CommandTarget, run_commands
 from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.data.report import Report
 from marlvec.vector.shards.batched_shard import BatchedEvent, BatchedPhase, BatchedShard
-from marlvec.vector.shards.thread_team import ThreadTeam
+from marlvec.vector.shards.threads.thread_team import ThreadTeam
 
 __all__ = ["NativeShard"]
 
-_LARGE = 1 << 18  # bytes
+_LARGE = 1 << 20  # bytes; less is copied before another thread has begun
+_FEWEST = 64  # envs per thread; fewer are stepped before another thread has begun
 
 
 class NativeShard(BatchedShard):
@@ -64,7 +65,6 @@ class NativeShard(BatchedShard):
         self._declares_masks = any(size is not None for size in self.spec.mask_sizes)
         self._render_modes = render_modes
         self._command_targets: dict[int, CommandTarget] = {}
-        self._num_threads = num_threads
         self._thread_team = ThreadTeam(num_threads - 1)
 
     def attach(self, buffers: Buffers) -> None:
@@ -87,10 +87,11 @@ class NativeShard(BatchedShard):
 
     def copy(self, out: NDArray[Any], array: NDArray[Any]) -> None:
         """Copy an array of all envs' rows into another one; use all threads if it is large."""
-        if self._num_threads == 1 or array.nbytes < _LARGE:
+        threads = self._thread_team.size
+        if threads == 1 or array.nbytes < _LARGE:
             np.copyto(out, array)
             return
-        bounds = np.linspace(0, len(array), self._num_threads + 1, dtype=np.int64).tolist()
+        bounds = np.linspace(0, len(array), threads + 1, dtype=np.int64).tolist()
         self._thread_team.run([partial(np.copyto, out[lo:hi], array[lo:hi]) for lo, hi in pairwise(bounds)])
 
     def close(self) -> None:
@@ -102,10 +103,12 @@ class NativeShard(BatchedShard):
 
         Only for compiled functions and large copies: Python code in two threads takes turns, and gets slower.
         """
-        if self._num_threads == 1 or len(ids) < self._num_threads:
+        n, threads = len(ids), self._thread_team.size
+        if threads == 1 or n < threads * _FEWEST:
             work(ids)
-        else:
-            self._thread_team.run([partial(work, part) for part in np.array_split(ids, self._num_threads)])
+            return
+        bounds = [n * w // threads for w in range(threads + 1)]
+        self._thread_team.run([partial(work, ids[lo:hi]) for lo, hi in pairwise(bounds)])
 
     # --- resets ---
 
