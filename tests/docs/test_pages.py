@@ -32,6 +32,7 @@ TRAINING = (
     "ppo_simple_spread",
     "mappo_simple_tag",
     "mappo_smax",
+    "league_hex",
     "selfplay_connect_four",
     "selfplay_kuhn",
     "ippo_foraging",

@@ -50,7 +50,7 @@ SHORT: dict[str, tuple[int, int, tuple[object, ...]]] = {
 NEEDS = {"sb3": ("stable_baselines3", "sb3_contrib"), "torchrl": ("torchrl",), "pettingzoo": ("pygame",)}
 ELSEWHERE = {"ippo_foraging", "ppo_simple_spread", "mappo_simple_tag", "selfplay_connect_four", "selfplay_kuhn"}
 """Tests of their own in this folder have them go on."""
-INTEROP = {"envpool_cartpole", "mappo_smax", "rllib_ppo_spread", "tianshou_ppo"}
+INTEROP = {"envpool_cartpole", "league_hex", "mappo_smax", "rllib_ppo_spread", "tianshou_ppo"}
 """Of libraries that `make test` does not install."""
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 import marlvec
 from marlvec.errors import UnknownEnvError
+from marlvec.selfplay import read_opponents
 
 pytestmark = pytest.mark.slow("compiles worlds of JAX")
 
@@ -19,6 +22,7 @@ pytest.importorskip("pgx", reason="the extra `pgx` is not installed")
 jnp = jax.numpy
 
 from marlvec.vector.pools.jax.pgx import PgxWorld  # noqa: E402  (pgx first)
+from tests.examples.scripts import run  # noqa: E402
 
 NUM_ENVS = 4
 
@@ -141,3 +145,17 @@ def test_nothing_is_warned_of() -> None:
         with marlvec.make("pgx/tic_tac_toe", 2) as envs:
             envs.reset(seed=0)
             envs.step(envs.random_action())
+
+
+@pytest.mark.time_limit(600)  # two short trainings, and two matches
+def test_the_league_trains_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At small size: both learn, copies of both join the pool, it goes on, and plays random moves in the end."""
+    pytest.importorskip("torch")
+    small = ("--num-envs", 8, "--num-steps", 32, "--snapshot-every", 500, "--games", 4)
+    kept = tmp_path / "run"
+    run("league_hex", "--total-timesteps", 512, *small, "--checkpoint", kept)
+    run("league_hex", "--total-timesteps", 1_024, *small, "--checkpoint", kept, "--resume")
+    said = capsys.readouterr().out
+    assert len(re.findall(r"^main against random: \d+\.\d% \[.*\] of 4$", said, re.M)) == 2
+    assert said.splitlines()[-1] == f"wrote last.npz, pool, hex.png into {kept}"
+    assert {"main_0", "exploiter_0", "random"} <= set(read_opponents(kept / "pool", marlvec.RandomPolicy))

@@ -61,6 +61,11 @@ class PoolReply:
             episode any more mean nothing.
         acting: (n, A) bool, who must act next; None: all that are present.
         masks: Per group (n, A_g, choices) bool, or None where it has none; None: the pool gives none.
+        alive: (n, A) bool, who is in the episode after this step, or in the next one where `finals` has the row. A pool
+            that says so gives all rows as they are to be shown: zeros of agents that were not in the episode before,
+            ``acting`` only of agents that are alive, masks that allow everything to those who do not act, and ``done``.
+            None: worked out from the rest.
+        done: (n,) bool, whose episode ended in this step; None: worked out from the rest.
         elapsed: (n,), steps since the reset; None: the pool does not say.
         infos: What else it says, by env.
         columns: Likewise, a table at a time: path → (n, …), or (n, A, …) under `marlvec.vector.data.infos.OF_AGENTS`.
@@ -79,6 +84,8 @@ class PoolReply:
     present: BoolArray | None = None
     acting: BoolArray | None = None
     masks: Sequence[BoolArray | None] | None = None
+    alive: BoolArray | None = None
+    done: BoolArray | None = None
     elapsed: NDArray[Any] | None = None
     infos: dict[int, Info] = field(default_factory=dict)
     columns: dict[Path, NDArray[Any]] = field(default_factory=dict)

@@ -169,7 +169,7 @@ class PoolShard(BatchedShard):
         report, rows = Report(infos=reply.infos), self._rows(ids)
         ended = reply.terminated | reply.truncated
         began, replaced = self._note_beginnings(reply, ids, rows, ended)
-        present = self._note_rows(reply, rows, began)
+        present = None if reply.alive is not None else self._note_rows(reply, rows, began)
         self._write_rewards(reply, ids, rows, replaced, present)
         if present is not None:
             ended &= present
@@ -178,7 +178,8 @@ class PoolShard(BatchedShard):
             self._buffers.state[rows] = reply.state
         done = self._note_ends(reply, rows, ended, present) if any_ended else None
         if not any_ended and not (present is None and began is None and reply.acting is None and reply.masks is None):
-            self._write_turns(reply, rows, np.ones(ended.shape, np.bool_) if present is None else present)
+            alive = present if reply.alive is None else reply.alive
+            self._write_turns(reply, rows, np.ones(ended.shape, np.bool_) if alive is None else alive)
         self._write_obs(reply, rows, present)
         if reply.columns or self._columns:
             self._columns.write(rows, reply.columns)
@@ -288,7 +289,9 @@ class PoolShard(BatchedShard):
             terminated, truncated, alive = terminated & ended, truncated & ended, alive & present
         buffers.terminated[rows] |= terminated
         buffers.truncated[rows] |= truncated
-        done = ended[:, 0] if ended.shape[1] == 1 else ended.any(axis=1) & ~alive.any(axis=1)
+        done = reply.done
+        if done is None:
+            done = ended[:, 0] if ended.shape[1] == 1 else np.asarray(ended.any(axis=1) & ~alive.any(axis=1))
         buffers.done[rows] |= done
         if reply.finals is not None:
             if not np.array_equal(reply.finals.rows, np.flatnonzero(done)):
@@ -299,8 +302,8 @@ class PoolShard(BatchedShard):
                 )
             begun = True if reply.finals.present is None else reply.finals.present
             alive[reply.finals.rows] = self._had_rows[reply.env_ids[reply.finals.rows]] = begun
-        self._write_turns(reply, rows, alive)
-        return np.asarray(done)
+        self._write_turns(reply, rows, alive if reply.alive is None else reply.alive)
+        return done
 
     def _finish(self, reply: PoolReply, done: BoolArray, report: Report) -> Ids:
         """Episodes are over; begin the next ones if the mode says so. Returns who is ready."""
@@ -357,14 +360,15 @@ class PoolShard(BatchedShard):
     def _write_turns(self, reply: PoolReply, rows: Selection, alive: BoolArray) -> None:
         """Write who is there, who acts, and what may be done."""
         buffers = self._buffers
-        acting = alive if reply.acting is None else reply.acting & alive
+        whole = reply.alive is not None  # then turns and masks are as they are to be shown
+        acting = alive if reply.acting is None else reply.acting if whole else reply.acting & alive
         buffers.alive[rows] = alive
         buffers.acting[rows] = acting
         if reply.masks is None:
             if self._masked:
                 buffers.clear_masks(rows)
             return
-        everyone_acts = np.count_nonzero(acting) == acting.size
+        everyone_acts = whole or np.count_nonzero(acting) == acting.size
         for g, (given, mask) in enumerate(zip(reply.masks, buffers.action_masks, strict=True)):
             if given is not None and mask is not None:
                 mask[rows] = given if everyone_acts else given | ~acting[:, self._members[g], None]
@@ -375,10 +379,14 @@ class PoolShard(BatchedShard):
     def _snapshot(self, reply: PoolReply, ended: BoolArray) -> None:
         """Keep the observations of agents that ended, before the next episode writes over them."""
         finals = reply.finals
+        if finals is not None:
+            replaced = ended[finals.rows]
+            self._copy_finals(reply.env_ids[finals.rows], replaced, finals.obs)
+            if np.count_nonzero(replaced) == np.count_nonzero(ended):
+                return
         rows = np.flatnonzero(ended[:, 0] if ended.shape[1] == 1 else ended.any(axis=1))
         if finals is not None:
-            self._copy_finals(reply.env_ids[finals.rows], ended[finals.rows], finals.obs)
-            rows = rows[~np.isin(rows, finals.rows)] if len(rows) > len(finals.rows) else rows[:0]
+            rows = rows[~np.isin(rows, finals.rows)]
         if len(rows):
             obs = [[leaf[rows] for leaf in leaves] for leaves in reply.obs]
             self._copy_finals(reply.env_ids[rows], ended[rows], obs)

@@ -49,7 +49,7 @@ class PgxWorld(JaxWorld):
 
     def reset(self, key: Any) -> tuple[Any, JaxRows]:
         state = self.env.init(key)
-        return state, self._rows(state)
+        return self._kept(state), self._rows(state)
 
     def step(self, key: Any, state: Any, actions: Any) -> tuple[Any, JaxRows]:
         jnp = self._jax.numpy
@@ -60,7 +60,11 @@ class PgxWorld(JaxWorld):
             terminated=jnp.broadcast_to(state.terminated, shape),
             truncated=jnp.broadcast_to(state.truncated & ~state.terminated, shape),
         )
-        return state, rows
+        return self._kept(state), rows
+
+    def _kept(self, state: Any) -> Any:
+        """The state without its observation, which no step reads."""
+        return state.replace(observation=None)
 
     def _rows(self, state: Any) -> JaxRows:
         jnp = self._jax.numpy

@@ -157,9 +157,8 @@ class JaxPool(Pool):
             self._carry = None
             self._carry, rows = self._programs().renew(carry, padded(ids, self.num_envs, self._sizes))
         n = len(ids)
-        flags = np.asarray(rows.flags)[:n]
+        flags = self._programs().flags_of(rows, len(rows.obs[0][0]))
         shape = (n, len(self.spec.agents))
-        acting, masks = self._split(flags)
         nothing = np.zeros(shape, np.bool_)
         return PoolReply(
             env_ids=ids,
@@ -167,8 +166,10 @@ class JaxPool(Pool):
             reward=np.zeros(shape),
             terminated=nothing,
             truncated=nothing,
-            acting=acting,
-            masks=masks,
+            acting=None if flags.acting is None else flags.acting[:n],
+            masks=self._masks_by_group([mask[:n] for mask in flags.masks]),
+            alive=~nothing,
+            done=nothing[:, 0],
             state=None if rows.state is None else np.asarray(rows.state)[:n],
             gives_obs=self._gives and n == self.num_envs,
         )
@@ -196,66 +197,57 @@ class JaxPool(Pool):
 
     def _answer(self, rows: WorldRows, chosen: BoolArray | None = None) -> PoolReply:
         """Read a step's rows, of the worlds that are chosen or of all; begin the episodes that the mode says."""
-        flags = np.asarray(rows.flags)  # waits for the device
-        done = flags[:, -1] if chosen is None else flags[:, -1] & chosen
+        program = self._programs()
+        flags = program.flags_of(rows, self.num_envs)
+        masks, acting, alive, terminated, truncated, over = flags
+        done = over if chosen is None else over & chosen
         finals: FinalRows | None = None
         begin = done if self.autoreset is AutoresetMode.SAME_STEP else self._over
         if self.autoreset is AutoresetMode.NEXT_STEP:
             begin, waiting = (begin, False) if chosen is None else (begin & chosen, begin & ~chosen)
             self._over = done | waiting
-        if np.count_nonzero(begin):
+        begins = np.count_nonzero(begin) > 0
+        if begins:
             ids = np.flatnonzero(begin)
-            n = len(ids)
+            n, some = len(ids), padded(ids, self.num_envs, self._sizes)
             carry, self._carry = self._carry, None
-            self._carry, obs, state, last, new = self._programs().replace(
-                carry, rows.obs, rows.state, padded(ids, self.num_envs, self._sizes)
-            )
+            self._carry, obs, state, last, new = program.replace(carry, rows.obs, rows.state, some)
             rows = rows._replace(obs=obs, state=state)
-            flags = flags.copy()
-            flags[ids, 2 * len(self.spec.agents) : -1] = np.asarray(new.flags)[:n]
+            fresh = program.flags_of(new, len(some))
+            masks = [_with(mask, ids, own[:n]) for mask, own in zip(masks, fresh.masks, strict=True)]
+            alive = _with(alive, ids, True)
+            if acting is not None:
+                acting = _with(acting, ids, fresh.acting[:n])
             if self.autoreset is AutoresetMode.SAME_STEP:
                 finals = FinalRows(
                     rows=ids,
                     obs=[[np.asarray(leaf)[:n] for leaf in leaves] for leaves in last.obs],
                     state=None if last.state is None else np.asarray(last.state)[:n],
                 )
-        a = len(self.spec.agents)
-        acting, masks = self._split(flags[:, 2 * a : -1])
-        again = begin if self.autoreset is AutoresetMode.NEXT_STEP and np.count_nonzero(begin) else None
         reply = PoolReply(
             env_ids=self._everyone,
             obs=[[np.asarray(leaf) for leaf in leaves] for leaves in rows.obs],
             reward=np.asarray(rows.rewards),
-            terminated=flags[:, :a],
-            truncated=flags[:, a : 2 * a],
+            terminated=terminated,
+            truncated=truncated,
             acting=acting,
-            masks=masks,
+            masks=self._masks_by_group(masks),
+            alive=alive,
+            done=done,
             columns=self._columns(rows.infos),
-            has_columns=None if again is None else ~again,
+            has_columns=~begin if begins and self.autoreset is AutoresetMode.NEXT_STEP else None,
             finals=finals,
             state=None if rows.state is None else np.asarray(rows.state),
             gives_obs=self._gives,
         )
         return reply if chosen is None else reply.select(chosen)
 
-    def _split(self, flags: BoolArray) -> tuple[BoolArray | None, list[BoolArray | None] | None]:
-        """Who acts, and masks by group, from their columns."""
-        at = 0
-        acting: BoolArray | None = None
-        if self._form.has_acting:
-            at = len(self.spec.agents)
-            acting = flags[:, :at]
-        if not any(self._form.masked):
-            return acting, None
-        masks: list[BoolArray | None] = []
-        for group in self.spec.groups:
-            if group.mask_size is None:
-                masks.append(None)
-                continue
-            size = len(group.agents) * group.mask_size
-            masks.append(flags[:, at : at + size].reshape(len(flags), len(group.agents), group.mask_size))
-            at += size
-        return acting, masks
+    def _masks_by_group(self, masks: Sequence[BoolArray]) -> list[BoolArray | None] | None:
+        """None where a group has no masks; None for all if no group has."""
+        if not masks:
+            return None
+        own = iter(masks)
+        return [next(own) if has else None for has in self._form.masked]
 
     def _columns(self, infos: Sequence[Any]) -> dict[Path, NDArray[Any]]:
         paths: list[Path] = [(name,) for name in self._form.infos]
@@ -324,9 +316,7 @@ class JaxPool(Pool):
 
     def _trial_actions(self, rows: WorldRows) -> Leaves:
         """An action of each space for every agent; the first that a mask allows, where there is one."""
-        a = 0 if rows.rewards is None else 2 * len(self.spec.agents)
-        flags = np.asarray(rows.flags)
-        _, masks = self._split(flags if rows.rewards is None else flags[:, a:-1])
+        masks = self._masks_by_group(self._programs().flags_of(rows, self.num_envs).masks)
         out: Leaves = []
         for g, group in enumerate(self.spec.groups):
             shape = (self.num_envs, len(group.agents))
@@ -388,6 +378,13 @@ class JaxEnvView:
 
 def _fresh_seeds(num_envs: int) -> list[int]:
     return [int(word) for word in np.random.SeedSequence().generate_state(num_envs, np.uint64)]
+
+
+def _with(array: NDArray[Any], ids: Ids, values: Any) -> NDArray[Any]:
+    """A copy in which the rows ``ids`` have these values."""
+    out = array.copy()
+    out[ids] = values
+    return out
 
 
 def _keys_of(seeds: Sequence[int]) -> NDArray[np.uint32]:

@@ -8,15 +8,17 @@ depend on its seed alone, and not on N, on other worlds or on the autoreset mode
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from marlvec.vector.pools.jax.form import WorldForm, import_jax
 from marlvec.vector.pools.jax.world import JaxRows, JaxWorld
 
-__all__ = ["Carry", "WorldProgram", "WorldRows", "padded"]
+__all__ = ["Carry", "WorldFlags", "WorldProgram", "WorldRows", "padded"]
 
 
 class Carry(NamedTuple):
@@ -43,8 +45,7 @@ class WorldRows(NamedTuple):
 
     Attributes:
         obs: Per group, per leaf (N, A_g, …).
-        flags: (N, K) bool, one array so that one download brings all: terminated, truncated, acting (if the world says
-            who acts), masks by group, and whether the episode is over. After a reset, acting and masks alone.
+        flags: Bools, one flat array so that one download brings all; see `WorldFlags`.
         rewards: (N, A), or None after a reset.
         state: (N, …), or None.
         infos: By name: those of envs, then those of agents.
@@ -55,6 +56,27 @@ class WorldRows(NamedTuple):
     rewards: Any
     state: Any
     infos: list[Any]
+
+
+class WorldFlags(NamedTuple):
+    """The flags of n worlds, as `WorldProgram` packs them: one array after the other.
+
+    Agents that do not act have masks that allow everything.
+
+    Attributes:
+        masks: Per group that has masks (n, A_g, choices) bool.
+        acting: (n, A) bool; None if the world does not say who acts: all that are alive.
+        alive: (n, A) bool, who is in the episode after this step; None after a reset, like all that follow.
+        terminated, truncated: (n, A) bool, who ends in this step.
+        over: (n,) bool, whether this step ends the episode.
+    """
+
+    masks: list[Any]
+    acting: Any
+    alive: Any = None
+    terminated: Any = None
+    truncated: Any = None
+    over: Any = None
 
 
 class WorldProgram:
@@ -91,26 +113,35 @@ class WorldProgram:
             x = jnp.asarray(x)
             return x if jnp.issubdtype(x.dtype, jax.dtypes.extended) else lax.convert_element_type(x, x.dtype)
 
+        def of(flags: Any, who: list[int]) -> Any:
+            """Those of a group; nothing is gathered where all are in it."""
+            return flags if len(who) == agent_num else flags[np.array(who)]
+
         def over(flags: Any, leaf: Any) -> Any:
             return flags.reshape(flags.shape + (1,) * (leaf.ndim - flags.ndim))
 
         def key_of(key: Any, count: Any) -> Any:
             return jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), count)
 
-        def may(rows: JaxRows, alive: Any) -> tuple[Any, list[Any]]:
-            """Who acts, (A,), and flat masks that allow everything to all others."""
+        def may(rows: JaxRows, alive: Any) -> tuple[Any, WorldFlags]:
+            """Who acts, (A,), and flags with masks that allow everything to all others."""
             acting = alive if rows.acting is None else rows.acting & alive
             places = [who for who, has in zip(members, form.masked, strict=True) if has]
             found = zip(places, form.masks(rows), strict=True) if places else ()
-            return acting, [(mask | ~acting[np.array(who), None]).reshape(-1) for who, mask in found]
+            masks = [mask | ~of(acting, who)[:, None] for who, mask in found]
+            return acting, WorldFlags(masks, acting if form.has_acting else None)
+
+        def packed(rows: WorldRows) -> WorldRows:
+            """Rows with flat flags."""
+            parts = [part.reshape(-1) for part in jax.tree.leaves(rows.flags)]
+            return rows._replace(flags=jnp.concatenate([*parts, jnp.zeros(0, bool)]))
 
         def begin_one(key: Any, count: Any) -> tuple[Carry, WorldRows]:
             state, rows = world.reset(key_of(key, count))
             state = jax.tree.map(strong, state)
             alive = jnp.ones(agent_num, bool)
-            acting, masks = may(rows, alive)
+            acting, flags = may(rows, alive)
             carry = Carry(key, count + np.uint32(1), jnp.zeros((), jnp.int32), alive, acting, state)
-            flags = jnp.concatenate([acting[: agent_num if form.has_acting else 0], *masks])
             shown = world.global_state(state) if brings_state else None
             return carry, WorldRows(form.obs_leaves(rows), flags, None, shown, [])
 
@@ -118,7 +149,7 @@ class WorldProgram:
             alive, running = carry.alive, carry.alive.any()
             chosen = [
                 [
-                    jnp.where(over(carry.acting[np.array(who)], leaf), leaf, filler)
+                    jnp.where(over(of(carry.acting, who), leaf), leaf, filler)
                     for leaf, filler in zip(leaves, fillers, strict=True)
                 ]
                 for who, leaves, fillers in zip(members, actions, harmless, strict=True)
@@ -130,21 +161,29 @@ class WorldProgram:
             if limit is not None:
                 truncated |= alive & ~terminated & (elapsed >= limit)
             left = alive & ~terminated & ~truncated
-            acting, masks = may(rows, left)
-            ended = running & ~left.any()
-            parts = [terminated, truncated, acting[: agent_num if form.has_acting else 0], *masks, ended[None]]
+            acting, flags = may(rows, left)
+            over_now = running & ~left.any()
+            flags = flags._replace(alive=left, terminated=terminated, truncated=truncated, over=over_now)
             obs = [
-                [jnp.where(over(alive[np.array(who)], leaf), leaf, jnp.zeros((), leaf.dtype)) for leaf in leaves]
+                [jnp.where(over(of(alive, who), leaf), leaf, jnp.zeros((), leaf.dtype)) for leaf in leaves]
                 for who, leaves in zip(members, form.obs_leaves(rows), strict=True)
             ]
             infos = [rows.infos[name] for name in form.infos] + [rows.agent_infos[name] for name in form.agent_infos]
             shown = world.global_state(state) if brings_state else None
             count = carry.counts + running.astype(jnp.uint32)
             after = Carry(carry.keys, count, elapsed, left, acting, state)
-            return after, WorldRows(obs, jnp.concatenate(parts), jnp.where(alive, rows.rewards, 0), shown, infos)
+            return after, WorldRows(obs, flags, jnp.where(alive, rows.rewards, 0), shown, infos)
+
+        def begin(keys: Any, counts: Any) -> tuple[Carry, WorldRows]:
+            carry, rows = jax.vmap(begin_one)(keys, counts)
+            return carry, packed(rows)
+
+        def step(carry: Carry, actions: list[list[Any]]) -> tuple[Carry, WorldRows]:
+            carry, rows = jax.vmap(step_one)(carry, actions)
+            return carry, packed(rows)
 
         def step_some(carry: Carry, actions: list[list[Any]], chosen: Any) -> tuple[Carry, WorldRows]:
-            after, rows = jax.vmap(step_one)(carry, actions)
+            after, rows = step(carry, actions)
             return jax.tree.map(lambda old, new: jnp.where(over(chosen, new), new, old), carry, after), rows
 
         def put(old: Any, new: Any, ids: Any) -> Any:
@@ -152,7 +191,7 @@ class WorldProgram:
 
         def renew(carry: Carry, ids: Any) -> tuple[Carry, WorldRows]:
             keys, counts = carry.keys[ids], carry.counts[ids]  # those that are left out: of the last world
-            fresh, rows = jax.vmap(begin_one)(keys, counts)
+            fresh, rows = begin(keys, counts)
             return put(carry, fresh, ids), rows
 
         def replace(carry: Carry, obs: Any, state: Any, ids: Any) -> tuple[Carry, Any, Any, WorldRows, WorldRows]:
@@ -161,12 +200,33 @@ class WorldProgram:
             finals = WorldRows(last[0], None, None, last[1], [])
             return carry, put(obs, rows.obs, ids), put(state, rows.state, ids), finals, rows
 
-        self.begin = jax.jit(jax.vmap(begin_one))
-        self.step = jax.jit(jax.vmap(step_one), donate_argnums=0)
+        self.begin = jax.jit(begin)
+        self.step = jax.jit(step, donate_argnums=0)
         self.step_some = jax.jit(step_some, donate_argnums=0)
         self.renew = jax.jit(renew, donate_argnums=0)
         self.replace = jax.jit(replace, donate_argnums=(0, 1, 2))
         self.look = jax.jit(lambda carry: jax.vmap(world.global_state)(carry.world))
+        self._mask_shapes = [(len(group.agents), group.mask_size) for group in groups if group.mask_size is not None]
+        self._agent_num, self._has_acting = agent_num, form.has_acting
+
+    def flags_of(self, rows: WorldRows, n: int) -> WorldFlags:
+        """Read the flags of rows of ``n`` worlds, to the host: views of one array that is read-only.
+
+        Waits until the rows are computed.
+        """
+        flat, at = np.asarray(rows.flags), 0
+
+        def take(*shape: int) -> NDArray[np.bool_]:
+            nonlocal at
+            begin, at = at, at + n * math.prod(shape)
+            return flat[begin:at].reshape(n, *shape)
+
+        masks = [take(*shape) for shape in self._mask_shapes]
+        acting = take(self._agent_num) if self._has_acting else None
+        if rows.rewards is None:
+            return WorldFlags(masks, acting)
+        alive, terminated, truncated = (take(self._agent_num) for _ in range(3))
+        return WorldFlags(masks, acting, alive, terminated, truncated, take())
 
 
 def _harmless(space: Any) -> Any:
