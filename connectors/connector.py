@@ -267,8 +267,8 @@ class Connector(ABC):
         params = self.params()
         if lost := [name for name in signature_of(type(self)).parameters if name not in params]:
             raise SerialisationError(
-                f"{type(self).__name__} does not keep its arguments {lost} under their own names: store them, or say "
-                f"them in params()"
+                f"{type(self).__name__}: expected attributes named like its arguments {lost}: store them, or return "
+                f"them from params()"
             )
         return {"args": {key: encode(value, f"{key} of {self.name}") for key, value in params.items()}}
 

@@ -371,7 +371,9 @@ class Pipeline(Connector, Generic[P]):
 
     def _check_names(self, state: Mapping[str, Any]) -> None:
         if state.keys() != set(self.names):
-            raise ArgumentError(f"{self.name} has the connectors {list(self.names)}, the state is of {list(state)}")
+            raise ArgumentError(
+                f"{self.name}: expected a state of the connectors {list(self.names)}, got {list(state)}"
+            )
 
     def params(self) -> dict[str, Any]:
         return {"pieces": list(self)}
@@ -533,7 +535,7 @@ class Pipeline(Connector, Generic[P]):
             OSError: The file cannot be written; the old one is as it was.
         """
         if self._owner is not None:
-            raise ArgumentError(f"{self.name} is part of {self._owner.name}; save that one")
+            raise ArgumentError(f"{self.name} is part of {self._owner.name}; save {self._owner.name}")
         self._saved().write(path)
 
     @classmethod
@@ -605,7 +607,7 @@ class Pipeline(Connector, Generic[P]):
             UnsupportedSpaceError: A piece cannot work on the space that reaches it; a note names the piece.
         """
         if self._owner is not None:
-            raise ArgumentError(f"{self.name} is part of {self._owner.name}; bind that one")
+            raise ArgumentError(f"{self.name} is part of {self._owner.name}; bind {self._owner.name}")
         old = self._space, self.agents, self.action_space
         self._space, self.agents, self.action_space = space, tuple(agents), action_space
         try:

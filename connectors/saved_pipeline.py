@@ -27,7 +27,7 @@ def explained(path: FilePath) -> Iterator[None]:
     except (CheckpointError, RegistryError, MemoryError):
         raise
     except Exception as error:
-        raise CheckpointError(path, f"holds what cannot be built here: {error!r:.500}") from error
+        raise CheckpointError(path, f"cannot be built here: {error!r:.500}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,10 @@ class SavedPipeline:
         if own.space is None and self.space is not None:
             raise CheckpointError(
                 path,
-                "is of a pipeline that knows its spaces, and this one does not: call bind() first, or reset() of the "
-                "Collector that it belongs to",
+                "is of a bound pipeline, this one is not bound: call bind() first, or reset() of its Collector",
             )
         if own.agents != self.agents:
-            raise CheckpointError(path, f"is of the agents {list(self.agents)}, not of {list(own.agents)}")
+            raise CheckpointError(path, f"expected the agents {list(own.agents)}, got {list(self.agents)}")
         for what in ("space", "action_space"):
             mine, other = getattr(own, what), getattr(self, what)
             if mine is None or other is None:

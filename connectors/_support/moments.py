@@ -331,9 +331,9 @@ def load_moments(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
     for path, shape in shapes.items():
         _, own, shared = (Moments.from_state(state[key][path], shape) for key in _KEYS)
         if len(own.count) != len(shared.count):
-            raise ArgumentError(f"expected as many groups that are shared as own, got {state}")
+            raise ArgumentError(f"expected as many shared groups as own groups, got {state}")
         out = None if handed is None else Moments.from_state(handed[path], shape)
         if out is not None and len(out.count) != len(own.count):
-            raise ArgumentError(f"expected as many groups that were handed over as own, got {state}")
+            raise ArgumentError(f"expected as many handed-over groups as own groups, got {state}")
         leaves[path] = RunningMoments(own, shared, out)
     return leaves

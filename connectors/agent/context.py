@@ -309,7 +309,7 @@ class TeamObs(Remembers, AgentConnector):
 
     def __init__(self, function: TeamFunction | None = None, output_space: SpaceRule = None) -> None:
         if (function is None) != (output_space is None):
-            raise ArgumentError("a function needs an output_space, the space of what it returns, and only a function")
+            raise ArgumentError("function and output_space: expected both or neither; the space is that of its results")
         if function is not None:
             check_function(function, output_space, "TeamObs")
         self.function = function

@@ -142,7 +142,7 @@ class FrameStack(Remembers, AgentConnector):
         if not shape:
             return _Frames(leaf, (self.k,), 0, self.k)
         if not -rank <= self.axis < rank:
-            raise UnsupportedSpaceError(f"{self!r} has no such axis in {leaf.space}")
+            raise UnsupportedSpaceError(f"{self!r}: axis {self.axis} does not exist in {leaf.space}")
         at = self.axis % rank
         after = (self.k, *shape[at:]) if self.new_axis else (self.k * shape[at], *shape[at + 1 :])
         return _Frames(leaf, (*shape[:at], *after), at, self.k)
@@ -538,19 +538,19 @@ class View(AgentConnector):
             try:
                 values = form.flatten(self.fill)
             except ContractError as error:
-                raise ArgumentError(f"fill is not one row's {self.source!r}: {error}") from None
+                raise ArgumentError(f"fill: expected one row's value of {self.source!r}: {error}") from None
         return [cast_row_leaf(value, blank, "fill") for value, blank in zip(values, blanks, strict=True)]
 
     def _check_policy_column(self, rows: Rows) -> None:
         if self._shifts[-1] == 0:
             raise ContractError(
                 f"{self.name} looks at column {self.source!r} at shift 0, but the rows have only {list(rows.keys())}; "
-                f"of a column of the policy's the last that is known is at shift -1"
+                f"a policy's column is known from shift -1 on"
             )
         if self.fill is None or isinstance(self.fill, str):
             raise ContractError(
                 f"{self.name} looks at column {self.source!r}, but the rows have only {list(rows.keys())}; if it is "
-                f"one of the policy's, give fill: what stands for one row of it before the policy has answered"
+                f"one of the policy's, give fill: one row's value before the policy's first answer"
             )
 
 

@@ -137,7 +137,7 @@ class Fragments:
 
     def _check(self, rows: Rows, begins: NDArray[np.bool_], unroll: IntArray) -> None:
         if len(np.unique(unroll[begins])) != len(self):
-            raise ContractError("rows of equal unroll_id must stand together; shuffle rows after this connector")
+            raise ContractError("rows of equal unroll_id must be adjacent; shuffle rows after this connector")
         if "t" in rows:
             t = np.asarray(rows["t"])
             if ((t[1:] <= t[:-1]) & ~begins[1:]).any():
@@ -156,7 +156,7 @@ class Fragments:
         for name in ("terminated", "truncated"):
             if name in rows and (flags(rows, name) & (self.left_n > 0)).any():
                 raise ContractError(
-                    f"a row with {name}=True must be the last of its unroll_id; give each episode one of its own, and "
+                    f"a row with {name}=True must be the last of its unroll_id; give each episode its own, and "
                     f"put NStep, which passes these flags on to earlier rows, behind this connector"
                 )
 

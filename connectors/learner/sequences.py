@@ -251,6 +251,6 @@ def _check_axes(name: str, column: Any, here: NDArray[np.bool_]) -> None:
         if to_array(leaf).shape[:2] != here.shape:
             where = f"column {name!r}" + (f" at {path}" if path else "")
             raise ContractError(
-                f"{where} must begin with the axes (B, T) = {here.shape}, got {to_array(leaf).shape}; drop what is one "
-                f"value a sequence before UnpadSequences"
+                f"{where} must begin with the axes (B, T) = {here.shape}, got {to_array(leaf).shape}; drop columns "
+                f"with one value a sequence before UnpadSequences"
             )

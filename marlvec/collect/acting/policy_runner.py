@@ -293,13 +293,13 @@ class PolicyRunner:
         kept = np.isin(env_id * width + agent_index, np.multiply(there[0], width) + there[1])
         what = f"the agent connectors of policy {self.policy_id!r} got {len(rows)} rows and returned {len(out)}"
         if len(out) > len(rows):
-            raise ContractError(f"{what}; they may take rows out, and add none")
+            raise ContractError(f"{what}; they may remove rows, but not add rows")
         if (rows["last"] & ~kept).any():
             raise ContractError(f"{what}; the last row of an agent must stay")
         if not self._declared:
             raise ContractError(
-                f"{what}, and none of them says what is to be done for the others: set noop, an action or "
-                f"'repeat', as FilterRows(keep, noop=...) does"
+                f"{what}, and none declares an action for the removed rows: set noop, an action or 'repeat', "
+                f"as FilterRows(keep, noop=...) does"
             )
         return kept
 

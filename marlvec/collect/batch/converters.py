@@ -98,7 +98,7 @@ def _keyed_by_text(name: str, tree: Tree) -> Tree:
     items = list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree))
     found = {str(key): _keyed_by_text(f"{name}/{key}", item) for key, item in items}
     if len(found) < len(items):
-        raise ArgumentError(f"column {name!r} has keys that are the same as texts: {[key for key, _ in items]}")
+        raise ArgumentError(f"column {name!r}: expected keys that differ as strings, got {[key for key, _ in items]}")
     return found
 
 

@@ -77,7 +77,9 @@ def build(
                     scenario, num_envs=num_envs, seed=_small(first), terminated_truncated=True, **kwargs
                 )
             except UserWarning as error:
-                raise ArgumentError(f"vmas/{scenario}: expected what the scenario takes; VMAS says: {error}") from error
+                raise ArgumentError(
+                    f"vmas/{scenario}: expected arguments of the scenario; VMAS reports: {error}"
+                ) from error
 
     return VmasPool(make_env, f"vmas/{scenario}", autoreset_mode=autoreset_mode, render_mode=render_mode)
 

@@ -131,7 +131,7 @@ def saved(tmp_path: Path) -> Path:
 
 def test_only_a_whole_chain_is_saved(tmp_path: Path) -> None:
     pipeline = whole()
-    with pytest.raises(ArgumentError, match="norm is part of AgentPipeline; save that one"):
+    with pytest.raises(ArgumentError, match="norm is part of AgentPipeline; save AgentPipeline"):
         pipeline["norm"].save(tmp_path / "chain.npz")  # type: ignore[attr-defined]  # a pipeline
     pipeline.append(c.agent_connector(lambda rows: rows))
     with pytest.raises(SerialisationError, match="not registered"):
@@ -240,7 +240,7 @@ def test_what_another_version_wrote_and_this_one_cannot_build_is_refused(saved: 
     arguments["config"]["pieces"][3]["args"]["depth"] = 3
     state["state"]["FrameStack"] = {"rings": []}
     training["training"].pop()
-    cases = {"FrameStack takes no": arguments, "holds what cannot be built here": state, "argument 2 is": training}
+    cases = {"FrameStack takes no": arguments, "cannot be built here": state, "argument 2 is": training}
     for text, case in cases.items():
         write_archive(tmp_path / "other.npz", case)
         with pytest.raises(CheckpointError, match=text):
