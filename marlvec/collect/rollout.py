@@ -575,7 +575,7 @@ class RolloutLoop:
         self._observe(env_step)
 
     def _begin(self, env_ids: IntArray) -> None:
-        """Forget these envs' episodes, and begin the next ones of those that live; who plays whom is settled here."""
+        """Forget these envs' episodes; begin new episodes in the living envs, and choose their policies."""
         for runner in self._runners.values():
             runner.begin(env_ids)
         self._ended_agents.forget(env_ids)
