@@ -21,7 +21,7 @@ __all__ = ["SavedPipeline", "explained"]
 
 @contextmanager
 def explained(path: FilePath) -> Iterator[None]:
-    """Explain what goes wrong while a sound file is built into a pipeline; other versions' arguments, for one."""
+    """Convert errors of building a pipeline from a valid file (other versions, for one) to `CheckpointError`."""
     try:
         yield
     except (CheckpointError, RegistryError, MemoryError):
@@ -32,15 +32,15 @@ def explained(path: FilePath) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class SavedPipeline:
-    """All that makes a pipeline what it is at one moment.
+    """Complete content of a pipeline at one moment.
 
     Attributes:
-        config: Its pieces, as `Connector.to_config` gives them.
-        state: What they remember.
-        training: Whether it, and each piece in it, outer ones first, is in training.
-        space: The space it is bound to; None where it is not.
+        config: Its pieces, from `Connector.to_config`.
+        state: Their states.
+        training: Train/eval mode of the pipeline and each piece, outer pieces first.
+        space: The space it is bound to; None if unbound.
         agents: Names of the agents it is bound to.
-        action_space: The policy's, likewise.
+        action_space: The policy's action space; None if unbound.
     """
 
     config: Config
@@ -51,11 +51,11 @@ class SavedPipeline:
     action_space: Space[Any] | None
 
     def write(self, path: FilePath) -> None:
-        """Write it to a file.
+        """Write the content to a file.
 
         Raises:
-            SerialisationError: A part of it is of a kind that no data file can hold.
-            OSError: The file cannot be written; the old one is as it was.
+            SerialisationError: A part cannot be saved as data.
+            OSError: The file cannot be written; an existing file is unchanged.
         """
         parts = {
             "state": encode(self.state, "the state"),
@@ -68,11 +68,11 @@ class SavedPipeline:
 
     @classmethod
     def read(cls, path: FilePath) -> Self:
-        """Read it from a file.
+        """Read the content of a file.
 
         Raises:
             CheckpointError: The file is damaged, of another version, or of something else.
-            RegistryError: Nothing is registered under a name in it.
+            RegistryError: A name in it is not registered.
         """
         found = read_archive(path)
         with explained(path):
@@ -80,10 +80,10 @@ class SavedPipeline:
             return cls(config=found["config"], training=found["training"], agents=tuple(found["agents"]), **decoded)
 
     def check_same(self, own: SavedPipeline, path: FilePath) -> None:
-        """Check that this, read from a file, fits ``own``, a pipeline that is there.
+        """Check that this content of a file fits an existing pipeline, ``own``.
 
         Raises:
-            CheckpointError: They differ in pieces, agents or spaces; says where.
+            CheckpointError: They differ in pieces, agents or spaces; names the difference.
         """
         if own.space is None and self.space is not None:
             raise CheckpointError(

@@ -357,7 +357,7 @@ def test_state_is_kept_by_name() -> None:
     for wrong in (one.state_dict(), {}):
         with pytest.raises(ArgumentError, match=r"expected a state of the connectors \['NormalizeObs'\], got"):
             other.load_state_dict(wrong)
-        with pytest.raises(ArgumentError, match="the state is of"):
+        with pytest.raises(ArgumentError, match="expected a state of the connectors"):
             other.merge_states([wrong])
 
 
