@@ -1,6 +1,6 @@
-"""Pure, batched transforms over rows: agent side before a policy, action side after it, learner side behind batches.
+"""Batched transforms of rows: agent side before a policy, action side after it, learner side on finished batches.
 
-Always imported as ``marlvec.connectors``, also in a checkout where this folder stands at the top.
+Always imported as ``marlvec.connectors``, also in a checkout, where this folder is at the top.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class CatalogueRow(NamedTuple):
     Attributes:
         side: ``"agent"``, ``"action"`` or ``"learner"``.
         name: Name of the class in ``marlvec.connectors``.
-        line: What it does, in one line.
+        line: Its description, in one line.
     """
 
     side: str
@@ -43,11 +43,11 @@ def catalogue(name: str = "", side: str | None = None) -> list[CatalogueRow]:
         A row a connector, with its side, name and first line.
 
     Raises:
-        ArgumentError: There is no such side.
+        ArgumentError: ``side`` does not exist.
     """
     if side is not None and side not in SIDES:
         raise ArgumentError(f"expected a side of {list(SIDES)}, got {side!r}")
-    package = importlib.import_module("marlvec.connectors")  # by its name: it is what imports this module
+    package = importlib.import_module("marlvec.connectors")  # by name: that module imports this one
     found = {exported: getattr(package, exported) for exported in package.__all__}
     return [
         CatalogueRow(at, exported, _first_line(cls))
@@ -58,13 +58,13 @@ def catalogue(name: str = "", side: str | None = None) -> list[CatalogueRow]:
 
 
 def _is_piece(cls: object, base: type[Any]) -> bool:
-    """Whether people put instances of it into pipelines under its own name."""
+    """Return whether users put instances of the class into pipelines."""
     if not isinstance(cls, type) or not issubclass(cls, base):
         return False
     return not inspect.isabstract(cls) and not issubclass(cls, (FunctionConnector, Pipeline))
 
 
 def _first_line(cls: type[Connector]) -> str:
-    """The first sentence, or paragraph where that is shorter, of a class's docstring."""
+    """Return the first sentence, or paragraph if that is shorter, of a class's docstring."""
     paragraph = " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
     return re.split(r"(?<!\be\.g)\. ", paragraph, maxsplit=1)[0].rstrip(".")

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class _Unset:
-    """Stands on the class for an attribute that an instance does not have yet."""
+    """Class attribute in place of an instance attribute that `setup` has not set yet."""
 
     def __get__(self, connector: Connector | None, owner: type[Connector]) -> _Unset:
         if connector is not None:
@@ -42,10 +42,10 @@ class _Unset:
 def from_setup(kind: type[T]) -> T:
     """Declare an attribute of instances, such as ``_tree``, that `Connector.setup` assigns.
 
-    Reading it costs 40 ns more than reading another one: in a call, once.
+    Reading it costs 40 ns more than a plain attribute: read it once per call.
 
     Raises:
-        StateError: It is read before; says that the connector does not know its space.
+        StateError: It is read before `setup`.
     """
     return cast("T", _Unset())
 
@@ -53,27 +53,27 @@ def from_setup(kind: type[T]) -> T:
 class Connector(ABC):
     """Transforms all rows of a policy in one call.
 
-    What every connector keeps to:
+    The contract of every connector:
 
-    * It is batched: one call takes rows of any subset of envs and agents in any order, and each row comes out as it
-      would have in a call of its own. No (env, agent) pair appears twice in one call.
-    * Rows in, as many rows out, in the same order, unless `changes_length` is set.
-    * Arrays it was given are never written to.
-    * Every observation passes through exactly once, an agent's last one (``rows.last``) included.
-    * After an exception its state is whole, but in a pipeline the pieces before it have taken the rows in already.
+    * * It is batched: one call takes rows of any subset of envs and agents in any order, and each row's result is the
+      same as in a call of its own. No (env, agent) pair appears twice in one call.
+    * * It returns as many rows as it gets, in the same order, unless `changes_length` is set.
+    * It never writes to its arguments' arrays.
+    * * Every observation passes through it exactly once, an agent's last one (``rows.last``) included.
+    * After an exception its state is consistent, but earlier pieces of its pipeline have already processed the rows.
 
-    A subclass that stores each constructor argument under the argument's own name gets its `params`, repr and
-    `to_config` for free. So does one that is a dataclass, with ``@dataclass(eq=False, repr=False)``.
+    Subclasses that store each constructor argument under the argument's name inherit `params`, repr and `to_config`;
+    so do dataclasses with ``@dataclass(eq=False, repr=False)``.
 
     Attributes:
         training: Whether running statistics are learnt (True) or frozen (False).
-        agents: Names of the env's agents in the order of ``agent_index``; ``()`` where not known.
-        action_space: Space of one action of the policy; None where not known.
-        policy_id: Id of the policy whose rows all of these are, in a collector; None elsewhere.
-        changes_length: Whether this connector may return another number of rows than it was given.
-        across_agents: Whether a row's outcome depends on other agents of its env (learner side: on other fragments of
-            its batch), so that those belong in one call. On the agent side that call may then hold last rows of agents
-            that ended beside the next rows of agents that go on.
+        agents: Names of the env's agents in the order of ``agent_index``; ``()`` if unknown.
+        action_space: Space of one action of the policy; None if unknown.
+        policy_id: Id of the policy of all rows, in a collector; None elsewhere.
+        changes_length: Whether the connector may return another number of rows than it gets.
+        across_agents: Whether a row's result depends on other agents of its env (learner side: on other fragments of
+            its batch), which must then be in the same call. On the agent side such a call may hold last rows of ended
+            agents together with next rows of other agents.
     """
 
     training: bool = True
@@ -87,7 +87,7 @@ class Connector(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.__module__.startswith("marlvec.connectors."):
-            CLASSES.add(cls)  # our own need no registration
+            CLASSES.add(cls)  # marlvec's connectors need no registration
 
     def __post_init__(self) -> None:
         check_parameters(self)  # of marlvec's own connectors, which are dataclasses
@@ -98,20 +98,20 @@ class Connector(ABC):
 
     @property
     def is_identity(self) -> bool:
-        """Whether, with the space it was set up for, it returns all rows as they are; a pipeline then goes past it."""
+        """Whether, for its space, it returns all rows unchanged; a pipeline then skips it."""
         return False
 
     @property
     def only_converts(self) -> bool:
-        """Whether all it does, to actions that are arrays in the env's form already, is to make them read-only.
+        """Whether it only makes actions read-only if they are already arrays in the env's form.
 
-        Where that goes for a whole pipeline, and for a policy's answer, the collector does so itself.
+        If this holds for a whole pipeline and a policy's answer, the collector makes them read-only itself.
         """
         return False
 
     @property
     def policy_columns(self) -> tuple[str, ...]:
-        """Columns of the policy's output, beside ``actions``, that `on_policy_output` needs in every row.
+        """Columns of the policy's output, besides ``actions``, that `on_policy_output` needs in every row.
 
         In a collector the policy then also acts on rows whose action is given (``random_steps``, logged actions). The
         given action replaces the policy's action; these columns are the policy's.
@@ -120,7 +120,7 @@ class Connector(ABC):
 
     @property
     def name(self) -> str:
-        """Name it asks for in a pipeline; the class's name unless set. A pipeline adds ``_2`` where it is taken."""
+        """Its name in a pipeline; the class's name unless set. A pipeline adds ``_2`` if the name is taken."""
         return self._name if self._name is not None else type(self).__name__
 
     @name.setter
@@ -128,10 +128,10 @@ class Connector(ABC):
         self._name = name
 
     def setup(self, space: Space[Any]) -> None:
-        """Learn the space and precompute. Called when a pipeline is bound and after each of its edits.
+        """Set the space and precompute. Called when a pipeline is bound and after each of its edits.
 
-        State must survive a space that is equal. Values remembered from another space are forgotten, since they need
-        not be in this one; what was learnt stays where shapes and dtypes did.
+        State must survive an equal space. Values stored from another space are dropped, as they may not fit; learnt
+        statistics stay if shapes and dtypes stay.
 
         Args:
             space: Agent side: the space of one observation at this connector's input. Action side: the space of one
@@ -139,33 +139,33 @@ class Connector(ABC):
         """
 
     def reset(self, env_ids: EnvIds | None = None) -> None:
-        """Forget the running episodes of these envs: they ended or were lost.
+        """Drop the state of these envs' running episodes, which ended or were lost.
 
         Args:
             env_ids: (k,) ints; None for every env.
         """
 
     def on_policy_output(self, rows: Rows) -> None:
-        """See what the policy answered: the rows it was given, with its ``actions`` and the columns it added."""
+        """Receive the policy's rows with its answer: ``actions`` and the columns it added."""
 
     def state_dict(self) -> State:
-        """Copy of all it remembers, exact; ``{}`` where it remembers nothing."""
+        """Return an exact copy of its state; ``{}`` without state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave.
+        """Load a state from `state_dict`.
 
         Raises:
-            ArgumentError: The state is not one of this connector's.
+            ArgumentError: The state does not fit this connector.
         """
         if state:
             raise ArgumentError(f"{self.name} has no state, got {list(state)}")
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
-        """Join the states of copies that worked on different data, into one that all of them can load.
+        """Merge states of copies that saw different data, into a state that all can load.
 
-        Only what was learnt is joined. What belongs to running episodes stays with the copy that runs them, so the
-        answer is ``{}`` here, and loading ``{}`` through a pipeline changes nothing.
+        Only learnt statistics are merged; state of running episodes stays in its copy. The default is ``{}``, and
+        loading ``{}`` through a pipeline changes nothing.
 
         Returns:
             A state for `load_state_dict`.
@@ -173,27 +173,27 @@ class Connector(ABC):
         return {}
 
     def hand_over(self) -> State:
-        """Give what was learnt, for `merge_states` of copies elsewhere, and go on learning until `take_merged`.
+        """Return learnt statistics for a merge elsewhere, and continue learning until `take_merged`.
 
-        Where many collectors learn at once, each hands over, one place joins, and all take what was merged while they
-        are collecting. What is learnt between the two must come out once: neither lost nor counted twice. So override
-        the three together. Here it is `state_dict` where `merge_states` is overridden, else ``{}``.
+        With many collectors, each hands over, the head merges, and all load the merged state while they collect. Data
+        learnt in between must count exactly once, so override the three methods together. The default is
+        `state_dict` if `merge_states` is overridden, else ``{}``.
 
         Returns:
-            A state for `merge_states`; ``{}`` where nothing is learnt.
+            A state for `merge_states`; ``{}`` without statistics.
         """
         return {} if type(self).merge_states is Connector.merge_states else self.state_dict()
 
     def take_merged(self, state: Mapping[str, Any]) -> None:
-        """Take over what `merge_states` made of what all have handed over, this copy too or another in its place.
+        """Load the state that `merge_states` made of all handed-over states, this copy's included.
 
-        Here it loads the state, and what was learnt since `hand_over` is gone.
+        The default loads the state, and drops data learnt since `hand_over`.
 
         Args:
-            state: The merged one; ``{}`` changes nothing.
+            state: The merged state; ``{}`` changes nothing.
 
         Raises:
-            ArgumentError: It is not one of this connector's.
+            ArgumentError: The state does not fit this connector.
         """
         if state:
             self.load_state_dict(state)
@@ -214,16 +214,16 @@ class Connector(ABC):
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     def to_config(self) -> Config:
-        """Say what it was built with, for `from_config`: JSON-able data, but for arrays, which stand as they are.
+        """Return its arguments for `from_config`: JSON data, except for arrays, which are not converted.
 
-        What it remembers is not in it; that is `state_dict`.
+        Its state is not included: see `state_dict`.
 
         Returns:
             ``{"connector": name, …arguments}``.
 
         Raises:
-            SerialisationError: Its class, or a function among its arguments, is not registered; an argument has no
-                such form, or is not kept under its own name.
+            SerialisationError: Its class, or a function among its arguments, is not registered; an argument cannot be
+                converted, or is not stored under its name.
         """
         name = CLASSES.name_of(type(self))
         if name is None:
@@ -238,15 +238,15 @@ class Connector(ABC):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Build what `to_config` was asked of.
+        """Build a connector from the result of `to_config`.
 
         Returns:
-            A new connector or pipeline, which has learnt nothing yet.
+            A new connector or pipeline, without learnt state.
 
         Raises:
-            ArgumentError: This is no config, or one of something that is no ``cls``.
-            RegistryError: Nothing is registered under a name in it.
-            Exception: Whatever a constructor raises.
+            ArgumentError: It is not a config, or not of a ``cls``.
+            RegistryError: A name in it is not registered.
+            Exception: Raised by a constructor.
         """
         if not isinstance(config, Mapping) or not isinstance(config.get("connector"), str):
             raise ArgumentError(
@@ -267,8 +267,8 @@ class Connector(ABC):
         params = self.params()
         if lost := [name for name in signature_of(type(self)).parameters if name not in params]:
             raise SerialisationError(
-                f"{type(self).__name__} does not keep its arguments {lost} under their own names: store them, or say "
-                f"them in params()"
+                f"{type(self).__name__}: expected attributes named like its arguments {lost}: store them, or return "
+                f"them from params()"
             )
         return {"args": {key: encode(value, f"{key} of {self.name}") for key, value in params.items()}}
 
@@ -296,48 +296,48 @@ class Connector(ABC):
 
 
 class AgentConnector(Connector):
-    """Stands before the policy: works on ``obs``, ``rewards`` and the columns it adds."""
+    """Agent side, before the policy: changes ``obs`` and ``rewards``, and adds columns."""
 
     def output_space(self, space: Space[Any]) -> Space[Any]:
-        """Space of one observation after this connector, for ``space`` before it. Pure: changes nothing.
+        """Return the space of one observation after this connector, for ``space`` before it. Changes nothing.
 
         Returns:
             The space of ``obs`` after this connector.
 
         Raises:
-            UnsupportedSpaceError: It cannot work on this space; says what to do.
+            UnsupportedSpaceError: The connector does not support the space; the text has a remedy.
         """
         return space
 
 
 class ActionConnector(Connector):
-    """Stands behind the policy: works on ``actions_for_env``; ``actions`` stays what the policy gave.
+    """Action side, after the policy: changes ``actions_for_env``; ``actions`` stay the policy's.
 
-    One that explores, in the policy's own space, also replaces ``actions_executed``, as `EpsilonGreedy` does.
+    Connectors that explore, in the policy's space, also replace ``actions_executed``, like `EpsilonGreedy`.
     """
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
-        """Space of one action before this connector, for ``space`` after it. Pure: changes nothing.
+        """Return the space of one action before this connector, for ``space`` after it. Changes nothing.
 
         Returns:
-            The space in which the policy acts, where the next connector or the env takes ``space``.
+            The policy's space, if the next connector or the env takes ``space``.
 
         Raises:
-            UnsupportedSpaceError: It cannot work on this space; says what to do.
+            UnsupportedSpaceError: The connector does not support the space; the text has a remedy.
         """
         return space
 
 
 class LearnerConnector(Connector):
-    """Stands behind the collector: works on the rows of a finished batch, one policy's in one call.
+    """Learner side, after the collector: transforms the rows of a finished batch, one policy per call.
 
     Its rows are transitions: the columns are those of a `SampleBatch` (``obs``, ``actions``, ``rewards``, ``next_obs``,
     ``terminated``, ``truncated``, ``t``, ``eps_id``, ``unroll_id``, ``env_id``, ``agent_index``, …). Rows of equal
-    ``unroll_id`` stand together, ascending in time.
+    ``unroll_id`` are adjacent, ascending in time.
     """
 
     def see_batch(self, batch: Mapping[str, Rows]) -> None:
-        """See all policies' rows of the batch, before any of them is transformed; does nothing here.
+        """Receive all policies' rows of the batch, before any is transformed; does nothing by default.
 
         Args:
             batch: Policy id to its rows.

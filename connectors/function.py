@@ -26,14 +26,14 @@ SpaceFunction = Callable[[Space[Any]], Space[Any]]
 
 
 class FunctionConnector(Connector):
-    """A connector made of a function; it remembers nothing.
+    """A connector made of a function; it has no state.
 
     Args:
         function: Rows in, rows out.
-        name: Name in pipelines; the function's own where None.
+        name: Name in pipelines; None: the function's name.
 
     Raises:
-        ArgumentError: ``function`` is no function.
+        ArgumentError: ``function`` is not a function.
     """
 
     def __init__(self, function: RowsFunction, *, name: str | None = None) -> None:
@@ -50,12 +50,12 @@ class FunctionConnector(Connector):
 
 
 class FunctionAgentConnector(FunctionConnector, AgentConnector):
-    """An agent-side connector made of a function; it remembers nothing.
+    """An agent-side connector made of a function; it has no state.
 
     Args:
         function: Rows in, rows out.
-        name: Name in pipelines; the function's own where None.
-        output_space: Space after the function for the space before it; None where the two are equal.
+        name: Name in pipelines; None: the function's name.
+        output_space: Function from the space before the connector to the space after it; None if both are equal.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class FunctionAgentConnector(FunctionConnector, AgentConnector):
 
 
 class FunctionActionConnector(FunctionConnector, ActionConnector):
-    """An action-side connector made of a function; it remembers nothing.
+    """An action-side connector made of a function; it has no state.
 
     Args:
         function: Rows in, rows with another ``actions_for_env`` out.
-        name: Name in pipelines; the function's own where None.
-        policy_space: Space before the function for the space after it; None where the two are equal.
+        name: Name in pipelines; None: the function's name.
+        policy_space: Function from the space after the connector to the space before it; None if both are equal.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class FunctionActionConnector(FunctionConnector, ActionConnector):
 
 
 class FunctionLearnerConnector(FunctionConnector, LearnerConnector):
-    """A learner-side connector made of a function; it remembers nothing.
+    """A learner-side connector made of a function; it has no state.
 
     Args:
         function: Rows of one policy's batch in, rows to learn from out.
-        name: Name in pipelines; the function's own where None.
-        changes_length: Whether the function may return another number of rows than it is given.
+        name: Name in pipelines; None: the function's name.
+        changes_length: Whether the function may return another number of rows than it gets.
     """
 
     def __init__(self, function: RowsFunction, *, name: str | None = None, changes_length: bool = False) -> None:
@@ -120,15 +120,15 @@ def agent_connector(
 def agent_connector(
     function: RowsFunction | None = None, /, *, name: str | None = None, output_space: SpaceFunction | None = None
 ) -> FunctionAgentConnector | Callable[[RowsFunction], FunctionAgentConnector]:
-    """Make an agent-side connector of a function: ``@agent_connector`` or ``@agent_connector(name=...)``.
+    """Make an agent-side connector from a function: ``@agent_connector`` or ``@agent_connector(name=...)``.
 
     Args:
         function: Rows in, rows out; set by the decorator.
-        name: Name in pipelines; the function's own where None.
-        output_space: Space after the function for the space before it; None where the two are equal.
+        name: Name in pipelines; None: the function's name.
+        output_space: Function from the space before the connector to the space after it; None if both are equal.
 
     Returns:
-        The connector; or a decorator that makes one, where only options were given.
+        The connector; or a decorator, if only options were given.
     """
     if function is not None:
         return FunctionAgentConnector(function, name=name, output_space=output_space)
@@ -148,15 +148,15 @@ def action_connector(
 def action_connector(
     function: RowsFunction | None = None, /, *, name: str | None = None, policy_space: SpaceFunction | None = None
 ) -> FunctionActionConnector | Callable[[RowsFunction], FunctionActionConnector]:
-    """Make an action-side connector of a function: ``@action_connector`` or ``@action_connector(name=...)``.
+    """Make an action-side connector from a function: ``@action_connector`` or ``@action_connector(name=...)``.
 
     Args:
         function: Rows in, rows with another ``actions_for_env`` out; set by the decorator.
-        name: Name in pipelines; the function's own where None.
-        policy_space: Space before the function for the space after it; None where the two are equal.
+        name: Name in pipelines; None: the function's name.
+        policy_space: Function from the space after the connector to the space before it; None if both are equal.
 
     Returns:
-        The connector; or a decorator that makes one, where only options were given.
+        The connector; or a decorator, if only options were given.
     """
     if function is not None:
         return FunctionActionConnector(function, name=name, policy_space=policy_space)
@@ -176,15 +176,15 @@ def learner_connector(
 def learner_connector(
     function: RowsFunction | None = None, /, *, name: str | None = None, changes_length: bool = False
 ) -> FunctionLearnerConnector | Callable[[RowsFunction], FunctionLearnerConnector]:
-    """Make a learner-side connector of a function: ``@learner_connector`` or ``@learner_connector(name=...)``.
+    """Make a learner-side connector from a function: ``@learner_connector`` or ``@learner_connector(name=...)``.
 
     Args:
         function: Rows of one policy's batch in, rows to learn from out; set by the decorator.
-        name: Name in pipelines; the function's own where None.
-        changes_length: Whether the function may return another number of rows than it is given.
+        name: Name in pipelines; None: the function's name.
+        changes_length: Whether the function may return another number of rows than it gets.
 
     Returns:
-        The connector; or a decorator that makes one, where only options were given.
+        The connector; or a decorator, if only options were given.
     """
     if function is not None:
         return FunctionLearnerConnector(function, name=name, changes_length=changes_length)

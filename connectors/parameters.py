@@ -1,4 +1,4 @@
-"""Types of parameters that say which values are legal, such as `PositiveInt`, and the check of such fields."""
+"""Parameter types that declare legal values, such as `PositiveInt`, and the check of their values."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Range(NamedTuple):
     """The legal values of a parameter.
 
     Attributes:
-        text: What a value must be, for messages.
-        read: Returns a legal value as it is kept, and None for any other.
+        text: Description of legal values, for messages.
+        read: Returns a legal value in its stored form, and None for an illegal value.
     """
 
     text: str
@@ -46,7 +46,7 @@ def _number(text: str, holds: Callable[[Any], Any]) -> Range:
     def read(value: Any) -> Any:
         try:
             return value if holds(value) else None
-        except TypeError:  # no number at all
+        except TypeError:  # not a number
             return None
 
     return Range(text, read)
@@ -61,10 +61,10 @@ Probability = Annotated[float, _number("a probability in [0, 1]", lambda x: 0 <=
 
 
 def check_parameters(owner: Any) -> None:
-    """Check the fields of an object, where its classes in ``marlvec.connectors`` declare a range or a Literal.
+    """Check an object's fields for which its classes in ``marlvec.connectors`` declare a range or a Literal.
 
     Raises:
-        ArgumentError: A value is not legal; names the field.
+        ArgumentError: A value is illegal; names the field.
     """
     for name, legal, optional in _ranges(type(owner)):  # type: ignore[arg-type]  # a class is hashable
         value = getattr(owner, name)
@@ -78,7 +78,7 @@ def check_parameters(owner: Any) -> None:
 
 @cache
 def _ranges(cls: type[Any]) -> tuple[tuple[str, Range, bool], ...]:
-    """Name, range, and whether it may be None, of each field that declares a range."""
+    """Return (name, range, whether None is legal) of each field with a range."""
     ours = [base for base in reversed(cls.__mro__) if base.__module__.startswith("marlvec.connectors.")]
     hints = [item for base in ours for item in inspect.get_annotations(base, eval_str=True).items()]
     found = ((name, _range_of(hint), type(None) in get_args(hint)) for name, hint in hints)

@@ -1,4 +1,4 @@
-"""Pipelines: chains of connectors that know their spaces, time their pieces and can be edited; what all sides share."""
+"""Pipelines: editable chains of connectors with spaces and timers; base of all three sides."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Timing(NamedTuple):
 
     Attributes:
         seconds: Sum over all calls.
-        calls: How many there were.
+        calls: Number of calls.
     """
 
     seconds: float
@@ -42,7 +42,7 @@ class Stage(Generic[P]):
     """A piece, its name in the pipeline, and its timer.
 
     Attributes:
-        is_checked: Whether what comes out of the piece is looked at: code of the user's runs in it.
+        is_checked: Whether the piece's results are checked, because it runs user code.
     """
 
     __slots__ = ("calls", "is_checked", "name", "ns", "piece")
@@ -56,14 +56,14 @@ class Stage(Generic[P]):
 
     @property
     def timing(self) -> Timing:
-        """Time spent in the piece so far; of a pipeline, in all of its pieces."""
+        """Time spent in the piece so far; for a pipeline, in all of its pieces."""
         if isinstance(self.piece, Pipeline) and not self.is_checked:
             inner = self.piece.timings.values()
             return Timing(sum(one.seconds for one in inner), max((one.calls for one in inner), default=0))
         return Timing(self.ns * 1e-9, self.calls)
 
     def is_meant_by(self, target: object) -> bool:
-        """Whether ``target`` is the piece's name, a class that it is of, or the piece."""
+        """Return whether ``target`` is the piece's name, its class or a base of it, or the piece."""
         if isinstance(target, str):
             return self.name == target
         return isinstance(self.piece, target) if isinstance(target, type) else self.piece is target
@@ -74,13 +74,13 @@ Target = int | str | type[Connector] | Connector
 
 
 class _Program(NamedTuple):
-    """What a chain does, pipelines inside it taken apart.
+    """Compiled form of a chain, with inner pipelines expanded.
 
     Attributes:
-        stages: Those that a call runs, in order.
-        watchful: Pieces that want to see what the policy answered.
-        forgetful: Pieces that have something to forget when an episode is over.
-        only_converts: Whether that is all that the stages do, see `Connector.only_converts`.
+        stages: Stages that a call runs, in order.
+        watchful: Pieces that override `on_policy_output`.
+        forgetful: Pieces that override `reset`.
+        only_converts: Whether all stages only convert, see `Connector.only_converts`.
     """
 
     stages: tuple[Stage[Any], ...]
@@ -90,7 +90,7 @@ class _Program(NamedTuple):
 
 
 def with_inner(piece: Connector) -> list[Connector]:
-    """List a piece and, if it is a chain, all that it holds, outer ones first."""
+    """List a piece and, if it is a chain, all pieces in it, outer pieces first."""
     return [piece, *piece._walk()] if isinstance(piece, Pipeline) else [piece]
 
 
@@ -99,12 +99,12 @@ def _is_ours(piece: Connector) -> bool:
 
 
 def is_left_out(piece: Connector) -> bool:
-    """Whether a call can go past the piece."""
+    """Return whether a call can skip the piece."""
     return _holds(piece, "is_identity")
 
 
 def _holds(piece: Connector, what: str) -> bool:
-    """Whether the piece says this of itself; what its class says does not hold for a subclass's own call."""
+    """Return whether a property holds for the piece; a base class's property does not hold for an overridden call."""
     if not getattr(piece, what):
         return False
     said, called = (
@@ -118,7 +118,7 @@ def _overrides(piece: Connector, name: str) -> bool:
 
 
 def _shared(name: str) -> Any:
-    """Make a property that a pipeline and its pieces have in common: what is assigned to it goes to all of them."""
+    """Make a property that a pipeline shares with its pieces: assignments go to all of them."""
 
     def read(pipeline: Pipeline[Any]) -> Any:
         return vars(pipeline).get(name, getattr(Connector, name))
@@ -132,15 +132,15 @@ def _shared(name: str) -> Any:
 
 
 class Pipeline(Connector, Generic[P]):
-    """Connectors that run one after the other; what the pipelines of all sides share.
+    """Connectors that run one after the other; base of all three sides.
 
-    Edited like a list. Each piece has a name of its own: the one it asks for, or that with ``_2``, ``_3``, … where
-    it is taken; names never change later. Wherever a target is asked for, it is a position, a name, a class that fits
-    one piece, or the piece itself; a missing one raises KeyError.
+    Edited like a list. Each piece has a unique name: its own, with ``_2``, ``_3``, … if that is taken; names never
+    change later. A target is a position, a name, a class of exactly one piece, or the piece itself; a missing target
+    raises KeyError.
 
-    Every edit computes all spaces anew, in the pipelines around this one too; an edit that does not fit is taken back
-    before its error is raised. A piece that enters takes over the pipeline's train/eval mode, and what it knows of
-    agents and actions. State, also of whole pipelines inside, is kept by name.
+    Every edit recomputes all spaces, in outer pipelines too; an invalid edit is undone before its error is raised. A
+    new piece gets the pipeline's train/eval mode, agents and action space. State, also of inner pipelines, is kept by
+    name.
 
     Args:
         pieces: Connectors of this side, functions made into one, or pipelines, in the order in which they run.
@@ -154,7 +154,7 @@ class Pipeline(Connector, Generic[P]):
     """Id of the policy it belongs to; set by the collector."""
 
     _side: type[Connector]
-    _needs_space: bool = True  # False: rows go through an unbound one too
+    _needs_space: bool = True  # False: also runs unbound
 
     def __init__(self, pieces: Iterable[P] = ()) -> None:
         self._stages: tuple[Stage[P], ...] = ()
@@ -177,10 +177,10 @@ class Pipeline(Connector, Generic[P]):
 
         Raises:
             StateError: The pipeline was not bound.
-            ContractError: A piece returned something other than rows, or another number of them than it was given
-                without declaring `changes_length`; names pipeline and piece.
-            Exception: Whatever a piece raises, with a note that names pipeline and piece. The pieces before it have
-                taken the rows in already: reset those envs before they are used again.
+            ContractError: A piece returned something other than rows, or another number of rows without declaring
+                `changes_length`; names pipeline and piece.
+            Exception: Raised by a piece, with a note that names pipeline and piece. Earlier pieces have already
+                processed the rows: reset these envs before they are used again.
         """
         if self._space is None and self._stages and self._needs_space:
             raise self._not_bound()
@@ -197,13 +197,13 @@ class Pipeline(Connector, Generic[P]):
                     raise breach
                 rows = out
         except Exception as error:
-            for where in self._path_to(stage)[error is breach :]:  # a breach says itself whose it is
+            for where in self._path_to(stage)[error is breach :]:  # a breach names the piece itself
                 error.add_note(f"in {where}")
             raise
         return rows
 
     def _breach(self, stage: Stage[Any], rows: Rows, out: Any) -> ContractError | None:
-        """What is wrong with what a piece returned."""
+        """Return what is wrong with a piece's result, or None."""
         if not isinstance(out, Rows):
             return ContractError(f"{self._path_to(stage)[0]} must return Rows, got {type(out).__name__}")
         if len(out) != len(rows) and not stage.piece.changes_length:
@@ -219,13 +219,13 @@ class Pipeline(Connector, Generic[P]):
 
     @property
     def is_watchful(self) -> bool:
-        """Whether any piece here looks at what `on_policy_output` gets."""
+        """Whether any piece overrides `on_policy_output`."""
         own = type(self).on_policy_output is not Pipeline.on_policy_output
         return own or bool((self._program or self._compile()).watchful)
 
     @property
     def policy_columns(self) -> tuple[str, ...]:
-        """Columns of the policy's output that any piece here needs in every row."""
+        """Columns of the policy's output that any piece needs in every row."""
         watchful = (self._program or self._compile()).watchful
         return tuple(dict.fromkeys(name for piece in watchful for name in piece.policy_columns))
 
@@ -234,7 +234,7 @@ class Pipeline(Connector, Generic[P]):
             piece.on_policy_output(rows)
 
     def _compile(self) -> _Program:
-        """Work out what a call does; from then on no call asks again, until a piece or a space changes."""
+        """Compile the chain; calls use the result until a piece or a space changes."""
         flat = list(self._flat())
         self._program = program = _Program(
             tuple(stage for stage in flat if not is_left_out(stage.piece)),
@@ -245,7 +245,7 @@ class Pipeline(Connector, Generic[P]):
         return program
 
     def _flat(self) -> Iterator[Stage[Any]]:
-        """The stages, in the place of our own pipelines those inside."""
+        """Return the stages, with marlvec's inner pipelines expanded."""
         for stage in self._stages:
             if isinstance(stage.piece, Pipeline) and not stage.is_checked:
                 yield from stage.piece._flat()
@@ -253,7 +253,7 @@ class Pipeline(Connector, Generic[P]):
                 yield stage
 
     def _path_to(self, stage: Stage[Any]) -> list[str]:
-        """Where a stage is, for messages: in its own pipeline, then where that is in the one around it."""
+        """Return a stage's place for messages: pipeline by pipeline, from inside out."""
         for own in self._stages:
             here = f"connector {own.name!r} of {self.name}"
             if own is stage:
@@ -264,15 +264,15 @@ class Pipeline(Connector, Generic[P]):
 
     @property
     def timings(self) -> dict[str, Timing]:
-        """Time spent in each piece, by name; all of it for a piece that is a pipeline.
+        """Time spent in each piece, by name; for an inner pipeline the total.
 
-        A piece that leaves every row as it is (`Connector.is_identity`) is not called, and has no calls. Nor is one,
-        where a policy answers with one array in the env's form, that only converts (`Connector.only_converts`), unless
-        others beside it do more.
+        Pieces that change nothing (`Connector.is_identity`) are not called, and count no calls. Nor are pieces that
+        only convert (`Connector.only_converts`), if all pieces only convert and the policy answers with one array in
+        the env's form.
         """
         return {stage.name: stage.timing for stage in self._stages}
 
-    # --- looking
+    # --- reading
 
     def _find(self, target: Target) -> int:
         names = list(self.names)
@@ -335,11 +335,10 @@ class Pipeline(Connector, Generic[P]):
         return {stage.name: stage.piece.state_dict() for stage in self._stages}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load each piece's state by its name; an empty one leaves its piece alone.
+        """Load each piece's state by its name; an empty state leaves its piece unchanged.
 
         Raises:
-            ArgumentError: The names are not those of this pipeline's pieces, or a state is not its piece's; then
-                nothing was loaded.
+            ArgumentError: The names are not this pipeline's, or a state does not fit its piece; nothing was loaded.
         """
         self._check_names(state)
         before: list[tuple[P, State]] = []
@@ -371,7 +370,9 @@ class Pipeline(Connector, Generic[P]):
 
     def _check_names(self, state: Mapping[str, Any]) -> None:
         if state.keys() != set(self.names):
-            raise ArgumentError(f"{self.name} has the connectors {list(self.names)}, the state is of {list(state)}")
+            raise ArgumentError(
+                f"{self.name}: expected a state of the connectors {list(self.names)}, got {list(state)}"
+            )
 
     def params(self) -> dict[str, Any]:
         return {"pieces": list(self)}
@@ -395,14 +396,14 @@ class Pipeline(Connector, Generic[P]):
         self._insert(self._find(target) + 1, piece)
 
     def remove(self, target: Target) -> P:
-        """Take the target out and return it."""
+        """Remove the target and return it."""
         where = self._find(target)
         gone = self._stages[where].piece
         self._edit(self._stages[:where] + self._stages[where + 1 :])
         return gone
 
     def replace(self, target: Target, piece: P) -> P:
-        """Put a piece in the target's place and return the old one."""
+        """Replace the target by a piece; return the old piece."""
         where = self._find(target)
         before, after = self._stages[:where], self._stages[where + 1 :]
         gone = self._stages[where].piece
@@ -414,7 +415,7 @@ class Pipeline(Connector, Generic[P]):
         self._edit((*self._stages[:where], stage, *self._stages[where:]))
 
     def _admit(self, piece: P, others: Sequence[Stage[P]]) -> Stage[P]:
-        """Check that a piece may stand beside ``others`` and find it a name."""
+        """Check that a piece may join ``others``, and choose its name."""
         if not isinstance(piece, self._side):
             hint = ""
             if isinstance(piece, type):
@@ -439,7 +440,7 @@ class Pipeline(Connector, Generic[P]):
         return Stage(next(name for name in names if name not in taken), piece)
 
     def _edit(self, stages: tuple[Stage[P], ...]) -> None:
-        """Put the stages in place and compute all spaces; on an error, as if nothing had happened."""
+        """Install the stages and compute all spaces; on an error undo everything."""
         old, root = self._stages, self._root()
         came = [s.piece for s in stages if s not in old]
         went = [s.piece for s in old if s not in stages]
@@ -482,7 +483,7 @@ class Pipeline(Connector, Generic[P]):
         return self if self._owner is None else self._owner._root()
 
     def describe(self) -> str:
-        """List the pieces, and where it goes by spaces those before, between and after them, one a line."""
+        """List the pieces and, if they have spaces, the spaces before, between and after them, one per line."""
         head = f"{self.name} ({'training' if self.training else 'eval'}"
         if self._space is None or not self._needs_space:
             return "\n".join([f"{head}, not bound)" if self._needs_space else f"{head})", *self._lines()])
@@ -519,36 +520,35 @@ class Pipeline(Connector, Generic[P]):
         return pipeline
 
     def save(self, path: FilePath) -> None:
-        """Write all of it into one ``.npz``: its pieces, what they remember, the spaces it is bound to, its mode.
+        """Save the pipeline as one ``.npz``: its pieces, their states, its spaces and mode.
 
-        The file is there whole or not at all, whatever happens meanwhile. It holds data only: numbers, text, arrays.
+        The file is written atomically. It holds data only: numbers, text, arrays.
 
         Args:
-            path: The file; an old one is replaced.
+            path: The file; an existing file is replaced.
 
         Raises:
-            ArgumentError: This pipeline is part of another one: save that.
+            ArgumentError: This pipeline is part of another pipeline: save the outer one.
             SerialisationError: A class, or a function among the arguments, is not registered (`register_connector`,
                 `register_function`), or an argument, a state or a space is of a kind that no data file can hold.
-            OSError: The file cannot be written; the old one is as it was.
+            OSError: The file cannot be written; an existing file is unchanged.
         """
         if self._owner is not None:
-            raise ArgumentError(f"{self.name} is part of {self._owner.name}; save that one")
+            raise ArgumentError(f"{self.name} is part of {self._owner.name}; save {self._owner.name}")
         self._saved().write(path)
 
     @classmethod
     def load(cls, path: FilePath) -> Self:
-        """Build the pipeline that was saved; it goes on as the saved one would have.
+        """Build a saved pipeline, which continues like the original.
 
-        Registered classes and functions must be known by now: import the modules that register them first. Nothing
-        in the file is executed.
+        First import the modules that register its classes and functions. Loading executes no code from the file.
 
         Returns:
-            The pipeline, with what it had learnt and what it remembered.
+            The pipeline with its state.
 
         Raises:
-            CheckpointError: The file is damaged, not of this class, or of another version; says which.
-            RegistryError: It holds a class or function that is not registered here.
+            CheckpointError: The file is damaged, of another class, or of another version; the text has the reason.
+            RegistryError: A class or function in it is not registered here.
         """
         saved = SavedPipeline.read(path)
         with explained(path):
@@ -559,11 +559,11 @@ class Pipeline(Connector, Generic[P]):
         return pipeline
 
     def restore(self, path: FilePath) -> None:
-        """Take over state and mode of a saved pipeline that has the same pieces, spaces and agents.
+        """Load state and mode of a saved pipeline with equal pieces, spaces and agents.
 
         Raises:
-            CheckpointError: The file is damaged, or of another pipeline; says where the two differ. Nothing changed.
-            SerialisationError: This pipeline could not be saved, so whether it is the same is not known.
+            CheckpointError: The file is damaged, or of another pipeline; names the difference. Nothing has changed.
+            SerialisationError: This pipeline cannot be saved, so the two cannot be compared.
         """
         saved = SavedPipeline.read(path)
         saved.check_same(self._saved(), path)
@@ -582,7 +582,7 @@ class Pipeline(Connector, Generic[P]):
             piece.training = training
 
     def _forget_unsaved(self, state: Mapping[str, Any]) -> None:
-        """Have pieces that remembered nothing when they were saved remember nothing, which `load_state_dict` leaves."""
+        """Clear pieces that were saved without state, which `load_state_dict` skips."""
         for stage in self._stages:
             if isinstance(stage.piece, Pipeline):
                 stage.piece._forget_unsaved(state[stage.name])
@@ -595,17 +595,17 @@ class Pipeline(Connector, Generic[P]):
         """Fix the space at the pipeline's outer end and set every piece up.
 
         Args:
-            space: Agent side: the space of one observation the env gives. Action side: of one action it takes.
+            space: Agent side: the space of one env observation. Action side: the space of one env action.
             agents: Names of the env's agents in the order of ``agent_index``; needed by pieces that count them.
-            action_space: Space of one action of the policy; needed by pieces that remember actions. The action side
-                works it out itself.
+            action_space: Space of one action of the policy; needed by pieces that store actions. The action side
+                computes it itself.
 
         Raises:
-            ArgumentError: This pipeline is part of another one: bind that.
-            UnsupportedSpaceError: A piece cannot work on the space that reaches it; a note names the piece.
+            ArgumentError: This pipeline is part of another pipeline: bind the outer one.
+            UnsupportedSpaceError: A piece does not support its input space; a note names the piece.
         """
         if self._owner is not None:
-            raise ArgumentError(f"{self.name} is part of {self._owner.name}; bind that one")
+            raise ArgumentError(f"{self.name} is part of {self._owner.name}; bind {self._owner.name}")
         old = self._space, self.agents, self.action_space
         self._space, self.agents, self.action_space = space, tuple(agents), action_space
         try:
@@ -626,22 +626,22 @@ class Pipeline(Connector, Generic[P]):
             with self._naming(stage):
                 stage.piece.setup(at)
         around: Pipeline[Any] | None = self
-        while around is not None:  # with another space another piece may be one that changes nothing
+        while around is not None:  # which pieces change nothing depends on the space
             around._program = None
             around = around._owner
 
     def _refresh(self) -> None:
         if self._space is not None:
-            self._spaces(self._space)  # asks every piece first: where one refuses, no piece has been touched
+            self._spaces(self._space)  # computes all spaces first: if a piece raises, no piece has changed
             self.setup(self._space)
 
     @abstractmethod
     def _spaces(self, space: Space[Any]) -> list[Space[Any]]:
-        """Spaces before, between and after the pieces, in the order of the pieces. Changes nothing."""
+        """Return the spaces before, between and after the pieces, in order. Changes nothing."""
 
     @abstractmethod
     def _inputs(self, space: Space[Any]) -> list[tuple[Stage[P], Space[Any]]]:
-        """Each piece with the space its `setup` wants, in the order to set them up."""
+        """Return each piece with the space for its `setup`, in the order of set-up."""
 
     @contextmanager
     def _naming(self, stage: Stage[P]) -> Iterator[None]:

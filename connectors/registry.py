@@ -1,4 +1,4 @@
-"""Users' own connectors and functions, registered so that chains of them can be written down and built again."""
+"""Registry of users' connectors and functions, so that chains of them can be saved and loaded."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def register_connector(cls: None = None, *, name: str | None = None) -> Callable
 
 
 def register_connector(cls: C | None = None, *, name: str | None = None) -> C | Callable[[C], C]:
-    """Let a class of connectors be written to configs and files: ``@register_connector``, or as a call.
+    """Register a connector class for configs and files: ``@register_connector``, or as a call.
 
-    Its instances must be what their constructor arguments make them: kept under the arguments' own names, or said by
-    `Connector.params`. marlvec's own classes need no registration.
+    Constructor arguments must define an instance: store them under the arguments' names, or return them from
+    `Connector.params`. marlvec's classes need no registration.
 
     Args:
         cls: The class; set by the decorator.
-        name: What stands for it in configs, for as long as those are to be read; the class's own name where None.
+        name: Its name in configs, which must stay as long as configs are read; None: the class's name.
 
     Returns:
         The class, unchanged.
 
     Raises:
-        AlreadyRegisteredError: The name stands for another class, or the class has another name.
-        ArgumentError: This is no class of connectors, or it cannot be built as it is abstract.
+        AlreadyRegisteredError: The name belongs to another class, or the class has another name.
+        ArgumentError: ``cls`` is not a connector class, or is abstract.
     """
     if cls is None:
         return lambda decorated: register_connector(decorated, name=name)
@@ -61,20 +61,20 @@ def register_function(function: None = None, *, name: str | None = None) -> Call
 
 
 def register_function(function: F | None = None, *, name: str | None = None) -> F | Callable[[F], F]:
-    """Let a function that connectors take be written to configs and files: ``@register_function``, or as a call.
+    """Register a function used by connectors for configs and files: ``@register_function``, or as a call.
 
-    It stands over or under ``@agent_connector`` and the other decorators.
+    Works above or below ``@agent_connector`` and the other decorators.
 
     Args:
         function: The function; set by the decorator.
-        name: What stands for it in configs, for as long as those are to be read; its own name where None.
+        name: Its name in configs, which must stay as long as configs are read; None: the function's name.
 
     Returns:
         The function, unchanged.
 
     Raises:
-        AlreadyRegisteredError: The name stands for another function, or the function has another name.
-        ArgumentError: This is no function, or a lambda without a name.
+        AlreadyRegisteredError: The name belongs to another function, or the function has another name.
+        ArgumentError: ``function`` is not a function, or a lambda without ``name``.
     """
     if function is None:
         return lambda decorated: register_function(decorated, name=name)
@@ -86,16 +86,16 @@ def register_function(function: F | None = None, *, name: str | None = None) -> 
 
 
 def connector_from_config(config: Mapping[str, Any]) -> Connector:
-    """Build the connector, or whole pipeline, of which this is the config.
+    """Build a connector, or a whole pipeline, from its config.
 
     Args:
-        config: What `Connector.to_config` returned.
+        config: The result of `Connector.to_config`.
 
     Returns:
-        The connector, in the state of a new one.
+        The connector, without learnt state.
 
     Raises:
-        ArgumentError: This is no config.
-        RegistryError: Nothing is registered under a name in it.
+        ArgumentError: ``config`` is not a config.
+        RegistryError: A name in it is not registered.
     """
     return Connector.from_config(config)

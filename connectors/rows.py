@@ -19,19 +19,19 @@ Index = NDArray[Any] | slice | Sequence[int] | Sequence[bool]
 class Rows:
     """Named columns of equal leading length n; row i is entry i of every column.
 
-    Immutable by habit: a connector returns new rows made with `replace`, and never writes into an array it was given.
-    A column is read as ``rows.obs`` or ``rows["obs"]``; one that has the name of a method only in the second way.
-    ``"obs" in rows`` asks for it, ``rows.get("obs")`` gives it or None, ``dict(rows)`` has them all.
+    Immutable by convention: a connector returns new rows made with `replace`, and never writes to its arguments'
+    arrays. Read a column as ``rows.obs`` or ``rows["obs"]``; if its name is also a method's, only ``rows["name"]``
+    works. ``"obs" in rows`` tests for it, ``rows.get("obs")`` returns it or None, ``dict(rows)`` has all columns.
 
     In one call of a connector, no (env, agent) pair appears twice.
 
     Args:
-        columns: Column name to an array of shape ``(n, ...)``, or to a dict or tuple of those; or other rows, whose
-            columns are taken without a copy.
+        columns: Column name to an array of shape ``(n, ...)``, or to a dict or tuple of arrays; or other rows, whose
+            columns are shared.
         **more: Further columns.
 
     Raises:
-        ArgumentError: Columns differ in length, or one has no length; names the column.
+        ArgumentError: Columns differ in length, or a column has no length; names the column.
     """
 
     __slots__ = ("_columns", "_n")
@@ -74,7 +74,7 @@ class Rows:
 
     @classmethod
     def of_length(cls, columns: dict[str, Tree], n: int) -> Self:
-        """Rows of columns that are known to have ``n`` entries each: nothing is checked, and the dict is kept."""
+        """Build rows from columns of ``n`` entries each, without checks; the dict is used directly."""
         rows = cls.__new__(cls)
         rows._columns = columns
         rows._n = n
@@ -84,7 +84,7 @@ class Rows:
         return self._n
 
     def __getattr__(self, name: str) -> Tree:
-        # Only called where normal lookup fails. A half-built instance (copy, unpickling) has no columns yet.
+        # Called if normal lookup fails. A half-built instance (copy, unpickling) has no columns yet.
         if name == "_columns" or name.startswith("__"):
             raise AttributeError(name)
         if name in self._columns:
@@ -130,17 +130,17 @@ class Rows:
         return self._columns.items()
 
     def get(self, name: str, default: Tree = None) -> Tree:
-        """The column of this name, or ``default`` where there is none."""
+        """Return the column of this name, or ``default``."""
         return self._columns.get(name, default)
 
     def replace(self, **columns: Tree) -> Self:
-        """Return rows with these columns put in the place of, or after, the present ones.
+        """Return rows with these columns replaced or added.
 
         Returns:
             New rows that share the arrays of the other columns.
 
         Raises:
-            ArgumentError: A column's length is not that of the rows; names the column.
+            ArgumentError: A column's length differs from the rows'; names the column.
         """
         if not self._columns:
             return type(self)(columns)
@@ -157,13 +157,13 @@ class Rows:
         """Return rows without these columns.
 
         Args:
-            *names: Of the columns.
+            *names: Names of the columns.
 
         Returns:
             New rows that share the arrays.
 
         Raises:
-            KeyError: There is no such column.
+            KeyError: A column does not exist.
         """
         for name in names:
             self[name]
@@ -172,11 +172,11 @@ class Rows:
     # --- choosing rows
 
     def slice(self, start: int, stop: int) -> Self:
-        """Rows ``start`` to ``stop``, as views; bounds as in Python's slices."""
+        """Return rows ``start`` to ``stop``, as views; bounds as in Python's slices."""
         return self.take(slice(start, stop))
 
     def take(self, index: Index) -> Self:
-        """Return the chosen rows, in the order asked for.
+        """Return the chosen rows, in the order of ``index``.
 
         Args:
             index: (k,) ints, a (n,) bool mask, or a slice. A slice gives views, the others copies.
@@ -216,7 +216,7 @@ class Rows:
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
-        """Stack rows on top of each other; no parts give rows without columns.
+        """Concatenate rows; without parts return rows without columns.
 
         Returns:
             New rows, as many as all parts have.
@@ -242,7 +242,7 @@ def _reader(name: str) -> property:
     return property(read, doc=f"The column ``{name}``.")
 
 
-# What `__getattr__` does, five times as fast: it is called only after the search for an attribute has failed.
+# Like `__getattr__`, but five times as fast: that is called only after a failed attribute lookup.
 for _name in ("obs", "actions", "actions_for_env", "rewards", "env_id", "agent_index", "t", "first", "last"):
     setattr(Rows, _name, _reader(_name))
 
@@ -259,10 +259,10 @@ def join_columns(parts: Sequence[Mapping[str, Tree]], *, same_dtypes: bool = Tru
 
     Args:
         parts: Columns, by name.
-        same_dtypes: Refuse columns of different dtypes, so that no value changes; False: they take the wider one.
+        same_dtypes: Raise if dtypes differ, so that no value changes; False: use the wider dtype.
 
     Raises:
-        ArgumentError: There is no part, or the parts differ in columns, structure, dtypes or shapes per row; names the
+        ArgumentError: No parts, or parts that differ in columns, structure, dtypes or shapes per row; names the
             columns.
     """
     if not parts:
@@ -298,5 +298,5 @@ def _joined_exactly(leaves: list[Any]) -> NDArray[Any]:
 
 
 def _same_dtype(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
-    # Texts of another width hold the same texts; any other promotion could change a number.
+    # Wider text dtypes keep all texts; any other promotion could change a number.
     return one == other or (one.kind == other.kind and one.kind in "US")

@@ -21,26 +21,26 @@ __all__ = ["SavedPipeline", "explained"]
 
 @contextmanager
 def explained(path: FilePath) -> Iterator[None]:
-    """Explain what goes wrong while a sound file is built into a pipeline; other versions' arguments, for one."""
+    """Convert errors of building a pipeline from a valid file (other versions, for one) to `CheckpointError`."""
     try:
         yield
     except (CheckpointError, RegistryError, MemoryError):
         raise
     except Exception as error:
-        raise CheckpointError(path, f"holds what cannot be built here: {error!r:.500}") from error
+        raise CheckpointError(path, f"cannot be built here: {error!r:.500}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class SavedPipeline:
-    """All that makes a pipeline what it is at one moment.
+    """Complete content of a pipeline at one moment.
 
     Attributes:
-        config: Its pieces, as `Connector.to_config` gives them.
-        state: What they remember.
-        training: Whether it, and each piece in it, outer ones first, is in training.
-        space: The space it is bound to; None where it is not.
+        config: Its pieces, from `Connector.to_config`.
+        state: Their states.
+        training: Train/eval mode of the pipeline and each piece, outer pieces first.
+        space: The space it is bound to; None if unbound.
         agents: Names of the agents it is bound to.
-        action_space: The policy's, likewise.
+        action_space: The policy's action space; None if unbound.
     """
 
     config: Config
@@ -51,11 +51,11 @@ class SavedPipeline:
     action_space: Space[Any] | None
 
     def write(self, path: FilePath) -> None:
-        """Write it to a file.
+        """Write the content to a file.
 
         Raises:
-            SerialisationError: A part of it is of a kind that no data file can hold.
-            OSError: The file cannot be written; the old one is as it was.
+            SerialisationError: A part cannot be saved as data.
+            OSError: The file cannot be written; an existing file is unchanged.
         """
         parts = {
             "state": encode(self.state, "the state"),
@@ -68,11 +68,11 @@ class SavedPipeline:
 
     @classmethod
     def read(cls, path: FilePath) -> Self:
-        """Read it from a file.
+        """Read the content of a file.
 
         Raises:
             CheckpointError: The file is damaged, of another version, or of something else.
-            RegistryError: Nothing is registered under a name in it.
+            RegistryError: A name in it is not registered.
         """
         found = read_archive(path)
         with explained(path):
@@ -80,19 +80,18 @@ class SavedPipeline:
             return cls(config=found["config"], training=found["training"], agents=tuple(found["agents"]), **decoded)
 
     def check_same(self, own: SavedPipeline, path: FilePath) -> None:
-        """Check that this, read from a file, fits ``own``, a pipeline that is there.
+        """Check that this content of a file fits an existing pipeline, ``own``.
 
         Raises:
-            CheckpointError: They differ in pieces, agents or spaces; says where.
+            CheckpointError: They differ in pieces, agents or spaces; names the difference.
         """
         if own.space is None and self.space is not None:
             raise CheckpointError(
                 path,
-                "is of a pipeline that knows its spaces, and this one does not: call bind() first, or reset() of the "
-                "Collector that it belongs to",
+                "is of a bound pipeline, this one is not bound: call bind() first, or reset() of its Collector",
             )
         if own.agents != self.agents:
-            raise CheckpointError(path, f"is of the agents {list(self.agents)}, not of {list(own.agents)}")
+            raise CheckpointError(path, f"expected the agents {list(own.agents)}, got {list(self.agents)}")
         for what in ("space", "action_space"):
             mine, other = getattr(own, what), getattr(self, what)
             if mine is None or other is None:

@@ -1,1 +1,1 @@
-"""What connectors are made of: tables per agent, histories, moments, draws per row, leaves, shifts, declared spaces."""
+"""Parts of connectors: tables per agent, histories, moments, random draws per row, leaves, shifts, declared spaces."""

@@ -1,4 +1,4 @@
-"""`AgentTable`: state as one array with a row per (env, agent); `Remembers`: connectors whose state is such tables."""
+"""`AgentTable`: an array with a slot per (env, agent); `Remembers`: connectors with such tables as state."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class AgentTable:
     Args:
         shape: Shape of one slot.
         dtype: Its dtype.
-        fill: What a slot holds before it is first written, and after `reset`; broadcast to ``shape``.
+        fill: Value of a slot before its first write, and after `reset`; broadcast to ``shape``.
 
     Attributes:
-        values: (N, A, *shape); N and A are as large as any env_id and agent_index seen needed.
+        values: (N, A, *shape); N and A grow with the env ids and agent indices seen.
     """
 
     def __init__(self, shape: tuple[int, ...] = (), dtype: DTypeLike = np.float64, fill: Any = 0) -> None:
@@ -96,17 +96,17 @@ class AgentTable:
         self.values = self.checked(state, "slots of agents")
 
     def checked(self, state: Mapping[str, Any], where: str) -> NDArray[Any]:
-        """Return the slots of a state, in new memory, which `load_state_dict` would take over.
+        """Validate a state; return a copy of its slots.
 
         Args:
             state: A state from `state_dict`.
-            where: What they belong to, for messages.
+            where: Owner of the state, for messages.
 
         Returns:
             (N, A, *shape), of the table's dtype.
 
         Raises:
-            ArgumentError: As there.
+            ArgumentError: Slots of another shape or dtype.
         """
         check_fields(state, ["values"], where)
         return array_field(state, "values", self.values.dtype, (None, None, *self.shape), where)
@@ -133,7 +133,7 @@ def save_tables(tables: Tables) -> State:
 
 
 def load_tables(state: Mapping[str, Any], tables: Tables, owner: str) -> None:
-    """Take over what `save_tables` returned of such tables, all of it or nothing.
+    """Load a state from `save_tables`, completely or not at all.
 
     Raises:
         ArgumentError: A name is missing or unknown, a list has another length, or slots another shape or dtype.
@@ -150,13 +150,12 @@ def load_tables(state: Mapping[str, Any], tables: Tables, owner: str) -> None:
 
 
 class Remembers(Connector):
-    """A connector that keeps something of each agent's running episode, in tables.
+    """A connector that stores data of each agent's running episode in tables.
 
-    `reset` refills the tables that stand alone. A list has a table for each leaf, and one beside it says which slots
-    of theirs count.
+    `reset` refills single tables. A list holds a table per leaf; a single table beside it marks the valid slots.
 
     Attributes:
-        _tables: By their names in the state; ``{}`` until they are known: from the beginning, or by `setup`.
+        _tables: Tables by their names in the state; ``{}`` until `setup` creates them, if the constructor does not.
     """
 
     _tables: Tables = MappingProxyType({})

@@ -21,10 +21,10 @@ SpaceRule = Space[Any] | Callable[[Space[Any]], Space[Any]] | None
 
 
 def check_function(function: Any, output_space: Any, who: str) -> None:
-    """Check the arguments that every connector around a function has.
+    """Check the arguments of a connector around a function.
 
     Raises:
-        ArgumentError: ``function`` cannot be called, or ``output_space`` is no `SpaceRule`.
+        ArgumentError: ``function`` cannot be called, or ``output_space`` is not a `SpaceRule`.
     """
     if not callable(function):
         raise ArgumentError(f"{who} takes a function, got {type(function).__name__}")
@@ -35,10 +35,10 @@ def check_function(function: Any, output_space: Any, who: str) -> None:
 
 
 def space_after(rule: SpaceRule, space: Space[Any], who: str) -> Space[Any]:
-    """Follow a rule.
+    """Compute the output space by a rule.
 
     Raises:
-        ArgumentError: The rule's function returned something else than a space.
+        ArgumentError: The rule's function did not return a space.
     """
     if rule is None or isinstance(rule, Space):
         return space if rule is None else rule
@@ -49,7 +49,7 @@ def space_after(rule: SpaceRule, space: Space[Any], who: str) -> Space[Any]:
 
 
 def read_only(tree: Tree) -> Tree:
-    """Views that a function cannot write to."""
+    """Return read-only views."""
 
     def view(leaf: Any) -> Any:
         if isinstance(leaf, np.ndarray):
@@ -61,13 +61,13 @@ def read_only(tree: Tree) -> Tree:
 
 
 class DeclaredSpace:
-    """Takes a function's values if structure, shapes and dtypes are those of the space; their bounds are not looked at.
+    """Checks structure, shapes and dtypes of a function's values against a space; bounds are not checked.
 
-    Floats become floats of another size where that is all that differs, and so for ints; a float never becomes an int.
+    Floats are cast to the space's float size, ints to its int size; a float never becomes an int.
 
     Args:
         space: The space of one observation.
-        who: Whose function, for messages.
+        who: Owner of the function, for messages.
     """
 
     def __init__(self, space: Space[Any], who: str) -> None:
@@ -75,14 +75,14 @@ class DeclaredSpace:
         self._who = who
 
     def batch(self, value: Tree, n: int) -> Tree:
-        """Take values of n rows at once.
+        """Check and cast the values of n rows.
 
         Args:
             value: A tree of (n, *shape).
-            n: How many rows there are.
+            n: Number of rows.
 
         Returns:
-            The same with arrays of the declared dtypes, none of them read-only.
+            The values in the declared dtypes, in writable arrays.
 
         Raises:
             ContractError: They do not fit; names the leaf.
@@ -91,7 +91,7 @@ class DeclaredSpace:
         return self._tree.unflatten([self._fit(leaf_value, leaf, (n,), "") for leaf_value, leaf in pairs])
 
     def stack(self, values: Sequence[Any]) -> Tree:
-        """Take values that were made row by row.
+        """Check, cast and stack values that were made row by row.
 
         Args:
             values: n trees of ``shape`` each.
@@ -100,7 +100,7 @@ class DeclaredSpace:
             One tree of (n, *shape).
 
         Raises:
-            ContractError: One does not fit; names row and leaf.
+            ContractError: A value does not fit; names row and leaf.
         """
         leaves = self._tree.zeros(len(values))
         for row, value in enumerate(values):
@@ -141,7 +141,7 @@ class DeclaredSpace:
 
 
 class ObsFunction(AgentConnector):
-    """A connector around a user's function of observations; a subclass says how it is called."""
+    """A connector around a user's function of observations; subclasses define how it is called."""
 
     _declared = from_setup(DeclaredSpace)
 

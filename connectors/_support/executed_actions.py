@@ -1,4 +1,4 @@
-"""`ExecutedActions`: the column ``actions_executed``, what an agent did, in the space of its policy."""
+"""`ExecutedActions`: the column ``actions_executed``, the executed action, in the policy's space."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ EXECUTED = "actions_executed"
 
 
 def is_given(rows: Rows) -> NDArray[np.bool_]:
-    """Return for which rows the policy did not choose the action (``off_policy``): exploration leaves those alone."""
+    """Return the rows whose action the policy did not choose (``off_policy``): exploration leaves these unchanged."""
     return np.asarray(rows["off_policy"], np.bool_) if "off_policy" in rows else np.zeros(len(rows), np.bool_)
 
 
 class ExecutedActions:
-    """Writes the actions that a connector sends on, and the column ``actions_executed`` beside them.
+    """Writes a connector's output actions, and the column ``actions_executed``.
 
-    The column holds actions of the policy's space, in its dtypes. A connector behind one that changes the space
-    (`DiscretizeActions`, `UnsquashActions`) works on other actions, and leaves the column as it is.
+    The column holds actions of the policy's space, in its dtypes. After a connector that changes the space
+    (`DiscretizeActions`, `UnsquashActions`), connectors leave the column unchanged.
 
     Args:
         space: Space of one action at this connector.
-        policy_space: Space of one action of the policy; None where not known.
+        policy_space: Space of one action of the policy; None if unknown.
     """
 
     def __init__(self, space: Space[Any], policy_space: Space[Any] | None) -> None:
@@ -42,8 +42,8 @@ class ExecutedActions:
 
         Args:
             rows: n rows.
-            actions: Their actions behind the connector, (n, …).
-            explores: Whether the connector adds the column. One that does not keeps it true where it is there.
+            actions: Their actions after the connector, (n, …).
+            explores: Whether the connector adds the column; if not, it updates an existing column.
         """
         if self._is_policys and (explores or EXECUTED in rows):
             return rows.replace(actions_for_env=actions, **{EXECUTED: self._cast(actions)})

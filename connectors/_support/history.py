@@ -34,7 +34,7 @@ AnyArray = NDArray[Any]
 
 
 def including_blank(leaf: Space[Any]) -> Space[Any]:
-    """A leaf's space with its blank: zeros in a Box; all others hold theirs, zeros or their start, already."""
+    """Return a leaf's space with its blank value: a Box is extended by zeros; other spaces contain theirs."""
     if isinstance(leaf, Box):
         low, high = np.minimum(leaf.low, 0), np.maximum(leaf.high, 0)
         return Box(low, high, leaf.shape, leaf.low.dtype.type)
@@ -42,11 +42,11 @@ def including_blank(leaf: Space[Any]) -> Space[Any]:
 
 
 def stacked_space(leaf: Space[Any], stack: Callable[[Any], AnyArray]) -> Space[Any]:
-    """Space of several values of a leaf's space in one array.
+    """Return the space of several values of a leaf, stacked in one array.
 
     Args:
         leaf: A Box, Discrete, MultiDiscrete or MultiBinary.
-        stack: Makes such an array of one value, all of them equal.
+        stack: Builds the array from one value, repeated.
     """
     if isinstance(leaf, Box):
         return Box(stack(leaf.low), stack(leaf.high), dtype=leaf.low.dtype.type)
@@ -60,14 +60,14 @@ def stacked_space(leaf: Space[Any], stack: Callable[[Any], AnyArray]) -> Space[A
 class History:
     """The last k values of every (env, agent) in its running episode, leaf by leaf.
 
-    A ring: a new value is written over the oldest one, and nothing else moves. An episode that begins only sets its
-    count to 0, and what its agent saw before that is not shown again.
+    A ring buffer: a new value replaces the oldest. A new episode only sets its count to 0, which hides all earlier
+    values.
 
     Args:
-        k: How many values are kept.
-        blanks: One array per leaf: a value of one row. It gives the leaf's shape and dtype, and stands for the values
-            from before the episode.
-        repeat: Whether the episode's first value stands for those instead.
+        k: Number of kept values.
+        blanks: One array per leaf: a value of one row. It defines the leaf's shape and dtype, and replaces values from
+            before the episode.
+        repeat: Whether the episode's first value replaces these instead.
     """
 
     def __init__(self, k: int, blanks: Sequence[AnyArray], *, repeat: bool = False) -> None:
@@ -79,15 +79,15 @@ class History:
         self.rings = [AgentTable(blank.shape, blank.dtype) for blank in self.blanks]
 
     def begin(self, rows: Rows) -> None:
-        """Forget what the agents of rows with ``first`` had; rows without that column begin nothing."""
+        """Clear the histories of agents with ``first`` rows; rows without that column clear nothing."""
         if "first" in rows and rows.first.any():
             self.count.set(rows.env_id[rows.first], rows.agent_index[rows.first], 0)
 
     def push(self, rows: Rows, leaves: Sequence[Any], what: str) -> None:
-        """Add one value per row; where one does not fit, nothing has changed.
+        """Add one value per row; if a value does not fit, nothing changes.
 
         Args:
-            rows: Whose they are.
+            rows: Rows of the values.
             leaves: A (n, *shape) array or tensor per leaf.
             what: Names the values in messages.
 
@@ -103,11 +103,11 @@ class History:
         self.count.set(env_id, agent_index, count + 1)
 
     def look(self, rows: Rows, shifts: NDArray[np.int64]) -> list[AnyArray]:
-        """Copy values out.
+        """Return copies of values.
 
         Args:
-            rows: Whose.
-            shifts: (m,) which, counted from the last one pushed: 0 for that one, -1 for the one before it; above -k.
+            rows: Rows of the agents.
+            shifts: (m,) positions relative to the last value: 0 is the last, -1 the value before it; above -k.
 
         Returns:
             An array (n, m, *shape) per leaf.
@@ -127,11 +127,11 @@ class History:
 
     @property
     def tables(self) -> Tables:
-        """All it keeps, for `Remembers`."""
+        """Return all tables, for `Remembers`."""
         return {"count": self.count, "rings": self.rings}
 
     def same_form(self, other: History | None) -> bool:
-        """Whether both keep as many values of the same shapes and dtypes."""
+        """Return whether both keep equally many values of equal shapes and dtypes."""
         return (
             other is not None
             and self.k == other.k
@@ -139,16 +139,16 @@ class History:
         )
 
     def _slot(self, agent_index: AnyArray, number: AnyArray) -> AnyArray:
-        # From the ring's back to its front, so that the first value makes room in the table for all of them.
+        # From the ring's last slot to its first, so that the table grows once.
         slot: AnyArray = agent_index * self.k + (self.k - 1 - number % self.k)
         return slot
 
 
 class TreeForm:
-    """The structure of a column that no space describes, taken from one row's value; used like a `SpaceTree`.
+    """Structure of a column without a space, taken from one row's value; used like a `SpaceTree`.
 
     Args:
-        row: One row's value: an array, or a dict or tuple of those.
+        row: One row's value: an array, or a dict or tuple of arrays.
 
     Attributes:
         blanks: Its leaves, as arrays.
@@ -162,7 +162,7 @@ class TreeForm:
         """List the leaves of a tree of the same structure.
 
         Raises:
-            ContractError: The structure is another one; says where.
+            ContractError: The structure differs; names the place.
         """
         leaves: list[Any] = []
         try:
@@ -172,7 +172,7 @@ class TreeForm:
         return leaves
 
     def unflatten(self, leaves: Sequence[Any]) -> Tree:
-        """Build the tree whose leaves these are."""
+        """Build the tree from its leaves."""
         rest = iter(leaves)
         return map_tree(lambda _: next(rest), self._row)
 
@@ -181,7 +181,7 @@ def action_tree(space: Space[Any] | None, owner: str) -> SpaceTree:
     """Walk the policy's action space.
 
     Raises:
-        ArgumentError: It is not known.
+        ArgumentError: The space is unknown.
     """
     if space is None:
         raise ArgumentError(
@@ -191,9 +191,9 @@ def action_tree(space: Space[Any] | None, owner: str) -> SpaceTree:
 
 
 def blank_action(leaf: Leaf) -> AnyArray:
-    """An action of this leaf's space that stands for none: the start of a Discrete, of a Box the member nearest 0.
+    """Return the blank action of a leaf: the start of a Discrete, the Box member nearest 0.
 
-    A space that holds neither that nor zeros gives a member of its own, the same one each time.
+    If the space contains neither, it is another member, the same each time.
     """
     blank = blank_obs(leaf)
     if isinstance(leaf.space, Box):
@@ -204,24 +204,24 @@ def blank_action(leaf: Leaf) -> AnyArray:
 
 
 def blank_obs(leaf: Leaf) -> AnyArray:
-    """Zeros, or the start of a Discrete or MultiDiscrete."""
+    """Return zeros, or the start of a Discrete or MultiDiscrete."""
     start = getattr(leaf.space, "start", None)
     return leaf.blank() if start is None else np.array(start, leaf.dtype)
 
 
 def cast_row_leaf(value: Any, blank: AnyArray, what: str) -> AnyArray:
-    """Bring one leaf of a row's value, as a user wrote it, into the shape and dtype of ``blank``.
+    """Convert one leaf of a user's row value to the shape and dtype of ``blank``.
 
     Raises:
         ArgumentError: It does not fit; names ``what``.
     """
     given = to_array(value) if blank.dtype != object else np.asarray(value)
     try:
-        with np.errstate(invalid="ignore"):  # NaN for an int, which is refused below
+        with np.errstate(invalid="ignore"):  # NaN for an int: raises below
             full = np.broadcast_to(given, blank.shape).astype(blank.dtype)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"{what}: a value of shape {given.shape} does not fit shape {blank.shape}") from error
-    # Floats round; a number that an integer cannot hold is a mistake.
+    # Floats are rounded; a number outside an integer's range raises.
     if blank.dtype.kind not in "fO" and not np.array_equal(full, np.broadcast_to(given, blank.shape)):
         raise ArgumentError(f"{what}: {value!r} does not fit dtype {blank.dtype}")
     return full
@@ -230,10 +230,10 @@ def cast_row_leaf(value: Any, blank: AnyArray, what: str) -> AnyArray:
 def fixed_size_tree(
     space: Space[Any], owner: str, advice: str = "put FlattenObs(drop=[…]) before it, or encode the leaf"
 ) -> SpaceTree:
-    """Walk a space whose values are all to be kept in arrays.
+    """Return the tree of a space whose values are all stored in arrays.
 
     Raises:
-        UnsupportedSpaceError: A leaf has no fixed size; says what to do.
+        UnsupportedSpaceError: A leaf has no fixed size; the text has a remedy.
     """
     tree = SpaceTree(space)
     for leaf in tree.leaves:
@@ -245,7 +245,7 @@ def fixed_size_tree(
 
 
 def check_column_is_new(rows: Rows, column: str, owner: str) -> None:
-    """Refuse to write over a column.
+    """Raise if a column exists already.
 
     Raises:
         ContractError: The rows have it already.
@@ -255,7 +255,7 @@ def check_column_is_new(rows: Rows, column: str, owner: str) -> None:
 
 
 def _member(space: Space[Any]) -> Any:
-    own = deepcopy(space)  # the caller's space is never drawn from
+    own = deepcopy(space)  # never draw from the caller's space
     own.seed(0)
     return own.sample()
 

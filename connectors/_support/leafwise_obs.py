@@ -28,10 +28,10 @@ def is_below(path: str, key: str) -> bool:
 
 
 def check_keys(keys: Sequence[str], tree: SpaceTree) -> None:
-    """Check that each key stands for at least one leaf.
+    """Check that each key matches at least one leaf.
 
     Raises:
-        ArgumentError: One does not; names it and the leaves there are.
+        ArgumentError: A key matches no leaf; names the key and all leaves.
     """
     for key in keys:
         if not any(is_below(leaf.path, key) for leaf in tree.leaves):
@@ -39,11 +39,11 @@ def check_keys(keys: Sequence[str], tree: SpaceTree) -> None:
 
 
 class LeafPlan(NamedTuple):
-    """What becomes of one leaf.
+    """Transform of one leaf.
 
     Attributes:
-        space: The leaf's space afterwards.
-        apply: Takes (n, *shape) values and returns (n, *space.shape) of them; writes to nothing it was given.
+        space: The leaf's space after the transform.
+        apply: Maps (n, *shape) values to (n, *space.shape); does not write to its argument.
     """
 
     space: Space[Any]
@@ -52,17 +52,17 @@ class LeafPlan(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class LeafwiseObs(AgentConnector):
-    """Transforms the leaves of an observation that are of its kind, each by itself; the others pass unchanged.
+    """Transforms the matching leaves of an observation one by one; other leaves pass unchanged.
 
-    A subclass says in `_plan` what it does with a leaf; everything else is here.
+    Subclasses define the transform of a leaf in `_plan`.
 
     Args:
-        keys: Paths of the leaves to work on, e.g. ``"camera/left"``; a path stands for all below it. None for every
-            leaf of its kind.
+        keys: Paths of the leaves, e.g. ``"camera/left"``; a path includes all leaves below it. None: every matching
+            leaf.
 
     Raises:
-        ArgumentError: Where a space is first seen: a path is not in it.
-        UnsupportedSpaceError: Where a space is first seen: no leaf is of its kind, at all or below one of ``keys``.
+        ArgumentError: In `bind`: a path is not in it.
+        UnsupportedSpaceError: In `bind`: no leaf is of its kind, at all or below one of ``keys``.
     """
 
     keys: Sequence[str] | None = field(default=None, kw_only=True)
@@ -100,14 +100,14 @@ class LeafwiseObs(AgentConnector):
 
     @abstractmethod
     def _plan(self, leaf: Leaf) -> LeafPlan | None:
-        """Say what becomes of a leaf; None where it is of another kind. Changes nothing.
+        """Return the transform of a leaf; None if the leaf does not match. Changes nothing.
 
         Raises:
-            UnsupportedSpaceError: It is of the right kind, and cannot be worked on all the same.
+            UnsupportedSpaceError: The leaf matches, but cannot be transformed.
         """
 
     def _plans(self, tree: SpaceTree) -> list[LeafPlan | None]:
-        """One for each leaf of the tree."""
+        """Return the plan of each leaf of the tree."""
         if self.keys is None:
             plans = [self._plan(leaf) for leaf in tree.leaves]
             if not any(plans):
@@ -125,7 +125,7 @@ class LeafwiseObs(AgentConnector):
 
 
 def append_to_obs(rows: Rows, extra_nk: NDArray[Any], dtype: np.dtype[Any]) -> Rows:
-    """Join (n, d) observations and (n, k) further numbers, in the dtype of `appended_space`."""
+    """Append (n, k) numbers to (n, d) observations, in the dtype of `appended_space`."""
     obs = rows.obs
     size = obs.shape[1]
     out = np.empty((len(rows), size + extra_nk.shape[1]), dtype)
@@ -136,12 +136,12 @@ def append_to_obs(rows: Rows, extra_nk: NDArray[Any], dtype: np.dtype[Any]) -> R
 
 
 def appended_space(space: Space[Any], extra: Box, times: int, who: str) -> Box:
-    """Space of an observation in ``space`` with ``times`` vectors of ``extra`` behind it.
+    """Return the space of an observation with ``times`` vectors of ``extra`` appended.
 
-    Its dtype is the observation's, or the one that holds both.
+    Its dtype is the observation's, or the common dtype of both.
 
     Raises:
-        UnsupportedSpaceError: The observation is not a vector; names who asks for one.
+        UnsupportedSpaceError: The observation is not a vector; names the connector.
     """
     if not isinstance(space, Box) or len(space.shape) != 1:
         raise UnsupportedSpaceError(f"{who} needs a vector to append to: put FlattenObs before it; got {space}")
@@ -152,7 +152,7 @@ def appended_space(space: Space[Any], extra: Box, times: int, who: str) -> Box:
 
 
 class OneHot:
-    """Turns the values of a Discrete or MultiDiscrete leaf into one-hots; those of its entries stand side by side.
+    """Turns the values of a Discrete or MultiDiscrete leaf into one-hots; the one-hots of its entries are concatenated.
 
     Args:
         leaf: The leaf; a MultiDiscrete of any rank, which is raveled.

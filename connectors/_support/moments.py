@@ -20,19 +20,19 @@ Floats = NDArray[np.float64]
 class Moments:
     """Count, mean and sum of squared deviations of G groups of arrays. Never changed once made.
 
-    Joining two gives those of the pooled data (Chan, Golub and LeVeque 1983), however the data was parted: to some
-    1e-15 of the standard deviation, also where the mean is 1e12 times that. For this the mean has twice the digits of
+    Joining two gives the moments of the pooled data (Chan, Golub and LeVeque 1983), however the data was split: to some
+    1e-15 of the standard deviation, even if the mean is 1e12 times that. For this the mean has twice the digits of
     a float64, as ``mean + rest`` (a double-double number, Dekker 1971), and deviations are taken from a value that is
     itself one of the data.
 
     Args:
-        groups: G.
+        groups: Number of groups, G.
         shape: Shape of one value.
 
     Attributes:
         count: (G,) number of values.
         mean: (G, *shape); 0 where there are no values.
-        rest: (G, *shape) what the float64 ``mean`` lacks of the mean.
+        rest: (G, *shape) exact mean minus the float64 ``mean``.
         m2: (G, *shape) sum of squared deviations from the mean.
     """
 
@@ -51,7 +51,7 @@ class Moments:
 
     @classmethod
     def of(cls, values_n: Floats, group_n: NDArray[Any] | None, groups: int) -> Moments:
-        """Moments of (n, *shape) values, n > 0; ``group_n`` (n,) says which group each is of, None that G is 1."""
+        """Return the moments of (n, *shape) values, n > 0; ``group_n`` (n,) holds their groups, None: one group."""
         if group_n is None:
             deviation = values_n - values_n[0]
             offset = np.add.reduce(deviation, 0) / len(values_n)
@@ -95,7 +95,7 @@ class Moments:
         return bool(np.isfinite(self.m2).all())
 
     def extended(self, values_n: Floats) -> Moments:
-        """Moments of the data and of (n, *shape) further values, n > 0, where there is one group."""
+        """Return the moments with (n, *shape) further values, n > 0; only for one group."""
         count, n = self.count.item(), len(values_n)
         if count < n:
             # As far from the mean as so many values may be, their squares would hide how far they are from each other.
@@ -118,7 +118,7 @@ class Moments:
         return self._made(np.array([total]), mean, high, m2)
 
     def joined(self, other: Moments) -> Moments:
-        """Moments of the data of both."""
+        """Return the moments of the data of both."""
         more, less = self, other
         if (behind := self.count < other.count).any():
             # From the larger part the way to the joint mean is short, and so is what rounding takes of it.
@@ -135,7 +135,7 @@ class Moments:
         return self._made(total, mean, rest, delta)
 
     def grown(self, groups: int) -> Moments:
-        """The same with room for ``groups`` groups, or itself where it has that."""
+        """Return a copy with room for ``groups`` groups, or itself if it has room."""
         if groups <= len(self.count):
             return self
         new = Moments(groups, self.shape)
@@ -157,15 +157,15 @@ class Moments:
         return all(np.array_equal(getattr(self, key), getattr(other, key)) for key in self.__slots__)
 
     def state_dict(self) -> dict[str, Floats]:
-        """Exact copy."""
+        """Return an exact copy."""
         return {key: getattr(self, key).copy() for key in ("count", "mean", "rest", "m2")}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], shape: tuple[int, ...]) -> Moments:
-        """Build it again.
+        """Rebuild the moments from a state.
 
         Raises:
-            ArgumentError: The state is of values of another shape, or its numbers are those of no data.
+            ArgumentError: The state has another shape, or its numbers cannot come from data.
         """
         if state.keys() != set(cls.__slots__):
             raise ArgumentError(f"expected moments, {sorted(cls.__slots__)}, got {sorted(state)}")
@@ -181,14 +181,14 @@ class Moments:
 
 
 def _sum(a: Floats, b: Floats) -> tuple[Floats, Floats]:
-    """The rounded sum, and what rounding took: together exact (TwoSum, Knuth)."""
+    """Return the rounded sum and its rounding error: together exact (TwoSum, Knuth)."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
 
 
 def _either(where: NDArray[np.bool_], one: Moments, two: Moments) -> Moments:
-    """The groups of ``one`` where (G,) says so, of ``two`` elsewhere."""
+    """Return the groups of ``one`` where the (G,) mask is True, else of ``two``."""
     if where.all():
         return one
     wide = _column(where, one.mean)
@@ -210,22 +210,20 @@ _HANDED = "handed"
 
 
 class RunningMoments:
-    """The moments one copy knows. Never changed once made.
+    """Moments that one copy of a connector has learnt. Immutable.
 
-    Copies that load a merged state have it in common, and each goes on from there. What is theirs alone is kept apart,
-    so that joining them again counts what they share once, and subtracts nothing. A copy that goes on learning while
-    others join what it has handed over keeps that apart, too: it is in the merged state that will come, and in no own.
+    Copies that load a merged state share it, and continue from it. Each copy's own data is kept separately, so that the
+    next merge counts shared data once, without subtraction. Data that a copy has handed over for a merge is kept
+    separately, too, until the merged state that contains it arrives.
 
     Args:
-        own: Of the data that this copy alone has seen, and has not handed over.
-        shared: Of the data behind the merged state that it last loaded.
-        handed: Of what it has handed over since then; None: it has not.
+        own: Moments of data that only this copy has seen, and has not handed over.
+        shared: Moments of the last loaded merged state.
+        handed: Moments handed over since then; None: nothing.
 
     Attributes:
-        own: As given.
-        shared: As given.
-        handed: As given.
-        total: Of all of it.
+        own, shared, handed: As given.
+        total: Moments of all data.
     """
 
     __slots__ = ("_base", "_scale", "handed", "own", "shared", "total")
@@ -245,51 +243,51 @@ class RunningMoments:
 
     @classmethod
     def empty(cls, groups: int, shape: tuple[int, ...]) -> RunningMoments:
-        """Moments of no data."""
+        """Return the moments of no data."""
         return cls(Moments(groups, shape), Moments(groups, shape))
 
     def learnt(self, values_n: Floats, group_n: NDArray[Any] | None) -> RunningMoments:
-        """The same with (n, *shape) further values, n > 0; groups as for `Moments.of`."""
+        """Return the moments with (n, *shape) further values, n > 0; groups as in `Moments.of`."""
         if group_n is None:
             return self._with(self.own.extended(values_n))
         return self._with(self.own.joined(Moments.of(values_n, group_n, len(self.own.count))))
 
     def grown(self, groups: int) -> RunningMoments:
-        """The same with room for ``groups`` groups, or itself where it has that."""
+        """Return a copy with room for ``groups`` groups, or itself if it has room."""
         if groups <= len(self.own.count):
             return self
         handed = None if self.handed is None else self.handed.grown(groups)
         return RunningMoments(self.own.grown(groups), self.shared.grown(groups), handed)
 
     def scale(self, epsilon: float) -> Floats:
-        """`Moments.scale` of all of it, worked out once."""
+        """`Moments.scale` of all data, computed once."""
         if self._scale is None or self._scale[0] != epsilon:
             self._scale = epsilon, self.total.scale(epsilon)
         return self._scale[1]
 
     @property
     def unmerged(self) -> Moments:
-        """Of all that is in no merged state it has loaded."""
+        """Moments of all data outside the loaded merged state."""
         return self.own if self.handed is None else self.handed.joined(self.own)
 
     def handed_over(self) -> RunningMoments:
-        """The same, with nothing of its own."""
+        """Return a copy whose own data counts as handed over."""
         return RunningMoments(Moments(len(self.own.count), self.own.shape), self.shared, self.unmerged)
 
     def with_merged(self, merged: RunningMoments) -> RunningMoments:
-        """With a merged state, in which is what it has handed over, and what it has learnt on its own since then."""
+        """Return a copy with a merged state, which contains the handed-over data; own data is kept."""
         groups = max(len(self.own.count), len(merged.own.count))
         return RunningMoments(self.own.grown(groups), merged.grown(groups).total)
 
 
 def merge_moments(copies: Sequence[RunningMoments]) -> RunningMoments:
-    """Moments that all copies can go on from: of the data of all, what they share counted once.
+    """Merge copies into moments that all can load: of all data, with shared data counted once.
 
     Args:
-        copies: One at least.
+        copies: At least one.
 
     Raises:
-        ArgumentError: Two copies last loaded different merged states, so what they have in common is not known; or
+        ArgumentError: Two copies last loaded different merged states, so their shared data is unknown; or
             the pooled moments are too large for float64.
     """
     groups = max(len(copy.own.count) for copy in copies)
@@ -307,7 +305,7 @@ def merge_moments(copies: Sequence[RunningMoments]) -> RunningMoments:
 
 
 def save_moments(leaves: Mapping[str, RunningMoments]) -> dict[str, Any]:
-    """Exact copy of the moments of some leaves, by path. ``moments`` is what the others give together."""
+    """Return an exact copy of the moments of some leaves, by path."""
     handed = {path: leaf.handed.state_dict() for path, leaf in leaves.items() if leaf.handed is not None}
     return {
         **({_HANDED: handed} if handed else {}),
@@ -318,10 +316,10 @@ def save_moments(leaves: Mapping[str, RunningMoments]) -> dict[str, Any]:
 
 
 def load_moments(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, RunningMoments]:
-    """Build them again, by path.
+    """Rebuild moments by path.
 
     Raises:
-        ArgumentError: The state is of other leaves or shapes, or its numbers are those of no data.
+        ArgumentError: The state has other leaves or shapes, or its numbers cannot come from data.
     """
     handed = state.get(_HANDED)
     for key in _KEYS if handed is None else (*_KEYS, _HANDED):
@@ -331,9 +329,9 @@ def load_moments(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
     for path, shape in shapes.items():
         _, own, shared = (Moments.from_state(state[key][path], shape) for key in _KEYS)
         if len(own.count) != len(shared.count):
-            raise ArgumentError(f"expected as many groups that are shared as own, got {state}")
+            raise ArgumentError(f"expected as many shared groups as own groups, got {state}")
         out = None if handed is None else Moments.from_state(handed[path], shape)
         if out is not None and len(out.count) != len(own.count):
-            raise ArgumentError(f"expected as many groups that were handed over as own, got {state}")
+            raise ArgumentError(f"expected as many handed-over groups as own groups, got {state}")
         leaves[path] = RunningMoments(own, shared, out)
     return leaves

@@ -1,4 +1,4 @@
-"""`RowRandom`: random numbers per (env, agent), the same whatever batch a row stands in."""
+"""`RowRandom`: random numbers per row, independent of the batch that contains the row."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _SPARE = np.uint64(11)  # a double holds 53 of 64 bits
 
 
 class RowRandom:
-    """Draws that depend on ``(seed, stream, eps_id, agent_index, t)`` and on nothing else.
+    """Draws that depend only on ``(seed, stream, eps_id, agent_index, t)``.
 
-    Each row has a generator of its own, begun at a hash of those numbers. So it draws the same in a batch of any size
-    and order, in any process, and after a restart, and there is no state to save. Where rows have no ``eps_id``, their
-    ``env_id`` takes its place; an env's episodes then draw equal numbers at equal ``t``.
+    Each row has its own generator, seeded by a hash of these numbers. So it draws the same in batches of any size and
+    order, in any process, and after a restart, without a state to save. Without ``eps_id`` the ``env_id`` replaces it;
+    an env's episodes then draw equal numbers at equal ``t``.
 
-    The first k draws of a row are the same however many are asked for, and the kinds of draw below are made of the same
-    bits: give each purpose a stream of its own.
+    A row's first k draws do not depend on the number of draws, and all kinds of draw below use the same bits: give each
+    purpose its own stream.
 
     The generator is SplitMix64, and its output function is the hash too: Steele, Lea and Flood, "Fast splittable
     pseudorandom number generators", OOPSLA 2014, with the constants of Vigna's ``splitmix64.c``. Normal numbers are
     made of uniform ones by Box and Muller, "A note on the generation of random normal deviates", 1958.
 
     Args:
-        seed: Any int from 0 on.
-        stream: What the numbers are for; other streams of the same seed are independent.
+        seed: An int of at least 0.
+        stream: Name of the purpose; streams of one seed are independent.
 
     Raises:
-        ArgumentError: ``seed`` is no int or below 0.
+        ArgumentError: ``seed`` is not an int, or below 0.
     """
 
     def __init__(self, seed: int, stream: str) -> None:
@@ -48,7 +48,7 @@ class RowRandom:
             raise ArgumentError(f"seed must be an int from 0 on, got {seed!r}")
         self.seed = int(seed)
         self.stream = stream
-        # Not hash(): that one is salted in every process anew.
+        # Not hash(), whose salt differs between processes.
         digest = hashlib.blake2b(f"{self.seed}/{stream}".encode(), digest_size=8).digest()
         self._key = np.frombuffer(digest, "<u8").astype(np.uint64)
 
@@ -59,7 +59,7 @@ class RowRandom:
         """Draw (n, k) numbers in [0, 1).
 
         Returns:
-            (n, k) float64; the same for the same row, whatever rows are beside it.
+            (n, k) float64; a row's numbers do not depend on the other rows.
 
         Raises:
             ContractError: The rows lack ``t``, ``agent_index``, or both ``eps_id`` and ``env_id``.
@@ -76,7 +76,7 @@ class RowRandom:
             (n, k) float64.
 
         Raises:
-            ContractError: As for `uniform`.
+            ContractError: The rows lack ``t``, ``agent_index``, or both ``eps_id`` and ``env_id``.
         """
         pairs = (k + 1) // 2
         u = self.uniform(rows, 2 * pairs)
@@ -93,13 +93,13 @@ class RowRandom:
         Args:
             rows: n rows.
             high_n: One int for all rows, (n,) ints, or (n, k) ints; from 1 to 2**53.
-            k: How many to draw for each row.
+            k: Number of draws per row.
 
         Returns:
             (n, k) int64.
 
         Raises:
-            ContractError: As for `uniform`.
+            ContractError: The rows lack ``t``, ``agent_index``, or both ``eps_id`` and ``env_id``.
         """
         high: NDArray[Any] = np.asarray(high_n)
         # Rounding never reaches high itself: the product is at least half a step of doubles below it.

@@ -14,20 +14,20 @@ Shift = int | str | Sequence[int]
 """One shift, several, or a range ``"a:b"`` or ``"a:b:step"`` with both ends in it."""
 
 _RANGE = re.compile(r"(-?[0-9]{1,9}):(-?[0-9]{1,9})(?::([0-9]{1,9}))?")
-_MOST = 100_000  # more rows than this are a slip of the pen, and would fill the memory
+_MOST = 100_000  # more rows are surely a mistake, and would fill the memory
 
 
 def parse_shifts(spec: Shift) -> tuple[int, ...]:
     """List the shifts of a spec, in ascending order: the oldest row first.
 
-    0 is the row itself, -1 the agent's row before it, 1 the one after it. ``"-3:-1"`` is -3, -2, -1 and ``"0:4:2"`` is
+    0 is the row itself, -1 the agent's row before it, 1 the row after it. ``"-3:-1"`` is -3, -2, -1 and ``"0:4:2"`` is
     0, 2, 4: both ends belong to a range, as in RLlib's view requirements.
 
     Args:
         spec: An int, a list of different ints, ``"a:b"``, or ``"a:b:step"`` with a step above 0.
 
     Raises:
-        ArgumentError: It is none of these, is empty, or names a shift twice.
+        ArgumentError: It has another form, is empty, or names a shift twice.
     """
     if isinstance(spec, str):
         return _parse_range(spec)

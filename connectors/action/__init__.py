@@ -1,4 +1,4 @@
-"""Action-side connectors: what stands between the policy's actions and the env."""
+"""Action-side connectors, between the policy's actions and the env."""
 
 from __future__ import annotations
 

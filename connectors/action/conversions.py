@@ -1,4 +1,4 @@
-"""Actions in another form than the policy gave: of another library, by a function, or of another space."""
+"""Converts the policy's actions: to numpy, by a function, or to another space."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ __all__ = ["ToNumpy", "UnsquashActions", "ReadOnlyActions", "MapActions", "PadAc
 
 
 class ToNumpy(ActionConnector):
-    """Turns every column that is not numpy yet into arrays, leaf by leaf.
+    """Converts every column that is not numpy to arrays, leaf by leaf.
 
-    Takes torch tensors on any device, also those that need a gradient, all that has ``__array__``, and lists. The
-    numbers stay as they are. A list has no dtype of its own: in ``actions_for_env`` it takes that of the action space.
-    No library of tensors is imported.
+    Accepts torch tensors on any device, also with gradients, objects with ``__array__``, and lists. Numbers do not
+    change. A list in ``actions_for_env`` gets the dtype of the action space. No tensor library is imported.
     """
 
     _tree = from_setup(SpaceTree)
@@ -80,19 +79,19 @@ def _read_only(array: Any) -> Any:
 
 
 class MapActions(ActionConnector):
-    """Puts ``function(actions)`` in the place of ``actions_for_env``, for all rows at once.
+    """Replaces ``actions_for_env`` by ``function(actions)``, for all rows at once.
 
-    One that needs more of the rows than the actions is an `action_connector`.
+    For a function that needs other columns, too, use `action_connector`.
 
     Args:
         function: Takes a tree of (n, …) arrays in the shape of the policy's space, and returns one in the shape of the
-            env's. It must not write into what it is given.
-        policy_space: Space of one action before the function: a space; or a function that gives it for the space after
-            it; None where the two are equal.
+            env's. It must not write into its argument.
+        policy_space: Space of one action before the function: a space, or a function of the space after it; None if
+            both are equal.
 
     Raises:
-        ArgumentError: ``function`` is no function, or ``policy_space`` neither space nor function; or, in a call, the
-            function returned another number of rows.
+        ArgumentError: ``function`` is not a function, or ``policy_space`` neither space nor function; or, in a call,
+            the function returned another number of rows.
     """
 
     def __init__(
@@ -120,11 +119,11 @@ class MapActions(ActionConnector):
 
 
 class ActionPlan(NamedTuple):
-    """What becomes of one leaf of the actions.
+    """Conversion of one leaf of the actions.
 
     Attributes:
-        space: The leaf's space on the side of the policy.
-        apply: Takes (n, …) actions in it, and their rows; returns those in the space behind the connector.
+        space: The leaf's space on the policy's side.
+        apply: Maps (n, …) actions in that space, and their rows, to actions in the space after the connector.
     """
 
     space: Space[Any]
@@ -132,7 +131,7 @@ class ActionPlan(NamedTuple):
 
 
 class LeafwiseActions(ActionConnector):
-    """Converts the leaves of an action that are of its kind, each by itself; the others pass unchanged."""
+    """Converts the matching leaves of an action one by one; other leaves pass unchanged."""
 
     _without = ""
     """Why it refuses ``{space}``, which has no such leaf; empty where that passes."""
@@ -161,14 +160,14 @@ class LeafwiseActions(ActionConnector):
 
     @abstractmethod
     def _plan(self, space: Space[Any]) -> ActionPlan | None:
-        """Say what becomes of a leaf; None where it is of another kind. Changes nothing."""
+        """Return the conversion of a leaf; None if the leaf does not match. Changes nothing."""
 
 
 class UnsquashActions(LeafwiseActions):
     """Stretches actions in [-1, 1] to the bounds of every bounded float Box; other leaves pass unchanged.
 
-    Exact at the ends: -1 becomes low and 1 becomes high. What is between stays between; what is beyond goes as far
-    beyond, for `ClipActions` to see to. The policy then acts in ``Box(-1, 1)`` of the leaf's shape and dtype.
+    Exact at the ends: -1 becomes low and 1 becomes high. Actions beyond -1 and 1 end up beyond the bounds, for
+    `ClipActions` to clip. The policy acts in ``Box(-1, 1)`` of the leaf's shape and dtype.
     """
 
     @property
@@ -182,7 +181,7 @@ class UnsquashActions(LeafwiseActions):
 
 
 class _Stretch:
-    """Linear from [-1, 1] to a Box's bounds, worked out from the nearer end so that both ends are exact."""
+    """Maps [-1, 1] linearly to a Box's bounds, computed from the nearer end so that both ends are exact."""
 
     def __init__(self, space: Box) -> None:
         self.low, self.high = space.low, space.high
@@ -200,20 +199,19 @@ class _Stretch:
 
 @dataclass(eq=False, repr=False)
 class PadActions(LeafwiseActions):
-    """Lets the policy act in a Discrete of ``n`` choices where the env has fewer, so that one policy fits many envs.
+    """Lets the policy act in a Discrete of ``n`` choices if the env has fewer, so that one policy fits many envs.
 
-    What the env does not have becomes ``invalid``. Each Discrete of the action is widened, with the start it has; other
-    leaves pass unchanged. Masks stay as long as the env's actions: a policy that minds them knows that the rest is not
-    allowed.
+    Actions that the env lacks become ``invalid``. Each Discrete is widened and keeps its start; other leaves pass
+    unchanged. Masks keep the env's length: policies treat missing entries as forbidden.
 
     Args:
         n: Choices of the policy, at least the env's.
-        invalid: The env's action that is sent instead of one beyond; None for the first.
+        invalid: The env's action that replaces an action that the env lacks; None for the first.
 
     Raises:
-        ArgumentError: ``n`` is no int from 1 on; or, where a space is first seen, ``invalid`` is no action of it.
-        UnsupportedSpaceError: Where a space is first seen: it has no Discrete, or one of more than ``n`` choices.
-        ContractError: In a call: an action is not of the policy's space.
+        ArgumentError: ``n`` is not a positive int; or, in `bind`, ``invalid`` is not an action of the space.
+        UnsupportedSpaceError: In `bind`: the space has no Discrete, or one with more than ``n`` choices.
+        ContractError: In a call: an action is not in the policy's space.
     """
 
     n: PositiveInt
@@ -246,21 +244,21 @@ class PadActions(LeafwiseActions):
 
 @dataclass(eq=False, repr=False)
 class DiscretizeActions(LeafwiseActions):
-    """Lets the policy choose among evenly spaced values of each element of a bounded Box, both bounds among them.
+    """Lets the policy choose among evenly spaced values of each element of a bounded Box, bounds included.
 
-    The policy acts in a MultiDiscrete of the Box's shape, or in a Discrete where the Box has one element and no axes.
-    With ``joint`` it acts in one Discrete over the grid of all elements, whose last element changes fastest: 3 bins for
-    2 elements are 9 choices, of which 0 is (low, low) and 1 is (low, middle). Leaves other than Boxes pass unchanged.
+    The policy acts in a MultiDiscrete of the Box's shape, or in a Discrete if the Box has shape (). With ``joint`` it
+    acts in one Discrete over the grid of all elements, in which the last element changes fastest: 3 bins for 2 elements
+    are 9 choices; 0 is (low, low), 1 is (low, middle). Other leaves pass unchanged.
 
     Args:
-        bins: Values of each element, at least 2; or a number for each, of every Box.
+        bins: Number of values of each element, at least 2; or a number for each element, in every Box.
         joint: Whether the policy makes one choice for the whole Box.
 
     Raises:
         ArgumentError: ``bins`` has no number, or one below 2.
-        UnsupportedSpaceError: Where a space is first seen: it has no Box; one has no bounds, or not as many elements as
+        UnsupportedSpaceError: In `bind`: it has no Box; one has no bounds, or not as many elements as
             ``bins``, or ints and fewer values than bins, or more joint choices than an int64 can count.
-        ContractError: In a call: an action is not of the policy's space.
+        ContractError: In a call: an action is not in the policy's space.
     """
 
     bins: int | Sequence[int]
@@ -282,7 +280,7 @@ class DiscretizeActions(LeafwiseActions):
 
 
 class _Grid:
-    """The values that stand for the choices in one Box of d elements."""
+    """The values of the choices in one Box of d elements."""
 
     def __init__(self, box: Box, bins: int | Sequence[int], *, joint: bool) -> None:
         self._box = box
@@ -293,7 +291,7 @@ class _Grid:
         self._levels = self._table()
 
     def values(self, action_n: Any, rows: Rows) -> NDArray[Any]:
-        """Turn (n, …) actions of the policy into (n, *shape) of the Box."""
+        """Convert (n, …) actions of the policy to (n, *shape) values of the Box."""
         chosen = self._read.read(action_n, rows)
         if self._joint:
             chosen = np.stack(np.unravel_index(chosen[:, 0], self._sizes), axis=1)
@@ -313,7 +311,7 @@ class _Grid:
         return MultiDiscrete(np.array(self._sizes, np.int64).reshape(self._box.shape))
 
     def _table(self) -> NDArray[Any]:
-        """(d, most bins): each element's values in order, in the Box's dtype; beyond its own last, that one again."""
+        """Return (d, most bins): each element's values in order, in the Box's dtype, padded with its last value."""
         low, high = self._box.low.ravel(), self._box.high.ravel()
         table = np.repeat(high[:, None], max(self._sizes), axis=1)
         table[:, 0] = low

@@ -25,18 +25,17 @@ __all__ = ["EpsilonGreedy", "GaussianNoise", "OrnsteinUhlenbeckNoise"]
 
 @dataclass(eq=False, repr=False)
 class Decaying(ActionConnector):
-    """A connector with a number that goes linearly from one value to another as an agent decides.
+    """A connector with a number that changes linearly with an agent's decisions.
 
-    Each (env, agent) counts its own decisions, over all its episodes. A count of all rows would make what an agent
-    does depend on who decided before it in the same batch. Counts are what is learnt: no end of an episode touches
-    them.
+    Each (env, agent) counts its own decisions, over all its episodes: with a common count, an agent's actions would
+    depend on the other rows of the batch. Counts are learnt state: they survive the end of an episode.
 
     Args:
-        final: Value at the end; None where there is no decay.
-        decay_steps: Decisions of one agent in one env until then; None where there is no decay.
+        final: Value at the end; None: no decay.
+        decay_steps: Decisions of one agent in one env until then; None: no decay.
 
     Raises:
-        ArgumentError: Only one of them is given, or ``decay_steps`` is below 1.
+        ArgumentError: Only one of both is given, or ``decay_steps`` is below 1.
     """
 
     final: float | None = field(default=None, kw_only=True)
@@ -56,7 +55,7 @@ class Decaying(ActionConnector):
             self._count.set(rows.env_id, rows.agent_index, self._count.get(rows.env_id, rows.agent_index) + 1)
 
     def _decayed(self, start: Any, rows: Rows) -> Any:
-        """Give the value now: ``start`` as it is without decay; else (n, 1), or (n, D) for a start of D numbers."""
+        """Return the current value: ``start`` without decay; else (n, 1), or (n, D) for a start of D numbers."""
         if self.decay_steps is None or self.final is None:
             return start
         done = np.minimum(self._count.get(rows.env_id, rows.agent_index) / self.decay_steps, 1)
@@ -73,17 +72,17 @@ class Decaying(ActionConnector):
             self._count.load_state_dict(state["count"])
 
     def take_merged(self, state: Mapping[str, Any]) -> None:
-        """Take over counts of agents that have gone further elsewhere; of the others their own stay."""
+        """Load merged counts where they are higher; keep the other counts."""
         if state:
             self.load_state_dict(self.merge_states([self.state_dict(), state]))
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
-        """Join states: each agent has gone as far as the copy that has gone furthest. Of none, give this one's.
+        """Merge states: each agent's highest count; without states, return this connector's.
 
-        Sums would run ahead: what was joined and loaded once would be counted again by the next join.
+        Not their sums: counts that were merged and loaded once would be counted again by the next merge.
 
         Raises:
-            ArgumentError: A state is of no decay.
+            ArgumentError: A state has no counts.
         """
         if self.decay_steps is None or not states:
             return self.state_dict()
@@ -105,22 +104,22 @@ class EpsilonGreedy(Decaying):
     (Q-learning) take this column; ``actions`` stays what the policy chose. Actions that no policy chose
     (``off_policy``) pass unchanged.
 
-    Draws evenly from every Discrete and MultiDiscrete of the action; from what ``action_mask`` allows where the action
-    is one of the two itself and rows have the column. Other leaves pass unchanged.
+    Draws uniformly from every Discrete and MultiDiscrete of the action; within ``action_mask`` if the whole action is
+    one of these and rows have the column. Other leaves pass unchanged.
 
-    With ``final`` and ``decay_steps`` the probability goes linearly from ``epsilon`` to ``final``. Each agent of each
-    env counts its own decisions, so with 16 envs a decay over 16,000 steps of all of them is ``decay_steps=1000``. What
-    is assigned to ``epsilon`` holds from the next call on.
+    With ``final`` and ``decay_steps`` the probability changes linearly from ``epsilon`` to ``final``. Each agent of
+    each env counts its own decisions, so with 16 envs a decay over 16,000 steps in total is ``decay_steps=1000``. A
+    new value of ``epsilon`` applies from the next call.
 
     Args:
-        epsilon: Probability, at first.
+        epsilon: Initial probability.
         final: Probability after the decay; None to stay at ``epsilon``.
         decay_steps: Decisions of an agent, while training, until then.
         seed: Equal seeds give equal draws.
 
     Raises:
         ArgumentError: A probability is not in [0, 1], or only one of ``final`` and ``decay_steps`` is given.
-        UnsupportedSpaceError: Where a space is first seen: there is nothing to choose from in it.
+        UnsupportedSpaceError: In `bind`: the space has no Discrete or MultiDiscrete.
         ContractError: In a call: a mask does not fit the space, or allows nothing.
     """
 
@@ -131,7 +130,7 @@ class EpsilonGreedy(Decaying):
 
     _tree = from_setup(SpaceTree)
     _executed = from_setup(ExecutedActions)
-    _size = from_setup(int)  # how many numbers a row draws
+    _size = from_setup(int)  # draws per row
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -153,7 +152,7 @@ class EpsilonGreedy(Decaying):
             )
             picked = choices.write(chosen)
             given = np.asarray(leaves[i])
-            # Also where no row explores: a dtype that depended on the draws would depend on which rows are in the
+            # Also if no row explores: else the dtype would depend on the rows in the
             # batch.
             leaves[i] = given.astype(np.result_type(given, picked))
             leaves[i][which] = picked
@@ -161,7 +160,7 @@ class EpsilonGreedy(Decaying):
         return self._executed.send(rows, self._tree.unflatten(leaves), explores=True)
 
     def _mask(self, rows: Rows) -> NDArray[np.bool_] | None:
-        """What the rows' actions may be, where masks are of the action as a whole."""
+        """Return the rows' mask, if masks are of the whole action."""
         if not self._tree.is_leaf or "action_mask" not in rows:
             return None
         return self._choices[0][1].check(rows.action_mask)
@@ -213,20 +212,20 @@ class GaussianNoise(Decaying, BoxActions):
     Other leaves pass unchanged. ``std`` is in the units of the actions: before `UnsquashActions` they go from -1 to 1,
     whatever the env's bounds, and that is where this belongs.
 
-    With ``final`` and ``decay_steps`` the deviation goes linearly from ``std`` to ``final``. Each agent of each env
-    counts its own decisions, so with 16 envs a decay over 16,000 steps of all of them is ``decay_steps=1000``. What is
-    assigned to ``std`` holds from the next call on.
+    With ``final`` and ``decay_steps`` the deviation changes linearly from ``std`` to ``final``. Each agent of each env
+    counts its own decisions, so with 16 envs a decay over 16,000 steps in total is ``decay_steps=1000``. A new value of
+    ``std`` applies from the next call.
 
     Args:
-        std: Standard deviation, at first: one number, or one for each element, of all Boxes in a row.
+        std: Initial standard deviation: one number, or one per element of all Boxes, in order.
         final: Deviation after the decay; None to stay at ``std``.
         decay_steps: Decisions of an agent, while training, until then.
-        clip: Whether to bring what comes out into the bounds of the Box.
+        clip: Whether to clip the noisy actions to the bounds of the Box.
         seed: Equal seeds give equal noise.
 
     Raises:
         ArgumentError: A deviation is not a number from 0 on, or only one of ``final`` and ``decay_steps`` is given.
-        UnsupportedSpaceError: Where a space is first seen: it has no Box of floats, or not as many elements as ``std``.
+        UnsupportedSpaceError: In `bind`: it has no Box of floats, or not as many elements as ``std``.
     """
 
     std: float | Sequence[float] = 0.1
@@ -274,15 +273,15 @@ class OrnsteinUhlenbeckNoise(Remembers, BoxActions):
     units of the actions: before `UnsquashActions` they go from -1 to 1, and that is where this belongs.
 
     Args:
-        theta: How fast it comes back to 0.
-        sigma: How far it is thrown.
+        theta: Rate of return to 0.
+        sigma: Scale of the random steps.
         dt: Time from one decision to the next.
-        clip: Whether to bring what comes out into the bounds of the Box.
+        clip: Whether to clip the noisy actions to the bounds of the Box.
         seed: Equal seeds give equal noise.
 
     Raises:
         ArgumentError: ``theta`` or ``sigma`` is below 0, or ``dt`` not above it.
-        UnsupportedSpaceError: Where a space is first seen: it has no Box of floats.
+        UnsupportedSpaceError: In `bind`: it has no Box of floats.
     """
 
     theta: float = 0.15

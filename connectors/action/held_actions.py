@@ -1,4 +1,4 @@
-"""Actions that are sent again: repeated for some steps, or sticky with a probability."""
+"""Repeats actions: for some steps, or with a probability (sticky actions)."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ __all__ = ["HeldActions", "RepeatActions", "StickyActions"]
 
 
 class HeldActions(Remembers, ActionConnector):
-    """Holds the last action sent for each (env, agent), and sends it again where a subclass says so.
+    """Holds the last action sent for each (env, agent); subclasses choose when to send it again.
 
-    Never at the start of an episode, or after `reset`: there is nothing yet to repeat.
+    Never at the start of an episode, or after `reset`, when no action is held.
     """
 
-    _is_choice = True  # whether the agent repeats the action; False where the env does
+    _is_choice = True  # True: the agent repeats the action; False: the env does
 
     _tree = from_setup(SpaceTree)
     _held = from_setup(list[AgentTable])
 
     @abstractmethod
     def _holds(self, rows: Rows, age_n: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whose action to send again, (n,) bool.
+        """Return the rows that repeat the held action, (n,) bool.
 
         Args:
             rows: n rows.
-            age_n: (n,) how many decisions ago the action held was the policy's; 0 where there is none.
+            age_n: (n,) decisions since the policy chose the held action; 0 without a held action.
         """
 
     def __call__(self, rows: Rows) -> Rows:
@@ -76,7 +76,7 @@ class HeldActions(Remembers, ActionConnector):
 
 
 def _fit(value_n: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
-    """Give actions in the leaf's own dtype: floats are rounded to it, ints must fit."""
+    """Cast actions to the leaf's dtype: floats are rounded, ints must fit."""
     if value_n.dtype == leaf.dtype:
         return value_n
     with np.errstate(invalid="ignore", over="ignore"):
@@ -91,17 +91,17 @@ def _fit(value_n: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
 
 @dataclass(eq=False, repr=False)
 class RepeatActions(HeldActions):
-    """Sends the policy's action of every k-th decision k times; what it gives in between is not sent.
+    """Sends the policy's action of every k-th decision k times; its actions in between are not sent.
 
-    Counts each agent's decisions from the start of its episode. The policy is asked every time, and the batch has every
-    row. Where it need not be asked, skip the rows themselves: `FrameSkip`, on the agent side.
+    Counts each agent's decisions from the start of its episode. The policy answers every row, and the batch has every
+    row. To skip the policy's calls, too, use `FrameSkip` on the agent side.
 
     Args:
-        k: How often an action is sent, at least 1.
+        k: Number of times that an action is sent, at least 1.
 
     Raises:
-        ArgumentError: ``k`` is no int from 1 on.
-        UnsupportedSpaceError: Where a space is first seen: a leaf has no fixed size.
+        ArgumentError: ``k`` is not a positive int.
+        UnsupportedSpaceError: In `bind`: a leaf has no fixed size.
         ContractError: In a call: an action does not fit the dtype of a leaf of ints.
     """
 
@@ -115,10 +115,10 @@ class RepeatActions(HeldActions):
 class StickyActions(HeldActions):
     """Sends an agent's last sent action again with probability ``p``, whatever the policy chose.
 
-    Never at the start of an episode: there is nothing yet to repeat. As this makes the env less predictable, and is no
-    exploration, it works in evaluation as in training, and ``actions_executed`` (see `EpsilonGreedy`) stays the action
-    before it: Machado et al., "Revisiting the Arcade Learning Environment",
-    JAIR 2018. A repeated action may be one that ``action_mask`` forbids by now: let `MaskInvalid` follow.
+    Never at the start of an episode. As it belongs to the env's dynamics, not to exploration, it also works in
+    evaluation, and ``actions_executed`` (see `EpsilonGreedy`) stays the action before it: Machado et al., "Revisiting
+    the Arcade Learning Environment", JAIR 2018. A repeated action may be forbidden by the new ``action_mask``: add
+    `MaskInvalid` after it.
 
     Args:
         p: Probability.
@@ -126,7 +126,7 @@ class StickyActions(HeldActions):
 
     Raises:
         ArgumentError: ``p`` is not in [0, 1].
-        UnsupportedSpaceError: Where a space is first seen: a leaf has no fixed size.
+        UnsupportedSpaceError: In `bind`: a leaf has no fixed size.
         ContractError: In a call: an action does not fit the dtype of a leaf of ints.
     """
 

@@ -18,10 +18,10 @@ __all__ = ["ActionPipeline"]
 
 
 class ActionPipeline(Pipeline[ActionConnector], ActionConnector):
-    """Action connectors in a row: rows with the policy's ``actions`` in, with ``actions_for_env`` added out.
+    """A chain of action connectors: adds ``actions_for_env`` to rows with the policy's ``actions``.
 
-    Starts from ``actions_for_env = actions`` where that column is absent. Bound to the space of one action the env
-    takes; the space the policy must act in is worked out from the last piece to the first.
+    Starts from ``actions_for_env = actions`` if that column is absent. Bound to the space of one env action; the
+    policy's space is computed from the last piece to the first.
 
     Args:
         pieces: Action connectors, first to last.
@@ -31,7 +31,7 @@ class ActionPipeline(Pipeline[ActionConnector], ActionConnector):
 
     @classmethod
     def default(cls) -> Self:
-        """To numpy, unsquash to the bounds of bounded Boxes, clip, make read-only."""
+        """Build the default chain: to numpy, unsquash to the bounds of bounded Boxes, clip, make read-only."""
         return cls([ToNumpy(), UnsquashActions(), ClipActions(), ReadOnlyActions()])
 
     def __call__(self, rows: Rows) -> Rows:
@@ -50,12 +50,12 @@ class ActionPipeline(Pipeline[ActionConnector], ActionConnector):
 
     @property
     def env_space(self) -> Space[Any]:
-        """Space of one action after the last piece: what the env takes."""
+        """Space of one action after the last piece: the env's."""
         return self._bound_space()
 
     @property
     def policy_space_(self) -> Space[Any]:
-        """Space of one action before the first piece: what the policy gives."""
+        """Space of one action before the first piece: the policy's."""
         return self._spaces(self._bound_space())[0]
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:

@@ -1,4 +1,4 @@
-"""Actions that the env takes: within bounds, allowed by the mask, and no NaN."""
+"""Makes actions valid for the env: within bounds, allowed by the mask, not NaN."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class FloatBoxes:
 
     Attributes:
         tree: Structure of the space.
-        parts: Each Box: position and leaf in the tree, the Box, and its elements' place among the D.
-        size: D.
+        parts: For each Box: its position and leaf in the tree, the Box, and its slice of the D elements.
+        size: Number of elements, D.
     """
 
     def __init__(self, space: Space[Any]) -> None:
@@ -48,10 +48,10 @@ class FloatBoxes:
                 self.size = end
 
     def need(self, what: str) -> None:
-        """Make sure that there is one.
+        """Check that there is a float Box.
 
         Raises:
-            UnsupportedSpaceError: There is none; says that ``what`` needs it.
+            UnsupportedSpaceError: There is none; the text names ``what``, which needs one.
         """
         if not self.parts:
             raise UnsupportedSpaceError(
@@ -59,7 +59,7 @@ class FloatBoxes:
             )
 
     def add(self, actions: Tree, noise_nD: NDArray[np.float64], *, clip: bool) -> Tree:
-        """Add noise to (n, …) actions, in the Boxes' own dtypes; with ``clip``, what comes out is in their bounds."""
+        """Add noise to (n, …) actions, in the Boxes' dtypes; with ``clip``, clip them to the bounds."""
         leaves = self.tree.flatten(actions)
         for i, leaf, box, part in self.parts:
             noise = noise_nD[:, part].reshape(-1, *leaf.shape)
@@ -69,7 +69,7 @@ class FloatBoxes:
 
 
 class ClipActions(ActionConnector):
-    """Clips the actions of every Box that has a bound, and casts them to its dtype; other leaves pass unchanged.
+    """Clips the actions of every Box with a bound, and casts them to its dtype; other leaves pass unchanged.
 
     A NaN has no nearest bound and raises ContractError. Float actions for a Box of ints keep their dtype: they are not
     rounded here.
@@ -104,7 +104,7 @@ class ClipActions(ActionConnector):
 
 
 def row_name(rows: Rows, i: int) -> str:
-    """Say which row this is: ``env 3, agent 1`` where the rows have ids, else ``row 7``."""
+    """Name a row: ``env 3, agent 1`` if rows have ids, else ``row 7``."""
     if "env_id" not in rows or "agent_index" not in rows:
         return f"row {i}"
     return f"env {int(rows.env_id[i])}, agent {int(rows.agent_index[i])}"
@@ -116,7 +116,7 @@ IntArray = NDArray[np.int64]
 
 
 class Choices:
-    """The D dimensions of a Discrete (D = 1) or MultiDiscrete, each with so many choices, counted from 0.
+    """The D dimensions of a Discrete (D = 1) or MultiDiscrete, with their choices counted from 0.
 
     A mask is (n, k) bool, the choices of all dimensions one after the other, as in `marlvec.sampling.SpaceSampler`.
 
@@ -137,14 +137,14 @@ class Choices:
 
     @classmethod
     def of(cls, space: Space[Any]) -> Choices | None:
-        """The space's choices; None where it is of another kind."""
+        """Return the space's choices; None for another kind of space."""
         return cls(space) if isinstance(space, (Discrete, MultiDiscrete)) else None
 
     def read(self, action_n: Any, rows: Rows) -> IntArray:
-        """Turn (n, …) actions into (n, D) choices.
+        """Convert (n, …) actions to (n, D) choices.
 
         Raises:
-            ContractError: An action is no int, or outside the space; names the row.
+            ContractError: An action is not an int, or outside the space; names the row.
         """
         action = np.asarray(action_n)
         if action.dtype.kind not in "iu" or action.shape[1:] != self._shape:
@@ -160,15 +160,15 @@ class Choices:
         return chosen
 
     def write(self, chosen_nD: IntArray) -> AnyArray:
-        """Turn (n, D) choices into (n, …) actions of the space's dtype."""
+        """Convert (n, D) choices to (n, …) actions of the space's dtype."""
         actions: AnyArray = (chosen_nD.reshape(len(chosen_nD), *self._shape) + self._start).astype(self._dtype)
         return actions
 
     def check(self, mask: Any) -> BoolArray:
-        """Give the mask as (n, k) bools.
+        """Return the mask as (n, k) bools.
 
         Raises:
-            ContractError: It is not as long as there are choices.
+            ContractError: Its length is not the number of choices.
         """
         checked: BoolArray = np.asarray(mask, np.bool_)
         if checked.ndim != 2 or checked.shape[1] != self._bounds[-1]:
@@ -179,12 +179,12 @@ class Choices:
         return checked
 
     def allowed(self, mask: BoolArray, chosen_nD: IntArray) -> BoolArray:
-        """Whether the mask allows each of (n, D) choices."""
+        """Return whether the mask allows each of (n, D) choices."""
         found: BoolArray = np.take_along_axis(mask, chosen_nD + self._bounds[:-1], axis=1)
         return found
 
     def pick(self, uniform_nD: NDArray[np.float64], mask: BoolArray | None, name: Callable[[int], str]) -> IntArray:
-        """Choose by numbers in [0, 1), evenly among all choices, or among those that the mask allows; 0 is the first.
+        """Choose by numbers in [0, 1), uniformly among all choices, or among the allowed; 0 is the first.
 
         Args:
             uniform_nD: The numbers.
@@ -208,21 +208,20 @@ def _scaled(uniform: NDArray[np.float64], sizes: IntArray) -> IntArray:
 
 @dataclass(eq=False, repr=False)
 class MaskInvalid(ActionConnector):
-    """Replaces actions that ``action_mask`` forbids, in ``actions_for_env``; the policy's own stay in ``actions``.
+    """Replaces actions in ``actions_for_env`` that ``action_mask`` forbids; ``actions`` stay unchanged.
 
-    Works on a Discrete, and on a MultiDiscrete dimension by dimension, whose masks stand one after the other. Spaces of
-    other kinds have no masks, and pass unchanged, as do rows without the column. It belongs behind whatever changes
-    actions, for its mask is the env's.
+    Works on a Discrete, and on each dimension of a MultiDiscrete, whose masks are concatenated. Other spaces, and rows
+    without the column, pass unchanged. Put it after all connectors that change actions, as the mask is the env's.
 
     Args:
-        fallback: What is sent instead: the ``"first"`` that is allowed, a ``"random"`` one of them, or nothing:
-            ``"raise"``.
-        seed: Of the random ones.
+        fallback: Replacement: the ``"first"`` allowed action, or a ``"random"`` allowed action; ``"raise"``: raise
+            instead.
+        seed: Seed of the random replacements.
 
     Raises:
-        ArgumentError: ``fallback`` is none of the three.
+        ArgumentError: ``fallback`` has another value.
         ContractError: In a call: a mask does not fit the space or allows nothing, an action is outside the space, or
-            one is forbidden and ``fallback`` is ``"raise"``; names env and agent.
+            forbidden with ``fallback="raise"``; names env and agent.
     """
 
     fallback: Literal["first", "random", "raise"] = "first"
@@ -281,12 +280,12 @@ class ReplaceNaN(BoxActions):
     distribution of scale 1 away from the only bound, from the standard normal one without bounds.
 
     Args:
-        fill: What to put there: ``"zeros"``, or the bound next to 0 where 0 is outside the Box; ``"random"`` numbers
-            from it; or nothing: ``"raise"``.
-        seed: Of the random ones.
+        fill: Replacement: ``"zeros"`` (or the bound nearest 0, if 0 is outside the Box), or ``"random"`` numbers from
+            the Box; ``"raise"``: raise instead.
+        seed: Seed of the random replacements.
 
     Raises:
-        ArgumentError: ``fill`` is none of the three.
+        ArgumentError: ``fill`` has another value.
         ContractError: In a call: there is a NaN and ``fill`` is ``"raise"``; names env and agent.
     """
 
@@ -316,7 +315,7 @@ class ReplaceNaN(BoxActions):
         return self._executed.send(rows, self._boxes.tree.unflatten(leaves)) if found else rows
 
     def _draw(self, rows: Rows, box: Box, size: int, part: slice) -> NDArray[Any]:
-        """(n, *shape) members of the Box, by its part of each row's numbers."""
+        """Return (n, *shape) members of the Box, from its share of each row's random numbers."""
         shape = (len(rows), *box.shape)
         u = self._uniform.uniform(rows, size)[:, part].reshape(shape)
         normal = self._normal.normal(rows, size)[:, part].reshape(shape)

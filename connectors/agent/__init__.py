@@ -1,4 +1,4 @@
-"""Agent-side connectors: what stands between the env's observations and the policy."""
+"""Agent-side connectors, between the env's observations and the policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent should know: who it is, its team, the state, the time, what it may do."""
+"""Adds context to observations: the agent, its team, the global state, the time, the action mask."""
 
 from __future__ import annotations
 
@@ -32,17 +32,16 @@ __all__ = ["ActionMaskFromObs", "AgentIndicator", "DeathMask", "StateInObs", "Te
 class ActionMaskFromObs(AgentConnector):
     """Moves a leaf of a Dict observation to column ``action_mask``, (n, k) bool: True where it is not 0.
 
-    Where rows have such a column already, an action must be allowed by both. A Dict that is left with one key stays a
-    Dict.
+    If rows already have the column, both masks must allow an action. A Dict with one remaining key stays a Dict.
 
     Args:
         key: The leaf's path, e.g. ``"action_mask"`` or ``"game/legal"``: a MultiBinary or Box of shape (k,).
 
     Raises:
-        ArgumentError: Where a space is first seen: there is no such path, or nothing else in the Dict.
-        UnsupportedSpaceError: Where a space is first seen: it is no Dict, the leaf is no vector of numbers, or the
-            action space is known and has another number of actions.
-        ContractError: In a call: the rows have a mask already, of another width.
+        ArgumentError: In `bind`: the path does not exist, or is all that the Dict has.
+        UnsupportedSpaceError: In `bind`: the space is not a Dict, the leaf is not a vector of numbers,
+            or the known action space has another number of actions.
+        ContractError: In a call: the rows already have a mask of another width.
     """
 
     key: str = "action_mask"
@@ -79,17 +78,16 @@ class ActionMaskFromObs(AgentConnector):
 class AgentIndicator(AgentConnector):
     """Appends a one-hot of the agent, or of its type, to an observation vector: ``(d,)`` becomes ``(d + width,)``.
 
-    Without arguments the agents are those the pipeline was bound with, so that ``AgentIndicator()`` is enough.
+    Without arguments it uses the agents with which the pipeline was bound.
 
     Args:
-        agents: How many agents there are, or their names, in the order of ``agent_index``; None to take the
-            pipeline's.
+        agents: Number of agents, or their names in the order of ``agent_index``; None: the pipeline's.
         mode: ``"one_hot"`` for one column per agent, ``"type"`` for one per type, in order of first appearance.
-        types: Each agent's type, by position or by name; None to take the name without its number, so that
-            ``adversary_0`` and ``adversary_1`` are both ``adversary``.
+        types: Each agent's type, by position or by name; None: the name without its number, so ``adversary_0`` and
+            ``adversary_1`` are both ``adversary``.
 
     Raises:
-        ArgumentError: ``mode`` is neither, or ``types`` is given without it; or, where a space is first seen, the
+        ArgumentError: ``mode`` is neither, or ``types`` is given without it; or, in `bind`, the
             agents or their types are not known.
     """
 
@@ -137,7 +135,7 @@ class AgentIndicator(AgentConnector):
         return {**super().params(), "agents": self.given}
 
     def _table(self) -> NDArray[np.bool_]:
-        """(A, width): the columns to append for each agent."""
+        """Return (A, width): the numbers to append for each agent."""
         names = self.agents if self.given is None else self.given
         count = names if isinstance(names, int) else len(names)
         if count < 1:
@@ -165,17 +163,17 @@ class AgentIndicator(AgentConnector):
 
 @dataclass(eq=False, repr=False)
 class DeathMask(AgentConnector):
-    """Blanks the last observation of an agent that terminated: zeros, for a value function to see as such.
+    """Replaces the last observation of a terminated agent by zeros, which a value function can recognise.
 
-    That is how SuperSuit's ``black_death`` shows the dead. A truncated agent's last observation stays, as its value is
-    still asked for. The zero of a Discrete that does not start at 0 is its start.
+    Like SuperSuit's ``black_death``. A truncated agent's last observation stays, as its value is still needed. A
+    Discrete's zero is its start.
 
     Args:
-        append: Whether to append a number to an observation vector, 1 while alive and 0 when dead, which sets the dead
-            apart from those who see zeros: ``(d,)`` becomes ``(d + 1,)``.
+        append: Whether to append a number to an observation vector, 1 while alive and 0 when dead, to tell the dead
+            from agents that observe zeros: ``(d,)`` becomes ``(d + 1,)``.
 
     Raises:
-        UnsupportedSpaceError: Where a space is first seen: a leaf has no fixed size; or, with ``append``, it is no
+        UnsupportedSpaceError: In `bind`: a leaf has no fixed size; or, with ``append``, it is no
             vector.
         ContractError: In a call: the rows have no column ``terminated``.
     """
@@ -216,9 +214,9 @@ class DeathMask(AgentConnector):
 
 @dataclass(eq=False, repr=False)
 class StateInObs(AgentConnector):
-    """Puts column ``state`` beside or behind the observation, for policies and values that see the whole env.
+    """Adds column ``state`` to the observation, for policies and value functions that see the whole env.
 
-    The column is there where the envs were made with ``make(..., state=True)``.
+    The column exists if the envs were made with ``make(..., state=True)``.
 
     Args:
         state_space: Space of one state: ``envs.state_space``.
@@ -226,7 +224,7 @@ class StateInObs(AgentConnector):
 
     Raises:
         ArgumentError: ``mode`` is neither, or ``state_space`` is no space.
-        UnsupportedSpaceError: Where a space is first seen: with ``"append"``, observation or state is no vector.
+        UnsupportedSpaceError: In `bind`: with ``"append"``, observation or state is no vector.
         ContractError: In a call: the rows have no column ``state``, or it is not of ``state_space``.
     """
 
@@ -280,26 +278,26 @@ TeamFunction = Callable[[Tree, NDArray[np.bool_], Rows], Tree]
 
 
 class TeamObs(Remembers, AgentConnector):
-    """Shows every agent the last observation of each agent of its env that has this policy.
+    """Shows every agent the last observations of all agents of its env with the same policy.
 
-    By default an observation becomes ``{"own": …, "team": …, "team_mask": …}``: what it was, the team's observations
-    with a new first axis of length A in the order of ``agent_index``, the agent itself among them, and 1 for each that
-    is there. Leaves of ``team`` are (n, A, …); an agent that has not yet come, has ended or has another policy is
-    blank: zeros, or the start of a Discrete.
+    By default an observation becomes ``{"own": …, "team": …, "team_mask": …}``: the observation itself; the team's
+    observations, the agent's included, with a new first axis of length A in the order of ``agent_index``; and 1 for
+    each present agent. Leaves of ``team`` are (n, A, …); agents that are absent or have another policy are blank:
+    zeros, or the start of a Discrete.
 
-    In a game of turns the others are as they were last seen. An agent is there up to and with its own last row; rows
+    In turn-based games the others' observations are their last ones. An agent is present up to its own last row; rows
     of one moment show the same team.
 
     Args:
-        function: Makes the observations of n rows: ``function(team_obs_nA, team_mask_nA, rows)``, the mask (n, A) bool;
-            what it gets is read-only. None for the Dict above.
-        output_space: Space of one observation after the function, or a function that makes it of the space before.
+        function: Returns the observations of n rows: ``function(team_obs_nA, team_mask_nA, rows)``, the mask (n, A)
+            bool; its arguments are read-only. None for the Dict above.
+        output_space: Space of one observation after the function, or a function of the space before.
 
     Raises:
         ArgumentError: One of ``function`` and ``output_space`` is given without the other; or, where a space is first
             seen, the pipeline was bound without agents.
-        UnsupportedSpaceError: Where a space is first seen: a leaf has no fixed size.
-        ContractError: In a call: what the function returned has another structure, shape or dtype than was declared.
+        UnsupportedSpaceError: In `bind`: a leaf has no fixed size.
+        ContractError: In a call: the function's result differs from the declared space in structure, shape or dtype.
     """
 
     across_agents = True
@@ -309,7 +307,7 @@ class TeamObs(Remembers, AgentConnector):
 
     def __init__(self, function: TeamFunction | None = None, output_space: SpaceRule = None) -> None:
         if (function is None) != (output_space is None):
-            raise ArgumentError("a function needs an output_space, the space of what it returns, and only a function")
+            raise ArgumentError("function and output_space: expected both or neither; the space is that of its results")
         if function is not None:
             check_function(function, output_space, "TeamObs")
         self.function = function
@@ -341,7 +339,7 @@ class TeamObs(Remembers, AgentConnector):
         tree = fixed_size_tree(space, self.name)
         if not self._tables or tree.space != self._tree.space:
             self._seen = [AgentTable(leaf.shape, leaf.dtype) for leaf in tree.leaves]  # last observations
-            self._episode = AgentTable((), np.int64, -1)  # which episode they are of; -1 for none
+            self._episode = AgentTable((), np.int64, -1)  # their episodes; -1: none
             self._tables = {"episode": self._episode, "seen": self._seen}
         self._blanks = [blank_obs(leaf) for leaf in tree.leaves]
         if self.function is not None:
@@ -366,11 +364,11 @@ class TeamObs(Remembers, AgentConnector):
         return {"function": self.function, "output_space": self._rule}
 
     def _take_in(self, rows: Rows, leaves: list[Any]) -> NDArray[np.int64]:
-        """Remember what the rows' agents see; returns (n,) their episodes."""
+        """Store the rows' observations; return their episodes, (n,)."""
         env_id, agent_index = rows.env_id, rows.agent_index
         if len(rows) and int(agent_index.max()) >= len(self.agents):
             raise ContractError(f"agent_index {int(agent_index.max())} in rows of {len(self.agents)} agents")
-        # Where rows do not say their episode, `reset` and the agents' last rows keep one from the next.
+        # Without episode ids, `reset` and the agents' last rows separate episodes.
         known = "eps_id" in rows
         episode: NDArray[np.int64] = rows.eps_id if known else np.zeros(len(rows), np.int64)
         for table, leaf in zip(self._seen, leaves, strict=True):
@@ -383,16 +381,16 @@ class TeamObs(Remembers, AgentConnector):
 class TimeFeature(AgentConnector):
     """Appends ``min(t / horizon, 1)`` to an observation vector: ``(d,)`` becomes ``(d + 1,)``.
 
-    ``t`` is the number of decisions the agent has taken in its episode. An agent that knows it can distinguish an end
-    by time from one by its own doing, without which a time limit makes values ambiguous (Pardo et al., 2018,
-    arXiv:1712.00378). Vectors of ints become floats.
+    ``t`` is the number of decisions the agent has taken in its episode. With it an agent can tell an end by time limit
+    from other ends; without it, a time limit makes values ambiguous (Pardo et al., 2018, arXiv:1712.00378). Vectors of
+    ints become floats.
 
     Args:
-        horizon: Where 1 is reached, in decisions; above 0.
+        horizon: Number of decisions at which 1 is reached; above 0.
 
     Raises:
         ArgumentError: ``horizon`` is not above 0.
-        UnsupportedSpaceError: Where a space is first seen: it is no vector.
+        UnsupportedSpaceError: In `bind`: the space is not a vector.
         ContractError: In a call: the rows have no column ``t``.
     """
 

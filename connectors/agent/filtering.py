@@ -1,4 +1,4 @@
-"""Rows taken out, so that the policy is not asked about them."""
+"""Removes rows before the policy sees them."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ BoolArray = NDArray[np.bool_]
 
 
 class RowFilter(Remembers, AgentConnector):
-    """Takes rows out; what later rows need of them is moved to the agent's next row that stays.
+    """Removes rows; their rewards move to the agent's next kept row.
 
-    The reward of rows that are gone is added to that of the agent's next row that stays. If an episode's first row is
-    gone, the next one that stays has ``first`` set. That row has no action before it that a reward could be for, so its
-    reward is 0, and the rewards until then are added to those of the row after it. Last rows always stay.
+    The rewards of removed rows are added to the reward of the agent's next kept row. If an episode's first row is
+    removed, the next kept row has ``first`` set. No action precedes that row, so its reward is 0, and all rewards until
+    then are added to the next kept row's. Last rows are always kept.
 
-    A subclass says in `keep_rows` which rows stay. For an agent whose row is gone, the collector sends ``noop``.
+    Subclasses choose the kept rows in `keep_rows`. For an agent whose row is removed, the collector sends ``noop``.
 
     Args:
-        noop: An action of the policy's action space; ``"repeat"`` for the agent's last one; None where it is not
-            declared, which the collector refuses.
+        noop: An action of the policy's action space, or ``"repeat"`` for the agent's last action; None: not declared,
+            and the collector raises.
 
     Raises:
-        ArgumentError: Where a space is first seen: ``noop`` is not in the action space.
+        ArgumentError: In `bind`: ``noop`` is not in the action space.
     """
 
     changes_length = True
@@ -45,12 +45,12 @@ class RowFilter(Remembers, AgentConnector):
     def __init__(self, noop: Tree = None) -> None:
         self.noop = noop
         self._pending = AgentTable((), np.float64)
-        self._first = AgentTable((), np.bool_)  # whether the episode's first row is among those that are gone
+        self._first = AgentTable((), np.bool_)  # whether the episode's first row was removed
         self._tables = {"pending": self._pending, "first": self._first}
 
     @abstractmethod
     def keep_rows(self, rows: Rows) -> NDArray[Any]:
-        """Say which rows stay: (n,) bool. Asked once about every row, last ones included, which stay anyway."""
+        """Return the rows to keep, (n,) bool. Called once with every row; last rows are kept anyway."""
 
     def __call__(self, rows: Rows) -> Rows:
         env_id, agent_index = rows.env_id, rows.agent_index
@@ -59,12 +59,12 @@ class RowFilter(Remembers, AgentConnector):
         if "last" in rows:
             keep = keep | rows.last
         pending = np.where(first, 0.0, self._pending.get(env_id, agent_index))
-        late = self._first.get(env_id, agent_index) & ~first  # nothing of its episode has been let through yet
+        late = self._first.get(env_id, agent_index) & ~first  # no row of its episode was kept yet
         gone = ~keep
         columns: dict[str, Tree] = {}
         if "rewards" in rows:
             pending = pending + np.where(first, 0.0, rows.rewards)
-            # A row that was first all along keeps its reward, whatever it says.
+            # An original first row keeps its reward unchanged.
             columns["rewards"] = np.where(first, rows.rewards, np.where(late, 0.0, pending))
         if "first" in rows:
             columns["first"] = first | late
@@ -95,19 +95,19 @@ class RowFilter(Remembers, AgentConnector):
 
 
 class FilterRows(RowFilter):
-    """Takes out the rows that a function does not keep, e.g. of agents that sleep.
+    """Removes the rows that a function does not keep, e.g. of sleeping agents.
 
-    The rewards meanwhile are added to the agent's next row that stays, and the next one becomes ``first`` where the
-    episode's first row is gone (its own reward, and those before it, are then added to the row after it). Last rows
-    always stay.
+    Rewards of removed rows are added to the agent's next kept row. If the episode's first row is removed, the next
+    kept row becomes ``first``, and all rewards until then are added to the kept row after it. Last rows are always
+    kept.
 
     Args:
-        keep: Takes rows, returns (n,) bool: True for those that stay.
-        noop: What the collector sends for agents whose rows are gone: an action of the policy's action space, or
-            ``"repeat"`` for the agent's last one. None: it is not declared, and the collector raises.
+        keep: Function of rows that returns (n,) bool: True for rows to keep.
+        noop: Action for agents whose rows are removed: an action of the policy's action space, or ``"repeat"`` for the
+            agent's last action. None: not declared, and the collector raises.
 
     Raises:
-        ArgumentError: ``keep`` is no function; or, where a space is first seen, ``noop`` is not in the action space.
+        ArgumentError: ``keep`` is not a function; or, in `bind`, ``noop`` is not in the action space.
     """
 
     def __init__(self, keep: Callable[[Rows], NDArray[Any]], noop: Tree = None) -> None:
@@ -123,13 +123,13 @@ class FilterRows(RowFilter):
 
 
 class FrameSkip(RowFilter):
-    """Asks the policy at every k-th row of an agent; in between its last action is sent again.
+    """Keeps every k-th row of an agent for the policy; in between its last action is sent again.
 
-    An episode's first row stays, then each k-th one after it; last rows always. Rewards add up to the next row that
-    stays, as in `FilterRows`. Put `MaxObs` before it, and it sees the rows in between as well.
+    It keeps an episode's first row, then each k-th row, and last rows. Rewards add up to the next kept row, as in
+    `FilterRows`. A `MaxObs` before it also sees the rows in between.
 
     Args:
-        k: Of how many rows one stays, at least 1.
+        k: Keep one of k rows, at least 1.
 
     Raises:
         ArgumentError: ``k`` is below 1.

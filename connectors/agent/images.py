@@ -33,11 +33,11 @@ class GrayscaleObs(LeafwiseObs):
 
     Args:
         keep_axis: Whether the image keeps an axis of one channel: ``(H, W, 1)``, else ``(H, W)``.
-        keys: Paths of the leaves to work on; all images in colour where None.
+        keys: Paths of the leaves; None: all images in colour.
 
     Raises:
-        ArgumentError: Where a space is first seen: a path is not in it.
-        UnsupportedSpaceError: Where a space is first seen: there is no image in colour.
+        ArgumentError: In `bind`: a path is not in it.
+        UnsupportedSpaceError: In `bind`: there is no image in colour.
     """
 
     _kind = "images in colour, Boxes of shape (H, W, 3)"
@@ -84,17 +84,17 @@ class _Gray:
 
 @dataclass(eq=False, repr=False)
 class MaxObs(Remembers, AgentConnector):
-    """Takes the elementwise maximum over an agent's last k observations: against sprites that flicker.
+    """Takes the elementwise maximum over an agent's last k observations, against flickering sprites.
 
-    Of the Box and MultiBinary leaves, each on its own; other leaves pass unchanged. Before an episode's k-th row it is
-    the maximum over what there is.
+    For each Box and MultiBinary leaf; other leaves pass unchanged. Before an episode's k-th row it uses the rows so
+    far.
 
     Args:
-        k: How many, at least 1.
+        k: Number of observations, at least 1.
 
     Raises:
         ArgumentError: ``k`` is below 1.
-        UnsupportedSpaceError: Where a space is first seen: there is no Box or MultiBinary in it.
+        UnsupportedSpaceError: In `bind`: there is no Box or MultiBinary in it.
     """
 
     k: PositiveInt = 2
@@ -124,7 +124,7 @@ class MaxObs(Remembers, AgentConnector):
         return space
 
     def _find_ordered(self, tree: SpaceTree) -> tuple[int, ...]:
-        """Positions of the leaves whose numbers are more or less, and not names of categories."""
+        """Return the positions of leaves whose numbers are ordered, not categories."""
         found = tuple(i for i, leaf in enumerate(tree.leaves) if isinstance(leaf.space, (Box, MultiBinary)))
         if not found:
             raise UnsupportedSpaceError(f"{self.name} found no Box or MultiBinary in {tree.space}")
@@ -139,24 +139,24 @@ Method = Literal["area", "linear", "nearest"]
 class ResizeObs(LeafwiseObs):
     """Brings every image, a Box leaf ``(H, W)`` or ``(H, W, C)``, to size ``(h, w)``; others pass unchanged.
 
-    The dtype stays. Ints come out as if worked out exactly and then rounded, halves to even. Bounds become those of all
-    pixels together, channel by channel.
+    The dtype stays. Ints are computed exactly, then rounded, halves to even. Each channel's bounds become those
+    of all its pixels.
 
-    * ``"area"``: each new pixel is the mean of what it covers, its edges counted by the part they lie in. For making
+    * ``"area"``: each new pixel is the mean of the area that it covers, edge pixels weighted by their share. For making
       images smaller.
-    * ``"linear"``: between the four nearest pixels, by the distance of centres; beyond the outermost centres as there.
-      For making images larger; smaller ones flicker, as it leaves out pixels.
-    * ``"nearest"``: the pixel in which the new one's centre lies. No new values; for maps of classes.
+    * ``"linear"``: interpolates the four nearest pixels by the distance of centres, and extends the outermost ones.
+      For making images larger; when making them smaller it skips pixels, which flickers.
+    * ``"nearest"``: the pixel that contains the new pixel's centre. No new values; for maps of classes.
 
     Args:
         size: ``(h, w)`` of the new images.
-        method: How.
-        keys: Paths of the leaves to work on; all images where None.
+        method: The method.
+        keys: Paths of the leaves; None: all images.
 
     Raises:
-        ArgumentError: ``size`` is not two numbers of at least 1, or ``method`` is none of the three; or, where a space
+        ArgumentError: ``size`` is not two numbers of at least 1, or ``method`` has another value; or, where a space
             is first seen, a path is not in it.
-        UnsupportedSpaceError: Where a space is first seen: there is no image.
+        UnsupportedSpaceError: In `bind`: there is no image.
     """
 
     size: tuple[int, int]
@@ -186,7 +186,7 @@ class ResizeObs(LeafwiseObs):
 
 
 class _Nearest:
-    """Takes pixels from where new ones' centres lie."""
+    """Takes the pixels that contain the new pixels' centres."""
 
     def __init__(self, source: tuple[int, ...], target: tuple[int, int]) -> None:
         rows, columns = ((2 * np.arange(t) + 1) * s // (2 * t) for s, t in zip(source, target, strict=True))
@@ -227,14 +227,14 @@ class _Mean:
         n, height, width = image_n.shape[:3]
         (h, _), channels = self.rows.shape, self.channels
         image_n = image_n.astype(self.work, copy=False).reshape(n, height, width * channels)
-        image_n = np.matmul(self.rows, image_n)  # image by image, so that the batch makes no difference in rounding
+        image_n = np.matmul(self.rows, image_n)  # image by image, so that rounding does not depend on the batch
         image_n = image_n.reshape(n, h, width, channels)
         planes = [np.matmul(image_n[..., k], self.columns) for k in range(channels)]
         image_n = np.stack(planes, axis=-1).reshape(n, *self.shape)
         if self.ints:
             image_n = np.rint(image_n.astype(np.float64) / self.total)
         else:
-            image_n = np.clip(image_n, self.low, self.high)  # what rounding has pushed over the edge
+            image_n = np.clip(image_n, self.low, self.high)  # rounding errors beyond the bounds
         return image_n.astype(self.dtype, copy=False)
 
 

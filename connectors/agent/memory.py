@@ -1,4 +1,4 @@
-"""What an agent saw, did and got before: earlier observations, actions, rewards, recurrent states."""
+"""Memory of earlier observations, actions, rewards and recurrent states."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ __all__ = ["DelayObs", "FrameStack", "PrevActions", "PrevRewards", "RnnState", "
 
 @dataclass(eq=False, repr=False)
 class DelayObs(Remembers, AgentConnector):
-    """Shows each agent what it observed k rows ago; its episode's first observation until there is such a row.
+    """Shows each agent its observation of k rows ago; before that its episode's first observation.
 
-    Only the observation is late. ``action_mask`` says what is allowed now, and stays.
+    Only the observation is delayed. ``action_mask`` stays current.
 
     Args:
-        k: How many rows, at least 0.
+        k: Number of rows, at least 0.
 
     Raises:
         ArgumentError: ``k`` is below 0.
-        UnsupportedSpaceError: Where a space is first seen: a leaf has no fixed size.
+        UnsupportedSpaceError: In `bind`: a leaf has no fixed size.
     """
 
     k: NonNegativeInt
@@ -78,25 +78,25 @@ class DelayObs(Remembers, AgentConnector):
 
 @dataclass(eq=False, repr=False)
 class FrameStack(Remembers, AgentConnector):
-    """Puts an agent's last k observations, oldest first, in the place of its last one; leaf by leaf.
+    """Replaces an observation by the agent's last k observations, oldest first; leaf by leaf.
 
-    By default they are joined along the last axis, so that a network sees one longer vector or an image of more
-    channels: ``(d,)`` becomes ``(k*d,)``, ``(H, W, C)`` becomes ``(H, W, k*C)``. With ``new_axis`` they are stacked on
-    an axis of their own: ``(d,)`` becomes ``(d, k)``, and ``(k, d)`` with ``axis=0``. A leaf without axes, as Discrete,
-    becomes ``(k,)`` either way.
+    By default they are concatenated along the last axis, to a longer vector or an image with more channels: ``(d,)``
+    becomes ``(k*d,)``, ``(H, W, C)`` becomes ``(H, W, k*C)``. With ``new_axis`` they are stacked on a new axis:
+    ``(d,)`` becomes ``(d, k)``, and ``(k, d)`` with ``axis=0``. A leaf without axes, such as Discrete, always becomes
+    ``(k,)``.
 
-    The history restarts where ``rows.first`` is set and after `reset`; frames that are not there yet are padding.
+    The history restarts where ``rows.first`` is set and after `reset`; missing frames are padding.
 
     Args:
-        k: How many observations, at least 1.
-        axis: The axis to join along; with ``new_axis``, where the new one is to be.
+        k: Number of observations, at least 1.
+        axis: Axis of the concatenation; with ``new_axis``, position of the new axis.
         new_axis: Whether to stack on a new axis.
         pad: ``"zero"``, or ``"repeat"`` for the episode's first observation. The zero of a Discrete that does not
             start at 0 is its start.
 
     Raises:
-        ArgumentError: ``k`` is below 1 or ``pad`` is neither.
-        UnsupportedSpaceError: Where a space is first seen: a leaf has no such axis, or no fixed size.
+        ArgumentError: ``k`` is below 1, or ``pad`` has another value.
+        UnsupportedSpaceError: In `bind`: a leaf lacks the axis, or has no fixed size.
     """
 
     k: PositiveInt
@@ -142,14 +142,14 @@ class FrameStack(Remembers, AgentConnector):
         if not shape:
             return _Frames(leaf, (self.k,), 0, self.k)
         if not -rank <= self.axis < rank:
-            raise UnsupportedSpaceError(f"{self!r} has no such axis in {leaf.space}")
+            raise UnsupportedSpaceError(f"{self!r}: axis {self.axis} does not exist in {leaf.space}")
         at = self.axis % rank
         after = (self.k, *shape[at:]) if self.new_axis else (self.k * shape[at], *shape[at + 1 :])
         return _Frames(leaf, (*shape[:at], *after), at, self.k)
 
 
 class _Frames:
-    """One leaf's history: the frames stand on axis ``at`` of every slot of the table."""
+    """One leaf's history: frames lie on axis ``at`` of every slot of the table."""
 
     def __init__(self, leaf: Leaf, out: tuple[int, ...], at: int, k: int) -> None:
         self.out = out
@@ -163,7 +163,7 @@ class _Frames:
     def push(
         self, env_id: NDArray[Any], agent_index: NDArray[Any], leaf_n: Any, begins: NDArray[Any], repeat: bool
     ) -> NDArray[Any]:
-        """Add (n, *shape) to the rows' histories and return those, (n, *out)."""
+        """Add (n, *shape) to the rows' histories; return the histories, (n, *out)."""
         history = self.table.get(env_id, agent_index)
         stack = np.empty_like(history)
         stack[self.older] = history[self.newer]
@@ -186,23 +186,22 @@ _PREV_ACTIONS = "prev_actions"
 
 @dataclass(eq=False, repr=False)
 class PrevActions(Remembers, AgentConnector):
-    """Shows the policy the actions it chose in the agent's last n decisions.
+    """Shows the policy its actions in the agent's last n decisions.
 
-    They come as a column ``prev_actions``, a tree in the shape of the action space: ``(n_rows, …)`` where n is 1, else
-    ``(n_rows, n, …)``, oldest first. What stands there before an episode's first decisions is a valid action that
-    stands for none: the start of a Discrete, of a Box the member nearest 0.
+    Adds a column ``prev_actions``, a tree in the form of the action space: ``(n_rows, …)`` if n is 1, else
+    ``(n_rows, n, …)``, oldest first. Before an episode's first decisions it holds a blank action: the start of a
+    Discrete, the Box member nearest 0.
 
-    It is the policy's own action that is shown, as it was before the action connectors. With ``PrevRewards(n)`` beside
-    it, entry i of one is the reward for entry i of the other.
+    Actions are the policy's, before the action connectors. With ``PrevRewards(n)``, reward i belongs to action i.
 
     Args:
-        n: How many, at least 1.
-        into_obs: Append them to the observation, a vector, instead of adding a column: flattened and one-hot, as
-            `FlattenObs` does it.
+        n: Number of actions, at least 1.
+        into_obs: Append them to the observation, a vector, instead of adding a column; flattened and one-hot, as in
+            `FlattenObs`.
 
     Raises:
-        ArgumentError: ``n`` is below 1; or, where a space is first seen, the action space is not known.
-        UnsupportedSpaceError: Where a space is first seen, with ``into_obs``: the observation is not a vector, or part
+        ArgumentError: ``n`` is below 1; or, in `bind`, the action space is not known.
+        UnsupportedSpaceError: In `bind`, with ``into_obs``: the observation is not a vector, or part
             of an action has no fixed size.
     """
 
@@ -218,7 +217,7 @@ class PrevActions(Remembers, AgentConnector):
         self._history.begin(rows)
         leaves = self._history.look(rows, np.arange(1 - self.n, 1))
         if self.into_obs:
-            # Each of the n actions of a row is flattened as if it had a row of its own.
+            # Each of a row's n actions is flattened like a row.
             each = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves]
             flat = self._flat(Rows(obs=self._tree.unflatten(each))).obs
             return append_to_obs(rows, flat.reshape(len(rows), self.n * flat.shape[1]), self._dtype)
@@ -262,18 +261,18 @@ _ANY = Box(-np.inf, np.inf, (1,), np.float32)
 class PrevRewards(Remembers, AgentConnector):
     """Shows the policy its agent's rewards for the last n decisions.
 
-    They come as a column ``prev_rewards`` of float64: ``(n_rows,)`` where n is 1, else ``(n_rows, n)``, oldest first.
-    The last one is the row's own ``rewards``, as the connectors before this one have left it. What stands there before
-    an episode's first decisions, its first row included, is 0.
+    Adds a column ``prev_rewards`` of float64: ``(n_rows,)`` if n is 1, else ``(n_rows, n)``, oldest first. The last
+    entry is the row's own ``rewards``, after the connectors before this one. Before an episode's first decisions, and
+    in its first row, entries are 0.
 
     Args:
-        n: How many, at least 1.
-        into_obs: Append them to the observation, a vector, instead of adding a column. They take its dtype, or float32
-            beside integers; what is too large for that becomes infinite.
+        n: Number of rewards, at least 1.
+        into_obs: Append them to the observation, a vector, instead of adding a column, in its dtype, or float32 for
+            integers; rewards that are too large for it become infinite.
 
     Raises:
         ArgumentError: ``n`` is below 1.
-        UnsupportedSpaceError: Where a space is first seen, with ``into_obs``: the observation is not a vector.
+        UnsupportedSpaceError: In `bind`, with ``into_obs``: the observation is not a vector.
     """
 
     n: PositiveInt = 1
@@ -311,21 +310,21 @@ _LAST = np.zeros(1, np.int64)
 
 @dataclass(eq=False, repr=False)
 class RnnState(Remembers, AgentConnector):
-    """Gives the policy back the state that it returned for the agent's row before; per (env, agent).
+    """Returns to the policy its recurrent state of the agent's previous row; per (env, agent).
 
-    A column ``state_in``: a tree of ``(n, …)`` arrays. At an episode's start it is ``initial``, then what the policy
-    returned as its column ``state_out`` for that agent's last row. In rows whose action is given (``random_steps``,
-    logged actions) the policy is asked for its state, and the given action replaces its action.
+    Adds a column ``state_in``, a tree of ``(n, …)`` arrays: ``initial`` at an episode's start, then the policy's column
+    ``state_out`` for the agent's previous row. In rows whose action is given (``random_steps``, logged actions) the
+    policy is called for its state, and the given action replaces its action.
 
     Args:
-        initial: State of one row, without a row axis: an array, or a dict or tuple of those. It gives the shapes and
-            dtypes, too.
-        column: Name of the column it adds.
+        initial: State of one row, without a row axis: an array, or a dict or tuple of arrays. It defines shapes and
+            dtypes.
+        column: Name of the added column.
         source: Name of the policy's column.
 
     Raises:
-        ContractError: ``initial`` is not made of numbers; or, where the policy answers, its column is missing, or of
-            another structure or shape than ``initial``.
+        ContractError: ``initial`` is not made of numbers; or the policy's column is missing, or differs from
+            ``initial`` in structure or shape.
     """
 
     initial: Tree
@@ -366,29 +365,27 @@ _KEPT = (
 
 @dataclass(eq=False, repr=False)
 class View(AgentConnector):
-    """Adds a column with the values that another one had in the agent's earlier rows: RLlib's view requirement.
+    """Adds a column with another column's values in the agent's earlier rows: RLlib's view requirement.
 
     For one shift it is ``(n, …)``, for a list or range of k shifts ``(n, k, …)``, oldest first; tree for tree.
 
-    A column of the rows (``obs``, ``rewards``, ``t``, ``action_mask``, one that a connector before this one added) is
-    seen at shift 0 and before. Of the policy's answer (``actions`` and the columns it returned) the last one that is
-    known when a row comes is that to the row before, at shift -1. ``rewards`` at shift 0 is the reward for the action
-    at shift -1.
+    Columns of the rows (``obs``, ``rewards``, ``t``, ``action_mask``, columns of earlier connectors) are available from
+    shift 0 on. Columns of the policy's answer (``actions`` and its other columns) are available from shift -1 on.
+    ``rewards`` at shift 0 is the reward for the action at shift -1.
 
     Args:
         column: Name of the column to add.
-        source: Name of the column to look at.
-        shift: ``0``, ``-1``, ``[-4, -2]``, ``"-3:-1"``, ``"-6:0:2"``; see `parse_shifts`. To look ahead, use `AddView`
+        source: Name of the source column.
+        shift: ``0``, ``-1``, ``[-4, -2]``, ``"-3:-1"``, ``"-6:0:2"``; see `parse_shifts`. For later rows use `AddView`
             on the learner side.
-        fill: What stands for rows before the episode. None for zeros, or a valid action that stands for none;
-            ``"repeat"`` for the episode's first value, of columns of the rows; or one row's value, a number standing
-            for an array full of it. Of a policy's column other than ``actions`` it must be given, with its shapes and
-            dtypes.
+        fill: Value for rows before the episode. None: zeros, or the blank action; ``"repeat"``: the episode's first
+            value (columns of the rows only); or one row's value, where a number fills the array. Required for a
+            policy's column other than ``actions``, with its shapes and dtypes.
 
     Raises:
-        ArgumentError: ``shift`` is no such thing or looks ahead, ``column`` is taken, or ``fill`` does not fit; or,
-            where a space is first seen, actions are asked for and their space is not known.
-        UnsupportedSpaceError: Where a space is first seen: part of an observation asked for has no fixed size.
+        ArgumentError: ``shift`` is invalid or positive, ``column`` exists, or ``fill`` does not fit; or,
+            in `bind`, ``source`` is ``actions`` and the action space is unknown.
+        UnsupportedSpaceError: In `bind`: the source has a part without a fixed size.
     """
 
     column: str
@@ -414,11 +411,11 @@ class View(AgentConnector):
             )
         self._single = not isinstance(self.shift, str) and np.ndim(self.shift) == 0
         self._shifts = np.array(shifts, np.int64)
-        # Whether the source is a column of the policy's answer; None until rows come that have it, or do not.
+        # Whether the source is a column of the policy's answer; None before the first rows.
         self._from_policy: bool | None = {"actions": True, "obs": False, "rewards": False}.get(self.source)
         self._form: SpaceTree | TreeForm | None = None
         self._history: History | None = None
-        self._loaded: State = {}  # a state that waits until its column's form is known
+        self._loaded: State = {}  # a loaded state, until the column's form is known
         if self.source == "rewards":
             self._learn(TreeForm(np.zeros(())), [np.zeros(())])
 
@@ -428,7 +425,7 @@ class View(AgentConnector):
         history.begin(rows)
         shifts = self._shifts
         if self._from_policy:
-            shifts = shifts + 1  # the last answer there is, is that to the row before
+            shifts = shifts + 1  # the last answer belongs to the row before
         else:
             history.push(rows, form.flatten(rows[self.source]), repr(self.source))
         leaves = history.look(rows, shifts)
@@ -482,7 +479,7 @@ class View(AgentConnector):
         return {"from_policy": bool(self._from_policy), "history": save_tables(self._history.tables)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if not state and self.source not in ("obs", "actions", "rewards"):  # of one that has seen no row
+        if not state and self.source not in ("obs", "actions", "rewards"):  # saved before the first row
             self._from_policy, self._form, self._history, self._loaded = None, None, None, {}
             return
         if state.keys() != {"from_policy", "history"} or self._from_policy not in (None, bool(state["from_policy"])):
@@ -498,7 +495,7 @@ class View(AgentConnector):
                 self._learn(form := TreeForm(self.fill), form.blanks)
 
     def _known(self, rows: Rows) -> tuple[SpaceTree | TreeForm, History]:
-        """The column's form and history; learnt here, if neither a space nor rows have set them yet."""
+        """Return the column's form and history; create both from this column if they are unknown."""
         if self._form is None or self._history is None:
             if self.source in ("obs", "actions"):
                 raise self._not_set_up()
@@ -531,26 +528,26 @@ class View(AgentConnector):
         self._form = form
 
     def _filled(self, form: SpaceTree | TreeForm, blanks: list[AnyArray]) -> list[AnyArray]:
-        """One row's value made of ``fill``, per leaf."""
+        """Return one row's value made of ``fill``, per leaf."""
         if not isinstance(self.fill, (dict, tuple)) and np.ndim(self.fill) == 0:
             values = [self.fill] * len(blanks)
         else:
             try:
                 values = form.flatten(self.fill)
             except ContractError as error:
-                raise ArgumentError(f"fill is not one row's {self.source!r}: {error}") from None
+                raise ArgumentError(f"fill: expected one row's value of {self.source!r}: {error}") from None
         return [cast_row_leaf(value, blank, "fill") for value, blank in zip(values, blanks, strict=True)]
 
     def _check_policy_column(self, rows: Rows) -> None:
         if self._shifts[-1] == 0:
             raise ContractError(
                 f"{self.name} looks at column {self.source!r} at shift 0, but the rows have only {list(rows.keys())}; "
-                f"of a column of the policy's the last that is known is at shift -1"
+                f"a policy's column is known from shift -1 on"
             )
         if self.fill is None or isinstance(self.fill, str):
             raise ContractError(
                 f"{self.name} looks at column {self.source!r}, but the rows have only {list(rows.keys())}; if it is "
-                f"one of the policy's, give fill: what stands for one row of it before the policy has answered"
+                f"one of the policy's, give fill: one row's value before the policy's first answer"
             )
 
 

@@ -24,11 +24,11 @@ __all__ = ["NormalizeObs", "NormalizeReward"]
 
 
 class LearnsMoments(AgentConnector):
-    """A connector that learns running moments, one for each path; what both normalizers share.
+    """Base of both normalizers: learns running moments, one per path.
 
     Attributes:
-        _shapes: Path to the shape of one value; ``{}`` until it is known.
-        _moments: Path to what was learnt.
+        _shapes: Path to the shape of one value; ``{}`` while unknown.
+        _moments: Path to the learnt moments.
     """
 
     _shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
@@ -39,7 +39,7 @@ class LearnsMoments(AgentConnector):
 
     @property
     def counts(self) -> NDArray[np.float64]:
-        """(1,), or (A,) with ``per_agent``: how many values the statistics are of."""
+        """Number of values in the statistics: (1,), or (A,) with ``per_agent``."""
         if not self._moments:
             raise self._not_set_up()
         return next(iter(self._moments.values())).total.count.copy()
@@ -51,13 +51,13 @@ class LearnsMoments(AgentConnector):
         self._moments = self._loaded(state)
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
-        """Join the statistics of copies that saw different data; of none, give this one's.
+        """Merge the statistics of copies that saw different data; without copies, return this connector's.
 
         Returns:
             A state for `load_state_dict`: counts, means and variances of all data together.
 
         Raises:
-            ArgumentError: Two copies last loaded different merged states, so what they have in common is not known.
+            ArgumentError: Two copies last loaded different merged states, so their shared data is unknown.
         """
         copies = [self._loaded(state) for state in states]
         if not copies:
@@ -86,15 +86,15 @@ class LearnsMoments(AgentConnector):
 class NormalizeObs(LearnsMoments):
     """Subtracts the running mean and divides by the running standard deviation, entry by entry.
 
-    Every Box leaf has statistics of its own, in float64; other leaves pass unchanged. In training, each row counts
-    once: first into the statistics, then it is normalised with them. In eval they are frozen. As long as there are
-    none, values pass as they are. A leaf comes out as float64 if it was that, else as float32.
+    Every Box leaf has its own statistics, in float64; other leaves pass unchanged. In training each row first updates
+    the statistics, then is normalised by them. In eval they are frozen; without statistics, values pass unchanged. A
+    float64 leaf stays float64, others become float32.
 
-    `merge_states` gives the statistics of the pooled data, however it was parted, to rounding: see `Moments`. What the
-    copies had in common when they last loaded a merged state counts once.
+    `merge_states` returns the statistics of the pooled data, however it was split, up to rounding: see `Moments`. Data
+    that copies share through a merged state counts once.
 
     Args:
-        per_agent: Whether each agent has statistics of its own.
+        per_agent: Whether each agent has its own statistics.
         clip: Values are clipped to ``[-clip, clip]``; None for no clipping.
         epsilon: Added to the variance.
         update: False keeps the statistics frozen in training too.
@@ -170,7 +170,7 @@ class NormalizeObs(LearnsMoments):
         return out
 
     def _group(self, rows: Rows) -> NDArray[Any]:
-        """Agent of each row, with room for it in the statistics."""
+        """Return the agent of each row, after making room in the statistics."""
         group: NDArray[Any] = rows.agent_index
         if len(group):
             most = int(group.max()) + 1
@@ -180,7 +180,7 @@ class NormalizeObs(LearnsMoments):
 
 
 def _boxes(tree: SpaceTree) -> tuple[int, ...]:
-    """Positions of the leaves that are Boxes."""
+    """Return the positions of the Box leaves."""
     boxes = tuple(i for i, leaf in enumerate(tree.leaves) if isinstance(leaf.space, Box))
     if not boxes:
         raise UnsupportedSpaceError(f"NormalizeObs found no Box in {tree.space}; put FlattenObs before it")
@@ -195,20 +195,20 @@ def _dtype(space: Space[Any]) -> np.dtype[Any]:
 class NormalizeReward(LearnsMoments):
     """Divides the ``rewards`` column by the running standard deviation of the discounted return.
 
-    As gymnasium's wrapper of that name: every reward makes its agent's return ``gamma * return + reward``, which enters
-    the statistics, and is then divided by ``sqrt(variance + epsilon)``. Its mean stays where it is, so that good stays
-    good. Other than there, each (env, agent) has a return of its own that begins anew with its episode, and the
-    statistics hold real returns only, where gymnasium's begin with a variance of 1.
+    Like gymnasium's wrapper of that name: each reward updates its agent's return, ``gamma * return + reward``, which
+    enters the statistics; the reward is then divided by ``sqrt(variance + epsilon)``. No mean is subtracted, so signs
+    stay. Unlike gymnasium's, each (env, agent) has its own return, which restarts with the episode, and the statistics
+    hold real returns only (gymnasium's begin with a variance of 1).
 
-    An episode's first rows have no reward yet: they pass unchanged and count for nothing. In eval the statistics are
-    frozen. `merge_states` gives those of the pooled data, as in `NormalizeObs`; the returns of running episodes stay
-    with the copy that runs them.
+    An episode's first rows have no reward yet: they pass unchanged and are not counted. In eval the statistics are
+    frozen. `merge_states` returns the statistics of the pooled data, as in `NormalizeObs`; returns of running episodes
+    stay in their copy.
 
     Args:
         gamma: Discount of the return, from 0 to 1.
         epsilon: Added to the variance.
         clip: Rewards are then clipped to ``[-clip, clip]``; None for no clipping.
-        per_agent: Whether each agent has statistics of its own.
+        per_agent: Whether each agent has its own statistics.
 
     Raises:
         ArgumentError: ``gamma`` is not from 0 to 1, or ``epsilon`` or ``clip`` not above 0.
@@ -254,7 +254,7 @@ class NormalizeReward(LearnsMoments):
         return {**super().state_dict(), "returns": self._returns.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave, or what `merge_states` did, which leaves running returns alone."""
+        """Load a state from `state_dict`, or from `merge_states`, which leaves running returns unchanged."""
         moments = self._loaded(state)
         if "returns" in state:
             self._returns.load_state_dict(state["returns"])
@@ -270,7 +270,7 @@ class NormalizeReward(LearnsMoments):
         self._moments = {"": new}
 
     def _scale(self, agent_index: NDArray[Any]) -> NDArray[np.float64]:
-        """What to multiply the rewards of these agents with; 1 for an agent of which nothing is known."""
+        """Return the factor of these agents' rewards; 1 for an agent without statistics."""
         scale = self._moments[""].scale(self.epsilon)
         if self.per_agent:
             scale = np.append(scale, 1.0)[np.minimum(agent_index, len(scale))]

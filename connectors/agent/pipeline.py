@@ -13,7 +13,7 @@ __all__ = ["AgentPipeline"]
 
 
 class AgentPipeline(Pipeline[AgentConnector], AgentConnector):
-    """Agent connectors in a row: rows as the envs give them in, rows as the policy sees them out.
+    """A chain of agent connectors: from the envs' rows to the policy's rows.
 
     Bound to the space of one observation: ``pipeline.bind(envs.agent_observation_space(0), envs.agents)``.
 
@@ -25,7 +25,7 @@ class AgentPipeline(Pipeline[AgentConnector], AgentConnector):
 
     @classmethod
     def default(cls) -> Self:
-        """Nothing: policies see what the envs give."""
+        """Build the default chain: no connectors; policies see the envs' rows."""
         return cls()
 
     @property

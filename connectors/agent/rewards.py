@@ -22,15 +22,15 @@ __all__ = ["ClipReward", "ScaleReward", "MapReward"]
 class ClipReward(AgentConnector):
     """Clips the ``rewards`` column: to its sign, or to ``[-limit, limit]``.
 
-    What is clipped is the agent's reward since its last row, which in a game of turns may be the sum of several
-    steps. An episode's first rows, which have no reward yet, pass unchanged.
+    It clips the agent's reward since its last row, in turn-based games maybe a sum over several steps. An episode's
+    first rows, which have no reward yet, pass unchanged.
 
     Args:
         sign: Clip to -1, 0 or 1.
         limit: Clip to ``[-limit, limit]``.
 
     Raises:
-        ArgumentError: Both are given, or neither, or ``limit`` is not above 0.
+        ArgumentError: Both or neither are given, or ``limit`` is not above 0.
     """
 
     _: KW_ONLY
@@ -52,14 +52,14 @@ class ClipReward(AgentConnector):
 
 @dataclass(eq=False, repr=False)
 class ScaleReward(AgentConnector):
-    """Makes the ``rewards`` column ``rewards * scale + shift``.
+    """Replaces the ``rewards`` column by ``rewards * scale + shift``.
 
-    What is scaled is the agent's reward since its last row, which in a game of turns may be the sum of several
-    steps; ``shift`` is added once. An episode's first rows, which have no reward yet, pass unchanged.
+    It scales the agent's reward since its last row, in turn-based games maybe a sum over several steps; ``shift`` is
+    added once. An episode's first rows, which have no reward yet, pass unchanged.
 
     Args:
         scale: The factor.
-        shift: What is added after it.
+        shift: Number added after scaling.
 
     Raises:
         ArgumentError: Either is NaN or infinite.
@@ -82,16 +82,16 @@ class ScaleReward(AgentConnector):
 
 @dataclass(eq=False, repr=False)
 class MapReward(AgentConnector):
-    """Puts ``function(rewards)`` in the place of the ``rewards`` column, all rows in one call.
+    """Replaces the ``rewards`` column by ``function(rewards)``, all rows in one call.
 
-    The function sees each agent's reward since its last row. It is not asked about an episode's first rows, which
-    have no reward yet and pass unchanged.
+    The function sees each agent's reward since its last row. Episodes' first rows, which have
+    no reward yet, pass unchanged.
 
     Args:
-        function: Takes (m,) float64 and returns as many numbers, each made of its own one alone.
+        function: Maps (m,) float64 to (m,) numbers, element by element.
 
     Raises:
-        ArgumentError: ``function`` is none.
+        ArgumentError: ``function`` is not a function.
     """
 
     function: Callable[[NDArray[np.float64]], Any]

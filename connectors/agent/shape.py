@@ -23,16 +23,16 @@ __all__ = ["DropKeys", "drop_from_space", "drop_from_value", "FlattenObs", "PadO
 
 
 class DropKeys(AgentConnector):
-    """Takes parts out of nested Dict observations; a Dict that is left with one key stays a Dict.
+    """Removes parts of nested Dict observations; a Dict with one remaining key stays a Dict.
 
     Args:
-        paths: What to take out, e.g. ``"camera/left"``, with all below it. A Dict in a Tuple is reached by its number:
+        paths: Paths to remove, e.g. ``"camera/left"``, with all below. A Dict in a Tuple is addressed by its number:
             ``"0/left"``.
 
     Raises:
-        ArgumentError: No path is given; or, where a space is first seen: a path is not in it or names an entry of a
+        ArgumentError: No path is given; or, in `bind`: a path is not in it or names an entry of a
             Tuple, or a Dict would be left empty.
-        UnsupportedSpaceError: Where a space is first seen: it is no Dict and no Tuple.
+        UnsupportedSpaceError: In `bind`: the space is neither a Dict nor a Tuple.
     """
 
     _tree = from_setup(SpaceTree)
@@ -43,7 +43,7 @@ class DropKeys(AgentConnector):
         self.paths = paths
 
     def __call__(self, rows: Rows) -> Rows:
-        self._tree.flatten(rows.obs)  # says what is wrong with observations of another structure
+        self._tree.flatten(rows.obs)  # raises for observations of another structure
         return rows.replace(obs=drop_from_value(rows.obs, self.paths))
 
     def setup(self, space: Space[Any]) -> None:
@@ -58,11 +58,11 @@ class DropKeys(AgentConnector):
 
 
 def drop_from_space(space: Space[Any], paths: tuple[str, ...], who: str) -> Space[Any]:
-    """Space without the keys at ``paths``.
+    """Return a space without the keys at ``paths``.
 
     Raises:
         ArgumentError: A path is not in the space or names an entry of a Tuple, or a Dict would be left empty.
-        UnsupportedSpaceError: The space is no Dict and no Tuple.
+        UnsupportedSpaceError: The space is neither a Dict nor a Tuple.
     """
     if not isinstance(space, (Dict, Tuple)):
         raise UnsupportedSpaceError(f"{who} needs a Dict to take keys out of, got {space}; put it further to the front")
@@ -75,7 +75,7 @@ def drop_from_space(space: Space[Any], paths: tuple[str, ...], who: str) -> Spac
 
 
 def _drop(space: Space[Any], path: str, missing: set[str], paths: tuple[str, ...], who: str) -> Space[Any]:
-    """Walk down; what is found is taken out of ``missing``."""
+    """Drop keys below ``prefix``; remove found paths from ``missing``."""
     if isinstance(space, Tuple):
         parts = []
         for i, sub in enumerate(space.spaces):
@@ -99,7 +99,7 @@ def _drop(space: Space[Any], path: str, missing: set[str], paths: tuple[str, ...
 
 
 def drop_from_value(value: Tree, paths: tuple[str, ...], path: str = "") -> Tree:
-    """Values of a space without those at ``paths``; nothing is copied."""
+    """Return values without the parts at ``paths``; nothing is copied."""
     if isinstance(value, dict):
         kept = ((key, item, _join(path, key)) for key, item in value.items())
         return {key: drop_from_value(item, paths, at) for key, item, at in kept if at not in paths}
@@ -109,7 +109,7 @@ def drop_from_value(value: Tree, paths: tuple[str, ...], path: str = "") -> Tree
 
 
 def _keys(space: Space[Any], path: str) -> list[str]:
-    """Paths of all Dict keys and Tuple entries below."""
+    """Return the paths of all Dict keys and Tuple entries below."""
     if isinstance(space, Dict):
         pairs: list[tuple[Any, Space[Any]]] = list(space.spaces.items())
     elif isinstance(space, Tuple):
@@ -130,15 +130,15 @@ class FlattenObs(AgentConnector):
     Box and MultiBinary leaves of any rank are raveled; Discrete and each entry of MultiDiscrete become one-hot. The
     vector is float32, or float64 if any leaf that is kept is float64.
 
-    Leaves are named by path: ``"camera/left"`` in nested Dicts, ``"0"`` in a Tuple. A path stands for all below it.
+    Leaves are named by path: ``"camera/left"`` in nested Dicts, ``"0"`` in a Tuple. A path includes all below it.
 
     Args:
-        keys: Paths to keep; all where None.
+        keys: Paths to keep; None: all.
         drop: Paths to leave out.
 
     Raises:
-        ArgumentError: Both ``keys`` and ``drop`` are given; or, where a space is first seen, a path is not in it.
-        UnsupportedSpaceError: Where a space is first seen: it has no leaves, or one of those to keep has no fixed size.
+        ArgumentError: Both ``keys`` and ``drop`` are given; or, in `bind`, a path is not in it.
+        UnsupportedSpaceError: In `bind`: it has no leaves, or a kept leaf has no fixed size.
     """
 
     _: KW_ONLY
@@ -146,7 +146,7 @@ class FlattenObs(AgentConnector):
     drop: Sequence[str] | None = None
 
     _tree = from_setup(SpaceTree)
-    _unchanged = from_setup(bool)  # whether observations are such vectors already
+    _unchanged = from_setup(bool)  # whether observations are already such vectors
 
     def __post_init__(self) -> None:
         if self.keys is not None and self.drop is not None:
@@ -236,18 +236,17 @@ def _dtype(leaves: Any) -> np.dtype[Any]:
 
 
 class PadObs(LeafwiseObs):
-    """Puts every Box leaf of the right rank into the first corner of a larger one of zeros; others pass unchanged.
+    """Pads every Box leaf of the right rank with zeros at the ends of its axes; other leaves pass unchanged.
 
-    For networks that are made for one size. What agents of one env lack against each other, ``make(..., pad=True)``
-    fills up already.
+    For networks of a fixed input size. ``make(..., pad=True)`` already pads agents of one env to equal spaces.
 
     Args:
         shape: The new shape, or one number for vectors.
-        keys: Paths of the leaves to work on; all Boxes of ``len(shape)`` axes where None.
+        keys: Paths of the leaves; None: all Boxes of ``len(shape)`` axes.
 
     Raises:
-        ArgumentError: Where a space is first seen: a path is not in it.
-        UnsupportedSpaceError: Where a space is first seen: no Box has so many axes, or one is larger already.
+        ArgumentError: In `bind`: a path is not in it.
+        UnsupportedSpaceError: In `bind`: no Box has this many axes, or a Box is larger.
     """
 
     def __init__(self, shape: int | Sequence[int], *, keys: Sequence[str] | None = None) -> None:
@@ -285,16 +284,16 @@ class _Pad:
 
 @dataclass(eq=False, repr=False)
 class ReshapeObs(LeafwiseObs):
-    """Gives every Box leaf another shape, its numbers in the same order; other leaves pass unchanged.
+    """Reshapes every Box leaf, with its numbers in the same order; other leaves pass unchanged.
 
     Args:
-        shape: The new shape. One entry may be -1, for what is left over.
-        keys: Paths of the leaves to work on; all Boxes where None.
+        shape: The new shape. One entry may be -1, computed from the others.
+        keys: Paths of the leaves; None: all Boxes.
 
     Raises:
-        ArgumentError: ``shape`` has a negative entry besides one -1; or, where a space is first seen, a path is not in
+        ArgumentError: ``shape`` has a negative entry besides one -1; or, in `bind`, a path is not in
             it.
-        UnsupportedSpaceError: Where a space is first seen: there is no Box, or one has another number of entries.
+        UnsupportedSpaceError: In `bind`: there is no Box, or a Box has another number of entries.
     """
 
     shape: Sequence[int]
@@ -326,18 +325,18 @@ def _reshaped(shape: tuple[int, ...], values_n: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(eq=False, repr=False)
 class TransposeObs(LeafwiseObs):
-    """Puts the axes of every Box leaf of the right rank in another order; other leaves pass unchanged.
+    """Permutes the axes of every Box leaf of the right rank; other leaves pass unchanged.
 
-    What comes out are views: no number is moved.
+    The results are views: nothing is copied.
 
     Args:
-        axes: The present axes in their new order, as for `numpy.transpose`; None for ``(2, 0, 1)``, which turns images
+        axes: The axes in their new order, as for `numpy.transpose`; None for ``(2, 0, 1)``, which turns images
             ``(H, W, C)`` into ``(C, H, W)``.
-        keys: Paths of the leaves to work on; all Boxes of ``len(axes)`` axes where None.
+        keys: Paths of the leaves; None: all Boxes of ``len(axes)`` axes.
 
     Raises:
-        ArgumentError: ``axes`` does not name each axis once; or, where a space is first seen, a path is not in it.
-        UnsupportedSpaceError: Where a space is first seen: no Box has so many axes.
+        ArgumentError: ``axes`` does not name each axis once; or, in `bind`, a path is not in it.
+        UnsupportedSpaceError: In `bind`: no Box has this many axes.
     """
 
     axes: Sequence[int] | None = None

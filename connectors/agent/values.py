@@ -1,4 +1,4 @@
-"""Observations of other values: cast, clipped, scaled, one-hot, or mapped by a function."""
+"""Changes values of observations: casts, clips, scales, one-hots, or maps them by a function."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = ["CastObs", "ClipObs", "OneHotObs", "ScaleObs", "MapObs", "PerAgent"]
 class CastObs(LeafwiseObs):
     """Casts every Box leaf to a dtype; other leaves pass unchanged.
 
-    Floats that become ints are rounded, halves to even. Nothing ever wraps around: a Box with bounds beyond what an int
-    dtype can hold is refused, and a value beyond its Box raises ContractError.
+    Floats that become ints are rounded, halves to even. Nothing wraps around: a Box with bounds outside an int dtype's
+    range raises, and a value outside its Box raises ContractError.
 
     Args:
         dtype: A float or int dtype.
-        keys: Paths of the leaves to work on; all Boxes where None.
+        keys: Paths of the leaves; None: all Boxes.
 
     Raises:
-        ArgumentError: ``dtype`` is neither; or, where a space is first seen, a path is not in it.
-        UnsupportedSpaceError: Where a space is first seen: there is no Box, or its bounds do not fit an int dtype.
+        ArgumentError: ``dtype`` is neither a float nor an int dtype; or, in `bind`, a path is not in it.
+        UnsupportedSpaceError: In `bind`: there is no Box, or its bounds do not fit an int dtype.
 
     Attributes:
         dtype: The dtype's name.
@@ -69,7 +69,7 @@ class CastObs(LeafwiseObs):
                     f"{self!r}: the bounds of {leaf}, {space_summary(space)}, do not fit {dtype}; put ClipObs or "
                     f"ScaleObs before it"
                 )
-        with np.errstate(over="ignore"):  # a bound beyond the largest float32 is none
+        with np.errstate(over="ignore"):  # a bound beyond the largest float32 becomes infinite
             after = Box(low.astype(dtype), high.astype(dtype), leaf.shape, dtype.type)
         return LeafPlan(after, _Cast(leaf, dtype))
 
@@ -105,7 +105,7 @@ def _bounds_fit(low: NDArray[Any], high: NDArray[Any], dtype: np.dtype[Any]) -> 
         return True
     limits = np.iinfo(dtype)
     least, most = low.min(), high.max()
-    # As Python's ints: the largest int64 is no float64.
+    # Compared as Python ints: the largest int64 is not a float64.
     return bool(np.isfinite(least) and np.isfinite(most)) and limits.min <= int(least) and int(most) <= limits.max
 
 
@@ -113,17 +113,17 @@ def _bounds_fit(low: NDArray[Any], high: NDArray[Any], dtype: np.dtype[Any]) -> 
 class ClipObs(LeafwiseObs):
     """Clips the values of every Box leaf, and its bounds with them; other leaves pass unchanged.
 
-    A Box of ints is clipped to the whole numbers inside. NaN stays NaN.
+    A Box of ints is clipped to the ints between the limits. NaN stays NaN.
 
     Args:
         low: Smallest value; None for no limit.
         high: Largest value; None for no limit.
-        keys: Paths of the leaves to work on; all Boxes where None.
+        keys: Paths of the leaves; None: all Boxes.
 
     Raises:
-        ArgumentError: Neither is given, or ``low`` is above ``high``; or, where a space is first seen, a path is not
+        ArgumentError: Neither limit is given, or ``low`` is above ``high``; or, in `bind`, a path is not
             in it.
-        UnsupportedSpaceError: Where a space is first seen: there is no Box, or no value of its dtype lies between.
+        UnsupportedSpaceError: In `bind`: there is no Box, or no value of its dtype lies between the limits.
     """
 
     low: float | None = None
@@ -147,7 +147,7 @@ class ClipObs(LeafwiseObs):
         return LeafPlan(Box(bottom, top, leaf.shape, leaf.dtype.type), partial(np.clip, a_min=low, a_max=high))
 
     def _limits(self, leaf: Leaf) -> tuple[Any, Any]:
-        """The limits as numbers of the leaf's dtype."""
+        """Return the limits as numbers of the leaf's dtype."""
         low = -math.inf if self.low is None else self.low
         high = math.inf if self.high is None else self.high
         if leaf.dtype.kind == "f":
@@ -162,15 +162,15 @@ class ClipObs(LeafwiseObs):
 class OneHotObs(LeafwiseObs):
     """Turns every Discrete and MultiDiscrete leaf into a float32 vector; the structure and other leaves stay.
 
-    ``Discrete(n)`` becomes a one-hot ``(n,)``; the one-hots of a MultiDiscrete's entries stand side by side in one
-    vector, as `FlattenObs` has them.
+    ``Discrete(n)`` becomes a one-hot ``(n,)``; the one-hots of a MultiDiscrete's entries are concatenated, as in
+    `FlattenObs`.
 
     Args:
-        keys: Paths of the leaves to work on; all of these two kinds where None.
+        keys: Paths of the leaves; None: all Discrete and MultiDiscrete leaves.
 
     Raises:
-        ArgumentError: Where a space is first seen: a path is not in it.
-        UnsupportedSpaceError: Where a space is first seen: there is no such leaf.
+        ArgumentError: In `bind`: a path is not in it.
+        UnsupportedSpaceError: In `bind`: there is no Discrete or MultiDiscrete.
     """
 
     _kind = "Discrete and MultiDiscrete leaves"
@@ -190,18 +190,18 @@ def _floats(one_hot: OneHot, values_n: NDArray[Any]) -> NDArray[Any]:
 class ScaleObs(LeafwiseObs):
     """Stretches every Box leaf from its bounds to ``[low, high]``, as float32.
 
-    Leaves that are not bounded at both ends pass unchanged. Entry by entry, each from its own bounds, and exact at both
-    ends: an image of bytes comes out as ``image / 255``. An entry whose bounds are equal comes out as ``low``.
+    Each entry is scaled from its own bounds, exactly at both ends: an image of bytes becomes ``image / 255``. An entry
+    with equal bounds becomes ``low``. Leaves that are not bounded at both ends pass unchanged.
 
     Args:
-        low: Where the lower bounds go.
-        high: Where the upper bounds go.
-        keys: Paths of the leaves to work on; all Boxes with bounds where None.
+        low: New lower bound.
+        high: New upper bound.
+        keys: Paths of the leaves; None: all bounded Boxes.
 
     Raises:
-        ArgumentError: ``low`` is not below ``high``, or one is not finite; or, where a space is first seen, a path is
+        ArgumentError: ``low`` is not below ``high``, or one is not finite; or, in `bind`, a path is
             not in it.
-        UnsupportedSpaceError: Where a space is first seen: no Box has bounds at both ends.
+        UnsupportedSpaceError: In `bind`: no Box has bounds at both ends.
     """
 
     low: float = 0.0
@@ -227,11 +227,11 @@ class _Scale:
     def __init__(self, space: Box, low: float, high: float) -> None:
         self.low, self.high = np.float32(low), np.float32(high)
         self.to_unit = bool(self.low == 0 and self.high == 1)
-        # What float32 holds exactly is worked out in it.
+        # Values that float32 holds exactly are computed in it.
         self.dtype = np.dtype(np.float32 if np.can_cast(space.low.dtype, np.float32) else np.float64)
         bottom, top = (_least(bound.astype(self.dtype)) for bound in (space.low, space.high))
         with np.errstate(over="ignore"):
-            if not np.isfinite(top - bottom).all():  # bounds as far apart as floats can be
+            if not np.isfinite(top - bottom).all():  # the difference of the bounds overflows
                 self.dtype = np.dtype(np.float64)
                 bottom, top = bottom.astype(np.float64), top.astype(np.float64)
         self.shrink = 1.0
@@ -251,29 +251,29 @@ class _Scale:
             rest *= self.low
             out *= self.high
             out += rest  # from both ends, so that both are exact
-            np.clip(out, self.low, self.high, out=out)  # rounding pushes it over the edge of a narrow range
+            np.clip(out, self.low, self.high, out=out)  # rounding may leave a narrow range
         return out.astype(np.float32, copy=False)
 
 
 def _least(bound: NDArray[Any]) -> NDArray[Any]:
-    """One number for bounds that are all equal: faster than a number for each entry."""
+    """Return one number if all bounds are equal: faster than an array."""
     return bound.ravel()[:1].reshape(()) if bound.size and (bound == bound.ravel()[0]).all() else bound
 
 
 class MapObs(ObsFunction):
-    """Puts ``function(obs)`` in the place of the observations, all rows in one call.
+    """Replaces observations by ``function(obs)``, all rows in one call.
 
-    The arrays it gets are read-only. For one that looks at a row's agent or other columns, use `agent_connector`; for
-    one that knows a single row only, `PerAgent`.
+    Its arguments are read-only. For a function that needs other columns, use `agent_connector`; for a function of one
+    row, `PerAgent`.
 
     Args:
-        function: Takes observations, an array (n, …) or a tree of these, and returns such for the same n rows.
-        output_space: Space of one observation after the function, or a function that makes it of the space before;
-            None where the two are equal.
+        function: Maps observations, an array (n, …) or a tree of arrays, to observations of the same n rows.
+        output_space: Space of one observation after the function, or a function of the space before; None if both
+            are equal.
 
     Raises:
-        ArgumentError: ``function`` cannot be called, or ``output_space`` is none of these.
-        ContractError: In a call: what the function returned has another structure, shape or dtype than was declared.
+        ArgumentError: ``function`` cannot be called, or ``output_space`` has another form.
+        ContractError: In a call: the function's result differs from the declared space in structure, shape or dtype.
     """
 
     def __call__(self, rows: Rows) -> Rows:
@@ -281,20 +281,19 @@ class MapObs(ObsFunction):
 
 
 class PerAgent(ObsFunction):
-    """Puts ``function(obs, agent)`` in the place of each observation, one row a call.
+    """Replaces each observation by ``function(obs, agent)``, one row per call.
 
-    The easiest to write and the slowest to run: a call of a Python function for every row. `MapObs` takes all rows at
-    once. The arrays it gets are read-only.
+    Easy to write, but slow: one Python call per row. `MapObs` takes all rows at once. Arguments are read-only.
 
     Args:
-        function: Takes one observation, as the space of one has it, and the agent's name, or its ``agent_index`` where
-            the pipeline was bound without names. Returns one observation.
-        output_space: Space of one observation after the function, or a function that makes it of the space before;
-            None where the two are equal.
+        function: Maps one observation and the agent's name (or its ``agent_index``, if the pipeline was bound without
+            names) to one observation.
+        output_space: Space of one observation after the function, or a function of the space before; None if both
+            are equal.
 
     Raises:
-        ArgumentError: ``function`` cannot be called, or ``output_space`` is none of these.
-        ContractError: In a call: what the function returned has another structure, shape or dtype than was declared;
+        ArgumentError: ``function`` cannot be called, or ``output_space`` has another form.
+        ContractError: In a call: the function's result differs from the declared space in structure, shape or dtype;
             names the row.
     """
 

@@ -1,4 +1,4 @@
-"""Learner-side connectors: what stands between finished batches and the learner."""
+"""Learner-side connectors, between finished batches and the learner."""
 
 from __future__ import annotations
 

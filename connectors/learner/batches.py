@@ -22,15 +22,15 @@ ModuleMapping = Mapping[str, str] | Callable[[str, int], str]
 
 
 def regroup(batch: Mapping[str, Rows], mapping: ModuleMapping) -> dict[str, Rows]:
-    """Share out the rows of a finished batch among learners' modules.
+    """Distribute the rows of a finished batch to learners' modules.
 
-    For learners that are cut otherwise than the policies that acted: a critic that several policies share, or an agent
-    with a module of its own under a policy of all. Every row goes to exactly one module. A module's rows are in the
-    order of the batch: policy after policy, and each policy's in their old order, so that fragments stay whole.
+    For learners whose modules differ from the acting policies: a critic shared by several policies, or an agent with
+    its own module under a shared policy. Every row goes to exactly one module. A module's rows keep the batch's order,
+    policy after policy, so that fragments stay whole.
 
     Args:
         batch: Policy id to its rows.
-        mapping: Policy id to module id; or a function, called once for each policy id and ``agent_index`` there is.
+        mapping: Policy id to module id; or a function, called once for each present policy id and ``agent_index``.
 
     Returns:
         Module id to its rows, in order of first appearance; modules without a row have no key.
@@ -57,7 +57,7 @@ def regroup(batch: Mapping[str, Rows], mapping: ModuleMapping) -> dict[str, Rows
 
 
 def _shares(policy_id: str, rows: Rows, mapping: ModuleMapping) -> dict[str, Rows]:
-    """One policy's rows by module."""
+    """Return one policy's rows by module."""
     if not len(rows):
         return {}
     if isinstance(mapping, Mapping):
@@ -78,14 +78,13 @@ def _shares(policy_id: str, rows: Rows, mapping: ModuleMapping) -> dict[str, Row
 class Standardize(LearnerConnector):
     """Subtracts a column's mean over the batch and divides by its standard deviation.
 
-    Entries that are padding, phantom rows or masked otherwise do not count, and come out as 0. Works on rows and on
-    sequences (B, T). The column keeps its dtype if that is a float one, and comes out as float32 else.
+    Padding, phantom rows and masked entries do not count, and become 0. Works on rows and on sequences (B, T). A float
+    column keeps its dtype, others become float32.
 
     Args:
-        column: Its name.
-        mask: Name of a bool column that is False where an entry does not count, if there is one; None to count all
-            others. Padding and rows that are ``phantom`` never count, nor do those of agents that were truncated
-            without a final observation.
+        column: Name of the column.
+        mask: Name of an optional bool column that is False where an entry does not count; None: no such column.
+            Padding, ``phantom`` rows, and rows of agents truncated without a final observation never count.
         epsilon: Added to the standard deviation.
 
     Raises:
@@ -109,13 +108,13 @@ class Standardize(LearnerConnector):
         out = np.zeros(values.shape, values.dtype if values.dtype.kind == "f" else np.float32)
         if wide.size:
             wide -= wide.mean()
-            wide -= wide.mean()  # the first mean was rounded: of equal values that error would be all there is
+            wide -= wide.mean()  # corrects the rounding of the first mean, which matters for equal values
             spread = wide.std() + self.epsilon
             out[counts] = wide / spread if spread > 0 else 0.0
         return rows.replace(**{self.column: out})
 
     def _counts(self, rows: Rows, values: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which entries count, in the shape of the values' first axes."""
+        """Return the entries that count, in the shape of the values' first axes."""
         counts = np.ones(len(rows), np.bool_)
         if "seq_lens" in rows and values.ndim > 1:
             counts = np.arange(values.shape[1]) < numbers(rows, "seq_lens")[:, None]

@@ -1,4 +1,4 @@
-"""Columns of a batch as arrays, and where its fragments (stretches of one agent's episode) begin and end."""
+"""Columns of a batch as arrays, and its fragments (stretches of one agent's episode)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _ORIGIN = {
 
 
 def column(rows: Rows, name: str) -> Any:
-    """A column that a connector cannot do without.
+    """Return a required column.
 
     Raises:
-        ContractError: It is not there; says where it comes from.
+        ContractError: It is missing; the text names its source.
     """
     if name in rows:
         return rows[name]
@@ -39,7 +39,7 @@ def column(rows: Rows, name: str) -> Any:
 
 
 def one_array(rows: Rows, name: str) -> NDArray[Any]:
-    """A column that is no tree.
+    """Return a required column that is one array.
 
     Raises:
         ContractError: It is missing, or a tree.
@@ -51,7 +51,7 @@ def one_array(rows: Rows, name: str) -> NDArray[Any]:
 
 
 def numbers(rows: Rows, name: str) -> Floats:
-    """A column of one number a row, as (n,) float64.
+    """Return a column of one number per row, as (n,) float64.
 
     Raises:
         ContractError: It is missing, or has another shape.
@@ -60,7 +60,7 @@ def numbers(rows: Rows, name: str) -> Floats:
 
 
 def flags(rows: Rows, name: str) -> NDArray[np.bool_]:
-    """A column of one bool a row, (n,).
+    """Return a column of one bool per row, (n,).
 
     Raises:
         ContractError: It is missing, or has another shape.
@@ -71,15 +71,15 @@ def flags(rows: Rows, name: str) -> NDArray[np.bool_]:
 def _flat(rows: Rows, name: str) -> NDArray[Any]:
     array = one_array(rows, name)
     if array.ndim != 1:
-        # (n, 1) against (n,) would broadcast to (n, n) without a word.
+        # (n, 1) and (n,) would silently broadcast to (n, n).
         raise ContractError(f"expected column {name!r} of shape ({len(rows)},), one number a row, got {array.shape}")
     return array
 
 
 def unknown_outcome(rows: Rows) -> NDArray[np.bool_]:
-    """Where an agent was cut off and the env gave no final observation, so that what came after is not known.
+    """Return where an agent was truncated without a final observation, so that the value after it is unknown.
 
-    Where it was terminated nothing came after, with or without one.
+    Terminated rows are False: nothing follows them.
 
     Returns:
         A bool for each row, (n,), or (B, T) of sequences.
@@ -97,8 +97,8 @@ IntArray = NDArray[np.int64]
 class Fragments:
     """The F fragments of n rows: stretches of one agent's episode, which differ in ``unroll_id``.
 
-    A fragment may end with a phantom row, one that `AddLastObs` put there (column ``phantom``). It stands for what came
-    after the fragment, is no transition itself, and the formulas leave it out.
+    A fragment may end with a phantom row of `AddLastObs` (column ``phantom``). It holds the moment after the fragment;
+    it is not a transition, and formulas skip it.
 
     Args:
         rows: Rows of equal ``unroll_id`` together, ascending in time.
@@ -110,7 +110,7 @@ class Fragments:
     Attributes:
         fragment_n: (n,) number of each row's fragment.
         first_F: (F,) first row of each fragment.
-        last_F: (F,) last row of each that is a transition.
+        last_F: (F,) last transition of each.
         stop_F: (F,) the row after each fragment, its phantom row included.
         left_n: (n,) transitions that follow in the same fragment: 0 for its last one, -1 for a phantom row.
     """
@@ -137,7 +137,7 @@ class Fragments:
 
     def _check(self, rows: Rows, begins: NDArray[np.bool_], unroll: IntArray) -> None:
         if len(np.unique(unroll[begins])) != len(self):
-            raise ContractError("rows of equal unroll_id must stand together; shuffle rows after this connector")
+            raise ContractError("rows of equal unroll_id must be adjacent; shuffle rows after this connector")
         if "t" in rows:
             t = np.asarray(rows["t"])
             if ((t[1:] <= t[:-1]) & ~begins[1:]).any():
@@ -148,23 +148,23 @@ class Fragments:
                 raise ContractError("a phantom row must be its fragment's last, and not its only one")
 
     def check_ends(self, rows: Rows) -> None:
-        """Make sure that an episode ends in a fragment's last transition only, as formulas take it to.
+        """Check that episodes end only in a fragment's last transition, as formulas assume.
 
         Raises:
-            ContractError: One ends in the middle.
+            ContractError: An episode ends in the middle of a fragment.
         """
         for name in ("terminated", "truncated"):
             if name in rows and (flags(rows, name) & (self.left_n > 0)).any():
                 raise ContractError(
-                    f"a row with {name}=True must be the last of its unroll_id; give each episode one of its own, and "
+                    f"a row with {name}=True must be the last of its unroll_id; give each episode its own, and "
                     f"put NStep, which passes these flags on to earlier rows, behind this connector"
                 )
 
     def scan(self, x_n: Floats, decay_n: Floats | float) -> Floats:
         """Solve ``y[t] = x[t] + decay[t] * y[t + 1]`` in every fragment, where y after its last transition is 0.
 
-        Each pass doubles how far a row sees ahead (Hillis and Steele 1986), so there are as many as the longest
-        fragment's length has binary digits. What else is in the batch changes no bit, as long as it is finite.
+        Each pass doubles a row's reach (Hillis and Steele 1986), so the number of passes is the number of binary digits
+        of the longest fragment's length. Results do not depend on other fragments, as long as all are finite.
 
         Args:
             x_n: (n,) float64.
@@ -174,7 +174,7 @@ class Fragments:
             (n,) y; 0 in phantom rows.
         """
         y = np.where(self.left_n >= 0, x_n, 0.0)
-        weight = np.where(self.left_n > 0, decay_n, 0.0)  # of the row `reach` ahead; 0 where that is another fragment
+        weight = np.where(self.left_n > 0, decay_n, 0.0)  # of the row `reach` ahead; 0 in another fragment
         reach = 1
         while reach <= self.left_n.max(initial=0):
             y[:-reach] += weight[:-reach] * y[reach:]

@@ -15,7 +15,7 @@ __all__ = ["LearnerPipeline"]
 
 
 class LearnerPipeline(Pipeline[LearnerConnector], LearnerConnector):
-    """Learner connectors in a row: the rows of a finished batch in, the rows to learn from out.
+    """A chain of learner connectors: from a finished batch's rows to the rows to learn from.
 
     It needs no space and so no `bind`: ``pipeline(batch["main"])``.
 
@@ -28,7 +28,7 @@ class LearnerPipeline(Pipeline[LearnerConnector], LearnerConnector):
 
     @classmethod
     def default(cls) -> Self:
-        """Nothing: learners get what the collector gathered."""
+        """Build the default chain: no connectors; learners get the collector's rows."""
         return cls()
 
     def see_batch(self, batch: Mapping[str, Rows]) -> None:

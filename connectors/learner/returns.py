@@ -42,7 +42,7 @@ def state_columns(rows: Rows) -> dict[str, str]:
 
 
 def following(rows: Rows, at: NDArray[np.int64]) -> Rows:
-    """The moments after some rows, as rows to look at.
+    """Return the moments after some rows, as rows.
 
     Each column that has a ``next_…`` beside it becomes that: ``obs`` is ``next_obs``, ``state`` is ``next_state``, and
     so are masks and columns of agent connectors; ``state_in`` is ``state_out`` (see `state_columns`), and ``t`` one
@@ -62,19 +62,19 @@ def following(rows: Rows, at: NDArray[np.int64]) -> Rows:
 
 
 def end_values(rows: Rows, fragments: Fragments, value_function: ValueFunction | None) -> Floats:
-    """Value of what came after each fragment.
+    """Return the value of the moment after each fragment.
 
-    It is 0 where the last row is terminated, or where it cannot be known: see `unknown_outcome`. Elsewhere the episode
-    went on or could have (truncated), and it is the value of the last row's ``next_obs``: ``values`` of the fragment's
-    phantom row, else ``next_values`` of its last row, else what the value function says, asked once for all fragments
-    that need it. A NaN in those columns stands for "not known".
+    It is 0 if the last row is terminated, or if the value is unknown: see `unknown_outcome`. Else the episode
+    continued, or could have (truncated), and it is the value of the last row's ``next_obs``: ``values`` of the
+    fragment's phantom row, else ``next_values`` of its last row, else from the value function, called once for all
+    fragments that need it. NaN in these columns means "unknown".
 
     Returns:
         (F,) float64.
 
     Raises:
-        ArgumentError: A value is needed and there is none of the three.
-        ContractError: The value function gave no (k,) numbers for k rows.
+        ArgumentError: A value is needed, and all three are missing.
+        ContractError: The value function did not return (k,) numbers for k rows.
     """
     last = fragments.last_F
     wanted = ~(flags(rows, "terminated") | unknown_outcome(rows))[last]
@@ -89,7 +89,7 @@ def end_values(rows: Rows, fragments: Fragments, value_function: ValueFunction |
 
 
 def _columns(rows: Rows, fragments: Fragments) -> list[Floats]:
-    """(F,) end values that are in the rows already, NaN where they are not; the first known one counts."""
+    """Return (F,) end values from the rows' columns, the first known one of each; NaN if none is known."""
     found = []
     if "phantom" in rows and "values" in rows:
         end = fragments.stop_F - 1
@@ -108,7 +108,7 @@ def _ask(value_function: ValueFunction | None, rows: Rows, at: NDArray[np.int64]
         )
     after = following(rows, at)
     if "state" in rows and "next_state" not in rows:
-        after = after.drop("state")  # the one at hand is of the moment before: no answer is better than that one's
+        after = after.drop("state")  # the present one is of the moment before: better none than that
     values = to_array(value_function(after))
     if values.shape != (len(at),) or values.dtype.kind not in "fiub":
         raise ContractError(
@@ -119,7 +119,7 @@ def _ask(value_function: ValueFunction | None, rows: Rows, at: NDArray[np.int64]
 
 
 def next_values(rows: Rows, fragments: Fragments, value_function: ValueFunction | None) -> Floats:
-    """Value of what came after each row: ``values`` of the next row of its fragment, or `end_values`.
+    """Return the value after each row: ``values`` of the next row of its fragment, or `end_values`.
 
     Returns:
         (n,) float64; 0 in phantom rows.
@@ -197,7 +197,7 @@ class VTrace(LearnerConnector):
         gamma: Discount per decision, from 0 to 1.
         rho_bar: Limit of the weights of the deltas; ``math.inf`` for none.
         c_bar: Limit of the weights of the trace; not above ``rho_bar``.
-        value_function: As for `GeneralAdvantageEstimation`.
+        value_function: Rows to their (n,) values; see `GeneralAdvantageEstimation`.
         logp: Column of log-probabilities of the actions under the policy that chose them, (n,).
         target_logp: Column of those under the policy that learns, (n,).
 
@@ -228,7 +228,7 @@ class VTrace(LearnerConnector):
         real, unknown = fragments.left_n >= 0, unknown_outcome(rows)
         values, rewards = numbers(rows, "values"), numbers(rows, "rewards")
         after = next_values(rows, fragments, self.value_function)
-        with np.errstate(over="ignore"):  # a ratio beyond all numbers is clipped like any other
+        with np.errstate(over="ignore"):  # an infinite ratio is clipped, too
             ratio = np.exp(numbers(rows, self.target_logp) - numbers(rows, self.logp))
         rho, c = np.minimum(ratio, self.rho_bar), np.minimum(ratio, self.c_bar)
         deltas = rho * (rewards + self.gamma * after - values)

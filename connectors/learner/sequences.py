@@ -1,4 +1,4 @@
-"""Rows beside rows of their fragment: views, phantom rows, and (sequence, time) arrays."""
+"""Views of other rows of a fragment, phantom rows, and (sequence, time) arrays."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class AddLastObs(LearnerConnector):
         if "rewards" in rows:
             after = after.replace(rewards=np.zeros_like(after["rewards"]))
         if "values" in rows and "next_values" not in rows:
-            # As floats even where V was given as ints: those have no NaN.
+            # As floats even if V is ints, which have no NaN.
             values = np.asarray(after["values"])
             after = after.replace(values=np.full(values.shape, np.nan, np.result_type(values.dtype, np.float32)))
         where = np.arange(n) + fragments.fragment_n
@@ -80,22 +80,21 @@ class AddLastObs(LearnerConnector):
 
 @dataclass(eq=False, repr=False)
 class AddView(LearnerConnector):
-    """Adds a column with the values that another one has in earlier or later rows of the same fragment.
+    """Adds a column with another column's values in earlier or later rows of the same fragment.
 
     For one shift it is ``(n, …)``, for a list or range of k shifts ``(n, k, …)``, earliest row first; tree for tree.
-    Rows before and after the fragment are in no batch, or in another one, and count as not there. A phantom row is
-    part of its fragment.
+    Rows before and after the fragment count as missing. A phantom row is part of its fragment.
 
     Args:
         column: Name of the column to add.
-        source: Name of the column to look at, any one of the rows.
+        source: Name of the source column, any column of the rows.
         shift: ``-1``, ``2``, ``[-4, 0, 4]``, ``"-3:-1"``, ``"0:8:2"``; see `parse_shifts`.
-        fill: What stands for rows that are not there: None for zeros, ``"repeat"`` for the nearest row that is there,
-            or one row's value, a number standing for an array full of it.
+        fill: Value for missing rows: None: zeros; ``"repeat"``: the nearest row; or one row's value, where a number
+            fills the array.
 
     Raises:
-        ArgumentError: ``shift`` is no such thing; when called: ``fill`` does not fit the source.
-        ContractError: When called: the source is missing, or the column is there already.
+        ArgumentError: ``shift`` is invalid; when called: ``fill`` does not fit the source.
+        ContractError: When called: the source is missing, or the column exists already.
     """
 
     column: str
@@ -130,7 +129,7 @@ class AddView(LearnerConnector):
         return rows.replace(**{self.column: zip_trees(look, [source, self._fills(source)])})
 
     def _fills(self, source: Tree) -> Tree:
-        """For each leaf, one row's value, or ``"repeat"``."""
+        """Return one row's value for each leaf, or ``"repeat"``."""
         if isinstance(self.fill, str):
             return map_tree(lambda _: self.fill, source)
         blanks = map_tree(_zeros, source)
@@ -151,7 +150,7 @@ def _zeros(leaf: Any) -> Any:
 
 
 def kept_name(name: str) -> str:
-    """Under what name `PadSequences` keeps a column whose place one of its own takes."""
+    """Return the name under which `PadSequences` keeps a column that it replaces."""
     return f"{name}_rows"
 
 
@@ -166,8 +165,8 @@ class PadSequences(LearnerConnector):
     * ``loss_mask`` (B, T) bool, True for those; False also where a ``loss_mask`` of the rows is False,
     * the state column as (B, …): the state at each sequence's start.
 
-    What the rows themselves had in a column of these names moves to ``loss_mask_rows`` and ``state_in_rows``, so that
-    `UnpadSequences` gives back exactly what came in.
+    The rows' own columns of these names move to ``loss_mask_rows`` and ``state_in_rows``, so that `UnpadSequences`
+    restores the rows exactly.
 
     Args:
         max_len: T, at least 1.
@@ -215,11 +214,11 @@ class PadSequences(LearnerConnector):
 class UnpadSequences(LearnerConnector):
     """Undoes `PadSequences`: columns (B, T, …) become (n, …), without the padding, in the rows' old order.
 
-    The rows come back exactly, with the columns that were added to the sequences in between. ``seq_lens`` goes, and
-    ``loss_mask`` and the state column are again what the rows had in them, if anything.
+    It restores the rows exactly, with columns that were added to the sequences in between. ``seq_lens`` is removed;
+    ``loss_mask`` and the state column are again the rows' own, if any.
 
     Args:
-        state_column: As it was given to `PadSequences`.
+        state_column: The value given to `PadSequences`.
 
     Raises:
         ContractError: When called: there is no ``seq_lens``, or a column is not (B, T, …).
@@ -251,6 +250,6 @@ def _check_axes(name: str, column: Any, here: NDArray[np.bool_]) -> None:
         if to_array(leaf).shape[:2] != here.shape:
             where = f"column {name!r}" + (f" at {path}" if path else "")
             raise ContractError(
-                f"{where} must begin with the axes (B, T) = {here.shape}, got {to_array(leaf).shape}; drop what is one "
-                f"value a sequence before UnpadSequences"
+                f"{where} must begin with the axes (B, T) = {here.shape}, got {to_array(leaf).shape}; drop columns "
+                f"with one value a sequence before UnpadSequences"
             )

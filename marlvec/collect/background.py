@@ -21,7 +21,7 @@ _LOOK_AGAIN = 1.0  # seconds
 
 
 class UpdateLock:
-    """Steps and updates never at a time; where both are wanted they take turns, and neither waits for more than one.
+    """Lock between steps and updates: never both at once. They alternate, so that neither waits for more than one.
 
     Used as ``with turns:`` around each step, by the one thread that collects, and as ``with turns.updating():``. Ctrl-C
     may come at any line: whose turn it is is said by the id of a thread, which is then stored again, and what it has
@@ -353,7 +353,7 @@ class Background:
             self._changed.notify_all()
 
     def _wait_for_room(self) -> bool:
-        """Whether to collect another batch; waits until there is room for it."""
+        """Wait until there is room for another batch; return False to stop."""
         with self._lock:
             while len(self) >= self._ahead and not self._stopping:
                 self._changed.wait(_LOOK_AGAIN)

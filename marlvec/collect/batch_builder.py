@@ -117,7 +117,7 @@ class BatchBuilder:
     # --- the batch
 
     def build(self, goal: SampleTarget, trained: TrainedPolicies) -> BuiltBatch:
-        """Make the batch; it can be made again."""
+        """Make the batch; may be called repeatedly."""
         began = perf_counter()
         state = self._current.state
         counters, whole = state.counters, 0

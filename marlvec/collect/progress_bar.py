@@ -91,9 +91,9 @@ def collecting(unit: Unit, total: int | None, metrics: Metrics) -> Iterator[Call
 
 
 class _WholeColumns(Progress):
-    """Cuts no number: the bar takes what room there is, and where that is too little, columns are left out whole.
+    """Columns that are shown completely or not at all: the bar takes the remaining room.
 
-    Its columns are what runs, how far, how fast, a note, and how long yet.
+    The columns: task, progress, speed, a note, remaining time.
     """
 
     def make_tasks_table(self, tasks: Iterable[Task]) -> Table:

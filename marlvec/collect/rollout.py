@@ -360,7 +360,7 @@ class RolloutLoop:
             BaseException: From callbacks, once the step is finished.
         """
         if not len(self.scheduler.living):
-            raise StateError("all envs are masked after faults, so there is none left to step; make() new ones")
+            raise StateError("no env is left to step: all are masked after faults; make() new ones")
         scheduler, steps_N = self.scheduler, self._episodes.steps_N
         if self.steps_left and scheduler.all_go_together:
             env_ids, self.steps_left = None, self.steps_left - 1
@@ -575,7 +575,7 @@ class RolloutLoop:
         self._observe(env_step)
 
     def _begin(self, env_ids: IntArray) -> None:
-        """Forget these envs' episodes, and begin the next ones of those that live; who plays whom is settled here."""
+        """Forget these envs' episodes; begin new episodes in the living envs, and choose their policies."""
         for runner in self._runners.values():
             runner.begin(env_ids)
         self._ended_agents.forget(env_ids)

@@ -490,7 +490,7 @@ class CollectorGroup:
                 raise ValueError("places must be in the order of their streams")
             found = {index: self._prepare(index, one, streams) for index, one in enumerate(state["collectors"])}
         except (TypeError, ValueError, LookupError) as error:
-            raise ArgumentError(f"{where}: expected what get_state() returned: {error!r:.200}") from error
+            raise ArgumentError(f"{where}: expected a state from get_state(): {error!r:.200}") from error
 
         def put() -> None:
             for index, collector in found.items():

@@ -105,7 +105,7 @@ class MergeRounds:
                 "number": number_field(state, "number", where),
             }
         except (TypeError, ValueError, AttributeError) as error:
-            raise ArgumentError(f"{where}: expected what get_state() returned: {error!r:.200}") from error
+            raise ArgumentError(f"{where}: expected a state from get_state(): {error!r:.200}") from error
         return partial(vars(self).update, new)
 
     def _merge(self) -> None:

@@ -328,7 +328,7 @@ class ActionReader:
 
     @property
     def quick(self) -> Callable[[], list[Any]] | None:
-        """A C function with the result of `read`, or None if there is none."""
+        """Return a C function equivalent to `read`, or None."""
         return self._rows[0].tolist if self._tree.is_leaf and self._is_bare[0] else None
 
     def cropped(self, crops: Sequence[Sequence[Crop]]) -> ActionReader:

@@ -1,7 +1,7 @@
-"""Batched kernels: envs compiled by numba, many in one call, the same numbers as their reference, bit for bit.
+"""Native envs: compiled by numba, many in one call, with their reference's numbers bit for bit.
 
-`native_env` says what a native env is and how to write one; `catalog` which ones there are. Importing this package
-imports no numba: that happens where a kernel is loaded.
+`native_env` has the contract and how to write a native env; `catalog` lists all. Importing this package does not import
+numba: loading a kernel does.
 """
 
 from marlvec.native.catalog import NativeEntry, register_native

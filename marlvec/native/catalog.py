@@ -1,4 +1,4 @@
-"""Which envs have a native form, and where it is."""
+"""Catalog of native envs: id, class, exactness."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["NativeEntry", "native_entry", "register_native"]
 
 @dataclass(frozen=True)
 class NativeEntry:
-    """One env that has a native form.
+    """Catalog entry of a native env.
 
     Attributes:
-        id: The id of the env whose numbers it has, as `marlvec.make` knows it.
-        entry_point: ``"module:Class"``, a `NativeEnv`; imported only where it is built, as it imports numba.
-        exact: Whether it has its reference's numbers bit for bit. ``backend="auto"`` takes no other.
+        id: Id of its reference env for `marlvec.make`.
+        entry_point: ``"module:Class"`` of a `NativeEnv`; imported only when an env is built, as it imports numba.
+        exact: Whether its numbers equal the reference's bit for bit. ``backend="auto"`` uses only exact entries.
     """
 
     id: str
@@ -26,11 +26,11 @@ class NativeEntry:
     exact: bool = True
 
     def load(self) -> type[NativeEnv]:
-        """Import it.
+        """Import the class.
 
         Raises:
             MissingExtraError: numba is not installed.
-            RegistryError: There is no such class.
+            RegistryError: The class does not exist.
         """
         if not isinstance(self.entry_point, str):
             return self.entry_point
@@ -85,7 +85,7 @@ _entries: dict[str, NativeEntry] = {
 
 
 def native_entry(env_id: str) -> NativeEntry | None:
-    """The native form of an env, by its whole id; None where there is none."""
+    """Return the entry of a full env id, or None."""
     family, _, name = env_id.partition("/")
     if name and family in _GRIDS and env_id not in _entries:
         return NativeEntry(env_id, f"marlvec.native.{_GRIDS[family]}")
@@ -95,16 +95,16 @@ def native_entry(env_id: str) -> NativeEntry | None:
 def register_native(
     id: str, entry_point: str | type[NativeEnv], *, exact: bool = True, overwrite: bool = False
 ) -> NativeEntry:
-    """Give an env that `marlvec.make` knows a native form.
+    """Register a native form of an env that `marlvec.make` knows.
 
     Args:
-        id: The env's whole id, e.g. ``"mpe/simple_spread_v3"``.
+        id: The env's full id, e.g. ``"mpe/simple_spread_v3"``.
         entry_point: A subclass of `NativeEnv`, or ``"module:Class"``.
-        exact: Whether it has the same numbers as the env, bit for bit.
-        overwrite: Whether it may replace another.
+        exact: Whether its numbers equal the env's, bit for bit.
+        overwrite: Whether it may replace a registered native form.
 
     Raises:
-        AlreadyRegisteredError: The env has one.
+        AlreadyRegisteredError: The env already has a native form.
     """
     if id in _entries and not overwrite:
         raise AlreadyRegisteredError(f"env {id!r} has a native form already; pass overwrite=True to replace it")

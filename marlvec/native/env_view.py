@@ -1,4 +1,4 @@
-"""One env of a `NativeEnv` as an object: what control calls (`exec_func`, `get_attr`, `render`, …) are given."""
+"""One env of a `NativeEnv` as an object, for control calls (`exec_func`, `get_attr`, `render`, …)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ __all__ = ["NativeEnvView"]
 class NativeEnvView:
     """Env ``i`` of a `NativeEnv`.
 
-    An array that it keeps for all its envs shows as this env's row, which may be written to; what is the same
-    in all envs shows as it is. Names that begin with an underscore may be set, and stay with this object; others may
-    not: no env would read them.
+    An array with one row per env appears as this env's row, which may be written to; attributes common to all envs
+    appear unchanged. Only names with a leading underscore can be set, on this object; the env would not read others.
 
     Args:
         env: The env.
-        i: Which env.
+        i: Index of the env.
         render_mode: ``"rgb_array"``, or None.
     """
 
@@ -31,7 +30,7 @@ class NativeEnvView:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or callable(getattr(type(self._of), name, None)):
-            raise AttributeError(name)  # methods for all envs are not methods of one
+            raise AttributeError(name)  # methods of the whole batch are hidden
         value = getattr(self._of, name)
         if isinstance(value, np.ndarray) and value.ndim and len(value) == self._of.num_envs:
             return value[self._i, ...]
@@ -46,9 +45,9 @@ class NativeEnvView:
         return f"<env {self._i} of {self._of.name}>"
 
     def render(self) -> Any:
-        """Let the reference draw this env."""
+        """Return a frame, drawn by the reference."""
         return self._of.render(self._i, self.render_mode)
 
     def reference(self) -> Any:
-        """Build the reference env in the state that this env is in: a copy, independent of it."""
+        """Build the reference env in this env's state: an independent copy."""
         return self._of.reference(self._i, self.render_mode)

@@ -1,11 +1,11 @@
-"""The batched contract: one object that holds N copies of one env, stepped by compiled functions.
+"""Contract of native envs: one object holds N copies of an env, and steps them by compiled functions.
 
 A `NativeEnv` keeps the state of all its envs as plain arrays, whose first axis is the env, and reads and writes their
 rows of the buffers. Its functions get the envs to work on as an int64 array of indices, ascending, and are called for
-disjoint sets of envs from several threads at once: they touch no env but those, and let go of the interpreter lock
+disjoint sets of envs from several threads at once: they touch only these envs, and release the interpreter lock
 (`marlvec.native.jit.kernel`).
 
-What a native env does **not** do, because the runner does it once for all of them: check actions against their
+A native env does **not** do the runner's work: check actions against their
 spaces, clear rewards and flags, count steps for a time limit, keep final observations, begin the next episode, split
 work over threads, spread seeds.
 
@@ -47,14 +47,14 @@ compiled function::
                 acting[i] = False
                 done[i] = True
 
-and enter it with `marlvec.native.register_native`. A thirteenth scenario of mpe's kind derives from
-`marlvec.native.mpe.scenario.Scenario` instead and writes less: see there.
+and register it with `marlvec.native.register_native`. A scenario like mpe's derives from
+`marlvec.native.mpe.scenario.Scenario` instead, which needs less code.
 
 To be exact, keep to the reference's order of operations and of random draws, in its precision (float64 where it is
-Python floats or numpy's default), and never let a compiler reorder floats: `kernel` sees to that. ``np.exp`` is the
+Python floats or numpy's default), and never let a compiler reorder floats (`kernel` does not). ``np.exp`` is the
 trap: numpy's differs from the C library's by one unit in the last place in a twentieth of all values, so call numpy on
-the whole batch between two compiled functions. A test holds every native env against its reference, whole episodes,
-bit for bit: `tests/native/`.
+the whole batch between two compiled functions. `tests/native/` compares every native env with its
+reference over whole episodes, bit for bit.
 """
 
 from __future__ import annotations
@@ -134,29 +134,29 @@ class NativeEnv(ABC):
 
     Subclasses set the attributes that describe one env (as `MultiAgentEnv` has them), in the class or in
     ``__init__``, whose arguments are ``num_envs`` and those of the reference's constructor, with its defaults.
-    ``__init__`` raises what `refuse` makes for an argument that the reference takes and this does not.
+    ``__init__`` raises the error of `refuse` for arguments that only the reference supports.
 
     Args:
         num_envs: N.
 
     Attributes:
-        name: As the reference names itself.
+        name: The reference's name.
         agents: Agent names; their order is the agent axis.
         observation_spaces: One per agent, without the action mask; equal to the reference's.
         action_spaces: One per agent.
         mask_sizes: Length of each agent's action mask where the reference's spaces declare one, else None; empty: none.
-        state_space: Of the global state, or None.
-        metadata: The reference's.
-        has_infos: Whether `infos` is to be asked after resets and steps.
+        state_space: Space of the global state, or None.
+        metadata: The reference's metadata.
+        has_infos: Whether the runner calls `infos` after resets and steps.
         state_names: Arrays (N, …) that the next steps of an env depend on, besides its random stream and its rows:
             attributes, or ``"attribute.field"`` of a NamedTuple. Each class names its own, and ``()`` where it has
             none beyond those of its bases; the states of a class that does not say cannot be saved.
-        viewer_names: Attributes in which the reference keeps its window: `render` hands it on to the next reference,
-            as each window costs memory that is never given back.
-        num_envs: N.
+        viewer_names: Attributes in which the reference keeps its window; `render` passes it to the next reference, as
+            a window's memory is never freed.
+        num_envs: Number of envs, N.
         rng: (N, 6) uint64, one numpy random stream (PCG64) per env, seeded by the runner; see
-            `marlvec.native.rng_kernels`. It goes on from one episode to the next.
-        rows: Where to read and write; there from `attach` on.
+            `marlvec.native.rng_kernels`. It continues across episodes.
+        rows: The arrays to read and write; set by `attach`.
     """
 
     name: str
@@ -176,7 +176,7 @@ class NativeEnv(ABC):
         self.rng = fresh_streams(num_envs)
 
     def attach(self, rows: Rows) -> None:
-        """Take the rows; called once, before the first reset."""
+        """Set ``rows``; called once, before the first reset."""
         self.rows = rows
 
     @abstractmethod
@@ -185,8 +185,8 @@ class NativeEnv(ABC):
 
         Writes obs, ``alive``, ``acting``, and the masks where spaces declare them. Leaves reward and flags alone: in
         a same-step autoreset they are still those of the episode that just ended. On entry no agent is alive or acting,
-        and masks allow everything; observations are those of before. Options of a reset do not get here: native envs
-        are for references that look at none.
+        and masks allow everything; observations are those of before. Reset options are not passed: references of
+        native envs use none.
         """
 
     @abstractmethod
@@ -206,14 +206,14 @@ class NativeEnv(ABC):
         """
 
     def check_actions(self, ids: Ids) -> None:
-        """Look at the actions in these envs' rows, which lie in their spaces, before any env moves.
+        """Check these envs' actions, which lie in their spaces, before any env moves.
 
         Raises:
-            ActionError: An agent that is acting cannot do that; names env and agent.
+            ActionError: An acting agent cannot take its action; names env and agent.
         """
 
     def cut_short(self, ids: Ids) -> None:
-        """Time is up in these envs, after a step: write the observations in which the agents leave.
+        """Write the final observations of envs that reach the runner's time limit in this step.
 
         The runner writes flags, ``alive`` and ``acting`` after it. Nothing to do where all agents observe every step.
         """
@@ -227,14 +227,14 @@ class NativeEnv(ABC):
         return {}
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
-        """Build the reference env in the state that env ``i`` is in, for rendering it and reading its attributes.
+        """Build the reference env in env ``i``'s state, for rendering and reading attributes.
 
         Args:
             i: Which env.
             render_mode: For its constructor.
 
         Raises:
-            ArgumentError: There is no such thing.
+            ArgumentError: This env cannot build its reference.
         """
         raise refuse(self.name, "an env object per env (render, get_attr)")
 
@@ -248,7 +248,7 @@ class NativeEnv(ABC):
         return frame
 
     def state_obstacle(self) -> str | None:
-        """Why the states of these envs cannot be saved, or None if they can."""
+        """Return why these envs' states cannot be saved, or None."""
         if "state_names" in vars(type(self)):
             return None
         return (
@@ -257,23 +257,23 @@ class NativeEnv(ABC):
         )
 
     def state_arrays(self) -> dict[str, AnyArray]:
-        """All that the next steps depend on besides the rows: name → (N, …), the arrays themselves, no copies."""
+        """Return the state besides the rows: name → (N, …), the arrays themselves, not copies."""
         names = [name for kind in type(self).__mro__ for name in vars(kind).get("state_names", ())]
         return {"rng": self.rng, **{name: attrgetter(name)(self) for name in names}}
 
     def state_limits(self) -> dict[str, tuple[int, int]]:
-        """The least and the greatest number that may stand in arrays of the state: name → both.
+        """Return the least and greatest legal number of state arrays: name → (least, greatest).
 
-        Name those of `state_arrays` by which the kernels index other arrays, since compiled code looks at no bounds and
-        a state may come from a file. Subclasses add theirs to those of their bases.
+        List all `state_arrays` that kernels use as indices: compiled code checks no bounds, and a state may come from a
+        file. Subclasses extend their base's dict.
         """
         return {}
 
     def check_limits(self, arrays: Mapping[str, AnyArray]) -> None:
-        """Make sure that arrays of a saved state, (n, …) each, keep within `state_limits`.
+        """Check that arrays of a saved state, (n, …) each, are within `state_limits`.
 
         Raises:
-            ArgumentError: One does not; names it.
+            ArgumentError: An array is not; names it.
         """
         for name, (least, most) in self.state_limits().items():
             found = arrays[name]
@@ -284,12 +284,12 @@ class NativeEnv(ABC):
                 )
 
     def set_alive(self, ids: Ids) -> None:
-        """All agents of these envs are alive and act: for `reset`, where that is so."""
+        """Set all agents of these envs alive and acting; for use in `reset`."""
         self.rows.alive[ids] = True
         self.rows.acting[ids] = True
 
     def spec(self) -> EnvSpec:
-        """Describe one env; equal to what the reference's adapter says."""
+        """Describe one env; equals the spec of the reference's adapter."""
         return EnvSpec(
             name=self.name,
             agents=tuple(self.agents),
@@ -302,10 +302,10 @@ class NativeEnv(ABC):
 
 
 def refuse(name: str, what: str) -> ArgumentError:
-    """The error for what the reference can do and the native env cannot.
+    """Return the error for an option that only the reference supports.
 
     Args:
-        name: The env's.
-        what: What was asked for, e.g. ``"benchmark_data=True"``.
+        name: Name of the env.
+        what: The option, e.g. ``"benchmark_data=True"``.
     """
     return ArgumentError(f"{name}: the native backend does not support {what}; backend='async' does")

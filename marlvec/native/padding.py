@@ -23,7 +23,7 @@ AnyArray = NDArray[Any]
 
 @dataclass
 class _OwnRows:
-    """What the envs see: their own observations and actions, and everything else as it is."""
+    """Rows of the wrapped envs: their own observations and actions, and the padded env's other arrays."""
 
     outer: Rows
     obs: list[list[AnyArray]]
@@ -34,14 +34,14 @@ class _OwnRows:
 
 
 class PaddedNativeEnv(NativeEnv):
-    """A native env whose agents have one observation space and one action space, each large enough for all of them.
+    """A native env whose agents share one observation space and one action space, large enough for all.
 
     Args:
         env: The envs.
 
     Raises:
-        ContractError: The agents' spaces have no common one; names the leaf that differs.
-        ArgumentError: They are not Boxes and Discretes without masks of their own.
+        ContractError: The agents' spaces cannot be padded to a common space; names the leaf.
+        ArgumentError: They are not Boxes and Discretes without action masks.
     """
 
     def __init__(self, env: NativeEnv) -> None:
@@ -57,11 +57,11 @@ class PaddedNativeEnv(NativeEnv):
         self._sizes = np.array([_choices(space) for space in self._own.action_spaces])
 
     def spec(self) -> EnvSpec:
-        """Describe one env, and what its agents' spaces were."""
+        """Describe one env, with its agents' unpadded spaces."""
         return self._padded
 
     def attach(self, rows: Rows) -> None:
-        """Take the padded rows, and give the envs rows of their own."""
+        """Set the padded rows, and allocate the wrapped envs' rows."""
         super().attach(rows)
         n, groups = self.num_envs, self._own.groups
         self._members = [list(group.agents) for group in groups]
@@ -76,7 +76,7 @@ class PaddedNativeEnv(NativeEnv):
         self._env.attach(self._inner)
 
     def check_actions(self, ids: Ids) -> None:
-        """Refuse choices that an agent has not got."""
+        """Raise for choices that an agent does not have."""
         (given,) = self.rows.actions[0]
         if given.ndim != 2:
             return
@@ -102,7 +102,7 @@ class PaddedNativeEnv(NativeEnv):
         self._show(ids)
 
     def cut_short(self, ids: Ids) -> None:
-        """Time is up."""
+        """Write final observations at the time limit."""
         self._env.cut_short(ids)
         self._show(ids)
 
@@ -119,16 +119,16 @@ class PaddedNativeEnv(NativeEnv):
         return self._env.state_obstacle()
 
     def state_arrays(self) -> dict[str, AnyArray]:
-        """Those of the envs, and the observations that they have themselves."""
+        """Return the wrapped envs' arrays, and their unpadded observations."""
         own = {f"obs/{g}": leaves[0] for g, leaves in enumerate(self._inner.obs)}
         return {**self._env.state_arrays(), **own}
 
     def state_limits(self) -> dict[str, tuple[int, int]]:
-        """Those of the envs."""
+        """Return the wrapped envs' limits."""
         return self._env.state_limits()
 
     def check_limits(self, arrays: Mapping[str, AnyArray]) -> None:
-        """As the envs do."""
+        """Check the limits of the wrapped envs."""
         self._env.check_limits(arrays)
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:

@@ -1,8 +1,8 @@
 """numpy's random numbers in compiled code: the same draws as ``Generator(PCG64(SeedSequence(seed)))``, bit for bit.
 
-All functions take ``rng`` (N, 6) uint64, see `marlvec.native.rng_streams`, and the index of an env. Which call of
-numpy's is which of these stands in docs/tutorials/native_env.md: numpy draws a number below n in two ways, and each
-call has its own.
+All functions take ``rng`` (N, 6) uint64, see `marlvec.native.rng_streams`, and the index of an env.
+docs/tutorials/native_env.md maps numpy's calls to these functions: numpy draws a number below n in two ways, depending
+on the call.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _64 = np.uint64(64)
 
 
 def seed_envs(rng: Streams, ids: NDArray[np.int64], seeds: Sequence[int]) -> None:
-    """Begin the streams of these envs anew, as ``numpy.random.default_rng(seed)`` does.
+    """Seed the streams of these envs, like ``numpy.random.default_rng(seed)``.
 
     Args:
         rng: (N, 6) uint64.
-        ids: (n,) int64, which envs.
+        ids: (n,) int64, the envs.
         seeds: One per env, 0 to 2**64 - 1.
     """
     _seed(rng, ids, np.array(seeds, np.uint64))
@@ -172,12 +172,12 @@ def uniform(rng: Streams, i: int, low: float, high: float) -> Any:
 
 @kernel
 def bounded(rng: Streams, i: int, n: int) -> Any:
-    """``Generator.integers(n)``, for n from 1 to 2**32 - 1: Lemire's method on 32 bits. Of one choice nothing is drawn.
+    """``Generator.integers(n)``, for n from 1 to 2**32 - 1: Lemire's method on 32 bits. A single choice needs no draw.
 
     Args:
         rng: (N, 6) uint64.
         i: The env.
-        n: How many choices.
+        n: Number of choices.
 
     Returns:
         0 to n - 1.

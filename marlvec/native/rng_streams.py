@@ -1,8 +1,8 @@
-"""Random streams of envs as plain numbers: what numpy's PCG64 keeps, one row per env.
+"""Random streams of envs as plain numbers: the state of numpy's PCG64, one row per env.
 
 A row is six uint64: state (high, low), increment (high, low), whether a 32-bit half is left over, and that half.
-numpy's ``Generator`` draws 32 bits at a time for small integers and keeps the other half for the next such draw, so it
-is a part of the state, and goes on from one episode to the next as everything else in it.
+numpy's ``Generator`` draws 32 bits at a time for small integers and keeps the other half for the next such draw; so it
+is part of the state, and continues across episodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOW = (1 << 64) - 1
 
 
 def fresh_streams(num_envs: int) -> Streams:
-    """Streams from fresh entropy, as a ``Generator`` without a seed has it.
+    """Return streams with fresh entropy, like a ``Generator`` without a seed.
 
     Args:
         num_envs: N.
@@ -44,7 +44,7 @@ def row_of(generator: np.random.Generator) -> NDArray[np.uint64]:
 
 
 def as_generator(row: NDArray[np.uint64]) -> np.random.Generator:
-    """Make numpy's own generator in the state that a row holds.
+    """Build numpy's generator from a row.
 
     Args:
         row: (6,) uint64.

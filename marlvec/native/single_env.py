@@ -19,7 +19,7 @@ _ONLY = np.zeros(1, np.int64)
 
 
 class NativeSingleEnv(MultiAgentEnv):
-    """The batch of one. It is for envs that have no form but the native one; it is no faster than others are.
+    """A native env with a batch of one, for envs without a Python form; it is not faster than a Python env.
 
     Args:
         env: A `NativeEnv` with one env.
@@ -37,11 +37,11 @@ class NativeSingleEnv(MultiAgentEnv):
 
     @property
     def unwrapped(self) -> NativeEnvView:
-        """The env, as `NativeVectorEnv` shows each of its own."""
+        """The env's view, as in `NativeVectorEnv`."""
         return self._view
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Begin an episode; native envs look at no options."""
+        """Begin an episode; native envs use no options."""
         rows = self._rows
         if seed is not None:
             seed_envs(self._env.rng, _ONLY, [seed])
@@ -61,7 +61,7 @@ class NativeSingleEnv(MultiAgentEnv):
         actions = slot.read_actions()
         for group, leaves in zip(self._spec.groups, rows.actions, strict=True):
             for j, a in enumerate(group.agents):
-                if rows.acting[0, a]:  # what others say may be anything
+                if rows.acting[0, a]:  # actions of waiting agents may be anything
                     for leaf, part in zip(leaves, group.action_tree.flatten(actions[a]), strict=True):
                         leaf[0, j] = part
         self._env.step(_ONLY)
@@ -72,7 +72,7 @@ class NativeSingleEnv(MultiAgentEnv):
         return self._copy_out(slot)
 
     def cut_short(self, slot: Slot) -> None:
-        """End the episode here, with the observations in which the agents leave."""
+        """Write the final observations at a time limit."""
         self._env.cut_short(_ONLY)
         self._copy_out(slot)
         super().cut_short(slot)
@@ -92,7 +92,7 @@ class NativeSingleEnv(MultiAgentEnv):
         return {name: array.copy() for name, array in self._state_arrays().items()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from such a state."""
+        """Restore a state from `get_state`."""
         self._env.check_limits(state)
         for name, array in self._state_arrays().items():
             array[...] = state[name]
@@ -105,7 +105,7 @@ class NativeSingleEnv(MultiAgentEnv):
         return found | {f"mask/{g}": mask for g, mask in enumerate(rows.action_masks) if mask is not None}
 
     def _copy_out(self, slot: Slot) -> Info | None:
-        """Copy what the env shows into the slot."""
+        """Copy the env's row into the slot."""
         rows = self._rows
         for g, group in enumerate(self._spec.groups):
             mask = rows.action_masks[g]

@@ -26,7 +26,7 @@ class TurnRows(NamedTuple):
     """The rows of N envs of a game for two with one kind of observation, in a form that kernels take.
 
     Attributes:
-        obs: (N, 2, *shape), what each player saw last.
+        obs: (N, 2, *shape), each player's last observation.
         actions: (N, 2) int64; only the mover's is read.
         masks: (N, 2, n) bool.
         reward: (N, 2) float64.
@@ -51,7 +51,7 @@ class TurnGame(NativeEnv):
     Subclasses keep ``mover``, (N,) int8, up to date in their kernels.
 
     Attributes:
-        turn_rows: The rows; there from `attach` on.
+        turn_rows: The rows; set by `attach`.
         mover: (N,) int64, whose turn it is.
     """
 
@@ -82,7 +82,7 @@ class TurnGame(NativeEnv):
 
     @abstractmethod
     def cut_short(self, ids: Ids) -> None:
-        """Both players observe the game as it is left."""
+        """Write both players' final observations at a time limit."""
 
 
 @kernel
@@ -95,7 +95,7 @@ def start(rows: Any, i: int, mover: int) -> None:
 
 @kernel
 def pass_turn(rows: Any, i: int, before: int, after: int) -> None:
-    """It is another's turn, or the same one's again; the kernel that calls this writes ``after``'s mask."""
+    """Give player ``after`` the turn; the calling kernel writes its mask."""
     rows.acting[i, before] = False
     for k in range(rows.masks.shape[2]):
         rows.masks[i, before, k] = True
@@ -104,14 +104,14 @@ def pass_turn(rows: Any, i: int, before: int, after: int) -> None:
 
 @kernel
 def finish(rows: Any, i: int, mover: int, gain: float, legal: bool) -> None:
-    """The game in env ``i`` is over: write the rewards, and let no agent act.
+    """End the game in env ``i``: write the rewards, and let no agent act.
 
     Args:
         rows: The rows.
         i: Which env.
-        mover: Who made the last move.
-        gain: Its reward.
-        legal: Whether that move was.
+        mover: Player of the last move.
+        gain: The mover's reward.
+        legal: Whether the move was legal.
     """
     rows.reward[i, mover] = gain
     for a in range(2):

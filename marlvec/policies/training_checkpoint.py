@@ -201,7 +201,7 @@ def load_checkpoint(
 def _load_collector(path: Path, collector: Any, saved: Mapping[str, Any] | None, *, exact: bool) -> None:
     """Load a collector's saved state, or its trained policies only."""
     if saved is None:
-        raise ArgumentError(f"collector: {path} was saved without one; leave it out")
+        raise ArgumentError(f"collector: {path} was saved without a collector; leave it out")
     if not isinstance(saved, dict):
         raise CheckpointError(path, f"holds no collector, but {saved!r:.200}")
     if exact and hasattr(collector, "set_state"):
@@ -252,7 +252,7 @@ def _path_of(folder: Path, which: str | int) -> Path:
             raise CheckpointError(folder, f"holds {len(files) - 1} checkpoints before the last, not {number}")
         return files[number]
     if which not in _FILES:
-        raise ArgumentError(f"which must be 'last', 'best' or a number of those before the last, got {which!r}")
+        raise ArgumentError(f"which: expected 'last', 'best' or the number of an earlier checkpoint, got {which!r}")
     return folder / _FILES[which]
 
 

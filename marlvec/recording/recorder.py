@@ -105,7 +105,7 @@ class Recorder(Callback):
         try:
             self._notes: dict[str, Any] = json.loads(json.dumps(dict(notes or {}), allow_nan=False))
         except (TypeError, ValueError) as error:
-            raise ArgumentError(f"Recorder(notes=...): expected what JSON has: {error}") from error
+            raise ArgumentError(f"Recorder(notes=...): expected JSON data: {error}") from error
         arrow_libraries()
         self.folder, self._format, self._drop = Path(folder), format, frozenset(drop)
         handle, self._manifest = open_folder(self.folder, append=append)
@@ -312,7 +312,7 @@ class Recorder(Callback):
                 if self._streams.setdefault(stream, metrics) is not metrics:
                     raise ArgumentError(
                         f"Recorder({str(self.folder)!r}): two collectors have stream={stream}, and so the same "
-                        f"eps_ids; give each a stream of its own, or a recorder of its own"
+                        f"eps_ids; give each its own stream or its own recorder"
                     )
                 return
 

@@ -219,7 +219,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     assert marlvec.load_checkpoint(tmp_path) == {}, "who names no learner asks for progress alone"
     with pytest.raises(ArgumentError, match=r"not \[\]"):
         marlvec.load_checkpoint(tmp_path, learner={})
-    with pytest.raises(ArgumentError, match="which must be 'last', 'best' or a number"):
+    with pytest.raises(ArgumentError, match="which: expected 'last', 'best' or the number"):
         marlvec.load_checkpoint(tmp_path, which="first")  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match=r"best\.npz"):
         marlvec.load_checkpoint(tmp_path, which="best")
@@ -227,7 +227,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
         marlvec.save_checkpoint(tmp_path, progress={"envs": object()})
     with marlvec.make("simple_spread", num_envs=1, backend="sync") as envs:
         collector = collector_of(envs, Learner())
-        with pytest.raises(ArgumentError, match="collector: .* was saved without one"):
+        with pytest.raises(ArgumentError, match="collector: .* was saved without a collector"):
             marlvec.load_checkpoint(tmp_path, collector=collector, learner={"one": Kept()})
         marlvec.save_checkpoint(tmp_path, collector=collector, exact=False)
         with pytest.raises(ArgumentError, match=r"only policies and connectors, .*\(exact=False\)"):

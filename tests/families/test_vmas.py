@@ -230,7 +230,7 @@ def test_what_is_refused_says_why() -> None:
         marlvec.make("vmas/balance", 2, state=True)
     with pytest.raises(ArgumentError, match=r"wrappers=\[Narrow\]: vmas/balance is a pool"):
         marlvec.make("vmas/balance", 2, wrappers=type("Narrow", (), {}))
-    with pytest.raises(ArgumentError, match=r"expected what the scenario takes; VMAS says: .*'n_agent': 3"):
+    with pytest.raises(ArgumentError, match=r"expected arguments of the scenario; VMAS reports: .*'n_agent': 3"):
         marlvec.make("vmas/balance", 2, n_agent=3)
     with pytest.raises(ArgumentError, match="dict_spaces=True: marlvec reads"):
         marlvec.make("vmas/balance", 2, dict_spaces=True)

@@ -178,7 +178,7 @@ def test_two_collectors_need_streams_of_their_own(envs: marlvec.VectorEnv, tmp_p
         batches.append(other.collect(env_steps=8))
         third = collector(envs, [recorder])
         third.reset()
-        with pytest.raises(ArgumentError, match="two collectors have stream=0.*give each a stream of its own"):
+        with pytest.raises(ArgumentError, match="two collectors have stream=0.*give each its own stream"):
             third.collect(env_steps=8)
     same(tmp_path / "run", batches)
 
@@ -419,7 +419,7 @@ def test_what_a_killed_recorder_has_left_is_removed(tmp_path: Path) -> None:
         ({"queue_size": 1.5}, r"queue_size=1.5\)"),
         ({"part_seconds": -1}, r"part_seconds=-1\): expected a number above 0"),
         ({"drop": "infos"}, r"write drop=\['infos'\]"),
-        ({"notes": {"x": object()}}, "expected what JSON has"),
+        ({"notes": {"x": object()}}, "expected JSON data"),
     ],
 )
 def test_wrong_arguments(options: dict[str, Any], text: str, tmp_path: Path) -> None:

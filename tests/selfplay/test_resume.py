@@ -158,7 +158,7 @@ def test_a_state_that_is_refused_leaves_the_opponents_alone() -> None:
         mapping, board = state["others"]
         for others, text in (
             ([[mapping[0], {"odd": 1}], board], "expected the state of a SelfPlayMapping"),
-            ([mapping], "the state has those of"),
+            ([mapping], "callbacks with a state: expected"),
             ([board], "policies: .*differ|policies: the state is of"),
         ):
             with pytest.raises(ArgumentError, match=text):

@@ -73,7 +73,7 @@ class PolicyLogs:
     # --- dropping
 
     def forget(self, chosen: Chosen) -> None:
-        """Drop these transitions. May be interrupted, and called again with those that are still stored."""
+        """Drop these transitions. After an interrupt, call again with the transitions that are still stored."""
         logs = self.all()
         for runner, numbers in chosen.items():
             logs[runner].forget(numbers)

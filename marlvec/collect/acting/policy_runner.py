@@ -158,18 +158,18 @@ class PolicyAnswer:
 
 
 class PolicyRunner:
-    """A policy in its place.
+    """A policy of a collector, with its connectors and waiting rows.
 
     Args:
-        number: How many policies the collector had before this one, in its whole life.
+        number: Number of policies that were ever added to the collector before it.
         policy_id: Its id.
-        policies: Where the policy is found under it.
-        agent_connectors: Before it.
-        action_connectors: Behind it.
-        learner_connectors: Behind the batches.
-        num_agents: A.
+        policies: The policies by id.
+        agent_connectors: Its agent-side pipeline.
+        action_connectors: Its action-side pipeline.
+        learner_connectors: Its learner-side pipeline.
+        num_agents: Number of agents, A.
         num_lanes: N × A.
-        unread: Where rows of all policies are counted that are not read.
+        unread: Counter of all policies' unread rows.
 
     Attributes:
         group_index: Position of the group of agents it plays; -1 while it has none.
@@ -293,13 +293,13 @@ class PolicyRunner:
         kept = np.isin(env_id * width + agent_index, np.multiply(there[0], width) + there[1])
         what = f"the agent connectors of policy {self.policy_id!r} got {len(rows)} rows and returned {len(out)}"
         if len(out) > len(rows):
-            raise ContractError(f"{what}; they may take rows out, and add none")
+            raise ContractError(f"{what}; they may remove rows, but not add rows")
         if (rows["last"] & ~kept).any():
             raise ContractError(f"{what}; the last row of an agent must stay")
         if not self._declared:
             raise ContractError(
-                f"{what}, and none of them says what is to be done for the others: set noop, an action or "
-                f"'repeat', as FilterRows(keep, noop=...) does"
+                f"{what}, and none declares an action for the removed rows: set noop, an action or 'repeat', "
+                f"as FilterRows(keep, noop=...) does"
             )
         return kept
 
@@ -358,7 +358,7 @@ class PolicyRunner:
         return self.log.forms
 
     def take_ready(self, ready: ReadyRows, unsent: PolicyAnswer | None) -> None:
-        """Go on with these rows that wait for an answer, once the log has those that are stored."""
+        """Replace the waiting rows, after the log has stored the old ones."""
         self._stores_plain = False
         self.ready, self.unsent = ready, unsent
 

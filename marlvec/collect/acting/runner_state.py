@@ -89,7 +89,7 @@ def prepare_runner(runner: PolicyRunner, state: State) -> Callable[[], None]:
     if [len(part) for part in state["training"]] != [len(part) for part in modes]:
         raise ArgumentError(f"{where}: training: expected a flag for each connector, {modes}, got {state['training']}")
     if runner.group_index not in (-1, bound):
-        raise StateError(f"{where} has played agents of other spaces than it had when this was saved: make a new one")
+        raise StateError(f"{where} has played agents of other spaces than the saved policy did: make a new collector")
     put_rows = runner.clear if bound < 0 else _prepare_rows(runner, state["rows"], where)
 
     def put() -> None:
@@ -129,7 +129,9 @@ def _prepare_rows(runner: PolicyRunner, state: Any, where: str) -> Callable[[], 
     put_log = None if stored is None else runner.log.prepare(stored, forms)
     rows = _rows_from(ready["rows"], forms, specs, f"{where}: ready rows")
     if len(rows) and forms.rows and (rows.keys() ^ forms.rows.keys()) - {"action_mask"}:
-        raise ArgumentError(f"{where}: ready rows have the columns {list(rows.keys())}, stored ones {list(forms.rows)}")
+        raise ArgumentError(
+            f"{where}: expected ready rows with the columns {list(forms.rows)}, got {list(rows.keys())}"
+        )
     lanes = array_field(ready, "lanes", np.int64, (len(rows),), where)
     answer = None if state["unsent"] is None else _answer_from(runner, state["unsent"], forms, f"{where}: unsent")
     puts = runner.noops.prepare(state["noops"]), runner.off_policy.prepare(state["off_policy"])

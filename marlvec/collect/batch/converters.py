@@ -66,7 +66,7 @@ def as_tensordict(columns: Mapping[str, Tree], n: int, device: Any) -> Any:
 
     Raises:
         MissingExtraError: tensordict or torch is not installed.
-        ArgumentError: torch has no such dtype, or two keys of one dict are the same as texts.
+        ArgumentError: torch lacks a dtype, or two keys of a dict are equal as strings.
     """
     tensordict = import_extra("tensordict", "to_tensordict()", "pip install tensordict")
     nested = {name: _keyed_by_text(name, column) for name, column in as_tensors(columns, device).items()}
@@ -98,7 +98,7 @@ def _keyed_by_text(name: str, tree: Tree) -> Tree:
     items = list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree))
     found = {str(key): _keyed_by_text(f"{name}/{key}", item) for key, item in items}
     if len(found) < len(items):
-        raise ArgumentError(f"column {name!r} has keys that are the same as texts: {[key for key, _ in items]}")
+        raise ArgumentError(f"column {name!r}: expected keys that differ as strings, got {[key for key, _ in items]}")
     return found
 
 

@@ -106,7 +106,7 @@ class CallbackList:
             raise ArgumentError(f"{where}: expected {len(self._running_N)}, got {saved!r:.200}")
         for one in saved:
             if one is not None and (not isinstance(one, list) or len(one) != 4 or not isinstance(one[2], Mapping)):
-                raise ArgumentError(f"{where}: expected what get_state() returned, got {one!r:.200}")
+                raise ArgumentError(f"{where}: expected a state from get_state(), got {one!r:.200}")
 
         def put(entropy: int, policy_ids: Mapping[int, str]) -> None:
             running_N = np.full_like(self._running_N, None)

@@ -93,7 +93,7 @@ class JSONLinesLogger(Callback):
         return self._file.size or 0
 
     def _digest_before(self, size: int) -> str:
-        """A digest of the last bytes before a place."""
+        """Return a digest of the last bytes before an offset."""
         if not size:
             return ""
         with self._path.open("rb") as file:

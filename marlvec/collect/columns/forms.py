@@ -271,7 +271,7 @@ class ColumnForms:
             taken = [name for name in new if name in self.rows or name in _READ or name in self._following]
             if taken:
                 raise ContractError(
-                    f"{self._owner}: it or its action connectors add columns named {taken}; such there are already"
+                    f"{self._owner}: it or its action connectors add columns named {taken}, which exist already"
                 )
             self.answers |= {name: ColumnForm(self._owner, name, value) for name, value in new.items()}
         self._asked |= asked

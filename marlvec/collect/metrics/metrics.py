@@ -365,7 +365,7 @@ class Metrics:
                 "_new_values": [(str(name), float(value)) for name, value in state["new_values"]],
             }
         except (TypeError, ValueError, AttributeError) as error:
-            raise ArgumentError(f"{where}: expected what get_state() returned: {error!r:.200}") from error
+            raise ArgumentError(f"{where}: expected a state from get_state(): {error!r:.200}") from error
         if not isinstance(state["policies"], list) or not all(isinstance(name, str) for name in state["policies"]):
             raise ArgumentError(f"{where}: policies: expected a list of ids, got {state['policies']!r:.200}")
         if missing := [name for name in TIMERS if name not in state["timers"]]:

@@ -79,7 +79,7 @@ class OnDemandScheduler(LockstepScheduler):
         self._note_sent(env_ids)
 
     def begin_next(self, env_step: EnvStep, env_ids: IntArray, idle: Callable[[IntArray], Any]) -> IntArray:
-        """Have these envs begin the next episode some time; none has now."""
+        """Schedule the next episode of these envs, which have no running episode."""
         self.reset(env_ids=env_ids)
         return _NO_ENVS
 

@@ -56,7 +56,7 @@ class StateLoader:
             ArgumentError: It has no methods for that.
         """
         if not has_state(thing):
-            raise ArgumentError(f"{who} has a state in what was saved, and {thing!r:.200} here cannot take one")
+            raise ArgumentError(f"{who}: the saved state has a state for it, but {thing!r:.200} cannot load one")
         self._wanted.append((who, thing, state))
 
     def load(self) -> None:

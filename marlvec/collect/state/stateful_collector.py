@@ -193,7 +193,9 @@ class StatefulCollector(ABC):
         where = "set_state()"
         check_fields(state, _FIELDS, where)
         if state["format"] != FORMAT:
-            raise ArgumentError(f"{where}: the state is of format {state['format']!r:.50}, this version reads {FORMAT}")
+            raise ArgumentError(
+                f"{where}: expected a state of format {FORMAT}, got {state['format']!r:.50}; save it with this version"
+            )
 
     def _take_back(self, coming: ComingPolicies, seed_count: int) -> None:
         """Have the policies that there were; the next one that is added has the seed that it would have had."""
@@ -204,7 +206,7 @@ class StatefulCollector(ABC):
         """Make sure that no call of `set_state` was ended in the middle."""
         if self._is_half_set:
             raise StateError(
-                "set_state() was ended in the middle, and what runs here does not fit together: call it again, or reset"
+                "an earlier set_state() was cut short, and parts do not fit together: call it again, or reset()"
             )
 
     def _check_ready(self) -> None:
@@ -243,7 +245,7 @@ class StatefulCollector(ABC):
         """Make sure that the envs are driven from here."""
         if self.envs.backend == "external":
             raise StateError(
-                "external envs cannot be saved: what drives them goes on outside, and where it is is not known here; "
+                "external envs cannot be saved: their simulators run outside, in an unknown state; "
                 "save policies and connectors alone, by save_checkpoint(..., exact=False)"
             )
 
@@ -312,7 +314,7 @@ class StatefulCollector(ABC):
             except ArgumentError:
                 raise
             except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-                raise ArgumentError(f"set_state(): expected what get_state() returned: {error!r:.200}") from error
+                raise ArgumentError(f"set_state(): expected a state from get_state(): {error!r:.200}") from error
             change()
         except BaseException:
             if not self._is_half_set or not self._is_taken_over:
@@ -393,8 +395,8 @@ class StatefulCollector(ABC):
         others = list(self._others())
         if [who for who, _ in others] != [who for who, _ in state["others"]]:
             raise ArgumentError(
-                f"set_state(): the state has those of {[who for who, _ in state['others']]}, and here "
-                f"{[who for who, _ in others]} have one"
+                f"set_state(): callbacks with a state: expected {[who for who, _ in others]}, got "
+                f"{[who for who, _ in state['others']]}; pass the same callbacks"
             )
         for (who, thing), (_, own) in zip(others, state["others"], strict=True):
             loader.add(who, thing, own)

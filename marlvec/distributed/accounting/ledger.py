@@ -120,10 +120,10 @@ class LedgerState(NamedTuple):
             others: dict[str, Any] = {name: _whole(state[name]) for name in _NUMBERS}
             lost_by = {str(reason): _whole(number) for reason, number in state["lost_by"].items()}
         except (TypeError, ValueError, AttributeError, LookupError) as error:
-            raise ArgumentError(f"{where}: expected what get_state() returned: {error!r:.200}") from error
+            raise ArgumentError(f"{where}: expected a state from get_state(): {error!r:.200}") from error
         found = cls(entries, **sums, lost_by=lost_by, **others)
         if found.requested != _more(_sum(found.delivered, found.lost), entries.values()):
-            raise ArgumentError(f"{where}: what was requested is not what was delivered, is lost, and is outstanding")
+            raise ArgumentError(f"{where}: expected requested == delivered + lost + outstanding")
         return found
 
 

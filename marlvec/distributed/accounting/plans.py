@@ -219,7 +219,7 @@ class Shares:
             goal = None if state["goal"] is None else SampleTarget(*state["goal"])
             shares = [_Share(*share) for share in state["shares"]]
         except TypeError as error:
-            raise ArgumentError(f"{_WHERE}: expected what get_state() returned: {error!r:.200}") from error
+            raise ArgumentError(f"{_WHERE}: expected a state from get_state(): {error!r:.200}") from error
         return partial(vars(self).update, {"_goal": goal, "_shares": shares})
 
 
@@ -253,7 +253,9 @@ class Fragments:
                 f"{(goal.amount // fragment + 1) * fragment}"
             )
         if self._unit not in ("", goal.unit):
-            raise ArgumentError(f"fragments of {self._unit} are on their way; ask for those, not for {goal.unit}")
+            raise ArgumentError(
+                f"collect(): outstanding fragments are of {self._unit}: expected an amount of these, got {goal.unit}"
+            )
         self._fragment, self._unit = fragment, goal.unit
         self._pacing = Pacing(goal.amount // fragment, self.max_lag)
 

@@ -45,7 +45,7 @@ def answer_from(state: Any) -> Answer:
         delta = None if state["delta"] is None else _delta_from(state["delta"])
         waited, worked = map(float, state["seconds"])
     except (TypeError, ValueError, AttributeError, LookupError) as error:
-        raise ArgumentError(f"{where}: expected what get_state() returned: {error!r:.200}") from error
+        raise ArgumentError(f"{where}: expected a state from get_state(): {error!r:.200}") from error
     return Answer(
         number_field(state, "id", where),
         number_field(state, "epoch", where),

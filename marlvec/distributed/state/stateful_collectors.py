@@ -116,7 +116,7 @@ class StatefulCollectors(ABC):
         except ArgumentError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ArgumentError(f"set_state(): expected what get_state() returned: {error!r:.200}") from error
+            raise ArgumentError(f"set_state(): expected a state from get_state(): {error!r:.200}") from error
         for collector in self._group.collectors.values():
             collector.resume = None  # left over from a set_state() that failed
         self._ask_all(lambda index: CheckState(stored[index][0]) if index in stored else None)
@@ -187,9 +187,7 @@ class StatefulCollectors(ABC):
 
     def _check_identity(self, state: State) -> None:
         if state["format"] != FORMAT:
-            raise ArgumentError(
-                f"set_state(): the state is of format {state['format']!r:.50}, this version reads {FORMAT}"
-            )
+            raise ArgumentError(f"set_state(): expected a state of format {FORMAT}, got {state['format']!r:.50}")
         check_identity(state["belongs_to"], self._identity, "these collectors have")
 
     def _ask_all(self, content: Callable[[int], GetState | CheckState | None]) -> dict[int, Any]:
@@ -236,8 +234,8 @@ class StatefulCollectors(ABC):
         others = list(self._others())
         if [who for who, _ in others] != [who for who, _ in state["callbacks"]]:
             raise ArgumentError(
-                f"set_state(): the state has those of {[who for who, _ in state['callbacks']]}, and here "
-                f"{[who for who, _ in others]} have one"
+                f"set_state(): callbacks with a state: expected {[who for who, _ in others]}, got "
+                f"{[who for who, _ in state['callbacks']]}; pass the same callbacks"
             )
         for (who, thing), (_, own) in zip(others, state["callbacks"], strict=True):
             loader.add(who, thing, own)

@@ -126,7 +126,7 @@ class Adapter(MultiAgentEnv):
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore a state from `get_state`."""
         if not isinstance(state, dict) or state.keys() != {"agents", "user"}:
-            raise ArgumentError(f"{self.name}: the state is of an env with other wrappers of marlvec; use the same")
+            raise ArgumentError(f"{self.name}: expected the state of an env with the same marlvec wrappers")
         self._user_state().set(state["user"])
         self._recall_agents(state["agents"])
 

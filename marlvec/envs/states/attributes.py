@@ -188,7 +188,9 @@ class AttributeWriter:
         kind = state["kind"]
         if kind == "kept":
             if old is _MISSING:
-                raise ArgumentError(f"{path} is an object that cannot be copied, and this env has none there")
+                raise ArgumentError(
+                    f"{path}: the saved env has an object there that cannot be copied, this env has none"
+                )
             return old
         if kind == "shown":
             return state["mode"] if old is _MISSING else old
@@ -254,7 +256,7 @@ class AttributeWriter:
 
     def _make_space(self, state: Plain, old: Any, path: str) -> Any:
         if not isinstance(old, gymnasium.Space):
-            raise ArgumentError(f"{path} is a space, and this env has none there")
+            raise ArgumentError(f"{path}: the saved env has a space there, this env has none")
         self._seed_space(old, state["parts"], path)
         return old
 

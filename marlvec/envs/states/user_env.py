@@ -77,7 +77,7 @@ class UserEnvState:
         layers, offering = self._layers()
         expected, got = [type(layer).__name__ for layer in layers[:offering]], [of for of, _ in state["layers"]]
         if expected != got or ("env" in state) != (offering < len(layers)):
-            raise ArgumentError(f"{self._name}: the state is of the layers {got}, expected {expected}")
+            raise ArgumentError(f"{self._name}: expected a state of the layers {expected}, got {got}")
         if "env" in state:
             layers[offering].set_state(deepcopy(state["env"]))
         writer = AttributeWriter(layers)

@@ -236,7 +236,7 @@ class RowExchange:
                 raise self._errors.popleft()
             if not self._ready and self._is_hopeless:
                 raise DriverGone(
-                    "no driver is left that brings rows: every run() has returned. Nothing is lost; start() one, and "
+                    "no simulator is running: every run() has returned. Nothing is lost; start() one, and "
                     "collect() again"
                 )
             chosen = sorted(list(self._ready)[:most])

@@ -30,14 +30,14 @@ class ConnectFour(TurnGame):
     """N games of connect four.
 
     Args:
-        num_envs: N.
-        screen_scaling: For rendering.
+        num_envs: Number of games, N.
+        screen_scaling: Size of rendered frames.
 
     Attributes:
-        stones: (N, 2) uint64, each player's.
+        stones: (N, 2) uint64, each player's stones as bits.
         heights: (N, 7) int8, stones in each column.
-        last: (N, 2) int8, where in an observation each player's last stone is (``7 * row + column``, from the top), or
-            -1. Observations are not written anew: since a player last observed, there are these two more.
+        last: (N, 2) int8, position of each player's last stone in an observation (``7 * row + column``, from the top),
+            or -1. Observations are updated, not rewritten: a player's view gains these two stones.
     """
 
     name = "connect_four_v3"
@@ -141,7 +141,7 @@ def _play(
     me: int,
     column: int,
 ) -> int:
-    """Drop a stone in env ``i``, and say what it came to."""
+    """Drop a stone in env ``i``; return the outcome."""
     height = heights[i, column]
     if height == HEIGHT:
         return ILLEGAL
@@ -167,7 +167,7 @@ def _four_in_line(stones: np.uint64) -> bool:
 
 @kernel
 def _observe(cells: NDArray[np.int8], last: NDArray[np.int8], i: int, player: int) -> None:
-    """Bring one player's view up to date: a plane of its own stones, then one of the other's."""
+    """Update one player's view: a plane of its own stones, then a plane of the opponent's."""
     for plane in range(2):
         place = last[i, player if plane == 0 else 1 - player]
         if place >= 0:

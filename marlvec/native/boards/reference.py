@@ -15,8 +15,8 @@ def classic_env(name: str, kind: str, render_mode: str | None, **kwargs: Any) ->
     Args:
         name: E.g. ``"tictactoe_v3"``.
         kind: ``"parallel"`` or ``"aec"``.
-        render_mode: For its constructor.
-        kwargs: Likewise.
+        render_mode: The constructor's ``render_mode``.
+        kwargs: Further arguments of its constructor.
 
     Raises:
         MissingExtraError: PettingZoo's classic games are not installed.

@@ -22,17 +22,17 @@ class RockPaperScissors(NativeEnv):
     """N games of rock-paper-scissors, and of its larger forms.
 
     Args:
-        num_envs: N.
+        num_envs: Number of games, N.
         num_actions: Odd, and at least 3.
         max_cycles: Rounds in an episode.
         screen_height: For rendering.
 
     Raises:
-        ArgumentError: A number that the reference refuses, or that is no int.
+        ArgumentError: A number that the reference refuses, or that is not an int.
 
     Attributes:
         rounds: (N,) int64, rounds played.
-        history: (N, 5, 2) int64, what both chose in the last rounds, the last one first; -1: not played yet.
+        history: (N, 5, 2) int64, both choices of the last rounds, newest first; -1: not played yet.
     """
 
     name = "rps_v2"
@@ -95,7 +95,7 @@ def _step(
     for i in ids:
         first, second = actions[i, 0], actions[i, 1]
         if first != second:
-            # Of two choices of one parity the lower wins, else the higher.
+            # The lower of two choices with equal parity wins, else the higher.
             first_wins = (first > second) != ((first + second) % 2 == 0)
             reward[i, 0] = 1.0 if first_wins else -1.0
             reward[i, 1] = -reward[i, 0]

@@ -90,7 +90,7 @@ def _step(ids: Ids, rows: Any, squares: NDArray[np.int8], mover: NDArray[np.int6
 
 @kernel
 def _play(squares: NDArray[np.int8], mark: int, action: int) -> int:
-    """Make a move on one board, and say what it came to."""
+    """Make a move on one board; return the outcome."""
     if squares[action] != 0:
         return ILLEGAL
     squares[action] = mark
@@ -105,7 +105,7 @@ def _play(squares: NDArray[np.int8], mark: int, action: int) -> int:
 
 @kernel
 def _observe(obs: NDArray[np.int8], squares: NDArray[np.int8], player: int) -> None:
-    """One player's view: a plane of its own marks, then one of the other's."""
+    """Write one player's view: a plane of its own marks, then a plane of the opponent's."""
     for k in range(9):
         obs[k // 3, k % 3, 0] = squares[k] == player + 1
         obs[k // 3, k % 3, 1] = squares[k] == 2 - player

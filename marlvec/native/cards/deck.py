@@ -16,17 +16,17 @@ __all__ = ["deal"]
 def deal(rng: Streams, i: int, size: int, hand: NDArray[np.int8]) -> None:
     """Deal the first cards of a shuffled deck, each with one draw from env ``i``'s stream.
 
-    The draw ``Generator.integers(cards left)`` says which of the cards that are left, in ascending order.
+    ``Generator.integers(cards left)`` is an index into the remaining cards, in ascending order.
 
     Args:
         rng: (N, 6) uint64.
         i: The env.
         size: Cards in the deck, 0 to size - 1.
-        hand: (n,) int8, where they go.
+        hand: (n,) int8, output: the cards.
     """
     for k in range(len(hand)):
         card = bounded(rng, i, size - k)
-        # One place up for each card dealt before that is not above it, the lowest of them first.
+        # Skip the cards dealt before, lowest first.
         lowest = -1
         for _ in range(k):
             following = size

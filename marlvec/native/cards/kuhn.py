@@ -1,7 +1,7 @@
 """Kuhn poker, by the rules of OpenSpiel's ``kuhn_poker``: three cards, one each, and one chip to bet.
 
-Both put one chip into the pot. The players pass (0) or bet (1) in turn. After a pass each, or a bet and a call, the
-higher card wins; who passes after a bet loses what is in the pot.
+Both put one chip into the pot. The players pass (0) or bet (1) in turn. After two passes, or a bet and a call, the
+higher card wins; a player that passes after a bet loses the pot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["KuhnPoker", "single"]
 
 CARDS = 3
 MOVES = 3  # the longest game: pass, bet, and the answer
-CARD, BETTING = 2, 5  # where an observation has the player's card, and the moves
+CARD, BETTING = 2, 5  # offsets of the player's card and the moves in an observation
 SHAPE = (11,)
 
 
@@ -37,7 +37,7 @@ class KuhnPoker(TurnGame):
 
     Attributes:
         hands: (N, 2) int8, each player's card, 0 to 2.
-        moves: (N, 3) int8, what was played, 0 or 1; -1: nothing yet.
+        moves: (N, 3) int8, moves so far, 0 or 1; -1: not played yet.
     """
 
     name = "kuhn_poker"
@@ -102,7 +102,7 @@ def _step(ids: Ids, rows: Any, hands: NDArray[np.int8], moves: NDArray[np.int8],
 
 @kernel
 def _play(hands: NDArray[np.int8], moves: NDArray[np.int8], me: int, move: int) -> tuple[bool, float]:
-    """Make a move: whether the game is over, and the reward of the agent that made it."""
+    """Make a move; return whether the game is over, and the mover's reward."""
     turn = 0
     while turn < MOVES - 1 and moves[turn] >= 0:
         turn += 1

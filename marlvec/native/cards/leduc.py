@@ -2,8 +2,8 @@
 
 Both put one chip into the pot and get a card. A round is over when both have passed, or one has called the other's
 raise; a raise is two chips in the first round and four in the second, and a round has two at most. Between the rounds
-a card is laid open. At the end a pair with it wins, then the higher rank; equal ranks share the pot. The moves are
-fold (0), where there is a raise to answer, call or check (1), and raise (2).
+a card is revealed. At the end a pair with it wins, else the higher rank; equal ranks share the pot. The moves are fold
+(0), only after a raise, call or check (1), and raise (2).
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ OPEN = 2  # index of the open card in a deal
 ROUNDS, MOVES = 2, 4  # the longest round: check, raise, raise, call
 FOLD, CALL, RAISE = 0, 1, 2
 MOST_RAISES = 2
-PRIVATE, PUBLIC, BETTING = 2, 8, 14  # where an observation has the player's card, the open card, and the moves
+PRIVATE, PUBLIC, BETTING = 2, 8, 14  # offsets of the player's card, the open card and the moves in an observation
 SHAPE = (30,)
 
 
 class Game(NamedTuple):
-    """The games of N envs.
+    """State of N games.
 
     Attributes:
-        deals: (N, 3) int8, both players' cards and the one that is laid open; all are drawn at the start.
-        moves: (N, 2, 4) int8, what was played in each round; -1: nothing yet.
+        deals: (N, 3) int8, both players' cards and the open card; all are drawn at the start.
+        moves: (N, 2, 4) int8, moves of each round; -1: not played yet.
         round: (N,) int8, 0 or 1.
         pot: (N, 2) int64, chips that each player has put in.
-        mover: (N,) int64.
+        mover: (N,) int64, the player whose turn it is.
     """
 
     deals: NDArray[np.int8]
@@ -55,7 +55,7 @@ class LeducPoker(TurnGame):
     An observation is OpenSpiel's information state tensor: which player (2), its card (6), the open card (6), and each
     move of both rounds as call or raise (2 × 4 × 2), all one-hot.
 
-    An illegal move is a fold, and truncates both players as well.
+    An illegal move counts as a fold, and also truncates both players.
 
     Args:
         num_envs: N.
@@ -137,7 +137,7 @@ def _step(ids: Ids, rows: Any, game: Any) -> None:
 
 @kernel
 def _play(game: Any, i: int, me: int, move: int) -> int:
-    """Make a move in env ``i``, and say what it came to."""
+    """Make a move in env ``i``; return the outcome."""
     pot = game.pot[i]
     moves = game.moves[i, game.round[i]]
     turn, raises = _count(moves)
@@ -162,7 +162,7 @@ def _play(game: Any, i: int, me: int, move: int) -> int:
 
 @kernel
 def _count(moves: NDArray[np.int8]) -> tuple[int, int]:
-    """Moves of a round, and raises among them."""
+    """Return the number of moves of a round, and of raises."""
     turn = raises = 0
     while turn < MOVES and moves[turn] >= 0:
         raises += moves[turn] == RAISE
@@ -172,7 +172,7 @@ def _count(moves: NDArray[np.int8]) -> tuple[int, int]:
 
 @kernel
 def _compare(cards: NDArray[np.int8], me: int) -> int:
-    """Who wins when both show their cards, seen from one of them."""
+    """Return the showdown's result for one player."""
     mine, other, shown = cards[me] // 2, cards[1 - me] // 2, cards[OPEN] // 2
     if mine == other:
         return DRAWN

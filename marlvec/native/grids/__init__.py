@@ -1,1 +1,1 @@
-"""Grid envs that papers on several agents run on, with the same numbers as their references."""
+"""Grid envs of multi-agent papers, with the same numbers as their references."""

@@ -12,15 +12,15 @@ __all__ = ["whole"]
 
 
 def whole(name: str, value: Any, least: int | None) -> int:
-    """Make sure that an argument is a whole number.
+    """Check that an argument is an int.
 
     Args:
-        name: The argument's.
-        value: What was given.
-        least: The least that it may be; None: any.
+        name: Name of the argument.
+        value: The value.
+        least: Smallest legal value; None: no limit.
 
     Raises:
-        ArgumentError: It is no int, or less than ``least``.
+        ArgumentError: It is not an int, or below ``least``.
     """
     is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_whole or (least is not None and value < least):

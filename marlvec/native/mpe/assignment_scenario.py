@@ -1,4 +1,4 @@
-"""What simple_line and simple_formation share: N agents, N places to be, and one reward for all."""
+"""Base of simple_line and simple_formation: N agents, N target places, one shared reward."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _NEAR = 0.05
 
 
 class AssignmentScenario(Scenario):
-    """Agents with a reward for how near they are to the places that suit them best.
+    """Rewards all agents for the distances of the cheapest assignment of agents to places.
 
     Args:
-        num_envs: How many.
+        num_envs: Number of envs.
         agents, landmarks: The bodies.
         terminate_on_success: End episodes once every place is taken.
         options: See `Options`.
@@ -52,7 +52,7 @@ class AssignmentScenario(Scenario):
 
     @abstractmethod
     def places(self, rows: slice | Ids) -> NDArray[np.float64]:
-        """Where agents are to be, (n, A, 2)."""
+        """Return the target places, (n, A, 2)."""
 
     def score(self, ids: Ids) -> None:
         rows, agent_num = rows_of(ids), len(self.agents)

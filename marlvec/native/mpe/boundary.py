@@ -20,10 +20,10 @@ __all__ = ["boundary", "exponentials"]
 
 
 def exponentials(ids: Ids, pos: NDArray[np.float64], first: int, out: NDArray[np.float64]) -> None:
-    """Compute ``np.exp(2 * x - 2)`` of how far agents are from the middle, on each axis.
+    """Compute ``np.exp(2 * x - 2)`` for agents' distances x from the middle, on each axis.
 
     Args:
-        ids: Which envs.
+        ids: The envs.
         pos: (N, E, 2) float64.
         first: The first of these agents.
         out: (N, n, 2) float64, of n agents from the first one on.
@@ -36,10 +36,10 @@ def exponentials(ids: Ids, pos: NDArray[np.float64], first: int, out: NDArray[np
 
 @kernel
 def boundary(x: Any, exp: Any) -> Any:
-    """What one axis costs.
+    """Return the penalty on one axis.
 
     Args:
-        x: How far the agent is from the middle.
+        x: Distance of the agent from the middle.
         exp: ``np.exp(2 * x - 2)``.
     """
     if x < 0.9:

@@ -20,17 +20,17 @@ _NO_NEIGHBOUR = -1
 
 
 class Neighbours:
-    """Whom each agent sees, by index of the entity, the nearest first; -1 where there are too few.
+    """Indices of the entities that each agent sees, nearest first; -1 where there are too few.
 
     Args:
         num_envs: N.
         agent_num: A.
-        landmark_num: How many landmarks follow on the agents.
-        num_agents: How many others each agent sees; None: all, in their order.
-        num_landmarks: How many landmarks, likewise.
+        landmark_num: Number of landmarks, whose indices follow the agents'.
+        num_agents: Number of other agents that each agent sees; None: all, in agent order.
+        num_landmarks: Number of landmarks that each agent sees; None: all, in order.
 
     Raises:
-        ArgumentError: A number is no int of at least 1.
+        ArgumentError: A number is not an int, or below 1.
 
     Attributes:
         limited: Whether any agent may be out of sight.
@@ -62,7 +62,7 @@ class Neighbours:
             if limit is not None and entities.shape[1]:
                 here = pos[rows]
                 far = norms(here[:, entities] - here[:, : len(entities), None])
-                order = np.argsort(far, axis=-1)[..., :limit]  # ties as the reference settles them
+                order = np.argsort(far, axis=-1)[..., :limit]  # breaks ties like the reference
                 found = np.take_along_axis(np.broadcast_to(entities, far.shape), order, -1)
                 seen[rows, :, : found.shape[-1]] = found
 

@@ -1,6 +1,6 @@
-"""What all scenarios of mpe2 share: bodies, spaces, the order of a step, and the way back to the reference.
+"""Base of all mpe2 scenarios: bodies, spaces, order of a step, and conversion to the reference.
 
-A thirteenth scenario is a subclass that says who is there, and three compiled functions::
+A new scenario is a subclass that defines its bodies, and three compiled functions::
 
     class Simple(Scenario):
         name = "simple_v3"
@@ -73,7 +73,7 @@ class Options(TypedDict, total=False):
     Attributes:
         max_cycles: Steps after which all agents are truncated; 25.
         continuous_actions: Boxes in place of Discrete actions; False.
-        dynamic_rescaling: Of the renderer alone; True.
+        dynamic_rescaling: Renderer option; True.
         benchmark_data: Not supported.
     """
 
@@ -90,10 +90,10 @@ class Body:
     Attributes:
         name: Its name.
         size: Its radius.
-        collide: Whether it pushes and is pushed by others that do.
+        collide: Whether it collides with other bodies that collide.
         movable: Of an agent, whether it can move; landmarks never do.
-        silent: Whether it says nothing.
-        accel: What its actions are multiplied by; None: 5.
+        silent: Whether it never communicates.
+        accel: Factor of its actions; None: 5.
         max_speed: None: no limit.
         mass: Its mass.
     """
@@ -118,7 +118,7 @@ class Scenario(NativeEnv):
         obs_sizes: Length of each agent's observation.
         dim_c: Length of an utterance, C.
         options: Arguments that every scenario takes.
-        own: Arguments that only this one takes, for the reference.
+        own: The scenario's own arguments, for the reference.
 
     Raises:
         ArgumentError: An argument is wrong, or not supported.
@@ -166,7 +166,7 @@ class Scenario(NativeEnv):
         self.comm = np.zeros((num_envs, len(agents), dim_c))
         self.steps = np.zeros(num_envs, np.int64)
         self.starts = np.cumsum([0, *obs_sizes[:-1]], dtype=np.int64)
-        self._before = self.rng.copy()  # each env's stream as it was when its episode began
+        self._before = self.rng.copy()  # each env's stream at the beginning of its episode
         self._collide = np.array([body.collide for body in bodies])
         self._mass = np.array([body.mass for body in agents])
         self._movable = np.array([body.movable for body in agents])
@@ -176,18 +176,18 @@ class Scenario(NativeEnv):
 
     @abstractmethod
     def place(self, ids: Ids) -> None:
-        """Draw ``pos``, and whatever else these envs begin with, in the reference's order."""
+        """Draw ``pos`` and all other start values of these envs, in the reference's order."""
 
     @abstractmethod
     def score(self, ids: Ids) -> None:
-        """Write ``rows.reward``, and what else follows on a move."""
+        """Write ``rows.reward`` and all other consequences of a move."""
 
     @abstractmethod
     def observe(self, ids: Ids) -> None:
         """Write ``view``."""
 
     def reached(self, ids: Ids) -> NDArray[np.bool_] | None:
-        """Which envs have reached their goal, (N,) bool, of which those of ``ids`` count; None: there is no goal."""
+        """Return (N,) bool, envs that have reached their goal (only entries of ``ids`` are used); None: no goal."""
         return None
 
     def attach(self, rows: Rows) -> None:
@@ -251,7 +251,7 @@ class Scenario(NativeEnv):
         self.rows.state[ids] = self.view[ids]
 
     def check_limits(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """No place is so far off that distances are no numbers: a search for the nearest would not end."""
+        """Check that all positions are finite enough for finite distances: else a nearest search would never end."""
         super().check_limits(arrays)
         for name, found in arrays.items():
             if found.dtype.kind != "f":
@@ -288,14 +288,14 @@ class Scenario(NativeEnv):
         return env
 
     def dress(self, world: Any, i: int) -> None:
-        """Give the reference's ``env`` what env ``i`` has besides, where that changes during an episode."""
+        """Copy env ``i``'s further state that changes during an episode into the reference's ``env``."""
 
 
 def check_count(name: str, value: Any, least: int) -> int:
-    """Make sure that an argument is a number of things.
+    """Check that an argument is a count.
 
     Raises:
-        ArgumentError: It is no int, or less than ``least``.
+        ArgumentError: It is not an int, or below ``least``.
     """
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
         raise ArgumentError(f"{name}: expected an int of at least {least}, got {value!r}")
@@ -303,10 +303,10 @@ def check_count(name: str, value: Any, least: int) -> int:
 
 
 def check_ratio(value: Any) -> float:
-    """Make sure that ``local_ratio`` is one.
+    """Check that ``local_ratio`` is a ratio.
 
     Raises:
-        ArgumentError: It is no number from 0 to 1.
+        ArgumentError: It is not a number from 0 to 1.
     """
     if not isinstance(value, (int, float, np.number)) or not 0.0 <= value <= 1.0:
         raise ArgumentError(f"local_ratio: expected a number from 0 to 1, got {value!r}")

@@ -69,14 +69,14 @@ def run(calls: Sequence[Call], build: Callable[[int], Pair]) -> tuple[int, Unequ
 
 
 def shorten(calls: Sequence[Call], build: Callable[[int], Pair]) -> tuple[list[Call], Unequal] | None:
-    """Leave out calls, then make actions zero, as long as they still lead to a difference.
+    """Shorten a failing script: drop calls, then zero actions, while a difference remains.
 
     Args:
-        calls: A script that led to one, in an env among others.
+        calls: A script that led to a difference in one of several envs.
         build: As of `run`.
 
     Returns:
-        The short script and what differs at its end; None: played alone, it leads to none.
+        The short script and the difference at its end; None if it leads to no difference in an env alone.
     """
     search = _Search(build)
     if not search.fails(list(calls)):

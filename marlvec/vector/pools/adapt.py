@@ -91,9 +91,13 @@ def build_pool(recipes: Sequence[EnvRecipe], autoreset_mode: str) -> Pool:
     name, factory = first.factory.entry.id, first.factory
     for recipe in recipes:
         if recipe.factory.entry != factory.entry or recipe.factory.kwargs != factory.kwargs:
-            raise ArgumentError(f"{name}: one pool has envs of one kind, and env {recipe.env_index} differs from env 0")
+            raise ArgumentError(
+                f"{name}: expected equal envs in one pool, but env {recipe.env_index} differs from env 0"
+            )
         if recipe.render_mode != first.render_mode:
-            raise ArgumentError(f"{name}: one pool has one render mode, and env {recipe.env_index} another than env 0")
+            raise ArgumentError(
+                f"{name}: expected one render mode in a pool, but env {recipe.env_index} differs from env 0"
+            )
     if first.wrappers:
         names = ", ".join(getattr(wrapper, "__name__", None) or repr(wrapper) for wrapper in first.wrappers)
         raise ArgumentError(

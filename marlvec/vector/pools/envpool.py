@@ -91,7 +91,7 @@ class EnvPoolAdapter(Pool):
     def check_reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
         name = self.spec.name
         if any(options):
-            raise ArgumentError(f"reset(options=…): {name} takes none")
+            raise ArgumentError(f"reset(options=…): {name} takes no options")
         if self._in_flight and not self.synchronous and not callable(getattr(self._pool, "_reset", None)):
             raise BusyError(
                 f"a reset of envs {ids.tolist()}: {name} resets no envs while others are busy; recv() first"
@@ -101,11 +101,11 @@ class EnvPoolAdapter(Pool):
             return
         if self._make_pool is None:
             raise ArgumentError(
-                f"reset(seed=…): {name} was made with its seeds, and there is nothing to make it anew with; let "
+                f"reset(seed=…): {name} was built with its seeds, and cannot be rebuilt with others; let "
                 f"marlvec.make() build it, from a function that takes num_envs and seed"
             )
         if len(given) < self.num_envs or len(set(ids.tolist())) < self.num_envs:
-            raise ArgumentError(f"reset(seed=…): {name} takes its seeds when it is made, so give one to every env")
+            raise ArgumentError(f"reset(seed=…): {name} takes seeds only when it is built, so give a seed to every env")
         if large := [seed for seed in given if seed >= _INT32]:
             raise ArgumentError(
                 f"reset(seed=…): {name} keeps its seeds in 32 bits; expected less than 2**31, got {large}"

@@ -1,7 +1,7 @@
 """`Pool`: the contract of one object that steps many envs, written by another library.
 
-EnvPool's pools and Gymnasium's vector envs are brought to it by the adapters beside this file; `PoolVectorEnv`
-talks to nothing else. A pool is asked (`reset`, `send`) and answers later (`recv`), in whatever order its envs come.
+Adapters beside this file convert EnvPool's pools and Gymnasium's vector envs; `PoolVectorEnv` uses only `Pool`. A pool
+gets requests (`reset`, `send`) and replies later (`recv`), in any order of envs.
 
 Axis letters: n envs of one call, k episodes that ended in it, A agents, A_g agents of a group.
 """
@@ -31,14 +31,14 @@ Leaves = list[list[NDArray[Any]]]
 
 @dataclass(slots=True)
 class FinalRows:
-    """Last rows of the episodes that ended, from a pool that has begun the next ones in the same step.
+    """Final rows of ended episodes, from a pool that begins the next episodes in the same step.
 
     Attributes:
-        rows: (k,) int64, ascending: which rows of the reply these episodes ended in.
+        rows: (k,) int64, ascending: positions of these envs in the reply.
         obs: Per group, per leaf (k, A_g, *leaf.shape): the final observations.
-        state: (k, *state_space.shape), the global states in which they ended; None unless the pool brings states.
-        present: (k, A) bool, who is in the next episodes, whose first rows the reply has; None: all.
-        infos: Their infos, by env.
+        state: (k, *state_space.shape), the final global states; None unless the pool returns states.
+        present: (k, A) bool, agents in the next episodes, whose first rows are in the reply; None: all.
+        infos: Infos of the final rows, by env.
     """
 
     rows: Ids
@@ -50,30 +50,30 @@ class FinalRows:
 
 @dataclass(slots=True)
 class PoolReply:
-    """Rows of ``n`` envs, in the order in which they came.
+    """Rows of ``n`` envs, in order of arrival.
 
     Attributes:
         env_ids: (n,) int64.
         obs: Per group, per leaf (n, A_g, *leaf.shape); zeros where an agent has no row.
-        reward: (n, A).
+        reward: (n, A) rewards.
         terminated, truncated: (n, A) bool.
-        present: (n, A) bool, who has a row; None: all. Rows of those who had one before and were not in the
-            episode any more mean nothing.
-        acting: (n, A) bool, who must act next; None: all that are present.
-        masks: Per group (n, A_g, choices) bool, or None where it has none; None: the pool gives none.
-        alive: (n, A) bool, who is in the episode after this step, or in the next one where `finals` has the row. A pool
-            that says so gives all rows as they are to be shown: zeros of agents that were not in the episode before,
-            ``acting`` only of agents that are alive, masks that allow everything to those who do not act, and ``done``.
-            None: worked out from the rest.
-        done: (n,) bool, whose episode ended in this step; None: worked out from the rest.
-        elapsed: (n,), steps since the reset; None: the pool does not say.
-        infos: What else it says, by env.
-        columns: Likewise, a table at a time: path → (n, …), or (n, A, …) under `marlvec.vector.data.infos.OF_AGENTS`.
-        has_columns: (n,) bool, whose columns mean something; None: those of all envs.
-        finals: Of episodes that the pool has replaced by the next in this step; None: there are none.
-        state: (n, *state_space.shape), the global states; None unless the pool brings them.
-        gives_obs: Whether the arrays in ``obs`` are the receiver's to keep: rows of all envs in order, zeros where an
-            agent is not in the episode, never written to again by the pool. They may be read-only.
+        present: (n, A) bool, agents with a row; None: all. Rows of agents that had already left the episode are
+            ignored.
+        acting: (n, A) bool, agents that must act next; None: all present agents.
+        masks: Per group (n, A_g, choices) bool, or None for a group without masks; None: no group has masks.
+        alive: (n, A) bool, agents in the episode after this step, or in the next episode where `finals` has the row. A
+            pool that sets it returns all rows ready to use: zeros for agents that were not in the episode before,
+            ``acting`` only for agents that are alive, masks that allow everything for the others, and ``done``. None:
+            derived from the other fields.
+        done: (n,) bool, envs whose episode ended in this step; None: derived from the other fields.
+        elapsed: (n,), steps since the reset; None if the pool does not report it.
+        infos: Further infos, by env.
+        columns: Further infos as arrays: path → (n, …), or (n, A, …) under `marlvec.vector.data.infos.OF_AGENTS`.
+        has_columns: (n,) bool, envs whose columns are valid; None: all.
+        finals: Final rows of episodes that the pool replaced by new episodes in this step; None: no such episode.
+        state: (n, *state_space.shape), the global states; None unless the pool returns them.
+        gives_obs: Whether the receiver may keep the arrays in ``obs``: rows of all envs in order, zeros where an agent
+            is not in the episode, never written to again by the pool. They may be read-only.
     """
 
     env_ids: Ids
@@ -95,24 +95,24 @@ class PoolReply:
     gives_obs: bool = False
 
     def select(self, which: BoolArray | Ids) -> PoolReply:
-        """Return some of the rows: where ``which`` is True, or at these places."""
+        """Return the rows where ``which`` is True, or at these positions."""
         return _select_rows(self, which)
 
 
 class Pool(ABC):
-    """Many envs of one kind, asked and answering in batches.
+    """Many envs of one kind, with batched requests and replies.
 
     Attributes:
-        spec: What one env looks like. With a ``state_space`` the pool can bring global states.
-        num_envs: N, the envs that are for use: 0 to N - 1.
-        num_spares: Further ones, N to N + num_spares - 1, which callers do not see: they fill up batches.
-        batch_size: How many rows `recv` waits for, unless it is ``synchronous``.
-        autoreset: What the pool does by itself when an episode ends, an `AutoresetMode` or its name: ``"next_step"``:
-            the next `send` to that env begins another, whatever the action; ``"disabled"``: nothing; ``"same_step"``:
-            it begins another at once, and reports the old one in `PoolReply.finals`.
-        steps_all: Whether `send` takes all envs only.
-        synchronous: Whether it answers every call by itself, of however many envs, and takes no other meanwhile.
-        fills_idle: Whether `send` itself puts harmless actions in the places of agents that do not act.
+        spec: Agents and spaces of one env. With a ``state_space`` the pool can return global states.
+        num_envs: N, the envs that callers see: 0 to N - 1.
+        num_spares: Number of hidden envs, N to N + num_spares - 1, which fill batches.
+        batch_size: Number of rows for which `recv` waits, unless ``synchronous``.
+        autoreset: The pool's own autoreset mode, an `AutoresetMode` or its name: ``"next_step"``: the next `send` to an
+            env begins its next episode, whatever the action; ``"disabled"``: no autoreset; ``"same_step"``: the pool
+            begins the next episode at once, and reports the old one in `PoolReply.finals`.
+        steps_all: Whether `send` requires all envs.
+        synchronous: Whether each request, of any number of envs, gets one reply, before the next request.
+        fills_idle: Whether `send` itself replaces actions of agents that do not act by harmless ones.
         brings_state: Whether replies must have `PoolReply.state`; set before the first call.
     """
 
@@ -127,48 +127,48 @@ class Pool(ABC):
     brings_state: bool = False
 
     def warm_up(self) -> None:
-        """Do what takes time once, before the first call: compile, allocate. ``brings_state`` is set by now."""
+        """Compile and allocate before the first call; ``brings_state`` is already set."""
 
     def action_dtype(self, leaf: Leaf) -> np.dtype[Any]:
-        """Return the dtype in which `send` takes actions of this leaf; the leaf's own by default."""
+        """Return the dtype of this leaf's actions in `send`; by default the leaf's dtype."""
         return leaf.dtype
 
     def check_reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
-        """Look at the arguments of a reset before anything happens.
+        """Validate the arguments of a reset.
 
         Raises:
-            ArgumentError: It cannot do that.
+            ArgumentError: The pool does not support them.
         """
 
     @abstractmethod
     def reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
-        """Ask these envs, spares among them, for new episodes."""
+        """Request new episodes of these envs, which may include spares."""
 
     @abstractmethod
     def send(self, ids: Ids, actions: Leaves, acting: BoolArray) -> None:
-        """Ask these envs for a step.
+        """Request a step of these envs.
 
         Args:
-            ids: Which, ascending.
-            actions: Per group, per leaf of the action space (n, A_g, *leaf.shape), which it must not keep; all lie in
-                the space.
-            acting: (n, A) bool, whose actions count; none's in envs whose episode is over.
+            ids: The envs, ascending.
+            actions: Per group, per leaf of the action space (n, A_g, *leaf.shape), valid; the pool must not keep the
+                arrays.
+            acting: (n, A) bool, agents whose actions count; all False in envs whose episode is over.
         """
 
     @abstractmethod
     def recv(self) -> PoolReply:
-        """Wait for the next answer."""
+        """Wait for the next reply."""
 
     def forget(self) -> bool:
-        """Let go of all that was asked, wherever Ctrl-C came. The next call is a reset, before which no env is stepped.
+        """Discard all requests after a Ctrl-C at any point. The next call is a reset; no env is stepped before it.
 
         Returns:
-            Whether it can go on after that.
+            Whether the pool can continue after that reset.
         """
         return False
 
     def state(self) -> NDArray[Any]:
-        """Return the global states of all envs, (N, *state_space.shape); asked only if there is a ``state_space``."""
+        """Return all envs' global states, (N, *state_space.shape); called only with a ``state_space``."""
         raise NotImplementedError(f"{self.spec.name}: state()")
 
     # --- saved states, between two calls
@@ -181,7 +181,7 @@ class Pool(ABC):
         )
 
     def get_state(self, ids: Ids) -> dict[str, Any]:
-        """Copy all that the next steps of these envs depend on.
+        """Copy all state that the next steps of these envs depend on.
 
         Returns:
             Name → array (n, …); plain data.
@@ -192,17 +192,17 @@ class Pool(ABC):
         """Validate a state from `get_state` of ``n`` envs.
 
         Raises:
-            ArgumentError: It is none of such envs; names what differs.
+            ArgumentError: The state does not fit these envs; names the difference.
         """
         raise ArgumentError(f"set_state(): {self.state_obstacle()}")
 
     def set_state(self, ids: Ids, state: Mapping[str, Any], places: Ids) -> None:
-        """Put these envs into states from `get_state`; ``places`` says which of those each env gets."""
+        """Restore states from `get_state`: env ``ids[k]`` gets entry ``places[k]``."""
         raise NotImplementedError(f"{self.spec.name}: set_state()")
 
     @abstractmethod
     def env(self, i: int) -> Any:
-        """Env ``i`` as an object, for control calls."""
+        """Return env ``i`` as an object, for control calls."""
 
     @abstractmethod
     def close(self) -> None:
@@ -230,7 +230,7 @@ def _select_rows(reply: PoolReply, which: BoolArray | Ids) -> PoolReply:
 
 
 def _select_finals(finals: FinalRows, places: Ids, ids: set[int]) -> FinalRows:
-    """Final rows of those at these places of a reply, whose envs are ``ids``."""
+    """Select the final rows at these positions of a reply with envs ``ids``."""
     kept = np.flatnonzero(np.isin(places, finals.rows))  # rows of the new reply
     order = np.searchsorted(finals.rows, places[kept])
     return FinalRows(

@@ -1,4 +1,4 @@
-"""`PoolQueue`: keeps a pool's requests in order, and its batches full."""
+"""`PoolQueue`: sends a pool's requests in order, with full batches."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["PoolQueue"]
 
 
 class PoolQueue:
-    """Keeps a pool's requests in order, and its batches full.
+    """Sends a pool's requests in order, with full batches.
 
-    A pool that answers `Pool.batch_size` rows at a time would never answer when fewer are asked for. Its spare envs
-    make up the difference; callers do not see them.
+    A pool that returns `Pool.batch_size` rows at a time never replies to a smaller request. Its hidden spare envs make
+    up the difference.
 
     Args:
         pool: The pool.
 
     Attributes:
-        in_flight: How many envs the pool was asked for and has not answered, spares among them.
+        in_flight: Number of envs with a request but no reply yet, spares included.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -39,26 +39,26 @@ class PoolQueue:
 
     @property
     def batch_size(self) -> int:
-        """How many envs must be in flight for an answer."""
+        """Number of envs that must be in flight for a reply."""
         return 1 if self._pool.synchronous else self._pool.batch_size
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to wait for."""
+        """Whether no request is pending."""
         return not self.in_flight and not self._waiting
 
     def ask(self, count: int, request: Callable[[], None]) -> None:
-        """Ask the pool now, or as soon as it can be asked.
+        """Send a request now, or as soon as the pool accepts it.
 
         Args:
-            count: Of how many envs.
+            count: Number of envs in the request.
             request: A call of `Pool.reset` or `Pool.send`.
         """
         self._waiting.append((count, request))
         self._ask_pool()
 
     def receive(self, timeout: float | None) -> PoolReply | None:
-        """Wait for the next answer, without the rows of spares.
+        """Wait for the next reply; return it without spares' rows.
 
         Args:
             timeout: Seconds; None for ever.
@@ -67,7 +67,7 @@ class PoolQueue:
             The rows; None if time ran out.
 
         Raises:
-            BusyError: The pool would never answer: too few envs are in flight.
+            BusyError: The pool would never reply: too few envs are in flight.
         """
         if self._receiving is None:
             self._ask_pool()
@@ -84,20 +84,20 @@ class PoolQueue:
         return None
 
     def missing_for(self, count: int) -> int:
-        """How many envs would be missing in the last batch, if the pool was asked for ``count`` and nothing else."""
+        """Return the number of envs missing in the last batch of a request for ``count`` envs alone."""
         missing = -count % self.batch_size
         return max(0, missing - self._pool.num_spares)
 
     def reset(self) -> None:
-        """The pool has lost what it was asked for."""
+        """Forget all requests: the pool has lost them."""
         pool = self._pool
         self._waiting.clear()
         self._idle_spares = list(range(pool.num_envs, pool.num_envs + pool.num_spares))
         self.in_flight = 0
 
     def forget(self) -> bool:
-        """Let go of all that the pool was asked. Returns whether it can go on, with a reset."""
-        if self._receiving is not None:  # it must not be taken away from the thread that waits for it
+        """Discard all requests; return whether the pool can continue, with a reset."""
+        if self._receiving is not None:  # the waiting thread still uses the pool
             with suppress(Exception):
                 self._receiving.result()
             self._receiving = None
@@ -105,7 +105,7 @@ class PoolQueue:
         return self._pool.forget()
 
     def close(self, timeout: float) -> None:
-        """Let go of the thread that waits, if there is one: the pool must not be closed under it."""
+        """Release the waiting thread, if any: the pool must not be closed while it waits."""
         if self._receiving is not None:
             with suppress(Exception):
                 self._receiving.result(timeout)

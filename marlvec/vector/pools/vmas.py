@@ -42,18 +42,18 @@ def build(
     """Build the envs of one scenario.
 
     Args:
-        num_envs: N.
+        num_envs: Number of envs, N.
         scenario: VMAS's own name, e.g. ``"balance"``.
-        seed: Of the first episodes, until a ``reset(seed=…)``: an int, or a list, of which the first counts.
+        seed: Seed of the first episodes, until a ``reset(seed=…)``: an int, or a list whose first entry is used.
         max_episode_steps: VMAS's ``max_steps``.
-        autoreset_mode: Which the pool is to serve.
+        autoreset_mode: The autoreset mode to support.
         render_mode: ``"rgb_array"``.
-        kwargs: For ``vmas.make_env``: ``device``, ``continuous_actions``, …, and what the scenario takes.
+        kwargs: Arguments of ``vmas.make_env`` (``device``, ``continuous_actions``, …) and of the scenario.
 
     Raises:
         MissingExtraError: VMAS is not installed (extra ``vmas``).
-        UnknownEnvError: It has no such scenario; lists those that come near.
-        ArgumentError: An argument is for VMAS's lists of agents, or unknown to the scenario.
+        UnknownEnvError: VMAS does not have the scenario; lists similar names.
+        ArgumentError: An argument is not supported, or unknown to the scenario.
     """
     vmas = import_extra("vmas", f"env 'vmas/{scenario}'", "pip install 'marlvec[vmas]'")
     known = [*vmas.scenarios, *vmas.debug_scenarios, *vmas.mpe_scenarios]
@@ -70,28 +70,30 @@ def build(
 
     def make_env() -> Any:
         with warnings.catch_warnings():
-            # It leaves out, with a warning, what the scenario does not take; here no argument vanishes.
+            # VMAS drops unknown arguments with a warning; here they raise.
             warnings.filterwarnings("error", "Scenario kwargs: ", UserWarning)
             try:
                 return vmas.make_env(
                     scenario, num_envs=num_envs, seed=_small(first), terminated_truncated=True, **kwargs
                 )
             except UserWarning as error:
-                raise ArgumentError(f"vmas/{scenario}: expected what the scenario takes; VMAS says: {error}") from error
+                raise ArgumentError(
+                    f"vmas/{scenario}: expected arguments of the scenario; VMAS reports: {error}"
+                ) from error
 
     return VmasPool(make_env, f"vmas/{scenario}", autoreset_mode=autoreset_mode, render_mode=render_mode)
 
 
 class VmasPool(Pool):
-    """All envs of one VMAS environment: they step at once, each ends for itself, and they share one random stream.
+    """All envs of one VMAS environment: they step together, end separately, and share one random stream.
 
-    VMAS keeps that stream with its class, for all environments of a process. The pool puts its own in its place for
-    each call, so that what other pools do changes nothing here.
+    VMAS keeps that stream in a class attribute, for all environments of a process. The pool installs its own stream
+    for each call, so that other pools have no influence.
 
     Args:
         make_env: Builds a ``vmas`` environment with ``terminated_truncated=True``, from a seed of its own.
-        name: What to call it.
-        autoreset_mode: Which the pool is to serve.
+        name: Name of the pool.
+        autoreset_mode: The autoreset mode to support.
         render_mode: ``"rgb_array"``, or None.
 
     Attributes:
@@ -111,7 +113,7 @@ class VmasPool(Pool):
             self.environment = env = make_env()
         self.render_mode = render_mode
         self.num_envs = self.batch_size = int(env.num_envs)
-        # What VMAS leaves to its caller is left to the shard, but in the mode in which a step may be some envs' reset.
+        # The shard resets envs, except in the mode in which a step may reset some envs.
         resets = AutoresetMode(autoreset_mode) is AutoresetMode.NEXT_STEP
         self.autoreset = AutoresetMode.NEXT_STEP if resets else AutoresetMode.DISABLED
         self._over = np.zeros(self.num_envs, np.bool_)
@@ -149,7 +151,7 @@ class VmasPool(Pool):
 
     def forget(self) -> bool:
         self._request = None
-        return True  # a reset is all that it needs
+        return True  # it only needs a reset
 
     def env(self, i: int) -> VmasEnvView:
         return VmasEnvView(self, i)
@@ -185,7 +187,7 @@ class VmasPool(Pool):
         return self._reply(self._everyone, obs, reward, ends, columns, has_columns)
 
     def _begin(self, ids: Ids, seed: int | None = None) -> Any:
-        """Begin the episodes of some envs, which VMAS does one by one, or of all. Returns what all see then."""
+        """Begin episodes of all envs, or of some (VMAS resets these one by one); return all observations."""
         env = self.environment
         if len(ids) == self.num_envs:
             return env.reset(seed=_small(seed))
@@ -217,12 +219,12 @@ class VmasPool(Pool):
         )
 
     def _stack(self, group: AgentGroup, obs: Sequence[Any], ids: Ids) -> list[NDArray[Any]]:
-        """The group's observations of these envs, (n, A_g, …) a leaf."""
+        """Return a group's observations of these envs, (n, A_g, …) per leaf."""
         leaves = zip(*(group.observation_tree.flatten(obs[a]) for a in group.agents), strict=True)
         return [_numpy(self._torch.stack(agents, 1))[ids] for agents in leaves]
 
     def _columns(self, infos: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-        """What VMAS says of all agents, a tensor (N, A, …) a key."""
+        """Return VMAS's infos of all agents, a tensor (N, A, …) per key."""
         first = infos[0]
         if any(info.keys() != first.keys() for info in infos):
             raise ContractError(f"{self.spec.name}: expected infos with the same keys of all agents, got {infos}")
@@ -248,11 +250,11 @@ class VmasEnvView:
 
     Args:
         pool: The pool.
-        index: Which of its envs.
+        index: Index of the env.
 
     Attributes:
-        environment: The ``vmas`` environment, with all envs in it.
-        index: Which of them this is.
+        environment: The ``vmas`` environment that holds all envs.
+        index: Index of this env in it.
         render_mode: As `make` was given it.
     """
 
@@ -260,12 +262,12 @@ class VmasEnvView:
         self.environment, self.index, self.render_mode = pool.environment, index, pool.render_mode
 
     def render(self) -> Any:
-        """A frame, (H, W, 3) uint8; VMAS draws with pyglet, and needs a display."""
+        """Return a frame, (H, W, 3) uint8; VMAS draws with pyglet, and needs a display."""
         return self.environment.render(mode="rgb_array", env_index=self.index)
 
 
 def _small(seed: int | None) -> int | None:
-    """A seed as VMAS takes it: as it is below 2**32, else folded."""
+    """Return a seed for VMAS: unchanged below 2**32, else folded."""
     if seed is None or seed < _SEED_LIMIT:
         return None if seed is None else int(seed)
     return int(np.random.SeedSequence(seed).generate_state(1)[0])
@@ -277,7 +279,7 @@ def _numpy(tensor: Any) -> NDArray[Any]:
 
 
 def _as_gymnasium(space: Any) -> gymnasium.Space[Any]:
-    """A space of the old gym's, which VMAS has, as Gymnasium's."""
+    """Convert a space of the old gym library, which VMAS uses, to Gymnasium's."""
     kind = type(space).__name__
     if kind == "Box":
         return Box(space.low, space.high, space.shape, space.dtype)

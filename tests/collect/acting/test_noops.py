@@ -186,9 +186,9 @@ class Undeclared(AgentConnector):
 @pytest.mark.parametrize(
     ("piece", "message"),
     [
-        (Undeclared(), r"got 6 rows and returned 4, and none of them says what .* set noop"),
+        (Undeclared(), r"got 6 rows and returned 4, and none declares an action .* set noop"),
         (Undeclared(last=True), "the last row of an agent must stay"),
-        (Undeclared(double=True), "they may take rows out, and add none"),
+        (Undeclared(double=True), "they may remove rows, but not add rows"),
     ],
 )
 def test_what_may_not_be_taken_out(piece: Any, message: str) -> None:

@@ -100,7 +100,7 @@ def test_a_tensordict_has_the_rows_as_its_batch() -> None:
     assert found["obs", "camera"].data_ptr() == batch["obs"]["camera"].ctypes.data
     assert found[1:3]["rewards"].tolist() == [1.0, 2.0]
     assert batch.to_tensordict("meta")["obs", "camera"].device == torch.device("meta")
-    with pytest.raises(ArgumentError, match=r"'obs' has keys that are the same as texts: \[1, '1'\]"):
+    with pytest.raises(ArgumentError, match=r"'obs': expected keys that differ as strings, got \[1, '1'\]"):
         batch.replace(obs={1: np.zeros(4), "1": np.zeros(4)}).to_tensordict()
 
 

@@ -170,7 +170,7 @@ def test_refusals() -> None:
     see(agents, np.ones((len(pairs_of(2, 1)), 2)))
     state = agents.state_dict()
     state["own"][""] = Moments(2, (2,)).state_dict()
-    with pytest.raises(ArgumentError, match="as many groups that are shared as own"):
+    with pytest.raises(ArgumentError, match="as many shared groups as own groups"):
         agents.load_state_dict(state)
     del state["own"][""]["rest"]
     with pytest.raises(ArgumentError, match="expected moments, .*'rest'"):

@@ -32,7 +32,7 @@ def test_fills() -> None:
     assert bound(c.View("x", "actions", -2, fill=(3, 2.5)))(rows)["x"][1].tolist() == [[2.5, 2.5]]
     for fill, match in (
         (-1.5, "fill: -1.5 does not fit dtype int64"),
-        ({"a": 1}, "fill is not one row's 'obs': expected a dict with keys"),
+        ({"a": 1}, "fill: expected one row's value of 'obs': expected a dict with keys"),
         ({"a": np.zeros(3), "b": 0}, r"a value of shape \(3,\) does not fit shape \(2,\)"),
     ):
         with pytest.raises(ArgumentError, match=match):
@@ -65,7 +65,7 @@ def test_a_history_loaded_between_a_row_and_its_answer_takes_the_answer_in() -> 
 def test_refusals_of_views() -> None:
     rows = rows_of([(0, 0)], np.zeros((1, 1)))
     with pytest.raises(
-        ContractError, match="at shift 0, but the rows have only .*the last that is known is at shift -1"
+        ContractError, match="at shift 0, but the rows have only .*a policy's column is known from shift -1 on"
     ):
         c.View("x", "logp", 0)(rows)
     for fill in (None, "repeat"):

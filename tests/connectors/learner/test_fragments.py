@@ -35,7 +35,7 @@ def rows(unroll_id: Any = (0, 0, 1), **columns: Any) -> Rows:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (rows([0, 1, 0]), "rows of equal unroll_id must stand together; shuffle rows after"),
+        (rows([0, 1, 0]), "rows of equal unroll_id must be adjacent; shuffle rows after"),
         (rows(t=[1, 0, 0]), "rows of equal unroll_id must ascend in t; shuffle rows after"),
         (rows(t=[1, 1, 0]), "must ascend in t"),
         (rows(phantom=[True, False, False]), "a phantom row must be its fragment's last"),

@@ -280,9 +280,7 @@ class Forgetful(AgentConnector):
 
 def test_an_argument_that_is_not_kept_is_an_error_and_not_left_out() -> None:
     register_connector(Forgetful)
-    with pytest.raises(
-        SerialisationError, match=r"Forgetful does not keep its arguments \['lost'\] under their own names"
-    ):
+    with pytest.raises(SerialisationError, match=r"Forgetful: expected attributes named like its arguments \['lost'\]"):
         Forgetful(lost=3).to_config()
 
 

@@ -355,9 +355,9 @@ def test_state_is_kept_by_name() -> None:
     assert two.state_dict()["inner"]["NormalizeObs_2"]["moments"][""]["count"].tolist() == [32]
     other = c.AgentPipeline([c.NormalizeObs()])
     for wrong in (one.state_dict(), {}):
-        with pytest.raises(ArgumentError, match=r"has the connectors \['NormalizeObs'\], the state is of"):
+        with pytest.raises(ArgumentError, match=r"expected a state of the connectors \['NormalizeObs'\], got"):
             other.load_state_dict(wrong)
-        with pytest.raises(ArgumentError, match="the state is of"):
+        with pytest.raises(ArgumentError, match="expected a state of the connectors"):
             other.merge_states([wrong])
 
 
@@ -429,7 +429,7 @@ def test_an_inner_pipeline_is_bound_by_the_outer_one() -> None:
     assert inner.env_space == Box(-2, 3, (2,))
     inner.remove("UnsquashActions")
     assert outer.policy_space_ == Box(-2, 3, (2,))
-    with pytest.raises(ArgumentError, match="is part of ActionPipeline; bind that one"):
+    with pytest.raises(ArgumentError, match="is part of ActionPipeline; bind ActionPipeline"):
         inner.bind(Discrete(2))
     out = outer(c.Rows(actions=np.array([[9.0, 0.5]], np.float32)))
     assert out.actions_for_env.tolist() == [[3.0, 0.5]]

@@ -61,7 +61,7 @@ def test_episodes_come_out_as_they_went_in(kind: str, tmp_path: Path) -> None:
         with replay(tmp_path / "log.npz", envs, repeat=2):
             for _ in range(2):
                 same(again.collect(episodes=5), wanted)
-            with pytest.raises(DriverGone, match="no driver is left"):
+            with pytest.raises(DriverGone, match="no simulator is running"):
                 again.collect(episodes=1)
         assert again.metrics.episodes_total == 10
         assert envs.faults == ()

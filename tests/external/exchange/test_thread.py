@@ -116,7 +116,7 @@ def test_who_collects_is_told_that_nobody_is_left() -> None:
         collector = collecting(envs)
         with Game(envs, episodes=2):
             assert len(collector.collect(episodes=1)["main"]) == 4
-            with pytest.raises(DriverGone, match="no driver is left that brings rows"):
+            with pytest.raises(DriverGone, match="no simulator is running: every run"):
                 collector.collect(episodes=2)
         with Game(envs, episodes=1):
             assert len(collector.collect(episodes=2)["main"]) == 8, "nothing was lost"
@@ -131,7 +131,7 @@ class Leaver(Game):
 def test_what_run_leaves_behind_is_lost() -> None:
     with external.make(ONE) as envs:
         collector = collecting(envs)
-        with Leaver(envs, episodes=1), pytest.raises(DriverGone, match="no driver is left"):
+        with Leaver(envs, episodes=1), pytest.raises(DriverGone, match="no simulator is running"):
             collector.collect(episodes=1)
         summary = "DriverGone: Leaver.run() returned while the episode was running"
         assert [fault.summary for fault in envs.faults] == [summary]

@@ -211,7 +211,7 @@ def test_seeds_that_cannot_be_given_raise_and_cost_no_episode() -> None:
         with pytest.raises(ArgumentError, match="options"):
             envs.reset(options={"a": 1})
         envs.step(envs.random_action())
-    with PoolVectorEnv(shop(3)) as envs, pytest.raises(ArgumentError, match="nothing to make it anew with"):
+    with PoolVectorEnv(shop(3)) as envs, pytest.raises(ArgumentError, match="cannot be rebuilt with others"):
         envs.reset(seed=1)
 
 

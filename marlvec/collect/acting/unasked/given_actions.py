@@ -90,7 +90,7 @@ class GivenActions:
         """
         if is_env and self._differs is not None:
             raise ContractError(
-                f"{where} has logged the env's action, and what {self._who} would have said for it is not known: its "
+                f"{where}: a logged env action cannot be mapped back to the action space of {self._who}: its "
                 f"action connectors give it another space {self._differs}. Leave those out, as "
                 f"action_connectors=[ToNumpy(), ClipActions()] does"
             )

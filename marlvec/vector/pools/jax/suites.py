@@ -45,7 +45,7 @@ def check_known(family: str, name: str, known: Iterable[str]) -> None:
     near = [lowered[one] for one in difflib.get_close_matches(name.lower(), lowered, n=5, cutoff=0.5)]
     near += [one for one in names if name.lower() in one.lower() and one not in near][: 5 - len(near)]
     hint = f"Did you mean {' or '.join(repr(f'{family}/{one}') for one in near)}? " if near else ""
-    raise UnknownEnvError(f"unknown env '{family}/{name}'. {hint}`marlvec envs` lists those that there are")
+    raise UnknownEnvError(f"unknown env '{family}/{name}'. {hint}`marlvec envs` lists all ids")
 
 
 def array_space(shape: tuple[int, ...], dtype: Any) -> Space[Any]:
