@@ -20,7 +20,7 @@ def test_annotations_may_name_what_only_type_checkers_know() -> None:
     assert list(signature_of(scope["build"]).parameters) == ["width", "env_index"]
 
 
-def test_what_has_no_signature_raises_as_it_does() -> None:
+def test_callables_without_signature_raise_their_own_error() -> None:
     with pytest.raises(TypeError, match="not a callable"):
         signature_of(5)  # type: ignore[arg-type]
     assert str(signature_of(lambda a, *, b=2: a)) == "(a, *, b=2)"

@@ -102,7 +102,7 @@ def test_the_surface_is_this_list(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_what_is_listed_is_there_once_and_is_ours(name: str) -> None:
+def test_listed_names_exist_once_and_are_marlvecs(name: str) -> None:
     module = importlib.import_module(name)
     assert len(module.__all__) == len(set(module.__all__))
     for exported in module.__all__:
@@ -135,7 +135,7 @@ def test_the_root_knows_its_names_and_its_submodules_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("name", ["marlvec", "marlvec.connectors", "marlvec.testing"])
-def test_what_is_not_listed_is_not_there(name: str) -> None:
+def test_unlisted_names_are_not_exported(name: str) -> None:
     module = importlib.import_module(name)
     # Submodules become attributes of their package when something imports them; `annotations` is the future import.
     seen = {key for key, value in vars(module).items() if not key.startswith("_") and not isinstance(value, ModuleType)}

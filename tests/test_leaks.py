@@ -116,7 +116,7 @@ def test_what_only_a_reference_cycle_holds_is_no_leak(before: Snapshot, tmp_path
 
 
 @pytest.mark.slow("starts programs of its own")
-def test_a_child_is_a_leak_until_somebody_has_waited_for_it(before: Snapshot) -> None:
+def test_an_unreaped_child_is_a_leak(before: Snapshot) -> None:
     child = subprocess.Popen(["sleep", "60"])
     assert "sleep 60" in only(leaks(before, grace=0))
     child.kill()

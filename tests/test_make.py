@@ -133,7 +133,7 @@ def test_keyword_arguments_reach_the_env_or_raise(backend: str) -> None:
 
 @pytest.mark.checklist(5)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_arguments_may_differ_per_env_and_a_factory_that_asks_is_told_its_place(backend: str) -> None:
+def test_arguments_may_differ_per_env_and_a_factory_may_get_its_index(backend: str) -> None:
     with marlvec.make(Told, num_envs=4, backend=backend, env_kwargs={"tag": 3}) as envs:
         assert tuple(envs.metadata["told"]) == (4, 3)
         obs, _ = envs.reset(seed=0)
@@ -252,7 +252,7 @@ class Numbered(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_wrapper_that_asks_is_told_its_place(backend: str) -> None:
+def test_a_wrapper_may_get_its_index(backend: str) -> None:
     def with_index(env: Any, *, env_index: int) -> Any:
         env.told = env_index
         return env
@@ -265,7 +265,7 @@ def test_a_wrapper_that_asks_is_told_its_place(backend: str) -> None:
         assert envs.get_attr("place") == ((7, 3, "x"),) * 3
 
 
-def test_what_was_built_is_closed_where_a_wrapper_raises() -> None:
+def test_built_envs_are_closed_if_a_wrapper_raises() -> None:
     closed = []
 
     class Closing(SingleEnv):
@@ -284,7 +284,7 @@ def test_what_was_built_is_closed_where_a_wrapper_raises() -> None:
 
 
 @pytest.mark.parametrize("backend", ["sync", "thread", "async"])
-def test_the_name_is_the_envs_own_and_metadata_is_nobody_elses(backend: str) -> None:
+def test_name_and_metadata_are_the_envs_and_metadata_is_a_copy(backend: str) -> None:
     class Shared(SingleEnv):
         own = {"name": "shared", "render_modes": ["ansi"]}
 

@@ -189,7 +189,7 @@ def test_kwargs_reach_the_env_or_raise() -> None:
             built(env, no_such_argument=1)
 
 
-def test_who_declares_its_index_gets_it() -> None:
+def test_a_factory_with_an_index_parameter_gets_it() -> None:
     def everything(env_index: int, num_envs: int) -> Any:
         return env_index, num_envs
 
@@ -283,7 +283,7 @@ def test_the_main_module_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("thing", [3, None, {"a": 1}, 1.5, b"simple_spread"])
-def test_what_stands_for_no_env(thing: Any) -> None:
+def test_values_that_are_not_envs_raise(thing: Any) -> None:
     with pytest.raises(ArgumentError, match="expected an env id"):
         resolve(thing)
 

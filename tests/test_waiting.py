@@ -16,7 +16,7 @@ from tests.vector.support.kinds import vectorize
 from tests.waiting import Gate, GatedEnv, overdue, until, within
 
 
-def test_a_gate_lets_through_as_many_as_it_is_told(tmp_path: Path) -> None:
+def test_a_gate_lets_the_given_number_through(tmp_path: Path) -> None:
     through: list[int] = []
 
     def go(gate: Gate) -> None:
@@ -37,7 +37,7 @@ def test_a_gate_lets_through_as_many_as_it_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["thread", "async"])
-def test_who_waits_at_a_gate_is_overdue_and_nobody_else(backend: str, tmp_path: Path) -> None:
+def test_only_waiters_at_a_gate_are_overdue(backend: str, tmp_path: Path) -> None:
     with Gate(tmp_path) as gate, Gate(tmp_path) as other:
         factories = [CounterEnv, partial(GatedEnv, gate, env_index=1), partial(GatedEnv, other, env_index=2, at=0)]
         with vectorize(backend, factories, num_workers=3) as envs:

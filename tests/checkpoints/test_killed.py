@@ -141,7 +141,7 @@ def test_batches_are_those_of_the_training_that_was_never_killed(case: str, tmp_
 @pytest.mark.soak
 @pytest.mark.time_limit(1200)
 @pytest.mark.parametrize("case", CASES)
-def test_likewise_with_twenty_seeds_that_are_killed_again(case: str, tmp_path: Path) -> None:
+def test_batches_are_equal_after_repeated_kills_for_twenty_seeds(case: str, tmp_path: Path) -> None:
     count = hunt(case, tmp_path, range(20), kills=2)
     sys.stdout.write(f"{case}: {count}\n")
     assert count.differ == 0, count

@@ -247,7 +247,7 @@ def test_a_pool_goes_back_with_its_folder(tmp_path: Path) -> None:
     assert pool["main_2"] is before, "one that is the same stays"
 
 
-def test_what_is_no_state_of_a_pool_changes_nothing(tmp_path: Path) -> None:
+def test_an_invalid_pool_state_changes_nothing(tmp_path: Path) -> None:
     pool = OpponentPool(MAKE, folder=tmp_path, when=[Every(10)])
     pool.add("main_0", Net(), of="main")
     state = pool.state_dict()

@@ -123,7 +123,7 @@ def test_a_collector_comes_back_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("is_known", [True, False], ids=["of this process", "of another"])
-def test_a_training_of_another_env_is_replaced_only_where_that_is_said(
+def test_a_training_of_another_env_is_replaced_only_with_overwrite(
     exact: bool, is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def save(env: str, score: float, **options: Any) -> None:
@@ -182,7 +182,7 @@ def test_plain_values_come_back_as_they_were(value: Any, tmp_path_factory: pytes
     assert other.state == value
 
 
-def test_tensors_come_back_as_tensors_and_training_goes_on_to_the_bit(tmp_path: Path) -> None:
+def test_tensors_stay_tensors_and_training_resumes_exactly(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 
     def trainee() -> tuple[Any, Any]:
@@ -210,7 +210,7 @@ def test_tensors_come_back_as_tensors_and_training_goes_on_to_the_bit(tmp_path: 
         marlvec.save_checkpoint(tmp_path, learner={"net": net.to(torch.bfloat16)})
 
 
-def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
+def test_mismatches_raise(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"last\.npz"):
         marlvec.load_checkpoint(tmp_path)
     marlvec.save_checkpoint(tmp_path, learner={"one": Kept(1)})

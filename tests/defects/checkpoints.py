@@ -30,7 +30,7 @@ def checkpoint_best_is_the_last(patch: Patch) -> None:
     patch.setattr(training_checkpoint, "_score_of", lambda best: -float("inf"))
 
 
-@found_by(f"{SAVE}::test_a_training_of_another_env_is_replaced_only_where_that_is_said")
+@found_by(f"{SAVE}::test_a_training_of_another_env_is_replaced_only_with_overwrite")
 def checkpoint_of_another_env_replaced(patch: Patch) -> None:
     """The folder of a training of another env is taken for one's own."""
     patch.setattr(training_checkpoint, "_is_of_another_env", lambda *_, **__: False)

@@ -17,7 +17,7 @@ MODES = ["same_step", "next_step", "disabled"]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_one_thing_follows_from_each_mode(mode: str) -> None:
+def test_each_mode_has_one_behaviour(mode: str) -> None:
     rules = AutoresetRules.of(mode)
     assert rules.mode == mode
     assert [rules.begins_at_once, rules.begins_on_next_step, rules.caller_begins] == [mode == other for other in MODES]
@@ -45,7 +45,7 @@ def test_words_of_others_are_understood(word: object, mode: str | None) -> None:
             AutoresetMode.declared_by({"autoreset_mode": word}, "it")
 
 
-def test_who_declares_nothing_declares_nothing() -> None:
+def test_an_env_without_a_declared_mode_has_none() -> None:
     assert AutoresetMode.declared_by({}, "it") is None
     assert AutoresetMode.declared_by({"autoreset_mode": None}, "it") is None
 

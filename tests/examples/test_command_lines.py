@@ -103,7 +103,7 @@ def test_what_shows_things_has_help_too_and_runs_at_another_size(tmp_path: Path)
         assert (result.returncode, result.stderr) == (0, ""), path
 
 
-def test_what_is_missing_is_named_in_a_line_with_what_brings_it(tmp_path: Path) -> None:
+def test_a_missing_package_is_named_with_its_extra(tmp_path: Path) -> None:
     found, _ = run_all(["--checkpoint", str(tmp_path / "none")], (*LARGE, "envpool"))
     assert len(found) == len(SCRIPTS)
     for path, (said, line) in found.items():
@@ -131,7 +131,7 @@ def test_a_plot_says_whose_numbers_it_shows(path: Path) -> None:
 @pytest.mark.slow("trains")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torchrl warns of itself when it is imported
 @pytest.mark.parametrize("name", SHORT)
-def test_a_run_goes_on_and_says_what_it_wrote(
+def test_a_resumed_run_lists_its_files(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for library in ("torch", "tensorboard", "matplotlib", *NEEDS.get(name.split("_")[0], ())):

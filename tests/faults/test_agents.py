@@ -125,7 +125,7 @@ def test_a_player_that_vanishes_from_a_game(backend: str) -> None:
 @pytest.mark.fault("D2")
 @pytest.mark.parametrize("agent", ["agent_9", "__all__", "", 7, ("agent_0",), None, b"agent_0"], ids=repr)
 @pytest.mark.parametrize(("form", "backend"), [("parallel", "sync"), ("parallel", "async"), ("keyed", "thread")])
-def test_somebody_unknown(form: str, backend: str, agent: Any) -> None:
+def test_an_unknown_agent_raises(form: str, backend: str, agent: Any) -> None:
     kind: Any = CounterEnv if form == "parallel" else partial(KeyedEnv, Script.together(3, 5))
     base = CounterEnv if form == "parallel" else KeyedEnv
     options: dict[str, Any] = {"length": 5} if form == "parallel" else {"script": Script.together(3, 5)}
@@ -207,7 +207,7 @@ def test_unhashable_names_in_the_middle_of_an_episode(backend: str, form: str, w
 @pytest.mark.fault("D4")
 @pytest.mark.parametrize("form", ["parallel", "keyed", "turns"])
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
-def test_data_of_one_who_has_ended(backend: str, form: str) -> None:
+def test_data_of_an_ended_agent_raises(backend: str, form: str) -> None:
     places = {"parallel": (0, 1, 2, 3), "keyed": (0, 1), "turns": (1,)}[form]
     for place in places:
 
@@ -257,7 +257,7 @@ def test_agents_come_and_go_and_come_again_in_the_next_episode(backend: str, mod
 @pytest.mark.fault("D3")
 @pytest.mark.parametrize("form", list(GAMES))
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
-def test_nobody_comes_back_in_the_same_episode(backend: str, form: str) -> None:
+def test_no_agent_returns_in_the_same_episode(backend: str, form: str) -> None:
     def revive(env: Any, result: Any) -> None:
         if env.world.t != 4:
             return
@@ -311,7 +311,7 @@ def test_a_step_in_which_nobody_acts_and_one_who_ends_at_first_sight(backend: st
 
 @pytest.mark.fault("D5")
 @pytest.mark.parametrize("mode", MODES)
-def test_nobody_in_a_step_makes_no_rows_and_no_crash(mode: str) -> None:
+def test_a_step_without_agents_makes_no_rows(mode: str) -> None:
     """Of six env steps an episode, one has nobody to ask: five rows, and every env step counts."""
     factory = partial(KeyedEnv, Script([0], [6], ["terminated"]), agent_num=1, waits=lambda t, a: t == 2)
     collector = collector_of([factory] * 2, mode)
@@ -360,7 +360,7 @@ def rows_kept() -> Callable[[], int]:
 
 @pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("D6")
-def test_one_who_never_acts_again_holds_up_nothing(rows_kept: Callable[[], int]) -> None:
+def test_an_agent_that_never_acts_again_does_not_block(rows_kept: Callable[[], int]) -> None:
     """In an episode without end: what is kept does not grow, and ``reset`` ends it at any time."""
     collector = collector_of([partial(Hermit, None, i) for i in range(2)])
     sizes = []
@@ -427,7 +427,7 @@ def last_says(players: int, seed: int, script: Script) -> dict[tuple[int, int], 
 @pytest.mark.fault("D7")
 @pytest.mark.parametrize("players", [2, 3, 5])
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_paid_between_two_turns_is_in_the_row_of_the_first(mode: str, players: int) -> None:
+def test_rewards_between_turns_belong_to_the_earlier_row(mode: str, players: int) -> None:
     """All players are paid at every move, each another sum; also those that leave early, and before a first turn."""
     script = Script([0] * players, [5, *[11] * (players - 1)], ["terminated"] * players)
     said = last_says(players, 0, script)
@@ -741,7 +741,7 @@ def test_names_of_any_kind_in_metrics() -> None:
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("D12")
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
-def test_an_illegal_move_is_the_games_own_affair(backend: str) -> None:
+def test_illegal_moves_are_left_to_the_game(backend: str) -> None:
     """A game that ends for it (PettingZoo's wrapper) ends; one that raises is named, with the player's move."""
     factory = partial(__import__("pettingzoo").make, "aec", "classic/tictactoe_v3")
     with vectorize(backend, [factory] * 2, validate="off") as envs:
@@ -775,7 +775,7 @@ def test_an_illegal_move_is_the_games_own_affair(backend: str) -> None:
         (0, "unknown agent 0"),
     ],
 )
-def test_a_selection_of_nobody(backend: str, selected: Any, words: str) -> None:
+def test_an_empty_agent_selection(backend: str, selected: Any, words: str) -> None:
     def confuse(env: Any, result: Any) -> None:
         if env.world.t == 4 and len(env.agents) < 3:
             env.agent_selection = selected

@@ -180,7 +180,7 @@ def test_a_worker_that_hangs_says_where(context: str, capfd: pytest.CaptureFixtu
     assert capfd.readouterr().err == ""
 
 
-def test_what_a_worker_says_is_bounded_and_plain() -> None:
+def test_a_workers_last_output_is_bounded_plain_text() -> None:
     with AsyncVectorEnv([partial(Threaded, env_index=0)]) as envs:
         process = process_of(envs)
         envs.reset()

@@ -52,7 +52,7 @@ def vec(backend: str, how: str, factories: list[Any], **options: Any) -> VectorE
 @pytest.mark.checklist(70)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("backend", "how"), PLACES)
-def test_it_is_told_once_and_then_nobody_is_there(
+def test_a_masked_env_reports_once_and_then_has_no_agents(
     backend: str, how: str, mode: str, log: pytest.LogCaptureFixture
 ) -> None:
     gone = [1] if how == "raises" else [0, 1]
@@ -117,7 +117,7 @@ def test_an_episode_that_had_ended_is_not_lost(backend: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_who_is_out_already_loses_nothing_with_its_worker(mode: str) -> None:
+def test_a_masked_env_loses_nothing_when_its_worker_dies(mode: str) -> None:
     """Env 1 is masked; some steps later the worker that it shared with env 0 dies."""
     with vec("async", "raises", faulty("raises"), autoreset_mode=mode) as envs:
         envs.reset(seed=0)
@@ -162,7 +162,7 @@ def test_a_worker_that_dies_between_calls() -> None:
 @pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.checklist(70)
 @pytest.mark.parametrize(("how", "error"), [("raises", EnvRaised), ("exits", WorkerDied), ("hangs", EnvTimeout)])
-def test_when_nobody_is_left_it_raises(how: str, error: type[Exception]) -> None:
+def test_it_raises_without_envs_left(how: str, error: type[Exception]) -> None:
     factories = [partial(HOWS[how], 3, env_index=i, where="step", at=1) for i in range(N)]
     envs = vec("async", how, factories)
     with envs, pytest.raises(error):

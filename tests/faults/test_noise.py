@@ -197,7 +197,7 @@ def test_noise_while_envs_are_built(tmp_path: Path, on_fault: str) -> None:
         envs.step(acts())
 
 
-def test_noise_at_close_keeps_nobody_from_closing(tmp_path: Path) -> None:
+def test_noise_at_close_does_not_stop_other_closes(tmp_path: Path) -> None:
     class Loud(NoisyEnv):
         def close(self) -> None:
             scream(b"bye " * 100_000)

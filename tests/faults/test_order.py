@@ -189,7 +189,7 @@ def test_close_of_a_thread_that_hangs_gives_up_in_time_and_says_so() -> None:
 @pytest.mark.fault("B7")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_wrong_choice_of_envs_reaches_no_env_and_an_empty_one_resets_nobody(backend: str, mode: str) -> None:
+def test_invalid_env_ids_reach_no_env_and_empty_ones_reset_none(backend: str, mode: str) -> None:
     """That a mask without a True is no error is meant: ``reset(env_ids=done)`` needs no if before it."""
     with vectorize(backend, counters(length=50), autoreset_mode=mode) as envs:
         envs.reset(seed=0)
@@ -460,7 +460,7 @@ def test_a_space_that_an_env_no_longer_tells_is_not_another_one() -> None:
 
 @pytest.mark.fault("B15")
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
-def test_what_is_no_env_is_named_by_its_place(backend: str) -> None:
+def test_a_value_that_is_not_an_env_is_named_by_index(backend: str) -> None:
     """A `ContractError`: it is the factory that broke it, whatever the type."""
     for thing, words in (
         (None, r"None \(does the factory return its env\?\)"),

@@ -349,7 +349,9 @@ class Rude(CounterEnv):
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=5)
 @pytest.mark.fault("A20")
 @pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
-def test_a_rude_env_disturbs_nobody(context: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_env_that_misuses_its_process_does_not_disturb_others(
+    context: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Nothing of it is on the way of requests and replies."""
     factories = [partial(Rude, 5, env_index=0), partial(CounterEnv, 5, env_index=1)]
     folder = Path.cwd()

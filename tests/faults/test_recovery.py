@@ -104,7 +104,7 @@ class Sleeping(CounterEnv):
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.fault("A11")
 @pytest.mark.parametrize("on_fault", ["raise", "restart"])
-def test_what_a_hung_env_says_after_its_time_is_not_heard(on_fault: str) -> None:
+def test_late_replies_of_a_hung_env_are_dropped(on_fault: str) -> None:
     """Being asked for its stacks wakes this one."""
     factories = [CounterEnv, partial(Sleeping, env_index=1)]
     with AsyncVectorEnv(factories, num_workers=2, step_timeout=0.3, on_fault=on_fault) as envs:

@@ -410,7 +410,7 @@ def test_a_worker_that_is_killed_between_calls(mode: str) -> None:
         assert envs.incarnations.tolist() == [0, 0, 2, 2]
 
 
-def test_a_death_during_a_control_call_is_told_there_and_survived() -> None:
+def test_a_death_during_a_control_call_is_reported_and_survived() -> None:
     factories = [partial(CounterEnv, 3, env_index=i) for i in range(N)]
     with vectorize("async", factories, on_fault="restart", num_workers=2) as envs:
         envs.reset(seed=0)

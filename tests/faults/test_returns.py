@@ -266,7 +266,7 @@ class Upset(RaisingEnv):
 
 @pytest.mark.fault("C1")
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
-def test_a_picture_that_raises_is_told_like_a_step_and_costs_no_episode(backend: str) -> None:
+def test_a_raising_render_is_reported_and_costs_no_episode(backend: str) -> None:
     factories = [partial(Upset, where="render", at=1, only_env=1, env_index=i, length=50) for i in range(N)]
     with vectorize(backend, factories) as envs:
         envs.reset(seed=0)
@@ -408,7 +408,7 @@ OPERATIONS = ("init", "reset", "step")
     + [("async", "step", kind) for kind in ENDS]
     + [("async", "init", KeyboardInterrupt), ("async", "reset", GeneratorExit)],
 )
-def test_what_is_no_exception_is_never_lost(
+def test_base_exceptions_are_never_lost(
     backend: str, operation: Any, kind: type[BaseException], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The caller's own process: it comes through, as from any call. A thread: as every error. A process: a death."""
@@ -438,9 +438,7 @@ def test_what_is_no_exception_is_never_lost(
 @pytest.mark.fault("C4")
 @pytest.mark.parametrize("kind", ENDS)
 @pytest.mark.parametrize("backend", ["sync", "thread", "async"])
-def test_what_is_no_exception_is_not_lost_in_close_either(
-    backend: str, kind: type[BaseException], tmp_path: Path
-) -> None:
+def test_base_exceptions_in_close_are_never_lost(backend: str, kind: type[BaseException], tmp_path: Path) -> None:
     """And the other envs are closed all the same."""
 
     class Leaving(RaisingEnv):
@@ -549,7 +547,7 @@ FROM_A_PROCESS = {
 @pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("C12")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_no_info_is_an_error_of_its_env(backend: str) -> None:
+def test_an_invalid_info_is_an_error_of_its_env(backend: str) -> None:
     crosses = backend == "async"
     cases = [(what, words, ContractError) for what, words in IN_EVERY_BACKEND.items()]
     if crosses:

@@ -64,7 +64,7 @@ def test_every_step_is_delivered_or_declared_lost(form: str, tmp_path: Path) -> 
 
 @pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.parametrize("mode", MODES)
-def test_where_only_envs_raise_nobody_else_loses_anything(mode: str, tmp_path: Path) -> None:
+def test_exceptions_of_envs_cost_other_envs_nothing(mode: str, tmp_path: Path) -> None:
     orders = {Order.RAISE_EARLY: 20, Order.RAISE_LATE: 20, Order.RAISE_IN_RESET: 20}
     figures = Campaign(mode, "send", env_steps=6000, orders=orders).run(tmp_path)
     assert figures.exceptions == 60
@@ -227,7 +227,7 @@ def test_the_audit_finds_spoilt_rows(kind: str, tmp_path: Path) -> None:
             watched.audit.came(spoil(rows, before))
 
 
-def test_the_audit_finds_rows_that_nobody_asked_for(tmp_path: Path) -> None:
+def test_the_audit_finds_unrequested_rows(tmp_path: Path) -> None:
     with Watched(tmp_path) as watched:
         _, rows = watched.step_on()
         watched.audit.came(rows)

@@ -139,7 +139,7 @@ def test_agents_come_and_go_and_every_reward_is_told_once() -> None:
         envs.close()
 
 
-def test_what_goes_wrong_is_said_and_changes_nothing() -> None:
+def test_errors_name_the_cause_and_change_nothing() -> None:
     view = AECView.make("simple_spread")
     with pytest.raises(NotResetError):
         view.step(0)

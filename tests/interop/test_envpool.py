@@ -175,7 +175,7 @@ def test_a_pool_of_ones_own_is_made_anew_and_closed() -> None:
         envs.step(envs.random_action())
 
 
-def test_who_has_a_recv_of_their_own_is_heard() -> None:
+def test_an_overridden_recv_is_called() -> None:
     pool = bare("CartPole-v1", num_envs=4, seed=1)
     said = pool.recv
 

@@ -328,7 +328,7 @@ def test_wrong_trees_of_actions_are_refused() -> None:
     view.close()
 
 
-def test_it_closes_what_it_shows() -> None:
+def test_close_closes_the_viewed_envs() -> None:
     view = counts("same_step")
     view.reset()
     assert not view.closed

@@ -257,7 +257,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("text", "kwargs"), REFUSED, ids=[" ".join(kwargs) for _, kwargs in REFUSED])
-def test_what_is_not_supported_is_refused_by_name(text: str, kwargs: dict[str, Any]) -> None:
+def test_unsupported_arguments_are_refused_by_name(text: str, kwargs: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=text):
         Overcooked(2, **{"layout": "cramped_room", **kwargs})
 

@@ -311,7 +311,7 @@ def test_spaces_are_the_same_object_each_time_and_each_agents_own() -> None:
     view.close()
 
 
-def test_who_waits_is_told_so() -> None:
+def test_infos_mark_waiting_agents() -> None:
     view = ParallelView.make(partial(TurnEnv, [Script.together(2, 3)], masked=True))
     obs, infos = view.reset()
     turns = []
@@ -453,7 +453,7 @@ def test_an_env_that_raises_is_named_and_can_be_reset() -> None:
     view.close()
 
 
-def test_make_closes_what_it_cannot_show() -> None:
+def test_make_closes_unsupported_envs() -> None:
     class Narrow(ParallelView):
         def __init__(self, envs: Any) -> None:
             super().__init__(envs)

@@ -286,7 +286,7 @@ def test_masks_stand_in_the_infos_unless_observations_have_them() -> None:
     env.close()
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_invalid_arguments_raise() -> None:
     with pytest.raises(ArgumentError, match="next_step.*got autoreset_mode='same_step'"):
         RLlibVectorEnv(marlvec.make("simple_spread", 1, backend="sync"))
     with pytest.raises(ArgumentError, match="num_envs=1"):

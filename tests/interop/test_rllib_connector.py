@@ -241,7 +241,7 @@ def test_rewards_that_a_piece_changes_are_changed_in_the_episode() -> None:
     assert [own.get_rewards(-1) for own in episode.agent_episodes.values()] == [1.0, 1.0]
 
 
-def test_what_does_not_fit_is_said() -> None:
+def test_mismatches_raise() -> None:
     with pytest.raises(ArgumentError, match="AgentPipeline"):
         RLlibConnector(FrameStack(2))
     with pytest.raises(ArgumentError, match="as many rows"):

@@ -64,7 +64,7 @@ def test_rows_are_what_a_plain_loop_gives(view: type[Seen], kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sb3", "supersuit"])
-def test_what_is_handed_out_stays_as_it_is(name: str) -> None:
+def test_returned_arrays_never_change(name: str) -> None:
     """Also where the vectorizer hands out views: models keep an observation until after the next step."""
     calls = [call for call in calls_of("parallel") if call.kind == "step"]
     with SyncVectorEnv(factories("parallel"), copy=False) as envs:

@@ -87,7 +87,7 @@ def test_a_discrete_head_draws_by_its_logits_and_says_how_likely_it_was() -> Non
     np.testing.assert_allclose(columns["logp"], np.log(P)[[3, 3, 3]], rtol=1e-5)
 
 
-def test_what_a_mask_forbids_is_never_drawn_and_the_rest_as_the_logits_say() -> None:
+def test_masked_actions_are_never_drawn_and_others_follow_the_logits() -> None:
     mask = np.tile([True, False, True, True], (20000, 1))
     policy = policy_of(Told([0.0, 100.0, -1.0, 2.0]), Discrete(4))
     actions, columns = policy.act(rows(20000, action_mask=mask))
@@ -340,7 +340,7 @@ def test_masks_of_real_episodes_are_kept() -> None:
 
 
 @pytest.mark.fault("E3")
-def test_what_a_module_gives_wrongly_is_named() -> None:
+def test_invalid_module_outputs_are_named() -> None:
     nan = [0.0, math.nan, 0.0, 0.0]
     for said, message in (
         (nan, r"expected finite 'inputs', got NaN, first for env 0, agent 0"),

@@ -200,7 +200,7 @@ def test_a_module_that_takes_whole_sequences_itself() -> None:
     assert [tuple(leaf.shape) for leaf in columns["state_out"]] == [(len(batch), 8)] * 2
 
 
-def test_what_a_recurrent_module_gives_wrongly_is_named() -> None:
+def test_invalid_recurrent_outputs_are_named() -> None:
     class Forgets(Recurrent):
         def forward(self, obs: Any, state: Any) -> Any:
             out = super().forward(obs, state)

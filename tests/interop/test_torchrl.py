@@ -425,7 +425,7 @@ def test_only_some_envs_may_be_asked_to_step() -> None:
     view.close()
 
 
-def test_an_episode_that_was_lost_is_told(tmp_path: Path) -> None:
+def test_lost_episodes_are_reported(tmp_path: Path) -> None:
     for mode in MODES:
         (tmp_path / mode).mkdir()
         factory = partial(RaisingEnv, 6, at=2, only_env=1, only_incarnation=0, marks=str(tmp_path / mode))

@@ -146,7 +146,7 @@ def test_masks_go_into_distributions() -> None:
     env.close()
 
 
-def test_what_a_device_is_told_goes_there() -> None:
+def test_to_moves_tensors_to_the_device() -> None:
     env = TorchRLEnv.make("simple_spread", 2, backend="sync", device="cpu")
     td = env.rand_step(env.reset())
     assert td.device == td["next"].device == td["agent"].device == torch.device("cpu")

@@ -239,7 +239,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("text", "kwargs"), REFUSED, ids=[next(iter(kwargs)) for _, kwargs in REFUSED])
-def test_what_is_not_supported_is_refused_by_name(text: str, kwargs: dict[str, Any]) -> None:
+def test_unsupported_arguments_are_refused_by_name(text: str, kwargs: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=f"pursuit_v5.*{text}"):
         Pursuit(2, **kwargs)
 

@@ -137,7 +137,7 @@ def test_a_collector_takes_it(form: Callable[[], Any]) -> None:
 
 @pytest.mark.mostly_slow("collects whole runs with many policies", quick=8)
 @forms
-def test_one_may_come_later_or_take_anothers_place(form: Callable[[], Any]) -> None:
+def test_policies_may_be_added_later_or_replaced(form: Callable[[], Any]) -> None:
     found, who = [], ["a"]
     for make in (Reference, form):
         with envs() as each:
@@ -236,7 +236,7 @@ def test_what_more_an_object_has_is_used() -> None:
     assert set(told.told) == {False}
 
 
-def test_what_an_object_has_learned_is_kept(tmp_path: Path) -> None:
+def test_a_wrapped_objects_state_is_saved(tmp_path: Path) -> None:
     """In a checkpoint, in a map that swaps it out, and in a pool."""
     save_policy(tmp_path / "policy.npz", as_policy(Full(2)))
     assert load_policy(tmp_path / "policy.npz").state == {"shift": 2}
@@ -306,7 +306,7 @@ def no_arguments() -> Policy:
         "an object",
     ],
 )
-def test_what_is_no_policy_says_what_to_give(given: Any, message: str) -> None:
+def test_a_value_that_is_not_a_policy_raises_with_advice(given: Any, message: str) -> None:
     """Wherever it is given, and nothing has changed there."""
     expected = (
         rf"must be a marlvec Policy, an object with a method act\(rows\), or a function of rows.*; got .*{message}"
@@ -329,7 +329,7 @@ def test_what_is_no_policy_says_what_to_give(given: Any, message: str) -> None:
         PolicyMap({"a": lambda: given}, capacity=1)["a"]
 
 
-def test_a_torch_module_is_told_where_to_go() -> None:
+def test_a_torch_module_raises_and_names_torch_policy() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(ArgumentError, match=r"a torch module: give TorchPolicy\(module\)"):
         as_policy(torch.nn.Linear(2, 3))
@@ -343,7 +343,7 @@ def test_functions_are_function_policies_and_objects_object_policies() -> None:
     assert again.state_dict() == {"shift": 2}
 
 
-def test_what_has_no_weights_gives_none_and_refuses_some() -> None:
+def test_policies_without_weights_return_none_and_refuse_weights() -> None:
     for policy in (as_policy(OneMethod()), as_policy(by_place), Derived()):
         assert policy.get_weights() == {}
         policy.set_weights({})

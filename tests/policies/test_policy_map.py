@@ -120,7 +120,7 @@ def test_the_one_asked_for_longest_ago_goes_first_and_nothing_is_lost(asked: lis
         assert (policies[name].weights["w"] == value).all()  # type: ignore[attr-defined]  # they are Nets
 
 
-def test_what_is_given_as_it_is_stays_and_does_not_count() -> None:
+def test_policies_given_as_objects_stay_and_do_not_count() -> None:
     main, script = Net(), ScriptedPolicy(lambda obs, agent, t, memory: 0)
     policies = PolicyMap({"main": main, "script": script, "a": Net, "b": Net}, capacity=1)
     for name in ("a", "main", "b", "script", "a"):
@@ -275,7 +275,7 @@ def test_ids_may_be_any_text() -> None:
         assert (policies[name].weights["w"] == i).all()  # type: ignore[attr-defined]  # a Net
 
 
-def test_its_folder_is_its_own_and_goes_with_it(tmp_path: Path) -> None:
+def test_its_folder_is_removed_with_it(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("stays")
     one, other = nets(2, 1, tmp_path), nets(2, 1, tmp_path)
     for policies, value in ((one, 1.0), (other, 2.0)):
@@ -289,7 +289,7 @@ def test_its_folder_is_its_own_and_goes_with_it(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_what_is_no_policy_is_refused() -> None:
+def test_a_value_that_is_not_a_policy_is_refused() -> None:
     for capacity in (0, -1, 1.5, True, None):
         with pytest.raises(ArgumentError, match="capacity must be"):
             PolicyMap(capacity=capacity)  # type: ignore[arg-type]  # on purpose

@@ -31,7 +31,7 @@ def rows(n: int, t: int = 0, **columns: Any) -> Rows:
     return Rows({**given, **columns})
 
 
-def test_each_row_is_decided_by_what_its_agent_sees_is_and_remembers() -> None:
+def test_actions_depend_on_the_agents_observation_name_and_memory() -> None:
     asked = []
 
     def script(obs: Any, agent: int, t: int, memory: Memory) -> int:
@@ -141,7 +141,7 @@ def test_a_wrong_action_names_the_script_the_env_and_the_agent(bad: Any) -> None
         made(lambda obs, agent, t, memory: 300 if obs[0] == 3 else 1, Box(-128, 127, (), np.int8)).act(rows(4))
 
 
-def test_what_a_script_raises_says_where() -> None:
+def test_a_scripts_exception_names_the_agent() -> None:
     def script(obs: Any, agent: int, t: int, memory: Memory) -> int:
         return 1 // int(obs[0] - 2)
 

@@ -319,7 +319,7 @@ def test_a_file_that_is_missing_cut_or_changed_is_named(format: str, tmp_path: P
 
 
 @FORMATS
-def test_a_file_of_another_recording_is_told(format: str, tmp_path: Path) -> None:
+def test_a_file_of_another_recording_raises(format: str, tmp_path: Path) -> None:
     for name in ("run", "other"):
         write(tmp_path / name, [make_batch(0, 50, lambda n, key=name: {key: n})], format=format)
     path = Path("policy=main", f"part-000000.{format}")
@@ -358,7 +358,7 @@ def test_a_file_of_another_recording_is_told(format: str, tmp_path: Path) -> Non
         (lambda lines: lines[1].update(columns=[["x", "y"]]), "line 2"),
     ],
 )
-def test_a_manifest_of_nonsense_is_told(change: Any, text: str, tmp_path: Path) -> None:
+def test_an_invalid_manifest_raises(change: Any, text: str, tmp_path: Path) -> None:
     write(tmp_path / "run", [make_batch(0, 50, lambda n: {"x": n})])
     spoilt(tmp_path / "run", change)
     with pytest.raises(CheckpointError, match=text):
@@ -390,7 +390,7 @@ def test_nothing_outside_of_the_folder_is_opened(tmp_path: Path) -> None:
         (lambda about: about["envs"]["action_spaces"][0].update({"$space": "Pickle"}), "cannot be read"),
     ],
 )
-def test_a_schema_of_nonsense_is_told(change: Any, text: str, tmp_path: Path) -> None:
+def test_an_invalid_schema_raises(change: Any, text: str, tmp_path: Path) -> None:
     turns(tmp_path / "run")
     path = tmp_path / "run" / "schema.json"
     about = json.loads(path.read_text())
@@ -400,7 +400,7 @@ def test_a_schema_of_nonsense_is_told(change: Any, text: str, tmp_path: Path) ->
         marlvec.load_dataset(tmp_path / "run")
 
 
-def test_what_is_no_recording_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_recording_raises(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is no folder"):
         marlvec.load_dataset(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"is no recording: its manifest\.jsonl cannot be read"):

@@ -63,7 +63,7 @@ def lines_of(folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("format", ["parquet", "arrow"])
-def test_it_records_what_is_collected(format: Any, envs: marlvec.VectorEnv, tmp_path: Path) -> None:
+def test_it_records_all_collected_batches(format: Any, envs: marlvec.VectorEnv, tmp_path: Path) -> None:
     with marlvec.Recorder(tmp_path / "run", format=format, part_bytes=20_000) as recorder:
         batches = [
             collector_of.collect(env_steps=31) for collector_of in [collector(envs, [recorder])] for _ in range(12)
@@ -397,7 +397,7 @@ def test_a_folder_that_is_in_use_is_refused(tmp_path: Path) -> None:
     same(tmp_path / "run", [make_batch(0, 5, plain)])
 
 
-def test_what_a_killed_recorder_has_left_is_removed(tmp_path: Path) -> None:
+def test_remains_of_a_killed_recorder_are_removed(tmp_path: Path) -> None:
     write(tmp_path / "run", [make_batch(0, 3, plain)])
     left = tmp_path / "run" / "policy=main"
     (left / "part-000001.parquet").write_bytes(b"x")

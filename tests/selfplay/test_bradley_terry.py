@@ -172,7 +172,7 @@ def test_intervals_shrink_with_the_games() -> None:
 
 
 @pytest.mark.parametrize("games", [1, 20, 100_000])
-def test_who_never_lost_has_a_rating_nevertheless(games: int) -> None:
+def test_an_unbeaten_player_has_a_finite_rating(games: int) -> None:
     found = BradleyTerry(fixed={"random": 0})
     for _ in range(min(games, 20)):
         found.rate(["a", "random"], [1, 0])
@@ -246,7 +246,7 @@ def test_fixed_ones_may_be_as_far_apart_as_they_like(far: float) -> None:
 # --- as the others are
 
 
-def test_a_copy_stands_where_it_came_from_until_it_plays() -> None:
+def test_a_copy_has_the_originals_rating_until_it_plays() -> None:
     found = rated(10 * [(["a", "b"], [1, 0])])
     found.copy("a", "old")
     found.copy("old", "older")
@@ -271,14 +271,14 @@ def test_a_copy_stands_where_it_came_from_until_it_plays() -> None:
     assert found.rating("a") == found.rating("b") == 1000
 
 
-def test_forgetting_one_leaves_what_a_game_says_of_the_others() -> None:
+def test_forgetting_a_player_keeps_the_others_results() -> None:
     both = rated([("abc", [2, 1, 0])] * 5)
     both.forget("a")
     assert both.rating("b") == rated([("bc", [1, 0])] * 5).rating("b")
 
 
 @pytest.mark.parametrize("kind", [Elo, BradleyTerry])
-def test_others_begin_in_the_middle_of_what_is_fixed(kind: Any) -> None:
+def test_new_players_begin_at_the_mean_of_fixed_ratings(kind: Any) -> None:
     assert kind().rating("x") == kind().initial == 1000
     assert kind(fixed={"random": 0}).rating("x") == 0
     assert kind(fixed={"random": 0, "rule": 500}).rating("x") == 250

@@ -77,7 +77,7 @@ def test_each_policy_has_each_side_equally_often(names: int, sides: int, rounds:
     assert [MatchSchedule(ups, seed)[game] for game in range(total)] == played
 
 
-def test_who_plays_certain_sides_only_plays_those() -> None:
+def test_policies_play_only_their_sides() -> None:
     plays = {"hunter": ["a"], "prey": ["b"], "prey 2": ["b"]}
     assert line_ups(list(plays), ["a", "b"], plays) == [("hunter", "prey"), ("hunter", "prey 2")]
     with pytest.raises(ArgumentError, match="no line-up is possible"):
@@ -215,7 +215,7 @@ def test_an_open_vectorizer_is_used_and_left_open() -> None:
             evaluate_match(players(0.0, 1.0), envs, 12, backend="sync")
 
 
-def test_it_shows_how_far_it_is_and_what_came_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_shows_progress_and_results(capsys: pytest.CaptureFixture[str]) -> None:
     found = serial(players(0.0, 0.5, 1.0), 12, progress=True)
     assert "12/12" in capsys.readouterr().err
     serial(players(0.0, 1.0), 4)
@@ -252,7 +252,7 @@ def test_it_shows_how_far_it_is_and_what_came_of_it(capsys: pytest.CaptureFixtur
         ({"score": lambda record: [1.0, math.nan]}, "expected one number for each of the sides"),
     ],
 )
-def test_what_is_wrong_is_said(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_raise(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"policies": players(0.0, 1.0), "env": Nim, "games": 4, "backend": "sync"}
     with pytest.raises(marlvec.errors.MarlvecError, match=message):
         evaluate_match(**(arguments | change))

@@ -266,7 +266,7 @@ class Watched(Net):
 @pytest.mark.slow("plays and rates many matches")
 @pytest.mark.checklist(131)
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
-def test_who_began_an_episode_plays_it_to_its_end(mode: str) -> None:
+def test_players_of_an_episode_stay_until_its_end(mode: str) -> None:
     """While the pool changes with every batch, opponents leave, and matchmakers draw."""
     book: list[tuple[int, int, int]] = []
     main = Watched(book)
@@ -330,7 +330,7 @@ class Stranger(Matchmaker):
         return "stranger"
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_invalid_arguments_raise() -> None:
     pool, two = _pool(2), ["a", "b"]
     for call, message in (
         (lambda: SelfPlayMapping(pool, two, {}), "learners: expected at least one"),

@@ -121,7 +121,7 @@ def test_whom_has_no_weight_is_never_drawn(weights: list[float], seed: int) -> N
     assert by_rate[table.win_rate("main", chosen)] > 0 or not any(by_rate[table.win_rate("main", n)] for n in names)
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_invalid_arguments_raise() -> None:
     table, rng = MatchTable(), np.random.default_rng(0)
     calls: list[tuple[Any, str]] = [
         (lambda: Latest(0), "count must be"),

@@ -242,7 +242,7 @@ def test_a_snapshot_begins_with_its_learners_rating_and_no_results() -> None:
 
 
 @pytest.mark.checklist(128)
-def test_who_leaves_the_pool_plays_on_to_the_end_and_then_its_files_go(tmp_path: Path) -> None:
+def test_an_evicted_opponent_finishes_its_games_before_its_files_go(tmp_path: Path) -> None:
     with marlvec.make(Nim, 4, backend="sync", env_kwargs={"smallest": 12, "largest": 14}) as envs:
         pool = OpponentPool(Net, folder=tmp_path)
         mapping = SelfPlayMapping(pool, envs.agents, {"main": Uniform()})
@@ -289,7 +289,7 @@ class Full:
         self.write(*arguments)
 
 
-def test_who_only_looks_at_a_pool_leaves_all_files_as_they_are(tmp_path: Path) -> None:
+def test_reading_a_pool_changes_no_files(tmp_path: Path) -> None:
     pool = OpponentPool(Net, folder=tmp_path)
     pool.add("a", Net())
     (tmp_path / "a-1234.policy-5678-1.npz").touch()  # as one that a training is about to enter
@@ -332,7 +332,7 @@ class Unsaveable(Net):
         return {"weights": object()}
 
 
-def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+def test_invalid_arguments_raise(tmp_path: Path) -> None:
     pool = OpponentPool({"main": Net}, folder=tmp_path / "pool")
     pool.add("a", Net(), of="main")
     cases: list[tuple[Callable[[], object], type[Exception], str]] = [
@@ -385,7 +385,7 @@ def test_strange_ids_have_files_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.mostly_slow("plays and rates many matches", quick=2)
 @pytest.mark.parametrize("make", [Net, {"main": Net}], ids=["function", "dict"])
-def test_a_random_policy_needs_nobody_to_say_how_it_is_built(make: Any, tmp_path: Path) -> None:
+def test_a_random_policy_needs_no_make(make: Any, tmp_path: Path) -> None:
     """Beside snapshots of a learner of another kind; it plays, comes back from the disk, and plays the same."""
     pool = OpponentPool(make, folder=tmp_path)
     with marlvec.make(Nim, 4, backend="sync") as envs:

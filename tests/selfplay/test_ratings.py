@@ -99,7 +99,7 @@ def test_elo_makes_no_points_where_sides_are_of_equal_size(games: Any) -> None:
 
 @pytest.mark.slow("plays and rates many matches")
 @given(GAMES)
-def test_who_did_better_does_not_fall_below_who_did_worse(games: Any) -> None:
+def test_better_results_never_rate_below_worse(games: Any) -> None:
     """Of equals the winner gains, the loser loses, a draw moves neither; whatever came before, a win helps."""
     elo = Elo()
     for sides, scores in games:

@@ -178,7 +178,7 @@ def test_own_numbers_are_over_the_window_without_nan() -> None:
 
 
 @pytest.mark.parametrize("value", ["3", None, [1.0, 2.0], 10**400])
-def test_what_is_no_number_is_refused_by_name(value: Any) -> None:
+def test_a_value_that_is_not_a_number_is_refused_by_name(value: Any) -> None:
     with SyncVectorEnv([lambda: CounterEnv(2, agent_num=1)]) as envs:
 
         def on_episode_start(episode: RunningEpisode) -> None:

@@ -64,7 +64,7 @@ class Ragged(KeyedEnv):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", ["sync", "async"])
 @pytest.mark.parametrize("pad", [False, True])
-def test_the_vectorizer_says_who_has_none(backend: Any, mode: Any, pad: bool) -> None:
+def test_the_vectorizer_marks_missing_final_observations(backend: Any, mode: Any, pad: bool) -> None:
     factories = [partial(Ragged if pad else silent, env_index=i) for i in range(3)]
     workers = 2 if backend == "async" else None
     with marlvec.make(factories, backend=backend, num_workers=workers, autoreset_mode=mode, pad=pad) as envs:

@@ -151,7 +151,7 @@ def test_close_reaches_the_env() -> None:
         (object(), "builtins.object"),
     ],
 )
-def test_what_is_no_env(thing: Any, got: str) -> None:
+def test_values_that_are_not_envs_are_refused(thing: Any, got: str) -> None:
     with pytest.raises(ContractError, match=got) as caught:
         adapt(thing)
     for form in ("PettingZoo Parallel", "PettingZoo AEC", "Gymnasium", "RLlib-style"):

@@ -83,7 +83,7 @@ def test_other_real_scalars_are_rewards(reward: Any, expected: float) -> None:
     assert rig.reward_A[1] == expected
 
 
-def test_nan_is_the_envs_own_business() -> None:
+def test_nan_observations_are_passed_on() -> None:
     rig = spoiled(replace(1, "agent_1", float("nan")))
     rig.step([0, 1, 2])
     assert np.isnan(rig.reward_A).tolist() == [False, True, False]
@@ -130,7 +130,7 @@ def test_a_defaultdict_does_not_hide_a_missing_reward() -> None:
 @pytest.mark.fault("D2")
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
 @pytest.mark.parametrize("agent", ["agent_3", "__all__", 7, ("a", 1)])
-def test_nobody_unknown_is_in_any_dict(place: int, agent: Any) -> None:
+def test_unknown_agents_in_dicts_raise(place: int, agent: Any) -> None:
     value = {0: np.zeros(7), 1: 0.0, 2: False, 3: False}[place]
     refuses(spoiled(replace(place, agent, value)), repr(agent), "unknown", "agent_0")
 
@@ -171,7 +171,7 @@ def test_an_agent_that_ended_gets_no_more_data(place: int) -> None:
 
 
 @pytest.mark.fault("D3")
-def test_nobody_comes_back() -> None:
+def test_no_agent_returns() -> None:
     class Revived(ScriptedParallelEnv):
         def step(self, actions: dict[str, Any]) -> Any:
             result = super().step({agent: action for agent, action in actions.items() if agent in self.agents})
@@ -190,7 +190,7 @@ def test_nobody_comes_back() -> None:
         rig.step([0, 0])
 
 
-def test_nobody_leaves_without_a_flag() -> None:
+def test_an_agent_that_leaves_without_a_flag_raises() -> None:
     class Leaky(CounterEnv):
         def step(self, actions: dict[str, Any]) -> Any:
             result = super().step(actions)
@@ -308,7 +308,7 @@ def test_the_selected_agent_is_live(selected: str, words: str) -> None:
 
 
 @pytest.mark.fault("D12")
-def test_a_dead_turn_that_removes_nobody_does_not_hang() -> None:
+def test_a_dead_step_that_removes_no_agent_does_not_hang() -> None:
     class Undead(TurnEnv):
         def step(self, action: Any) -> None:
             if action is not None:

@@ -90,7 +90,7 @@ def test_gymnasiums_own_compound_env_is_one_agent() -> None:
         assert envs.agents == ("agent_0",)
 
 
-def test_what_an_env_is_may_be_said() -> None:
+def test_agents_argument_sets_the_kind_of_env() -> None:
     tuples, dicts = SINGLE[0], SINGLE[5]
     assert adapt(tuples, agents="tuple").agents == ("agent_0", "agent_1")
     assert adapt(dicts, agents="dict").agents == ("a", "b")
@@ -102,7 +102,7 @@ def test_what_an_env_is_may_be_said() -> None:
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
-def test_what_does_not_fit_is_refused(backend: str) -> None:
+def test_mismatches_are_refused(backend: str) -> None:
     for build, agents, words in (
         (lambda: Spaces(BOX, Discrete(3)), "tuple", "Tuples of one length, got Box"),
         (lambda: Spaces(pair(BOX), Tuple([BOX])), "tuple", "Tuples of one length, got Tuple"),
@@ -158,7 +158,7 @@ def test_what_the_env_is_given_is_a_member_of_its_action_space(keys: tuple[str, 
         ((1.0, False), "5 values .* or 4"),
     ],
 )
-def test_what_a_step_may_not_say(said: tuple[Any, ...], words: str) -> None:
+def test_invalid_step_results_raise(said: tuple[Any, ...], words: str) -> None:
     rig = Rig(adapt(Spaces(TWO.observation_space, TWO.action_space, *said, n_agents=2)))
     rig.reset(seed=0)
     with pytest.raises(ContractError, match=words):
@@ -176,7 +176,7 @@ def test_observations_are_one_per_agent() -> None:
             rig.reset(seed=0)
 
 
-def test_who_has_ended_gets_no_reward() -> None:
+def test_ended_agents_get_no_reward() -> None:
     rig = Rig(adapt(Spaces(TWO.observation_space, TWO.action_space, [1.0, 2.0], [True, False], False, {}, n_agents=2)))
     rig.reset(seed=0)
     rig.step([0, 0])
@@ -195,7 +195,7 @@ def test_who_has_ended_gets_no_reward() -> None:
         (Text(3), "a member"),
     ],
 )
-def test_for_who_has_ended_the_env_is_given_an_action_of_its_space(space: Any, expected: Any) -> None:
+def test_the_env_gets_valid_actions_for_ended_agents(space: Any, expected: Any) -> None:
     env = Spaces(pair(BOX), pair(space), [0.0, 0.0], [True, False], False, {}, n_agents=2)
     adapter = adapt(env)
     rig = Rig(adapter)
@@ -236,7 +236,7 @@ def test_a_mask_may_be_longer_than_the_choices_of_an_agent() -> None:
     assert [None if mask is None else mask.tolist() for mask in masks] == [[False, True, True], [False, True]]
 
 
-def test_one_that_resets_itself_hands_over_what_each_saw_last() -> None:
+def test_a_self_resetting_env_returns_final_observations() -> None:
     class Again(Spaces):
         metadata = {"autoreset_mode": "same_step"}
 
@@ -257,7 +257,7 @@ def test_one_that_resets_itself_hands_over_what_each_saw_last() -> None:
                 assert infos["final_observation"].tolist() == [[[3.0] * 2, [4.0] * 2]] * 2
 
 
-def test_states_are_saved_with_who_has_ended() -> None:
+def test_saved_states_include_ended_agents() -> None:
     with marlvec.make(lambda: JointEnv(3), 2, backend="sync", env_state="deepcopy") as envs:
         envs.reset(seed=1)
         rng = np.random.default_rng(0)

@@ -254,7 +254,7 @@ NO_MASKS: list[tuple[Any, str]] = [
 @pytest.mark.mostly_slow("plays whole episodes of many envs", quick=4)
 @pytest.mark.parametrize("declared", [False, True])
 @pytest.mark.parametrize(("mask", "words"), NO_MASKS)
-def test_what_is_no_mask_is_refused(mask: Any, words: str, declared: bool) -> None:
+def test_an_invalid_mask_is_refused(mask: Any, words: str, declared: bool) -> None:
     """In the infos, beside the observation, and by check_env."""
     make = partial(MaskEnv, Discrete(3), mask, declared=declared)
     with marlvec.make(make, 2, backend="sync") as envs:

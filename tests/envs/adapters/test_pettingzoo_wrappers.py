@@ -64,7 +64,7 @@ def test_games_in_wrappers_are_those_without(seed: int) -> None:
 @pytest.mark.parametrize(
     ("own", "change"), [(Doubled, lambda paid: 2 * paid), (Kept, lambda paid: paid + 1), (Asked, lambda paid: -paid)]
 )
-def test_what_a_users_wrapper_says_counts(
+def test_a_users_wrapper_overrides_attributes(
     own: Any, change: Callable[[float], float], inside: Callable[[Any], Any], outside: Callable[[Any], Any]
 ) -> None:
     script = Script(births=(0, 0), deaths=(7, 7), ends=("terminated", "truncated"))
@@ -80,7 +80,7 @@ def test_what_a_users_wrapper_says_counts(
         assert plain.acting_A.any()
 
 
-def test_who_tells() -> None:
+def test_which_layer_answers() -> None:
     raw = TurnEnv()
     raw.reset(seed=0)
     assert state_owner(raw) is raw

@@ -209,7 +209,7 @@ def test_a_wrapper_does_not_hide_it() -> None:
 
 
 @pytest.mark.parametrize("declared", [{"has_auto_reset": False}, {"metadata": {"autoreset_mode": "Disabled"}}, {}])
-def test_who_does_not_declare_it_is_reset(declared: dict[str, Any]) -> None:
+def test_an_env_without_declaration_is_reset(declared: dict[str, Any]) -> None:
     env = type("Plain", (SingleEnv,), {})
 
     def build() -> Any:
@@ -276,7 +276,7 @@ def seen_of(kind: Any) -> tuple[list[int], int]:
 
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize("kind", [WithOwnMetadata, WithoutMetadata])
-def test_what_a_vector_env_wrote_into_a_class_is_not_the_envs_word(
+def test_metadata_written_by_a_vector_env_does_not_count(
     monkeypatch: pytest.MonkeyPatch, kind: type[WithOwnMetadata], mode: AutoresetMode
 ) -> None:
     """Gymnasium's vector envs did that up to 1.2: all later envs of the class seemed to reset themselves."""
@@ -311,7 +311,7 @@ def test_a_turn_based_env_that_resets_itself_is_refused() -> None:
         marlvec.make(build, 1, backend="sync")
 
 
-def test_its_last_state_is_gone_and_that_is_said() -> None:
+def test_a_missing_final_state_raises() -> None:
     with pytest.raises(ArgumentError, match="resets itself, so the state at the end of an episode cannot be read"):
         marlvec.make(SelfResettingParallelEnv, 1, backend="sync", state=True, env_kwargs={"state": True})
 

@@ -244,7 +244,7 @@ class Forgotten(TurnEnv):
 
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
 @pytest.mark.parametrize(("kind", "times"), [(TurnEnv, 0), (Hidden, 1), (Forgotten, 1)])
-def test_a_sum_in_last_that_rewards_do_not_have_is_said_once(kind: type[TurnEnv], times: int, backend: str) -> None:
+def test_last_with_another_sum_than_rewards_warns_once(kind: type[TurnEnv], times: int, backend: str) -> None:
     """Four envs, in processes, too: one warning for all of them, at the caller's line."""
     with vectorize(backend, [partial(kind, Script.together(2, 7), env_index=i) for i in range(4)]) as envs:
         envs.reset(seed=0)
@@ -257,7 +257,7 @@ def test_a_sum_in_last_that_rewards_do_not_have_is_said_once(kind: type[TurnEnv]
     assert all("turns: last() and env.rewards disagree" in text for text in texts)
 
 
-def test_a_restored_game_goes_on_without_a_false_word() -> None:
+def test_a_restored_game_continues_without_a_false_warning() -> None:
     with vectorize("sync", [partial(TurnEnv, Script.together(3, 9), agent_num=3)], env_state="deepcopy") as envs:
         envs.reset(seed=0)
         for _ in range(4):

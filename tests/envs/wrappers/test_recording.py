@@ -570,7 +570,7 @@ def test_a_process_that_is_forked_meanwhile_keeps_no_video_waiting(tmp_path: Pat
         os.waitpid(child, 0)
 
 
-def test_ctrl_c_does_not_end_what_is_being_written(tmp_path: Path) -> None:
+def test_ctrl_c_does_not_cut_a_video(tmp_path: Path) -> None:
     video = VideoFile(tmp_path / "x.mp4", 30, find_ffmpeg())
     video.write(FRAME)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ()), "here it still counts"

@@ -103,7 +103,7 @@ def trace(factory: Callable[[], Any], seed: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_one_seed_settles_all_episodes(form: str) -> None:
+def test_one_seed_determines_all_episodes(form: str) -> None:
     bare, wrapped = FORMS[form]
     small = [3, 4]
     assert trace(bare, small) != trace(bare, small)  # the first episode alone

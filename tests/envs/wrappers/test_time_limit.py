@@ -80,9 +80,7 @@ def check_episodes(envs: marlvec.VectorEnv, scripts: list[Script], limit: int, c
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["parallel", "turns", "keyed"])
 @given(seed=st.integers(0, 10_000), limit=st.integers(1, 10), agent_num=st.integers(1, 4))
-def test_whoever_is_alive_at_the_limit_is_truncated(
-    kind: str, mode: str, seed: int, limit: int, agent_num: int
-) -> None:
+def test_living_agents_are_truncated_at_the_limit(kind: str, mode: str, seed: int, limit: int, agent_num: int) -> None:
     scripts = scripts_of(seed, agent_num, 3)
     with marlvec.make(
         factory(kind, scripts, agent_num), 1, backend="sync", autoreset_mode=mode, max_episode_steps=limit
@@ -111,7 +109,7 @@ def test_an_agent_that_ends_in_the_last_step_keeps_its_own_flags() -> None:
             assert infos["alive"].tolist() == [[True, True, True, False]]
 
 
-def test_who_waits_for_its_dead_turn_keeps_its_own_flag() -> None:
+def test_an_agent_before_its_dead_step_keeps_its_flag() -> None:
     """Player 0 dies in move 2, is not selected before move 4, and time is up in move 3."""
     script = Script(births=[0, 0, 0], deaths=[2, 9, 9], ends=["terminated", "truncated", "truncated"])
     env = partial(TurnEnv, script, agent_num=3, order=[1, 2, 1, 0], dead_first=False)
@@ -173,7 +171,7 @@ def test_a_limit_is_a_whole_number_of_steps(limit: Any) -> None:
         marlvec.make(SingleEnv, 2, max_episode_steps=limit)
 
 
-def test_what_users_reach_is_still_their_own_env() -> None:
+def test_users_reach_their_own_env() -> None:
     with marlvec.make(partial(SingleEnv, 50), 2, backend="sync", max_episode_steps=np.int64(4)) as envs:
         assert envs.get_attr("closed") == (False, False)
         assert envs.exec_func(lambda env: type(env).__name__) == ("SingleEnv", "SingleEnv")
