@@ -132,8 +132,7 @@ with marlvec.make("simple_spread", **made) as envs, marlvec.make("simple_spread"
     found = [collector.evaluate(args.games, policy_mapping=who, seed=args.seed) for who in ("random", "main")]
     random, trained = (one.returns.mean for one in found)
     for who in ("random", "main") if args.video else ():
-        name = who + "-env{env_index}-episode{episode}"
-        film = marlvec.RecordVideo(args.checkpoint, episodes=[0], format="gif", name=name)
+        film = marlvec.RecordVideo(args.checkpoint / who, episodes=[0], format="gif")
         with marlvec.make("simple_spread", 1, render_mode="rgb_array", wrappers=[film]) as filmed:
             collector.evaluate(1, filmed, policy_mapping=who, seed=args.seed)
 for log in logs:

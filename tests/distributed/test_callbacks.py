@@ -202,7 +202,7 @@ def test_amounts_and_versions_that_cannot_be() -> None:
         many.collect(env_steps=8)
         with pytest.raises(ArgumentError, match="no multiple of fragment=4: ask for 8"):
             many.collect(env_steps=6)
-        with pytest.raises(ArgumentError, match="fragments of env_steps are on their way"):
+        with pytest.raises(ArgumentError, match="outstanding fragments are of env_steps"):
             many.collect(episodes=8)
         with pytest.raises(ArgumentError, match=r"unknown policies \['other'\]"):
             many.set_weights({"other": {}})

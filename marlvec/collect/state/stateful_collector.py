@@ -203,7 +203,7 @@ class StatefulCollector(ABC):
         self._policy_set.seed_count = seed_count
 
     def _check_whole(self) -> None:
-        """Make sure that no call of `set_state` was ended in the middle."""
+        """Raise if a call of `set_state` was cut short."""
         if self._is_half_set:
             raise StateError(
                 "an earlier set_state() was cut short, and parts do not fit together: call it again, or reset()"

@@ -38,9 +38,7 @@ def test_every_exported_connector_is_in_it_once() -> None:
 
 def test_each_says_its_side_and_what_it_does_in_one_line() -> None:
     rows = catalogue()
-    assert (
-        CatalogueRow("action", "ToNumpy", "Turns every column that is not numpy yet into arrays, leaf by leaf") in rows
-    )
+    assert CatalogueRow("action", "ToNumpy", "Converts every column that is not numpy to arrays, leaf by leaf") in rows
     for side, name, line in rows:
         assert issubclass(getattr(connectors, name), SIDES[side])
         assert 10 < len(line) <= 140, (name, line)

@@ -229,7 +229,7 @@ def test_a_wrong_answer_is_an_error_at_its_piece(answer: Any, text: str) -> None
 def test_an_exception_names_every_pipeline_on_its_way_and_reset_makes_the_pieces_whole() -> None:
     """The pieces before it keep the rows, as documented; after a reset the pipeline works as a new one."""
     assert c.AgentPipeline.__call__.__doc__ is not None
-    assert "reset those envs" in c.AgentPipeline.__call__.__doc__
+    assert "reset these envs" in c.AgentPipeline.__call__.__doc__
     breaks = Breaks(ValueError("boom"))
     inner = c.AgentPipeline([c.FrameStack(2), breaks])
     inner.name = "inner"
