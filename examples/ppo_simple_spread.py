@@ -4,9 +4,9 @@
     tensorboard --logdir runs/simple_spread
 
 Each update learns from one episode of every env. All that is kept is in --checkpoint: the last state and the best, a
-plot, with --track TensorBoard logs. With --resume it goes on from there, and comes to the numbers that it would have
-come to without the break, bit by bit. --video films the same episode with random actions and with the trained policy.
-Needs torch, and the extras `plot` and, for --track, `tensorboard`, for --video, `video`.
+plot, with --track TensorBoard logs, with --video the same episode with random actions and with the trained policy.
+--resume continues from there, to the same numbers, bit by bit, as without the break. Needs torch and the extra `plot`;
+`tensorboard` for --track, `video` for --video.
 """
 
 import argparse

@@ -531,11 +531,9 @@ def test_envs_can_be_searched() -> None:
 def test_connectors_are_listed_by_side() -> None:
     printed = succeed("connectors")
     assert re.search(
-        r"^Agent side: .*(\n.*)*^ *FrameStack +Puts an agent's last k.*(\n.*)*^Action side: ", printed, re.M
+        r"^Agent side: .*(\n.*)*^ *FrameStack +Replaces an observation by .*(\n.*)*^Action side: ", printed, re.M
     )
-    assert re.search(
-        r"^ *ToNumpy +Turns every column that is not numpy yet into arrays, leaf by leaf *$", printed, re.M
-    )
+    assert re.search(r"^ *ToNumpy +Converts every column that is not numpy to arrays, leaf by leaf *$", printed, re.M)
     actions = succeed("connectors", "clip", "--side", "action")
     assert "ClipActions" in actions
     assert "ClipReward" not in actions
@@ -544,7 +542,7 @@ def test_connectors_are_listed_by_side() -> None:
 
 def test_a_connector_is_said_in_a_whole_sentence() -> None:
     printed = " ".join(succeed("connectors", "FilterRows").split())
-    assert "a function does not keep, e.g. of agents that sleep 1 connector, in" in printed
+    assert "a function does not keep, e.g. of sleeping agents 1 connector, in" in printed
     lines = [row["line"] for row in json.loads(succeed("connectors", "--json"))]
     assert [line for line in lines if line.endswith(("e.g", "i.e"))] == []
 

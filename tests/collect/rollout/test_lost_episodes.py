@@ -140,7 +140,7 @@ def test_where_all_envs_are_masked_collect_raises(batch_mode: Any) -> None:
         collector.collect(env_steps=10)
         collector._loop.scheduler.living = np.zeros(0, np.int64)  # marlvec's own vectorizers raise before that
         for _ in range(2):
-            with pytest.raises(StateError, match="all envs are masked"):
+            with pytest.raises(StateError, match="no env is left to step: all are masked"):
                 collector.collect(env_steps=20)
 
 
