@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 # tests, tests/interop/test_<name>*.py, which skip where it is not installed. Nobody needs SuperSuit for its view: it is no extra.
 INTEROP ?= envpool overcooked rllib supersuit tianshou
 # Suites of JAX get a virtual environment of their own beside the other families'.
-JAX_FAMILIES = $(patsubst %,tests/families/test_%.py,jax jaxmarl pgx)
+JAX_FAMILIES = $(patsubst %,tests/families/test_%.py,jax jaxmarl jumanji pgx)
 # Tests of envs that no extra brings, or one that `make test` does without; the others of that folder run there.
 FAMILIES = $(patsubst %,tests/families/test_%.py,joint_families openspiel other_families vmas)
 
@@ -111,7 +111,7 @@ $(VENV)/.stamp-%: pyproject.toml $(VENV)/.stamp-venv
 .venv-interop/rllib/.stamp .venv-interop/tianshou/.stamp: PACKAGES = torch==2.13.0
 .venv-interop/supersuit/.stamp: EXTRAS = plot
 .venv-interop/supersuit/.stamp: PACKAGES = 'supersuit>=3.11'
-.venv-interop/jax/.stamp: EXTRAS = jaxmarl,pgx,native
+.venv-interop/jax/.stamp: EXTRAS = brax,jumanji,pgx,native
 .venv-interop/jax/.stamp: PACKAGES = torch==2.13.0
 .venv-interop/families/.stamp: EXTRAS = vmas,openspiel
 .venv-interop/families/.stamp: PACKAGES = torch==2.13.0 -r tests/families/requirements.txt

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marlvec.envs.making.catalog import ENVPOOL, JAX, JAXMARL, PGX, VMAS
+from marlvec.envs.making.catalog import ENVPOOL, JAX, JAXMARL, JUMANJI, PGX, VMAS
 from marlvec.envs.making.recipe import EnvKwargs, EnvRecipe, RenderModes, Wrapper, write_recipes
 from marlvec.errors import ArgumentError, EnvArgumentError
 from marlvec.registry import EnvLike, resolve_all
@@ -55,6 +55,7 @@ _POOLS = {
     VMAS: "VMAS's envs are one simulator, which steps them all at once",
     JAX: "worlds of JAX are stepped all at once, in one compiled call",
     JAXMARL: "JaxMARL's envs are stepped all at once, in one compiled call",
+    JUMANJI: "Jumanji's envs are stepped all at once, in one compiled call",
     PGX: "Pgx's games are stepped all at once, in one compiled call",
 }
 """Families whose only backend is a pool → why."""
@@ -113,7 +114,7 @@ def make(
             ``"sync"`` is the default); ``"thread"``: worker threads, for envs that release the interpreter lock;
             ``"sync"``: all envs in this process; ``"native"``: compiled envs in this process, for envs that have them
             (docs/native.md); ``"pool"``: one object with all envs, e.g. ``gymnasium.make_vec``'s (docs/libraries/);
-            ids of EnvPool, VMAS, JaxMARL and Pgx, and a `JaxWorld`, always use it, so leave ``backend`` out there.
+            ids of EnvPool, VMAS, JaxMARL, Jumanji and Pgx, and a `JaxWorld`, always use it: leave ``backend`` out.
             ``"auto"``: native if the results are equal bit for bit, it is installed and it supports all arguments; else
             sync if worker processes would cost more time than they save, which is measured by stepping two of the envs
             in a process of their own; else async. Arguments for worker processes always choose async. ``repr(envs)``

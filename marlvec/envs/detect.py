@@ -100,8 +100,8 @@ def _refuse_functional(env: Any) -> NoReturn:
     name = type(env).__name__
     raise ContractError(
         f"{name}.step(): expected a method that takes actions, got one that takes the state, too: {name} is a "
-        f"functional JAX env. JaxMARL's are make('jaxmarl/…'), Pgx's make('pgx/…'); of another suite, or your own, "
-        f"derive from marlvec.JaxWorld and pass the class, or backend='pool'"
+        f"functional JAX env. JaxMARL's are make('jaxmarl/…'), Pgx's make('pgx/…'), Jumanji's make('jumanji/…'); of "
+        f"another suite, or your own, derive from marlvec.JaxWorld and pass the class, or backend='pool'"
     )
 
 

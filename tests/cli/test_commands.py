@@ -516,7 +516,9 @@ def test_envs_are_listed_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -
     assert lines["mpe/simple_spread_v3"].split() == ["mpe", "–", "yes"]
     assert lines["pettingzoo/atari/pong_v3"].split() == ["atari", "atari", "yes"]
     assert lines["pettingzoo/classic/leduc_holdem_v4"].split() == ["classic", "classic", "no"]
-    assert re.search(r'^For the others: pip install "marlvec\[classic(,jaxmarl,pgx)?\]"$', printed, re.M)
+    assert re.search(
+        r'^For the others: pip install "marlvec\[(brax,)?classic(,jaxmarl,jumanji,pgx)?\]"$', printed, re.M
+    )
     assert not any(name.startswith("gymnasium/") for name in lines)
 
 

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import marlvec
-from marlvec.envs.making.catalog import JAXMARL, PGX, atari_env, catalog, gymnasium_entry, gymnasium_env
+from marlvec.envs.making.catalog import JAXMARL, JUMANJI, PGX, atari_env, catalog, gymnasium_entry, gymnasium_env
 from marlvec.envs.making.factory import EnvEntry
 from marlvec.errors import MissingExtraError
 from marlvec.registry import listing
@@ -68,7 +68,7 @@ def test_an_extra_brings_all_that_its_envs_need(extra: str | None) -> None:
 def test_where_the_tests_run_every_family_is_installed() -> None:
     rows = listing(with_gymnasium=True)
     assert [row.id for row in rows if row.family in FAMILIES and not row.installed] == []
-    elsewhere = (JAXMARL, PGX)  # `make families` has an environment of their own
+    elsewhere = (JAXMARL, JUMANJI, PGX)  # `make families` has an environment of their own
     assert {row.family for row in rows} >= {*FAMILIES, *elsewhere}
     assert [row.id for row in rows if row.extra is not None and not row.installed and row.family not in elsewhere] == []
 
@@ -78,7 +78,9 @@ def test_no_env_needs_a_deep_learning_library(extra: str | None) -> None:
     assert not brought_by(extra) & {"torch", "jax", "tensorflow", "ray"}
 
 
-@pytest.mark.parametrize(("env_id", "extra"), [("jaxmarl/SMAX", "jaxmarl"), ("pgx/hex", "pgx")])
+@pytest.mark.parametrize(
+    ("env_id", "extra"), [("jaxmarl/SMAX", "jaxmarl"), ("jumanji/Cleaner-v0", "jumanji"), ("pgx/hex", "pgx")]
+)
 def test_worlds_of_jax_without_their_suite_name_the_extra(
     env_id: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

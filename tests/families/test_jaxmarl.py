@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import numpy as np
 import pytest
 
 import marlvec
-from marlvec.errors import ArgumentError, EnvArgumentError, MissingExtraError, UnknownEnvError
+from marlvec.errors import ArgumentError, EnvArgumentError, UnknownEnvError
 
 pytestmark = pytest.mark.slow("compiles worlds of JAX")
 
@@ -33,7 +36,9 @@ ROWS: dict[str, tuple[str, dict[str, Any], int]] = {
     "smax": ("HeuristicEnemySMAX", {"scenario": "3m", "max_steps": 30}, 70),
     "overcooked": ("overcooked", {"layout": "cramped_room", "max_steps": 15}, 40),
     "hanabi": ("hanabi", {}, 60),
+    "brax": ("halfcheetah_6x1", {"episode_length": 7, "auto_reset": False}, 20),
 }
+BRAX = importlib.util.find_spec("brax") is not None
 
 
 def same(got: Any, expected: Any, where: Any = "") -> None:
@@ -70,11 +75,15 @@ class Plain:
         return rewards, dones
 
 
+@pytest.mark.time_limit(600)  # Brax takes minutes to compile
+@pytest.mark.filterwarnings("ignore:Accessing `:DeprecationWarning")  # of mujoco, whose older names Brax uses
 @pytest.mark.parametrize(
     ("name", "mode"),
     [(name, "same_step") for name in ROWS] + [("smax", "next_step"), ("smax", "disabled"), ("tag", "next_step")],
 )
 def test_whole_episodes_are_those_of_a_plain_loop(name: str, mode: str) -> None:
+    if name == "brax" and not BRAX:
+        pytest.skip("the extra `brax` is not installed")
     env_id, kwargs, steps = ROWS[name]
     world = JaxMarlWorld(env_id, **kwargs)
     env, agents = world.env, world.agents
@@ -195,10 +204,23 @@ def test_what_is_refused_says_why() -> None:
         marlvec.make("jaxmarl/smax", 2)
     with pytest.raises(ArgumentError, match="backend='async'|backend='sync': JaxMARL's envs are stepped all at once"):
         marlvec.make("jaxmarl/SMAX", 2, backend="sync")
-    with pytest.raises(MissingExtraError, match="halfcheetah_6x1.*brax"):
-        marlvec.make("jaxmarl/halfcheetah_6x1", 2)
+    with pytest.raises(ArgumentError, match="jaxmarl/ant_4x2: expected auto_reset=False, got True"):
+        marlvec.make("jaxmarl/ant_4x2", 2, auto_reset=True)
     with pytest.raises(EnvArgumentError, match="speed"):
         marlvec.make("jaxmarl/switch_riddle", 2, speed=3)
+
+
+def test_brax_that_is_missing_is_named_with_the_extra() -> None:
+    """JaxMARL looks for it when it is imported, so in a process without."""
+    code = (
+        "import sys; sys.modules['brax'] = None\n"
+        "import marlvec\n"
+        "try: marlvec.make('jaxmarl/halfcheetah_6x1', 2)\n"
+        "except marlvec.errors.MissingExtraError as error: print(error)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "env 'jaxmarl/halfcheetah_6x1': expected a package that it needs" in said
+    assert "pip install 'marlvec[brax]'" in said
 
 
 def test_the_example_trains_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,9 +15,11 @@ from marlvec.envs.making.factory import EnvEntry
 from marlvec.envs.wrappers.seed_stream import SeedStream
 
 __all__ = [
+    "BRAX_ENVS",
     "ENVPOOL",
     "JAX",
     "JAXMARL",
+    "JUMANJI",
     "LIBRARIES",
     "OPENSPIEL",
     "PGX",
@@ -40,6 +42,8 @@ JAX = "jax"
 """Family of JAX worlds of users' own."""
 JAXMARL = "jaxmarl"
 """Family, and namespace of ids, of JaxMARL's envs."""
+JUMANJI = "jumanji"
+"""Family, and namespace of ids, of Jumanji's multi-agent envs."""
 PGX = "pgx"
 """Family, and namespace of ids, of Pgx's games."""
 VMAS = "vmas"
@@ -49,17 +53,24 @@ LIBRARIES = {
     ENVPOOL: ("marlvec.vector.pools.envpool_tasks:build", "task_id", "envpool"),
     OPENSPIEL: ("marlvec.envs.openspiel:OpenSpielEnv", "game", "pyspiel"),
     JAXMARL: ("marlvec.vector.pools.jax.jaxmarl:JaxMarlWorld", "env_id", "jaxmarl"),
+    JUMANJI: ("marlvec.vector.pools.jax.jumanji:JumanjiWorld", "env_id", "jumanji"),
     PGX: ("marlvec.vector.pools.jax.pgx:PgxWorld", "game", "pgx"),
     VMAS: ("marlvec.vector.pools.vmas:build", "scenario", "vmas"),
 }
 """Families whose libraries have their own ids: entry point, name of the argument for the id, and required package."""
 
+BRAX_ENVS = ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3")
+"""Those of JaxMARL's envs that need Brax."""
 _JAX_ENVS = {
     JAXMARL: """
         MPE_simple_v3 MPE_simple_adversary_v3 MPE_simple_crypto_v3 MPE_simple_facmac_v1 MPE_simple_facmac_3a_v1
         MPE_simple_facmac_6a_v1 MPE_simple_facmac_9a_v1 MPE_simple_push_v3 MPE_simple_reference_v3
         MPE_simple_speaker_listener_v4 MPE_simple_spread_v3 MPE_simple_tag_v3 MPE_simple_world_comm_v3
         SMAX HeuristicEnemySMAX overcooked overcooked_v2 hanabi switch_riddle coin_game
+    """
+    + " ".join(BRAX_ENVS),
+    JUMANJI: """
+        Cleaner-v0 Connector-v3 LevelBasedForaging-v0 MMST-v0 MultiCVRP-v0 RobotWarehouse-v0 SearchAndRescue-v0
     """,
     PGX: """
         2048 animal_shogi backgammon chess connect_four gardner_chess go_9x9 go_19x19 hex kuhn_poker leduc_holdem
@@ -245,7 +256,11 @@ def library_entry(family: str, name: str) -> EnvEntry:
         name: The library's own name of the env, e.g. ``"Pong-v5"``, ``"go(board_size=5)"``, ``"balance"``.
     """
     entry_point, argument, package = LIBRARIES[family]
-    return EnvEntry(f"{family}/{name}", entry_point, {argument: name}, family=family, extra=family, packages=(package,))
+    extra, packages = family, [package]
+    if family == JAXMARL and name in BRAX_ENVS:
+        extra, packages = "brax", [package, "brax"]
+    arguments = {argument: name}
+    return EnvEntry(f"{family}/{name}", entry_point, arguments, family=family, extra=extra, packages=tuple(packages))
 
 
 def jax_entries() -> list[EnvEntry]:

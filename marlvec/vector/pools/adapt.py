@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 
 from marlvec.envs.autoreset import AutoresetMode
-from marlvec.envs.making.catalog import JAX, JAXMARL, PGX, gymnasium_entry
+from marlvec.envs.making.catalog import JAX, JAXMARL, JUMANJI, PGX, gymnasium_entry
 from marlvec.envs.making.factory import EnvFactory
 from marlvec.envs.making.recipe import EnvRecipe
 from marlvec.errors import ArgumentError, ContractError
@@ -161,7 +161,7 @@ def _world(factory: EnvFactory) -> JaxWorld:
         key = entry.id, frozenset({**entry.kwargs, **factory.kwargs}.items())
     except TypeError:  # unhashable arguments
         key = None
-    if entry.family not in (JAXMARL, PGX) or key is None:
+    if entry.family not in (JAXMARL, JUMANJI, PGX) or key is None:
         world = factory()
         return world
     if (known := _suite_worlds.get(key)) is not None:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 
-from marlvec.errors import ContractError, MissingExtraError
+from marlvec.envs.making.catalog import BRAX_ENVS
+from marlvec.errors import ArgumentError, ContractError, MissingExtraError
 from marlvec.vector.pools.jax.suites import array_space, check_known, import_suite
 from marlvec.vector.pools.jax.world import JaxRows, JaxWorld
 
@@ -23,7 +24,8 @@ class JaxMarlWorld(JaxWorld):
 
     Observations have the shape and dtype that the env really returns: Overcooked declares another one. An agent that
     dies (SMAX) is terminated then. An end at the env's ``max_steps`` truncates the agents that are alive, unless the
-    game is over without it. Envs in which one agent has moves at a time (Hanabi) say who acts.
+    game is over without it. Envs in which one agent has moves at a time (Hanabi) say who acts. Brax's are made without
+    their own autoreset, and say themselves what they truncate.
 
     Args:
         env_id: JaxMARL's own id.
@@ -35,6 +37,7 @@ class JaxMarlWorld(JaxWorld):
     Raises:
         MissingExtraError: JaxMARL is not installed, or what the env needs.
         UnknownEnvError: It has no such env; lists those that come near.
+        ArgumentError: Brax's autoreset was asked for.
         ContractError: A space is of a kind that marlvec does not know.
     """
 
@@ -93,6 +96,9 @@ class JaxMarlWorld(JaxWorld):
     def _is_late(self, state: Any) -> Any:
         """Whether the time is up, and the game would not be over without that."""
         jnp = self._jax.numpy
+        told = getattr(state, "info", {})
+        if "truncation" in told:  # Brax's
+            return told["truncation"] > 0
         inner = state if hasattr(state, "step") or not hasattr(state, "state") else state.state
         steps = getattr(inner, "step", getattr(inner, "time", None))
         if self._limit is None or steps is None:
@@ -148,11 +154,14 @@ class JaxMarlWorld(JaxWorld):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Overcooked's, which would rather be its second version
             try:
-                return registration.make(env_id, **_by_name(env_id, kwargs))
+                return registration.make(env_id, **_arguments(env_id, kwargs))
             except (ImportError, ValueError) as error:
                 if "is not installed" not in str(error):
                     raise
-                raise MissingExtraError(f"env {self.name!r}: expected a package that it needs: {error}") from error
+                install = "pip install 'marlvec[brax]'" if env_id in BRAX_ENVS else str(error)
+                raise MissingExtraError(
+                    f"env {self.name!r}: expected a package that it needs, got {error}; to install it: {install}"
+                ) from error
 
     def _find_masks(self, state: Any) -> Any:
         for name in _MASKS:
@@ -167,9 +176,14 @@ class JaxMarlWorld(JaxWorld):
         return None
 
 
-def _by_name(env_id: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments for ``jaxmarl.make``, in which scenarios and layouts are objects."""
+def _arguments(env_id: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for ``jaxmarl.make``, in which scenarios and layouts are objects, and Brax resets nothing."""
     given = dict(kwargs)
+    if env_id in BRAX_ENVS and given.setdefault("auto_reset", False):
+        raise ArgumentError(
+            f"jaxmarl/{env_id}: expected auto_reset=False, got {given['auto_reset']!r}: final observations would be "
+            f"lost; leave it out, and choose autoreset_mode"
+        )
     if isinstance(given.get("scenario"), str):
         smax = import_suite("jaxmarl.environments.smax", "SMAX", "jaxmarl")
         given["scenario"] = smax.map_name_to_scenario(given["scenario"])

@@ -144,6 +144,7 @@ class JaxPool(Pool):
     def _reset(self, ids: Ids, seeds: Sequence[int | None]) -> PoolReply:
         given = [k for k, seed in enumerate(seeds) if seed is not None]
         self._over[ids] = False
+        places: NDArray[Any] = ids
         if len(ids) == self.num_envs:
             self._unload(given_all=len(given) == len(ids))
             self._seed(ids[given], [seeds[k] for k in given])
@@ -155,9 +156,10 @@ class JaxPool(Pool):
                 self._seed(ids[given], [seeds[k] for k in given])
                 carry = carry._replace(keys=self._on_device(self._keys), counts=self._on_device(self._counts))
             self._carry = None
-            self._carry, rows = self._programs().renew(carry, padded(ids, self.num_envs, self._sizes))
+            places = padded(ids, self.num_envs, self._sizes)
+            self._carry, rows = self._programs().renew(carry, places)
         n = len(ids)
-        flags = self._programs().flags_of(rows, len(rows.obs[0][0]))
+        flags = self._programs().flags_of(rows, len(places))
         shape = (n, len(self.spec.agents))
         nothing = np.zeros(shape, np.bool_)
         return PoolReply(
