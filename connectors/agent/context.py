@@ -169,8 +169,8 @@ class DeathMask(AgentConnector):
     Discrete's zero is its start.
 
     Args:
-        append: Whether to append a number to an observation vector, 1 while alive and 0 when dead, to tell the dead
-            from agents that observe zeros: ``(d,)`` becomes ``(d + 1,)``.
+        append: Whether to append a number to an observation vector, 1 while alive and 0 when dead, to distinguish the
+            dead from agents that observe zeros: ``(d,)`` becomes ``(d + 1,)``.
 
     Raises:
         UnsupportedSpaceError: In `bind`: a leaf has no fixed size; or, with ``append``, it is no
@@ -381,9 +381,9 @@ class TeamObs(Remembers, AgentConnector):
 class TimeFeature(AgentConnector):
     """Appends ``min(t / horizon, 1)`` to an observation vector: ``(d,)`` becomes ``(d + 1,)``.
 
-    ``t`` is the number of decisions the agent has taken in its episode. With it an agent can tell an end by time limit
-    from other ends; without it, a time limit makes values ambiguous (Pardo et al., 2018, arXiv:1712.00378). Vectors of
-    ints become floats.
+    ``t`` is the number of decisions the agent has taken in its episode. With it an agent can distinguish an end by time
+    limit from other ends; without it, a time limit makes values ambiguous (Pardo et al., 2018, arXiv:1712.00378).
+    Vectors of ints become floats.
 
     Args:
         horizon: Number of decisions at which 1 is reached; above 0.

@@ -21,7 +21,7 @@ pytest.importorskip("numba", reason="the extra `native` is not installed")
 
 from marlvec.vector.shards.threads import helper, thread_team
 from marlvec.vector.shards.threads.thread_team import ThreadTeam
-from marlvec.vector.shards.threads.watch import tell_and_watch
+from marlvec.vector.shards.threads.watch import store_and_watch
 from tests.tracer import Tracer
 
 LONG = 60 * 10**9  # ns
@@ -229,7 +229,7 @@ envs.step(envs.random_action())
 
 
 class Watch:
-    """Stands for `tell_and_watch`: notes how long a helper would look, and looks at nothing."""
+    """Stands for `store_and_watch`: notes how long a helper would look, and looks at nothing."""
 
     def __init__(self) -> None:
         self.limits: list[int] = []
@@ -279,30 +279,30 @@ def test_two_threads_pass_numbers_without_the_interpreter_lock() -> None:
 
     def answer() -> None:
         for number in range(300):
-            tell_and_watch(cells, 16, number, 0, number + 1, LONG)
+            store_and_watch(cells, 16, number, 0, number + 1, LONG)
 
     thread = threading.Thread(target=answer)
     thread.start()
     for number in range(1, 301):
-        tell_and_watch(cells, 0, number, 16, number, 0 if number == 300 else LONG)
+        store_and_watch(cells, 0, number, 16, number, 0 if number == 300 else LONG)
     thread.join()
     assert (cells[0], cells[16]) == (300, 299)
 
 
 def test_what_does_not_come_is_looked_for_until_the_limit() -> None:
     cells = np.zeros(32, np.int64)
-    tell_and_watch(cells, 16, 7, 0, 1, 100_000)
+    store_and_watch(cells, 16, 7, 0, 1, 100_000)
     assert cells[16] == 7
     assert cells[0] == 0
 
 
 @pytest.mark.parametrize("missing", [(os, "sched_yield"), (time, "CLOCK_MONOTONIC")], ids=lambda found: found[1])
 def test_threads_sleep_where_the_system_lacks_a_call(monkeypatch: pytest.MonkeyPatch, missing: tuple[Any, str]) -> None:
-    assert helper.find_watch() is tell_and_watch
+    assert helper.find_watch() is store_and_watch
     monkeypatch.delattr(*missing)
     assert helper.find_watch.__wrapped__() is None
 
 
 def test_threads_sleep_where_numba_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marlvec.vector.shards.threads.watch.tell_and_watch", Watch())
+    monkeypatch.setattr("marlvec.vector.shards.threads.watch.store_and_watch", Watch())
     assert helper.find_watch.__wrapped__() is None

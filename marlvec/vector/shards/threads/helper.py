@@ -22,7 +22,7 @@ _ASKED, _ENDED = 0, 16  # places in a helper's cells, on cache lines of their ow
 _ALL = 1 << 62  # more shares than there will be
 
 Watch = Callable[[NDArray[np.int64], int, int, int, int, int], None]
-"""The type of `marlvec.vector.shards.threads.watch.tell_and_watch`."""
+"""The type of `marlvec.vector.shards.threads.watch.store_and_watch`."""
 
 
 class Share:
@@ -67,7 +67,7 @@ class Helper:
     """What a helper thread and its team have in common.
 
     Args:
-        watch: `tell_and_watch`; None: the thread sleeps between shares.
+        watch: `store_and_watch`; None: the thread sleeps between shares.
     """
 
     def __init__(self, watch: Watch | None) -> None:
@@ -101,7 +101,7 @@ class Helper:
         self._cells[_ASKED] = _ALL
 
     def serve(self) -> None:
-        """Run shares until told to stop: the main function of the thread."""
+        """Run shares until asked to stop: the main function of the thread."""
         number = long_waits = 0
         while True:
             begin = time.perf_counter_ns()
@@ -122,16 +122,16 @@ class Helper:
 
 @cache
 def find_watch() -> Watch | None:
-    """Return `tell_and_watch`, compiled; None where numba or the calls of the system that it needs are missing."""
+    """Return `store_and_watch`, compiled; None where numba or the calls of the system that it needs are missing."""
     if not hasattr(os, "sched_yield") or not hasattr(time, "CLOCK_MONOTONIC"):
         return None
     try:
         from numba.extending import is_jitted
 
-        from marlvec.vector.shards.threads.watch import tell_and_watch
+        from marlvec.vector.shards.threads.watch import store_and_watch
     except ImportError:
         return None
-    if not is_jitted(tell_and_watch):  # NUMBA_DISABLE_JIT
+    if not is_jitted(store_and_watch):  # NUMBA_DISABLE_JIT
         return None
-    tell_and_watch(np.zeros(1, np.int64), 0, 0, 0, 0, 0)  # compile it now, not in the first step
-    return tell_and_watch
+    store_and_watch(np.zeros(1, np.int64), 0, 0, 0, 0, 0)  # compile it now, not in the first step
+    return store_and_watch
