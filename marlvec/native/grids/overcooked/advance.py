@@ -175,13 +175,17 @@ def _clear(i: int, at: int, objects: Objects) -> None:
 @kernel
 def _move(kitchen: Kitchen, actions: Any, cells: Any, facing: Any) -> None:
     """Move both players; where they would meet or change places, both stay, and only turn."""
-    to = cells.copy()
-    for a in range(2):
-        if actions[a] < _STAY:
-            facing[a] = actions[a]
-            ahead = kitchen.beside[cells[a], actions[a]]
-            if kitchen.terrain[ahead] == 0:
-                to[a] = ahead
-    if to[0] == to[1] or (to[0] == cells[1] and to[1] == cells[0]):
+    first, second = _find_goal(kitchen, actions, cells, facing, 0), _find_goal(kitchen, actions, cells, facing, 1)
+    if first == second or (first == cells[1] and second == cells[0]):
         return
-    cells[0], cells[1] = to[0], to[1]
+    cells[0], cells[1] = first, second
+
+
+@kernel
+def _find_goal(kitchen: Kitchen, actions: Any, cells: Any, facing: Any, a: int) -> Any:
+    """Turn a player; returns the cell that it would go to."""
+    if actions[a] >= _STAY:
+        return cells[a]
+    facing[a] = actions[a]
+    ahead = kitchen.beside[cells[a], actions[a]]
+    return ahead if kitchen.terrain[ahead] == 0 else cells[a]

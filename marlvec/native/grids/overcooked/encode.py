@@ -34,16 +34,20 @@ def encode_lossless(
     view: NDArray[np.float32],
 ) -> None:
     """Write the lossless encodings of these envs, (N, 2, C, 26): each player sees itself first."""
-    c = len(kitchen.terrain)
+    c, layers = len(kitchen.terrain), kitchen.layers.size
+    terrain = kitchen.layers.reshape(layers)
     for i in ids:
         for a in range(2):
-            view[i, a] = kitchen.layers
+            row = view[i, a].reshape(layers)
+            for k in range(layers):  # an assignment of arrays takes twice as long
+                row[k] = terrain[k]
             for other in range(2):
                 who = a if other == 0 else 1 - a
                 view[i, a, cells[i, who], other] = 1.0
                 view[i, a, cells[i, who], 2 + 4 * other + facing[i, who]] = 1.0
             if horizon - steps[i] < _URGENT:
-                view[i, a, :, 25] = 1.0
+                for cell in range(c):
+                    view[i, a, cell, 25] = 1.0
         for at in range(c + 2):
             kind = objects.kind[i, at]
             if kind == 0:
