@@ -424,7 +424,10 @@ REFUSED: list[tuple[Any, str]] = [
         lambda: Collectors(NORMALIZED, 2, "sync"),
         r"connectors:(.|\n)*NormalizeObs",
     ),
-    (lambda: Collectors(plain, 2, "sync", callbacks=[Counting()]), r"here \['callbacks\[0\], Counting'\] have one"),
+    (
+        lambda: Collectors(plain, 2, "sync", callbacks=[Counting()]),
+        r"state: expected \['callbacks\[0\], Counting'\], got \[\]",
+    ),
     (lambda: Collectors(plain, 2, "sync", learner_connectors=[Seen()]), "learner_connectors:(.|\n)*Seen"),
 ]
 
