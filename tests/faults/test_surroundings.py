@@ -100,7 +100,7 @@ print("played on")
 
 @pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("F8")
-def test_no_resource_tracker_runs_and_others_keep_theirs(tmp_path: Path) -> None:
+def test_no_tracker_of_resources_runs_and_others_keep_theirs(tmp_path: Path) -> None:
     assert run(TRACKERS, tmp_path) == ["none of ours", "played on"]
 
 

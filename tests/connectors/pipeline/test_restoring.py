@@ -222,7 +222,7 @@ def test_chains_of_a_new_collector_are_restored_once_it_knows_who_plays_whom(tmp
         old.collect(env_steps=20)
         chain, fresh = old.agent_connectors["hunter"], new.agent_connectors["hunter"]
         chain.save(tmp_path / "hunter.npz")
-        with pytest.raises(CheckpointError, match=r"reset\(\) of the Collector"):
+        with pytest.raises(CheckpointError, match=r"reset\(\) of its Collector"):
             fresh.restore(tmp_path / "hunter.npz")
         with pytest.raises(StateError, match=r"in a Collector .* call its reset\(\) first"):
             fresh.load_state_dict(chain.state_dict())
