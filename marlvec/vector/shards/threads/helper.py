@@ -17,7 +17,7 @@ __all__ = ["Helper", "Share", "find_watch"]
 
 _LOOKING = 2_000_000  # ns that a thread looks for its next share, or for the end of another's, before it sleeps
 _IN_VAIN = 2  # waits in a row that were longer, after which a helper sleeps at once until a wait is short
-_HANDING = 15_000  # ns that the caller leaves the interpreter lock to a helper that begins its share
+_HANDING = 5_000  # ns that the caller leaves the interpreter lock to a helper that begins its share
 _ASKED, _ENDED = 0, 16  # places in a helper's cells, on cache lines of their own
 _ALL = 1 << 62  # more shares than there will be
 
