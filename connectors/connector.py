@@ -111,7 +111,7 @@ class Connector(ABC):
 
     @property
     def policy_columns(self) -> tuple[str, ...]:
-        """Columns of the policy's output, besides ``actions``, that `on_policy_output` needs in every row.
+        """Columns of the policy's output, other than ``actions``, that `on_policy_output` needs in every row.
 
         In a collector the policy then also acts on rows whose action is given (``random_steps``, logged actions). The
         given action replaces the policy's action; these columns are the policy's.

@@ -291,7 +291,7 @@ class ReshapeObs(LeafwiseObs):
         keys: Paths of the leaves; None: all Boxes.
 
     Raises:
-        ArgumentError: ``shape`` has a negative entry besides one -1; or, in `bind`, a path is not in
+        ArgumentError: ``shape`` has a negative entry other than one -1; or, in `bind`, a path is not in
             it.
         UnsupportedSpaceError: In `bind`: there is no Box, or a Box has another number of entries.
     """

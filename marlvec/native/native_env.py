@@ -257,7 +257,7 @@ class NativeEnv(ABC):
         )
 
     def state_arrays(self) -> dict[str, AnyArray]:
-        """Return the state besides the rows: name → (N, …), the arrays themselves, not copies."""
+        """Return the state other than the rows: name → (N, …), the arrays themselves, not copies."""
         names = [name for kind in type(self).__mro__ for name in vars(kind).get("state_names", ())]
         return {"rng": self.rng, **{name: attrgetter(name)(self) for name in names}}
 

@@ -180,7 +180,7 @@ with marlvec.make(sys.argv[1], backend="native", **made) as a, marlvec.make(sys.
 
 @pytest.mark.parametrize("env_id", [case(FIELD, slow="draws"), case(ROOM, slow="draws")])
 def test_a_frame_is_the_one_that_the_reference_draws(env_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several envs in one process, too, which is one of its own: pyglet is told once that there is no display."""
+    """Also of several envs in one process. It runs in a process of its own: pyglet reads PYGLET_HEADLESS only once."""
     monkeypatch.setenv("PYGLET_HEADLESS", "1")
     result = subprocess.run([sys.executable, "-c", DRAW, env_id], capture_output=True, text=True)
     if result.returncode == 77:

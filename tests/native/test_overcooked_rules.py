@@ -31,7 +31,7 @@ def kitchens(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def play(envs: Any, script: list[int]) -> list[list[float]]:
-    """Let the first player of env 1 act, and nobody else; returns the rewards of its two players."""
+    """Let the first player of env 1 act alone; returns the rewards of its two players."""
     rewards = []
     for action in script:
         rewards.append(envs.step(np.array([[STAY, STAY], [action, STAY]]))[1])
@@ -46,7 +46,7 @@ def test_a_soup_cooks_for_its_time_and_is_paid_when_it_is_served(kitchens: Any) 
     fetched = play(kitchens, [USE, *FETCH])  # the pot is lit, and a dish is of use from now on
     assert fetched == [[3.0 if t == 3 else 0.0, 0.0] for t in range(6)]
     waited = play(kitchens, [USE] * (COOKING - len(FETCH)))
-    assert waited == [[0.0, 0.0]] * (len(waited) - 1) + [[5.0, 0.0]], "nobody gets a soup that is not done"
+    assert waited == [[0.0, 0.0]] * (len(waited) - 1) + [[5.0, 0.0]], "no player gets a soup that is not done"
     assert play(kitchens, [EAST, EAST, USE]) == [[0.0, 0.0], [0.0, 0.0], [20.0, 20.0]]
 
 

@@ -1,4 +1,4 @@
-"""Threads that take a share of one call's work: they look for it, then sleep, and nobody waits for them in vain."""
+"""Threads that share one call's work: they look for it, then sleep; no call waits for a thread that does not run."""
 
 from __future__ import annotations
 
