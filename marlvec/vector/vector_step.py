@@ -36,6 +36,7 @@ class VectorStep:
         final_missing: (n, A) bool, the agent ended in this step and the env returned no observation for it: its row of
             ``final_leaves`` repeats its previous observation.
         done: (n,) bool, the env's episode ended in this step.
+        eventful: Whether an agent ended, or an episode ended or was lost, in any row.
         alive, acting: (n, A) bool.
         reset_mask: (n,) bool, the row is a next-step autoreset: its action was ignored.
         action_masks: Per group (n, A_g, k) bool, or None.
@@ -56,6 +57,7 @@ class VectorStep:
         "alive",
         "done",
         "env_ids",
+        "eventful",
         "final_leaves",
         "final_missing",
         "final_state",
@@ -112,8 +114,10 @@ class VectorStep:
         # Most steps end no agent, and with images most time goes into copying observations.
         if np.count_nonzero(flags[:, : 2 * a]):  # terminated or truncated; a fifth of the time of any()
             self.final_leaves = [[cut_leaf(leaf) for leaf in leaves] for leaves in buffers.final_obs]
+            self.eventful = True
         else:
             self.final_leaves = self.obs_leaves
+            self.eventful = bool(self._faults or np.count_nonzero(self.done))
 
     def __len__(self) -> int:
         return len(self.env_ids)
@@ -127,12 +131,6 @@ class VectorStep:
     def ended(self) -> BoolArray:
         """(n, A) bool: the agent was terminated or truncated in this step."""
         return self.terminated | self.truncated
-
-    @property
-    def eventful(self) -> bool:
-        """Whether an agent ended, or an episode ended or was lost, in any row."""
-        flags = self.done, self.terminated, self.truncated
-        return bool(self._faults) or any(map(np.count_nonzero, flags))
 
     @property
     def has_final(self) -> BoolArray:

@@ -42,6 +42,8 @@ class PolicyRouter:
     Attributes:
         runners, groups: as given; runners come and go, in the same mapping.
         playing: Runners of policies that play an agent in a running episode, group by group.
+        alone: Of these, runners of policies whose group no other policy plays in.
+        is_shared: Whether several policies play in one group.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class PolicyRouter:
         self._is_one_group = len(groups) == 1  # which has all agents, in order
         self._players: list[list[PolicyRunner]] = [[] for _ in groups]
         self.playing: list[PolicyRunner] = []
+        self.alone: list[PolicyRunner] = []
+        self.is_shared = False
         self._everyone: dict[tuple[int, bytes], Selection] = {}
         self._split: dict[bytes, Split] = {}  # of all agents, by the same envs
         for runner in self.runners.values():
@@ -84,7 +88,10 @@ class PolicyRouter:
         for g, columns in enumerate(self._columns):
             numbers = self._policy_L if self._is_one_group else self._policy_NA[:, columns].reshape(-1)
             found = np.flatnonzero(np.bincount(numbers)).tolist()  # also removed ones, where no episode runs
-            self._players[g] = [self.bind(self.runners[i], g) for i in found if i in self.runners]
+            players = [self.runners[i] for i in found if i in self.runners]
+            self._players[g] = [runner if runner.group_index == g else self.bind(runner, g) for runner in players]
+        self.alone = [players[0] for players in self._players if len(players) == 1]
+        self.is_shared = len(self.alone) < sum(map(bool, self._players))
         self.playing = [runner for players in self._players for runner in players]
 
     def bind(self, runner: PolicyRunner, g: int) -> PolicyRunner:
@@ -158,18 +165,9 @@ class PolicyRouter:
         played: BoolArray = numbers[self._policy_L[lanes]]
         return played
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether several policies play in one group."""
-        return len(self.playing) > len(self.groups)
-
-    def plays_alone(self, runner: PolicyRunner) -> bool:
-        """Whether no other policy plays in a policy's group."""
-        return len(self._players[runner.group_index]) == 1
-
     def select(self, runner: PolicyRunner, env_ids: IntArray, lanes: IntArray) -> Selection:
         """Rows of those of some lanes of these envs that a policy plays."""
-        if not self._is_one_group or not self.plays_alone(runner):
+        if not self._is_one_group or self.is_shared:
             lanes = lanes[self._policy_L[lanes] == runner.number]
         return self._selection(runner.group_index, env_ids, lanes)
 

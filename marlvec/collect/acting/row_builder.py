@@ -101,9 +101,7 @@ class RowBuilder:
 
     def _before_connectors(self, env_step: EnvStep, lanes: IntArray | None, *, last: bool) -> list[BuiltRows]:
         router, found = self._router, []
-        for runner in router.playing:
-            if not router.plays_alone(runner):
-                continue
+        for runner in router.alone:
             if lanes is None:
                 chosen = router.everyone(runner, env_step.env_ids)
             else:

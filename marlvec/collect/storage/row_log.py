@@ -83,10 +83,10 @@ class _Index:
         self.lane = np.concatenate([none, *[moment.lanes for moment in moments]])
         self.env_t = np.concatenate([none, *[moment.env_t for moment in moments]])
         ticks = [moment.ticks for moment in moments]
-        if all(tick.__class__ is int for tick in ticks):
-            self.tick = np.array(ticks, np.int64).repeat(sizes)
-        else:
-            self.tick = np.concatenate([none, *[np.full(n, tick) for n, tick in zip(sizes, ticks, strict=True)]])
+        self.tick = np.array([tick if isinstance(tick, int) else 0 for tick in ticks], np.int64).repeat(sizes)
+        for start, tick in zip(self.starts, ticks, strict=False):
+            if not isinstance(tick, int):  # remains of older moments, or envs in different rounds
+                self.tick[start : start + len(tick)] = tick
         has_ends = np.array([moment.missing is not None for moment in moments], np.bool_).repeat(sizes)
         self.missing = np.zeros(size, np.bool_)
         self.missing[has_ends] = np.concatenate([none, *[m.missing for m in moments if m.missing is not None]])
