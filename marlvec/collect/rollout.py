@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from marlvec.collect.acting.policy_logs import PolicyLogs
 from marlvec.collect.acting.policy_router import PolicyRouter
-from marlvec.collect.acting.policy_runner import PolicyRunner, ReadyRows
+from marlvec.collect.acting.policy_runner import PolicyRunner
 from marlvec.collect.acting.random_steps import RandomSteps
 from marlvec.collect.acting.row_builder import RowBuilder
 from marlvec.collect.acting.row_store import RowStore
@@ -27,6 +27,7 @@ from marlvec.collect.rollout_state import Counters, CurrentState, RolloutState, 
 from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.collect.scheduling.lockstep import EnvsNeeded, LockstepScheduler
 from marlvec.collect.scheduling.on_demand import scheduler_for
+from marlvec.collect.storage.moment import Moment
 from marlvec.env_ids import Where
 from marlvec.errors import ContractError, EnvFault, EnvsDriven, StateError
 from marlvec.serialization.state_fields import State, check_fields, flag_field, number_field
@@ -36,10 +37,10 @@ from marlvec.vector.vector_env import VectorEnv
 __all__ = ["RolloutLoop"]
 
 IntArray = NDArray[np.int64]
-Waiting = tuple[PolicyRunner, ReadyRows]
+Waiting = tuple[PolicyRunner, Moment]
 Idle = tuple[PolicyRunner, IntArray]  # and the lanes
 
-_NONE = ReadyRows.none()
+_NONE = Moment.none()
 
 
 def _none_needed(pending: int) -> int:
@@ -435,7 +436,7 @@ class RolloutLoop:
             answer.runner.note_sent(answer)
         if answers:
             waited = [answer.ready for answer in answers]
-            places: Where = waited[0].places if len(waited) == 1 else np.concatenate([rows.lanes for rows in waited])
+            places: Where = waited[0].where if len(waited) == 1 else np.concatenate([rows.lanes for rows in waited])
             self._episodes.turn_L[places] += 1
             counters.agent_steps += sum(len(answer.ready.lanes) for answer in answers)
         for runner, rest in waiting:
@@ -600,9 +601,8 @@ class RolloutLoop:
         if later is None:
             built = self._row_builder.build(env_step, acting, last=False)
         else:
-            moment = self._row_builder.build_moment(env_step, acting, later)
-            self._counters.closed_steps += self._row_store.close([one for one in moment if one.missing is not None])
-            built = [one for one in moment if one.missing is None]
+            ends, built = self._row_builder.build_together(env_step, acting, later)
+            self._counters.closed_steps += self._row_store.close(ends)
         hands_over = self._envs.copy and not self._callback_list.follows
         self._counters.closed_steps += self._row_store.wait(built, hands_over=hands_over)
         if self._callback_list.follows:

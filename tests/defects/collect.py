@@ -12,7 +12,7 @@ import numpy as np
 from marlvec.collect import batch_builder
 from marlvec.collect.acting.policy_logs import PolicyLogs
 from marlvec.collect.acting.policy_router import PolicyRouter
-from marlvec.collect.acting.policy_runner import PolicyRunner, ReadyRows, Selection
+from marlvec.collect.acting.policy_runner import PolicyRunner, Selection
 from marlvec.collect.acting.row_builder import RowBuilder
 from marlvec.collect.batch_builder import BatchBuilder
 from marlvec.collect.columns.forms import ColumnForms
@@ -20,6 +20,7 @@ from marlvec.collect.episodes import Episode, EpisodeTracker
 from marlvec.collect.rollout import RolloutLoop
 from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.collect.storage import block_reader, row_log
+from marlvec.collect.storage.moment import Moment
 from marlvec.collect.storage.row_log import RowLog
 from marlvec.connectors import Rows
 from tests.defects.registry import Patch, after, during, found_by
@@ -194,7 +195,7 @@ def collected_t_goes_on(patch: Patch) -> None:
 def collected_half_a_tick_kept(patch: Patch) -> None:
     """Where a policy raises, those before it forget that their rows wait."""
 
-    def forget(_: Any, runner: PolicyRunner, ready: ReadyRows) -> None:
+    def forget(_: Any, runner: PolicyRunner, ready: Moment) -> None:
         runner.ready = runner.ready.take(~np.isin(runner.ready.lanes, ready.lanes))
 
     after(patch, PolicyRunner, "act", forget)
@@ -246,8 +247,8 @@ def collected_answers_as_they_came(patch: Patch) -> None:
 @found_by("tests/collect/storage/test_block_is_sorted.py")
 def collected_policies_write_into_the_log(patch: Patch) -> None:
     """A policy is given the stored observations themselves."""
-    given = ReadyRows.given
-    patch.setattr(ReadyRows, "given", lambda ready: given(ready).replace(obs=ready.rows["obs"]))
+    given = Moment.given
+    patch.setattr(Moment, "given", lambda ready: given(ready).replace(obs=ready.rows["obs"]))
 
 
 @found_by("tests/collect/rollout/test_successors.py")

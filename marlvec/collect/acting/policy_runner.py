@@ -15,7 +15,6 @@ from marlvec.collect.acting.unasked.noop_actions import NoopActions, declared_no
 from marlvec.collect.columns.forms import BATCH_COLUMNS, ColumnForms
 from marlvec.collect.storage.batch_memory import BatchMemory
 from marlvec.collect.storage.moment import Moment
-from marlvec.collect.storage.policy_rows import copied_rows
 from marlvec.collect.storage.row_log import RowLog
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Rows
 from marlvec.env_ids import Where
@@ -25,7 +24,7 @@ from marlvec.policies import Policy, PolicyOutput
 from marlvec.spaces import Leaf, SpaceTree
 from marlvec.trees import Tree, to_array, tree_leaves
 
-__all__ = ["Selection", "kinds_for", "ReadyRows", "PolicyAnswer", "PolicyRunner", "split_output"]
+__all__ = ["Selection", "kinds_for", "PolicyAnswer", "PolicyRunner", "split_output"]
 
 
 @dataclass(slots=True)
@@ -66,66 +65,6 @@ def kinds_for(leaf: Leaf) -> str:
 IntArray = NDArray[np.int64]
 
 
-@dataclass(slots=True)
-class ReadyRows:
-    """Rows that wait for an action, in lane order.
-
-    Attributes:
-        lanes: (n,) whose they are: ``env * A + agent``.
-        places: The same as an index.
-        stored: As they came out of the agent connectors; nothing writes into their arrays.
-        spare: The same rows in arrays that no other code has, which the policy is given once; or None.
-    """
-
-    lanes: IntArray
-    places: Where
-    stored: Moment | Rows
-    spare: Rows | None = None
-
-    @property
-    def rows(self) -> Rows:
-        """The rows; nothing may write into their arrays."""
-        return self.stored if isinstance(self.stored, Rows) else self.stored.rows
-
-    def given(self) -> Rows:
-        """The rows for their policy, which may write into their arrays; each call gives others."""
-        rows, self.spare = self.spare, None
-        if rows is not None:
-            return rows
-        return copied_rows(self.stored) if isinstance(self.stored, Rows) else self.stored.given()
-
-    @classmethod
-    def none(cls) -> ReadyRows:
-        """No rows."""
-        nothing = np.zeros(0, np.int64)
-        return cls(nothing, nothing, Rows())
-
-    def take(self, mask: NDArray[np.bool_]) -> ReadyRows:
-        """Some of them."""
-        lanes = self.lanes[mask]
-        return ReadyRows(lanes, lanes, self.rows.take(mask)) if len(lanes) else ReadyRows.none()
-
-    def join(self, other: ReadyRows) -> ReadyRows:
-        """These and others."""
-        if not len(self.lanes):
-            return other
-        lanes = np.concatenate([self.lanes, other.lanes])
-        order = np.argsort(lanes, kind="stable")
-        lanes = lanes[order]
-        return ReadyRows(lanes, lanes, Rows.concat(_with_masks([self.rows, other.rows])).take(order))
-
-
-def _with_masks(parts: list[Rows]) -> list[Rows]:
-    """Rows of which some came before an env gave its first mask: until then all was allowed."""
-    if ("action_mask" in parts[0]) == ("action_mask" in parts[1]):
-        return parts
-    shape = next(part["action_mask"].shape[1:] for part in parts if "action_mask" in part)
-    return [
-        part if "action_mask" in part else part.replace(action_mask=np.ones((len(part), *shape), np.bool_))
-        for part in parts
-    ]
-
-
 AnyArray = NDArray[Any]
 IDENTITY = ("env_id", "agent_index", "eps_id", "t")
 
@@ -147,7 +86,7 @@ class PolicyAnswer:
     """
 
     runner: PolicyRunner
-    ready: ReadyRows
+    ready: Moment
     given: Rows
     actions: Tree
     columns: Mapping[str, Tree]
@@ -209,7 +148,7 @@ class PolicyRunner:
         self.agent_connectors, self.action_connectors = agent_connectors, action_connectors
         self.learner_connectors = learner_connectors
         self.group_index = -1
-        self.ready = ReadyRows.none()
+        self.ready = Moment.none()
         self._who, self._num_agents = f"policy {policy_id!r}", num_agents
         self.log = RowLog(ColumnForms(self._who), num_lanes, BatchMemory())
         self.keeps_rows, self._unread = True, unread
@@ -345,7 +284,7 @@ class PolicyRunner:
         return int(np.count_nonzero(gone))
 
     def _forget_waiting(self) -> None:
-        self.ready, self.unsent = ReadyRows.none(), None
+        self.ready, self.unsent = Moment.none(), None
         if self.group_index >= 0:
             self.noops.clear()
             self.off_policy.clear()
@@ -357,14 +296,14 @@ class PolicyRunner:
         """The columns' forms."""
         return self.log.forms
 
-    def take_ready(self, ready: ReadyRows, unsent: PolicyAnswer | None) -> None:
+    def take_ready(self, ready: Moment, unsent: PolicyAnswer | None) -> None:
         """Replace the waiting rows, after the log has stored the old ones."""
         self._stores_plain = False
         self.ready, self.unsent = ready, unsent
 
     # --- from ready rows to actions
 
-    def act(self, ready: ReadyRows, *, explore: bool) -> PolicyAnswer:
+    def act(self, ready: Moment, *, explore: bool) -> PolicyAnswer:
         """Ask the policy about ready rows.
 
         Args:

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.acting.policy_runner import PolicyRunner, ReadyRows
+from marlvec.collect.acting.policy_runner import PolicyRunner
+from marlvec.collect.storage.moment import Moment
 from marlvec.policies.row_draws import RowDraws
 from marlvec.sampling import SpaceSampler
 from marlvec.serialization.saved import Saved, SavedField
@@ -44,7 +45,7 @@ class RandomSteps(Saved):
         self._agents, self._seed = agents, seed
         self.is_over = not steps
 
-    def note(self, runner: PolicyRunner, ready: ReadyRows) -> None:
+    def note(self, runner: PolicyRunner, ready: Moment) -> None:
         """Draw for those of a policy's ready rows that have such a step to make, and for which nothing is noted yet.
 
         Raises:

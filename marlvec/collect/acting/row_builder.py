@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -14,9 +14,9 @@ from marlvec.collect.acting.policy_runner import PolicyRunner, Selection
 from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.scheduling.env_step import EnvStep
+from marlvec.collect.storage.moment import Moment
 from marlvec.collect.storage.policy_rows import part_of
 from marlvec.connectors import Rows
-from marlvec.env_ids import Where
 from marlvec.trees import Tree
 
 __all__ = ["BuiltRows", "RowBuilder"]
@@ -30,25 +30,15 @@ class BuiltRows(NamedTuple):
 
     Attributes:
         runner: The policy's.
-        lanes: (n,) lanes of the rows that went into the connectors; ascending.
-        places: The same as an index.
-        columns: The rows that came out, and perhaps others.
-        part: Which rows of the columns these are; None: all.
-        kept: (n,) bool, which of the rows came out; None for all.
-        env_t: Env steps that the episodes of the rows that came out had made.
-        missing: (n,) bool, which last rows have no observation of their own; None where they are not last.
+        moment: The rows, before their round is known.
         shared: Columns whose arrays other code may write into later, or that connectors have made.
+        removed: Lanes whose rows the connectors took out; None: none.
     """
 
     runner: PolicyRunner
-    lanes: IntArray
-    places: Where
-    columns: Mapping[str, Tree]
-    part: slice | None
-    kept: BoolArray | None
-    env_t: IntArray
-    missing: BoolArray | None
+    moment: Moment
     shared: Collection[str]
+    removed: IntArray | None = None
 
 
 class RowBuilder:
@@ -78,8 +68,10 @@ class RowBuilder:
         found = self._before_connectors(env_step, lanes, last=last)
         return [built if built.runner.agent_connectors.is_identity else self._observed(built) for built in found]
 
-    def build_moment(self, env_step: EnvStep, acting: IntArray | None, ended: IntArray) -> list[BuiltRows]:
-        """Like `build`, of agents that act next and of others that have ended while their episodes go on.
+    def build_together(
+        self, env_step: EnvStep, acting: IntArray | None, ended: IntArray
+    ) -> tuple[list[BuiltRows], list[BuiltRows]]:
+        """Rows of agents that have ended while their episodes go on, and rows of agents that act next.
 
         A policy's rows of both kinds pass its connectors in one call: what a connector shows of other agents is then of
         the same moment.
@@ -90,14 +82,16 @@ class RowBuilder:
             ended: Lanes that have ended; none of them acts next.
         """
         over = {built.runner: built for built in self._before_connectors(env_step, ended, last=True)}
-        found = []
-        for built in self._before_connectors(env_step, acting, last=False):
-            ends = over.pop(built.runner, None)
+        all_ends, all_following = [], []
+        for following in self._before_connectors(env_step, acting, last=False):
+            ends = over.pop(following.runner, None)
             if ends is not None:
-                found += self._observed_together(ends, built)
-            else:
-                found.append(built if built.runner.agent_connectors.is_identity else self._observed(built))
-        return [*map(self._observed, over.values()), *found]
+                ends, following = self._observed_together(ends.moment, following)
+                all_ends.append(ends)
+            elif not following.runner.agent_connectors.is_identity:
+                following = self._observed(following)
+            all_following.append(following)
+        return [*map(self._observed, over.values()), *all_ends], all_following
 
     def _before_connectors(self, env_step: EnvStep, lanes: IntArray | None, *, last: bool) -> list[BuiltRows]:
         router, found = self._router, []
@@ -108,10 +102,8 @@ class RowBuilder:
                 chosen = router.select(runner, env_step.env_ids, lanes)
             if len(chosen.lanes):
                 columns, env_t, missing = self._make(runner.group_index, chosen, env_step, last=last)
-                shared = self._of_envs if chosen.flat is None else ()
-                found.append(
-                    BuiltRows(runner, chosen.lanes, chosen.places, columns, None, None, env_t, missing, shared)
-                )
+                moment = Moment(chosen.lanes, 0, env_t, last, missing, columns, places=chosen.places)
+                found.append(BuiltRows(runner, moment, self._of_envs if chosen.flat is None else ()))
         if not router.is_shared:
             return found
         env_ids = env_step.env_ids
@@ -119,39 +111,33 @@ class RowBuilder:
             columns, env_t, missing = self._make(g, chosen, env_step, last=last)
             for runner, part, own in shares:
                 own_missing = None if missing is None else missing[part]
-                found.append(BuiltRows(runner, own, own, columns, part, None, env_t[part], own_missing, ()))
+                found.append(BuiltRows(runner, Moment(own, 0, env_t[part], last, own_missing, columns, part), ()))
         return found
 
     def _observed(self, built: BuiltRows) -> BuiltRows:
         """Send a policy's rows through its agent connectors."""
+        runner, before, shared, _ = built
         began = perf_counter()
-        own = {name: part_of(column, built.part) for name, column in built.columns.items()}
-        out, kept = built.runner.observe(Rows.of_length(own, len(built.lanes)))
+        own = {name: part_of(column, before.part) for name, column in before.columns.items()}
+        out, kept = runner.observe(Rows.of_length(own, len(before.lanes)))
         timer = self._metrics.timers["agent_connectors"]
         timer.seconds, timer.calls = timer.seconds + perf_counter() - began, timer.calls + 1
-        made = [name for name, column in out.items() if name in built.shared or column is not own.get(name)]
-        env_t = built.env_t if kept is None else built.env_t[kept]
-        return built._replace(columns=dict(out.items()), part=None, kept=kept, env_t=env_t, shared=made)
+        made = [name for name, column in out.items() if name in shared or column is not own.get(name)]
+        columns = dict(out.items())
+        if kept is None:
+            before.columns, before.part = columns, None
+            return BuiltRows(runner, before, made)
+        lanes, env_t = before.lanes[kept], before.env_t[kept]
+        return BuiltRows(runner, Moment(lanes, 0, env_t, False, None, columns), made, before.lanes[~kept])
 
-    def _observed_together(self, ends: BuiltRows, following: BuiltRows) -> list[BuiltRows]:
+    def _observed_together(self, ends: Moment, following: BuiltRows) -> tuple[BuiltRows, BuiltRows]:
         """Send last rows and rows to act on through their policy's connectors in one call, in the order of lanes."""
-        parts = [{name: part_of(c, built.part) for name, c in built.columns.items()} for built in (ends, following)]
-        lanes, env_t = (np.concatenate([getattr(ends, name), getattr(following, name)]) for name in ("lanes", "env_t"))
-        order = lanes.argsort(kind="stable")
-        columns = dict(Rows.concat([Rows(part) for part in parts]).take(order).items())
-        both = self._observed(
-            BuiltRows(ends.runner, lanes[order], lanes[order], columns, None, None, env_t[order], None, ())
-        )
-        rows, is_last = Rows(both.columns), columns["last"]
-        is_last_out = is_last if both.kept is None else is_last[both.kept]
-        found = []
-        for built, mine, mine_out in ((ends, is_last, is_last_out), (following, ~is_last, ~is_last_out)):
-            out = dict(rows.take(mine_out).items())
-            kept = None if built is ends or both.kept is None else both.kept[mine]
-            found.append(
-                built._replace(columns=out, part=None, kept=kept, env_t=both.env_t[mine_out], shared=tuple(out))
-            )
-        return found
+        runner, after, _, _ = following
+        _, moment, _, removed = self._observed(BuiltRows(runner, ends.join(after), ()))
+        is_last = np.isin(moment.lanes, ends.lanes)  # of which none is removed
+        over, names = moment.take(is_last), tuple(moment.columns)
+        over.final, over.missing = True, ends.missing
+        return BuiltRows(runner, over, names), BuiltRows(runner, moment.take(~is_last), names, removed)
 
     def _make(
         self, g: int, chosen: Selection, env_step: EnvStep, *, last: bool

@@ -9,13 +9,12 @@ from numpy.typing import NDArray
 
 from marlvec.collect.acting.policy_logs import PolicyLogs
 from marlvec.collect.acting.policy_router import joined
-from marlvec.collect.acting.policy_runner import ReadyRows
 from marlvec.collect.acting.row_builder import BuiltRows
 from marlvec.collect.columns.table import COLUMNS
 from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.scheduling.lockstep import LockstepScheduler
 from marlvec.collect.storage.moment import Moment
-from marlvec.collect.storage.policy_rows import PolicyRows, copied_rows, part_of
+from marlvec.collect.storage.policy_rows import PolicyRows, copied_rows
 from marlvec.connectors import Rows
 from marlvec.env_ids import Where
 
@@ -45,23 +44,19 @@ class RowStore:
     def close(self, all_built: Sequence[BuiltRows]) -> int:
         """Store last rows; return how many transitions they close."""
         closed, unread = 0, []
-        for built in all_built:
-            runner, lanes, _, columns, part, _, env_t, missing, shared = built
-            assert missing is not None  # these are last rows
-            acted = self.open_L[lanes]
+        for runner, moment, shared, _ in all_built:
+            acted = self.open_L[moment.lanes]
             # Agents that ended before they ever acted: the connectors saw their last row, but it closes nothing.
-            if np.count_nonzero(acted) < len(acted):
-                rows = Rows({name: part_of(column, part) for name, column in columns.items()}).take(acted)
-                lanes, missing, env_t = lanes[acted], missing[acted], env_t[acted]
-                columns, part = dict(rows.items()), None
-            if not len(lanes):
+            rows = moment if np.count_nonzero(acted) == len(acted) else moment.take(acted)
+            if not len(rows.lanes):
                 continue
             if runner.keeps_rows:
-                runner.log.append(columns, lanes, self._rounds(lanes), env_t, missing, part=part, shared=shared)
+                rows.ticks = self._rounds(rows.lanes)
+                runner.log.append(rows, shared)
             else:
-                unread.append(lanes)
-            self.open_L[lanes] = False
-            closed += len(lanes)
+                unread.append(rows.lanes)
+            self.open_L[rows.lanes] = False
+            closed += len(rows.lanes)
         if unread:
             self._count(unread, final=True)
         return closed
@@ -77,33 +72,30 @@ class RowStore:
             How many transitions they close.
         """
         owned = _ENVS_COLUMNS if hands_over else ()
-        seen: list[ReadyRows] = []
+        seen: list[Moment] = []
         unread: list[IntArray] = []
-        for built in all_built:
-            runner, lanes, places, columns, part, kept, env_t, _, shared = built
-            if kept is not None:  # no policy is asked about the others; their open rows stay open
-                runner.noops.add(lanes[~kept])
-                lanes = places = lanes[kept]
-                if not len(lanes):
+        for runner, moment, shared, removed in all_built:
+            if removed is not None:  # no policy is asked about them; their open rows stay open
+                runner.noops.add(removed)
+                if not len(moment.lanes):
                     continue
-            rounds, given = self._rounds(lanes), None
+            moment.ticks = self._rounds(moment.lanes)
             if runner.keeps_rows:
-                stored = runner.log.append(columns, lanes, rounds, env_t, part=part, shared=shared)
-                if stored.block is not None and not shared and runner.agent_connectors.is_identity:
-                    given = PolicyRows(columns, part, len(lanes), owned)  # the log has copies
+                columns, part = moment.columns, moment.part
+                runner.log.append(moment, shared)
+                if moment.block is not None and not shared and runner.agent_connectors.is_identity:
+                    moment.spare = PolicyRows(columns, part, len(moment.lanes), owned)  # the log has copies
             else:
                 if shared:
-                    columns = dict(copied_rows(Rows(columns)).items())
-                stored = Moment(lanes, rounds, env_t, False, None, columns, part)
-                unread.append(lanes)
-            ready = ReadyRows(lanes, places, stored, given)
-            seen.append(ready)
-            runner.ready = runner.ready.join(ready) if len(runner.ready.lanes) else ready
+                    moment.columns = dict(copied_rows(Rows(moment.columns)).items())
+                unread.append(moment.lanes)
+            seen.append(moment)
+            runner.ready = runner.ready.join(moment) if len(runner.ready.lanes) else moment
         if unread:
             self._count(unread, final=False)
         if not seen:
             return 0
-        everyone: Where = seen[0].places if len(seen) == 1 else np.concatenate([ready.lanes for ready in seen])
+        everyone: Where = seen[0].where if len(seen) == 1 else np.concatenate([moment.lanes for moment in seen])
         closed = int(np.count_nonzero(self.open_L[everyone]))
         self.open_L[everyone] = True
         return closed

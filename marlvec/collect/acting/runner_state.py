@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from marlvec.collect.acting.policy_runner import PolicyAnswer, PolicyRunner, ReadyRows
+from marlvec.collect.acting.policy_runner import PolicyAnswer, PolicyRunner
 from marlvec.collect.columns.forms import ColumnForms
 from marlvec.collect.columns.plain import (
     columns_from,
@@ -16,6 +17,7 @@ from marlvec.collect.columns.plain import (
     rows_from,
 )
 from marlvec.collect.columns.specs import ColumnSpecs
+from marlvec.collect.storage.moment import Moment
 from marlvec.connectors import Rows
 from marlvec.connectors.pipeline import with_inner
 from marlvec.errors import ArgumentError, StateError
@@ -147,7 +149,7 @@ def _prepare_rows(runner: PolicyRunner, state: Any, where: str) -> Callable[[], 
             put_log()
         for part in puts:
             part()
-        runner.take_ready(ReadyRows(lanes, lanes, rows), answer)
+        runner.take_ready(_waiting(lanes, rows), answer)
 
     return put
 
@@ -159,6 +161,10 @@ def _rows_from(state: Any, forms: ColumnForms, specs: ColumnSpecs, where: str) -
     specs.check(columns, where)
     forms.fit_saved(columns, where, known=forms.rows)
     return rows
+
+
+def _waiting(lanes: NDArray[np.int64], rows: Rows) -> Moment:
+    return Moment(lanes, 0, np.zeros_like(lanes), False, None, dict(rows.items()))
 
 
 def _answer_from(runner: PolicyRunner, state: Any, forms: ColumnForms, where: str) -> PolicyAnswer:
@@ -179,7 +185,7 @@ def _answer_from(runner: PolicyRunner, state: Any, forms: ColumnForms, where: st
         forms.fit_saved(columns, f"{where}: parts")
     return PolicyAnswer(
         runner,
-        ReadyRows(lanes, lanes, given),
+        _waiting(lanes, given),
         given,
         said.pop("actions"),
         said,

@@ -12,6 +12,7 @@ from marlvec.collect.columns.forms import Leaves
 from marlvec.collect.storage.block import Block
 from marlvec.collect.storage.policy_rows import PolicyRows, copied_rows, part_of
 from marlvec.connectors import Rows
+from marlvec.env_ids import Where
 from marlvec.trees import Tree
 
 __all__ = ["Answers", "Moment"]
@@ -22,10 +23,10 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(slots=True)
 class Moment:
-    """Rows that came together; or the remains of older moments, in which a lane may have several.
+    """A policy's rows that came together; or the remains of older moments, in which a lane may have several.
 
     Attributes:
-        lanes: (n,) whose they are; ascending where they came together.
+        lanes: (n,) whose they are, ``env * A + agent``; ascending where they came together.
         ticks: The round they came in, or (n,).
         env_t: (n,) env steps that their episodes had made by then.
         final: Whether they are last rows, or (n,).
@@ -33,6 +34,8 @@ class Moment:
         columns: By name; last rows may lack columns that connectors add. Empty where they are in a block.
         part: Which rows of the columns these are; None: all.
         block: Where the columns are, and the step there; or None.
+        places: The lanes as a faster index; None: there is none.
+        spare: The same rows in arrays that no other code has, which the policy is given once; or None.
     """
 
     lanes: IntArray
@@ -44,6 +47,19 @@ class Moment:
     part: slice | None = None
     block: Block | None = None
     t: int = 0
+    places: Where | None = None
+    spare: Rows | None = None
+
+    @classmethod
+    def none(cls) -> Moment:
+        """No rows."""
+        nothing = np.zeros(0, np.int64)
+        return cls(nothing, 0, nothing, False, None, {})
+
+    @property
+    def where(self) -> Where:
+        """The lanes as an index."""
+        return self.lanes if self.places is None else self.places
 
     @property
     def rows(self) -> Rows:
@@ -54,6 +70,9 @@ class Moment:
 
     def given(self) -> Rows:
         """The rows for a policy, which may write into their arrays; each call gives others."""
+        rows, self.spare = self.spare, None
+        if rows is not None:
+            return rows
         if self.block is not None:  # whose arrays are those of a batch later
             return copied_rows(self.block.read_rows(self.t))
         return PolicyRows(self.columns, self.part, len(self.lanes))
@@ -67,6 +86,36 @@ class Moment:
             return block.fixed[name]
         tables = block.rows.get(name)
         return None if tables is None else block.forms.rows[name].tree([table[:, self.t] for table in tables])
+
+    def take(self, mask: BoolArray) -> Moment:
+        """Some of the rows, which came together."""
+        lanes = self.lanes[mask]
+        if not len(lanes):
+            return Moment.none()
+        missing = None if self.missing is None else self.missing[mask]
+        columns = dict(self.rows.take(mask).items())
+        ticks = self.ticks if isinstance(self.ticks, int) else self.ticks[mask]
+        return Moment(lanes, ticks, self.env_t[mask], self.final, missing, columns)
+
+    def join(self, other: Moment) -> Moment:
+        """These rows, which wait for their policy, and others that do; in no round, as they came in several."""
+        if not len(self.lanes):
+            return other
+        lanes, env_t = (np.concatenate([getattr(one, name) for one in (self, other)]) for name in ("lanes", "env_t"))
+        order = np.argsort(lanes, kind="stable")
+        rows = Rows.concat(_with_masks([self.rows, other.rows])).take(order)
+        return Moment(lanes[order], 0, env_t[order], False, None, dict(rows.items()))
+
+
+def _with_masks(parts: list[Rows]) -> list[Rows]:
+    """Rows of which some came before an env gave its first mask: until then all was allowed."""
+    if ("action_mask" in parts[0]) == ("action_mask" in parts[1]):
+        return parts
+    shape = next(part["action_mask"].shape[1:] for part in parts if "action_mask" in part)
+    return [
+        part if "action_mask" in part else part.replace(action_mask=np.ones((len(part), *shape), np.bool_))
+        for part in parts
+    ]
 
 
 @dataclass(slots=True)

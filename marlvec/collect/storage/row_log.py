@@ -195,49 +195,31 @@ class RowLog:
         moment = Moment(waiting.lanes, waiting.ticks, waiting.env_t, False, None, {}, block=block)
         self._kept = _Kept([moment], [], block, 1)
 
-    def append(
-        self,
-        columns: Mapping[str, Tree],
-        lanes: IntArray,
-        ticks: IntArray | int,
-        env_t: IntArray,
-        missing: BoolArray | None = None,
-        *,
-        part: slice | None = None,
-        shared: Collection[str] = (),
-    ) -> Moment:
-        """Store rows, which close the transitions that led to them.
+    def append(self, moment: Moment, shared: Collection[str] = ()) -> None:
+        """Store rows behind the agent connectors, which close the transitions that led to them.
 
         Args:
-            columns: Of rows behind the agent connectors, by name.
-            lanes: (n,) whose rows they are; ascending.
-            ticks: The round they came in, or (n,).
-            env_t: (n,) env steps that their episodes had made by then.
-            missing: None where an agent is to act on them. Else they are last rows, which may lack columns that
-                connectors add; (n,) which of them have no observation of their own, so that theirs does not count.
-            part: Which rows of the columns these are; None: all.
+            moment: The rows. They are the log's from now on: it may move their columns into a block. Last rows may lack
+                columns that connectors add.
             shared: Names of columns that other code may write into later, or that connectors have made: they are
                 checked, and copied. The other arrays are stored as they are.
 
         Raises:
             ContractError: A column is missing, new, or has changed its form.
         """
-        kept, forms = self._kept, self.forms
-        is_last = missing is not None
+        kept, forms, columns = self._kept, self.forms, moment.columns
+        is_last = moment.missing is not None
         if is_last or columns.keys() != forms.rows.keys():
             forms.check_rows(columns, final=is_last)
-        block = None if is_last or kept.block is None else self._block_for(lanes)
+        block = None if is_last or kept.block is None else self._block_for(moment.lanes)
         if block is not None:
-            block.write(columns, kept.steps, part)
-            moment = Moment(lanes, ticks, env_t, False, None, {}, block=block, t=kept.steps)
-        else:
-            if shared:
-                own = {name: columns[name] for name in shared if name in columns}
-                columns = {**columns, **{name: self._copied(name, column) for name, column in own.items()}}
-            moment = Moment(lanes, ticks, env_t, is_last, missing, columns, part)
+            block.write(columns, kept.steps, moment.part)
+            moment.columns, moment.part, moment.block, moment.t = {}, None, block, kept.steps
+        elif shared:
+            own = {name: columns[name] for name in shared if name in columns}
+            moment.columns = {**columns, **{name: self._copied(name, column) for name, column in own.items()}}
         kept.moments.append(moment)
         kept.steps += not is_last
-        return moment
 
     def _copied(self, name: str, column: Tree) -> Tree:
         """A copy of a column, once it was found to have its form."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from marlvec.collect.columns.forms import ColumnForms
 from marlvec.collect.storage.batch_memory import BatchMemory
+from marlvec.collect.storage.moment import Moment
 from marlvec.collect.storage.row_log import RowLog
 from marlvec.connectors import Rows
 from marlvec.errors import ContractError
@@ -191,18 +192,18 @@ class Both:
     def _append(self, lanes: Any, rows: Rows, missing: Any) -> None:
         env_t = self.rng.integers(0, 50, len(lanes))
         tick = np.full(len(lanes), self.tick) if self.rng.random() < 0.5 else self.tick
-        columns = dict(rows.items())
+        columns, is_last = dict(rows.items()), missing is not None
         self.book.append(columns, lanes, tick, env_t, missing)
         if self.rng.random() < 0.5:
-            self.log.append(columns, lanes, tick, env_t, missing, shared=list(columns))
+            self.log.append(Moment(lanes, tick, env_t, is_last, missing, columns), list(columns))
             for _, leaf in tree_leaves(columns):
                 leaf[...] = 99  # which by now belongs to somebody else
         elif self.rng.random() < 0.5:
-            self.log.append(columns, lanes, tick, env_t, missing)
+            self.log.append(Moment(lanes, tick, env_t, is_last, missing, columns))
         else:  # as part of the rows of several policies
             more = Rows.concat([rows.slice(0, 1), rows, rows.slice(0, 1)])
             part = slice(1, 1 + len(lanes))
-            self.log.append(dict(more.items()), lanes, tick, env_t, missing, part=part)
+            self.log.append(Moment(lanes, tick, env_t, is_last, missing, dict(more.items()), part))
 
     def answer(self, share: float) -> None:
         """Some of those that wait are answered, whichever rows they came with."""
@@ -381,9 +382,10 @@ def test_a_full_block_gives_out_its_own_arrays() -> None:
 def test_a_column_that_changes_its_form_leaves_it_as_it_was() -> None:
     both = Both(2, OBS["box"], masked_from=99, state=False, seed=0)
     lanes = np.arange(6)
-    both.log.append(dict(both.rows(lanes, last=False).items()), lanes, 0, np.zeros(6, np.int64))
-    bad = {**dict(both.rows(lanes, last=False).items()), "obs": np.zeros((6, 3), np.float32)}
+    columns = dict(both.rows(lanes, last=False).items())
+    both.log.append(Moment(lanes, 0, np.zeros(6, np.int64), False, None, columns))
+    bad = {**columns, "obs": np.zeros((6, 3), np.float32)}
     with pytest.raises(ContractError, match="'obs' was float32 of shape"):
-        both.log.append(bad, lanes, 1, np.ones(6, np.int64), shared=["obs"])
+        both.log.append(Moment(lanes, 1, np.ones(6, np.int64), False, None, bad), ["obs"])
     assert len(both.log) == 6
     assert not len(both.log.closed())
