@@ -44,23 +44,10 @@ ALL_ROWS = slice(None)
 class VectorEnvBase(ABC):
     """Sends requests to shards and hands out their replies; every reply belongs to one numbered request.
 
-    Attributes:
-        num_envs: N.
-        autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``; also in ``metadata["autoreset_mode"]``.
-        autoreset: Rules of that mode: ``begins_at_once``, ``begins_on_next_step`` or ``caller_begins``.
-        done_on: An episode ends when ``"all"`` or ``"any"`` of its agents are done.
-        grouped: Whether observations and actions are dicts of groups: with several groups, or if requested.
-        copy: Whether results are copies; else read-only views, valid until the next call that steps.
-        backend: Where envs run: ``"sync"``, ``"thread"``, ``"async"``, ``"native"``, ``"pool"`` or ``"external"``.
-        backend_reason: Why ``make(backend="auto")`` chose this backend; empty if the caller chose it.
-        shared_generators: Names of random generators in the envs' class that several envs of one process draw from.
-        on_fault: ``"raise"``, ``"restart"`` or ``"mask"``.
+    Attributes beside those of `VectorEnv`:
+        autoreset: Rules of the autoreset mode: ``begins_at_once``, ``begins_on_next_step`` or ``caller_begins``.
         lockstep: Whether every env replies to a request by itself. False if an external simulator decides when, so that
             no call should wait for a certain env.
-        brings_state: Whether each reset and step returns the envs' global state.
-        drive_count: Grows with each reset, step and fetch of rows, and when Ctrl-C loses requests; control calls do not
-            change it. If it still has the value from a caller's last call, no other caller has driven the envs.
-        spec: Agents, spaces and name of one env.
     """
 
     backend: str = "?"
@@ -70,6 +57,7 @@ class VectorEnvBase(ABC):
     spec: EnvSpec
     grouped: bool
     _place_name: str = "?"  # where envs run, for error messages
+    _always_checks_actions = False  # with a wrong action, compiled code could read or write outside its arrays
 
     def __init__(self, num_envs: int, settings: Settings) -> None:
         if num_envs < 1:
@@ -101,7 +89,9 @@ class VectorEnvBase(ABC):
         self.grouped = bool(self._settings.grouped) or len(spec.groups) > 1
         self._buffers = buffers
         self._copy_all_rows: Callable[[NDArray[Any]], NDArray[Any]] = self._copier.copier_of(buffers.arrays())
-        self._action_writer = ActionWriter(spec, grouped=self.grouped, validate=self._settings.validate)
+        self._action_writer = ActionWriter(
+            spec, grouped=self.grouped, validate=self._settings.validate, always=self._always_checks_actions
+        )
         self._validator = ObservationValidator(spec, self._settings.validate)
         self._recovery = Recovery(
             self.num_envs,
@@ -200,9 +190,13 @@ class VectorEnvBase(ABC):
         self._call_state.check_idle(call)
         return self._everyone if indices is None else check_env_ids(indices, self.num_envs)
 
-    def _control(self, call: str, command: Command, indices: EnvIds | None) -> None:
-        ids = self._chosen_ids(call, indices)
-        self._control_each(call, [command] * len(ids), ids)
+    def _control(self, command: Command, indices: EnvIds | None) -> None:
+        ids = self._chosen_ids(command.call, indices)
+        self._control_each(command.call, [command] * len(ids), ids)
+
+    def _answers_to(self, command: Command, indices: EnvIds | None) -> tuple[Any, ...]:
+        self._control(command, indices)
+        return self._fetch_answers(command.call)
 
     def _control_each(self, call: str, commands: Sequence[Command], ids: NDArray[np.int64]) -> None:
         self._asked = ids

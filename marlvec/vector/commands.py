@@ -1,14 +1,14 @@
 """Commands that run where an env lives: call a method, get or set an attribute, run a function, render.
 
-A command is called with a `MultiAgentEnv` and returns its answer. It is picklable. It passes copies of its arguments
-to the env, so that no object is shared between envs, or between the caller and an env.
+A command is a name and arguments, which can be pickled. The env gets copies of the arguments, so that no object is
+shared between envs, or between the caller and an env.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from operator import methodcaller
+from typing import Any, NamedTuple
 
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.making.factory import copy_or_share
@@ -20,23 +20,8 @@ from marlvec.errors import ArgumentError
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture
 
-__all__ = [
-    "CallMethod",
-    "Command",
-    "CommandTarget",
-    "Execute",
-    "GetAttribute",
-    "IsWrapped",
-    "PerEnv",
-    "Render",
-    "SetAttribute",
-    "StateObstacle",
-    "describe",
-    "run_commands",
-    "spread_attribute",
-]
+__all__ = ["Command", "CommandTarget", "PerEnv", "call_method", "execute", "run_commands", "set_attributes"]
 
-Command = Callable[[MultiAgentEnv], Any]
 # Called past the call state machine, these methods would change an env without its rows.
 _REFUSED = {
     "reset": "use reset(env_ids=…)",
@@ -63,127 +48,87 @@ class PerEnv:
         return f"PerEnv({list(self.values)!r})"
 
 
-@dataclass(frozen=True)
-class CallMethod:
-    """Call a method of the env, or read an attribute, as Gymnasium's vector envs do.
+class Command(NamedTuple):
+    """One command, for one env.
 
     Attributes:
-        name: The method's.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
+        call: The public call that made it: a key of `_FUNCTIONS`.
+        args: Arguments of its function, behind the env.
     """
 
-    name: str
+    call: str
     args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.name in _REFUSED:
-            raise ArgumentError(f"call({self.name!r}): only the vectorizer may call this; {_REFUSED[self.name]}")
-
-    def __call__(self, env: MultiAgentEnv) -> Any:
-        found = get_attribute(env, self.name)
-        if callable(found):
-            return found(*copy_or_share(self.args), **copy_or_share(dict(self.kwargs)))
-        if self.args or self.kwargs:
-            raise ArgumentError(f"call({self.name!r}): {type(found).__name__} is not a method; pass no arguments")
-        return found
+    @property
+    def operation(self) -> str:
+        """The name that a failure has: the env's own method, or the public call."""
+        return str(self.args[0]) if self.call == "call" else self.call
 
 
-@dataclass(frozen=True)
-class GetAttribute:
-    """Read an attribute."""
+def call_method(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Command:
+    """Call a method of the env, or read an attribute, as Gymnasium's vector envs do.
 
-    name: str
-
-    def __call__(self, env: MultiAgentEnv) -> Any:
-        return get_attribute(env, self.name)
-
-
-@dataclass(frozen=True)
-class SetAttribute:
-    """Set an attribute on the layer that owns it."""
-
-    name: str
-    value: Any
-
-    def __call__(self, env: MultiAgentEnv) -> None:
-        set_attribute(env, self.name, copy_or_share(self.value))
+    Raises:
+        ArgumentError: Only the vectorizer may call this method.
+    """
+    if name in _REFUSED:
+        raise ArgumentError(f"call({name!r}): only the vectorizer may call this; {_REFUSED[name]}")
+    return Command("call", (name, args, kwargs))
 
 
-@dataclass(frozen=True)
-class Execute:
-    """Call a function with the user's env, including all wrappers."""
+def execute(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Command:
+    """Call a function with the user's env, including all wrappers.
 
-    function: Callable[..., Any]
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not callable(self.function):
-            got = f"{type(self.function).__name__}: {self.function!r}"
-            raise ArgumentError(f"exec_func(): expected a function of an env, got {got}")
-
-    def __call__(self, env: MultiAgentEnv) -> Any:
-        return self.function(env.unwrapped, *copy_or_share(self.args), **copy_or_share(dict(self.kwargs)))
+    Raises:
+        ArgumentError: It is no function.
+    """
+    if not callable(function):
+        got = f"{type(function).__name__}: {function!r}"
+        raise ArgumentError(f"exec_func(): expected a function of an env, got {got}")
+    return Command("exec_func", (function, args, kwargs))
 
 
-@dataclass(frozen=True)
-class IsWrapped:
-    """Return whether the env is wrapped in ``cls``."""
-
-    cls: type
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.cls, type):
-            raise ArgumentError(f"env_is_wrapped(): expected a wrapper class, got {self.cls!r}")
-
-    def __call__(self, env: MultiAgentEnv) -> bool:
-        return is_wrapped(env, self.cls)
-
-
-@dataclass(frozen=True)
-class Render:
-    """Render a frame."""
-
-    def __call__(self, env: MultiAgentEnv) -> Any:
-        return render_env(env)
-
-
-@dataclass(frozen=True)
-class StateObstacle:
-    """Return why the env's state cannot be saved, or None."""
-
-    def __call__(self, env: MultiAgentEnv) -> str | None:
-        return env.state_obstacle()
-
-
-def describe(command: Command) -> str:
-    """Return the name of the public call that made a command, e.g. ``"get_attr"``."""
-    names: dict[type, str] = {
-        GetAttribute: "get_attr",
-        SetAttribute: "set_attr",
-        Execute: "exec_func",
-        IsWrapped: "env_is_wrapped",
-        Render: "render",
-        StateObstacle: "state_obstacles",
-    }
-    return command.name if isinstance(command, CallMethod) else names[type(command)]
-
-
-def spread_attribute(name: str, value: Any, n: int) -> list[Command]:
-    """Return one `SetAttribute` per chosen env.
+def set_attributes(name: str, value: Any, n: int) -> list[Command]:
+    """Set an attribute of ``n`` envs, on the layer that owns it.
 
     Raises:
         ArgumentError: The `PerEnv` does not have ``n`` values.
     """
-    if not isinstance(value, PerEnv):
-        return [SetAttribute(name, value)] * n
-    if len(value) != n:
+    values = value.values if isinstance(value, PerEnv) else (value,) * n
+    if len(values) != n:
         raise ArgumentError(
-            f"set_attr({name!r}): expected PerEnv with one value for each of {n} envs, got {len(value)}"
+            f"set_attr({name!r}): expected PerEnv with one value for each of {n} envs, got {len(values)}"
         )
-    return [SetAttribute(name, one) for one in value.values]
+    return [Command("set_attr", (name, one)) for one in values]
+
+
+def _call(env: MultiAgentEnv, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    found = get_attribute(env, name)
+    if callable(found):
+        return found(*copy_or_share(args), **copy_or_share(kwargs))
+    if args or kwargs:
+        raise ArgumentError(f"call({name!r}): {type(found).__name__} is not a method; pass no arguments")
+    return found
+
+
+def _execute(env: MultiAgentEnv, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function(env.unwrapped, *copy_or_share(args), **copy_or_share(kwargs))
+
+
+def _set_attribute(env: MultiAgentEnv, name: str, value: Any) -> None:
+    set_attribute(env, name, copy_or_share(value))
+
+
+# Public call → function of a `MultiAgentEnv` and the command's arguments.
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "call": _call,
+    "exec_func": _execute,
+    "get_attr": get_attribute,
+    "set_attr": _set_attribute,
+    "env_is_wrapped": is_wrapped,
+    "render": render_env,
+    "state_obstacles": methodcaller("state_obstacle"),
+}
 
 
 def run_commands(
@@ -206,11 +151,11 @@ def run_commands(
     report = Report()
     for i, command in zip(ids, commands, strict=True):
         try:
-            report.answers[i] = command(env_of(i))
+            report.answers[i] = _FUNCTIONS[command.call](env_of(i), *command.args)
         except Exception as error:
             if advice and isinstance(error, ArgumentError):
                 error.args = (f"{error} {advice}",)
-            report.failures.append(capture(first_env_id + i, describe(command), error))
+            report.failures.append(capture(first_env_id + i, command.operation, error))
     return report
 
 

@@ -12,10 +12,10 @@ from marlvec.env_ids import EnvIds
 from marlvec.errors import ArgumentError, Failure, StateError
 from marlvec.vector.base import VectorEnvBase
 from marlvec.vector.call_state import exclusive
-from marlvec.vector.commands import StateObstacle
+from marlvec.vector.commands import Command
 from marlvec.vector.data.report import Report
 from marlvec.vector.data.saved_states import (
-    FORMAT,
+    FORMATS,
     check_each,
     check_entries,
     check_states,
@@ -25,11 +25,10 @@ from marlvec.vector.data.saved_states import (
     take_states,
 )
 from marlvec.vector.faults.failures import raise_failures
-from marlvec.vector.shards.phase import EnvPhase
+from marlvec.vector.shards.batched_shard import BatchedShard
+from marlvec.vector.shards.phase import SAVED, EnvPhase
 
 __all__ = ["StatefulVectorEnv"]
-
-_SAVED = frozenset(EnvPhase) - {EnvPhase.ABSENT}
 
 
 class StatefulVectorEnv(VectorEnvBase):
@@ -39,6 +38,7 @@ class StatefulVectorEnv(VectorEnvBase):
     _obstacles: dict[int, str] | None = None  # env → why its state cannot be saved; None: not requested yet
     _no_entries: dict[str, Any] | None = None  # state of `recovery` for no envs: names, dtypes and shapes
     _state_kind = "env"  # kind of the states that fit these envs
+    _batch: BatchedShard | None = None  # has all envs' states as arrays: of native envs, or of a pool
     _sends_rows = False  # whether rows hold objects, which workers see only if they are sent
 
     @exclusive(fetches=True)
@@ -83,7 +83,7 @@ class StatefulVectorEnv(VectorEnvBase):
         envs, over = self._get_env_states(ids)
         stream = self._rng if env_ids is None else None
         return {
-            "format": FORMAT,
+            "format": FORMATS[self._state_kind],
             "kind": self._state_kind,
             "env": self.spec.name,
             "agents": list(self.spec.agents),
@@ -155,8 +155,7 @@ class StatefulVectorEnv(VectorEnvBase):
     def _find_obstacles(self) -> dict[int, str]:
         """Return env → why its state cannot be saved. Requested once: restarted envs come from the same factories."""
         if self._obstacles is None:
-            self._control("state_obstacles", StateObstacle(), None)
-            answers = self._fetch_answers("state_obstacles")
+            answers = self._answers_to(Command("state_obstacles"), None)
             self._obstacles = {i: found for i, found in enumerate(answers) if found is not None}
         return self._obstacles
 
@@ -172,6 +171,9 @@ class StatefulVectorEnv(VectorEnvBase):
 
     def _get_env_states(self, ids: NDArray[np.int64]) -> tuple[Any, NDArray[np.bool_]]:
         """Return the shards' states of these envs (None if masked), and whose episodes are over."""
+        if self._batch is not None:
+            saved = self._batch.get_state(ids)
+            return saved, saved["phase"] == EnvPhase.OVER
         self._asked = ids
         self._request("get_state", ids)
         answers = self._fetch_answers("get_state")
@@ -180,12 +182,18 @@ class StatefulVectorEnv(VectorEnvBase):
 
     def _check_env_states(self, saved: Any, n: int, masked: NDArray[np.bool_]) -> None:
         """Validate ``n`` states from `_get_env_states`."""
-        check_each(saved, n, _SAVED, len(self.spec.agents), masked)
+        if self._batch is None:
+            check_each(saved, n, SAVED, len(self.spec.agents), masked)
+        else:
+            self._batch.check_state(saved, n)
 
     def _set_env_states(
         self, ids: NDArray[np.int64], state: Mapping[str, Any], places: NDArray[np.int64]
     ) -> list[Failure]:
         """Restore envs in their shards; return the failures."""
+        if self._batch is not None:
+            self._batch.set_state(ids, state["envs"], places)
+            return []
         alive = np.array([state["envs"][k] is not None for k in places.tolist()], np.bool_)
         self._asked, chosen = ids[alive], places[alive].tolist()
         if not chosen:

@@ -66,16 +66,8 @@ class Settings:
         object.__setattr__(self, "limit", given if isinstance(given, RestartLimit) else RestartLimit(given))
 
     def of_shard(self) -> dict[str, Any]:
-        """Return the settings that a `Shard` takes."""
-        return {
-            "autoreset_mode": self.autoreset_mode,
-            "done_on": self.done_on,
-            "keep_state": self.state,
-            "spaces": self.spaces,
-            "env_state": self.env_state,
-            "limit": self.limit,
-            "retry": self.on_fault == "restart",
-        }
+        """Return them as an argument of `Shard`."""
+        return {"settings": self}
 
 
 AUTORESET_MODES = tuple(mode.value for mode in AutoresetMode)

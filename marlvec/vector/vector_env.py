@@ -20,7 +20,7 @@ from marlvec.errors import ArgumentError, BusyError, NothingPendingError
 from marlvec.spaces import batch_space
 from marlvec.vector.base import ALL_ROWS
 from marlvec.vector.call_state import CONTROL_CALLS, CallEvent, exclusive
-from marlvec.vector.commands import CallMethod, Execute, GetAttribute, IsWrapped, Render, spread_attribute
+from marlvec.vector.commands import Command, call_method, execute, set_attributes
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.env_states import StatefulVectorEnv
 from marlvec.vector.faults.failures import raise_failures
@@ -337,8 +337,7 @@ class VectorEnv(StatefulVectorEnv):
         Returns:
             The method's return values, one entry per chosen env, in the order of ``indices``.
         """
-        self._control("call", CallMethod(name, args, kwargs), indices)
-        return self._fetch_answers("call")
+        return self._answers_to(call_method(name, args, kwargs), indices)
 
     @exclusive()
     def call_send(self, name: str, /, *args: Any, indices: EnvIds | None = None, **kwargs: Any) -> None:
@@ -350,7 +349,7 @@ class VectorEnv(StatefulVectorEnv):
             args: Positional arguments of the method.
             kwargs: Keyword arguments of the method.
         """
-        self._control("call", CallMethod(name, args, kwargs), indices)
+        self._control(call_method(name, args, kwargs), indices)
 
     @exclusive()
     def call_fetch(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -381,8 +380,7 @@ class VectorEnv(StatefulVectorEnv):
         Returns:
             The return values of ``fn``, one entry per chosen env, in the order of ``indices``.
         """
-        self._control("exec_func", Execute(fn, args, kwargs), indices)
-        return self._fetch_answers("exec_func")
+        return self._answers_to(execute(fn, args, kwargs), indices)
 
     @exclusive()
     def exec_func_send(
@@ -396,7 +394,7 @@ class VectorEnv(StatefulVectorEnv):
             args: Further positional arguments.
             kwargs: Keyword arguments.
         """
-        self._control("exec_func", Execute(fn, args, kwargs), indices)
+        self._control(execute(fn, args, kwargs), indices)
 
     @exclusive()
     def exec_func_fetch(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -421,8 +419,7 @@ class VectorEnv(StatefulVectorEnv):
         Returns:
             Its value, one entry per chosen env, in the order of ``indices``.
         """
-        self._control("get_attr", GetAttribute(name), indices)
-        return self._fetch_answers("get_attr")
+        return self._answers_to(Command("get_attr", (name,)), indices)
 
     @exclusive(fetches=True)
     def set_attr(self, name: str, value: Any, indices: EnvIds | None = None) -> None:
@@ -434,14 +431,15 @@ class VectorEnv(StatefulVectorEnv):
             indices: The envs; None: all.
         """
         ids = self._chosen_ids("set_attr", indices)
-        self._control_each("set_attr", spread_attribute(name, value, len(ids)), ids)
+        self._control_each("set_attr", set_attributes(name, value, len(ids)), ids)
         self._fetch_answers("set_attr")
 
     @exclusive(fetches=True)
     def env_is_wrapped(self, cls: type, indices: EnvIds | None = None) -> tuple[bool, ...]:
         """Return whether each env is wrapped, at any depth, in an instance of ``cls``."""
-        self._control("env_is_wrapped", IsWrapped(cls), indices)
-        return self._fetch_answers("env_is_wrapped")
+        if not isinstance(cls, type):
+            raise ArgumentError(f"env_is_wrapped(): expected a wrapper class, got {cls!r}")
+        return self._answers_to(Command("env_is_wrapped", (cls,)), indices)
 
     @exclusive(fetches=True)
     def render(self, indices: EnvIds | None = None) -> tuple[Any, ...]:
@@ -454,8 +452,7 @@ class VectorEnv(StatefulVectorEnv):
             The return value of each env's own ``render()``: an (H, W, 3) uint8 frame for ``render_mode="rgb_array"``,
             text for ``"ansi"``, None for ``"human"``. `marlvec.tile_frames` combines frames into one picture.
         """
-        self._control("render", Render(), indices)
-        return self._fetch_answers("render")
+        return self._answers_to(Command("render"), indices)
 
     @exclusive(fetches=True)
     def state(self) -> NDArray[Any]:

@@ -11,7 +11,7 @@ from hypothesis.errors import FlakyFailure
 
 from marlvec.connectors import Rows
 from marlvec.errors import ContractError, EnvRaised
-from marlvec.vector.processes.worker_pool import WorkerState
+from marlvec.vector.shards.phase import EnvPhase
 from marlvec.vector.shards.shard import Shard
 from tests.defects import plugin  # noqa: F401  (all defects are in the registry then)
 from tests.defects.findings import is_find
@@ -41,7 +41,7 @@ def test_what_the_tests_and_marlvec_itself_raise_is_a_find() -> None:
     assert is_find(pytest.fail.Exception())
     assert is_find(ContractError("rows must keep their order"))
     assert is_find(EnvRaised("env 0 raised"))
-    assert is_find(KeyError(WorkerState.REAPED))
+    assert is_find(KeyError(EnvPhase.ABSENT))
 
 
 def test_what_is_not_in_a_dict_is_no_find_unless_it_is_one_of_marlvecs() -> None:

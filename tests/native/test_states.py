@@ -191,7 +191,7 @@ def test_states_of_other_worlds_are_refused() -> None:
         with pytest.raises(ArgumentError, match=r"pos: expected float64 of \(2, 6, 2\), got float64 of \(2, 3, 2\)"):
             envs.set_state({**saved, "envs": {**saved["envs"], "arrays": arrays}})
         with pytest.raises(ArgumentError, match="phases: expected some of"):
-            envs.set_state({**saved, "envs": {**saved["envs"], "phase": np.full(2, 3, np.uint8)}})
+            envs.set_state({**saved, "envs": {**saved["envs"], "phase": np.full(2, 5, np.uint8)}})
         envs.step(envs.random_action())  # nothing was changed
         with marlvec.make("simple_spread", 2, backend="sync", env_state="deepcopy") as plain:
             plain.reset(seed=0)

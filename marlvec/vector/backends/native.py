@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.envs.making.recipe import EnvRecipe
-from marlvec.errors import ArgumentError, BrokenError, ContractError, Failure, MissingExtraError
+from marlvec.errors import ArgumentError, BrokenError, ContractError, MissingExtraError
 from marlvec.native.catalog import NativeEntry, native_entry
 from marlvec.native.native_env import NativeEnv, refuse
 from marlvec.native.padding import PaddedNativeEnv
@@ -21,10 +21,8 @@ from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture, raise_failures
 from marlvec.vector.settings import Settings, SettingsArguments
-from marlvec.vector.shards.batched_shard import BatchedPhase
 from marlvec.vector.shards.native_shard import NativeShard
 from marlvec.vector.shards.partition import Partition, usable_cores
-from marlvec.vector.validation.actions import ActionWriter
 
 __all__ = ["NativeVectorEnv", "is_exact", "make_native", "NativePlan", "plan_native"]
 
@@ -51,6 +49,7 @@ class NativeVectorEnv(InProcessVectorEnv):
     """
 
     backend = "native"
+    _always_checks_actions = True
 
     def __init__(
         self,
@@ -68,7 +67,7 @@ class NativeVectorEnv(InProcessVectorEnv):
             num_workers = max(1, min(usable_cores(), n // _WORTH_A_THREAD))
         self.num_workers = Partition(n, num_workers).num_workers
         self._env = env
-        self._shard = NativeShard(
+        self._batch = self._shard = NativeShard(
             env,
             num_threads=self.num_workers,
             autoreset_mode=chosen.autoreset_mode,
@@ -81,7 +80,6 @@ class NativeVectorEnv(InProcessVectorEnv):
         buffers = Buffers(spec, n)
         self._shard.attach(buffers)
         self._bind(spec, buffers)
-        self._action_writer = ActionWriter(spec, grouped=self.grouped, validate=chosen.validate, always=True)
 
     def _request_step(self, call: str, actions: Any, ids: NDArray[np.int64]) -> None:
         self._action_writer.write(self._buffers, actions, ids, self._selection(ids))
@@ -93,19 +91,6 @@ class NativeVectorEnv(InProcessVectorEnv):
     def _find_obstacles(self) -> dict[int, str]:
         problem = self._env.state_obstacle()
         return {} if problem is None else dict.fromkeys(range(self.num_envs), problem)
-
-    def _get_env_states(self, ids: NDArray[np.int64]) -> tuple[Any, NDArray[np.bool_]]:
-        saved = self._shard.get_state(ids)
-        return saved, saved["phase"] == BatchedPhase.OVER
-
-    def _check_env_states(self, saved: Any, n: int, masked: NDArray[np.bool_]) -> None:
-        self._shard.check_state(saved, n)
-
-    def _set_env_states(
-        self, ids: NDArray[np.int64], state: Mapping[str, Any], places: NDArray[np.int64]
-    ) -> list[Failure]:
-        self._shard.set_state(ids, state["envs"], places)
-        return []
 
     def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
         try:

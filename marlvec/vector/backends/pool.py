@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import EnvIds, Options, check_env_ids, spread_options
 from marlvec.envs.making.recipe import EnvRecipe
-from marlvec.errors import ArgumentError, BrokenError, BusyError, Failure, MarlvecError
+from marlvec.errors import ArgumentError, BrokenError, BusyError, MarlvecError
 from marlvec.vector.backends.in_process import InProcessVectorEnv
 from marlvec.vector.call_state import STREAM_CALLS, CallEvent
 from marlvec.vector.commands import CommandTarget, run_commands
@@ -21,9 +22,7 @@ from marlvec.vector.pools.adapt import adapt_pool, build_pool
 from marlvec.vector.pools.pool import Pool
 from marlvec.vector.seeding import spread_seeds
 from marlvec.vector.settings import Settings, SettingsArguments
-from marlvec.vector.shards.batched_shard import BatchedPhase
 from marlvec.vector.shards.pool_shard import PoolShard
-from marlvec.vector.validation.actions import ActionWriter
 
 __all__ = ["PoolVectorEnv", "make_pool"]
 
@@ -56,6 +55,7 @@ class PoolVectorEnv(InProcessVectorEnv):
     """
 
     backend = "pool"
+    _always_checks_actions = True
     _place_name = "the pool"
 
     def __init__(self, pool: Any, *, num_envs: int | None = None, **settings: Unpack[SettingsArguments]) -> None:
@@ -70,12 +70,11 @@ class PoolVectorEnv(InProcessVectorEnv):
         if chosen.done_on != "all" and len(spec.agents) > 1:
             raise ArgumentError(f"done_on={chosen.done_on!r}: {spec.name} decides by itself when an episode is over")
         super().__init__(self._pool.num_envs, chosen)
-        self._shard = PoolShard(self._pool, chosen.autoreset_mode)
+        self._batch = self._shard = PoolShard(self._pool, chosen.autoreset_mode)
+        self._command_target = cache(partial(_command_target, self._pool))
         buffers = Buffers(spec, self.num_envs)
         self._shard.attach(buffers)
-        self._command_targets: dict[int, CommandTarget] = {}
         self._bind(spec, buffers)
-        self._action_writer = ActionWriter(spec, grouped=self.grouped, validate=chosen.validate, always=True)
         self._pool.warm_up()
 
     def _request_reset(self, call: str, seed: Any, options: Options, env_ids: EnvIds | None) -> None:
@@ -142,19 +141,6 @@ class PoolVectorEnv(InProcessVectorEnv):
         problem = self._pool.state_obstacle()
         return {} if problem is None else dict.fromkeys(range(self.num_envs), problem)
 
-    def _get_env_states(self, ids: NDArray[np.int64]) -> tuple[Any, NDArray[np.bool_]]:
-        saved = self._shard.get_state(ids)
-        return saved, saved["phase"] == BatchedPhase.OVER
-
-    def _check_env_states(self, saved: Any, n: int, masked: NDArray[np.bool_]) -> None:
-        self._shard.check_state(saved, n)
-
-    def _set_env_states(
-        self, ids: NDArray[np.int64], state: Mapping[str, Any], places: NDArray[np.int64]
-    ) -> list[Failure]:
-        self._shard.set_state(ids, state["envs"], places)
-        return []
-
     def _run(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> Report | None:
         if operation == "state":
             assert self._buffers.state is not None
@@ -162,14 +148,13 @@ class PoolVectorEnv(InProcessVectorEnv):
             return Report()
         return run_commands(env_ids.tolist(), arguments[0], self._command_target)
 
-    def _command_target(self, i: int) -> CommandTarget:
-        if i not in self._command_targets:
-            self._command_targets[i] = CommandTarget(self._pool.env(i), self.spec.name)
-        return self._command_targets[i]
-
     def _shut_down(self, timeout: float) -> None:
         self._shard.queue.close(timeout)
         self._pool.close()
+
+
+def _command_target(pool: Pool, i: int) -> CommandTarget:
+    return CommandTarget(pool.env(i), pool.spec.name)
 
 
 def make_pool(recipes: Sequence[EnvRecipe], **settings: Unpack[SettingsArguments]) -> PoolVectorEnv:

@@ -23,13 +23,7 @@ from marlvec.vector.processes.limits import HAS_WORKER_PROCESSES, refuse_worker_
 from marlvec.vector.processes.report_packing import unpack_report
 from marlvec.vector.processes.watchdog import Watchdog
 from marlvec.vector.processes.worker import WorkerLink
-from marlvec.vector.processes.worker_pool import (
-    WORKER_TRANSITIONS,
-    WorkerEvent,
-    WorkerPool,
-    WorkerState,
-    garbled_reason,
-)
+from marlvec.vector.processes.worker_pool import WorkerPool, WorkerState, garbled_reason
 from marlvec.vector.processes.worker_process import start_method
 from marlvec.vector.settings import LONGEST_WAIT, Settings, SettingsArguments
 from marlvec.vector.shards.partition import Partition, usable_cores
@@ -37,8 +31,6 @@ from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["AsyncVectorEnv"]
 
-_BUILDING, _ATTACHING, _BUSY = WorkerState.BUILDING, WorkerState.ATTACHING, WorkerState.BUSY
-_ANSWERED = WORKER_TRANSITIONS[WorkerEvent.ANSWERED]
 _NOTHING = pickle.dumps(([], "", [[]]))  # a control call to no envs
 
 
@@ -112,14 +104,14 @@ class AsyncVectorEnv(VectorEnv):
             self.context,
             cores,
             factories,
-            settings=chosen.of_shard(),
+            settings=chosen,
             in_file=not shared_memory,
             loop=None if worker is None else pickle_or_explain(worker, "the worker loop"),
         )
         # Also runs when the vectorizer is garbage collected, and when the interpreter exits.
         self._finalizer = weakref.finalize(self, WorkerPool.shut_down, self._worker_pool, 1.0 if daemon else None)
         try:
-            spec, buffers, survived = self._worker_pool.start_all(
+            spec, buffers = self._worker_pool.start_all(
                 self._budget if chosen.on_fault == "restart" else None,
                 require=shared_memory == "require",
                 place=self._place_name,
@@ -132,7 +124,7 @@ class AsyncVectorEnv(VectorEnv):
             self._worker_pool.forget_plans()
         self._bind(spec, buffers)
         self.shared_generators = self._worker_pool.shared_generators
-        self._recovery.note_survived(survived)
+        self._recovery.note_survived(self._worker_pool.take_survived())
         self._request_number = 1  # number of the last request; 0 is CLOSE's
         self._sends_rows = buffers.has_objects
         self._watchdog = None if self.step_timeout is None else Watchdog(self.step_timeout)
@@ -194,7 +186,7 @@ class AsyncVectorEnv(VectorEnv):
             raise self._lost(*self._dead.pop(0))
         deadline = None if timeout is None else time.monotonic() + timeout
         ready = pool.unread()
-        if everyone and not ready and min(pool.states) >= WorkerState.IDLE:
+        if everyone and not ready and min(pool.states) >= WorkerState.READY:
             return self._receive_from_each(deadline)
         while not self._replies:
             ready = ready or self._listen(deadline)
@@ -263,11 +255,11 @@ class AsyncVectorEnv(VectorEnv):
             how: str | None = None
             try:
                 state = pool.states[w]
-                if state is _BUSY:
-                    how = self._read_reply(w)
-                elif state is _BUILDING or state is _ATTACHING:
+                if state is WorkerState.READY:
+                    how = self._read_reply(w) if pool.outstanding[w] else None
+                elif state < WorkerState.READY:
                     how = pool.advance(w)
-                    self._recovery.note_survived(pool.survived_lately())
+                    self._recovery.note_survived(pool.take_survived())
                 if how is None:
                     continue
             except ch.ChannelClosed as error:
@@ -311,8 +303,6 @@ class AsyncVectorEnv(VectorEnv):
             queue[0] = expected, ids[count:]
         else:
             queue.popleft()
-            if not queue:
-                pool.states[w] = _ANSWERED[pool.states[w]]
         self._replies.append((replied, report))
         return None
 
@@ -333,7 +323,7 @@ class AsyncVectorEnv(VectorEnv):
         pool, asked = self._worker_pool, []
         number = self._request_number = self._request_number % 0xFFFFFFFF + 1
         for w, state in enumerate(pool.states):
-            if state is WorkerState.IDLE or state is _BUSY:
+            if state is WorkerState.READY:
                 asked.append(w)
             elif not self._recovery.masked[self._partition.slices[w]].all() and not self._replace_at_once(w):
                 return False
@@ -351,7 +341,7 @@ class AsyncVectorEnv(VectorEnv):
         for w in asked:
             try:
                 pool.workers[w].channel.skip_to(number, timeout)
-                pool.forget_requests(w)
+                pool.outstanding[w].clear()
             except ch.ChannelClosed:
                 if not self._replace_at_once(w):
                     return False

@@ -13,7 +13,6 @@ from marlvec.vector.backends.in_process import InProcessVectorEnv
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import raise_failures
-from marlvec.vector.faults.recovery import survived_failures
 from marlvec.vector.settings import Settings, SettingsArguments
 from marlvec.vector.shards.env_builder import ShardFailed, drawn_by_several
 from marlvec.vector.shards.shard import Shard
@@ -40,7 +39,7 @@ class SyncVectorEnv(InProcessVectorEnv):
         chosen = Settings(**settings)
         super().__init__(len(factories), chosen)
         try:
-            self._shard = Shard(factories, 0, **chosen.of_shard())
+            self._shard = Shard(factories, 0, chosen)
         except ShardFailed as failed:
             failures = failed.failures
         else:
@@ -50,9 +49,8 @@ class SyncVectorEnv(InProcessVectorEnv):
         buffers = Buffers(self._shard.spec, self.num_envs)
         self._shard.attach(buffers)
         self._bind(self._shard.spec, buffers)
-        self.shared_generators = drawn_by_several([self._shard.generators])
-        if self._shard.survived:
-            self._recovery.note_survived(survived_failures(self._shard.survived))
+        self.shared_generators = drawn_by_several(self._shard.generators)
+        self._recovery.note_survived(self._shard.survived)
 
     @property
     def envs(self) -> tuple[MultiAgentEnv, ...]:

@@ -24,7 +24,6 @@ from marlvec.vector.call_state import CallEvent
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture, raise_failures
-from marlvec.vector.faults.recovery import survived_failures
 from marlvec.vector.settings import LONGEST_WAIT, Settings, SettingsArguments
 from marlvec.vector.shards.env_builder import ShardFailed, drawn_by_several
 from marlvec.vector.shards.partition import Partition, agree_on_spec
@@ -80,13 +79,13 @@ class ThreadVectorEnv(VectorEnv):
             self._finalizer()
             raise
         self._bind(spec, buffers)
-        self._recovery.note_survived(survived_failures(survived))
+        self._recovery.note_survived(survived)
 
     def _start(self, factories: Sequence[Callable[[], Any]], settings: Settings) -> tuple[EnvSpec, list[Failure]]:
         """Start the threads, which build their envs; return the spec, and failures of factories that were retried."""
         starts = self._partition.starts
         for w in range(self.num_workers):
-            self._worker_pool.start(w, factories[starts[w] : starts[w + 1]], starts[w], settings.of_shard())
+            self._worker_pool.start(w, factories[starts[w] : starts[w + 1]], starts[w], settings)
         shards: dict[int, Shard] = {}
         failures: list[Failure] = []
         survived: list[Failure] = []
@@ -101,7 +100,7 @@ class ThreadVectorEnv(VectorEnv):
         raise_failures(failures, self._place_name, starts=starts[:-1])
         ordered = [shards[w] for w in range(self.num_workers)]
         _check_apart([env for shard in ordered for env in shard.envs])
-        self.shared_generators = drawn_by_several([sum((shard.generators for shard in ordered), Counter())])
+        self.shared_generators = drawn_by_several(sum((shard.generators for shard in ordered), Counter()))
         return agree_on_spec([shard.spec for shard in ordered], starts, settings.spaces), survived
 
     def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
@@ -158,7 +157,7 @@ class WorkerThreads:
     wakeup: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
     threads: list[threading.Thread] = field(default_factory=list)
 
-    def start(self, w: int, factories: Sequence[Callable[[], Any]], first: int, settings: dict[str, Any]) -> None:
+    def start(self, w: int, factories: Sequence[Callable[[], Any]], first: int, settings: Settings) -> None:
         """Start one thread; its first reply is its shard, or a list of failures."""
         self.requests.append(queue.SimpleQueue())
         body = (w, factories, first, settings, self.requests[w], self._reply)
@@ -238,14 +237,14 @@ def _run_worker_thread(
     w: int,
     factories: Sequence[Callable[[], Any]],
     first: int,
-    settings: dict[str, Any],
+    settings: Settings,
     requests: queue.SimpleQueue[Any],
     reply: Callable[[int, NDArray[np.int64], Any], None],
 ) -> None:
     """Build the envs, and serve requests until closed."""
     none = np.zeros(0, np.int64)
     try:
-        shard = Shard(factories, first, **settings)
+        shard = Shard(factories, first, settings)
     except ShardFailed as failed:
         reply(w, none, failed.failures)
         return
@@ -271,12 +270,9 @@ def _serve(
     ids = env_ids.tolist()
     answered = 0
     try:
-        if operation == "send":
-            for part, report in shard.step_in_parts(ids):
-                reply(w, np.asarray(part), report)
-                answered += len(part)
-        else:
-            reply(w, env_ids, shard.do(operation, ids, arguments))
+        for part, report in shard.serve(operation, ids, arguments):
+            reply(w, np.asarray(part), report)
+            answered += len(part)
     except BaseException as error:  # an env called sys.exit(): without a reply the caller would wait for ever
         left = ids[answered:]
         failures = [capture(first + i, operation, error) for i in left]

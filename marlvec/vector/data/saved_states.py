@@ -1,7 +1,7 @@
 """The state of some envs of a vectorizer, as one dict of plain data: validation, and choice of parts.
 
-format      1
-kind        "native", or "env" for env objects
+format      a number of `FORMATS`
+kind        "native", "pool", or "env" for env objects
 env         the envs' name
 agents      names of their agents
 autoreset   the autoreset mode of the vectorizer
@@ -28,7 +28,7 @@ from marlvec.errors import ArgumentError
 from marlvec.serialization.state_fields import check_array, check_fields
 
 __all__ = [
-    "FORMAT",
+    "FORMATS",
     "check_each",
     "check_entries",
     "check_states",
@@ -39,7 +39,8 @@ __all__ = [
     "take_states",
 ]
 
-FORMAT = 1
+FORMATS = {"env": 1, "native": 2, "pool": 2}
+"""Kind of envs → format of their states."""
 _KEYS = frozenset(
     {
         "format",
@@ -69,7 +70,7 @@ def check_states(state: Any, *, kind: str, spec: EnvSpec, autoreset_mode: str) -
 
     Args:
         state: A state from `VectorEnv.get_state`.
-        kind: ``"native"`` or ``"env"``.
+        kind: A key of `FORMATS`.
         spec: Agents and spaces of the vectorizer's envs.
         autoreset_mode: The vectorizer's mode.
 
@@ -82,7 +83,7 @@ def check_states(state: Any, *, kind: str, spec: EnvSpec, autoreset_mode: str) -
     if not is_state(state):
         got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         raise ArgumentError(f"set_state(): expected a state from get_state(), got {got}")
-    wanted = {"format": FORMAT, "kind": kind, "env": spec.name, "agents": list(spec.agents)}
+    wanted = {"kind": kind, "format": FORMATS[kind], "env": spec.name, "agents": list(spec.agents)}
     for what, expected in wanted.items():
         if repr(state[what]) != repr(expected):  # an array in it has no truth value for ==
             raise ArgumentError(f"set_state(): {what}: expected {expected!r}, got a state of {state[what]!r:.200}")

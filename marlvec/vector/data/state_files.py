@@ -8,7 +8,7 @@ from typing import Any
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.serialization.archive import FilePath
 from marlvec.serialization.saved_value import read_value, write_value
-from marlvec.vector.data.saved_states import FORMAT, is_state
+from marlvec.vector.data.saved_states import FORMATS, is_state
 
 __all__ = ["load_state", "save_state"]
 
@@ -51,7 +51,8 @@ def load_state(path: FilePath) -> dict[str, Any]:
         CheckpointError: The file does not exist, is damaged, of another version, or holds something else.
     """
     state = read_value(path, "envs", "state of envs")
-    if not is_state(state) or state["format"] != FORMAT:
+    read = FORMATS.get(str(state["kind"])) if is_state(state) else FORMATS["env"]
+    if not is_state(state) or state["format"] != read:
         what = state.get("format") if isinstance(state, Mapping) else state
-        raise CheckpointError(path, f"holds a state of envs of the format {what!r:.50}; this version reads {FORMAT}")
+        raise CheckpointError(path, f"holds a state of envs of the format {what!r:.50}; this version reads {read}")
     return dict(state)

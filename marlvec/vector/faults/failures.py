@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import signal
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -36,14 +36,13 @@ from marlvec.errors import (
 from marlvec.vector.data.pickling import dump_by_value, summary_of
 
 __all__ = [
-    "PackedFailure",
     "capture",
     "describe_exit",
     "out_of_space",
-    "pack_failure",
+    "pack_failures",
     "pickle_or_explain",
     "raise_failures",
-    "unpack_failure",
+    "unpack_failures",
     "find_unpicklable",
     "WorkerLost",
     "WorkerExit",
@@ -83,17 +82,17 @@ def out_of_space(env_id: int, operation: str, problem: str) -> Failure:
     return Failure(env_id, operation, problem, "", ContractError(problem))
 
 
-PackedFailure = tuple[int, str, str, str, bytes | None]
+def pack_failures(failures: Iterable[Failure]) -> bytes:
+    """Pickle failures for the parent process.
 
-
-def pack_failure(failure: Failure) -> PackedFailure:
-    """Pickle a failure for the parent process.
-
-    The exception is pickled as its class, args and attributes. Its own pickling would call the class with ``args``,
+    An exception is pickled as its class, args and attributes. Its own pickling would call the class with ``args``,
     which fails if the constructor takes other arguments. Only Python's builtin exceptions use their own pickling: they
     keep attributes (``errno``, ``filename``) outside their ``__dict__``.
     """
-    error = failure.exception
+    return pickle.dumps([(f.env_id, f.operation, f.summary, f.traceback, _pack(f.exception)) for f in failures])
+
+
+def _pack(error: BaseException) -> bytes | None:
     state = {k: v for k, v in vars(error).items() if k != "__notes__"}
     try:
         if type(error).__module__ == "builtins" and not state:
@@ -102,25 +101,28 @@ def pack_failure(failure: Failure) -> PackedFailure:
             pickled = cloudpickle.dumps((type(error), error.args, state))
         pickle.loads(pickled)
     except BaseException:  # it holds an object (a lock, a socket) that cannot be pickled; its text is sent
-        pickled = None
-    if pickled is not None and len(pickled) > _MAX_PICKLE:
-        pickled = None
-    return failure.env_id, failure.operation, failure.summary, failure.traceback, pickled
+        return None
+    return pickled if len(pickled) <= _MAX_PICKLE else None
 
 
-def unpack_failure(packed: PackedFailure) -> Failure:
-    """Rebuild a failure in the parent, with its exception if possible."""
-    env_id, operation, summary, text, pickled = packed
-    error: BaseException = RemoteCause(summary)
-    if pickled is not None:
-        try:
-            loaded = pickle.loads(pickled)
-            error = loaded if isinstance(loaded, BaseException) else _rebuild(*loaded)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # e.g. its class lives in a module that this process cannot import
-            error = RemoteCause(summary)
-    return Failure(env_id, operation, summary, text, error)
+def unpack_failures(data: bytes) -> list[Failure]:
+    """Rebuild failures in the parent, with their exceptions if possible."""
+    return [
+        Failure(env_id, operation, summary, text, _unpack(pickled, summary))
+        for env_id, operation, summary, text, pickled in pickle.loads(data)
+    ]
+
+
+def _unpack(pickled: bytes | None, summary: str) -> BaseException:
+    if pickled is None:
+        return RemoteCause(summary)
+    try:
+        loaded = pickle.loads(pickled)
+        return loaded if isinstance(loaded, BaseException) else _rebuild(*loaded)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # e.g. its class lives in a module that this process cannot import
+        return RemoteCause(summary)
 
 
 def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:

@@ -23,17 +23,15 @@ from marlvec.envs.spec import Info
 from marlvec.errors import ArgumentError, Failure, RestartQuietly
 from marlvec.vector.data.buffers import Buffers, split_flags
 from marlvec.vector.data.report import Report
-from marlvec.vector.faults.failures import WorkerLost
+from marlvec.vector.faults.failures import WorkerExit, WorkerLost
 from marlvec.vector.faults.restarts import NOT_RESTARTABLE, RestartBudget
 from marlvec.vector.seeding import restart_seed
 
-__all__ = ["Fault", "FaultLog", "Survived", "survived_failures", "Recovery"]
+__all__ = ["Fault", "FaultLog", "Recovery"]
 
 _LOG = logging.getLogger("marlvec")
 _KEPT = 1000  # faults that are remembered
 _IN_WORDS = {"restart": "built anew after a fault", "mask": "masked after a fault", "lose": "without its episode"}
-Survived = tuple[tuple[int, ...], str]
-"""Envs that were built at a second or later attempt, and the error of the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +75,6 @@ class FaultLog:
         if not quiet:
             who = f"env {lost[0]} is" if len(lost) == 1 else f"envs {list(lost)} are"
             _LOG.warning("%s %s: %s", who, _IN_WORDS[action], summary)
-
-
-def survived_failures(failures: Iterable[Failure]) -> list[Survived]:
-    """Return `Survived` records of failures that were caught while envs were built."""
-    return [((failure.env_id,), failure.summary) for failure in failures]
 
 
 _ROW_OPERATIONS = ("reset", "step", "send")  # operations that return rows
@@ -422,9 +415,10 @@ class Recovery:
         self.due_heap.clear()
         self._update_flags()
 
-    def note_survived(self, survived: Iterable[Survived]) -> None:
-        """Log envs that were built at a second or later attempt."""
-        for env_ids, summary in survived:
+    def note_survived(self, survived: Iterable[Failure | WorkerExit]) -> None:
+        """Log envs that were built at a second or later attempt, with what ended the first."""
+        for end in survived:
+            env_ids, summary = ((end.env_id,), end.summary) if isinstance(end, Failure) else (end.env_ids, str(end))
             self._log.note(env_ids, env_ids, "__init__", summary, "restart", quiet=False)
             self.incarnations[list(env_ids)] += 1
 

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from marlvec.errors import ArgumentError, ResourceError
 from marlvec.vector.data.pickling import importing
+from marlvec.vector.shards.cgroups import groups_of
 
 if sys.platform != "win32":
     import resource
@@ -48,6 +49,9 @@ _imported_before: set[str] = set()
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
+# Files of a memory cgroup with its limit and use, and what of its use can be freed.
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file")
+_V2 = ("memory.max", "memory.current", "inactive_file", "active_file")
 
 
 def refuse_worker_processes(what: str) -> NoReturn:
@@ -159,30 +163,14 @@ def available_memory() -> tuple[int | None, str]:
     with contextlib.suppress(OSError, ValueError, KeyError):
         there = _table(_PROC / "meminfo")
         bounds.append((1024 * (there["MemAvailable:"] + there["SwapFree:"]), "this machine"))
-    with contextlib.suppress(OSError):
-        for line in (_PROC / "self" / "cgroup").read_text().splitlines():
-            number, controllers, path = line.split(":", 2)
-            if "memory" in controllers.split(","):
-                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file")
-                bounds += _cgroup_bounds(_CGROUPS / "memory", path, *names)
-            elif number == "0":
-                bounds += _cgroup_bounds(_CGROUPS, path, "memory.max", "memory.current", "inactive_file", "active_file")
-    return min(bounds, default=(None, ""))
-
-
-def _cgroup_bounds(root: Path, path: str, limit: str, used: str, *cached: str) -> list[tuple[int, str]]:
-    """Return the free bytes of a cgroup and its ancestors. Inside a container, its own may appear as the root."""
-    bounds = []
-    folder = root / path.strip("/")
-    while True:
+    for folder, is_v1 in groups_of("memory", _PROC / "self" / "cgroup", _CGROUPS):
+        limit, used, *cached = _V1 if is_v1 else _V2
         with contextlib.suppress(OSError, ValueError, KeyError):  # the root has no limit; "max" means none
             of = int((folder / limit).read_text())
             stat = _table(folder / "memory.stat")
             left = of - int((folder / used).read_text()) + sum(stat[name] for name in cached)
             bounds.append((max(0, left), f"its memory cgroup (limit {of:,}; a container's, or a job's)"))
-        if folder == root:
-            return bounds
-        folder = folder.parent
+    return min(bounds, default=(None, ""))
 
 
 def _table(path: Path) -> dict[str, int]:

@@ -8,10 +8,10 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
 from marlvec.envs.spec import COMMON
-from marlvec.errors import ContractError, SerialisationError
+from marlvec.errors import ContractError, Failure, SerialisationError
 from marlvec.vector.data.pickling import dump_each, load_each
 from marlvec.vector.data.report import Report
-from marlvec.vector.faults.failures import PackedFailure, capture, pack_failure, pickle_or_explain, unpack_failure
+from marlvec.vector.faults.failures import capture, pack_failures, pickle_or_explain, unpack_failures
 
 __all__ = ["MAX_BYTES", "pack_report", "unpack_report"]
 
@@ -32,17 +32,17 @@ def pack_report(report: Report, first: int) -> bytes:
         first: Global index of the worker's first env, for messages.
     """
     tables = (report.infos, report.final_infos, report.answers)
-    failures = [pack_failure(failure) for failure in report.failures]
+    failures = report.failures
     file = io.BytesIO()
     try:
-        _PlainPickler(file, protocol=5).dump((*tables, failures, report.warnings))
+        _PlainPickler(file, protocol=5).dump((*tables, pack_failures(failures), report.warnings))
         data = file.getvalue()
     except Exception:  # some data are not plain, or cannot be pickled: find these, keep the rest
         for table, what in zip(tables, (_INFO, _INFO, _ANSWER), strict=True):
-            failures += _seal_each(table, what, first)
-        data = pickle.dumps((*tables, failures, report.warnings), protocol=5)
+            failures = failures + _seal_each(table, what, first)
+        data = pickle.dumps((*tables, pack_failures(failures), report.warnings), protocol=5)
     if len(data) > MAX_BYTES and (large := _drop_large(report, first)):
-        data = pickle.dumps((*tables, failures + large, report.warnings), protocol=5)
+        data = pickle.dumps((*tables, pack_failures(failures + large), report.warnings), protocol=5)
     return data
 
 
@@ -57,7 +57,7 @@ class _PlainPickler(pickle.Pickler):
         raise TypeError(f"{kind.__qualname__} is not plain")
 
 
-def _drop_large(report: Report, first: int) -> list[Any]:
+def _drop_large(report: Report, first: int) -> list[Failure]:
     """Remove infos of envs that exceed `MAX_BYTES`, and return failures for them. Answers may have any size."""
     failures = []
     tables = (report.infos, report.final_infos)
@@ -67,7 +67,7 @@ def _drop_large(report: Report, first: int) -> list[Any]:
             for table in tables:
                 table.pop(i, None)
             problem = f"its infos take {size:,} bytes, pickled; expected at most {MAX_BYTES:,} in one call"
-            failures.append(pack_failure(capture(first + i, "infos", ContractError(problem))))
+            failures.append(capture(first + i, "infos", ContractError(problem)))
     return failures
 
 
@@ -87,14 +87,14 @@ def _seal(value: Any, what: str, env_id: int) -> _Sealed:
         raise
 
 
-def _seal_each(table: dict[int, Any], what: str, first: int) -> list[PackedFailure]:
+def _seal_each(table: dict[int, Any], what: str, first: int) -> list[Failure]:
     failures = []
     for i, value in list(table.items()):
         try:
             table[i] = _seal(value, what, first + i)
         except Exception as error:
             del table[i]
-            failures.append(pack_failure(capture(first + i, _OPERATIONS[what], error)))
+            failures.append(capture(first + i, _OPERATIONS[what], error))
     return failures
 
 
@@ -106,7 +106,7 @@ def unpack_report(payload: bytes, first: int) -> Report:
         first: Global index of the worker's first env.
     """
     infos, final_infos, answers, failures, warnings = pickle.loads(payload)
-    report = Report(failures=[unpack_failure(packed) for packed in failures], warnings=warnings)
+    report = Report(failures=unpack_failures(failures), warnings=warnings)
     failed = {failure.env_id for failure in report.failures}
     parts = ((infos, report.infos, _INFO), (final_infos, report.final_infos, _INFO), (answers, report.answers, _ANSWER))
     for source, target, what in parts:

@@ -24,7 +24,7 @@ from marlvec.errors import ContractWarning, SerialisationError
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.pickling import load_each
 from marlvec.vector.data.report import Report
-from marlvec.vector.faults.failures import capture, pack_failure
+from marlvec.vector.faults.failures import capture, pack_failures
 from marlvec.vector.processes import channel as ch
 from marlvec.vector.processes.channel import AdaptivePoller, Channel, ChannelClosed, Message
 from marlvec.vector.processes.limits import begin_worker
@@ -32,6 +32,7 @@ from marlvec.vector.processes.report_packing import pack_report
 from marlvec.vector.processes.shared_memory import map_memory
 from marlvec.vector.processes.stack_dump import write_stacks_to
 from marlvec.vector.processes.watchdog import PROGRESS_BYTES
+from marlvec.vector.settings import Settings
 from marlvec.vector.shards.env_builder import ShardFailed, drawn_by_several
 from marlvec.vector.shards.partition import usable_cores
 from marlvec.vector.shards.shard import Shard
@@ -48,14 +49,14 @@ class WorkerPlan:
         first_env_id: Index of its first env.
         factories: Factories of its envs, pickled.
         loop: The loop it runs, pickled; None for `serve`.
-        settings: Arguments of `Shard`.
+        settings: The vectorizer's.
     """
 
     worker: int
     first_env_id: int
     factories: bytes
     loop: bytes | None
-    settings: dict[str, Any]
+    settings: Settings
 
 
 _NAMES = {code: name for name, code in ch.OPERATIONS.items()}
@@ -139,7 +140,7 @@ class WorkerLink:
                 given = load_each(given, names, where="its worker process")
             except SerialisationError as error:
                 failures = [capture(self._id(i), call, error) for i in ids]
-                self._reply(Request(name, number, ids), Report(failures=failures))
+                self._reply(Request(name, number, ids), Report(failures=failures), ids)
                 return None
             given = given[0] if is_step else zip(*given, strict=True)
         if not is_step:
@@ -152,15 +153,11 @@ class WorkerLink:
 
     def answer(self, request: Request) -> None:
         """Run a request in the shard, and reply."""
-        if request.operation == "send":
-            for part, report in self.shard.step_in_parts(request.ids):
-                self._reply(request, report, part)
-        else:
-            self._reply(request, self.shard.do(request.operation, request.ids, request.arguments))
+        for ids, report in self.shard.serve(request.operation, request.ids, request.arguments):
+            self._reply(request, report, ids)
 
-    def _reply(self, request: Request, report: Report, part: Sequence[int] | None = None) -> None:
-        """Reply that the envs in ``part`` are ready; None: all envs of the request."""
-        ids = request.ids if part is None else part
+    def _reply(self, request: Request, report: Report, ids: Sequence[int]) -> None:
+        """Reply that these envs of the request are ready."""
         if self._warnings:
             report.warnings += self._warnings
             self._warnings.clear()
@@ -176,8 +173,7 @@ class WorkerLink:
         """Close the envs, and reply if the parent sent a close request."""
         failures = self.shard.close()
         if self._closing is not None:
-            packed = pickle.dumps([pack_failure(failure) for failure in failures])
-            self._channel.send(ch.OK, self._closing, packed)
+            self._channel.send(ch.OK, self._closing, pack_failures(failures))
 
 
 def serve(link: WorkerLink) -> None:
@@ -230,20 +226,18 @@ def _run(channel: Channel, memory_fd: int) -> None:
         loop: Callable[[WorkerLink], None] = cloudpickle.loads(plan.loop) if plan.loop else serve
         factories = cloudpickle.loads(plan.factories)
     except BaseException as error:  # the user's classes may raise anything when they are loaded
-        failure = pack_failure(capture(first, "__init__", error))
-        channel.send(ch.FAILED, hello.number, pickle.dumps([failure]))
+        channel.send(ch.FAILED, hello.number, pack_failures([capture(first, "__init__", error)]))
         return
     try:
-        shard = Shard(factories, first, **plan.settings)
+        shard = Shard(factories, first, plan.settings)
     except ShardFailed as failed:
-        channel.send(ch.FAILED, hello.number, pickle.dumps([pack_failure(failure) for failure in failed.failures]))
+        channel.send(ch.FAILED, hello.number, pack_failures(failed.failures))
         return
     except Exception as error:  # not raised by an env
-        failure = pack_failure(capture(first, "__init__", error))
-        channel.send(ch.FAILED, hello.number, pickle.dumps([failure]))
+        channel.send(ch.FAILED, hello.number, pack_failures([capture(first, "__init__", error)]))
         return
-    survived = [pack_failure(failure) for failure in shard.survived]
-    channel.send(ch.OK, hello.number, cloudpickle.dumps((shard.spec, survived, drawn_by_several([shard.generators]))))
+    survived, generators = pack_failures(shard.survived), drawn_by_several(shard.generators)
+    channel.send(ch.OK, hello.number, cloudpickle.dumps((shard.spec, survived, generators)))
     try:
         _attach_and_serve(channel, memory_fd, shard, plan, loop)
     except BaseException:
@@ -257,8 +251,7 @@ def _attach_and_serve(
     n, first = len(shard.envs), plan.first_env_id
     message = channel.recv()  # ATTACH: every worker's spec fits, and the memory has its size
     if message.code == ch.CLOSE:  # another worker's envs could not be built, or differ
-        failures = [pack_failure(failure) for failure in shard.close()]
-        channel.send(ch.OK, message.number, pickle.dumps(failures))
+        channel.send(ch.OK, message.number, pack_failures(shard.close()))
         return
     num_envs, num_workers, size, spec = pickle.loads(message.payload)
     mapped = map_memory(memory_fd, size, inherit=False)

@@ -7,7 +7,7 @@ import pickle
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from itertools import pairwise
@@ -20,8 +20,7 @@ from marlvec.envs.spec import EnvSpec, object_leaves
 from marlvec.errors import Failure, MarlvecError, SerialisationError, UnsupportedSpaceError
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.pickling import load_each
-from marlvec.vector.faults.failures import PackedFailure, WorkerExit, pickle_or_explain, raise_failures, unpack_failure
-from marlvec.vector.faults.recovery import Survived, survived_failures
+from marlvec.vector.faults.failures import WorkerExit, pickle_or_explain, raise_failures, unpack_failures
 from marlvec.vector.faults.restarts import RestartBudget
 from marlvec.vector.processes import channel as ch
 from marlvec.vector.processes import limits, shared_memory
@@ -29,10 +28,10 @@ from marlvec.vector.processes.channel import AdaptivePoller, ChannelClosed, Garb
 from marlvec.vector.processes.watchdog import PROGRESS_BYTES, progress_of
 from marlvec.vector.processes.worker import WorkerPlan
 from marlvec.vector.processes.worker_process import WorkerProcess
-from marlvec.vector.settings import LONGEST_WAIT
+from marlvec.vector.settings import LONGEST_WAIT, Settings
 from marlvec.vector.shards.partition import Partition, agree_on_spec
 
-__all__ = ["WORKER_TRANSITIONS", "WorkerEvent", "WorkerPool", "WorkerState", "garbled_reason"]
+__all__ = ["WorkerPool", "WorkerState", "garbled_reason"]
 
 _MOMENT = 0.01  # seconds within which workers that are killed together have ended
 _LOOK = 400e-6  # seconds to poll for a reply before sleeping
@@ -41,7 +40,10 @@ _SETUP_NUMBER = 1  # request number of INIT and ATTACH; different from CLOSE's, 
 
 
 class WorkerState(IntEnum):
-    """State of a worker. Up to `ATTACHING` it is not ready, and requests for it are queued."""
+    """State of a worker. Before `READY`, requests for it are queued.
+
+    A closed pipe is not a state of its own: in any state, the worker's earlier messages must still be read.
+    """
 
     PLANNED = 0
     """It will be started."""
@@ -49,62 +51,17 @@ class WorkerState(IntEnum):
     """It has received its plan, and builds its envs."""
     ATTACHING = 2
     """It was sent the location of its rows."""
-    IDLE = 3
-    """It has answered all requests."""
-    BUSY = 4
-    """It has requests to answer."""
-    KILLED = 5
+    READY = 3
+    """It answers requests."""
+    KILLED = 4
     """It hung, and was killed."""
-    REAPED = 6
+    REAPED = 5
     """It has ended, and its processes and files are cleaned up."""
-    CLOSED = 7
+    CLOSED = 6
     """It was sent a close request, and has ended."""
 
 
-class WorkerEvent(IntEnum):
-    """Events that change the state of a worker."""
-
-    START = 0
-    """Its process was started, and sent its plan."""
-    BUILT = 1
-    """It has built its envs, and was sent the location of its rows."""
-    ATTACHED = 2
-    """It has mapped its rows."""
-    REQUEST = 3
-    """It is sent a request."""
-    ANSWERED = 4
-    """It has answered all requests."""
-    HANG = 5
-    """One of its envs takes too long."""
-    REAP = 6
-    """It has ended, or must: its pipe was closed, its message was invalid, or it could not be started."""
-    PLAN = 7
-    """A new worker will replace it."""
-    CLOSE = 8
-    """The vectorizer is closed."""
-
-
-_PLANNED, _BUILDING, _ATTACHING, _IDLE, _BUSY, _KILLED, _REAPED, _CLOSED = WorkerState
-_WAITS = {state: state for state in (_PLANNED, _BUILDING, _ATTACHING)}
-
-WORKER_TRANSITIONS: Mapping[WorkerEvent, Mapping[WorkerState, WorkerState]] = {
-    WorkerEvent.START: {_PLANNED: _BUILDING},
-    WorkerEvent.BUILT: {_BUILDING: _ATTACHING},
-    WorkerEvent.ATTACHED: {_ATTACHING: _IDLE},
-    WorkerEvent.REQUEST: {_IDLE: _BUSY, _BUSY: _BUSY, _KILLED: _KILLED, **_WAITS},
-    WorkerEvent.ANSWERED: {_BUSY: _IDLE},
-    WorkerEvent.HANG: {_BUSY: _KILLED},
-    WorkerEvent.REAP: {_IDLE: _REAPED, _BUSY: _REAPED, _KILLED: _REAPED, **dict.fromkeys(_WAITS, _REAPED)},
-    WorkerEvent.PLAN: {_REAPED: _PLANNED},
-    WorkerEvent.CLOSE: dict.fromkeys(WorkerState, _CLOSED),
-}
-"""Event, state before → state after. A missing pair is a bug and raises KeyError.
-
-A closed pipe is not a state of its own: in any state, the worker's earlier messages must still be read.
-"""
-
-_SPEAKS = frozenset({_BUILDING, _ATTACHING, _BUSY})  # workers in these states will send a message
-_REQUEST = WORKER_TRANSITIONS[WorkerEvent.REQUEST]
+_PLANNED, _BUILDING, _ATTACHING, _READY, _KILLED, _REAPED, _CLOSED = WorkerState
 
 
 def garbled_reason(error: ChannelClosed) -> str | None:
@@ -125,7 +82,7 @@ class WorkerPool:
         context: The workers' start method.
         num_cores: Number of cores that this process may use.
         factories: One per env.
-        settings: Arguments of the workers' `Shard`.
+        settings: The vectorizer's.
         in_file: Whether the shared memory is a temporary file.
         loop: The workers' loop, pickled; None for `marlvec.vector.processes.worker.serve`.
 
@@ -136,7 +93,7 @@ class WorkerPool:
         owner: The process that started them.
         partition: As given.
         workers: In order of their envs.
-        states: State of each worker; changed by `WORKER_TRANSITIONS` alone.
+        states: State of each worker.
         outstanding: Per worker, its unanswered requests: number, and the envs without a reply.
         ended: Workers whose pipe was closed; their earlier messages can still be read.
         shared_generators: Random generators that several envs of a worker draw from.
@@ -150,7 +107,7 @@ class WorkerPool:
         num_cores: int,
         factories: Sequence[Callable[[], Any]],
         *,
-        settings: dict[str, Any],
+        settings: Settings,
         in_file: bool,
         loop: bytes | None,
     ) -> None:
@@ -168,7 +125,7 @@ class WorkerPool:
         self._poll_any = select.poll()
         self._poll_one: list[select.poll] = []
         self._context, self._num_cores, self._in_file = context, num_cores, in_file
-        self._spaces_mode = settings["spaces"]
+        self._spaces_mode = settings.spaces
         self._plans = [
             pickle.dumps(
                 WorkerPlan(
@@ -184,18 +141,12 @@ class WorkerPool:
         self._memory_fd = -1  # the shared memory, while it is open here
         self._close_fd = closer()
         self._attach = b""  # payload of ATTACH
-        self._survived_lately: list[Survived] = []
+        self._survived: list[Failure | WorkerExit] = []
         self.shared_generators: frozenset[str] = frozenset()
-
-    def note(self, w: int, event: WorkerEvent) -> None:
-        """Apply an event to a worker's state."""
-        self.states[w] = WORKER_TRANSITIONS[event][self.states[w]]
 
     # --- starting all
 
-    def start_all(
-        self, budget: RestartBudget | None, *, require: bool, place: str
-    ) -> tuple[EnvSpec, Buffers, list[Survived]]:
+    def start_all(self, budget: RestartBudget | None, *, require: bool, place: str) -> tuple[EnvSpec, Buffers]:
         """Start all workers, and wait until they are ready.
 
         Args:
@@ -204,7 +155,7 @@ class WorkerPool:
             place: Name of the place where envs run, for messages.
 
         Returns:
-            The spec of one env, the rows of all envs, and failures of factories that were retried.
+            The spec of one env, and the rows of all envs.
         """
         num_envs = len(self.partition.owner)
         limits.check_descriptors(len(self._plans))
@@ -212,7 +163,7 @@ class WorkerPool:
         self._close_fd = closer(self._memory_fd)
         for w in range(len(self._plans)):
             self.workers.append(WorkerProcess(self._context, self._memory_fd))
-            self.note(w, WorkerEvent.START)
+            self.states[w] = _BUILDING
         # If each core has a worker, polling would take a core from one of them.
         self._poller = AdaptivePoller(_LOOK if len(self.workers) < self._num_cores else 0.0)
         self._poll_one = [select.poll() for _ in self.workers]
@@ -220,7 +171,7 @@ class WorkerPool:
             self._listen_to(w)
             with suppress(ChannelClosed):  # its reply may have the reason
                 worker.channel.send(ch.INIT, _SETUP_NUMBER, self._plans[w])
-        specs, survived = self._read_specs(budget, place)
+        specs = self._read_specs(budget, place)
         self._spec = spec = agree_on_spec(specs, self.partition.starts, self._spaces_mode)
         if require and (leaves := object_leaves(spec)):
             raise UnsupportedSpaceError(
@@ -240,18 +191,17 @@ class WorkerPool:
             self._send_attach(w)
         for w in range(len(self._plans)):
             self._read_attached(w)
-        return spec, buffers, survived
+        return spec, buffers
 
     def forget_plans(self) -> None:
         """Free the resources for replacing workers: none will be replaced."""
         self._plans.clear()
         self._close_memory()
 
-    def _read_specs(self, budget: RestartBudget | None, place: str) -> tuple[list[EnvSpec], list[Survived]]:
+    def _read_specs(self, budget: RestartBudget | None, place: str) -> list[EnvSpec]:
         """Return the spec of each worker's envs; raise failures of their factories."""
         specs: dict[int, EnvSpec] = {}
         failures: list[Failure] = []
-        survived: list[Survived] = []
         waiting = set(range(len(self._plans)))
         while waiting:
             for w in self.wait(None):
@@ -260,21 +210,21 @@ class WorkerPool:
                 try:
                     reply = self.workers[w].channel.take(_SETUP_NUMBER)
                 except ChannelClosed as error:
-                    survived.append(self._retry_start(w, error, budget))
+                    self._retry_start(w, error, budget)
                     continue
                 if reply is None:
                     continue
                 waiting.discard(w)
                 if reply.code == ch.OK:
-                    specs[w], packed, generators = self._open_spec(w, reply.payload)
+                    specs[w], found, generators = self._open_spec(w, reply.payload)
                     self.shared_generators |= generators
-                    survived += survived_failures(map(unpack_failure, packed))
+                    self._survived += found
                 else:
-                    failures.extend(map(unpack_failure, pickle.loads(reply.payload)))
+                    failures += unpack_failures(reply.payload)
         raise_failures(failures, place, starts=self.partition.starts[:-1])
-        return [specs[w] for w in range(len(self._plans))], survived
+        return [specs[w] for w in range(len(self._plans))]
 
-    def _retry_start(self, w: int, gone: ChannelClosed, budget: RestartBudget | None) -> Survived:
+    def _retry_start(self, w: int, gone: ChannelClosed, budget: RestartBudget | None) -> None:
         """Replace a worker that died while it built its envs for the first time."""
         worker_exit = self._exit_while_building(w, gone)
         error = worker_exit.error(only_close_is_left=False)
@@ -284,43 +234,40 @@ class WorkerPool:
                 error.args = (f"{error} {budget.history(('worker', w))}",)
             raise error
         time.sleep(pause)
-        self.note(w, WorkerEvent.PLAN)
+        self.states[w] = _PLANNED
         if self.start(w) is not None:
             raise error from None
-        return worker_exit.env_ids, str(worker_exit)
+        self._survived.append(worker_exit)
 
     def _exit_while_building(self, w: int, gone: ChannelClosed) -> WorkerExit:
         """Clean up a worker that ended, or must, before it was ready for the first time."""
         return self.reap(w, garbled_reason(gone), None)
 
-    def _open_spec(self, w: int, payload: bytes) -> tuple[EnvSpec, list[PackedFailure], frozenset[str]]:
+    def _open_spec(self, w: int, payload: bytes) -> tuple[EnvSpec, list[Failure], frozenset[str]]:
         """Unpickle a new worker's spec; raise `SerialisationError` if its spaces cannot be rebuilt in this process."""
         ids = self.partition.slices[w]
-        spec: EnvSpec
-        failures: list[PackedFailure]
-        generators: frozenset[str]
-        ((spec, failures, generators),) = load_each(payload, [f"the spaces of envs {ids[0]} to {ids[-1]}"])
-        return spec, failures, generators
+        ((spec, survived, generators),) = load_each(payload, [f"the spaces of envs {ids[0]} to {ids[-1]}"])
+        return spec, unpack_failures(survived), generators
 
     def _send_attach(self, w: int) -> None:
         try:
             self.workers[w].channel.send(ch.ATTACH, _SETUP_NUMBER, self._attach)
         except ChannelClosed as error:
             raise self._exit_while_building(w, error).error(only_close_is_left=False) from None
-        self.note(w, WorkerEvent.BUILT)
+        self.states[w] = _ATTACHING
 
     def _read_attached(self, w: int) -> None:
         try:
             self.workers[w].channel.recv()
         except ChannelClosed as error:
             raise self._exit_while_building(w, error).error(only_close_is_left=False) from None
-        self.note(w, WorkerEvent.ATTACHED)
+        self.states[w] = _READY
 
     # --- replacing one
 
     def plan(self, w: int) -> None:
         """Plan the replacement of a dead worker: requests for it are queued from now on."""
-        self.note(w, WorkerEvent.PLAN)
+        self.states[w] = _PLANNED
 
     def start(self, w: int) -> str | None:
         """Start a planned worker. Return the error as text, or None."""
@@ -332,7 +279,7 @@ class WorkerPool:
         self.ended.discard(w)
         self._hung.pop(w, None)
         self.progress[w] = 0
-        self.note(w, WorkerEvent.START)
+        self.states[w] = _BUILDING
         self._listen_to(w)
         try:
             worker.channel.send(ch.INIT, _SETUP_NUMBER, self._plans[w])
@@ -353,31 +300,29 @@ class WorkerPool:
                 raise ChannelClosed("it does not read")
             return None
         if reply.code == ch.FAILED:
-            failure = unpack_failure(pickle.loads(reply.payload)[0])
+            failure = unpack_failures(reply.payload)[0]
             return f"could not build its envs again: env {failure.env_id}: {failure.summary}; it ended"
         if self.states[w] is _BUILDING:
             try:
-                spec, packed, _ = self._open_spec(w, reply.payload)
+                spec, survived, _ = self._open_spec(w, reply.payload)
             except SerialisationError as error:
                 return f"built envs again, but {error}; it ended"
-            self._survived_lately += survived_failures(map(unpack_failure, packed))
+            self._survived += survived
             if differs := self._spec.difference(spec, self._spaces_mode):
                 return f"built envs with other spaces than before: {differs}; it ended"
-            self.note(w, WorkerEvent.BUILT)
+            self.states[w] = _ATTACHING
             channel.send(ch.ATTACH, _SETUP_NUMBER, self._attach)
             return None
-        self.note(w, WorkerEvent.ATTACHED)
-        if self.outstanding[w]:
-            self.note(w, WorkerEvent.REQUEST)
+        self.states[w] = _READY
         queued, self._queued[w] = self._queued[w], []
         for code, number, payload in queued:
             channel.send(code, number, payload)
         return None
 
-    def survived_lately(self) -> list[Survived]:
-        """Return failures of factories that were retried since the last call of this method."""
-        lately, self._survived_lately = self._survived_lately, []
-        return lately
+    def take_survived(self) -> list[Failure | WorkerExit]:
+        """Return what ended attempts to build envs since the last call of this method, and was followed by another."""
+        survived, self._survived = self._survived, []
+        return survived
 
     # --- requests and replies
 
@@ -387,9 +332,10 @@ class WorkerPool:
         Raises:
             ChannelClosed: The worker has ended. Its earlier messages can still be read.
         """
+        state = self.states[w]
+        assert state < _REAPED, f"worker {w} has ended"
         self.outstanding[w].append((number, env_ids))
-        self.states[w] = state = _REQUEST[self.states[w]]
-        if state < _IDLE:
+        if state < _READY:
             self._queued[w].append((code, number, payload))
             return
         try:
@@ -398,11 +344,9 @@ class WorkerPool:
             self.ended.add(w)
             raise
 
-    def forget_requests(self, w: int) -> None:
-        """Note that a ready worker has answered all requests."""
-        self.outstanding[w].clear()
-        if self.states[w] is _BUSY:
-            self.note(w, WorkerEvent.ANSWERED)
+    def is_busy(self, w: int) -> bool:
+        """Return whether a worker that is ready has requests to answer."""
+        return self.states[w] is _READY and bool(self.outstanding[w])
 
     def unread(self) -> list[int]:
         """Return workers with messages to read: received while sending, or sent before the worker ended."""
@@ -411,7 +355,8 @@ class WorkerPool:
         return [
             w
             for w, worker in enumerate(self.workers)
-            if self.states[w] in _SPEAKS and (w in self.ended or worker.channel.inbox)
+            if (w in self.ended or worker.channel.inbox)
+            and (self.is_busy(w) or self.states[w] in (_BUILDING, _ATTACHING))
         ]
 
     def has_unread(self, w: int) -> bool:
@@ -421,8 +366,8 @@ class WorkerPool:
 
     def busy(self) -> Iterator[tuple[int, int, int]]:
         """Yield (worker, number of its next request to answer, its progress) of each busy worker."""
-        for w, state in enumerate(self.states):
-            if state is _BUSY:
+        for w in range(len(self.states)):
+            if self.is_busy(w):
                 yield w, self.outstanding[w][0][0], int(self.progress[w])
 
     def wait(self, timeout: float | None, waiting_for: int | None = None) -> list[int]:
@@ -474,7 +419,7 @@ class WorkerPool:
         if torn := worker.channel.torn:
             report = f"it had sent {torn}\n{report}"
         self._hung[w] = (timeout, env, report)
-        self.note(w, WorkerEvent.HANG)
+        self.states[w] = _KILLED
         worker.kill()
 
     def reap(self, w: int, how: str | None, call: str | None) -> WorkerExit:
@@ -486,7 +431,7 @@ class WorkerPool:
         timeout, env, report = self._hung.get(w, (None, int(self.progress[w]), ""))
         queue = self.outstanding[w]
         ids = self.partition.slices[w]
-        building = self.states[w] < _IDLE
+        building = self.states[w] < _READY
         worker_exit = WorkerExit(
             worker=w,
             pid=worker.pid,
@@ -506,7 +451,7 @@ class WorkerPool:
         worker.close()
         self.ended.discard(w)
         self._queued[w].clear()
-        self.note(w, WorkerEvent.REAP)
+        self.states[w] = _REAPED
         self._hung.pop(w, None)  # the replacement has not hung, even if it ends before it was started
         return worker_exit
 
@@ -537,7 +482,7 @@ class WorkerPool:
         asked = []
         for w, worker in enumerate(self.workers):
             is_gone = self.states[w] in (_PLANNED, _REAPED)
-            self.note(w, WorkerEvent.CLOSE)
+            self.states[w] = _CLOSED
             if is_gone:
                 continue
             try:
@@ -563,7 +508,7 @@ class WorkerPool:
             while True:
                 reply = channel.recv(deadline - time.monotonic())
                 if reply.number == 0 and reply.code == ch.OK:
-                    return [unpack_failure(packed) for packed in pickle.loads(reply.payload)] if reply.payload else []
+                    return unpack_failures(reply.payload) if reply.payload else []
         except Garbled:  # an env wrote into the pipe, or an interrupt has lost half a message
             channel.skip(deadline - time.monotonic())
         except Exception:  # it has ended, time is up, or its reply is invalid

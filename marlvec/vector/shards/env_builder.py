@@ -17,8 +17,9 @@ from marlvec.envs.wrappers.base import adapter_in
 from marlvec.errors import ArgumentError, ContractError, Failure, RestartQuietly
 from marlvec.vector.data.replay_check import check_replay
 from marlvec.vector.faults.failures import capture
-from marlvec.vector.faults.restarts import NOT_RESTARTABLE, RestartBudget, RestartLimit
+from marlvec.vector.faults.restarts import NOT_RESTARTABLE, RestartBudget
 from marlvec.vector.faults.shared_generators import GENERATORS, is_drawn_by_all
+from marlvec.vector.settings import Settings
 
 __all__ = ["EnvBuilder", "ShardFailed", "count_generators", "drawn_by_several"]
 
@@ -46,18 +47,9 @@ def count_generators(envs: Iterable[MultiAgentEnv]) -> Counter[str]:
     return found
 
 
-def drawn_by_several(processes: Iterable[Counter[str]]) -> frozenset[str]:
-    """Return the generators that more than one env of a process draws from.
-
-    Args:
-        processes: For each process, the counts from `count_generators`.
-    """
-    found: set[str] = set()
-    for counts in processes:
-        for name, count in counts.items():
-            if count > 1:
-                found.add(name)
-    return frozenset(found)
+def drawn_by_several(counts: Counter[str]) -> frozenset[str]:
+    """Return the generators that more than one env draws from, by the counts from `count_generators`."""
+    return frozenset(name for name, count in counts.items() if count > 1)
 
 
 class ShardFailed(Exception):
@@ -74,11 +66,7 @@ class EnvBuilder:
     Args:
         factories: One zero-argument callable per env.
         first_env_id: Global index of the first env.
-        autoreset: Rules for the end of an episode.
-        keep_state: Whether global states are requested.
-        spaces: ``"equal"``, or ``"compatible"``: bounds of Boxes may differ.
-        env_state: ``"deepcopy"``: copies of its attributes are the state of an env without its own state methods; the
-            first env of each kind is checked by a replay.
+        settings: The vectorizer's. With ``env_state="deepcopy"`` the first env of each kind is checked by a replay.
 
     Attributes:
         spec: The common spec of all envs built so far.
@@ -87,22 +75,10 @@ class EnvBuilder:
 
     spec: EnvSpec
 
-    def __init__(
-        self,
-        factories: Sequence[Callable[[], Any]],
-        first_env_id: int,
-        autoreset: AutoresetRules,
-        *,
-        keep_state: bool,
-        spaces: str,
-        env_state: str | None = None,
-    ) -> None:
+    def __init__(self, factories: Sequence[Callable[[], Any]], first_env_id: int, settings: Settings) -> None:
         self._factories = list(factories)
         self._first = first_env_id
-        self._autoreset = autoreset
-        self._keep_state = keep_state
-        self._spaces = spaces
-        self._copies_attributes = env_state == "deepcopy"
+        self._settings = settings
         self._replayed: set[tuple[type, ...]] = set()  # kinds of envs that passed the replay check
         self._inner: dict[int, Any] = {}
         self.survived: list[Failure] = []
@@ -121,7 +97,7 @@ class EnvBuilder:
         try:
             self._check_spec(env.spec(), self._first + i)
             self._check_fits(env)
-            if self._copies_attributes:
+            if self._settings.env_state == "deepcopy":
                 self._copy_attributes(env)
         except Exception:
             with suppress(Exception):  # the first error is the one to raise
@@ -130,8 +106,8 @@ class EnvBuilder:
         self._inner[i] = inner
         return env
 
-    def build_all(self, limit: RestartLimit, *, retry: bool) -> list[MultiAgentEnv]:
-        """Build every env, in order; arguments as in `build_with_retries`.
+    def build_all(self) -> list[MultiAgentEnv]:
+        """Build every env, in order.
 
         Raises:
             ShardFailed: An env could not be built. The envs before it are closed.
@@ -139,7 +115,7 @@ class EnvBuilder:
         envs: list[MultiAgentEnv] = []
         for i in range(len(self._factories)):
             try:
-                envs.append(self.build_with_retries(i, limit, retry=retry))
+                envs.append(self._build_with_retries(i))
             except Exception as error:
                 for env in envs:
                     with suppress(Exception):  # the first failure is the one to raise
@@ -147,24 +123,18 @@ class EnvBuilder:
                 raise ShardFailed([capture(self._first + i, "__init__", error)]) from None
         return envs
 
-    def build_with_retries(self, i: int, limit: RestartLimit, *, retry: bool) -> MultiAgentEnv:
-        """Build one env; if its factory raises, retry after a pause, as often as the limit allows.
-
-        Args:
-            i: Local index of the env.
-            limit: The limit.
-            retry: Whether to retry after other exceptions than `RestartQuietly`, too.
-        """
-        budget: RestartBudget | None = None
+    def _build_with_retries(self, i: int) -> MultiAgentEnv:
+        """Build one env; with ``on_fault="restart"``, if its factory raises, again, as often as the limit allows."""
+        budget = RestartBudget(self._settings.limit)
+        retries = self._settings.on_fault == "restart"
         while True:
             try:
                 return self.build(i)
             except Exception as error:
                 quiet = isinstance(error, RestartQuietly)
-                if not (quiet or (retry and not isinstance(error, NOT_RESTARTABLE))):
+                if not (quiet or (retries and not isinstance(error, NOT_RESTARTABLE))):
                     raise
                 failure = capture(self._first + i, "__init__", error)
-                budget = budget or RestartBudget(limit)
                 pause = budget.try_restart(quiet, failure.summary)
                 if pause is None:
                     error.add_note(budget.history(quiet))
@@ -184,9 +154,10 @@ class EnvBuilder:
 
     def _check_fits(self, env: MultiAgentEnv) -> None:
         """Raise if this env does not support the settings."""
-        if self._keep_state and env.state_space is None:
+        if self._settings.state and env.state_space is None:
             raise ArgumentError(f"state=True: {env.name} has no global state: it declares no state_space")
-        self._autoreset.check_env(env.name, resets_itself=env.resets_itself, keeps_state=self._keep_state)
+        rules = AutoresetRules.of(self._settings.autoreset_mode)
+        rules.check_env(env.name, resets_itself=env.resets_itself, keeps_state=bool(self._settings.state))
 
     def _copy_attributes(self, env: MultiAgentEnv) -> None:
         """Use copies of an env's attributes as its state, after a replay check."""
@@ -203,7 +174,7 @@ class EnvBuilder:
     def _check_spec(self, spec: EnvSpec, env_id: int) -> None:
         if not hasattr(self, "spec"):
             self.spec = spec
-        elif differs := self.spec.difference(spec, self._spaces):
+        elif differs := self.spec.difference(spec, self._settings.spaces):
             raise ContractError(f"its spaces differ from those of env {self._first}: {differs} (env {env_id})")
-        elif self._spaces == "compatible":
+        elif self._settings.spaces == "compatible":
             self.spec = self.spec.widened(spec)

@@ -6,7 +6,7 @@ Its rows equal those of `Shard`, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +21,8 @@ from marlvec.serialization.state_fields import check_array
 from marlvec.vector.commands import Command, CommandTarget, run_commands
 from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.data.report import Report
-from marlvec.vector.shards.batched_shard import BatchedEvent, BatchedPhase, BatchedShard
+from marlvec.vector.shards.batched_shard import BatchedShard
+from marlvec.vector.shards.phase import EnvEvent, EnvPhase
 from marlvec.vector.shards.threads.thread_team import ThreadTeam
 
 __all__ = ["NativeShard"]
@@ -63,8 +64,7 @@ class NativeShard(BatchedShard):
         self._limit = max_episode_steps
         self._elapsed = np.zeros(env.num_envs, np.int64)
         self._declares_masks = any(size is not None for size in self.spec.mask_sizes)
-        self._render_modes = render_modes
-        self._command_targets: dict[int, CommandTarget] = {}
+        self._command_target = cache(partial(_command_target, env, render_modes))
         self._thread_team = ThreadTeam(num_threads - 1)
 
     def attach(self, buffers: Buffers) -> None:
@@ -132,7 +132,7 @@ class NativeShard(BatchedShard):
         if self._declares_masks:
             buffers.clear_masks(rows)
         self._share(self._env.reset, ids)
-        self._phases.on(rows, BatchedEvent.BEGIN)
+        self._phases.on(rows, EnvEvent.BEGIN)
         self._elapsed[rows] = 0
         if self._env.has_infos:
             report.infos.update(self._env.infos(ids))
@@ -145,9 +145,9 @@ class NativeShard(BatchedShard):
         report = Report()
         rows = rows_of(ids)
         self._clear_step(rows)
-        if not self._phases.are_all(rows, BatchedPhase.RUNNING):
-            begun = ids[self._phases.where(rows, BatchedPhase.BEGUN)]
-            over = self._phases.where(rows, BatchedPhase.OVER)
+        if not self._phases.are_all(rows, EnvPhase.RUNNING):
+            begun = ids[self._phases.where(rows, EnvPhase.BEGUN)]
+            over = self._phases.where(rows, EnvPhase.OVER)
             if np.count_nonzero(over):
                 begin, ids = ids[over], ids[~over]
                 self._begin(begin, report)
@@ -155,7 +155,7 @@ class NativeShard(BatchedShard):
                 if not len(ids):
                     return report
                 rows = rows_of(ids)
-            self._phases.on(rows, BatchedEvent.STEP)
+            self._phases.on(rows, EnvEvent.STEP)
             self._clear_finals(begun)
         self._share(self._env.step, ids)
         if self._limit is not None:
@@ -189,7 +189,7 @@ class NativeShard(BatchedShard):
         buffers, rows = self._buffers, rows_of(ids)
         self._share(self._copy_finals, ids)
         self._note_finals(rows)
-        self._phases.on(rows, BatchedEvent.END)
+        self._phases.on(rows, EnvEvent.END)
         if self._keep_state:
             assert buffers.state is not None
             assert buffers.final_state is not None
@@ -213,21 +213,11 @@ class NativeShard(BatchedShard):
     # --- states ---
 
     def get_state(self, ids: Ids) -> dict[str, Any]:
-        """Copy the states of these envs.
-
-        Returns:
-            Name → (n, …), and in ``"arrays"`` the envs' own arrays by name.
-        """
         arrays = {name: array[ids] for name, array in self._env.state_arrays().items()}
         elapsed = {} if self._limit is None else {"elapsed": self._elapsed[ids]}
         return {"phase": self._phases.values[ids], "finals_kept": self._finals_kept[ids], **elapsed, "arrays": arrays}
 
     def check_state(self, state: Any, n: int) -> None:
-        """Validate a state from `get_state` for ``n`` envs.
-
-        Raises:
-            ArgumentError: It is invalid; names the array.
-        """
         if not isinstance(state, Mapping) or not isinstance(state.get("arrays"), Mapping):
             raise ArgumentError(f"set_state(): envs: expected dicts of arrays, got {state!r:.200}")
         expected = {"phase", "finals_kept", "arrays", *(() if self._limit is None else ("elapsed",))}
@@ -250,7 +240,6 @@ class NativeShard(BatchedShard):
         self._env.check_limits(state["arrays"])
 
     def set_state(self, ids: Ids, state: Mapping[str, Any], places: Ids) -> None:
-        """Restore these envs; ``places`` are the indices of their states in ``state``."""
         self._phases.restore(ids, state["phase"][places])
         self._finals_kept[ids] = state["finals_kept"][places]
         self._any_finals_kept = bool(self._finals_kept.any())
@@ -266,11 +255,9 @@ class NativeShard(BatchedShard):
         advice = "(A native env is not a Python object; with backend='async' it is.)"
         return run_commands(ids.tolist(), commands, self._command_target, advice=advice)
 
-    def _command_target(self, i: int) -> CommandTarget:
-        if i not in self._command_targets:
-            view = NativeEnvView(self._env, i, self._render_modes[i])
-            self._command_targets[i] = CommandTarget(view, self._env.name)
-        return self._command_targets[i]
+
+def _command_target(env: NativeEnv, render_modes: Sequence[str | None], i: int) -> CommandTarget:
+    return CommandTarget(NativeEnvView(env, i, render_modes[i]), env.name)
 
 
 def _ascending(ids: Ids) -> Ids:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, ContractError
+from marlvec.vector.shards.cgroups import groups_of
 
 __all__ = ["Partition", "agree_on_spec", "usable_cores"]
 
@@ -110,40 +111,14 @@ def usable_cores() -> int:
 def quota(own: Path, root: Path) -> float:
     """Return the CPU quota of Linux's control groups, in processor seconds per second; infinity if none is set.
 
-    Both versions of control groups are read (man 7 cgroups): ``cpu.max`` and ``cpu.cfs_quota_us``. The smallest quota
-    of the process's own group and its ancestors holds.
-
-    Args:
-        own: File with the groups of this process: ``/proc/self/cgroup``.
-        root: Mount point of the groups.
+    The smallest quota of the process's own group and its ancestors holds. Arguments as in `groups_of`.
     """
-    try:
-        lines = own.read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
-        return math.inf
     shares: list[float] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers or "cpu" in controllers.split(","):
-            shares += _shares(controllers, path.strip("/"), root)
-    return min(shares, default=math.inf)
-
-
-def _shares(controllers: str, path: str, root: Path) -> list[float]:
-    """Return the quotas of a group and its ancestors that set one."""
-    top = root / "cpu" if controllers else root
-    # In a container the mount point may be its own group, while the path is the one outside: such folders are missing.
-    folders, shares = {top}, []
-    while path:
-        folders.add(top / path)
-        path = path.rpartition("/")[0]
-    for folder in folders:
-        with suppress(OSError, ValueError):
-            if controllers:
-                parts = [(folder / f"cpu.cfs_{what}_us").read_text(encoding="utf-8") for what in ("quota", "period")]
-            else:
-                parts = (folder / "cpu.max").read_text(encoding="utf-8").split()
+    for folder, is_v1 in groups_of("cpu", own, root):
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if is_v1 else ("cpu.max",)
+        with suppress(OSError, ValueError):  # not there, or the root, which has none
+            parts = " ".join((folder / name).read_text(encoding="utf-8") for name in names).split()
             allowed, period = (math.inf if part == "max" else float(part) for part in parts)
             if allowed > 0:  # -1: no quota
                 shares.append(allowed / period)
-    return shares
+    return min(shares, default=math.inf)

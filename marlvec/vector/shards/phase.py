@@ -1,15 +1,21 @@
-"""`EnvPhases`: the phase of each env of a shard, and a table of allowed changes."""
+"""The phases of a shard's envs, and one table of allowed changes: for one env at a time, or for many in one call."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
 
-__all__ = ["TRANSITIONS", "EnvEvent", "EnvPhase", "EnvPhases"]
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.errors import ArgumentError
+from marlvec.vector.data.buffers import Selection
+
+__all__ = ["SAVED", "TRANSITIONS", "BatchedPhases", "EnvEvent", "EnvPhase", "EnvPhases"]
 
 
 class EnvPhase(IntEnum):
-    """Phase of an env's episode."""
+    """Phase of an env's episode; from `STEPPING` on, only of a pool, whose requests are answered later."""
 
     UNREADY = 0
     """The env has no episode: none was begun, or it was lost to a fault."""
@@ -21,12 +27,18 @@ class EnvPhase(IntEnum):
     """The episode has ended, or was lost, and the autoreset or the caller begins the next one."""
     ABSENT = 4
     """The env was closed and could not be built again."""
+    STEPPING = 5
+    """A step is requested."""
+    BEGINNING = 6
+    """A new episode is requested."""
+    REPLACING = 7
+    """A new episode is requested within the step that ended the last one; the row still shows the end."""
 
 
 class EnvEvent(IntEnum):
     """Events that change the phase of an env."""
 
-    RESET = 0
+    BEGIN = 0
     """The env has begun an episode."""
     STEP = 1
     """The env is stepped, with an action."""
@@ -42,26 +54,39 @@ class EnvEvent(IntEnum):
     """The env was closed, to be rebuilt."""
     BUILD = 7
     """The env was rebuilt."""
+    ASK_RESET = 8
+    """The caller requests a new episode from a pool."""
+    ASK_STEP = 9
+    """The caller requests a step from a pool; after an end, this requests the next episode."""
+    REPLY = 10
+    """The pool has replied; the env's episode continues."""
+    REPLACE = 11
+    """The episode has ended; the next one is requested at once."""
 
 
-_UNREADY, _BEGUN, _RUNNING, _OVER, _ABSENT = EnvPhase
-_THERE = (_UNREADY, _BEGUN, _RUNNING, _OVER)
+_UNREADY, _BEGUN, _RUNNING, _OVER, _ABSENT, _STEPPING, _BEGINNING, _REPLACING = EnvPhase
+SAVED = (_UNREADY, _BEGUN, _RUNNING, _OVER)
+"""Phases in which an env can be saved: it is there, and nothing is requested."""
 
 TRANSITIONS: Mapping[EnvEvent, Mapping[EnvPhase, EnvPhase]] = {
-    EnvEvent.RESET: dict.fromkeys(_THERE, _BEGUN),
+    EnvEvent.BEGIN: dict.fromkeys(SAVED, _BEGUN),
     EnvEvent.STEP: {_BEGUN: _RUNNING, _RUNNING: _RUNNING},
     EnvEvent.END: {_RUNNING: _OVER},
     EnvEvent.FOLLOW: {_RUNNING: _BEGUN},
-    EnvEvent.FAIL: {**dict.fromkeys(_THERE, _UNREADY), _ABSENT: _ABSENT},
-    EnvEvent.WAIT: dict.fromkeys(_THERE, _OVER),
-    EnvEvent.CLOSE: dict.fromkeys(EnvPhase, _ABSENT),
+    EnvEvent.FAIL: {**dict.fromkeys(SAVED, _UNREADY), _ABSENT: _ABSENT},
+    EnvEvent.WAIT: dict.fromkeys(SAVED, _OVER),
+    EnvEvent.CLOSE: dict.fromkeys((*SAVED, _ABSENT), _ABSENT),
     EnvEvent.BUILD: {_ABSENT: _UNREADY},
+    EnvEvent.ASK_RESET: dict.fromkeys((*SAVED, _STEPPING, _BEGINNING, _REPLACING), _BEGINNING),
+    EnvEvent.ASK_STEP: {_RUNNING: _STEPPING, _BEGUN: _STEPPING, _OVER: _BEGINNING},
+    EnvEvent.REPLY: {_STEPPING: _RUNNING, _BEGINNING: _BEGUN, _REPLACING: _BEGUN},
+    EnvEvent.REPLACE: {_RUNNING: _REPLACING},
 }
 """Event, phase before → phase after. A missing pair is a bug and raises KeyError."""
 
 
 class EnvPhases:
-    """The phases of a shard's envs; changed only by `TRANSITIONS`, and by restoring saved states.
+    """The phases of a shard's envs, one by one; changed only by `TRANSITIONS`, and by restoring saved states.
 
     Args:
         num_envs: Number of envs.
@@ -87,8 +112,62 @@ class EnvPhases:
 
     def on(self, i: int, event: EnvEvent) -> None:
         """Apply an event to env ``i``."""
-        after = self._phases[i] = TRANSITIONS[event][self._phases[i]]
-        if after is _RUNNING:
-            self.special.discard(i)
-        else:
-            self.special.add(i)
+        self.restore(i, TRANSITIONS[event][self._phases[i]])
+
+
+_IMPOSSIBLE = 255
+_AFTER = [  # per event, a table for `bytes.translate`
+    bytes(TRANSITIONS[event].get(phase, _IMPOSSIBLE) for phase in EnvPhase).ljust(256, b"\xff") for event in EnvEvent
+]
+
+
+class BatchedPhases:
+    """The phases of many envs as an array; changed only by `TRANSITIONS`, and by restoring saved states.
+
+    Args:
+        num_envs: N.
+
+    Attributes:
+        values: (N,) uint8, values of `EnvPhase`; read only.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.values: NDArray[np.uint8] = np.full(num_envs, _UNREADY, np.uint8)
+
+    def on(self, rows: Selection, event: EnvEvent) -> None:
+        """Apply an event to these envs.
+
+        Raises:
+            KeyError: The event is invalid in an env's phase; no phase was changed.
+        """
+        before = self.values[rows].tobytes()
+        after = before.translate(_AFTER[event])
+        if _IMPOSSIBLE in after:
+            wrong = {EnvPhase(a).name for a, b in zip(before, after, strict=True) if b == _IMPOSSIBLE}
+            raise KeyError(f"{event.name} of envs that are {', '.join(sorted(wrong))}")
+        self.values[rows] = np.frombuffer(after, np.uint8)
+
+    def restore(self, rows: Selection, values: NDArray[np.uint8]) -> None:
+        """Set the phases of these envs to saved ones; see `check_saved`."""
+        self.values[rows] = values
+
+    @staticmethod
+    def check_saved(values: NDArray[np.uint8]) -> None:
+        """Validate saved phases: an env with a pending request cannot be saved.
+
+        Raises:
+            ArgumentError: A phase is invalid.
+        """
+        if not np.isin(values, SAVED).all():
+            saved = [int(phase) for phase in SAVED]
+            raise ArgumentError(f"set_state(): phases: expected some of {saved}, got {np.unique(values).tolist()}")
+
+    def are_all(self, rows: Selection, phase: EnvPhase) -> bool:
+        """Return whether all of these envs are in this phase, which each step checks first."""
+        values = self.values[rows].tobytes()
+        return values.count(phase) == len(values)
+
+    def where(self, rows: Selection, phase: EnvPhase) -> NDArray[np.bool_]:
+        """Return which of these envs are in this phase, (n,) bool."""
+        found: NDArray[np.bool_] = self.values[rows] == int(phase)
+        return found

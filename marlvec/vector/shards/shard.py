@@ -10,6 +10,7 @@ Env indices here are local, 0 to ``len(envs) - 1``; failures have the global ind
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -33,7 +34,7 @@ from marlvec.vector.commands import Command, run_commands
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture
-from marlvec.vector.faults.restarts import RestartLimit
+from marlvec.vector.settings import Settings
 from marlvec.vector.shards.env_builder import EnvBuilder, count_generators
 from marlvec.vector.shards.phase import EnvEvent, EnvPhase, EnvPhases
 from marlvec.vector.shards.plain_envs import PlainEnvs
@@ -61,12 +62,7 @@ class Shard:
     Args:
         factories: One zero-argument callable per env.
         first_env_id: Global index of the first env.
-        autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
-        done_on: ``"all"``: an episode is over when its last agent has ended; ``"any"``: when the first has.
-        keep_state: Whether global states are written after each reset and step.
-        spaces: ``"equal"``, or ``"compatible"``: bounds of Boxes may differ.
-        env_state: ``"deepcopy"``: copies of its attributes are the state of an env without its own state methods.
-        limit, retry: How often, and whether, a factory that raises is retried; see `EnvBuilder`.
+        settings: The vectorizer's.
 
     Raises:
         ShardFailed: A factory raised, or its env's spec differs from the others'. Envs already built are closed.
@@ -79,38 +75,24 @@ class Shard:
         progress: Its first entry is the env that runs, counted from 1, or 0; read by the parent.
     """
 
-    def __init__(
-        self,
-        factories: Sequence[Callable[[], Any]],
-        first_env_id: int,
-        *,
-        autoreset_mode: str,
-        done_on: str,
-        keep_state: bool = False,
-        spaces: str = "equal",
-        env_state: str | None = None,
-        limit: RestartLimit | None = None,
-        retry: bool = False,
-    ) -> None:
+    def __init__(self, factories: Sequence[Callable[[], Any]], first_env_id: int, settings: Settings) -> None:
         self._first = first_env_id
         self.progress: memoryview[int] | list[int] = [0]
-        self._autoreset = AutoresetRules.of(autoreset_mode)
-        self._done_on_any = done_on == "any"
-        self._keep_state = keep_state
+        self._autoreset = AutoresetRules.of(settings.autoreset_mode)
+        self._done_on_any = settings.done_on == "any"
+        self._keep_state = bool(settings.state)
         self._pace = 0.0  # moving average of an env step's seconds
-        self._builder = EnvBuilder(
-            factories, first_env_id, self._autoreset, keep_state=keep_state, spaces=spaces, env_state=env_state
-        )
-        self.envs: list[MultiAgentEnv] = self._builder.build_all(limit or RestartLimit(), retry=retry)
+        self._builder = EnvBuilder(factories, first_env_id, settings)
+        self.envs: list[MultiAgentEnv] = self._builder.build_all()
         self.spec: EnvSpec = self._builder.spec
         self.survived: list[Failure] = self._builder.survived
-        self.generators = count_generators(self.envs)
+        self.generators: Counter[str] = count_generators(self.envs)
         n = len(self.envs)
         self.everyone = range(n)
         self._slots: list[Slot] = []
         self._steps: list[Callable[[Slot], Info | None]] = [env.step for env in self.envs]
         self._phases = EnvPhases(n)
-        self._careful = self._done_on_any or keep_state
+        self._careful = self._done_on_any or self._keep_state
         self._ended: dict[int, list[int]] = {}  # agents that ended before their env: their rows are cleared
         self._num_final_flags = 0  # number of agents' end flags that were set with the end of their env, in this step
         self._next_seeds: dict[int, int | None] = {}  # seeds of rebuilt envs, for the autoreset that is due
@@ -295,6 +277,15 @@ class Shard:
         elif self._keep_state:
             self._note_state(i, report)
 
+    def serve(
+        self, operation: str, ids: Sequence[int], arguments: tuple[Sequence[Any], ...]
+    ) -> Iterator[tuple[Sequence[int], Report]]:
+        """Run a request, and yield envs that are ready; all at once but for ``"send"``."""
+        if operation == "send":
+            yield from self.step_in_parts(ids)
+        else:
+            yield ids, self.do(operation, ids, arguments)
+
     def do(self, operation: str, ids: Sequence[int], arguments: tuple[Sequence[Any], ...] = ()) -> Report:
         """Run an operation of a request; each of ``arguments`` has one entry per env."""
         report: Report = getattr(self, _METHODS[operation])(ids, *arguments)
@@ -424,7 +415,7 @@ class Shard:
         except Exception as error:
             self._record_failure(i, "reset", error, report)
             return
-        self._phases.on(i, EnvEvent.RESET)
+        self._phases.on(i, EnvEvent.BEGIN)
         if info:
             report.infos[i] = info
         if self._keep_state:

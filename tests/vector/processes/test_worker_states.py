@@ -1,9 +1,8 @@
-"""What a worker is at, driven by random events: its table holds, and no request is lost. No process is started."""
+"""What a worker is at, driven by random events: no request is lost. No process is started."""
 
 from __future__ import annotations
 
 import os
-import pickle
 from collections import deque
 from typing import Any
 from unittest import mock
@@ -14,16 +13,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from marlvec.envs.detect import adapt
-from marlvec.errors import ResourceError
+from marlvec.errors import Failure, ResourceError
 from marlvec.testing.scripted import CounterEnv
+from marlvec.vector.faults.failures import pack_failures
 from marlvec.vector.processes import channel as ch
 from marlvec.vector.processes import worker_pool
 from marlvec.vector.processes.channel import ChannelClosed, Message
-from marlvec.vector.processes.worker_pool import WORKER_TRANSITIONS, WorkerEvent, WorkerPool, WorkerState
+from marlvec.vector.processes.worker_pool import WorkerPool, WorkerState
+from marlvec.vector.settings import Settings
 from marlvec.vector.shards.partition import Partition
 
 N, W = 4, 2
-AT_WORK = (WorkerState.IDLE, WorkerState.BUSY)
+READY = WorkerState.READY
 STARTING = (WorkerState.PLANNED, WorkerState.BUILDING, WorkerState.ATTACHING)
 
 
@@ -90,9 +91,8 @@ class WorkersMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.patch = mock.patch.object(worker_pool, "WorkerProcess", FakeProcess)
         self.patch.start()
-        settings = {"spaces": "equal"}
         pool = WorkerPool(
-            Partition(N, W), "forkserver", 1, [CounterEnv] * N, settings=settings, in_file=False, loop=None
+            Partition(N, W), "forkserver", 1, [CounterEnv] * N, settings=Settings(), in_file=False, loop=None
         )
         pool._spec = SPEC
         pool._poll_one = [worker_pool.select.poll() for _ in range(W)]
@@ -100,9 +100,8 @@ class WorkersMachine(RuleBasedStateMachine):
         for w in range(W):
             pool.workers.append(FakeProcess("forkserver", -1))  # type: ignore[arg-type]  # stands in for one
             pool._listen_to(w)
-            for event in (WorkerEvent.START, WorkerEvent.BUILT, WorkerEvent.ATTACHED):
-                pool.note(w, event)
-        self.states = [WorkerState.IDLE] * W
+            pool.states[w] = READY
+        self.states = [READY] * W
         self.owed: list[list[int]] = [[] for _ in range(W)]  # numbers of requests
         self.sent: list[list[int]] = [[] for _ in range(W)]  # those of them that have gone out
         self.ended: set[int] = set()
@@ -120,13 +119,13 @@ class WorkersMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def request(self, data: st.DataObject) -> None:
-        w = self.workers_in(data, *STARTING, *AT_WORK, WorkerState.KILLED)
+        w = self.workers_in(data, *STARTING, READY, WorkerState.KILLED)
         if w is None:
             return
         self.number += 1
         channel = self.pool.workers[w].channel
-        gets_out = self.states[w] in AT_WORK and not channel.is_closed_there  # type: ignore[attr-defined]
-        fails = self.states[w] in (*AT_WORK, WorkerState.KILLED) and not gets_out
+        gets_out = self.states[w] is READY and not channel.is_closed_there  # type: ignore[attr-defined]
+        fails = self.states[w] in (READY, WorkerState.KILLED) and not gets_out
         try:
             self.pool.request(w, ch.STEP, self.number, self.pool.partition.slices[w], b"")
             raised = False
@@ -138,39 +137,33 @@ class WorkersMachine(RuleBasedStateMachine):
             self.ended.add(w)
         if gets_out:
             self.sent[w].append(self.number)
-        if self.states[w] is WorkerState.IDLE:
-            self.states[w] = WorkerState.BUSY
 
     @rule(data=st.data())
     def answer(self, data: st.DataObject) -> None:
         """What `AsyncVectorEnv` does once a reply was read."""
-        w = self.workers_in(data, WorkerState.BUSY)
-        if w is None:
+        w = self.workers_in(data, READY)
+        if w is None or not self.owed[w]:
             return
-        queue = self.pool.outstanding[w]
-        assert queue.popleft()[0] == self.owed[w].pop(0)
+        assert self.pool.outstanding[w].popleft()[0] == self.owed[w].pop(0)
         self.sent[w] = self.sent[w][1:]
-        if not queue:
-            self.pool.note(w, WorkerEvent.ANSWERED)
-            self.states[w] = WorkerState.IDLE
 
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
-        w = self.workers_in(data, WorkerState.BUILDING, WorkerState.ATTACHING, *AT_WORK)
+        w = self.workers_in(data, WorkerState.BUILDING, WorkerState.ATTACHING, READY)
         if w is not None:
             self.pool.workers[w].channel.is_closed_there = True  # type: ignore[attr-defined]
 
     @rule(data=st.data())
     def hang(self, data: st.DataObject) -> None:
-        w = self.workers_in(data, WorkerState.BUSY)
-        if w is not None:
+        w = self.workers_in(data, READY)
+        if w is not None and self.owed[w]:
             assert w in [v for v, _, _ in self.pool.busy()]
             self.pool.kill_hung(w, 1.0)
             self.states[w] = WorkerState.KILLED
 
     @rule(data=st.data())
     def reap(self, data: st.DataObject) -> None:
-        w = self.workers_in(data, *STARTING, *AT_WORK, WorkerState.KILLED)
+        w = self.workers_in(data, *STARTING, READY, WorkerState.KILLED)
         if w is None:
             return
         gone = self.pool.reap(w, None, "step")
@@ -207,12 +200,12 @@ class WorkersMachine(RuleBasedStateMachine):
         channel: Any = self.pool.workers[w].channel
         building = self.states[w] is WorkerState.BUILDING
         if says == "failed":
-            failure = pickle.dumps([(0, "__init__", "it would not", "", None)])
+            failure = pack_failures([Failure(0, "__init__", "it would not", "", RuntimeError())])
             channel.inbox.append(Message(ch.FAILED, 0, 1, failure))
             assert "could not build its envs again" in str(self.pool.advance(w))
         elif says != "nothing":
             spec = SPEC if says == "fine" else OTHER_SPEC
-            payload = cloudpickle.dumps((spec, [], frozenset())) if building else b""
+            payload = cloudpickle.dumps((spec, pack_failures([]), frozenset())) if building else b""
             channel.inbox.append(Message(ch.OK, 0, 1, payload))
             if building and says == "other spaces":
                 assert "with other spaces" in str(self.pool.advance(w))
@@ -226,7 +219,7 @@ class WorkersMachine(RuleBasedStateMachine):
             if building:
                 self.states[w] = WorkerState.ATTACHING
             else:
-                self.states[w] = WorkerState.BUSY if self.owed[w] else WorkerState.IDLE
+                self.states[w] = READY
                 self.sent[w] = [] if channel.is_closed_there else list(self.owed[w])
         else:
             assert self.pool.advance(w) is None, "some of it is yet to come"
@@ -240,24 +233,18 @@ class WorkersMachine(RuleBasedStateMachine):
         for w in range(W):
             numbers = [number for number, _ in pool.outstanding[w]]
             assert numbers == self.owed[w]
-            assert (pool.states[w] is WorkerState.BUSY) <= bool(numbers), "who is busy owes answers"
-            assert not (pool.states[w] is WorkerState.IDLE and numbers), "who owes none is idle"
-            if pool.states[w] in AT_WORK and w not in self.ended:
+            if pool.states[w] is READY and w not in self.ended:
                 steps = [number for code, number in pool.workers[w].channel.sent if code == ch.STEP]  # type: ignore[attr-defined]
                 assert steps[len(steps) - len(self.sent[w]) :] == self.sent[w], "in order, each once"
-        assert {w for w, _, _ in pool.busy()} == {w for w in range(W) if self.states[w] is WorkerState.BUSY}
+        assert {w for w, _, _ in pool.busy()} == {w for w in range(W) if self.states[w] is READY and self.owed[w]}
 
 
 TestWorkers = WorkersMachine.TestCase
 
 
-def test_what_no_table_has_cannot_happen() -> None:
-    """Nobody who is gone is asked for anything; a new worker goes through all its steps; close() comes any time."""
-    pool = WorkerPool(
-        Partition(N, W), "forkserver", 1, [CounterEnv] * N, settings={"spaces": "equal"}, in_file=False, loop=None
-    )
-    for event in (WorkerEvent.BUILT, WorkerEvent.ATTACHED, WorkerEvent.ANSWERED, WorkerEvent.HANG, WorkerEvent.PLAN):
-        with pytest.raises(KeyError):
-            pool.note(0, event)
-    assert WorkerState.REAPED not in WORKER_TRANSITIONS[WorkerEvent.REQUEST]
-    assert set(WORKER_TRANSITIONS[WorkerEvent.CLOSE]) == set(WorkerState)
+def test_who_has_ended_is_asked_for_nothing() -> None:
+    pool = WorkerPool(Partition(N, W), "forkserver", 1, [CounterEnv] * N, settings=Settings(), in_file=False, loop=None)
+    pool.states[1] = WorkerState.REAPED
+    with pytest.raises(AssertionError, match="worker 1 has ended"):
+        pool.request(1, ch.STEP, 1, pool.partition.slices[1], b"")
+    assert not pool.outstanding[1]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from marlvec.envs import MultiAgentEnv, Slot
 from marlvec.vector.data.buffers import Buffers
-from marlvec.vector.shards.batched_shard import BATCHED_TRANSITIONS, BatchedEvent, BatchedPhase, BatchedPhases
-from marlvec.vector.shards.phase import TRANSITIONS, EnvEvent, EnvPhase, EnvPhases
+from marlvec.vector.settings import Settings
+from marlvec.vector.shards.phase import TRANSITIONS, BatchedPhases, EnvEvent, EnvPhase, EnvPhases
 from marlvec.vector.shards.shard import Shard
 
 MODES = ["same_step", "next_step", "disabled"]
@@ -38,19 +38,19 @@ def test_phases_follow_the_table_and_nothing_else(events: list[tuple[int, EnvEve
 @given(
     st.integers(1, 6).flatmap(
         lambda n: st.lists(
-            st.tuples(st.lists(st.integers(0, n - 1), unique=True).map(sorted), st.sampled_from(BatchedEvent)),
+            st.tuples(st.lists(st.integers(0, n - 1), unique=True).map(sorted), st.sampled_from(EnvEvent)),
             max_size=40,
         ).map(lambda events: (n, events))
     )
 )
-def test_phases_of_a_batch_follow_their_table_all_or_none(
-    given_: tuple[int, list[tuple[list[int], BatchedEvent]]],
+def test_phases_of_a_batch_follow_the_table_all_or_none(
+    given_: tuple[int, list[tuple[list[int], EnvEvent]]],
 ) -> None:
     n, events = given_
-    phases, model = BatchedPhases(n), [BatchedPhase.UNREADY] * n
+    phases, model = BatchedPhases(n), [EnvPhase.UNREADY] * n
     for ids, event in events:
         rows = slice(None) if len(ids) == n else np.array(ids, np.int64)
-        table = BATCHED_TRANSITIONS[event]
+        table = TRANSITIONS[event]
         if wrong := {model[i].name for i in ids if model[i] not in table}:
             with pytest.raises(KeyError, match=f"{event.name} of envs that are {', '.join(sorted(wrong))}"):
                 phases.on(rows, event)
@@ -59,19 +59,16 @@ def test_phases_of_a_batch_follow_their_table_all_or_none(
             for i in ids:
                 model[i] = table[model[i]]
         assert phases.values.tolist() == model
-        for phase in BatchedPhase:
+        for phase in EnvPhase:
             assert phases.are_all(rows, phase) == all(model[i] is phase for i in ids)
             assert phases.where(rows, phase).tolist() == [model[i] is phase for i in ids]
 
 
-@pytest.mark.parametrize(
-    ("table", "phase", "event"), [(TRANSITIONS, EnvPhase, EnvEvent), (BATCHED_TRANSITIONS, BatchedPhase, BatchedEvent)]
-)
-def test_every_phase_is_reached_and_left(table: Any, phase: Any, event: Any) -> None:
-    reached = {after for row in table.values() for after in row.values()}
-    left = {before for row in table.values() for before, after in row.items() if before is not after}
-    assert reached | {phase.UNREADY} == left == set(phase)
-    assert set(table) == set(event)
+def test_every_phase_is_reached_and_left() -> None:
+    reached = {after for row in TRANSITIONS.values() for after in row.values()}
+    left = {before for row in TRANSITIONS.values() for before, after in row.items() if before is not after}
+    assert reached | {EnvPhase.UNREADY} == left == set(EnvPhase)
+    assert set(TRANSITIONS) == set(EnvEvent)
 
 
 class Puppet(MultiAgentEnv):
@@ -154,7 +151,7 @@ def test_a_shard_goes_where_the_table_says(
     resets_itself = resets_itself and mode == "same_step"
     orders = [{"build": "go on", "reset": "go on", "step": "go on"} for _ in range(N)]
     factories = [lambda own=own: Puppet(own, resets_itself=resets_itself) for own in orders]
-    shard = Shard(factories, 0, autoreset_mode=mode, done_on="all")
+    shard = Shard(factories, 0, Settings(autoreset_mode=mode))
     buffers = Buffers(shard.spec, N)
     shard.attach(buffers)
     nothing, ids = [None] * N, range(N)
