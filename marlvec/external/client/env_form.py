@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Space
 
 from marlvec.errors import ArgumentError, ContractError, ProtocolError
 from marlvec.external.protocol.handshake import Welcome
@@ -48,14 +47,6 @@ class EnvForm:
                 self.masks.update(group["agents"])
         if self.obs.keys() != set(self.agents):
             raise ProtocolError("WELCOME: groups: expected every agent in one group, and no others")
-
-    def space(self, agent: str, *, of_actions: bool) -> Space[Any]:
-        """One agent's space.
-
-        Raises:
-            KeyError: There is no such agent.
-        """
-        return (self.actions if of_actions else self.obs)[agent].space
 
     def check(self, table: Any, what: str) -> Mapping[str, Any]:
         """Require a dict keyed by known agents.

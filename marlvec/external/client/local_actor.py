@@ -77,8 +77,8 @@ class LocalActor:
             if not mine:
                 continue
             before, behind = self._before[name], self._behind[name]
-            behind.bind(form.space(mine[0], of_actions=True), form.agents)
-            before.bind(form.space(mine[0], of_actions=False), form.agents, behind.policy_space_)
+            behind.bind(form.actions[mine[0]].space, form.agents)
+            before.bind(form.obs[mine[0]].space, form.agents, behind.policy_space_)
             before.policy_id = behind.policy_id = name
             before.eval()
             behind.eval()
