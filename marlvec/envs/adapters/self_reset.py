@@ -61,8 +61,8 @@ def resets_itself(env: Any, name: str) -> bool:
         return bool(metadata.get("autoreset", False))
     if isinstance(word, gymnasium.vector.AutoresetMode) and _is_in_a_class(env, metadata):
         warn_of_contract(
-            f"{name}: metadata: autoreset_mode is {word!r} in the dict of a class, where vector envs of Gymnasium up to "
-            f"1.2 write their own mode; it is ignored. If the env resets itself, write 'same_step'"
+            f"{name}: metadata: autoreset_mode is {word!r} in the dict of a class, where vector envs of Gymnasium up "
+            f"to 1.2 write their own mode; it is ignored. If the env resets itself, write 'same_step'"
         )
         return False
     match AutoresetMode.named(word):

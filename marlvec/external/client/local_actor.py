@@ -225,7 +225,7 @@ class LocalActor:
     def _load(self, version: int, content: Any) -> None:
         names = {"version", "policies", "agent_connectors", "action_connectors"}
         if not isinstance(content, dict) or content.keys() != names or content["version"] != version:
-            raise ProtocolError("received weights: expected a dict of {names} of version {version}")
+            raise ProtocolError(f"received weights: expected a dict of {sorted(names)} of version {version}")
         with self._lock:
             for part, mine in (
                 ("policies", self._policies),
