@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from marlvec.errors import ArgumentError, ContractError, ProtocolError
+from marlvec.external.exchange.value_checker import split_mask
 from marlvec.external.protocol.handshake import Welcome
 from marlvec.external.protocol.spaces import read_space
 from marlvec.external.protocol.values import DTYPES, ValueReader, write_array, write_mask
@@ -64,11 +65,10 @@ class EnvForm:
         """Separate observations from action masks, also if an env puts the mask into the observation."""
         bare = dict(self.check(obs, "observations"))
         found = {} if masks is None else dict(self.check(masks, "masks"))
-        for name, value in bare.items():
-            if name in self.masks and isinstance(value, Mapping) and "action_mask" in value:
-                rest = {key: part for key, part in value.items() if key != "action_mask"}
-                bare[name] = rest["observation"] if rest.keys() == {"observation"} else rest
-                found.setdefault(name, value["action_mask"])
+        for name in self.masks & bare.keys():
+            bare[name], mask = split_mask(bare[name])
+            if mask is not None:
+                found.setdefault(name, mask)
         return bare, found
 
     def write_obs(self, obs: Mapping[str, Any]) -> dict[str, Any]:
