@@ -59,7 +59,7 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            is_whole = field.name in _WHOLE
+            is_whole = field.type == "int"
             if (
                 isinstance(value, bool)
                 or not isinstance(value, int if is_whole else (int, float))
@@ -70,15 +70,3 @@ class Limits:
                 )
         if not 4096 <= self.message_bytes <= 2**31:
             raise ArgumentError(f"Limits(message_bytes={self.message_bytes}): expected a number from 4,096 to 2**31")
-
-
-_WHOLE = {
-    "clients",
-    "episodes",
-    "message_bytes",
-    "window",
-    "held_bytes",
-    "kept_bytes",
-    "unsent_bytes",
-    "total_bytes",
-}

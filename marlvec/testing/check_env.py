@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from time import perf_counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from marlvec import registry
@@ -27,6 +25,7 @@ from marlvec.testing.env_checks.players.slot import SlotPlayer
 from marlvec.testing.env_checks.repeats import check_repeats, count_episodes
 from marlvec.testing.env_checks.report import Place
 from marlvec.testing.env_checks.world_env import WorldEnv
+from marlvec.testing.episodes_bar import episodes_bar
 from marlvec.vector.pools.jax.world import JaxWorld
 
 __all__ = ["check_env"]
@@ -134,7 +133,14 @@ def check_env(
         made.watch = watch
         return made
 
-    with _progress_bar(count_episodes(episodes, skipped), progress) as watch:
+    calls = done = 0
+
+    def watch(over: bool) -> None:
+        nonlocal calls, done
+        calls, done = calls + 1, done + over
+        show(done, calls)
+
+    with episodes_bar(count_episodes(episodes, skipped), "calls", shown=progress) as show:
         try:
             try:
                 first = player()
@@ -150,26 +156,6 @@ def check_env(
     if found and raise_first:
         raise ContractError(_listed(found))
     return found
-
-
-@contextmanager
-def _progress_bar(total: int, progress: bool) -> Iterator[Callable[[bool], None]]:
-    """Yield a function to call after each call of an env, with whether its episode is over."""
-    if not progress:
-        yield lambda over: None
-        return
-    from marlvec.collect.progress_bar import ProgressBar  # here: rich is slow to import
-
-    calls = done = 0
-    began = perf_counter()
-
-    def watch(over: bool) -> None:
-        nonlocal calls, done
-        calls, done = calls + 1, done + over
-        bar.show(min(done, total), speed=calls / max(perf_counter() - began, 1e-9))
-
-    with ProgressBar("check", "episodes", total, speed_unit="calls") as bar:
-        yield watch
 
 
 def _listed(found: list[Finding]) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
-from time import perf_counter
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +15,8 @@ from marlvec.errors import ArgumentError, ContractError
 from marlvec.making import make
 from marlvec.native.native_env import NativeEnv
 from marlvec.registry import EnvLike
-from marlvec.testing.native_checks.pair import MakeEnvs, Pair, Unequal
+from marlvec.testing.episodes_bar import episodes_bar
+from marlvec.testing.native_checks.pair import Pair, Unequal
 from marlvec.testing.native_checks.script import Call, shorten
 from marlvec.trees import map_tree
 from marlvec.vector.backends.native import NativeVectorEnv
@@ -113,63 +112,36 @@ def check_native_env(
     if actions != "random" and not callable(actions):
         raise ArgumentError(f"check_native_env(): actions: expected 'random' or a function, got {actions!r}")
     kwargs = dict(env_kwargs or {})
-    limit = max_episode_steps
     with make(reference, 1, backend="sync", env_kwargs=kwargs) as one:
-        has_state = one.state_space is not None
+        settings = {"max_episode_steps": max_episode_steps, "state": one.state_space is not None}
     # Envs of an id take its arguments, too; what builds them is the same in every run.
-    natives = partial(_native, native, kwargs=kwargs, limit=limit, state=has_state)
-    references = partial(_reference, reference, kwargs=kwargs, limit=limit, state=has_state)
+    natives, references = partial(_native, native, kwargs, settings), partial(_reference, reference, kwargs, settings)
     draw = _random if actions == "random" else actions
     assert callable(draw)
-    told: list[NativeMatch] = []
-    with _bar(len(modes) * len(seeds) * episodes * num_envs, progress) as bar:
+    total = NativeMatch(0, 0, 0)
+    with episodes_bar(len(modes) * len(seeds) * episodes * num_envs, "env steps", shown=progress) as show:
         for mode in modes:
+            build = partial(Pair, natives, references, mode)
             for seed in seeds:
-                build = partial(_pair, natives, references, mode)
                 with build(num_envs) as pair:
-                    run = _Run(pair, mode, int(seed), draw, build)
-                    told.append(run.play(episodes, max_steps))
-                if bar is not None:
-                    bar(told)
-    return NativeMatch(*(sum(getattr(one, name) for one in told) for name in ("env_steps", "episodes", "numbers")))
+                    found = _Run(pair, mode, int(seed), draw, build).play(episodes, max_steps)
+                total = NativeMatch(*map(sum, zip(astuple(total), astuple(found), strict=True)))
+                show(total.episodes, total.env_steps)
+    return total
 
 
-def _native(
-    native: str | Callable[..., NativeEnv], num_envs: int, mode: str, *, kwargs: Any, limit: int | None, state: bool
-) -> VectorEnv:
+def _native(native: str | Callable[..., NativeEnv], kwargs: Any, settings: Any, num_envs: int, mode: str) -> VectorEnv:
+    settings = {"autoreset_mode": mode, "num_workers": 1, **settings}
     if isinstance(native, str):
-        return make(
-            native,
-            num_envs,
-            backend="native",
-            autoreset_mode=mode,
-            max_episode_steps=limit,
-            state=state,
-            env_kwargs=kwargs,
-            num_workers=1,
-        )
+        return make(native, num_envs, backend="native", env_kwargs=kwargs, **settings)
     env = native(num_envs, **kwargs)
     if not isinstance(env, NativeEnv):
         raise ArgumentError(f"check_native_env(): native: expected a NativeEnv, got {type(env).__name__}")
-    return NativeVectorEnv(env, autoreset_mode=mode, max_episode_steps=limit, state=state, num_workers=1)
+    return NativeVectorEnv(env, **settings)
 
 
-def _reference(
-    reference: EnvLike, num_envs: int, mode: str, *, kwargs: Any, limit: int | None, state: bool
-) -> VectorEnv:
-    return make(
-        reference,
-        num_envs,
-        backend="sync",
-        autoreset_mode=mode,
-        max_episode_steps=limit,
-        state=state,
-        env_kwargs=kwargs,
-    )
-
-
-def _pair(native: MakeEnvs, reference: MakeEnvs, mode: str, num_envs: int) -> Pair:
-    return Pair(native, reference, num_envs, mode)
+def _reference(reference: EnvLike, kwargs: Any, settings: Any, num_envs: int, mode: str) -> VectorEnv:
+    return make(reference, num_envs, backend="sync", autoreset_mode=mode, env_kwargs=kwargs, **settings)
 
 
 def _random(envs: VectorEnv, rng: np.random.Generator) -> Any:
@@ -234,10 +206,8 @@ class _Run:
         self._refuse(self._pair.step(actions), "step")
 
     def _refuse(self, found: Unequal | None, call: str) -> None:
-        if found is not None:
-            self._raise(found, call)
-
-    def _raise(self, found: Unequal, call: str) -> NoReturn:
+        if found is None:
+            return
         where = f"{call} {self._step}" if call == "step" else f"a reset after step {self._step}"
         text = f"check_native_env: {self._name}: {found.what}: {_place(found)}, {where} of seed {self._seed}, "
         text += f"autoreset_mode={self._mode!r}: expected {found.expected} (the reference's), got {found.got}"
@@ -269,24 +239,3 @@ def _place(found: Unequal, *, alone: bool = False) -> str:
     rest = found.at[1 if found.agent is None else 2 :]
     parts += [f"index {rest[0] if len(rest) == 1 else rest}"] if rest else []
     return ", ".join(parts) or "all of it"
-
-
-def _bar(total: int, progress: bool) -> Any:
-    """A context manager that yields what is called after each run, or None."""
-    if not progress:
-        return nullcontext()
-    from marlvec.collect.progress_bar import ProgressBar  # here, since rich takes its time
-
-    began = perf_counter()
-
-    class _Shown(ProgressBar):
-        def __enter__(self) -> Any:
-            super().__enter__()
-
-            def show(told: list[NativeMatch]) -> None:
-                steps = sum(one.env_steps for one in told)
-                self.show(min(sum(one.episodes for one in told), total), speed=steps / (perf_counter() - began))
-
-            return show
-
-    return _Shown("check", "episodes", total, speed_unit="env steps")

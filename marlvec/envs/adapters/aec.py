@@ -144,11 +144,11 @@ class AECAdapter(Adapter):
         super().cut_short(slot)
 
     def _agents_now(self) -> dict[str, Any]:
-        return {"status": list(self._status), "seen": list(self._seen), "acting": self._acting}
+        return {**super()._agents_now(), "seen": list(self._seen), "acting": self._acting}
 
     def _recall_agents(self, now: dict[str, Any]) -> None:
-        status, seen = (one_each(now[name], len(self.ids), f"{self.name}: {name}") for name in ("status", "seen"))
-        self._status, self._seen, self._acting = status, seen, now["acting"]
+        super()._recall_agents(now)
+        self._seen, self._acting = one_each(now["seen"], len(self.ids), f"{self.name}: seen"), now["acting"]
         self._state_owner = state_owner(self.env)
         self._owed = [0.0] * len(self.ids)  # default if the env keeps no sum
         self._owed = [self._cumulative_reward(a) for a in range(len(self.ids))]

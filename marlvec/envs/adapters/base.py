@@ -135,10 +135,11 @@ class Adapter(MultiAgentEnv):
 
     def _agents_now(self) -> dict[str, Any]:
         """Return the adapter's state of its agents, as plain data."""
-        return {}
+        return {"status": list(self._status)}
 
     def _recall_agents(self, now: dict[str, Any]) -> None:
         """Restore the result of `_agents_now`; the user's env was restored before."""
+        self._status = one_each(now["status"], len(self.ids), f"{self.name}: status")
 
     def _call_reset(self, seed: int | None, options: dict[str, Any] | None) -> Any:
         """Call the env's ``reset`` with the arguments that it accepts; raise if a given one would be dropped."""
@@ -324,12 +325,6 @@ class DictAdapter(Adapter):
             agent in ends and self._flag(ends[agent], agent, self._flag_names[0]),
             agent in cuts and self._flag(cuts[agent], agent, self._flag_names[1]),
         )
-
-    def _agents_now(self) -> dict[str, Any]:
-        return {"status": list(self._status)}
-
-    def _recall_agents(self, now: dict[str, Any]) -> None:
-        self._status = one_each(now["status"], len(self.ids), f"{self.name}: status")
 
 
 def keywords_of(function: Callable[..., Any]) -> frozenset[str] | None:

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.spaces import Dict, Discrete, Tuple
 
 from marlvec.envs.adapters import infos as info_dicts
-from marlvec.envs.adapters.base import Adapter
+from marlvec.envs.adapters.base import ENDED, LIVE, Adapter
 from marlvec.envs.adapters.gymnasium import PLAIN_REWARDS, joint_keys, pair_tree, split_reset
 from marlvec.envs.adapters.return_values import (
     AgentId,
@@ -71,7 +71,6 @@ class JointAdapter(Adapter):
         self.keys: list[Any] = joint_keys(*joint) or []
         ids = self.keys if self.is_dict else [f"agent_{key}" for key in self.keys]
         super().__init__(env, ids, *([space.spaces[key] for key in self.keys] for space in joint))
-        self._live = [False] * len(self.ids)
         self._idle_actions: dict[int, Any] = {}
         self._pair = pair_tree(joint[0])
 
@@ -86,14 +85,14 @@ class JointAdapter(Adapter):
         entries = self._observations(obs, call, everyone=True)
         for a in range(len(self.ids)):
             self._join(slot, a, entries[a])
-        self._live = [True] * len(self.ids)
 
     def step(self, slot: Slot) -> Info | None:
         """Step all agents."""
-        live = self._live
-        actions = slot.read_actions()
-        for a, is_live in enumerate(live):
-            if not is_live:
+        actions, live = slot.read_actions(), []
+        for a, status in enumerate(self._status):
+            if status == LIVE:
+                live.append(a)
+            else:
                 actions[a] = self.idle_action(a)
         result = self.env.step(self.join(actions))
         obs, rewards, terminated, truncated, info = five_values(result, self.name)
@@ -101,25 +100,19 @@ class JointAdapter(Adapter):
         if terminated is not False or truncated is not False:
             self._write_flags(slot, terminated, truncated)
         new_infos = self._by_agent(slot, info)
-        here = [live[a] and not (slot.terminated[a] or slot.truncated[a]) for a in range(len(live))]
-        if self.resets_itself and not any(here):
+        if self.resets_itself and all(slot.terminated[a] or slot.truncated[a] for a in live):
             new_infos = self._end_and_begin(slot, new_infos)
             self._begin(slot, obs, "step()")
             return self._take_masks(slot, new_infos)
         entries = self._observations(obs, "step()", everyone=False)
-        for a, stays in enumerate(here):
-            if live[a]:
-                self._observe(slot, a, entries[a], stays)
-                if not stays:
-                    live[a] = slot.alive[a] = slot.acting[a] = False
-        slot.done = not any(live)
+        for a in live:
+            stays = not (slot.terminated[a] or slot.truncated[a])
+            self._observe(slot, a, entries[a], stays)
+            if not stays:
+                slot.alive[a] = slot.acting[a] = False
+                self._status[a] = ENDED
+        slot.done = LIVE not in self._status
         return self._take_masks(slot, new_infos)
-
-    def _agents_now(self) -> dict[str, Any]:
-        return {"live": list(self._live)}
-
-    def _recall_agents(self, now: dict[str, Any]) -> None:
-        self._live = list(now["live"])
 
     def space_of(self, kind: str, agent: AgentId) -> Any:
         joint = self.env.observation_space if kind == "observation" else self.env.action_space
@@ -147,14 +140,13 @@ class JointAdapter(Adapter):
         return deepcopy(self._idle_actions[a])
 
     def _write_rewards(self, slot: Slot, rewards: Any) -> None:
-        live, name = self._live, self.name
         entries = self._entries(rewards, "rewards", "step()")
         for a, agent in enumerate(self.ids):
             value = rewards if entries is None else entries[a]
-            if live[a]:
+            if self._status[a] == LIVE:
                 slot.reward[a] = value if value.__class__ in PLAIN_REWARDS else self._reward(value, agent, _VECTOR_HINT)
             elif entries is not None and value is not None and self._reward(value, agent) != 0.0:
-                contract_error(name, "step()", f"agent {agent!r} has ended and gets a reward, {value!r}")
+                contract_error(self.name, "step()", f"agent {agent!r} has ended and gets a reward, {value!r}")
 
     def _write_flags(self, slot: Slot, terminated: Any, truncated: Any) -> None:
         ended, cut = (
@@ -162,7 +154,7 @@ class JointAdapter(Adapter):
             for value, what in ((terminated, "terminated"), (truncated, "truncated"))
         )
         for a, agent in enumerate(self.ids):
-            if self._live[a]:
+            if self._status[a] == LIVE:
                 slot.terminated[a], slot.truncated[a] = (
                     self._flag(value if entries is None else entries[a], agent, what)
                     for value, entries, what in (ended, cut)
@@ -182,7 +174,7 @@ class JointAdapter(Adapter):
         """
         if isinstance(value, Mapping):
             refuse_unknown(value, self._index, self.name, call, what)
-            needed = [agent for agent, live in zip(self.ids, self._live, strict=True) if live or everyone]
+            needed = [agent for a, agent in enumerate(self.ids) if everyone or self._status[a] == LIVE]
             if missing := [agent for agent in needed if agent not in value]:
                 contract_error(self.name, call, f"{what}: expected one for each agent, got none for {missing}")
             return [value.get(agent) for agent in self.ids]

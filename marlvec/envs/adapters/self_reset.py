@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 from collections.abc import Mapping
-from textwrap import dedent
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -13,6 +10,7 @@ import numpy as np
 
 from marlvec.envs.adapters.return_values import AgentId, contract_error, mapping
 from marlvec.envs.autoreset import AutoresetMode
+from marlvec.envs.contract_warnings import warn_of_contract
 from marlvec.envs.spec import COMMON, Info
 from marlvec.envs.wrapper_chain import wrapper_chain
 
@@ -41,7 +39,8 @@ def resets_itself(env: Any, name: str) -> bool:
     """Return whether an env declares that the step that ends an episode also begins the next one.
 
     It declares this by ``has_auto_reset = True`` (as in OpenRL), or in its metadata by ``autoreset_mode``
-    ``"same_step"`` or a true ``autoreset``. An entry that a Gymnasium vector env has written is ignored.
+    ``"same_step"`` or a true ``autoreset``. Gymnasium's own enum in the dict of a class is ignored with a
+    `ContractWarning`: its vector envs up to 1.2 write their mode there, for all envs of the class.
 
     Args:
         env: The user's env.
@@ -60,7 +59,11 @@ def resets_itself(env: Any, name: str) -> bool:
         return False
     if (word := metadata.get("autoreset_mode")) is None:
         return bool(metadata.get("autoreset", False))
-    if _is_of_a_vector_env(env, metadata, word):
+    if isinstance(word, gymnasium.vector.AutoresetMode) and _is_in_a_class(env, metadata):
+        warn_of_contract(
+            f"{name}: metadata: autoreset_mode is {word!r} in the dict of a class, where vector envs of Gymnasium up "
+            f"to 1.2 write their own mode; it is ignored. If the env resets itself, write 'same_step'"
+        )
         return False
     match AutoresetMode.named(word):
         case AutoresetMode.DISABLED:
@@ -71,42 +74,13 @@ def resets_itself(env: Any, name: str) -> bool:
         name,
         "metadata",
         f"autoreset_mode is {word!r}: expected an env that leaves resets to marlvec "
-        f"('disabled'), or resets itself in the step that ends its episode ('same_step'). "
-        f"If a vector env of Gymnasium has written it there: del env.metadata['autoreset_mode']",
+        f"('disabled'), or resets itself in the step that ends its episode ('same_step')",
     )
 
 
-def _is_of_a_vector_env(env: Any, metadata: Mapping[Any, Any], word: Any) -> bool:
-    """Return whether Gymnasium's vector env, not this env, wrote `autoreset_mode`.
-
-    Up to 1.2, Gymnasium's vector envs write their mode into the metadata of their first env. That is the dict of its
-    class, so it then holds for all envs of the class. True if, by their source code, the class has its own dict without
-    a mode, and no class of the env writes one. False if the source code cannot be read.
-    """
-    layers = list(wrapper_chain(env))
-    owner = next((kind for kind in type(layers[-1]).__mro__ if vars(kind).get("metadata") is metadata), None)
-    if owner is None or not isinstance(word, gymnasium.vector.AutoresetMode):
-        return False
-    kinds = {kind for layer in layers for kind in type(layer).__mro__ if kind.__module__ not in ("builtins", "typing")}
-    try:
-        sources = {kind: inspect.getsource(kind) for kind in kinds}
-        return _has_plain_metadata(sources[owner]) and not any("autoreset_mode" in text for text in sources.values())
-    except (OSError, TypeError, SyntaxError):
-        return False
-
-
-def _has_plain_metadata(source: str) -> bool:
-    """Return whether a class's body has ``metadata`` as a literal dict."""
-    (kind,) = ast.parse(dedent(source)).body
-    assert isinstance(kind, ast.ClassDef)
-    values = [
-        node.value
-        for node in kind.body
-        if isinstance(node, (ast.Assign, ast.AnnAssign))
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Name) and target.id == "metadata"
-    ]
-    return all(isinstance(value, ast.Dict) and None not in value.keys for value in values)
+def _is_in_a_class(env: Any, metadata: Mapping[Any, Any]) -> bool:
+    *_, innermost = wrapper_chain(env)
+    return any(vars(kind).get("metadata") is metadata for kind in type(innermost).__mro__)
 
 
 def take_finals(new_infos: Info | None, ended: Mapping[str, AgentId], env: str) -> EndAndBegin:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Space
 
 from marlvec.errors import ArgumentError, ContractError, ProtocolError
+from marlvec.external.exchange.value_checker import split_mask
 from marlvec.external.protocol.handshake import Welcome
 from marlvec.external.protocol.spaces import read_space
 from marlvec.external.protocol.values import DTYPES, ValueReader, write_array, write_mask
@@ -49,14 +49,6 @@ class EnvForm:
         if self.obs.keys() != set(self.agents):
             raise ProtocolError("WELCOME: groups: expected every agent in one group, and no others")
 
-    def space(self, agent: str, *, of_actions: bool) -> Space[Any]:
-        """One agent's space.
-
-        Raises:
-            KeyError: There is no such agent.
-        """
-        return (self.actions if of_actions else self.obs)[agent].space
-
     def check(self, table: Any, what: str) -> Mapping[str, Any]:
         """Require a dict keyed by known agents.
 
@@ -73,11 +65,10 @@ class EnvForm:
         """Separate observations from action masks, also if an env puts the mask into the observation."""
         bare = dict(self.check(obs, "observations"))
         found = {} if masks is None else dict(self.check(masks, "masks"))
-        for name, value in bare.items():
-            if name in self.masks and isinstance(value, Mapping) and "action_mask" in value:
-                rest = {key: part for key, part in value.items() if key != "action_mask"}
-                bare[name] = rest["observation"] if rest.keys() == {"observation"} else rest
-                found.setdefault(name, value["action_mask"])
+        for name in self.masks & bare.keys():
+            bare[name], mask = split_mask(bare[name])
+            if mask is not None:
+                found.setdefault(name, mask)
         return bare, found
 
     def write_obs(self, obs: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,8 +77,8 @@ class LocalActor:
             if not mine:
                 continue
             before, behind = self._before[name], self._behind[name]
-            behind.bind(form.space(mine[0], of_actions=True), form.agents)
-            before.bind(form.space(mine[0], of_actions=False), form.agents, behind.policy_space_)
+            behind.bind(form.actions[mine[0]].space, form.agents)
+            before.bind(form.obs[mine[0]].space, form.agents, behind.policy_space_)
             before.policy_id = behind.policy_id = name
             before.eval()
             behind.eval()
@@ -225,7 +225,7 @@ class LocalActor:
     def _load(self, version: int, content: Any) -> None:
         names = {"version", "policies", "agent_connectors", "action_connectors"}
         if not isinstance(content, dict) or content.keys() != names or content["version"] != version:
-            raise ProtocolError("received weights: expected a dict of {names} of version {version}")
+            raise ProtocolError(f"received weights: expected a dict of {sorted(names)} of version {version}")
         with self._lock:
             for part, mine in (
                 ("policies", self._policies),

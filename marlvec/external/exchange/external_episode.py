@@ -293,12 +293,11 @@ class ExternalEpisode:
         Args:
             error: Why; its type and text are in ``envs.faults``.
         """
-        with self._exchange.lock:
+        with self._exchange.changing():
             if self.over is None:
                 self.over = EpisodeOver(f"episode {self.id} was abandoned: {type(error).__name__}: {error}")
                 self._waiting = None
                 self._exchange.lose(self, error)
-        self._exchange.notify()
 
     def wait_for_room(self, timeout: float | None = None) -> None:
         """Wait until another row is accepted.

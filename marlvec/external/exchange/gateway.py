@@ -80,7 +80,7 @@ class EpisodeGateway:
         if env_id is not None and not 0 <= env_id < self.num_envs:
             raise ArgumentError(f"begin(env_id={env_id!r}): no such slot; slots are 0 to {self.num_envs - 1}")
         deadline = None if timeout is None else time.monotonic() + timeout
-        with exchange.lock:
+        with exchange.changing():
             while True:
                 if exchange.closed:
                     raise ClosedError("begin(): the vectorizer was closed")
@@ -109,7 +109,6 @@ class EpisodeGateway:
                 account=account,
             )
             exchange.place(free[0], episode)
-        exchange.notify()
         return episode
 
     def free_slots(self, on_free: Callable[[], None]) -> list[int]:
@@ -122,12 +121,10 @@ class EpisodeGateway:
             Env ids.
         """
         exchange = self._exchange
-        with exchange.lock:
+        with exchange.changing():
             exchange.look_for_idle(time.monotonic())
             exchange.when_free(on_free)
-            free = exchange.free()
-        exchange.notify()
-        return free
+            return exchange.free()
 
     def drop(self, account: Account, reason: BaseException) -> None:
         """Lose all episodes with rows that wait on an account, also episodes that have ended.
@@ -137,11 +134,10 @@ class EpisodeGateway:
             reason: Why, as for `ExternalEpisode.abandon`.
         """
         exchange = self._exchange
-        with exchange.lock:
+        with exchange.changing():
             for place in exchange.places:
                 for episode in {row.episode for row in place.rows if row.episode.account is account}:
                     exchange.lose(episode, reason)
-        exchange.notify()
 
     def fail(self, error: Exception) -> None:
         """Make the collector's call raise an error as soon as possible. No episode is lost by it.
@@ -149,9 +145,8 @@ class EpisodeGateway:
         Args:
             error: The error.
         """
-        with self._exchange.lock:
+        with self._exchange.changing():
             self._exchange.fail(error)
-        self._exchange.notify()
 
     def arrive(self) -> None:
         """Count a driver in: the collector waits for its rows until `depart`."""
@@ -160,8 +155,7 @@ class EpisodeGateway:
 
     def depart(self) -> None:
         """Count a driver out. If none is left, a call that waits for rows raises."""
-        with self._exchange.lock:
+        with self._exchange.changing():
             assert self._exchange.drivers
             self._exchange.drivers -= 1
             self._exchange.wake_collector()
-        self._exchange.notify()

@@ -7,8 +7,8 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from typing import Literal
@@ -148,18 +148,24 @@ class RowExchange:
         self._look(i)
 
     def fail(self, error: Exception) -> None:
-        """Make the collector's thread raise an error; call `notify` afterwards."""
+        """Make the collector's thread raise an error."""
         self._errors.append(error)
-        self._wake()
+        self.wake_collector()
 
     def wake_collector(self) -> None:
-        """Make the collector's thread check whether a driver is left."""
-        self._wake()
-
-    def _wake(self) -> None:
+        """Make the collector's thread look again at whether rows can come."""
         if self._wake_at is not None:
             self._wake_at = None
             self._later.append(partial(self._wakeups.put, None))
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Hold the lock; then run the pending callbacks without it."""
+        try:
+            with self.lock:
+                yield
+        finally:
+            self.notify()
 
     @property
     def _is_hopeless(self) -> bool:
@@ -293,7 +299,7 @@ class RowExchange:
 
     def cancel_requests(self) -> None:
         """Cancel all requests: lose the episodes waited for; slots without one yield None in `take`."""
-        with self.lock:
+        with self.changing():
             for i, place in enumerate(self.places):
                 if place.wants is None or place.rows:
                     continue
@@ -304,11 +310,10 @@ class RowExchange:
                 else:
                     place.cancelled = True
                     self._look(i)
-        self.notify()
 
     def close(self) -> None:
         """End all external episodes; no row is taken any more."""
-        with self.lock:
+        with self.changing():
             self.closed = True
             for place in self.places:
                 if place.episode is not None:
@@ -316,8 +321,7 @@ class RowExchange:
             self._later += self._wait_for_place
             self._wait_for_place.clear()
             self._changed.notify_all()
-            self._wake()
-        self.notify()
+            self.wake_collector()
 
     def _drop_episode(self, episode: RowSource, reason: Exception) -> None:
         """Drop an episode on the collector's side, and report it to the simulator unless that has ended it."""
@@ -344,4 +348,4 @@ class RowExchange:
         elif i not in self._ready:
             self._ready[i] = None
             if self._wake_at is not None and len(self._ready) >= self._wake_at:
-                self._wake()
+                self.wake_collector()

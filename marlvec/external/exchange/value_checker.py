@@ -18,7 +18,7 @@ from marlvec.spaces import Leaf, Membership, SpaceTree, check_member, membership
 from marlvec.spaces.action_masks import read_mask
 from marlvec.spaces.members import fit
 
-__all__ = ["ValueChecker"]
+__all__ = ["ValueChecker", "split_mask"]
 
 _COMMON = (COMMON, "common")  # "common" is PettingZoo's key
 _ARRAY = 256  # bytes of an empty array and of the reference to it
@@ -88,7 +88,7 @@ class ValueChecker:
             )
         obs: dict[int, Any] = {}
         for a, value in found.items():
-            bare, mask = self._apart(a, value)
+            bare, mask = split_mask(value) if self._mask_sizes[a] is not None else (value, None)
             if mask is not None:
                 given.setdefault(a, mask)
             obs[a] = self._checked(self._obs[a], bare, f"observation of agent {self.agents[a]!r}")
@@ -98,13 +98,6 @@ class ValueChecker:
                     f"'action_mask' or in masks, got none"
                 )
         return obs, {a: self._mask(a, mask) for a, mask in given.items()} if acting else {}
-
-    def _apart(self, a: int, value: Any) -> tuple[Any, Any]:
-        """Split an observation from the mask in it, if the env's own space declares one."""
-        if self._mask_sizes[a] is None or not isinstance(value, Mapping) or "action_mask" not in value:
-            return value, None
-        rest = {key: part for key, part in value.items() if key != "action_mask"}
-        return (rest["observation"] if rest.keys() == {"observation"} else rest), value["action_mask"]
 
     def _mask(self, a: int, value: Any) -> NDArray[Any]:
         size = self._choices[a]
@@ -199,6 +192,14 @@ class ValueChecker:
             return form.checked(value)
         except ContractError as error:
             raise ContractError(f"{what}: {error}") from None
+
+
+def split_mask(value: Any) -> tuple[Any, Any]:
+    """Split an observation from the action mask in it; the mask is None if there is none."""
+    if not isinstance(value, Mapping) or "action_mask" not in value:
+        return value, None
+    rest = {key: part for key, part in value.items() if key != "action_mask"}
+    return (rest["observation"] if rest.keys() == {"observation"} else rest), value["action_mask"]
 
 
 class _Form:

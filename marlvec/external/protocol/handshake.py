@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from typing import Any, NamedTuple
 
 from marlvec.errors import ProtocolError, RefusedError
@@ -27,16 +26,6 @@ FEATURES = ("resume", "weights")
 """Optional features of a server of this version."""
 
 _NONCE = 32
-
-
-class _Step(Enum):
-    """The next expected message."""
-
-    HELLO = "hello"
-    AUTH = "auth"
-    CHALLENGE = "challenge"
-    WELCOME = "welcome"
-    NOTHING = "nothing more"
 
 
 class Welcome(NamedTuple):
@@ -77,13 +66,13 @@ class ServerHandshake:
         self._token, self._server, self._host = token, server, host
         self._nonce = secrets.token_bytes(_NONCE)
         self._client_nonce = b""
-        self._next = _Step.HELLO
+        self._next: Type | None = Type.HELLO
         self.session = b""
 
     @property
     def is_done(self) -> bool:
         """Whether the client has passed the handshake."""
-        return self._next is _Step.NOTHING
+        return self._next is None
 
     def receive(self, message: Message) -> Message | None:
         """Process one message; return the answer. None: the client has passed, and `welcome` makes the answer.
@@ -92,12 +81,11 @@ class ServerHandshake:
             ProtocolError: Another message was due.
             RefusedError: Versions or features do not fit, or the proof is wrong.
         """
-        if message.type is Type.HELLO and self._next is _Step.HELLO:
+        _check_turn(message, self._next)
+        if message.type is Type.HELLO:
             return self._hello(message.fields)
-        if message.type is Type.AUTH and self._next is _Step.AUTH:
-            self._auth(message.fields)
-            return None
-        raise ProtocolError(f"expected {self._next.value!r}, got {message.type.name.lower()!r}")
+        self._auth(message.fields)
+        return None
 
     def _hello(self, fields: Mapping[str, Any]) -> Message:
         if VERSION not in fields["versions"]:
@@ -108,7 +96,7 @@ class ServerHandshake:
         if unknown := [name for name in fields["features"] if name not in FEATURES]:
             raise RefusedError(f"this server has the features {list(FEATURES)}, the client needs {unknown}", "version")
         self._client_nonce = fields["nonce"]
-        self._next = _Step.AUTH
+        self._next = Type.AUTH
         return Message(
             Type.CHALLENGE,
             {
@@ -128,7 +116,7 @@ class ServerHandshake:
         elif not is_equal(self._proof("client"), given):
             raise RefusedError("the token is missing or wrong", "token")
         self.session = fields["session"]
-        self._next = _Step.NOTHING
+        self._next = None
 
     def _proof(self, runner: Any) -> bytes:
         assert self._token is not None  # proofs are only made with a token
@@ -169,7 +157,7 @@ class ClientHandshake:
         self._session, self._features = session, list(features)
         self._nonce = secrets.token_bytes(_NONCE)
         self._server = self._server_nonce = b""
-        self._next = _Step.CHALLENGE
+        self._next: Type | None = Type.CHALLENGE
 
     def hello(self) -> Message:
         """Make the first message."""
@@ -188,22 +176,21 @@ class ClientHandshake:
         fields = message.fields
         if message.type is Type.ERROR:
             raise RefusedError(fields["text"], fields["code"])
-        if message.type is Type.CHALLENGE and self._next is _Step.CHALLENGE:
+        _check_turn(message, self._next)
+        if message.type is Type.CHALLENGE:
             return self._challenge(fields)
-        if message.type is Type.WELCOME and self._next is _Step.WELCOME:
-            if self._token is not None and not is_equal(self._proof("server"), fields["proof"]):
-                raise RefusedError("the server does not know the token", "token")
-            self._next = _Step.NOTHING
-            return Welcome(
-                fields["session"],
-                fields["resumed"],
-                message.received,
-                tuple(fields["agents"]),
-                fields["groups"],
-                fields["limits"],
-                fields["weights"],
-            )
-        raise ProtocolError(f"expected {self._next.value!r}, got {message.type.name.lower()!r}")
+        if self._token is not None and not is_equal(self._proof("server"), fields["proof"]):
+            raise RefusedError("the server does not know the token", "token")
+        self._next = None
+        return Welcome(
+            fields["session"],
+            fields["resumed"],
+            message.received,
+            tuple(fields["agents"]),
+            fields["groups"],
+            fields["limits"],
+            fields["weights"],
+        )
 
     def _challenge(self, fields: Mapping[str, Any]) -> Message:
         if fields["version"] != VERSION:
@@ -217,10 +204,16 @@ class ClientHandshake:
         if self._token is not None and not fields["wants_token"]:
             raise RefusedError("this client has a token, but the server requires none: it may be another one", "token")
         self._server, self._server_nonce = fields["server"], fields["nonce"]
-        self._next = _Step.WELCOME
+        self._next = Type.WELCOME
         own_proof = b"" if self._token is None else self._proof("client")
         return Message(Type.AUTH, {"proof": own_proof, "session": self._session})
 
     def _proof(self, runner: Any) -> bytes:
         assert self._token is not None  # proofs are only made with a token
         return proof(self._token, runner, self._host, self._server, self._nonce, self._server_nonce)
+
+
+def _check_turn(message: Message, due: Type | None) -> None:
+    if message.type is not due:
+        expected = "nothing more" if due is None else due.name.lower()
+        raise ProtocolError(f"expected {expected!r}, got {message.type.name.lower()!r}")

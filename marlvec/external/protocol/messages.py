@@ -7,7 +7,7 @@ against the declared spaces.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple
 
@@ -75,27 +75,21 @@ def _count(value: Any, where: str) -> None:
         raise _bad(where, "a whole number below 2**53", value)
 
 
-def _text(value: Any, where: str) -> None:
-    if type(value) is not str or len(value) > MAX_TEXT:
-        raise _bad(where, f"a text of at most {MAX_TEXT} characters", value)
+def _sized(kind: type[str | bytes], sizes: Container[int], expected: str) -> Kind:
+    def check(value: Any, where: str) -> None:
+        if type(value) is not kind or len(value) not in sizes:
+            raise _bad(where, expected, value)
+
+    return check
 
 
-def _name(value: Any, where: str) -> None:
-    if type(value) is not str or not 0 < len(value) <= MAX_NAME:
-        raise _bad(where, f"a name of 1 to {MAX_NAME} characters", value)
-
-
-def _data(value: Any, where: str) -> None:
-    if type(value) is not bytes:
-        raise _bad(where, "bytes", value)
+_text = _sized(str, range(MAX_TEXT + 1), f"a text of at most {MAX_TEXT} characters")
+_name = _sized(str, range(1, MAX_NAME + 1), f"a name of 1 to {MAX_NAME} characters")
+_data = _sized(bytes, range(2**31), "bytes")
 
 
 def _bytes(*sizes: int) -> Kind:
-    def check(value: Any, where: str) -> None:
-        if type(value) is not bytes or len(value) not in sizes:
-            raise _bad(where, f"{' or '.join(map(str, sizes))} bytes", value)
-
-    return check
+    return _sized(bytes, sizes, f"{' or '.join(map(str, sizes))} bytes")
 
 
 def _list(item: Kind, most: int = MAX_WIDTH) -> Kind:

@@ -16,7 +16,7 @@ from typing import Any
 from marlvec.errors import ProtocolError, RefusedError
 from marlvec.external.protocol.messages import FORMS, Message, Type, write_message
 
-__all__ = ["EpisodeState", "EpisodeStates", "MessageStream"]
+__all__ = ["EpisodeState", "MessageStream", "check_order"]
 
 
 class MessageStream:
@@ -130,63 +130,16 @@ _ALLOWED = {
 }
 
 
-class EpisodeStates:
-    """The episodes of one session, and which messages each accepts in its state.
+def check_order(message: Message, state: EpisodeState | None) -> None:
+    """Check that a message about an episode may come while the episode is in this state; None: it is not running.
 
-    The client chooses their numbers, each larger than all before, so that old numbers need not be remembered.
-
-    Args:
-        most: How many episodes may run at a time.
+    Raises:
+        RefusedError: Code ``"order"``: not in this state; ``"episode"``: no such episode is running.
     """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._states: dict[int, EpisodeState] = {}
-        self._last = 0
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def __contains__(self, episode: int) -> bool:
-        return episode in self._states
-
-    def state(self, episode: int) -> EpisodeState:
-        """Return the state of one of this stream's episodes."""
-        return self._states[episode]
-
-    def check(self, message: Message) -> None:
-        """Check that a message may come now. Changes nothing: `begin`, `move` and `end` do.
-
-        Raises:
-            RefusedError: Code ``"order"``: not in this state; ``"episode"``: no such episode is running; ``"limit"``:
-                too many episodes.
-        """
-        if message.type is Type.BEGIN:
-            episode = message.fields["episode"]
-            if episode <= self._last:
-                raise RefusedError(
-                    f"episode {episode} is not new: numbers must grow, the last was {self._last}", "order"
-                )
-            if len(self._states) >= self._most:
-                raise RefusedError(f"a client may have {self._most} episodes at a time; end one first", "limit")
-        elif message.type in _OF_EPISODES:
-            episode = message.fields["episode"]
-            state = self._states.get(episode)
-            if state is None:
-                raise RefusedError(f"there is no episode {episode}, or it is over", "episode")
-            if message.type not in _ALLOWED[state]:
-                name = message.type.name.lower()
-                raise RefusedError(f"episode {episode} {state.value}: {name!r} cannot come now", "order")
-
-    def begin(self, episode: int) -> None:
-        """Add an episode that waits for its slot."""
-        self._states[episode] = EpisodeState.BEGINNING
-        self._last = episode
-
-    def move(self, episode: int, state: EpisodeState) -> None:
-        """Set the episode's state."""
-        self._states[episode] = state
-
-    def end(self, episode: int) -> None:
-        """Remove a finished episode; may be called again."""
-        self._states.pop(episode, None)
+    if message.type in _OF_EPISODES:
+        episode = message.fields["episode"]
+        if state is None:
+            raise RefusedError(f"there is no episode {episode}, or it is over", "episode")
+        if message.type not in _ALLOWED[state]:
+            name = message.type.name.lower()
+            raise RefusedError(f"episode {episode} {state.value}: {name!r} cannot come now", "order")

@@ -96,7 +96,7 @@ class ValueReader:
                     f"{leaf} of {leaf.space} does not go over a socket: expected Box, Discrete, MultiDiscrete or "
                     f"MultiBinary of {', '.join(DTYPES)}, in Dicts and Tuples"
                 )
-        self._wire = _skeleton(space)
+        _check_keys(space)
         self._leaves = [_LeafReader(leaf) for leaf in self._tree.leaves]
         self._bare = self._leaves[0] if self._tree.is_leaf else None
 
@@ -124,25 +124,19 @@ class ValueReader:
         if self._bare is not None:
             return self._bare.write(value)
         parts = zip(self._leaves, self._tree.flatten(value), strict=True)
-        return self._wire_tree(self._wire, iter([leaf.write(part) for leaf, part in parts]))
-
-    def _wire_tree(self, skeleton: Any, leaves: Any) -> Any:
-        if isinstance(skeleton, dict):
-            return {key: self._wire_tree(sub, leaves) for key, sub in skeleton.items()}
-        if isinstance(skeleton, list):
-            return [self._wire_tree(sub, leaves) for sub in skeleton]
-        return next(leaves)
+        return self._tree.unflatten([leaf.write(part) for leaf, part in parts])
 
 
-def _skeleton(space: spaces.Space[Any]) -> Any:
+def _check_keys(space: spaces.Space[Any]) -> None:
+    """Raise if a Dict has keys that are not texts."""
     if isinstance(space, spaces.Dict):
-        for key in space.spaces:
+        for key, sub in space.spaces.items():
             if type(key) is not str:
                 raise UnsupportedSpaceError(f"a Dict over a socket: expected keys that are texts, got {key!r}")
-        return {key: _skeleton(sub) for key, sub in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return [_skeleton(sub) for sub in space.spaces]
-    return None
+            _check_keys(sub)
+    elif isinstance(space, spaces.Tuple):
+        for sub in space.spaces:
+            _check_keys(sub)
 
 
 class _LeafReader:

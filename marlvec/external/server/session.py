@@ -31,7 +31,7 @@ from marlvec.external.exchange.external_episode import ExternalEpisode
 from marlvec.external.exchange.gateway import EpisodeGateway
 from marlvec.external.limits import Limits
 from marlvec.external.protocol.messages import FORMS, Message, Type, read_message
-from marlvec.external.protocol.stream import EpisodeState, EpisodeStates, MessageStream
+from marlvec.external.protocol.stream import EpisodeState, MessageStream, check_order
 from marlvec.external.server.connection import Connection
 from marlvec.external.server.slot_queue import SlotQueue
 from marlvec.external.server.value_readers import ValueReaders
@@ -49,6 +49,7 @@ class SessionEpisode:
         training: Whether its rows go into batches.
         slot: The requested slot, or None: any.
         re: Number of the unanswered request: ``begin`` or ``step``.
+        state: What it waits for.
         episode: The episode in the exchange, once it has a slot.
         held: Held requests: number and undecoded bytes, since decoded they may be many times as large.
     """
@@ -58,6 +59,7 @@ class SessionEpisode:
     training: bool
     slot: int | None
     re: int
+    state: EpisodeState = EpisodeState.BEGINNING
     episode: ExternalEpisode | None = None
     held: deque[tuple[int, bytes]] = field(default_factory=deque)
 
@@ -157,8 +159,8 @@ class Session:
         self._clock, self._queue, self.account = clock, queue, account
         self._lock = threading.RLock()
         self._stream = MessageStream(limits.kept_bytes, _EACH)
-        self._episodes = EpisodeStates(limits.episodes)
         self._running: dict[int, SessionEpisode] = {}
+        self._newest = 0  # number of the newest episode: old numbers need not be remembered
         self._cut: OrderedDict[int, str] = OrderedDict()
         self._held_bytes = self._cut_bytes = 0
         self.unanswered = self.weights_used = self.counted = 0
@@ -297,7 +299,7 @@ class Session:
         if (running := self._running.get(number)) is not None:
             running.heard = self._clock()
         try:
-            self._episodes.check(message)
+            check_order(message, None if running is None else running.state)
             _DO[message.type](self, message)
         except RefusedError as error:
             text = self._cut.get(number, str(error)) if error.code == "episode" else str(error)
@@ -318,9 +320,13 @@ class Session:
     def _begin(self, message: Message) -> None:
         fields, now = message.fields, self._clock()
         number, slot = fields["episode"], fields.get("slot")
+        if number <= self._newest:
+            raise RefusedError(f"episode {number} is not new: numbers must grow, the last was {self._newest}", "order")
+        if len(self._running) >= self._limits.episodes:
+            raise RefusedError(f"a client may have {self._limits.episodes} episodes at a time; end one first", "limit")
         if slot is not None and slot >= self._gateway.num_envs:
             raise ArgumentError(f"slot: no slot {slot} exists; slots are 0 to {self._gateway.num_envs - 1}")
-        self._episodes.begin(number)
+        self._newest = number
         self._running[number] = SessionEpisode(now, now, fields["training"], slot, message.number)
         self._queue.add(self, number, slot)
 
@@ -345,22 +351,22 @@ class Session:
                 return True
             self._queue.remove(self, number, running.slot, served=True)
             running.heard = self._clock()
-            self._episodes.move(number, EpisodeState.RUNNING)
+            running.state = EpisodeState.RUNNING
             self._send(Type.OK, {"re": running.re})
             return True
 
     def _apply_report(self, message: Message) -> None:
         number = message.fields["episode"]
         running = self._running[number]
-        assert running.episode is not None  # `EpisodeStates.check` refuses reports before that
+        assert running.episode is not None  # `check_order` refuses reports before that
         apply_report(running.episode, message, self._readers, lambda actions: self._answer(number, actions))
         self._check_waiting()
         if message.type is Type.STEP:
             running.re = message.number
-            self._episodes.move(number, EpisodeState.ASKED)
+            running.state = EpisodeState.ASKED
             return
         if message.type is Type.END:
-            if self._episodes.state(number) is EpisodeState.ASKED:
+            if running.state is EpisodeState.ASKED:
                 self._refuse(running.re, "episode", f"episode {number} was ended before the answer came")
             self._drop(number)
         self.weights_used = message.fields.get("version", self.weights_used)
@@ -370,9 +376,9 @@ class Session:
         """Send the policies' actions; called from the collector's thread."""
         with self._lock:
             running = self._running.get(number)
-            if running is not None and self._episodes.state(number) is EpisodeState.ASKED:
+            if running is not None and running.state is EpisodeState.ASKED:
                 running.heard = self._clock()
-                self._episodes.move(number, EpisodeState.RUNNING)
+                running.state = EpisodeState.RUNNING
                 self._send(Type.ACTIONS, {"re": running.re, "actions": self._readers.write_actions(actions)})
 
     def _abandon(self, message: Message) -> None:
@@ -400,7 +406,7 @@ class Session:
             running = self._running.get(number)
             if running is None:
                 return
-            was_due = self._episodes.state(number) is not EpisodeState.RUNNING
+            was_due = running.state is not EpisodeState.RUNNING
             self._forget(number, reason)
             if was_due:
                 self._refuse(running.re, "episode", reason)
@@ -408,7 +414,7 @@ class Session:
     def _give_up(self, number: int, reason: MarlvecError) -> None:
         """Lose an episode on both sides."""
         running = self._running[number]
-        was_due = self._episodes.state(number) is not EpisodeState.RUNNING
+        was_due = running.state is not EpisodeState.RUNNING
         self._forget(number, str(reason))
         if running.episode is not None:
             running.episode.abandon(reason)
@@ -420,7 +426,6 @@ class Session:
         running = self._running.pop(number, None)
         if running is not None and running.episode is None:
             self._queue.remove(self, number, running.slot)
-        self._episodes.end(number)
         held = deque[tuple[int, bytes]]() if running is None else running.held
         self._held_bytes -= sum(len(data) + _EACH for _, data in held)
         return [re for re, _ in held]
@@ -439,7 +444,7 @@ class Session:
         now, limits = self._clock(), self._limits
         with self._lock:
             for number, running in list(self._running.items()):
-                state = self._episodes.state(number)
+                state = running.state
                 if now - running.began > limits.episode_seconds and running.episode is not None:
                     text = f"episode {number} of {self.name} lasts longer than {limits.episode_seconds} s"
                 elif state is EpisodeState.BEGINNING and now - running.began > limits.begin_seconds:

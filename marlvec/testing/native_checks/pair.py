@@ -48,8 +48,8 @@ class Pair:
     Args:
         native: Builds native envs.
         reference: Builds the envs that they must be equal to.
-        num_envs: How many of each.
         autoreset_mode: That of both.
+        num_envs: How many of each.
 
     Attributes:
         over: (N,) bool, whose episode is over and has to be reset before the next step.
@@ -57,7 +57,7 @@ class Pair:
         numbers: How many were compared.
     """
 
-    def __init__(self, native: MakeEnvs, reference: MakeEnvs, num_envs: int, autoreset_mode: str) -> None:
+    def __init__(self, native: MakeEnvs, reference: MakeEnvs, autoreset_mode: str, num_envs: int) -> None:
         self._make, self._num_envs, self._mode = native, num_envs, autoreset_mode
         self.over, self.ended = np.zeros((2, num_envs), np.bool_)
         self.numbers = 0

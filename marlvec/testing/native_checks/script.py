@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from marlvec.testing.native_checks.pair import Pair, Unequal
-from marlvec.trees import map_tree
+from marlvec.trees import map_tree, tree_leaves
 
 __all__ = ["Call", "run", "shorten"]
 
@@ -151,6 +151,4 @@ class _Search:
 
 
 def _leaves(tree: Any) -> list[Any]:
-    found: list[Any] = []
-    map_tree(found.append, tree)
-    return found
+    return [leaf for _, leaf in tree_leaves(tree)]

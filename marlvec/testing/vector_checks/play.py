@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from marlvec.testing.env_checks.report import Place, first_difference, leaf
+from marlvec.trees import map_tree, zip_trees
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["MakeEnvs", "VectorPlace", "actions_for", "compare", "join", "play", "record", "row_of"]
+__all__ = ["MakeEnvs", "VectorPlace", "actions_for", "compare", "play", "record", "row_of"]
 
 _ARRAYS = ("alive", "acting", "action_mask", "reset_mask", "state", "final_observation", "_final_observation")
 
@@ -59,26 +60,12 @@ def actions_for(envs: VectorEnv, seed: int, counts: Sequence[int], env_ids: Sequ
         envs.random_action(seed=seed * 1_000_003 + 10_007 * i + count, env_ids=[i])
         for i, count in zip(ids, counts, strict=True)
     ]
-    return join(drawn)
-
-
-def join(trees: Sequence[Any]) -> Any:
-    """Join trees of arrays along the first axis."""
-    first = trees[0]
-    if isinstance(first, Mapping):
-        return {key: join([tree[key] for tree in trees]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(join([tree[i] for tree in trees]) for i in range(len(first)))
-    return np.concatenate(trees)
+    return zip_trees(np.concatenate, drawn)
 
 
 def row_of(tree: Any, i: int | tuple[int, ...]) -> Any:
     """Return a copy of one row of every array in a tree."""
-    if isinstance(tree, Mapping):
-        return {key: row_of(part, i) for key, part in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(row_of(part, i) for part in tree)
-    return deepcopy(tree[i])
+    return map_tree(lambda leaf: deepcopy(leaf[i]), tree)
 
 
 def compare(place: VectorPlace, where: str, expected: Any, got: Any) -> None:

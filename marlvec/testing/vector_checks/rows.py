@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Discrete, Space
 
+from marlvec.testing.env_checks.report import leaf
 from marlvec.testing.env_checks.values import check_member
 from marlvec.testing.vector_checks.play import MakeEnvs, VectorPlace, actions_for, compare, play, record, row_of
+from marlvec.trees import tree_leaves
 from marlvec.vector.seeding import env_seeds
 from marlvec.vector.vector_env import VectorEnv
 
@@ -159,20 +161,10 @@ def check_copies(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
                 actions = actions_for(envs, seed, [t] * envs.num_envs)
                 result, viewed = envs.step(actions), views.step(actions)
             compare(place, f"copy=False beside copy=True, step {t}", record(result), record(viewed))
-            for name, array in _leaves(viewed[0], "obs"):
+            for path, array in tree_leaves(viewed[0]):
                 if array.flags.writeable:
-                    place.broken(f"{name} with copy=False", "a view that cannot be written to", "one that can")
+                    what = f"{leaf('obs', path)} with copy=False"
+                    place.broken(what, "a view that cannot be written to", "one that can")
             kept = [*kept[-2:], (result, record(result))]
             for old, copied in kept[:-1]:
                 compare(place, f"an earlier result with copy=True after step {t}", copied, record(old))
-
-
-def _leaves(tree: Any, path: str) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    if isinstance(tree, dict):
-        for key, part in tree.items():
-            yield from _leaves(part, f"{path}/{key}")
-    elif isinstance(tree, tuple):
-        for i, part in enumerate(tree):
-            yield from _leaves(part, f"{path}/{i}")
-    else:
-        yield path, tree

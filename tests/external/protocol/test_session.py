@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from marlvec.errors import ProtocolError, RefusedError
 from marlvec.external.protocol.messages import Message, Type, read_message
-from marlvec.external.protocol.stream import EpisodeState, EpisodeStates, MessageStream
+from marlvec.external.protocol.stream import EpisodeState, MessageStream, check_order
+from tests.external.helpers.served import Raw, served
+
+OF_EPISODES = {Type.STEP, Type.LOG, Type.RETURNS, Type.LEAVE, Type.END, Type.ABANDON}
 
 
 def ok(stream: MessageStream, re: int = 1) -> bytes:
@@ -97,45 +100,40 @@ def test_breaks_lose_nothing_and_double_nothing(events: list[str], random: objec
     assert sides[1].duplicates == 0
 
 
-def request(kind: Type, episode: int) -> Message:
-    return Message(kind, {"episode": episode}, 1)
+@pytest.mark.fault("G16")
+@pytest.mark.parametrize(
+    ("state", "allowed", "said"),
+    [
+        (None, set(), "there is no episode 3, or it is over"),
+        (EpisodeState.BEGINNING, {Type.ABANDON}, "episode 3 waits for a free slot: '.*' cannot come now"),
+        (EpisodeState.RUNNING, OF_EPISODES, "-"),
+        (EpisodeState.ASKED, {Type.RETURNS, Type.END, Type.ABANDON}, "episode 3 waits for actions: '.*' cannot come"),
+    ],
+)
+def test_what_may_come_when(state: EpisodeState | None, allowed: set[Type], said: str) -> None:
+    for kind in OF_EPISODES:
+        message = Message(kind, {"episode": 3}, 1)
+        if kind in allowed:
+            check_order(message, state)
+            continue
+        with pytest.raises(RefusedError, match=said) as caught:
+            check_order(message, state)
+        assert caught.value.code == ("episode" if state is None else "order")
+    check_order(Message(Type.WEIGHTS, {"have": 0}, 1), state)
 
 
 @pytest.mark.fault("G16")
-def test_what_may_come_when() -> None:
-    episodes = EpisodeStates(2)
-    with pytest.raises(RefusedError, match="there is no episode 3, or it is over") as caught:
-        episodes.check(request(Type.STEP, 3))
-    assert caught.value.code == "episode"
-    episodes.check(request(Type.BEGIN, 3))
-    assert 3 not in episodes
-    episodes.begin(3)
-    assert 3 in episodes
-    assert len(episodes) == 1
-    for number in (3, 2, 0):
-        with pytest.raises(RefusedError, match=f"episode {number} is not new: numbers must grow, the last was 3"):
-            episodes.check(request(Type.BEGIN, number))
-    with pytest.raises(RefusedError, match="waits for a free slot: 'step' cannot come now") as caught:
-        episodes.check(request(Type.STEP, 3))
-    assert caught.value.code == "order"
-    episodes.check(request(Type.ABANDON, 3))
-    episodes.move(3, EpisodeState.RUNNING)
-    for kind in (Type.STEP, Type.LOG, Type.RETURNS, Type.LEAVE, Type.END, Type.ABANDON):
-        episodes.check(request(kind, 3))
-    episodes.move(3, EpisodeState.ASKED)
-    assert episodes.state(3) is EpisodeState.ASKED
-    for kind in (Type.STEP, Type.LOG, Type.LEAVE):
-        with pytest.raises(RefusedError, match="waits for actions"):
-            episodes.check(request(kind, 3))
-    for kind in (Type.RETURNS, Type.END, Type.ABANDON):
-        episodes.check(request(kind, 3))
-    episodes.begin(4)
-    with pytest.raises(RefusedError, match="2 episodes at a time") as caught:
-        episodes.check(request(Type.BEGIN, 5))
-    assert caught.value.code == "limit"
-    episodes.end(3)
-    episodes.end(3)
-    with pytest.raises(RefusedError, match="no episode 3"):
-        episodes.check(request(Type.END, 3))
-    episodes.check(request(Type.BEGIN, 5))
-    episodes.check(Message(Type.WEIGHTS, {"have": 0}, 1))
+def test_numbers_of_episodes_grow_and_so_many_run_at_a_time() -> None:
+    with served(2, episodes=2) as there, Raw(there.url) as raw:
+        raw.begin(3)
+        for number in (3, 2, 0):
+            reply = raw.ask(Type.BEGIN, episode=number, training=True).fields
+            text = f"episode {number} is not new: numbers must grow, the last was 3"
+            assert (reply["code"], reply["text"]) == ("order", text)
+        raw.begin(4)
+        reply = raw.ask(Type.BEGIN, episode=5, training=True).fields
+        text = "a client may have 2 episodes at a time; end one first"
+        assert (reply["code"], reply["text"]) == ("limit", text)
+        raw.ask(Type.ABANDON, episode=3, reason="")
+        assert raw.ask(Type.END, episode=3, obs={}, truncated=False).fields["code"] == "episode"
+        raw.begin(5)
