@@ -12,11 +12,10 @@ from gymnasium.spaces import Box, Dict, Discrete, Space
 from numpy.typing import NDArray
 from pettingzoo import ParallelEnv
 
-from marlvec.envs.autoreset import AutoresetMode
 from marlvec.envs.spec import COMMON, AgentGroup
 from marlvec.errors import ActionError, ArgumentError
 from marlvec.interop.rows.infos import merged
-from marlvec.interop.rows.view_checks import check_view, render_mode_of, value_at, viewed
+from marlvec.interop.rows.view_checks import check_view, metadata_of, render_mode_of, value_at, viewed
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.vector.data.infos import infos_to_list
@@ -56,12 +55,11 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
     """
 
     def __init__(self, envs: VectorEnv) -> None:
-        why = "it drives one env by itself"
-        check_view(envs, "ParallelView", why, num_envs=1, modes=[AutoresetMode.DISABLED], has_make=True)
+        check_view(envs, "ParallelView")
         self.envs = envs
         self.possible_agents = list(envs.agents)
         self.agents: list[str] = []
-        self.metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
+        self.metadata = metadata_of(envs)
         self.render_mode = render_mode_of(envs)
         if envs.state_space is not None:
             self.state_space = envs.state_space
