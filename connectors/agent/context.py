@@ -109,12 +109,12 @@ class AgentIndicator(AgentConnector):
         self.types = types
 
     def __call__(self, rows: Rows) -> Rows:
-        codes = self._codes
+        obs, codes = rows.obs, self._codes
         try:
             own = codes[rows.agent_index]
         except IndexError:
             raise ContractError(f"agent_index {int(rows.agent_index.max())} in rows of {len(codes)} agents") from None
-        return append_to_obs(rows, own, rows.obs.dtype)
+        return rows.replace(obs=np.concatenate((obs, own), axis=1, dtype=obs.dtype, casting="unsafe"))
 
     def setup(self, space: Space[Any]) -> None:
         self._codes = self._table().astype(space.dtype)
