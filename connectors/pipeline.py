@@ -91,7 +91,8 @@ class _Program(NamedTuple):
 
 def with_inner(piece: Connector) -> list[Connector]:
     """List a piece and, if it is a chain, all pieces in it, outer pieces first."""
-    return [piece, *piece._walk()] if isinstance(piece, Pipeline) else [piece]
+    inner = piece if isinstance(piece, Pipeline) else ()
+    return [piece, *(found for part in inner for found in with_inner(part))]
 
 
 def _is_ours(piece: Connector) -> bool:
@@ -155,6 +156,7 @@ class Pipeline(Connector, Generic[P]):
 
     _side: type[Connector]
     _needs_space: bool = True  # False: also runs unbound
+    _starts_last: bool = False  # whether the space passes through the last piece first
 
     def __init__(self, pieces: Iterable[P] = ()) -> None:
         self._stages: tuple[Stage[P], ...] = ()
@@ -311,12 +313,6 @@ class Pipeline(Connector, Generic[P]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}([{', '.join(repr(stage.piece) for stage in self._stages)}])"
 
-    def _walk(self) -> Iterator[Connector]:
-        for stage in self._stages:
-            yield stage.piece
-            if isinstance(stage.piece, Pipeline):
-                yield from stage.piece._walk()
-
     # --- mode and state
 
     def train(self) -> Self:
@@ -430,7 +426,7 @@ class Pipeline(Connector, Generic[P]):
         root = self._root()
         if isinstance(piece, Pipeline) and (piece is root or piece._owner is not None):
             raise ArgumentError(f"{piece!r} is part of a pipeline already")
-        mine = {id(p) for p in root._walk()} - {id(stage.piece) for stage in self._stages}
+        mine = {id(p) for p in with_inner(root)} - {id(stage.piece) for stage in self._stages}
         mine |= {id(stage.piece) for stage in others}
         twice = [p for p in with_inner(piece) if id(p) in mine]
         if twice and not isinstance(twice[0], FunctionConnector):
@@ -487,10 +483,13 @@ class Pipeline(Connector, Generic[P]):
         head = f"{self.name} ({'training' if self.training else 'eval'}"
         if self._space is None or not self._needs_space:
             return "\n".join([f"{head}, not bound)" if self._needs_space else f"{head})", *self._lines()])
-        return "\n".join([f"{head})", f"     {space_summary(self._spaces(self._space)[0])}", *self._lines()])
+        first = self._spaces(self._space)[-1 if self._starts_last else 0]
+        return "\n".join([f"{head})", f"     {space_summary(first)}", *self._lines()])
 
     def _lines(self) -> list[str]:
         spaces = self._spaces(self._space) if self._space is not None and self._needs_space else []
+        if self._starts_last:
+            spaces.reverse()
         lines = []
         for i, stage in enumerate(self._stages):
             if isinstance(stage.piece, Pipeline):
@@ -622,7 +621,8 @@ class Pipeline(Connector, Generic[P]):
 
     def setup(self, space: Space[Any]) -> None:
         self._space = space
-        for stage, at in self._inputs(space):
+        spaces = self._spaces(space)  # computes all spaces first: if a piece raises, no piece has changed
+        for stage, at in zip(self._order, spaces, strict=False):
             with self._naming(stage):
                 stage.piece.setup(at)
         around: Pipeline[Any] | None = self
@@ -632,16 +632,24 @@ class Pipeline(Connector, Generic[P]):
 
     def _refresh(self) -> None:
         if self._space is not None:
-            self._spaces(self._space)  # computes all spaces first: if a piece raises, no piece has changed
             self.setup(self._space)
 
-    @abstractmethod
+    @property
+    def _order(self) -> tuple[Stage[P], ...]:
+        """The stages in the order in which spaces pass through them, and in which they are set up."""
+        return self._stages[::-1] if self._starts_last else self._stages
+
     def _spaces(self, space: Space[Any]) -> list[Space[Any]]:
-        """Return the spaces before, between and after the pieces, in order. Changes nothing."""
+        """Return ``space``, and the space past each piece, in their `_order`. Changes nothing."""
+        spaces = [space]
+        for stage in self._order:
+            with self._naming(stage):
+                spaces.append(self._past(stage.piece, spaces[-1]))
+        return spaces
 
     @abstractmethod
-    def _inputs(self, space: Space[Any]) -> list[tuple[Stage[P], Space[Any]]]:
-        """Return each piece with the space for its `setup`, in the order of set-up."""
+    def _past(self, piece: P, space: Space[Any]) -> Space[Any]:
+        """Return the space past a piece."""
 
     @contextmanager
     def _naming(self, stage: Stage[P]) -> Iterator[None]:

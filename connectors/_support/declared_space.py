@@ -17,25 +17,31 @@ from marlvec.trees import Tree, map_tree
 __all__ = ["DeclaredSpace", "ObsFunction", "SpaceRule", "check_function", "read_only", "space_after"]
 
 SpaceRule = Space[Any] | Callable[[Space[Any]], Space[Any]] | None
-"""The space after a function: that space, or what this gives for the space before; None where the two are equal."""
+"""The space on a function's other side: a space, or a function of the space on this side; None: both are equal."""
 
 
-def check_function(function: Any, output_space: Any, who: str) -> None:
+def check_function(function: Any, rule: Any, who: str, argument: str = "output_space") -> None:
     """Check the arguments of a connector around a function.
 
+    Args:
+        function: The function.
+        rule: The space on its other side.
+        who: The connector, for messages.
+        argument: Name of ``rule``, for messages.
+
     Raises:
-        ArgumentError: ``function`` cannot be called, or ``output_space`` is not a `SpaceRule`.
+        ArgumentError: ``function`` cannot be called, or ``rule`` is not a `SpaceRule`.
     """
     if not callable(function):
         raise ArgumentError(f"{who} takes a function, got {type(function).__name__}")
-    if output_space is not None and not isinstance(output_space, Space) and not callable(output_space):
+    if rule is not None and not isinstance(rule, Space) and not callable(rule):
         raise ArgumentError(
-            f"output_space must be a space, a function from space to space, or None; got {type(output_space).__name__}"
+            f"{argument} must be a space, a function from space to space, or None; got {type(rule).__name__}"
         )
 
 
-def space_after(rule: SpaceRule, space: Space[Any], who: str) -> Space[Any]:
-    """Compute the output space by a rule.
+def space_after(rule: SpaceRule, space: Space[Any], who: str, argument: str = "output_space") -> Space[Any]:
+    """Compute the space on the other side of a function by a rule.
 
     Raises:
         ArgumentError: The rule's function did not return a space.
@@ -44,7 +50,7 @@ def space_after(rule: SpaceRule, space: Space[Any], who: str) -> Space[Any]:
         return space if rule is None else rule
     after = rule(space)
     if not isinstance(after, Space):
-        raise ArgumentError(f"the output_space of {who} must return a space, got {type(after).__name__}")
+        raise ArgumentError(f"the {argument} of {who} must return a space, got {type(after).__name__}")
     return after
 
 

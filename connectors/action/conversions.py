@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
+from marlvec.connectors._support.declared_space import SpaceRule, check_function, read_only, space_after
 from marlvec.connectors.action.valid_actions import Choices
 from marlvec.connectors.connector import ActionConnector, from_setup
 from marlvec.connectors.parameters import PositiveInt
@@ -64,18 +65,11 @@ class ReadOnlyActions(ActionConnector):
             actions = actions.view()
             actions.flags.writeable = False
             return rows.replace(actions_for_env=actions)
-        return rows.replace(actions_for_env=map_tree(_read_only, actions))
+        return rows.replace(actions_for_env=read_only(actions))
 
     @property
     def only_converts(self) -> bool:
         return True
-
-
-def _read_only(array: Any) -> Any:
-    if isinstance(array, np.ndarray):
-        array = array.view()
-        array.flags.writeable = False
-    return array
 
 
 class MapActions(ActionConnector):
@@ -97,25 +91,20 @@ class MapActions(ActionConnector):
     def __init__(
         self,
         function: Callable[[Tree], Tree],
-        policy_space: Space[Any] | Callable[[Space[Any]], Space[Any]] | None = None,
+        policy_space: SpaceRule = None,
     ) -> None:
-        if not callable(function):
-            raise ArgumentError(f"MapActions wants a function of actions, got {type(function).__name__}")
-        if policy_space is not None and not isinstance(policy_space, Space) and not callable(policy_space):
-            raise ArgumentError(f"policy_space must be a space or a function of one, got {policy_space!r}")
+        check_function(function, policy_space, "MapActions", "policy_space")
         self.function = function
-        self._given_space = policy_space
+        self._rule = policy_space
 
     def __call__(self, rows: Rows) -> Rows:
         return rows.replace(actions_for_env=self.function(rows.actions_for_env))
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
-        if self._given_space is None or isinstance(self._given_space, Space):
-            return space if self._given_space is None else self._given_space
-        return self._given_space(space)
+        return space_after(self._rule, space, self.name, "policy_space")
 
     def params(self) -> dict[str, Any]:
-        return {"function": self.function, "policy_space": self._given_space}
+        return {"function": self.function, "policy_space": self._rule}
 
 
 class ActionPlan(NamedTuple):

@@ -10,7 +10,7 @@ from gymnasium.spaces import Space
 from marlvec.connectors.action.conversions import ReadOnlyActions, ToNumpy, UnsquashActions
 from marlvec.connectors.action.valid_actions import ClipActions
 from marlvec.connectors.connector import ActionConnector
-from marlvec.connectors.pipeline import Pipeline, Stage
+from marlvec.connectors.pipeline import Pipeline
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError
 
@@ -28,6 +28,7 @@ class ActionPipeline(Pipeline[ActionConnector], ActionConnector):
     """
 
     _side = ActionConnector
+    _starts_last = True
 
     @classmethod
     def default(cls) -> Self:
@@ -56,22 +57,15 @@ class ActionPipeline(Pipeline[ActionConnector], ActionConnector):
     @property
     def policy_space_(self) -> Space[Any]:
         """Space of one action before the first piece: the policy's."""
-        return self._spaces(self._bound_space())[0]
+        return self._spaces(self._bound_space())[-1]
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
-        return self._spaces(space)[0]
+        return self._spaces(space)[-1]
 
     def _refresh(self) -> None:
         if self._space is not None:
             self.action_space = self.policy_space(self._space)
         super()._refresh()
 
-    def _spaces(self, space: Space[Any]) -> list[Space[Any]]:
-        spaces = [space]
-        for stage in reversed(self._stages):
-            with self._naming(stage):
-                spaces.append(stage.piece.policy_space(spaces[-1]))
-        return spaces[::-1]
-
-    def _inputs(self, space: Space[Any]) -> list[tuple[Stage[ActionConnector], Space[Any]]]:
-        return list(zip(self._stages, self._spaces(space)[1:], strict=True))[::-1]
+    def _past(self, piece: ActionConnector, space: Space[Any]) -> Space[Any]:
+        return piece.policy_space(space)

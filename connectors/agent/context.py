@@ -109,27 +109,19 @@ class AgentIndicator(AgentConnector):
         self.types = types
 
     def __call__(self, rows: Rows) -> Rows:
-        obs = rows.obs
-        count, width = self._codes.shape
-        size = obs.shape[1]
-        out = np.empty((len(rows), size + width), obs.dtype)
-        out[:, :size] = obs
+        obs, codes = rows.obs, self._codes
         try:
-            out[:, size:] = self._codes[rows.agent_index]
+            own = codes[rows.agent_index]
         except IndexError:
-            raise ContractError(f"agent_index {int(rows.agent_index.max())} in rows of {count} agents") from None
-        return rows.replace(obs=out)
+            raise ContractError(f"agent_index {int(rows.agent_index.max())} in rows of {len(codes)} agents") from None
+        return rows.replace(obs=np.concatenate((obs, own), axis=1, dtype=obs.dtype, casting="unsafe"))
 
     def setup(self, space: Space[Any]) -> None:
         self._codes = self._table().astype(space.dtype)
 
     def output_space(self, space: Space[Any]) -> Space[Any]:
-        if not isinstance(space, Box) or len(space.shape) != 1:
-            raise UnsupportedSpaceError(f"AgentIndicator needs a vector: put FlattenObs before it; got {space}")
-        width = self._table().shape[1]
-        low = np.concatenate([space.low, np.zeros(width, space.dtype)])
-        high = np.concatenate([space.high, np.ones(width, space.dtype)])
-        return Box(low, high, dtype=space.low.dtype.type)
+        code = Box(0, 1, self._table().shape[1:], np.dtype(space.dtype).type)
+        return appended_space(space, code, 1, self.name)
 
     def params(self) -> dict[str, Any]:
         return {**super().params(), "agents": self.given}

@@ -7,7 +7,7 @@ from typing import Any, Self
 from gymnasium.spaces import Space
 
 from marlvec.connectors.connector import AgentConnector
-from marlvec.connectors.pipeline import Pipeline, Stage
+from marlvec.connectors.pipeline import Pipeline
 
 __all__ = ["AgentPipeline"]
 
@@ -45,12 +45,5 @@ class AgentPipeline(Pipeline[AgentConnector], AgentConnector):
     def output_space(self, space: Space[Any]) -> Space[Any]:
         return self._spaces(space)[-1]
 
-    def _spaces(self, space: Space[Any]) -> list[Space[Any]]:
-        spaces = [space]
-        for stage in self._stages:
-            with self._naming(stage):
-                spaces.append(stage.piece.output_space(spaces[-1]))
-        return spaces
-
-    def _inputs(self, space: Space[Any]) -> list[tuple[Stage[AgentConnector], Space[Any]]]:
-        return list(zip(self._stages, self._spaces(space)[:-1], strict=True))
+    def _past(self, piece: AgentConnector, space: Space[Any]) -> Space[Any]:
+        return piece.output_space(space)

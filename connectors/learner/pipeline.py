@@ -8,7 +8,7 @@ from typing import Any, Self
 from gymnasium.spaces import Space
 
 from marlvec.connectors.connector import LearnerConnector
-from marlvec.connectors.pipeline import Pipeline, Stage
+from marlvec.connectors.pipeline import Pipeline
 from marlvec.connectors.rows import Rows
 
 __all__ = ["LearnerPipeline"]
@@ -36,8 +36,5 @@ class LearnerPipeline(Pipeline[LearnerConnector], LearnerConnector):
             with self._naming(stage):
                 stage.piece.see_batch(batch)
 
-    def _spaces(self, space: Space[Any]) -> list[Space[Any]]:
-        return [space] * (len(self._stages) + 1)
-
-    def _inputs(self, space: Space[Any]) -> list[tuple[Stage[LearnerConnector], Space[Any]]]:
-        return [(stage, space) for stage in self._stages]
+    def _past(self, piece: LearnerConnector, space: Space[Any]) -> Space[Any]:
+        return space

@@ -1,7 +1,7 @@
 """Many collectors, in processes on one machine or several, and one learner: see `Collectors`."""
 
 from marlvec.collect.metrics.collector_stats import CollectorStats
-from marlvec.distributed.accounting.ledger import Accounting
+from marlvec.distributed.accounting import Accounting
 from marlvec.distributed.collectors import Collectors
 from marlvec.distributed.place import Place
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from marlvec.distributed.accounting.ledger import Entry, Ledger, LostReason
+from marlvec.distributed.accounting import Entry, Ledger, LostReason
 from marlvec.distributed.engines.engine import Engine, LostError, UnsentError
+from marlvec.distributed.merge_rounds import MergeRounds
 from marlvec.distributed.place import Place, seed_at
 from marlvec.distributed.policy_log import PolicyLog
 from marlvec.distributed.server.messages import (
@@ -98,7 +99,7 @@ class CollectorGroup:
         entropy: Source of all seeds.
         timeout: Seconds a request may run.
         limit: Restart limit of one collector.
-        merged: Returns the merged connector states, and their number.
+        rounds: Merged connector states; takes those that collectors hand over.
         log: Policy changes that all collectors make.
 
     Attributes:
@@ -108,6 +109,7 @@ class CollectorGroup:
         replies: Last replies to `question`, by index.
         losses: Collectors lost since the last callbacks.
         builds: Places built since the last callbacks.
+        raised: Exceptions of collectors, to be raised.
     """
 
     def __init__(
@@ -119,11 +121,11 @@ class CollectorGroup:
         entropy: int,
         timeout: float,
         limit: RestartLimit,
-        merged: Callable[[], tuple[Any, int]],
+        rounds: MergeRounds,
         log: PolicyLog,
     ) -> None:
         self._engine, self._build, self._ledger = engine, build, ledger
-        self._entropy, self._timeout, self._merged = entropy, timeout, merged
+        self._entropy, self._timeout, self._rounds = entropy, timeout, rounds
         self._budget, self._log = RestartBudget(limit), log
         self._commands: dict[int, int | None] = {}  # change number by request id; None for a question
         self._streams: dict[int, Place] = {}
@@ -133,6 +135,7 @@ class CollectorGroup:
         self.replies: dict[int, Answer] = {}
         self.losses: list[LostCollector] = []
         self.builds: list[Place] = []
+        self.raised: list[BaseException] = []
 
     @property
     def active(self) -> list[int]:
@@ -187,9 +190,8 @@ class CollectorGroup:
     def _begin(self, collector: RemoteCollector, num_collectors: int) -> Any:
         collector.why, collector.differs = None, None
         place, resume = collector.place, collector.resume
-        state, merged = self._merged()
         if place is None or resume is None:
-            collector.epoch, collector.merged, resume = collector.epoch + 1, merged, (None, None)
+            collector.epoch, collector.merged, resume = collector.epoch + 1, self._rounds.number, (None, None)
             seed = seed_at(self._entropy, collector.index, collector.epoch)
             place = Place(collector.index, collector.epoch, len(self._streams), seed, num_collectors)
             collector.place = self._streams[place.stream] = place
@@ -199,7 +201,9 @@ class CollectorGroup:
         changes = self._log.unsent(())
         collector.changes = set(changes)
         replayed = tuple(self._log[number] for number in changes)
-        return self._engine.submit(collector.handle, Start(place, self._build, state, wants, replayed, *resume))
+        return self._engine.submit(
+            collector.handle, Start(place, self._build, self._rounds.merged, wants, replayed, *resume)
+        )
 
     def _await_start(self, collector: RemoteCollector, ticket: Any, num_collectors: int) -> Started | Raised:
         """Return a collector's `Started` reply; if it dies first, restart it and wait again.
@@ -308,35 +312,19 @@ class CollectorGroup:
         collector.tickets[entry.id] = self._engine.submit(collector.handle, request)
         collector.in_doubt = False
 
-    def end_doubtful(self, take: Callable[[int, Answer | None], None]) -> list[BaseException]:
-        """End collectors whose records Ctrl-C left unfinished. Rebuilding them does not count as a restart.
-
-        Args:
-            take: Called with a collector's index and its held answer; with None if it raised.
-
-        Returns:
-            Exceptions that collectors raised.
-        """
-        raised: list[BaseException] = []
+    def end_doubtful(self) -> None:
+        """End collectors whose records Ctrl-C left unfinished. Rebuilding them does not count as a restart."""
         for collector in self.collectors.values():
             if collector.in_doubt:
-                raised += self._end(collector, "interrupted", "Ctrl-C came while it was asked, or had answered", take)
-        return raised
+                self._end(collector, "interrupted", "Ctrl-C came while it was asked, or had answered")
 
     @property
     def is_awaited(self) -> bool:
         """Whether an answer is awaited."""
         return any(collector.tickets for collector in self.collectors.values())
 
-    def receive(self, take: Callable[[int, Answer | None], None]) -> list[BaseException]:
-        """Wait until a collector has answered, has died, or has timed out.
-
-        Args:
-            take: Called with a collector's index and its held answer; with None if it raised.
-
-        Returns:
-            Exceptions that collectors raised.
-        """
+    def receive(self) -> None:
+        """Wait until a collector has answered, has died, or has timed out."""
         oldest = {
             collector.index: next(iter(collector.tickets.items()))
             for collector in self.collectors.values()
@@ -346,49 +334,38 @@ class CollectorGroup:
         left = min(self.collectors[index].since + self._timeout - now for index in oldest)
         tickets = [ticket for _, ticket in oldest.values()]
         ready = set(map(id, self._engine.ready(tickets, max(left, 0.0))))
-        now, raised = time.monotonic(), []
+        now = time.monotonic()
         for index, (request_id, ticket) in oldest.items():
             collector = self.collectors[index]
             if id(ticket) in ready:
                 try:
-                    raised += self._hold(collector, request_id, self._engine.take(ticket, self._timeout), take)
+                    self._hold(collector, request_id, self._engine.take(ticket, self._timeout))
                 except UnsentError as unsent:
-                    raised += self._take_unsent(collector, request_id, unsent, take)
+                    self._take_unsent(collector, request_id, unsent)
                 except LostError as lost:
-                    raised += self._end(collector, lost.reason, str(lost), take)
+                    self._end(collector, lost.reason, str(lost))
                 except ProtocolError as wrong:
-                    raised += self._end(collector, "object_lost", str(wrong), take)
+                    self._end(collector, "object_lost", str(wrong))
                 if collector.differs is not None and collector.handle is not None:
-                    raised += self._end(collector, collector.differs, "its policies are not those of others", take)
+                    self._end(collector, collector.differs, "its policies are not those of others")
             elif now - collector.since >= self._timeout:
-                text = f"a request has run for more than {self._timeout:g} s"
-                raised += self._end(collector, "timeout", text, take)
-        return raised
+                self._end(collector, "timeout", f"a request has run for more than {self._timeout:g} s")
 
-    def _take_unsent(
-        self,
-        collector: RemoteCollector,
-        request_id: int,
-        unsent: UnsentError,
-        take: Callable[[int, Answer | None], None],
-    ) -> list[BaseException]:
+    def _take_unsent(self, collector: RemoteCollector, request_id: int, unsent: UnsentError) -> None:
         """Handle an answer that could not be sent: a command's is dropped; after lost rows the collector ends."""
         if request_id in self._commands:
-            return self._hold(collector, request_id, Answer(request_id, collector.epoch, raised=unsent.raised), take)
-        return [unsent.raised.exception(), *self._end(collector, unsent.reason, str(unsent), take)]
+            self._hold(collector, request_id, Answer(request_id, collector.epoch, raised=unsent.raised))
+            return
+        self.raised.append(unsent.raised.exception())
+        self._end(collector, unsent.reason, str(unsent))
 
-    def _hold(
-        self, collector: RemoteCollector, request_id: int, answer: Any, take: Callable[[int, Answer | None], None]
-    ) -> list[BaseException]:
+    def _hold(self, collector: RemoteCollector, request_id: int, answer: Any) -> None:
         assert isinstance(answer, Answer)  # the type of the expected reply
         collector.since, was_in_doubt, collector.in_doubt = time.monotonic(), collector.in_doubt, True
-        raised = self._note(collector, request_id, answer, take)
+        self._note(collector, request_id, answer)
         collector.in_doubt = was_in_doubt
-        return raised
 
-    def _note(
-        self, collector: RemoteCollector, request_id: int, answer: Answer, take: Callable[[int, Answer | None], None]
-    ) -> list[BaseException]:
+    def _note(self, collector: RemoteCollector, request_id: int, answer: Answer) -> None:
         if answer.raised is None and request_id not in self._commands:
             self.answers[request_id] = answer  # before the ledger lists it as held
         self._ledger.hold(answer.id, answer.epoch)
@@ -401,30 +378,25 @@ class CollectorGroup:
                 self._ledger.lose([answer.id], "raised")
             if number is None:
                 self.replies[collector.index] = answer
-            else:
-                if not self._log.take(number, answer):  # it failed to make a change, or Ctrl-C has undone a change
-                    collector.differs = "interrupted" if answer.raised is None else "raised"
-            return []
-        if answer.raised is None:
-            take(collector.index, answer)
-            return []
-        self._ledger.lose([answer.id], "raised")
-        take(collector.index, None)
-        return [answer.raised.exception()]
+            elif not self._log.take(number, answer):  # it failed to make a change, or Ctrl-C has undone a change
+                collector.differs = "interrupted" if answer.raised is None else "raised"
+        elif answer.raised is not None:
+            self._ledger.lose([answer.id], "raised")
+            self._rounds.take(collector.index, None)
+            self.raised.append(answer.raised.exception())
+        elif answer.handed is not None:
+            self._rounds.take(collector.index, answer.handed)
 
-    def _end(
-        self, collector: RemoteCollector, reason: LostReason, text: str, take: Callable[[int, Answer | None], None]
-    ) -> list[BaseException]:
+    def _end(self, collector: RemoteCollector, reason: LostReason, text: str) -> None:
         """End a collector. Earlier answers are kept; answers after a lost answer are lost, too."""
         may_be_late = reason != "timeout" and not collector.in_doubt
         collector.in_doubt = True
         if collector.handle is not None:  # else Ctrl-C has interrupted this function before
             self._engine.kill(collector.handle)
-        raised: list[BaseException] = []
         while collector.tickets and may_be_late:
             request_id, ticket = next(iter(collector.tickets.items()))
             try:
-                raised += self._hold(collector, request_id, self._engine.take(ticket, _LATE_ANSWERS), take)
+                self._hold(collector, request_id, self._engine.take(ticket, _LATE_ANSWERS))
             except (LostError, ProtocolError):
                 break
         # Also a command whose answer was not fully recorded: it is briefly held.
@@ -434,9 +406,8 @@ class CollectorGroup:
         collector.tickets.clear()
         if collector.handle is not None:
             self._note_loss(collector, reason, text, len(gone))
-        take(collector.index, None)
+        self._rounds.take(collector.index, None)
         collector.in_doubt = False
-        return raised
 
     def _note_loss(self, collector: RemoteCollector, reason: LostReason, text: str, requests: int) -> None:
         self._engine.kill(collector.handle)

@@ -20,8 +20,7 @@ from marlvec.collect.batch_source import BatchSource
 from marlvec.collect.callbacks.callback_list import CallbackLike
 from marlvec.collect.episodes import PolicyMapping
 from marlvec.collect.rollout_state import STREAM_BITS
-from marlvec.distributed.accounting.ledger import Accounting, Ledger
-from marlvec.distributed.accounting.plans import Fragments, Plan, Shares
+from marlvec.distributed.accounting import Accounting, Fragments, Ledger, Plan, Shares
 from marlvec.distributed.collector_group import CollectorGroup, RemoteCollector
 from marlvec.distributed.engines.engine import Engine
 from marlvec.distributed.engines.sync_engine import SyncEngine
@@ -31,7 +30,7 @@ from marlvec.distributed.joining import joined, oldest_row, stats_after
 from marlvec.distributed.merge_rounds import MergeRounds
 from marlvec.distributed.place import Place
 from marlvec.distributed.policy_log import PolicyLog
-from marlvec.distributed.server.messages import Answer, Request
+from marlvec.distributed.server.messages import Request
 from marlvec.distributed.server.policy_changes import (
     AddPolicy,
     PolicyChange,
@@ -136,7 +135,6 @@ class Collectors(StatefulCollectors, BatchSource):
         self._ledger = Ledger()
         self._rounds = MergeRounds(sync_states)
         self._closed = False
-        self._raised: list[BaseException] = []
         limit = max_restarts if isinstance(max_restarts, RestartLimit) else RestartLimit(max_restarts)
         episodes = count_from(window, f"Collectors(window={window!r})")
         entropy = entropy_of(None if seed is None else check_seed(seed))
@@ -151,7 +149,7 @@ class Collectors(StatefulCollectors, BatchSource):
             entropy=entropy,
             timeout=float(timeout),
             limit=limit,
-            merged=lambda: (self._rounds.merged, self._rounds.number),
+            rounds=self._rounds,
             log=self._log,
         )
         try:
@@ -218,7 +216,7 @@ class Collectors(StatefulCollectors, BatchSource):
         self._plan.begin(goal, self._group.active)
         self._rounds.note_batch(self._plan.asked(self._group.active))
         while True:
-            self._ask(self._plan.lacking(self._ledger, self._group.active), goal)
+            self._ask(self._plan.requests(self._ledger, self._group.active), goal)
             chosen = self._plan.chosen(self._ledger, self.version)
             if chosen is not None:
                 break
@@ -236,7 +234,6 @@ class Collectors(StatefulCollectors, BatchSource):
         deltas = [answer.delta for answer in answers if answer.delta is not None]
         batch = joined(parts, self._policies.learner_connectors, self.metrics.policies)
         oldest = oldest_row(parts, tuple(self._policies.weights))
-        self._ask(self._plan.ahead(self._ledger, self._group.active, chosen), goal)
         ledger_state = self._ledger.after_delivery(chosen, self.version, 0 if oldest is None else self.version - oldest)
         metrics = self.metrics
         before, after = (metrics.state, metrics.collectors), metrics.after(deltas)
@@ -266,7 +263,6 @@ class Collectors(StatefulCollectors, BatchSource):
             self._group.send_changes(index)
             collector = self._group.collectors[index]
             entry = self._group.issue(index, amount, self.version)
-            self._plan.issued(index, amount, entry.id)
             merged = None if collector.merged == rounds.number else rounds.merged
             collector.merged = rounds.number
             hands_over, wants_pipelines = rounds.ask(index)
@@ -284,10 +280,10 @@ class Collectors(StatefulCollectors, BatchSource):
             self._group.ask(entry, request)
 
     def _receive(self) -> None:
-        """Wait for the first answer or loss; keep collectors' exceptions for `_raise`."""
-        self._raised += self._group.end_doubtful(self._take)
+        """Wait for the first answer or loss; `_raise` raises collectors' exceptions."""
+        self._group.end_doubtful()
         if self._group.is_awaited:
-            self._raised += self._group.receive(self._take)
+            self._group.receive()
         self._report()
 
     def _raise(self) -> None:
@@ -296,15 +292,11 @@ class Collectors(StatefulCollectors, BatchSource):
         Raises:
             Exception: A collector raised it.
         """
-        raised, self._raised = self._raised, []
+        raised, self._group.raised = self._group.raised, []
         if raised:
             for other in raised[1:]:
                 raised[0].add_note(f"besides {type(other).__name__}: {other}")
             raise raised[0]
-
-    def _take(self, index: int, answer: Answer | None) -> None:
-        if answer is None or answer.handed is not None:
-            self._rounds.take(index, None if answer is None else answer.handed)
 
     # --- starting and losing collectors
 
@@ -314,7 +306,7 @@ class Collectors(StatefulCollectors, BatchSource):
         Raises:
             CollectorDied: See ``on_fault``.
         """
-        self._raised += self._group.end_doubtful(self._take)
+        self._group.end_doubtful()
         lost = [
             collector
             for collector in self._group.collectors.values()

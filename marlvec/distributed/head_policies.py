@@ -13,7 +13,7 @@ import cloudpickle
 from marlvec.collect.acting.policy_set import Connectors, PoliciesToTrain, pipelines_for
 from marlvec.collect.state.state_loader import StateLoader
 from marlvec.connectors import LearnerPipeline
-from marlvec.distributed.accounting.plans import Pacing
+from marlvec.distributed.accounting import may_publish
 from marlvec.distributed.server.messages import Started
 from marlvec.errors import ArgumentError, SerialisationError, StateError
 from marlvec.serialization.state_fields import State, check_fields, number_field
@@ -68,7 +68,7 @@ class HeadPolicies:
             raise ArgumentError(f"weights must be a dict by policy id, got {weights!r:.200}")
         if unknown := [name for name in weights if name not in self.ids]:
             raise ArgumentError(f"weights of unknown policies {unknown}; the policies are {self.ids}")
-        if not Pacing(1, max_lag).may_publish(bases, self.version):
+        if not may_publish(bases, self.version, max_lag):
             raise StateError(
                 f"fragments that were asked for with version {min(bases)} are on their way, and version "
                 f"{self.version + 1} would make them older than max_policy_lag={max_lag}: call collect() first"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from marlvec.collect import MultiAgentBatch, SampleBatch
 from marlvec.collect.metrics.collector_stats import CollectorStats
 from marlvec.connectors import LearnerPipeline
-from marlvec.distributed.accounting.ledger import Entry
+from marlvec.distributed.accounting import Entry
 from marlvec.distributed.server.messages import Answer
 
 __all__ = ["joined", "oldest_row", "stats_after"]

@@ -5,17 +5,16 @@ Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i *
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.autoreset import AutoresetMode
 from marlvec.interop.gymnasium import GymnasiumVectorEnv
+from marlvec.interop.rows.driver import EpisodeSums
 from marlvec.interop.rows.infos import InfoEntry
-from marlvec.interop.rows.view_checks import NEXT_BEGINS_AT_ONCE, check_view
+from marlvec.interop.rows.view_checks import check_view
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["CleanRLVectorEnv"]
@@ -43,20 +42,17 @@ class CleanRLVectorEnv(GymnasiumVectorEnv):
     """
 
     def __init__(self, envs: VectorEnv) -> None:
-        check_view(envs, "CleanRLVectorEnv", NEXT_BEGINS_AT_ONCE, modes=[AutoresetMode.SAME_STEP])
+        check_view(envs, "CleanRLVectorEnv")
         super().__init__(envs)
         self._alive = np.ones(self.num_envs, np.bool_)
-        self._returns = np.zeros(self.num_envs)
-        self._lengths = np.zeros(self.num_envs, np.int64)
-        self._began = time.monotonic()
+        self._sums = EpisodeSums(self.num_envs)
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         chosen = None if options is None else options.get("reset_mask")
         obs, infos = super().reset(seed=seed, options=options)
-        begun = slice(None) if chosen is None else np.asarray(chosen)
-        self._returns[begun], self._lengths[begun] = 0, 0
+        self._sums.clear(slice(None) if chosen is None else np.asarray(chosen))
         self._note(infos)
         return obs, infos
 
@@ -64,24 +60,16 @@ class CleanRLVectorEnv(GymnasiumVectorEnv):
         self, actions: Any
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         obs, rewards, terminated, truncated, infos = super().step(actions)
-        self._returns += rewards
-        self._lengths += self._alive
+        self._sums.add(rewards, self._alive)
         self._note(infos)
         ended = terminated | truncated
         if np.count_nonzero(ended):
-            seconds = round(time.monotonic() - self._began, 6)
             if "final_obs" in infos:  # otherwise all their episodes were lost
-                infos["final_observation"], infos["_final_observation"] = (
-                    infos.pop("final_obs"),
-                    infos.pop("_final_obs"),
-                )
+                infos["final_observation"] = infos.pop("final_obs")
+                infos["_final_observation"] = infos.pop("_final_obs")
             for row in np.flatnonzero(infos.get("_final_info", ())).tolist():
-                infos["final_info"][row]["episode"] = {
-                    "r": float(self._returns[row]),
-                    "l": int(self._lengths[row]),
-                    "t": seconds,
-                }
-            self._returns[ended], self._lengths[ended] = 0, 0
+                infos["final_info"][row]["episode"] = self._sums.at(row)
+            self._sums.clear(ended)
         return obs, rewards, terminated, truncated, infos
 
     def _note(self, infos: dict[str, Any]) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
@@ -212,7 +211,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
 
     def render(self) -> tuple[Any, ...]:
         """One frame per row, from its env's ``render()``; the same one for all agents of an env."""
-        return tuple(frame for frame in self.envs.render() for _ in range(self.envs.agent_num))
+        return self._layout.of_envs(self.envs.render())
 
     # --- the envs behind the rows
 
@@ -231,7 +230,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
             AttributeError: The envs have no such attribute.
         """
         with missing_is_attribute_error():
-            return self._answers(self.envs.call(name, *args, **kwargs))
+            return self._layout.of_envs(self.envs.call(name, *args, **kwargs))
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Start a `call`; `call_wait` returns the results.
@@ -254,7 +253,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
             AttributeError: As `call`.
         """
         with missing_is_attribute_error():
-            return self._answers(self.envs.call_fetch(timeout))
+            return self._layout.of_envs(self.envs.call_fetch(timeout))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Read an attribute of the envs. A method is returned; Gymnasium's `get_attr` calls it.
@@ -269,7 +268,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
             AttributeError: The envs have no such attribute.
         """
         with missing_is_attribute_error():
-            return self._answers(self.envs.get_attr(name))
+            return self._layout.of_envs(self.envs.get_attr(name))
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of the envs.
@@ -284,7 +283,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
             ArgumentError: A list of another length, or different values for rows of one env.
         """
         if isinstance(values, (list, tuple)):
-            values = PerEnv(self._per_env(values))
+            values = PerEnv(self._layout.per_env(values, "values"))
         self.envs.set_attr(name, values)
 
     @property  # type: ignore[misc]  # not to be set, as in AsyncVectorEnv
@@ -306,22 +305,6 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
             terminate: Whether to kill them at once.
         """
         self.envs.close(0.0 if terminate else 5.0 if timeout is None else timeout)
-
-    def _answers(self, per_env: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(answer for answer in per_env for _ in range(self.envs.agent_num))
-
-    def _per_env(self, values: Sequence[Any]) -> list[Any]:
-        """Reduce one value per row to one per env."""
-        if len(values) != self.num_envs:
-            raise ArgumentError(f"values: expected one per row, {self.num_envs} in all, got {len(values)}")
-        agent_num = self.envs.agent_num
-        for row, value in enumerate(values):
-            first = values[row - row % agent_num]
-            if value is not first and not data_equivalence(value, first):
-                raise ArgumentError(
-                    f"values: expected equal values for rows of one env; row {row} differs from them: {value}"
-                )
-        return list(values[::agent_num])
 
     def _reset_arguments(
         self, seed: int | Sequence[int | None] | None, options: Mapping[str, Any] | None

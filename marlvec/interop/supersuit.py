@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from marlvec.errors import ArgumentError
 from marlvec.interop.rows.driver import RowDriver
-from marlvec.interop.rows.view_checks import render_mode_of, viewed
+from marlvec.interop.rows.view_checks import metadata_of, render_mode_of, viewed
 from marlvec.making import make
 from marlvec.vector.vector_env import VectorEnv
 
@@ -61,7 +61,7 @@ class SuperSuitVecEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         self.num_envs = self.driver.rows.row_num
         self.observation_space = self.single_observation_space = deepcopy(group.observation_space)
         self.action_space = self.single_action_space = deepcopy(group.action_space)
-        self.metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
+        self.metadata = metadata_of(envs)
         self.render_mode = render_mode_of(envs)
 
     def __del__(self) -> None:
@@ -120,7 +120,7 @@ class SuperSuitVecEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
 
     def env_is_wrapped(self, wrapper_class: type) -> list[bool]:
         """Return for each row whether its env is wrapped in ``wrapper_class``, at any depth."""
-        return [wrapped for wrapped in self.envs.env_is_wrapped(wrapper_class) for _ in range(self.envs.agent_num)]
+        return list(self.driver.rows.of_envs(self.envs.env_is_wrapped(wrapper_class)))
 
     def close_extras(self, timeout: float = 5.0) -> None:
         """Close the vectorizer; `close` calls this."""

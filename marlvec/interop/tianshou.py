@@ -14,7 +14,6 @@ import numpy as np
 from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
-from marlvec.envs.autoreset import AutoresetMode
 from marlvec.envs.spec import COMMON
 from marlvec.errors import ActionError, ArgumentError, ContractError
 from marlvec.extras import needs_extra
@@ -47,9 +46,8 @@ class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is
 
     def __init__(self, envs: VectorEnv) -> None:
         # The base class's __init__ is not called: it would start a worker per row.
-        view = type(self).__name__
-        why = "Tianshou resets envs itself and keeps the arrays it receives"
-        check_view(envs, view, why, modes=[AutoresetMode.DISABLED], copies=True, has_make=True)
+        view = "TianshouVectorEnv" if self._row_per_agent else "TianshouTurnVectorEnv"
+        check_view(envs, view)
         self._group = one_group(envs, view)  # Tianshou stacks all agents' observations
         self.envs = envs
         self.env_num = self.wait_num = envs.num_envs * (envs.agent_num if self._row_per_agent else 1)
@@ -79,8 +77,8 @@ class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is
         spaces = {"observation_space": self._group.observation_space, "action_space": self._group.action_space}
         if key in spaces:
             return [deepcopy(spaces[key]) for _ in rows]
-        found = self.envs.get_attr(key, sorted({self._env_of(row) for row in rows}))
-        by_env = dict(zip(sorted({self._env_of(row) for row in rows}), found, strict=True))
+        env_ids = sorted({self._env_of(row) for row in rows})
+        by_env = dict(zip(env_ids, self.envs.get_attr(key, env_ids), strict=True))
         return [by_env[self._env_of(row)] for row in rows]
 
     def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from marlvec.distributed import collectors, joining
-from marlvec.distributed.accounting.ledger import Ledger
+from marlvec.distributed.accounting import Ledger
 from marlvec.distributed.collectors import Collectors
 from tests.defects.registry import Patch, found_by
 

@@ -57,8 +57,8 @@ def view_return_of_the_run(patch: Patch) -> None:
     end = RowDriver._end
 
     def keep(driver: RowDriver, *what: Any) -> None:
-        returns = driver._returns.copy()
+        returns = driver._sums._returns.copy()
         end(driver, *what)
-        driver._returns[:] = returns
+        driver._sums._returns[:] = returns
 
     patch.setattr(RowDriver, "_end", keep)

@@ -9,8 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from marlvec.distributed.accounting.ledger import Entry, Ledger
-from marlvec.distributed.accounting.plans import Pacing
+from marlvec.distributed.accounting import Entry, Ledger, Pacing, may_publish
 from marlvec.errors import ProtocolError
 
 AMOUNT = 5
@@ -29,7 +28,7 @@ class LedgerState(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def issue(self, data: Any) -> None:
-        if len(self.ledger) < self.pacing.before:  # type: ignore[operator]  # there is a bound
+        if len(self.ledger) < self.pacing.most:  # type: ignore[operator]  # there is a bound
             index = data.draw(st.integers(0, len(self.epochs) - 1))
             entry = self.ledger.issue(index, self.epochs[index], AMOUNT, self.version)
             assert entry.id == self.issued
@@ -75,7 +74,7 @@ class LedgerState(RuleBasedStateMachine):
 
     @rule()
     def publish(self) -> None:
-        if self.pacing.may_publish([entry.base for entry in self.ledger], self.version):
+        if may_publish([entry.base for entry in self.ledger], self.version, self.pacing.max_lag):
             self.version += 1
 
     @rule()

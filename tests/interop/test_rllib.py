@@ -298,7 +298,7 @@ def test_invalid_arguments_raise() -> None:
     good = dict.fromkeys(("agent_0", "agent_1", "agent_2"), 0)
     for bad, words in [
         ([good], "one dict per env, 2"),
-        ([good, {"agent_0": 0}], "env 1: 'agent_1' must act"),
+        ([good, {"agent_0": 0}], "actions of env 1: expected one for each agent that must act"),
         ([good, {**good, "bob": 1}], "env 1: no agent 'bob'"),
         ([good, {**good, "agent_2": np.zeros(2)}], "env 1, agent 'agent_2': expected shape"),
         ([good, {**good, "agent_2": 9}], "9"),

@@ -140,9 +140,9 @@ def test_seeds_and_options_are_for_one_reset() -> None:
     view.close()
 
     view = view_of(partial(ScriptedParallelEnv, agent_num=2), 2)
-    with pytest.raises(ArgumentError, match="one dict per row, 4 in all, got 2"):
+    with pytest.raises(ArgumentError, match="one per row, 4 in all, got 2"):
         view.set_options([{}, {}])
-    with pytest.raises(ArgumentError, match="equal ones for rows of one env; row 3 differs"):
+    with pytest.raises(ArgumentError, match="equal values for rows of one env; row 3 differs"):
         view.set_options([{}, {}, {}, {"a": 1}])
     view.close()
 

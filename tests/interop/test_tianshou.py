@@ -128,9 +128,9 @@ def test_rows_of_one_agent_have_masks_infos_and_attributes() -> None:
 def test_rows_that_are_no_decisions_are_refused() -> None:
     view = TianshouVectorEnv.make("simple_spread", 2, backend="sync")
     view.reset()
-    with pytest.raises(ArgumentError, match="env 1 has 3 rows.*multiple"):
+    with pytest.raises(ArgumentError, match="expected all 3 rows of env 1.*multiple"):
         view.step(np.zeros(5, int), range(5))
-    with pytest.raises(ArgumentError, match="env 0 has 3 rows"):
+    with pytest.raises(ArgumentError, match="expected all 3 rows of env 0"):
         view.reset(0)
     with pytest.raises(ActionError):
         view.step(np.full(6, 9))

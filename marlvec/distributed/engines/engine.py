@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from marlvec.distributed.accounting.ledger import LostReason
+from marlvec.distributed.accounting import LostReason
 from marlvec.distributed.place import Place
 from marlvec.distributed.server.messages import Answer, Command, Raised, Request, Start, Started
 

@@ -12,8 +12,7 @@ from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.rollout_state import Counters
 from marlvec.collect.state.identity import check_identity, describe_pipeline
 from marlvec.collect.state.state_loader import StateLoader, has_state, state_of
-from marlvec.distributed.accounting.ledger import Ledger, LedgerState
-from marlvec.distributed.accounting.plans import Plan
+from marlvec.distributed.accounting import Ledger, LedgerState, Plan
 from marlvec.distributed.collector_group import CollectorGroup
 from marlvec.distributed.engines.engine import Engine
 from marlvec.distributed.head_callbacks import HeadCallbacks

@@ -12,16 +12,16 @@ from gymnasium.spaces import Box, Dict, Discrete, Space
 from numpy.typing import NDArray
 from pettingzoo import ParallelEnv
 
-from marlvec.envs.autoreset import AutoresetMode
 from marlvec.envs.spec import COMMON, AgentGroup
-from marlvec.errors import ActionError, ArgumentError
+from marlvec.errors import ArgumentError
+from marlvec.interop.dicts import join_actions, places_of
 from marlvec.interop.rows.infos import merged
-from marlvec.interop.rows.view_checks import check_view, render_mode_of, value_at, viewed
+from marlvec.interop.rows.view_checks import check_view, metadata_of, render_mode_of, value_at, viewed
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.vector.data.infos import infos_to_list
-from marlvec.vector.validation.agent_dicts import lay_out
 from marlvec.vector.vector_env import VectorEnv
+from marlvec.vector.vector_step import VectorStep
 
 __all__ = ["ParallelView"]
 
@@ -56,12 +56,11 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
     """
 
     def __init__(self, envs: VectorEnv) -> None:
-        why = "it drives one env by itself"
-        check_view(envs, "ParallelView", why, num_envs=1, modes=[AutoresetMode.DISABLED], has_make=True)
+        check_view(envs, "ParallelView")
         self.envs = envs
         self.possible_agents = list(envs.agents)
         self.agents: list[str] = []
-        self.metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
+        self.metadata = metadata_of(envs)
         self.render_mode = render_mode_of(envs)
         if envs.state_space is not None:
             self.state_space = envs.state_space
@@ -69,10 +68,7 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         self._agent_set = set(envs.agents)
         self._all_act = False
         self._state: NDArray[Any] | None = None
-        # Agent to its group, and its index in it.
-        self._places = {
-            envs.agents[a]: (g, j) for g, group in enumerate(envs.spec.groups) for j, a in enumerate(group.agents)
-        }
+        self._places = places_of(envs.spec)
         groups = {agent: envs.spec.groups[g] for agent, (g, _) in self._places.items()}
         # One copy per agent: seeding or sampling one must not affect another, or the env.
         self.observation_spaces = {agent: _observation_space(group) for agent, group in groups.items()}
@@ -120,9 +116,10 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         Returns:
             ``(obs, infos)`` of the agents alive now.
         """
-        obs, raw_infos = self.envs.reset(seed=None if seed is None else [seed], options=options)
-        self._note(raw_infos["alive"][0].tolist(), raw_infos)
-        return self._obs(obs, raw_infos, self.agents), self._infos(raw_infos, self.agents)
+        self.envs.reset_send(seed=None if seed is None else [seed], options=options)
+        result = self.envs.recv()
+        self._note(result, result.alive[0].tolist())
+        return self._obs(result, self.agents), self._infos(result, result.infos, self.agents)
 
     def step(
         self, actions: Mapping[str, Any]
@@ -139,25 +136,28 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
             ActionError: An agent must act and has no action, a name is unknown, or an action is not in its space.
             NotResetError: The episode is over, or none has begun.
         """
-        found, reward_NA, ended, cut, raw_infos = self.envs.step(self._arrays(actions))
-        alive, flags = raw_infos["alive"][0].tolist(), zip(ended[0].tolist(), cut[0].tolist(), strict=True)
-        self._note(alive, raw_infos)
+        self.envs.step_send(self._arrays(actions))
+        result = self.envs.recv()
+        alive, flags = result.alive[0].tolist(), (result.terminated[0].tolist(), result.truncated[0].tolist())
+        self._note(result, alive)
         rewards: dict[str, float] = {}
         terminations: dict[str, bool] = {}
         truncations: dict[str, bool] = {}
-        values = zip(self.possible_agents, alive, reward_NA[0].tolist(), flags, strict=True)
-        for agent, is_alive, reward, (terminated, truncated) in values:
+        values = zip(self.possible_agents, alive, result.rewards[0].tolist(), *flags, strict=True)
+        for agent, is_alive, reward, terminated, truncated in values:
             # Agents alive before the step are alive or ended in it; the others here joined in it.
             if is_alive or terminated or truncated:
                 rewards[agent], terminations[agent], truncations[agent] = reward, terminated, truncated
         agents = list(rewards)
+        raw_infos = result.infos
         if self._has_plain_obs and len(raw_infos) == _STANDARD_KEYS and len(agents) == len(self.possible_agents):
-            obs = dict(zip(agents, found[0] if self.envs.copy else found[0].copy(), strict=True))
+            found = result.obs_leaves[0][0][0]
+            obs = dict(zip(agents, found if self.envs.copy else found.copy(), strict=True))
             infos: dict[str, dict[str, Any]] = {
                 agent: {"acting": acts} for agent, acts in zip(agents, self._acting, strict=True)
             }
         else:
-            obs, infos = self._obs(found, raw_infos, agents), self._infos(raw_infos, agents)
+            obs, infos = self._obs(result, agents), self._infos(result, raw_infos, agents)
         return obs, rewards, terminations, truncations, infos
 
     def state(self) -> NDArray[Any]:
@@ -185,47 +185,35 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
             raise ArgumentError(f"no agent {agent!r}; the agents are {self.possible_agents}")
         return agent
 
-    def _note(self, alive: list[bool], raw_infos: dict[str, Any]) -> None:
+    def _note(self, result: VectorStep, alive: list[bool]) -> None:
         """Store the agents alive, acting, and the state."""
         self.agents = [*compress(self.possible_agents, alive)]
-        self._acting = raw_infos["acting"][0].tolist()
+        self._acting = result.acting[0].tolist()
         self._all_act = False not in self._acting
-        self._state = raw_infos["state"][0].copy() if "state" in raw_infos else None
+        self._state = None if result.state is None else result.state[0].copy()
 
-    def _obs(self, obs: Any, raw_infos: dict[str, Any], agents: list[str]) -> dict[str, Any]:
-        groups, grouped = self.envs.spec.groups, self.envs.grouped
-        leaves = [group.observation_tree.flatten(obs[group.name] if grouped else obs) for group in groups]
-        # Masks that no space declares stay in the infos.
-        masks = self._masks(raw_infos, declared=True)
+    def _obs(self, result: VectorStep, agents: list[str]) -> dict[str, Any]:
         found = {}
         for agent in agents:
             g, j = self._places[agent]
-            value = value_at(groups[g].observation_tree, leaves[g], (0, j))
-            mask = masks[g]
-            found[agent] = value if mask is None else {"observation": value, "action_mask": mask[0, j].astype(np.int8)}
+            group, mask = self.envs.spec.groups[g], result.action_masks[g]
+            value = value_at(group.observation_tree, result.obs_leaves[g], (0, j))
+            if mask is not None and group.mask_size is not None:  # masks that no space declares stay in the infos
+                value = {"observation": value, "action_mask": mask[0, j].astype(np.int8)}
+            found[agent] = value
         return found
 
-    def _infos(self, raw_infos: dict[str, Any], agents: list[str]) -> dict[str, dict[str, Any]]:
+    def _infos(self, result: VectorStep, raw_infos: dict[str, Any], agents: list[str]) -> dict[str, dict[str, Any]]:
         (own,) = infos_to_list(raw_infos, self.envs.agents, 1)
-        common = own.get(COMMON, {})
         acting = dict(zip(self.possible_agents, self._acting, strict=True))
-        infos = {agent: merged(own.get(agent, {}), common, {"acting": acting[agent]}) for agent in agents}
-        masks = self._masks(raw_infos, declared=False)
+        infos = {}
         for agent in agents:
             g, j = self._places[agent]
-            if (mask := masks[g]) is not None:
-                infos[agent]["action_mask"] = mask[0, j].astype(np.int8)
+            ours: dict[str, Any] = {"acting": acting[agent]}
+            if (mask := result.action_masks[g]) is not None and self.envs.spec.groups[g].mask_size is None:
+                ours["action_mask"] = mask[0, j].astype(np.int8)
+            infos[agent] = merged(own.get(agent, {}), own.get(COMMON, {}), ours)
         return infos
-
-    def _masks(self, raw_infos: dict[str, Any], *, declared: bool) -> list[NDArray[np.bool_] | None]:
-        """Return each group's masks (1, A_g, n), of those that the spaces declare or of the others; else None."""
-        masks = raw_infos.get("action_mask")
-        if masks is None or not self.envs.grouped:
-            masks = {self.envs.spec.groups[0].name: masks}
-        return [
-            masks.get(group.name) if (group.mask_size is not None) is declared else None
-            for group in self.envs.spec.groups
-        ]
 
     def _arrays(self, actions: Mapping[str, Any]) -> Any:
         """Convert actions to the vectorizer's form."""
@@ -233,14 +221,7 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
             chosen = [actions[agent] for agent in self.possible_agents]
             if _INTS.issuperset(map(type, chosen)):
                 return np.array([chosen], np.int64)
-        if unknown := [agent for agent in actions if agent not in self._places]:
-            raise ActionError(f"actions: no agent {unknown[0]!r}; the agents are {self.possible_agents}")
-        acting = [agent for agent, acts in zip(self.possible_agents, self._acting, strict=True) if acts]
-        if missing := [agent for agent in acting if agent not in actions]:
-            raise ActionError(f"actions: expected one for each agent that must act, {acting}; missing are {missing}")
-        agents = self.possible_agents
-        acts, spec = np.array([self._acting]), self.envs.spec
-        return lay_out(spec, self.envs.grouped, [actions], acts, lambda _, a: f"action of agent {agents[a]!r}")
+        return join_actions(self.envs, [actions], np.array([self._acting]))
 
 
 _INTS = frozenset({int, np.int64})

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +15,10 @@ from gymnasium.spaces import Box, Dict, Discrete, Space
 
 from marlvec.envs.spec import COMMON, AgentGroup
 from marlvec.errors import ActionError
+from marlvec.interop.dicts import join_actions, places_of
 from marlvec.interop.rows.infos import merged
 from marlvec.interop.rows.view_checks import value_at
 from marlvec.vector.data.infos import infos_to_list
-from marlvec.vector.validation.agent_dicts import lay_out
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
 
@@ -79,17 +78,14 @@ class AgentDicts:
         spec = envs.spec
         self._names = spec.agents
         self._mask_sizes = [group.choices if action_masks else None for group in spec.groups]
-        self._places = {a: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)}
+        self._places = places_of(spec)
         self._arrays = [_array_leaf(group) for group in spec.groups]
-        ordered = [spec.groups[self._places[a][0]] for a in range(len(self._names))]
-        sizes = [self._mask_sizes[self._places[a][0]] for a in range(len(self._names))]
-        self.observation_spaces: dict[str, Space[Any]] = OrderedDict(
-            (name, _with_mask(group.observation_space, size))
-            for name, group, size in zip(self._names, ordered, sizes, strict=True)
-        )
-        self.action_spaces: dict[str, Space[Any]] = OrderedDict(
-            (name, deepcopy(group.action_space)) for name, group in zip(self._names, ordered, strict=True)
-        )
+        self.observation_spaces: dict[str, Space[Any]] = OrderedDict()
+        self.action_spaces: dict[str, Space[Any]] = OrderedDict()
+        for name in self._names:
+            g, _ = self._places[name]
+            self.observation_spaces[name] = _with_mask(spec.groups[g].observation_space, self._mask_sizes[g])
+            self.action_spaces[name] = deepcopy(spec.groups[g].action_space)
         self._acting = np.zeros((envs.num_envs, envs.agent_num), np.bool_)
         # Agents of the running episode that RLlib has seen and that have not ended; ends to report later.
         self._open: list[set[str]] = [set() for _ in range(envs.num_envs)]
@@ -124,7 +120,7 @@ class AgentDicts:
         done, fault, seen = rows.done[i], rows.fault[i], rows.seen[i]
         ended = {name for name, is_over in zip(self._names, rows.ended[i], strict=True) if is_over}
         obs = {
-            name: self._observation(result, i, a)
+            name: self._observation(result, i, name)
             for a, name in enumerate(self._names)
             if seen[a] and not (fault and name in ended)
         }
@@ -173,46 +169,30 @@ class AgentDicts:
         n_envs = self._envs.num_envs
         if len(actions) != n_envs:
             raise ActionError(f"actions: expected one dict per env, {n_envs} in all, got {len(actions)}")
-        for i, (own, acting) in enumerate(zip(actions, self._acting.tolist(), strict=True)):
-            if unknown := [name for name in own if name not in self.action_spaces]:
-                raise ActionError(f"actions of env {i}: no agent {unknown[0]!r}; the agents are {list(self._names)}")
-            if missing := [name for name in compress(self._names, acting) if name not in own]:
-                raise ActionError(
-                    f"actions of env {i}: expected one for {missing[0]!r}, which must act, got actions of {list(own)}"
-                )
-        names = self._names
-        return lay_out(
-            self._envs.spec,
-            self._envs.grouped,
-            actions,
-            self._acting,
-            lambda i, a: f"action of env {i}, agent {names[a]!r}",
-        )
+        return join_actions(self._envs, actions, self._acting)
 
-    def _observation(self, result: VectorStep, i: int, a: int) -> Any:
-        g, j = self._places[a]
+    def _observation(self, result: VectorStep, i: int, name: str) -> Any:
+        g, j = self._places[name]
         leaves = result.obs_leaves[g]
         # Results are copies already, so a view of a plain array is enough.
-        obs = leaves[0][i, j] if self._arrays[g] else value_at(self._tree(g), leaves, (i, j))
+        tree = self._envs.spec.groups[g].observation_tree
+        obs = leaves[0][i, j] if self._arrays[g] else value_at(tree, leaves, (i, j))
         if (size := self._mask_sizes[g]) is None:
             return obs
         mask = result.action_masks[g]
         allowed = np.ones(size, np.float32) if mask is None else mask[i, j].astype(np.float32)
         return {OBSERVATIONS: obs, MASK: allowed}
 
-    def _tree(self, g: int) -> Any:
-        return self._envs.spec.groups[g].observation_tree
-
     def _infos(
         self, result: VectorStep, i: int, obs: Mapping[str, Any], raw_infos: Mapping[str, Any], *, fault: bool
     ) -> dict[str, dict[str, Any]]:
         """Return infos of agents with an observation: RLlib keeps no info without one."""
         common, infos = raw_infos.get(COMMON, {}), {}
-        for a, name in enumerate(self._names):
+        for name in self._names:
             if name not in obs:
                 continue
             ours: dict[str, Any] = {"fault": True} if fault else {}
-            g, j = self._places[a]
+            g, j = self._places[name]
             mask = result.action_masks[g]
             if mask is not None and self._mask_sizes[g] is None:
                 ours[MASK] = mask[i, j].astype(np.int8)

@@ -8,10 +8,9 @@ from typing import Any, Self
 
 from gymnasium.spaces import Dict
 
-from marlvec.envs.autoreset import AutoresetMode
 from marlvec.extras import needs_extra
 from marlvec.interop.rllib.dicts import AgentDicts
-from marlvec.interop.rows.view_checks import check_view, render_mode_of, viewed
+from marlvec.interop.rows.view_checks import check_view, metadata_of, render_mode_of, viewed
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.vector.vector_env import VectorEnv
@@ -47,15 +46,7 @@ class RLlibMultiAgentEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray 
     """
 
     def __init__(self, envs: VectorEnv, *, action_masks: bool = False) -> None:
-        check_view(
-            envs,
-            "RLlibMultiAgentEnv",
-            "it drives one env by itself",
-            num_envs=1,
-            modes=[AutoresetMode.DISABLED],
-            copies=True,
-            has_make=True,
-        )
+        check_view(envs, "RLlibMultiAgentEnv")
         self.envs = envs
         self.possible_agents = list(envs.agents)
         self.agents = list(envs.agents)
@@ -64,7 +55,7 @@ class RLlibMultiAgentEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray 
         self.observation_spaces, self.action_spaces = self._dicts.observation_spaces, self._dicts.action_spaces
         self.observation_space = Dict(OrderedDict(self.observation_spaces))
         self.action_space = Dict(OrderedDict(self.action_spaces))
-        self.metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
+        self.metadata = metadata_of(envs)
         self.render_mode = render_mode_of(envs)
         super().__init__()
 

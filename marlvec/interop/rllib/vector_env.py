@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 from gymnasium.spaces import Dict
 from gymnasium.vector.utils import batch_space
 
-from marlvec.envs.autoreset import AutoresetMode
 from marlvec.errors import BusyError
 from marlvec.extras import needs_extra
 from marlvec.interop.rllib.dicts import AgentDicts, EnvDicts
@@ -49,15 +48,7 @@ class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ra
     closed = True  # until the constructor ends; RLlib's __del__ reads it
 
     def __init__(self, envs: VectorEnv, *, action_masks: bool = False) -> None:
-        check_view(
-            envs,
-            "RLlibVectorEnv",
-            "RLlib expects an episode's end and the next one's beginning in two steps, keeps the arrays it receives, "
-            "and does not support masked envs",
-            modes=[AutoresetMode.NEXT_STEP],
-            copies=True,
-            on_fault=["raise", "restart"],
-        )
+        check_view(envs, "RLlibVectorEnv")
         super().__init__()
         self.vectorizer = envs
         self.num_envs = envs.num_envs

@@ -5,13 +5,14 @@ Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i *
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.utils.env_checker import data_equivalence
 from numpy.typing import NDArray
 
-from marlvec.errors import ActionError, ContractError
+from marlvec.errors import ActionError, ArgumentError, ContractError
 from marlvec.interop.rows.view_checks import one_group
 from marlvec.spaces import Leaf
 from marlvec.vector.validation.agent_dicts import is_by_agent
@@ -53,6 +54,30 @@ class AgentRows:
     def spread(self, array: NDArray[Any]) -> NDArray[Any]:
         """Repeat values of envs for their agents: (N, …) to (R, …)."""
         return array.repeat(self.agent_num, axis=0)
+
+    def of_envs(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Repeat one value per env for its agents: one value per row, the same object for all agents of an env."""
+        return tuple(value for value in values for _ in range(self.agent_num))
+
+    def per_env(self, values: Sequence[Any], what: str) -> list[Any]:
+        """Reduce one value per row to one per env.
+
+        Args:
+            values: One value per row.
+            what: Names them in messages.
+
+        Raises:
+            ArgumentError: Another number of values, or different values for rows of one env.
+        """
+        if len(values) != self.row_num:
+            raise ArgumentError(f"{what}: expected one per row, {self.row_num} in all, got {len(values)}")
+        for row, value in enumerate(values):
+            first = values[row - row % self.agent_num]
+            if value is not first and not data_equivalence(value, first):
+                raise ArgumentError(
+                    f"{what}: expected equal values for rows of one env; row {row} differs from them: {value}"
+                )
+        return list(values[:: self.agent_num])
 
     def split(self, actions: Any) -> Any:
         """Convert actions (R, …), or a tree of such arrays, to the form of `VectorEnv.step`.

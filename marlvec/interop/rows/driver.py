@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.autoreset import AutoresetMode
 from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import ArgumentError
 from marlvec.interop.rows.agent_rows import AgentRows, cleared
 from marlvec.interop.rows.infos import merged, split_infos
-from marlvec.interop.rows.view_checks import NEXT_BEGINS_AT_ONCE, check_view, value_at
+from marlvec.interop.rows.view_checks import check_view, value_at
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
 
-__all__ = ["RowDriver", "RowStep"]
+__all__ = ["EpisodeSums", "RowDriver", "RowStep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,32 @@ class RowStep:
     truncated: NDArray[np.bool_]
     infos: list[dict[str, Any]]
     first_infos: list[dict[str, Any]]
+
+
+class EpisodeSums:
+    """Return and length of each row's running episode; lengths count steps alive.
+
+    Args:
+        row_num: R.
+    """
+
+    def __init__(self, row_num: int) -> None:
+        self._returns, self._lengths = np.zeros(row_num), np.zeros(row_num, np.int64)
+        self._began = time.monotonic()
+
+    def add(self, rewards: NDArray[np.float64], was_alive: NDArray[np.bool_]) -> None:
+        """Add one step of all rows."""
+        self._returns += rewards
+        self._lengths += was_alive
+
+    def clear(self, rows: Any = slice(None)) -> None:
+        """Begin new episodes in these rows: a mask, or a slice."""
+        self._returns[rows], self._lengths[rows] = 0, 0
+
+    def at(self, row: int) -> dict[str, Any]:
+        """Return a row's sums, as ``RecordEpisodeStatistics`` does; ``"t"``: seconds since this object was made."""
+        seconds = round(time.monotonic() - self._began, 6)
+        return {"r": float(self._returns[row]), "l": int(self._lengths[row]), "t": seconds}
 
 
 class RowDriver:
@@ -81,14 +106,12 @@ class RowDriver:
 
     def __init__(self, envs: VectorEnv, view: str) -> None:
         self.rows = AgentRows(envs, view)
-        check_view(envs, view, NEXT_BEGINS_AT_ONCE, modes=[AutoresetMode.SAME_STEP])
+        check_view(envs, view)
         self.envs = envs
         self.alive, self.acting, self.acted, self.lost = np.zeros((4, self.rows.row_num), np.bool_)
-        self._returns = np.zeros(self.rows.row_num)
-        self._lengths = np.zeros(self.rows.row_num, np.int64)
+        self._sums = EpisodeSums(self.rows.row_num)
         self._leaves: list[NDArray[Any]] = []
         self._mask: NDArray[np.bool_] | None = None
-        self._began = time.monotonic()
 
     @property
     def has_masks(self) -> bool:
@@ -123,8 +146,8 @@ class RowDriver:
         result = self.envs.recv()
         self._note(result)
         self.acted, self.lost = np.zeros((2, self.rows.row_num), np.bool_)
-        self._returns[:], self._lengths[:] = 0, 0
-        now, _ = split_infos(result.infos, self.envs.agents, self.envs.num_envs)
+        self._sums.clear()
+        now, _ = split_infos(result, self.envs.agents)
         self._leaves = self._copy_rows(result.obs_leaves[0])
         return self._tree(), self._merge_infos(now, self._driver_infos())
 
@@ -144,9 +167,8 @@ class RowDriver:
         terminated, truncated = self.rows.join(result.terminated), self.rows.join(result.truncated)
         rewards, ended = self.rows.join(result.rewards), terminated | truncated
         self.lost = ended & self.rows.spread(result.fault)
-        self._returns += rewards
-        self._lengths += was_alive
-        now, first = split_infos(result.infos, self.envs.agents, self.envs.num_envs)
+        self._sums.add(rewards, was_alive)
+        now, first = split_infos(result, self.envs.agents)
         ours, cut = self._driver_infos(), truncated & ~terminated
         for row in np.flatnonzero(cut).tolist():
             ours[row]["TimeLimit.truncated"] = True
@@ -198,12 +220,11 @@ class RowDriver:
     def _end(self, result: VectorStep, ended: NDArray[np.bool_], ours: list[dict[str, Any]]) -> None:
         """Add the last observations and episode statistics of these rows."""
         tree, final = self.rows.group.observation_tree, [self.rows.join(leaf) for leaf in result.final_leaves[0]]
-        seconds = round(time.monotonic() - self._began, 6)
         for row in np.flatnonzero(ended).tolist():
             info, lost = ours[row], bool(self.lost[row])
             info["terminal_observation"] = value_at(tree, self._leaves if lost else final, (row,))
-            info["episode"] = {"r": float(self._returns[row]), "l": int(self._lengths[row]), "t": seconds}
             if lost:
-                info["fault"] = True
-                del info["episode"]  # its return is unknown
-        self._returns[ended], self._lengths[ended] = 0, 0
+                info["fault"] = True  # its return is unknown
+            else:
+                info["episode"] = self._sums.at(row)
+        self._sums.clear(ended)

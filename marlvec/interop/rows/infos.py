@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from marlvec.envs.spec import COMMON, Info
 from marlvec.vector.data.infos import AGENTS, RESERVED, infos_from_list, infos_to_list
+from marlvec.vector.vector_step import VectorStep
 
 __all__ = ["InfoEntry", "lay_out", "pick_rows", "read_entries", "merged", "split_infos"]
 
@@ -139,26 +140,22 @@ def merged(own: Mapping[str, Any], common: Mapping[str, Any], ours: Mapping[str,
     return out
 
 
-def split_infos(infos: Mapping[str, Any], agents: Sequence[str], env_num: int) -> tuple[list[Info], list[Info]]:
-    """Split infos at the ends of same-step episodes.
+def split_infos(result: VectorStep, agents: Sequence[str]) -> tuple[list[Info], list[Info]]:
+    """Split a step's infos at the ends of same-step episodes.
 
     Args:
-        infos: Infos of a `VectorEnv`.
+        result: The step, of n envs.
         agents: Agent names.
-        env_num: N.
 
     Returns:
         For each env ``{agent: {key: value}, "__common__": {key: value}}`` of the step, and of the reset after it, empty
         without a reset.
     """
-    now = infos_to_list(infos, agents, env_num)
-    first: list[Info] = [{} for _ in range(env_num)]
-    over = np.zeros(env_num, np.bool_)
-    for key in ("_final_observation", "_final_info", "fault"):
-        if key in infos:
-            over |= infos[key]
-    if over.any():
-        last = infos_to_list(infos.get("final_info", {}), agents, env_num)
-        for i in np.flatnonzero(over).tolist():
+    infos = result.infos
+    now = infos_to_list(infos, agents, len(result))
+    first: list[Info] = [{} for _ in now]
+    if result.done.any():
+        last = infos_to_list(infos.get("final_info", {}), agents, len(result))
+        for i in np.flatnonzero(result.done).tolist():
             now[i], first[i] = last[i], now[i]
     return now, first

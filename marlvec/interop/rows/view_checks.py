@@ -1,10 +1,10 @@
-"""Checks of the envs that views receive; reading single values and the render mode."""
+"""What views need of the envs that they receive, and its check; reading single values, metadata and the render mode."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
@@ -16,8 +16,10 @@ from marlvec.spaces import SpaceTree
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = [
-    "NEXT_BEGINS_AT_ONCE",
+    "NEEDS",
+    "Needs",
     "check_view",
+    "metadata_of",
     "missing_is_attribute_error",
     "one_group",
     "render_mode_of",
@@ -27,41 +29,75 @@ __all__ = [
 
 View = TypeVar("View")
 
-NEXT_BEGINS_AT_ONCE = "a new episode's first observation must come with the old one's end"
-"""Reason why some views need the same-step mode."""
+
+class Needs(NamedTuple):
+    """The settings that a view supports.
+
+    Attributes:
+        why: The reason, one clause of the message.
+        modes: Autoreset modes.
+        num_envs: Number of envs; None: any.
+        copies: Whether the view keeps the arrays it receives, so that ``copy=True`` is required.
+        on_fault: Values of ``on_fault``; empty: all.
+        has_make: Whether the view has a ``make()`` that sets all this.
+    """
+
+    why: str
+    modes: tuple[AutoresetMode, ...]
+    num_envs: int | None = None
+    copies: bool = False
+    on_fault: tuple[str, ...] = ()
+    has_make: bool = False
 
 
-def check_view(
-    envs: VectorEnv,
-    view: str,
-    why: str,
-    *,
-    modes: Sequence[AutoresetMode] = (),
-    num_envs: int | None = None,
-    copies: bool = False,
-    on_fault: Sequence[str] = (),
-    has_make: bool = False,
-) -> None:
+_OF_ROWS = Needs("a new episode's first observation must come with the old one's end", (AutoresetMode.SAME_STEP,))
+_OF_ONE_ENV = Needs("it drives one env by itself", (AutoresetMode.DISABLED,), num_envs=1, has_make=True)
+_OF_TIANSHOU = Needs(
+    "Tianshou resets envs itself and keeps the arrays it receives",
+    (AutoresetMode.DISABLED,),
+    copies=True,
+    has_make=True,
+)
+NEEDS = {
+    "CleanRLVectorEnv": _OF_ROWS,
+    "PufferView": _OF_ROWS,
+    "SB3VecEnv": _OF_ROWS,
+    "SuperSuitVecEnv": _OF_ROWS,
+    "ParallelView": _OF_ONE_ENV,
+    "RLlibMultiAgentEnv": _OF_ONE_ENV._replace(copies=True),
+    "RLlibVectorEnv": Needs(
+        "RLlib expects an episode's end and the next one's beginning in two steps, keeps the arrays it receives, "
+        "and does not support masked envs",
+        (AutoresetMode.NEXT_STEP,),
+        copies=True,
+        on_fault=("raise", "restart"),
+    ),
+    "TianshouVectorEnv": _OF_TIANSHOU,
+    "TianshouTurnVectorEnv": _OF_TIANSHOU,
+    "TorchRLEnv": Needs(
+        "TorchRL resets envs itself and keeps the arrays it receives",
+        (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED),
+        copies=True,
+    ),
+}
+"""Needs of each view, by its class's name; `GymnasiumVectorEnv` supports all settings."""
+
+
+def check_view(envs: VectorEnv, view: str) -> None:
     """Check that a view supports these envs.
 
     Args:
         envs: The envs.
-        view: Name of the view.
-        why: Its reason, one clause of the message.
-        modes: Supported autoreset modes; empty: all.
-        num_envs: Required number of envs; None: any.
-        copies: Whether it keeps the arrays it receives, so that ``copy=True`` is required.
-        on_fault: Supported values of ``on_fault``; empty: all.
-        has_make: Whether the view has a ``make()`` that sets all this.
+        view: Name of the view, a key of `NEEDS`.
 
     Raises:
         ArgumentError: A setting is not supported.
     """
+    why, modes, num_envs, copies, on_fault, has_make = NEEDS[view]
     needs: list[tuple[str, Any, Sequence[Any]]] = []  # setting, its value, supported values
     if num_envs is not None:
         needs.append(("num_envs", envs.num_envs, (num_envs,)))
-    if modes:
-        needs.append(("autoreset_mode", envs.autoreset_mode, [mode.value for mode in modes]))
+    needs.append(("autoreset_mode", envs.autoreset_mode, [mode.value for mode in modes]))
     if copies:
         needs.append(("copy", envs.copy, (True,)))
     if on_fault:
@@ -117,6 +153,11 @@ def value_at(tree: SpaceTree, leaves: list[NDArray[Any]], where: tuple[int, ...]
             for leaf, part in zip(tree.leaves, parts, strict=True)
         ]
     )
+
+
+def metadata_of(envs: VectorEnv) -> dict[str, Any]:
+    """Return the envs' metadata, without the autoreset mode."""
+    return {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
 
 
 def render_mode_of(envs: VectorEnv) -> str | None:

@@ -102,11 +102,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
             ArgumentError: A list of another length, or different options for rows of one env.
         """
         if isinstance(options, list):
-            if len(options) != self.num_envs:
-                raise ArgumentError(f"options: expected one dict per row, {self.num_envs} in all, got {len(options)}")
-            for row, value in enumerate(options):
-                if value != options[row - row % self.envs.agent_num]:
-                    raise ArgumentError(f"options: expected equal ones for rows of one env; row {row} differs: {value}")
+            self.driver.rows.per_env(options, "options")
         super().set_options(options)
 
     def reset(self) -> Any:
@@ -187,8 +183,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         if attr_name == "render_mode":  # VecEnv reads it, also of envs without one
             return [render_mode_of(self.envs)] * len(rows)
         with missing_is_attribute_error():
-            values = dict(zip(ids, self.envs.get_attr(attr_name, ids), strict=True))
-        return [values[row // self.envs.agent_num] for row in rows]
+            return self._per_row(rows, ids, self.envs.get_attr(attr_name, ids))
 
     def set_attr(self, attr_name: str, value: Any, indices: Rows = None) -> None:
         """Set an attribute of the envs of these rows."""
@@ -209,21 +204,23 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
             masks = self.action_masks()
             return [masks[row] for row in rows]
         with missing_is_attribute_error():
-            answers = self.envs.call(method_name, *method_args, indices=ids, **method_kwargs)
-        by_env = dict(zip(ids, answers, strict=True))
-        return [by_env[row // self.envs.agent_num] for row in rows]
+            return self._per_row(rows, ids, self.envs.call(method_name, *method_args, indices=ids, **method_kwargs))
 
     def env_is_wrapped(self, wrapper_class: type, indices: Rows = None) -> list[bool]:
         """Return for each row whether its env is wrapped in the class, at any depth; always True for ``Monitor``."""
         rows, ids = self._rows_and_envs(indices)
         if wrapper_class is Monitor:
             return [True] * len(rows)
-        wrapped = dict(zip(ids, self.envs.env_is_wrapped(wrapper_class, ids), strict=True))
-        return [wrapped[row // self.envs.agent_num] for row in rows]
+        return self._per_row(rows, ids, self.envs.env_is_wrapped(wrapper_class, ids))
 
     def get_images(self) -> Sequence[Any]:
         """Return one frame per env."""
         return list(self.envs.render())
+
+    def _per_row(self, rows: list[int], ids: list[int], values: Iterable[Any]) -> list[Any]:
+        """Return each row's value, given one for each of these envs."""
+        by_env = dict(zip(ids, values, strict=True))
+        return [by_env[row // self.envs.agent_num] for row in rows]
 
     @property
     def _is_maskable(self) -> bool:

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.env_ids import Options, spread_options
-from marlvec.envs.autoreset import AutoresetMode
 from marlvec.errors import ActionError, ArgumentError, ContractError, NotResetError
 from marlvec.extras import needs_extra
 from marlvec.interop.rows.view_checks import check_view, viewed
@@ -101,13 +100,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         reward_dtype: torch.dtype = torch.float32,
         device: Any = None,
     ) -> None:
-        check_view(
-            envs,
-            "TorchRLEnv",
-            "TorchRL resets envs itself and keeps the arrays it receives",
-            modes=[AutoresetMode.SAME_STEP, AutoresetMode.DISABLED],
-            copies=True,
-        )
+        check_view(envs, "TorchRLEnv")
         super().__init__(device=device, batch_size=(envs.num_envs,), allow_done_after_reset=True)
         self.envs = envs
         chosen = _TORCHRL_NAMES[group_map] if isinstance(group_map, MarlGroupMapType) else group_map

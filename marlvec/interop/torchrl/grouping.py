@@ -9,6 +9,7 @@ from typing import Any
 
 from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.errors import ArgumentError
+from marlvec.interop.dicts import places_of
 from marlvec.spaces import describe_difference
 
 __all__ = ["GroupMap", "GroupPlaces", "group_agents", "find_places"]
@@ -85,7 +86,7 @@ def find_places(spec: EnvSpec, name: str, members: Sequence[str]) -> GroupPlaces
     Raises:
         ArgumentError: Their spaces differ; the message names two agents and the difference.
     """
-    places = {spec.agents[a]: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)}
+    places = places_of(spec)
     g = places[members[0]][0]
     home = spec.groups[g]
     if other := next((agent for agent in members if places[agent][0] != g), None):

@@ -1,0 +1,526 @@
+"""The ledger of requests to collectors, and the plans: what to request next, and which answers make a batch.
+
+A plan derives both from the ledger, so that Ctrl-C cannot leave the two at odds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol
+
+from marlvec.collect.batch.sample_target import SampleTarget
+from marlvec.errors import ArgumentError, ProtocolError, StateError
+from marlvec.serialization.state_fields import State, check_fields, number_field
+
+__all__ = [
+    "Accounting",
+    "Entry",
+    "Fragments",
+    "Ledger",
+    "LedgerState",
+    "LostReason",
+    "Pacing",
+    "Plan",
+    "Shares",
+    "may_publish",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Accounting:
+    """Amounts requested from collectors, and their fate; always ``requested == delivered + lost + outstanding``.
+
+    Amounts are requested amounts, in the request's unit. What a killed process had collected since its last answer
+    is unknown; it is at most the requested amount, plus rows that waited in the process.
+
+    Attributes:
+        requested: Requested amount.
+        delivered: The amount in returned batches.
+        lost: The amount that will never arrive; it is requested again.
+        outstanding: The amount on its way, or on the head and in no batch yet.
+        requests_requested: Number of requests. Requests that change policies or fetch a state bring no rows: their
+            amount is 0.
+        requests_delivered: Requests whose rows are in returned batches.
+        requests_lost: Lost requests.
+        requests_outstanding: The remaining requests.
+        lost_by: Lost requests by reason: ``"died"``, ``"unreachable"`` (the node is gone, or its state is unknown),
+            ``"timeout"``, ``"object_lost"`` (the answer was made, then lost), ``"after_a_loss"`` (a request before it
+            was lost), ``"raised"`` (the collector raised; its rows come with its next answer), ``"closed"``,
+            ``"interrupted"`` (Ctrl-C came while it was noted; its collector is rebuilt, which is not counted as a
+            restart).
+        restarts: Number of restarts of collectors.
+        refused: Answers to no outstanding request; they are dropped.
+        max_lag: Greatest lag of a fragment, in weight versions between its request and its delivery.
+        max_row_lag: Greatest lag of a row; above ``max_lag`` if a decision's outcome came in a later fragment.
+    """
+
+    requested: int = 0
+    delivered: int = 0
+    lost: int = 0
+    outstanding: int = 0
+    requests_requested: int = 0
+    requests_delivered: int = 0
+    requests_lost: int = 0
+    requests_outstanding: int = 0
+    lost_by: Mapping[str, int] = field(default_factory=dict)
+    restarts: int = 0
+    refused: int = 0
+    max_lag: int = 0
+    max_row_lag: int = 0
+
+
+LostReason = Literal["died", "unreachable", "timeout", "object_lost", "after_a_loss", "raised", "closed", "interrupted"]
+"""Why a request is lost; see `Accounting.lost_by`."""
+
+
+class Entry(NamedTuple):
+    """One request that is neither delivered nor lost.
+
+    Attributes:
+        id: Unique number of the request.
+        collector: Index of the collector.
+        epoch: Incarnation of the collector.
+        amount: Requested amount; 0: the request brings no rows.
+        base: Version of the weights when it was issued.
+        held: Arrival number of its answer on the head; None: no answer yet.
+    """
+
+    id: int
+    collector: int
+    epoch: int
+    amount: int
+    base: int
+    held: int | None = None
+
+
+class LedgerState(NamedTuple):
+    """Immutable state of a ledger: each event builds a new state, and one assignment publishes it.
+
+    Attributes:
+        entries: Entries by request id, in the order of requests.
+        requested, delivered, lost: Amounts and numbers of requests.
+        lost_by: Requests lost, by reason.
+        arrivals: Number of answers that ever arrived.
+        refused, restarts, max_lag, max_row_lag: See `Accounting`.
+    """
+
+    entries: Mapping[int, Entry]
+    requested: tuple[int, int] = (0, 0)
+    delivered: tuple[int, int] = (0, 0)
+    lost: tuple[int, int] = (0, 0)
+    lost_by: Mapping[str, int] = {}  # never mutated
+    arrivals: int = 0
+    refused: int = 0
+    restarts: int = 0
+    max_lag: int = 0
+    max_row_lag: int = 0
+
+    def get_state(self) -> State:
+        """Return the state as plain data."""
+        return {**self._asdict(), "entries": [list(entry) for entry in self.entries.values()]}
+
+    @classmethod
+    def from_state(cls, state: State) -> LedgerState:
+        """Rebuild a ledger state from the result of `get_state`.
+
+        Raises:
+            ArgumentError: ``state`` is not from `get_state`, or its sums do not balance.
+        """
+        where = "the ledger"
+        check_fields(state, cls._fields, where)
+        try:
+            entries = {int(entry[0]): Entry(*map(_whole, entry)) for entry in state["entries"]}
+            sums: dict[str, Any] = {name: (_whole(state[name][0]), _whole(state[name][1])) for name in _SUMS}
+            others: dict[str, Any] = {name: _whole(state[name]) for name in _NUMBERS}
+            lost_by = {str(reason): _whole(number) for reason, number in state["lost_by"].items()}
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
+            raise ArgumentError(f"{where}: expected a state from get_state(): {error!r:.200}") from error
+        found = cls(entries, **sums, lost_by=lost_by, **others)
+        gone = found.delivered[0] + found.lost[0], found.delivered[1] + found.lost[1]
+        if found.requested != _more(gone, entries.values()):
+            raise ArgumentError(f"{where}: expected requested == delivered + lost + outstanding")
+        return found
+
+
+_SUMS = "requested", "delivered", "lost"
+_NUMBERS = "arrivals", "refused", "restarts", "max_lag", "max_row_lag"
+
+
+def _whole(value: Any) -> Any:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise TypeError(f"expected an integer, got {value!r:.200}")
+    return value
+
+
+class Ledger:
+    """Counts every request to a collector once.
+
+    The caller reports events. A request is *outstanding* until its answer reaches the head; then it is *held*, which
+    still counts as outstanding; when its batch is returned, it is *delivered*. Or it is *lost*.
+
+    Attributes:
+        state: The current state.
+    """
+
+    def __init__(self) -> None:
+        self.state = LedgerState({})
+
+    def __len__(self) -> int:
+        return len(self.state.entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Iterate over outstanding requests, held ones included, in the order of requests."""
+        return iter(tuple(self.state.entries.values()))
+
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self.state.entries
+
+    def __getitem__(self, request_id: int) -> Entry:
+        return self.state.entries[request_id]
+
+    @property
+    def fragments(self) -> list[Entry]:
+        """Outstanding requests that bring rows, in the order of requests."""
+        return [entry for entry in self if entry.amount]
+
+    @property
+    def held(self) -> list[Entry]:
+        """Held requests, in order of arrival."""
+        return sorted((entry for entry in self if entry.held is not None), key=lambda entry: entry.held or 0)
+
+    def waiting_of(self, index: int) -> list[Entry]:
+        """Return one collector's unanswered requests, oldest first."""
+        return [entry for entry in self if entry.collector == index and entry.held is None]
+
+    def issue(self, index: int, epoch: int, amount: int, base: int) -> Entry:
+        """Record a request, before it is sent."""
+        state = self.state
+        entry = Entry(state.requested[1], index, epoch, amount, base)
+        self.state = state._replace(
+            entries={**state.entries, entry.id: entry}, requested=_more(state.requested, [entry])
+        )
+        return entry
+
+    def hold(self, request_id: int, epoch: int) -> None:
+        """Record that an answer has reached the head.
+
+        Raises:
+            ProtocolError: It answers no outstanding request, or not its collector's oldest one. It is counted as
+                refused, and must not be used.
+        """
+        state = self.state
+        entry = state.entries.get(request_id)
+        if entry is None or entry.epoch != epoch or self.waiting_of(entry.collector)[:1] != [entry]:
+            self.state = state._replace(refused=state.refused + 1)
+            raise ProtocolError(f"an answer to request {request_id} of incarnation {epoch}, which is not outstanding")
+        held = entry._replace(held=state.arrivals)
+        self.state = state._replace(entries={**state.entries, request_id: held}, arrivals=state.arrivals + 1)
+
+    def lose(self, request_ids: Collection[int], reason: LostReason) -> list[Entry]:
+        """Record that requests are lost.
+
+        Returns:
+            The requests that were outstanding.
+        """
+        state = self.state
+        gone = [state.entries[request_id] for request_id in request_ids if request_id in state.entries]
+        entries = {key: entry for key, entry in state.entries.items() if entry not in gone}
+        lost_by = {**state.lost_by, reason: state.lost_by.get(reason, 0) + len(gone)} if gone else state.lost_by
+        self.state = state._replace(entries=entries, lost=_more(state.lost, gone), lost_by=lost_by)
+        return gone
+
+    def note_restart(self) -> None:
+        """Count a restart of a collector."""
+        self.state = self.state._replace(restarts=self.state.restarts + 1)
+
+    def after_delivery(self, request_ids: Collection[int], version: int, row_lag: int = 0) -> LedgerState:
+        """Return the state after delivery of some requests; assign it to `state` to deliver.
+
+        Args:
+            request_ids: Ids of held requests.
+            version: The present version of the weights.
+            row_lag: The greatest lag of their rows.
+        """
+        state = self.state
+        taken = [state.entries[request_id] for request_id in request_ids]
+        if any(entry.held is None for entry in taken):
+            raise ProtocolError("a request whose answer is not on the head cannot be delivered")
+        return state._replace(
+            entries={key: entry for key, entry in state.entries.items() if key not in request_ids},
+            delivered=_more(state.delivered, taken),
+            max_lag=max([state.max_lag, *(version - entry.base for entry in taken)]),
+            max_row_lag=max(state.max_row_lag, row_lag),
+        )
+
+    @property
+    def accounting(self) -> Accounting:
+        """Return the sums."""
+        state = self.state
+        pairs = {name: getattr(state, name) for name in _SUMS}
+        pairs["outstanding"] = _more((0, 0), state.entries.values())
+        return Accounting(
+            **{name: amount for name, (amount, _) in pairs.items()},
+            **{f"requests_{name}": number for name, (_, number) in pairs.items()},
+            lost_by=dict(state.lost_by),
+            restarts=state.restarts,
+            refused=state.refused,
+            max_lag=state.max_lag,
+            max_row_lag=state.max_row_lag,
+        )
+
+
+def _more(pair: tuple[int, int], entries: Collection[Entry]) -> tuple[int, int]:
+    return pair[0] + sum(entry.amount for entry in entries), pair[1] + len(entries)
+
+
+class Pacing(NamedTuple):
+    """Limits outstanding fragments, and picks the fragments of each batch; every batch makes one weight version.
+
+    A fragment's lag is the version at its delivery minus the version at its request. It is bounded without dropping
+    fragments: the plan waits for fragments that would get too old. It must wait early enough: the remaining fragments
+    must fit into the batches that come before they are too old.
+
+    Attributes:
+        fragments: Fragments per batch, F.
+        max_lag: Greatest lag, L; None: no bound.
+    """
+
+    fragments: int
+    max_lag: int | None
+
+    @property
+    def most(self) -> int | None:
+        """Most outstanding fragments, held ones included, before a batch is returned; None: no limit."""
+        return None if self.max_lag is None else self.fragments * (self.max_lag + 1)
+
+    def pick(self, ready: Sequence[int], bases: Sequence[int], version: int) -> list[int] | None:
+        """Choose the fragments of the next batch: by arrival, as long as the rest stays within the bound.
+
+        Args:
+            ready: Positions in ``bases`` of held fragments, in order of arrival.
+            bases: Versions at the requests of all outstanding fragments.
+            version: The current version.
+
+        Returns:
+            Positions in ``bases``, or None if the batch must wait.
+        """
+        if len(ready) < self.fragments:
+            return None
+        chosen: list[int] = []
+        for i in range(0 if self.max_lag is None else self.max_lag + 1):
+            # Fragments of this base and older ones must fit into this batch and the next i.
+            base = version + i - (self.max_lag or 0)
+            due = sum(b <= base for b in bases) - self.fragments * i - sum(bases[k] <= base for k in chosen)
+            old = [k for k in ready if bases[k] <= base and k not in chosen]
+            chosen += old[: max(0, min(due, self.fragments - len(chosen)))]
+            if len(old) < due and len(chosen) < self.fragments:
+                return None
+        chosen += [k for k in ready if k not in chosen][: self.fragments - len(chosen)]
+        return [k for k in ready if k in chosen]
+
+
+def may_publish(bases: Sequence[int], version: int, max_lag: int | None) -> bool:
+    """Return whether a new weight version keeps all outstanding fragments within the bound on lag.
+
+    Args:
+        bases: Versions at the requests of all outstanding fragments.
+        version: The current version.
+        max_lag: Greatest lag; None: no bound.
+    """
+    return max_lag is None or all(base > version - max_lag for base in bases)
+
+
+_WHERE = "the plan of batches"
+
+
+class Plan(Protocol):
+    """Decides how much to request of each collector, and which answers make the next batch."""
+
+    @property
+    def max_lag(self) -> int | None:
+        """Greatest lag of outstanding fragments, in versions."""
+
+    def begin(self, goal: SampleTarget, active: Sequence[int]) -> None:
+        """Begin a batch.
+
+        Raises:
+            ArgumentError: The plan cannot make batches of this amount.
+            StateError: Another batch is unfinished.
+        """
+
+    def asked(self, active: Sequence[int]) -> Sequence[int]:
+        """Return the collectors that take part in the batch; small batches need fewer than all."""
+
+    def requests(self, ledger: Ledger, active: Sequence[int]) -> list[tuple[int, int]]:
+        """Return what to request now, for this batch and the next ones: (collector index, amount), in order."""
+
+    def chosen(self, ledger: Ledger, version: int) -> list[int] | None:
+        """Return the requests that make the next batch, in order; None if it must wait."""
+
+    def end(self) -> None:
+        """End the batch: it was returned."""
+
+    @property
+    def settings(self) -> State:
+        """Arguments of the plan."""
+
+    def get_state(self) -> State:
+        """Return the state of the unfinished batch, or of coming batches."""
+
+    def prepare(self, state: State) -> Callable[[], None]:
+        """Validate a state from `get_state` of a plan with equal settings; return a function that installs it.
+
+        Raises:
+            ArgumentError: ``state`` is not from `get_state`.
+        """
+
+
+class Shares:
+    """Each collector's share of every batch, joined in the order of collectors: the same numbers each time.
+
+    If Ctrl-C or an error leaves a batch unfinished, the next call finishes it; it must request the same amount.
+    """
+
+    max_lag = 0
+
+    def __init__(self) -> None:
+        self._goal: SampleTarget | None = None
+        self._shares: list[tuple[int, int]] = []  # (collector index, amount)
+
+    def begin(self, goal: SampleTarget, active: Sequence[int]) -> None:
+        if self._goal is None:
+            each, more = divmod(goal.amount, len(active))
+            self._shares = [(index, each + (k < more)) for k, index in enumerate(active) if each or k < more]
+            self._goal = goal
+        elif goal != self._goal:
+            raise StateError(
+                f"a batch of {self._goal.amount} {self._goal.unit} is unfinished, and parts of it are there: ask for "
+                f"as much, then for what you like"
+            )
+
+    def asked(self, active: Sequence[int]) -> Sequence[int]:
+        return [index for index, _ in self._shares if index in active]
+
+    def requests(self, ledger: Ledger, active: Sequence[int]) -> list[tuple[int, int]]:
+        outstanding = Counter((entry.collector, entry.amount) for entry in ledger.fragments)
+        lacking = []
+        for k, share in enumerate(self._shares):
+            if outstanding[share]:
+                outstanding[share] -= 1
+                continue
+            if share[0] not in active:  # other collectors deliver its share
+                share = self._shares[k] = min(active, key=lambda index: (self._amount_of(index), index)), share[1]
+            lacking.append(share)
+        return lacking
+
+    def _amount_of(self, index: int) -> int:
+        return sum(amount for owner, amount in self._shares if owner == index)
+
+    def chosen(self, ledger: Ledger, version: int) -> list[int] | None:
+        held = [entry for entry in ledger.fragments if entry.held is not None]
+        if len(held) < len(self._shares):
+            return None
+        return [entry.id for entry in sorted(held, key=lambda entry: entry.collector)]
+
+    def end(self) -> None:
+        self._goal = None  # one assignment, so that Ctrl-C cannot split it
+
+    @property
+    def settings(self) -> State:
+        return {"sync": True}
+
+    def get_state(self) -> State:
+        if self._goal is None:
+            return {"goal": None, "shares": []}
+        return {"goal": [self._goal.unit, self._goal.amount], "shares": [list(share) for share in self._shares]}
+
+    def prepare(self, state: State) -> Callable[[], None]:
+        check_fields(state, ("goal", "shares"), _WHERE)
+        try:
+            goal = None if state["goal"] is None else SampleTarget(*state["goal"])
+            # Earlier versions saved the request's id, too.
+            shares = [(int(index), int(amount)) for index, amount, *_ in state["shares"]]
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"{_WHERE}: expected a state from get_state(): {error!r:.200}") from error
+        return partial(vars(self).update, {"_goal": goal, "_shares": shares})
+
+
+class Fragments:
+    """Fragments of one size, in order of arrival, within the bound on lag.
+
+    Args:
+        fragment: Amount of a fragment; None: the first batch's amount divided by the number of collectors.
+        max_in_flight: Most requests of one collector.
+        max_lag: See `Pacing`.
+    """
+
+    def __init__(self, fragment: int | None, max_in_flight: int, max_lag: int | None) -> None:
+        self._given = self._fragment = fragment
+        self._most, self.max_lag = max_in_flight, max_lag
+        self._unit = ""
+        self._pacing = Pacing(1, max_lag)
+
+    def begin(self, goal: SampleTarget, active: Sequence[int]) -> None:
+        fragment = self._fragment
+        if fragment is None:
+            fragment, rest = divmod(goal.amount, len(active))
+            if rest:
+                raise ArgumentError(
+                    f"{goal.amount} {goal.unit} cannot be shared by {len(active)} collectors: ask for "
+                    f"{(fragment + 1) * len(active)}, or give a fragment=... that it is a multiple of"
+                )
+        if goal.amount % fragment:
+            raise ArgumentError(
+                f"{goal.amount} {goal.unit} are no multiple of fragment={fragment}: ask for "
+                f"{(goal.amount // fragment + 1) * fragment}"
+            )
+        if self._unit not in ("", goal.unit):
+            raise ArgumentError(
+                f"collect(): outstanding fragments are of {self._unit}: expected an amount of these, got {goal.unit}"
+            )
+        self._fragment, self._unit = fragment, goal.unit
+        self._pacing = Pacing(goal.amount // fragment, self.max_lag)
+
+    def asked(self, active: Sequence[int]) -> Sequence[int]:
+        return active
+
+    def requests(self, ledger: Ledger, active: Sequence[int]) -> list[tuple[int, int]]:
+        assert self._fragment is not None  # `begin` was called
+        waiting = {index: len(ledger.waiting_of(index)) for index in active}
+        most = self._pacing.most
+        if most is None:  # bounds the number of held answers
+            most = len(active) * self._most + self._pacing.fragments
+        found: list[tuple[int, int]] = []
+        for _ in range(most - len(ledger.fragments)):
+            index = min(active, key=lambda index: (waiting[index], index))  # the least busy one
+            if waiting[index] >= self._most:
+                break
+            waiting[index] += 1
+            found.append((index, self._fragment))
+        return found
+
+    def chosen(self, ledger: Ledger, version: int) -> list[int] | None:
+        entries = ledger.fragments
+        places = {entry.id: k for k, entry in enumerate(entries)}
+        found = self._pacing.pick([places[entry.id] for entry in ledger.held], [e.base for e in entries], version)
+        return None if found is None else [entries[k].id for k in found]
+
+    def end(self) -> None:
+        pass
+
+    @property
+    def settings(self) -> State:
+        return {"sync": False, "fragment": self._given, "max_in_flight": self._most, "max_policy_lag": self.max_lag}
+
+    def get_state(self) -> State:
+        return {"fragment": self._fragment, "unit": self._unit, "fragments": self._pacing.fragments}
+
+    def prepare(self, state: State) -> Callable[[], None]:
+        check_fields(state, ("fragment", "unit", "fragments"), _WHERE)
+        fragment = None if state["fragment"] is None else number_field(state, "fragment", _WHERE, least=1)
+        pacing = Pacing(number_field(state, "fragments", _WHERE, least=1), self.max_lag)
+        new = {"_fragment": fragment, "_unit": str(state["unit"]), "_pacing": pacing}
+        return partial(vars(self).update, new)
