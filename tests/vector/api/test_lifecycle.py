@@ -19,7 +19,6 @@ import pytest
 from marlvec import AsyncVectorEnv, SyncVectorEnv
 from marlvec.testing.scripted import CounterEnv, decode
 from tests.faults.harness.programs import wait_gone
-from tests.vector.support.kinds import BACKENDS, vectorize
 from tests.waiting import LONG
 
 N = 3
@@ -47,20 +46,6 @@ def running(pids: Any) -> list[int]:
 
 
 # --- close
-
-
-@pytest.mark.checklist(30)
-def test_the_envs_own_close_is_called(tmp_path: Path) -> None:
-    class Closing(CounterEnv):
-        def close(self) -> None:
-            (tmp_path / f"closed-{self.world.env_index}").touch(exist_ok=False)
-
-    for backend in BACKENDS:
-        with vectorize(backend, [partial(Closing, env_index=i) for i in range(N)]) as envs:
-            envs.reset()
-        assert sorted(path.name for path in tmp_path.iterdir()) == [f"closed-{i}" for i in range(N)]
-        for path in tmp_path.iterdir():
-            path.unlink()
 
 
 @pytest.mark.slow("plays whole episodes in worker processes")
