@@ -20,7 +20,7 @@ from marlvec import Collector, FunctionPolicy, SyncVectorEnv, VectorEnv, make
 from marlvec.collect.storage.row_log import RowLog
 from marlvec.envs import adapt
 from marlvec.errors import ContractError, EnvContractError, EnvRaised, NotResetError
-from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, TurnEnv, decode, decode_reward
+from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, TurnEnv, decode
 from tests.vector.support.kinds import HERE_AND_AWAY, vectorize
 from tests.vector.support.reference import MODES
 
@@ -225,34 +225,6 @@ def test_data_of_an_ended_agent_raises(backend: str, form: str) -> None:
 # --- D3: coming, going, coming back
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
-@pytest.mark.fault("D3")
-@pytest.mark.parametrize("form", list(GAMES))
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("backend", ["sync", "thread", "async"])
-def test_agents_come_and_go_and_come_again_in_the_next_episode(backend: str, mode: str, form: str) -> None:
-    """Agent 1 enters in the middle, agent 0 leaves before the end: in every episode anew, and flagged once in each."""
-    script = Script([0, 2, 0], [3, 6, 7], ["terminated", "truncated", "terminated"])
-    with vectorize(backend, [partial(GAMES[form], script, agent_num=3)] * 2, autoreset_mode=mode) as envs:
-        _, infos = envs.reset(seed=0)
-        flags, seen, episodes = np.zeros((2, 3), int), infos["alive"].copy(), 0
-        assert infos["alive"].tolist() == [[True, False, True]] * 2
-        while episodes < 3:
-            _, _, terminated, truncated, infos = envs.step(acts(envs))
-            flags += terminated | truncated
-            seen |= infos["alive"]
-            if infos.get("_final_observation", np.zeros(2, bool)).any():
-                assert flags.tolist() == [[1, 1, 1]] * 2
-                assert seen.all()
-                episodes += 1
-                if mode == "disabled":
-                    _, infos = envs.reset()
-                elif mode == "next_step":
-                    *_, infos = envs.step(acts(envs))
-                assert infos["alive"].tolist() == [[True, False, True]] * 2
-                flags[...], seen = 0, infos["alive"].copy()
-
-
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=8)
 @pytest.mark.fault("D3")
 @pytest.mark.parametrize("form", list(GAMES))
@@ -284,29 +256,6 @@ def test_no_agent_returns_in_the_same_episode(backend: str, form: str) -> None:
 def collector_of(factories: list[Any], mode: str = "same_step", **options: Any) -> Collector:
     noop = FunctionPolicy(lambda rows: np.ones(len(rows), np.int64))
     return Collector(SyncVectorEnv(factories, autoreset_mode=mode), noop, seed=0, **options)
-
-
-@pytest.mark.fault("D5")
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("backend", HERE_AND_AWAY)
-def test_a_step_in_which_nobody_acts_and_one_who_ends_at_first_sight(backend: str, mode: str) -> None:
-    """Everyone waits in step 2; agent 1 ends in the step in which it is born."""
-    script = Script([0, 3], [5, 3], ["terminated", "truncated"])
-    factory = partial(KeyedEnv, script, agent_num=2, waits=lambda t, a: t == 2)
-    with vectorize(backend, [factory] * 2, autoreset_mode=mode) as envs:
-        for _ in range(3):
-            envs.reset(seed=0)
-            for t in range(1, 6):
-                envs.send(acts(envs))
-                step = envs.recv()
-                nobody = t == 2 or (t == 5 and mode != "same_step")
-                assert step.acting.any() != nobody
-                assert step.terminated.tolist() == [[t == 5, False]] * 2
-                assert step.truncated.tolist() == [[False, t == 3]] * 2
-                assert step.alive[:, 1].any() == (False if t < 5 or mode != "same_step" else step.alive[0, 1])
-                if t == 3:
-                    assert decode(step.final_obs[0, 1])[3:] == (3, 1)
-                    assert decode_reward(step.rewards[0, 1])[1:3] == (3, 1)
 
 
 @pytest.mark.fault("D5")
@@ -478,54 +427,6 @@ def test_an_end_on_the_boundary_of_a_fragment_is_one_row(mode: str, kind: str) -
 
 
 # --- D9: integers of those who are not there
-
-
-class Pixels(ScriptedParallelEnv):
-    """Observes bytes from 5 to 250, so that nothing observed is zero."""
-
-    def observation_space(self, agent: str) -> Space[Any]:
-        return SPACE
-
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        obs, infos = super().reset(seed, options)
-        return self.look(obs), infos
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        obs, *rest = super().step(actions)
-        return self.look(obs), *rest
-
-    def look(self, obs: dict[str, Any]) -> dict[str, Any]:
-        shade = np.uint8(5 + self.world.t)
-        return {agent: np.full((2, 2), shade + 100 * (agent == "agent_2"), np.uint8) for agent in obs}
-
-
-SPACE = Box(5, 250, (2, 2), np.uint8)
-
-
-@pytest.mark.fault("D9")
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("backend", HERE_AND_AWAY)
-def test_absent_agents_observe_zeros_of_their_dtype(backend: str, mode: str) -> None:
-    """Unborn and dead, also where zero is outside the space; masks tell who is there. No NaN, no cast, no warning."""
-    script = Script([0, 0, 2], [5, 3, 5], ["terminated"] * 3)
-    with vectorize(backend, [partial(Pixels, script)] * 2, autoreset_mode=mode, validate="strict") as envs:
-        for _ in range(2):
-            obs, infos = envs.reset(seed=0)
-            assert obs.dtype == np.uint8
-            assert obs[:, 2].tolist() == [[[0, 0], [0, 0]]] * 2
-            for t in range(1, 6):
-                obs, rewards, _, _, infos = envs.step(acts(envs))
-                assert (obs.dtype, rewards.dtype) == (np.uint8, np.float64)
-                assert np.isfinite(rewards).all()
-                if t == 5 and mode == "same_step":
-                    shades = [5, 5, 0]
-                else:
-                    shades = [5 + t, 5 + t if t <= 3 else 0, 105 + t if t >= 2 else 0]
-                assert obs[0, :, 0, 0].tolist() == shades
-                alive = [True, True, False] if t == 5 and mode == "same_step" else [t < 5, t < 3, 2 <= t < 5]
-                assert infos["alive"].tolist() == [alive] * 2
-            assert infos["final_observation"].dtype == np.uint8
-            assert infos["final_observation"][0, :, 1, 1].tolist() == [10, 8, 110], "each one's own last"
 
 
 # --- D10: the order of keys

@@ -30,7 +30,6 @@ from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, vectorize
 from tests.vector.support.reference import MODES
 from tests.waiting import within
 
-ROOT = Path(__file__).parents[2]
 CONTEXTS = ("fork", "forkserver", "spawn")
 N, A = 3, 3
 
@@ -150,22 +149,9 @@ class Waiting(CounterEnv):
         return super().step(actions)
 
 
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
-@pytest.mark.fault("B3")
-@pytest.mark.parametrize("call", ["step_send", "reset_send", "send", "call_send"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_close_with_a_call_pending(backend: str, call: str) -> None:
-    envs = vectorize(backend, counters(state=True))
-    envs.reset()
-    CALLS[call](envs)
-    with within(4, usual=0.02):  # less than the five seconds that it has, so nobody had to be killed
-        envs.close()
-    assert envs.closed
-
-
 @pytest.mark.fault("B3")
 def test_close_of_a_thread_that_hangs_gives_up_in_time_and_says_so() -> None:
-    """A thread cannot be killed; it ends when its env comes back. (Processes: tests/vector/api/test_lifecycle.py.)"""
+    """A thread cannot be killed; it ends when its env comes back. (Processes: vector/processes/test_leftovers.)"""
     gate = threading.Event()
     envs = vectorize("thread", [partial(Waiting, gate, i) for i in range(2)])
     try:
@@ -243,19 +229,6 @@ def test_numbers_of_envs_and_workers_are_checked_before_anything_is_built() -> N
     for instances in (env, [env], [env, env]):
         with pytest.raises(ValueError, match="got an env of class CounterEnv, expected something that builds envs"):
             marlvec.make(instances)
-
-
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
-@pytest.mark.fault("B11")
-@pytest.mark.parametrize(("n", "workers"), [(5, 2), (7, 3), (3, 3), (4, 3), (1, 1)])
-@pytest.mark.parametrize("backend", ["thread", "async"])
-def test_envs_need_not_divide_evenly(backend: str, n: int, workers: int) -> None:
-    with vectorize(backend, counters(n), num_workers=workers) as envs:
-        obs, _ = envs.reset(seed=0)
-        for t in range(1, 10):
-            assert [decode(row[0]).env for row in obs] == list(range(n))
-            obs, *_ = envs.step(acts(n))
-            assert [decode(row[0]).t for row in obs] == [t % 4] * n
 
 
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")

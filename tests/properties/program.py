@@ -216,36 +216,51 @@ class Program:
     # --- calls that change nothing
 
     def refused(self) -> None:
-        """While something is under way, all else is refused, and costs nothing."""
-        call = self.pick(
-            [
-                lambda: self.envs.step(None),
-                lambda: self.envs.reset(),
-                lambda: self.envs.call("clock"),
-                lambda: self.envs.get_attr("note"),
-                lambda: self.envs.set_attr("note", 13),
-                lambda: self.envs.exec_func(id),
-                lambda: self.envs.render(),
-                lambda: self.envs.env_is_wrapped(gymnasium.Wrapper),
-                lambda: self.envs.reset(env_ids=[0]),
-            ]
-        )
-        self.note("refused")
-        with pytest.raises(BusyError, match=rf"{self.pending}\(\) is pending"):
-            call()
+        """While something is under way, all else is refused by name, says what to do first, and costs nothing."""
+        envs = self.envs
+        calls: dict[str, Callable[[], Any]] = {
+            "step": lambda: envs.step(None),
+            "step_send": lambda: envs.step_send(None),
+            "reset": lambda: envs.reset(),
+            "reset_send": lambda: envs.reset_send(env_ids=[0]),
+            "call": lambda: envs.call("clock"),
+            "call_send": lambda: envs.call_send("clock"),
+            "get_attr": lambda: envs.get_attr("note"),
+            "set_attr": lambda: envs.set_attr("note", 13),
+            "exec_func": lambda: envs.exec_func(id),
+            "render": lambda: envs.render(),
+            "env_is_wrapped": lambda: envs.env_is_wrapped(gymnasium.Wrapper),
+        }
+        name = self.pick(list(calls))
+        self.note("refused", name)
+        streams = self.pending in ("send", "async_reset")
+        first = r"recv\(\) or drain\(\) the rest" if streams else rf"{self.pending}_fetch\(\)"
+        told = rf"({name}|{name.removesuffix('_send')})\(\) while {self.pending}\(\) is pending; {first} first"
+        with pytest.raises(BusyError, match=told):
+            calls[name]()
         busy = list(self.asked) or self.everyone
+        of_some = [lambda: envs.send(None, busy[:1]), lambda: envs.async_reset(env_ids=busy[-1:])]
+        of_some += [lambda: envs.agents_at(busy[0]), lambda: envs.random_action(env_ids=busy[:1])]
         with pytest.raises(BusyError):
-            self.pick([lambda: self.envs.send(None, busy[:1]), lambda: self.envs.async_reset(env_ids=busy[-1:])])()
+            self.pick(of_some)()
+        fetches = {"step": envs.step_fetch, "reset": envs.reset_fetch, "call": envs.call_fetch}
+        other = self.pick([call for call in fetches if call != self.pending])
+        with pytest.raises(NothingPendingError, match=rf"{other}_fetch\(\): {self.pending}\(\) is pending"):
+            fetches[other]()
 
     def wrong_call(self) -> None:
         self.note("wrong call")
-        with pytest.raises(NothingPendingError):
-            self.pick([self.envs.step_fetch, self.envs.reset_fetch, self.envs.recv, self.envs.call_fetch])()
-        self.take_step(self.envs.drain())
+        envs = self.envs
+        fetches = [envs.step_fetch, envs.reset_fetch, envs.recv, envs.call_fetch, envs.exec_func_fetch]
+        with pytest.raises(NothingPendingError, match="nothing"):
+            self.pick(fetches)()
+        self.take_step(envs.drain())
 
     def look(self) -> None:
         """What can be read without asking an env, and the global state."""
         self.note("look")
+        for space in (self.envs.observation_space, self.envs.single_action_space, self.envs.agent_action_space(0)):
+            space.sample()  # of the caller's own, which no env draws from
         i = self.pick(self.everyone)
         alive = self.reference.worlds[i].alive
         assert self.envs.agents_at(i) == tuple(self.envs.agents[a] for a in sorted(alive))

@@ -22,7 +22,10 @@ pytestmark = pytest.mark.many_processes
 # In this process, and with worker processes; of `make test`, and of `make test-all`.
 EXAMPLES, WITH_PROCESSES = 120, 8
 MANY, MANY_WITH_PROCESSES = 400, 60
-LINES = (10, 13, 15, 23, 34, 41, 42, 44, 45, 46, 47, 50, 51, 55, 56, 57, 63)
+LINES = (
+    *(10, 13, 15, 18, 19, 21, 22, 23, 25, 33, 34, 35, 37, 40, 41, 42),
+    *(44, 45, 46, 47, 50, 51, 55, 56, 57, 58, 63),
+)
 
 BIT = Seat(Discrete(2), Discrete(2))
 
@@ -31,7 +34,7 @@ def proves(test: Callable[..., None]) -> Callable[..., None]:
     """Marks of a test of some backends; together they are all."""
     for line in LINES:
         test = pytest.mark.checklist(line)(test)
-    for fault in ("B8", "C13"):
+    for fault in ("B5", "B7", "B8", "C13", "C14", "C15", "D3", "D5", "D9", "E2"):
         test = pytest.mark.fault(fault)(test)
     return pytest.mark.time_limit(1800)(test)  # shrinking a counterexample takes its time
 

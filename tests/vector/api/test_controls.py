@@ -240,58 +240,6 @@ CONTROLS: dict[str, Callable[[VectorEnv], Any]] = {
 }
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
-@pytest.mark.checklist(41)
-@pytest.mark.parametrize("pending", ["step", "reset", "send", "async_reset", "call"])
-def test_a_control_call_swallows_no_reply(envs: VectorEnv, pending: str) -> None:
-    envs.reset(seed=0)
-    expected = play(envs, 3)
-    envs.reset(seed=0)
-    assert play(envs, 2) == expected[:2]
-    if pending == "step":
-        envs.step_send(np.full((N, A), 2))
-    elif pending == "send":
-        envs.send(np.full((N, A), 2))
-    elif pending == "reset":
-        envs.reset_send(seed=0)
-    elif pending == "async_reset":
-        envs.async_reset(seed=0)
-    else:
-        envs.call_send("greet", "y")
-    for name, control in CONTROLS.items():
-        with pytest.raises(BusyError, match=rf"{pending}\(\)|which still have a result") as caught:
-            control(envs)
-        assert name in str(caught.value)
-    if pending == "step":
-        assert seen(envs.step_fetch()[0]) == expected[2]
-    elif pending == "send":
-        assert seen(envs.recv().obs) == expected[2]
-    elif pending == "call":
-        assert envs.call_fetch()[0].startswith("hello y")
-        assert play(envs, 3)[0] is not None
-    else:
-        if pending == "reset":
-            envs.reset_fetch()
-        else:
-            envs.recv()
-        assert play(envs, 3) == expected
-    assert envs.get_attr("index") == tuple(range(N))
-
-
-def test_control_calls_leave_the_episodes_alone(envs: VectorEnv) -> None:
-    envs.reset(seed=0)
-    expected = play(envs, 12)
-    envs.reset(seed=0)
-    got = []
-    for t in range(12):
-        got.append(seen(envs.step(np.full((N, A), t % 5))[0]))
-        envs.get_attr("index", [t % N])
-        envs.call("greet", "x")
-        with pytest.raises(EnvRaised):
-            envs.get_attr("no such thing")
-    assert got == expected
-
-
 @pytest.mark.checklist(68)
 def test_what_fails_is_told_and_costs_nothing(envs: VectorEnv) -> None:
     envs.reset(seed=0)
@@ -329,24 +277,6 @@ def test_wrong_arguments_reach_no_env(envs: VectorEnv) -> None:
     with pytest.raises(ArgumentError, match="expected a wrapper class, got 'Outer'"):
         envs.env_is_wrapped("Outer")  # type: ignore[arg-type]  # on purpose
     assert envs.get_attr("bag") == ([0], [1], [2], [3])
-
-
-@pytest.mark.checklist(34)
-def test_send_and_fetch_equal_the_plain_call(envs: VectorEnv) -> None:
-    """Of reset, step, call and exec_func."""
-    envs.reset_send(seed=3)
-    obs, _ = envs.reset_fetch()
-    again, _ = envs.reset(seed=3)
-    assert seen(obs) == seen(again)
-    expected = play(envs, 11)
-    envs.reset(seed=3)
-    for t in range(11):
-        envs.step_send(np.full((N, A), t % 5))
-        assert seen(envs.step_fetch()[0]) == expected[t]
-    envs.call_send("greet", "Ann", indices=[1, 2])
-    assert envs.call_fetch() == envs.call("greet", "Ann", indices=[1, 2])
-    envs.exec_func_send(lambda env: env.unwrapped.index, [3])
-    assert envs.exec_func_fetch() == (3,)
 
 
 @pytest.mark.checklist(35)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -11,16 +10,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import (
     Box,
-    Dict,
     Discrete,
-    Graph,
-    MultiBinary,
     MultiDiscrete,
-    OneOf,
-    Sequence,
     Space,
-    Text,
-    Tuple,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,36 +22,11 @@ from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.testing.scripted import SampledEnv
 from marlvec.vector.random_action import random_actions
-from tests.vector.support.kinds import BACKENDS, SCRIPTED, factories_of, vectorize
-from tests.vector.support.reference import MODES
+from tests.vector.support.kinds import factories_of, vectorize
 from tests.vector.support.trees import pick
 
 N = 3
-ACTION_SPACES: list[Space[Any]] = [
-    Discrete(5, start=-2),
-    MultiDiscrete([2, 3]),
-    MultiDiscrete([[2, 3], [4, 1]], start=[[0, 1], [-2, 5]]),
-    MultiBinary([2, 2]),
-    Box(-1, 1, (2,)),
-    Box(np.float32([-np.inf, 0, -1]), np.float32([1, np.inf, 1])),
-    Box(0, 255, (2, 2), np.uint8),
-    Box(-np.inf, np.inf, (), np.float64),
-    Dict(a=Discrete(3, start=1), b=Tuple([MultiDiscrete([2, 2]), Box(0, 1, (3,), np.bool_)])),
-    Tuple([Box(-3, 3, (1,), np.int16), Dict(x=MultiBinary(3), y=Discrete(2))]),
-    Text(8),
-    Sequence(Box(0, 1, (2,))),
-    Graph(Box(-1, 1, (2,)), Discrete(3)),
-    Dict(one=OneOf([Discrete(3), Box(0, 1, (2,))]), two=Discrete(2)),
-]
 OBSERVATION = Box(-1, 1, (2,))
-
-
-def every_space() -> list[Any]:
-    """Agents of all action spaces at once; the env raises on an action that is not in its own."""
-    return [
-        partial(SampledEnv, OBSERVATION, ACTION_SPACES, agent_num=len(ACTION_SPACES), length=4, env_index=i)
-        for i in range(N)
-    ]
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -79,53 +46,6 @@ def played(envs: VectorEnv, steps: int = 25) -> Iterator[Any]:
         actions = envs.random_action()
         yield actions
         infos = envs.step(actions)[4]
-
-
-KINDS = ["every space", *SCRIPTED, "pettingzoo/classic/tictactoe"]
-
-
-@pytest.mark.slow("plays whole episodes in worker processes")
-@pytest.mark.checklist(33)
-@pytest.mark.parametrize("kind", KINDS)
-def test_whole_episodes_of_random_actions(kind: str) -> None:
-    """In every action space, masked or not, whoever acts; and drawn alike by all backends."""
-    factories = every_space() if kind == "every space" else factories_of(kind, N)
-    mode = MODES[KINDS.index(kind) % 3]
-    traces = []
-    for backend in BACKENDS:
-        options = {} if backend == "sync" else {"context": "fork"}
-        with vectorize(backend, factories, autoreset_mode=mode, validate="strict", **options) as envs:
-            traces.append(list(played(envs)))
-            envs.reset(seed=8)
-            assert equal(envs.random_action(seed=3), envs.random_action(seed=3))
-            assert not equal(envs.random_action(), envs.random_action())
-    assert not equal(traces[0][0], traces[0][1])
-    for trace in traces[1:]:
-        for ours, theirs in zip(trace, traces[0], strict=True):
-            assert equal(ours, theirs)
-
-
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=5)
-@pytest.mark.checklist(60)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_samples_of_spaces_are_what_step_takes(backend: str) -> None:
-    """The batched space's own samples, too, are valid and fixed by a seed; trees of (N, A_g, ...) go in as they are."""
-    options = {} if backend == "sync" else {"context": "fork"}
-    with vectorize(backend, every_space(), validate="strict", **options) as envs:
-        envs.reset(seed=0)
-        spaces = [envs.action_space, deepcopy(envs.action_space)]
-        for space in spaces:
-            space.seed(5)
-        for _ in range(12):
-            own, again = (space.sample() for space in spaces)
-            assert equal(own, again)
-            for actions in (own, envs.random_action()):
-                assert envs.action_space.contains(actions)
-                for group in envs.spec.groups:
-                    parts = group.action_tree.flatten(actions[group.name])
-                    for leaf, part in zip(group.action_tree.leaves, parts, strict=True):
-                        assert part.shape == (N, 1, *leaf.shape)
-                envs.step(actions)  # SampledEnv checks each agent's action against its space
 
 
 def test_the_vectorizers_own_stream_begins_with_the_seed_of_a_reset() -> None:

@@ -11,12 +11,16 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.faults.harness.programs import alive, wait_gone
+from marlvec import AsyncVectorEnv, SyncVectorEnv
+from marlvec.testing.scripted import CounterEnv, decode
+from tests.faults.harness.programs import alive, run, wait_gone
 from tests.waiting import LONG, within
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -96,7 +100,22 @@ def as_cells(program: str, folder: Path) -> subprocess.Popen[str]:
     return start("-c", kernel, cwd=folder)
 
 
-WAYS = {"file": as_file, "stdin": as_input, "cells": as_cells}
+def as_module(program: str, folder: Path) -> subprocess.Popen[str]:
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").touch()
+    (folder / "package" / "__main__.py").write_text(program)
+    return start("-m", "package", cwd=folder)
+
+
+def as_thread(program: str, folder: Path) -> subprocess.Popen[str]:
+    return as_file(
+        f"import threading\nthread = threading.Thread(target=exec, args=({program!r}, globals()))\n"
+        "thread.start()\nthread.join()\n",
+        folder,
+    )
+
+
+WAYS = {"file": as_file, "stdin": as_input, "cells": as_cells, "module": as_module, "thread": as_thread}
 
 DEFINED_HERE = """
 # cell
@@ -123,7 +142,7 @@ def closure(extra):
 # cell
 pids = []
 kinds = [Mine, build, lambda: Mine(2), lambda env_index, num_envs: Mine(num_envs), closure(7)]
-for make_it in (*[(kind, 2) for kind in kinds], ([lambda: Mine(1), closure(5)], None)):
+for make_it in (*[(kind, 2) for kind in kinds], ("__main__:Mine", 2), ([lambda: Mine(1), closure(5)], None)):
     envs = marlvec.make(*make_it)
     pids += envs.worker_pids
     infos = envs.reset()[1]
@@ -140,7 +159,7 @@ def test_a_program_without_guard_and_its_own_classes_lambdas_and_closures(way: s
     out, err = WAYS[way](HEAD + DEFINED_HERE, tmp_path).communicate(timeout=150)
     assert err == ""
     *lines, pids = out.splitlines()
-    extras = ["[4, 4]", "[5, 5]", "[6, 6]", "[6, 6]", "[11, 11]", "[5, 9]"]
+    extras = ["[4, 4]", "[5, 5]", "[6, 6]", "[6, 6]", "[11, 11]", "[4, 4]", "[5, 9]"]
     assert lines == [line for extra in extras for line in (extra, PLAYED)]
     assert alive(json.loads(pids)) == []
 
@@ -184,6 +203,7 @@ ENDINGS = {
     "os._exit": ("os._exit(4)", 4, ""),
     "in a cycle": ("import gc; loop = [envs]; loop.append(loop); del envs, loop; gc.collect(); print(gone())", 0, ""),
     "let go of": ("del envs; print(gone())", 0, ""),
+    "let go of, pending": ("envs.step_send(np.zeros((3, 2), int)); del envs; print(gone())", 0, ""),
     "stdio closed": ("sys.stdout.close(); sys.stderr.close()", 0, ""),
 }
 GONE = "pids = envs.worker_pids\ndef gone():\n    return not any(os.path.exists(f'/proc/{pid}') for pid in pids)\n"
@@ -329,3 +349,39 @@ def test_a_fork_of_the_parent_does_not_take_its_workers_along(context: str, tmp_
     options = ["-W", "ignore::DeprecationWarning"]  # Python 3.12 warns of any fork of a process with threads
     process = start(*options, "-c", HEAD + FORKING.replace("CONTEXT", repr(context)), cwd=tmp_path)
     assert finish(process) == (0, [PLAYED] * 6, "")
+
+
+@pytest.mark.slow("plays whole episodes in worker processes")
+def test_what_envs_print_is_seen(tmp_path: Path) -> None:
+    program = """
+class Talks(CounterEnv):
+    def reset(self, seed=None, options=None):
+        sys.stdout.write("hello from a worker\\n")  # print() writes the end of the line by itself
+        sys.stdout.flush()
+        return super().reset(seed, options)
+
+with marlvec.make(Talks, num_envs=2) as envs:
+    envs.reset()
+"""
+    assert run(program, tmp_path) == ["hello from a worker"] * 2
+
+
+@pytest.mark.slow("plays whole episodes in worker processes")
+def test_one_process_may_have_many() -> None:
+    """Twenty at once, closed in another order than they were made; the fork server is one for all."""
+    made = [AsyncVectorEnv([partial(CounterEnv, 4)] * 2, num_workers=2) for _ in range(10)]
+    for k, envs in enumerate(made):
+        envs.reset(seed=k)
+    for envs in (*made[::2], *made[1::2][::-1]):
+        obs, *_ = envs.step(np.ones((2, 3), np.int64))
+        assert decode(obs[1, 0])[3] == 1
+        envs.close()
+
+
+def test_a_sync_vectorizer_needs_no_process() -> None:
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    before = children.read_text()
+    with SyncVectorEnv([CounterEnv] * 3) as envs:
+        envs.reset()
+        assert children.read_text() == before
+        assert all(type(env.unwrapped) is CounterEnv for env in envs.envs)

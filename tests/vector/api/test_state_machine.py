@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,12 @@ import pytest
 from marlvec import AsyncVectorEnv, VectorEnv
 from marlvec.errors import (
     BusyError,
-    ClosedError,
     FetchTimeout,
-    NothingPendingError,
     NotResetError,
     StateError,
 )
 from marlvec.testing.scripted import CounterEnv, decode, decode_reward
-from tests.vector.support.kinds import BACKENDS, factories_of, recorded, vectorize
-from tests.vector.support.reference import MODES, replay
+from tests.vector.support.kinds import BACKENDS, vectorize
 from tests.waiting import Gate, GatedEnv, overdue
 
 N, A = 3, 3
@@ -36,130 +32,6 @@ def counters(backend: str, **options: Any) -> VectorEnv:
 
 def acts(k: int = 1) -> Any:
     return np.full((N, A), k, np.int64)
-
-
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=6)
-@pytest.mark.checklist(34)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["parallel", "turns", "simple_tag"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_send_and_fetch_are_the_call(backend: str, kind: str, mode: str) -> None:
-    """The whole run of the reference again, with every reset and step split in two."""
-
-    class Split:
-        """A vectorizer whose `reset` and `step` are made of their halves."""
-
-        def __init__(self, envs: VectorEnv) -> None:
-            self._envs = envs
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._envs, name)
-
-        def reset(self, **arguments: Any) -> Any:
-            assert self._envs.reset_send(**arguments) is None
-            return self._envs.reset_fetch(timeout=30)
-
-        def step(self, actions: Any) -> Any:
-            assert self._envs.step_send(actions) is None
-            return self._envs.step_fetch()
-
-    with vectorize(backend, factories_of(kind, N), autoreset_mode=mode) as envs:
-        replay(Split(envs), recorded(kind, N, mode))  # type: ignore[arg-type]  # stands in for one
-
-
-@pytest.mark.checklist(35)
-@pytest.mark.fault("B5")
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_calls_at_the_wrong_time_are_three_distinct_errors_and_change_nothing(backend: str) -> None:
-    assert len({BusyError, NothingPendingError, ClosedError}) == 3
-    assert all(issubclass(kind, StateError) for kind in (BusyError, NothingPendingError, ClosedError))
-    assert not issubclass(BusyError, (NothingPendingError, ClosedError))
-    calls: dict[str, Callable[[VectorEnv], Any]] = {
-        "reset": lambda envs: envs.reset(),
-        "reset_send": lambda envs: envs.reset_send(),
-        "partial reset": lambda envs: envs.reset(env_ids=[1]),
-        "step": lambda envs: envs.step(acts()),
-        "step_send": lambda envs: envs.step_send(acts()),
-        "send": lambda envs: envs.send(acts()),
-        "send to one": lambda envs: envs.send(acts()[:1], [1]),
-        "state": lambda envs: envs.state(),
-    }
-    fetches: dict[str, Callable[[VectorEnv], Any]] = {
-        "reset": lambda envs: envs.reset_fetch(),
-        "step": lambda envs: envs.step_fetch(),
-        "recv": lambda envs: envs.recv(),
-    }
-    with counters(backend) as envs:
-        for fetch in fetches.values():
-            with pytest.raises(NothingPendingError, match=r"nothing is pending|nothing sent"):
-                fetch(envs)
-        # A pending reset refuses every call but its own fetch, and is still there.
-        envs.reset_send(seed=4)
-        for call in calls.values():
-            with pytest.raises((BusyError, NotResetError)):
-                call(envs)
-        for name in ("reset", "reset_send", "partial reset", "step_send"):
-            with pytest.raises(BusyError, match=r"reset\(\) is pending"):
-                calls[name](envs)
-        with pytest.raises(NothingPendingError, match=r"reset\(\) is pending"):
-            envs.step_fetch()
-        obs, _ = envs.reset_fetch()
-        assert all(decode(obs[i, a])[3] == 0 for i in range(N) for a in range(A))
-        # So does a pending step.
-        for t in (1, 2):
-            envs.step_send(acts(t))
-            for call in calls.values():
-                with pytest.raises(BusyError, match=r"step\(\) is pending"):
-                    call(envs)
-            with pytest.raises(NothingPendingError, match=r"step\(\) is pending"):
-                envs.reset_fetch()
-            obs, rewards, *_ = envs.step_fetch()
-            assert {decode_reward(r) for r in rewards[:, 0]} == {(0, t, 0, t)}, "the first of them, once"
-        # And envs that were sent to.
-        envs.send(acts()[:1], [1])
-        for name in ("reset", "step", "step_send", "state", "reset_send"):
-            with pytest.raises(BusyError, match=r"send\(\) is pending"):
-                calls[name](envs)
-        with pytest.raises(BusyError, match=r"envs \[1\]"):
-            calls["send to one"](envs)
-        with pytest.raises(NothingPendingError, match=r"send\(\) is pending"):
-            envs.step_fetch()
-        assert envs.recv().rewards[0, 0] == 1_000_000 * 0 + 3 * 1000 + 1 / 4096
-        with pytest.raises(NothingPendingError):
-            envs.recv()
-        envs.step(acts())
-
-
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
-@pytest.mark.checklist(35)
-@pytest.mark.fault("B2")
-@pytest.mark.parametrize("pending", [False, True])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_nothing_works_after_close(backend: str, pending: bool) -> None:
-    envs = counters(backend)
-    envs.reset()
-    if pending:
-        envs.step_send(acts())
-    envs.close()
-    assert envs.closed
-    calls: list[Callable[[], Any]] = [
-        envs.reset,
-        envs.reset_send,
-        envs.reset_fetch,
-        lambda: envs.step(acts()),
-        lambda: envs.step_send(acts()),
-        envs.step_fetch,
-        lambda: envs.send(acts()),
-        envs.recv,
-        envs.state,
-        lambda: envs.reset(env_ids=[0]),
-    ]
-    for call in calls:
-        with pytest.raises(ClosedError, match="closed"):
-            call()
-    assert "closed" in repr(envs)
-    assert envs.num_envs == N
-    assert envs.observation_space.shape == (N, A, 7), "what does not need an env can still be read"
 
 
 @pytest.mark.fault("B4")

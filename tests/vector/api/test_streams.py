@@ -1,4 +1,7 @@
-"""Streams: envs reset, sent to and received in any portions, EnvPool's way, and how one gets out of them again."""
+"""Streams: envs as they become ready; slow ones hold up nobody, and wrong calls change nothing.
+
+Portions of any size in any order are drawn by tests/properties.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ from marlvec.testing.scripted import CounterEnv, decode, decode_reward
 from tests.vector.support.kinds import BACKENDS, vectorize
 from tests.waiting import Gate, GatedEnv, overdue
 
+pytestmark = pytest.mark.many_processes
+
 N, A = 6, 2
 
 
@@ -27,59 +32,6 @@ def counters(backend: str, n: int = N, length: int = 5, **options: Any) -> Vecto
 
 def acts(env_ids: Any) -> Any:
     return np.asarray(env_ids)[:, None] % 5 + np.zeros((1, A), np.int64)
-
-
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=4)
-@pytest.mark.checklist(40)
-@pytest.mark.parametrize("batch", [1, 4, 6])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_loop_of_an_async_pool(backend: str, batch: int) -> None:
-    """`async_reset`, then `recv` and `send` of what came: each env's reset once, then its own steps in order."""
-    with counters(backend) as envs:
-        envs.async_reset(seed=0)
-        seen: Counter[int] = Counter()
-        while min((seen[i] for i in range(N)), default=0) < 18:
-            step = envs.recv(batch)
-            assert len(step) >= batch
-            for k, i in enumerate(step.env_ids.tolist()):
-                t = seen[i]
-                stamps = [decode(row) for row in step.obs[k]]
-                if t == 0:
-                    assert {stamp.t for stamp in stamps} == {0}
-                    assert not step.rewards[k].any()
-                else:
-                    codes = [decode_reward(reward) for reward in step.rewards[k]]
-                    assert {code[1] for code in codes} == {(t - 1) % 5 + 1}
-                    assert {code[3] for code in codes} == {i % 5}, "the action that was sent to this env"
-                assert {stamp.env for stamp in stamps} == {i}
-                seen[i] += 1
-            envs.send(acts(step.env_ids), step.env_ids)
-        assert len(envs.drain()) == N
-        envs.step(acts(range(N)))
-
-
-@pytest.mark.checklist(42)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_drain_is_the_way_from_a_stream_to_whole_steps(backend: str) -> None:
-    with counters(backend) as envs:
-        envs.reset(seed=0)
-        assert len(envs.drain()) == 0, "nothing is outstanding"
-        envs.send(acts([1, 4]), [1, 4])
-        envs.send(acts([0]), [0])
-        for whole in (lambda: envs.step(acts(range(N))), envs.reset, lambda: envs.step_send(acts(range(N)))):
-            with pytest.raises(BusyError, match=r"while send\(\) is pending; recv\(\) or drain\(\) the rest first"):
-                whole()
-        drained = envs.drain()
-        assert sorted(drained.env_ids.tolist()) == [0, 1, 4]
-        for k, i in enumerate(drained.env_ids.tolist()):
-            assert {decode_reward(reward)[3] for reward in drained.rewards[k]} == {i % 5}
-        obs = envs.step(acts(range(N)))[0]
-        assert [decode(row[0]).t for row in obs] == [2, 2, 1, 1, 2, 1], "no step was lost, none was taken twice"
-        envs.step_send(acts(range(N)))
-        assert len(envs.drain()) == N, "a whole step can be drained too"
-        envs.async_reset(env_ids=[2])
-        envs.send(acts([3]), [3])
-        assert sorted(envs.drain().env_ids.tolist()) == [2, 3]
 
 
 @pytest.mark.checklist(39)
@@ -93,6 +45,11 @@ def test_a_refused_send_changes_nothing(backend: str) -> None:
             (ArgumentError, acts([0, 0]), [3, 3]),
             (ArgumentError, acts([3]), [N]),
             (ArgumentError, acts([3]), [-1]),
+            (ArgumentError, acts([3]), [0.5]),
+            (ArgumentError, acts([3]), [[3]]),
+            (ArgumentError, acts([3]), [True, False]),
+            (BusyError, acts(range(N)), None),
+            (BusyError, acts(range(N)), [True] * N),
             (ArgumentError, acts([3, 4]), [3]),
             (ArgumentError, acts([3])[:, :1], [3]),
             (NotResetError, acts([5]), [5]),
@@ -110,26 +67,6 @@ def test_a_refused_send_changes_nothing(backend: str) -> None:
         assert {decode(row[0]).t for row in envs.recv().obs} == {1}
         envs.reset(seed=0)
         assert {decode(row[0]).t for row in envs.step(acts(range(N)))[0]} == {1}
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_without_autoreset_a_stream_resets_its_envs_one_by_one(backend: str) -> None:
-    factories = [partial(CounterEnv, 2 + i, agent_num=A, env_index=i) for i in range(N)]
-    with vectorize(backend, factories, autoreset_mode="disabled") as envs:
-        envs.async_reset(seed=0)
-        episodes: Counter[int] = Counter()
-        while min((episodes[i] for i in range(N)), default=0) < 3:
-            step = envs.recv(2 if envs._call_state.outstanding > 1 else 1)
-            over = step.env_ids[step.done].tolist()
-            for k in np.flatnonzero(step.done).tolist():
-                assert decode(step.final_obs[k][0]).t == 2 + step.env_ids[k]
-            episodes.update(over)
-            if over:
-                with pytest.raises(NotResetError, match="have no running episode"):
-                    envs.send(acts(over), over)
-                envs.async_reset(env_ids=over)
-            going = step.env_ids[~step.done].tolist()
-            envs.send(acts(going) if going else np.zeros((0, A), np.int64), going)
 
 
 @pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
@@ -152,6 +89,59 @@ def test_rows_of_a_worker_come_as_they_are_ready(backend: str, tmp_path: Path) -
             assert 3 not in first.env_ids
             gate.let_through()
             assert sorted([*first.env_ids, *envs.drain().env_ids]) == [0, 1, 2, 3]
+
+
+@pytest.mark.checklist(38)
+def test_a_slow_env_holds_up_nobody(tmp_path: Path) -> None:
+    """It comes back when each of the others has made its cycles, and not before."""
+    factories: list[Any] = [partial(CounterEnv, 5, agent_num=A, env_index=i) for i in range(3)]
+    with (
+        Gate(tmp_path) as gate,
+        AsyncVectorEnv([*factories, partial(GatedEnv, gate, 5, agent_num=A, env_index=3)], num_workers=4) as envs,
+    ):
+        envs.reset(seed=0)
+        envs.send(np.ones((4, A), np.int64))
+        cycles = dict.fromkeys(range(4), 0)
+        waits = True
+        while cycles[3] == 0:
+            step = envs.recv(min_envs=1)
+            assert len(step) >= 1
+            for i in step.env_ids.tolist():
+                cycles[i] += 1
+            if cycles[3] == 0:
+                envs.send(np.ones((len(step), A), np.int64), step.env_ids)
+            assert not (waits and cycles[3])
+            if waits and min(cycles[i] for i in range(3)) > 50:
+                gate.let_through()
+                waits = False
+
+
+@pytest.mark.checklist(38)
+def test_recv_waits_for_as_many_as_asked_and_no_longer_than_allowed(tmp_path: Path) -> None:
+    with Gate(tmp_path) as gate, Gate(tmp_path) as last_gate:
+        gates = {2: gate, 3: last_gate}
+        factories = [
+            partial(GatedEnv, gates[i], 5, agent_num=A, env_index=i)
+            if i in gates
+            else partial(CounterEnv, 5, agent_num=A, env_index=i)
+            for i in range(4)
+        ]
+        with AsyncVectorEnv(factories, num_workers=4) as envs:
+            envs.reset(seed=0)
+            for t in range(1, 4):
+                envs.send(np.full((4, A), t))
+                assert str(overdue(envs.recv, [2, 3])).startswith("recv(): ")
+                with pytest.raises(BusyError):
+                    envs.send(np.ones((1, A), np.int64), [0])  # it has arrived, and was not handed out
+                gate.let_through()
+                first = envs.recv(3)
+                assert sorted(first.env_ids.tolist()) == [0, 1, 2]
+                last_gate.let_through()
+                rest = envs.recv()
+                assert rest.env_ids.tolist() == [3]
+                for step in (first, rest):
+                    assert {decode_reward(r)[1] for r in step.rewards.ravel()} == {t}
+                    assert {decode_reward(r)[3] for r in step.rewards.ravel()} == {t}
 
 
 @pytest.mark.parametrize("backend", ["thread", "async"])

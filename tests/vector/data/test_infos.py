@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from marlvec import infos_from_list, infos_to_list
 from marlvec.errors import SerialisationError
-from marlvec.testing.scripted import CounterEnv, Script, ScriptedParallelEnv, SingleEnv
+from marlvec.testing.scripted import SingleEnv
 from marlvec.vector.data.infos import RESERVED
-from tests.vector.support.kinds import BACKENDS, vectorize
+from tests.vector.support.kinds import vectorize
 from tests.vector.support.reference import assert_trees_equal
 
 AGENTS = ("red", "green", "blue")
@@ -80,62 +80,6 @@ def test_the_form() -> None:
     assert packed["level"].tolist() == [7, 0, 0]
     assert packed["_level"].tolist() == [True, False, False]
     assert packed["_level"].dtype == packed["_hits"].dtype == np.bool_
-
-
-class Talkative(CounterEnv):
-    """Says something of every kind."""
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        obs, rewards, term, trunc, infos = super().step(actions)
-        t, i = self.world.t, self.world.env_index
-        infos["agent_1"] = {"t": t, "text": f"{i}-{t}", "place": np.array([i, t]), "deep": {"x": t / 2, "y": [t]}}
-        if t % 2:
-            infos["agent_0"] = {"alive": "yes", "t": t, "odd": True}
-        if i == 1:
-            infos["common"] = {"clock": t}
-        return obs, rewards, term, trunc, infos
-
-
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
-@pytest.mark.checklist(26)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_infos_of_envs_are_kept_per_agent(backend: str) -> None:
-    with vectorize(backend, [partial(Talkative, 3, agent_num=2, env_index=i) for i in range(3)]) as envs:
-        envs.reset()
-        for step in range(9):
-            t = step % 3 + 1
-            infos = envs.step(np.zeros((3, 2), np.int64))[4]
-            source = infos["final_info"] if t == 3 else infos
-            assert infos["alive"].dtype == np.bool_, "an env's own key of that name does not displace marlvec's"
-            for i, own in enumerate(infos_to_list(source, envs.agents, 3)):
-                expected: dict[str, Any] = {
-                    "agent_1": {"t": t, "text": f"{i}-{t}", "place": np.array([i, t]), "deep": {"x": t / 2, "y": [t]}}
-                }
-                if t % 2:
-                    expected["agent_0"] = {"alive": "yes", "t": t, "odd": True}
-                if i == 1:
-                    expected["__common__"] = {"common": {"clock": t}}
-                assert_trees_equal(own, expected, f"step {step}, env {i}")
-            assert source["_t"].shape == (3, 2)
-            assert source["_t"][:, 0].tolist() == [t % 2 == 1] * 3
-
-
-@pytest.mark.checklist(26)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_infos_of_some_envs_only_keep_their_place(backend: str) -> None:
-    """Rows that arrive first come first keep their own infos."""
-    scripts = [Script([0, 0], [9, 9], ["both", "both"], {(t, i % 2): {"who": i} for t in range(9)}) for i in range(3)]
-    factories = [partial(ScriptedParallelEnv, scripts[i], agent_num=2, env_index=i) for i in range(3)]
-    with vectorize(backend, factories) as envs:
-        envs.reset_send()
-        step = envs.recv()
-        for _ in range(20):
-            envs.send(np.zeros((2, 2), np.int64), [2, 0])
-            step = envs.recv()
-            infos = infos_to_list(step.infos, envs.agents, 2)
-            for i, info in zip(step.env_ids.tolist(), infos, strict=True):
-                assert info in ({f"agent_{i % 2}": {"who": i}}, {}, {f"agent_{i % 2}": {"who": i}})
-            assert [info[f"agent_{i % 2}"]["who"] for i, info in zip(step.env_ids.tolist(), infos, strict=True) if info]
 
 
 @pytest.mark.slow("plays whole episodes in worker processes")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import stat
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -17,13 +15,11 @@ from gymnasium.spaces import Box, Dict, Discrete
 from marlvec import AsyncVectorEnv, VectorEnv, make
 from marlvec.testing.scripted import CounterEnv, SampledEnv, ScriptedParallelEnv
 from marlvec.vector.processes import channel
-from marlvec.vector.processes import shared_memory as memory
-from tests.vector.support.kinds import BACKENDS, REAL, factories_of, recorded, vectorize
-from tests.vector.support.reference import MODES, public
+from tests.vector.support.kinds import BACKENDS, factories_of, vectorize
+from tests.vector.support.reference import MODES
 from tests.vector.support.trees import flatten
 
 N, A = 3, 2
-SHM = Path("/dev/shm")
 
 
 def mapped(pid: int | str = "self") -> set[str]:
@@ -34,46 +30,6 @@ def mapped(pid: int | str = "self") -> set[str]:
 
 def counters(backend: str = "async", **options: Any) -> VectorEnv:
     return vectorize(backend, [partial(CounterEnv, 3, agent_num=A, env_index=i) for i in range(N)], **options)
-
-
-@pytest.mark.slow("plays whole episodes in worker processes")
-@pytest.mark.fault("F5")
-@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
-def test_memory_has_no_name_and_only_its_user_may_open_it(context: str) -> None:
-    before = set(os.listdir(SHM))  # noqa: PTH208  (names are wanted)
-    known = mapped()
-    with counters(context=context) as envs:
-        envs.reset()
-        assert set(os.listdir(SHM)) - before == set()  # noqa: PTH208
-        (inode,) = mapped() - known
-        for pid in envs.worker_pids:
-            assert inode in mapped(pid), "workers write into the same memory"
-        files = [fd for fd in Path("/proc/self/fd").iterdir() if fd.exists() and "memfd:marlvec" in str(fd.readlink())]
-        (ours,) = [fd for fd in files if str(fd.stat().st_ino) == inode]
-        assert stat.S_IMODE(ours.stat().st_mode) == 0o600
-    gc.collect()
-    assert mapped() - known == set(), "close() lets go of it"
-    assert envs.closed
-    assert set(os.listdir(SHM)) - before == set()  # noqa: PTH208
-
-
-@pytest.mark.fault("F7")
-def test_nobody_can_cut_the_memory_short() -> None:
-    fd = memory.create()
-    try:
-        memory.grow(fd, 5000)
-        for size in (0, 100, 100_000):
-            with pytest.raises(PermissionError):
-                os.ftruncate(fd, size)
-        with counters() as envs:
-            envs.reset()
-            for path in Path("/proc/self/fd").iterdir():
-                if path.exists() and "memfd:marlvec" in str(path.readlink()):
-                    with path.open("r+b") as file, pytest.raises(PermissionError):
-                        os.ftruncate(file.fileno(), 0)
-            envs.step(np.ones((N, A), np.int64))
-    finally:
-        os.close(fd)
 
 
 @pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
@@ -165,52 +121,6 @@ def root(array: Any) -> int:
     while getattr(array, "base", None) is not None and isinstance(array.base, np.ndarray):
         array = array.base
     return id(array.base)
-
-
-def arrays_of(step: Any) -> list[Any]:
-    leaves = [leaf for group in step.obs_leaves for leaf in group]
-    finals = [leaf for group in step.final_leaves for leaf in group]
-    masks = [mask for mask in step.action_masks if mask is not None]
-    flags = [step.terminated, step.truncated, step.done, step.alive, step.acting, step.reset_mask]
-    return [*leaves, *finals, *masks, step.rewards, *flags]
-
-
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=12)
-@pytest.mark.checklist(18)
-@pytest.mark.fault("C14")
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", [*REAL, "masked", "turns"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_copies_are_the_callers_own(backend: str, kind: str, mode: str) -> None:
-    """Unchanged by later steps, and free to be written to; writing changes nothing later."""
-    calls = recorded(kind, N, mode)
-    with vectorize(backend, factories_of(kind, N), autoreset_mode=mode) as envs:
-        before: list[Any] = []
-        for call in calls:
-            if call.kind == "reset":
-                envs.reset_send(seed=call.seed, env_ids=call.env_ids)
-            else:
-                envs.send(public(envs, call.actions))
-            step = envs.recv()
-            for array, old in before:
-                assert array.tobytes() == old, "step t is as it was after step t + 1"
-                assert array.flags.writeable
-            for array, _ in before:
-                array[...] = np.ones((), array.dtype)  # spoils what was handed out
-            rows = [
-                call.expected.obs[g][k][step.env_ids]
-                for g, part in enumerate(step.obs_leaves)
-                for k in range(len(part))
-            ]
-            assert [leaf.tobytes() for part in step.obs_leaves for leaf in part] == [row.tobytes() for row in rows]
-            before = [(array, array.tobytes()) for array in arrays_of(step)]
-            for array, _ in before:
-                for leaves in (
-                    *envs._buffers.obs,
-                    *envs._buffers.final_obs,
-                    [envs._buffers.reward, envs._buffers.flags],
-                ):
-                    assert not any(np.shares_memory(array, leaf) for leaf in leaves)
 
 
 @pytest.mark.checklist(18)

@@ -21,36 +21,12 @@ from marlvec.spaces import ObjectArray
 from marlvec.testing.scripted import SampledEnv
 from marlvec.vector.data.buffers import Buffers
 from tests.vector.support.kinds import BACKENDS
-from tests.vector.support.object_envs import OBJECTS, Card, Hands, ObjectEnv, at, play
+from tests.vector.support.object_envs import OBJECTS, Card, Hands, ObjectEnv, at
 from tests.vector.support.object_envs import make_envs as make
-from tests.vector.support.reference import MODES, assert_trees_equal
 
 
 def objects(backend: str, observation: str, action: str, n: int = 2, late: bool = False, **options: Any) -> VectorEnv:
     return make(backend, [partial(ObjectEnv, observation, action, late=late, env_index=i) for i in range(n)], **options)
-
-
-@pytest.mark.slow("plays whole episodes in worker processes")
-@pytest.mark.checklist(58)
-@pytest.mark.checklist(59)
-@pytest.mark.fault("C15")
-@pytest.mark.parametrize("name", list(OBJECTS))
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_objects_go_through_every_backend(backend: str, name: str) -> None:
-    """Against plain loops, value by value, types included; agents are born and die, and all spaces say what comes."""
-    turn = list(OBJECTS).index(name) + BACKENDS.index(backend)
-    late, mode = bool(turn % 2), MODES[turn % 3]
-    with objects(backend, name, name, late=late, autoreset_mode=mode, validate="strict") as envs:
-        play(envs, [ObjectEnv(name, name, late=late, env_index=i) for i in range(2)])
-        with pytest.raises(ValueError, match="no agent 'nobody'"):
-            envs.agent_action_space("nobody")
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("late", [False, True])
-def test_every_autoreset_mode(mode: str, late: bool) -> None:
-    with objects("sync", "custom", "text", late=late, autoreset_mode=mode) as envs:
-        play(envs, [ObjectEnv("custom", "text", late=late, env_index=i) for i in range(2)])
 
 
 @pytest.mark.slow("plays whole episodes in worker processes")
@@ -89,23 +65,6 @@ def test_spaces_of_one_agent_one_env_and_all(grouped: bool) -> None:
             assert single.contains(row)
             for a in range(3):
                 assert envs.agent_observation_space(a).contains(at(envs.agent_observation_space(a), obs, i, a))
-
-
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
-@pytest.mark.checklist(60)
-@pytest.mark.parametrize("name", list(OBJECTS))
-def test_samples_are_seeded_members_that_step_takes(name: str) -> None:
-    with objects("sync", "text", name) as envs:
-        envs.reset(seed=0)
-        for seed in range(3):
-            drawn = []
-            for _ in range(2):
-                envs.action_space.seed(seed)
-                drawn.append([envs.action_space.sample() for _ in range(4)])
-            assert_trees_equal(drawn[0], drawn[1], "samples")
-            for actions in drawn[0]:
-                assert envs.action_space.contains(actions)
-                envs.step(actions)
 
 
 @pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=5)
@@ -182,26 +141,6 @@ def test_neither_side_sees_the_others_changes(backend: str) -> None:
                 again = envs.reset(env_ids=[])[0]
                 assert [ranks(cell) for cell in again[:, 0]] == [list(range(1, t + 1))] * 2
                 obs = again
-
-
-@pytest.mark.slow("plays whole episodes in worker processes")
-def test_views_are_read_only_and_rows_come_first_come_first_served() -> None:
-    with objects("sync", "graph", "text", n=3, copy=False) as envs:
-        obs, _ = envs.reset(seed=0)
-        assert not obs.flags.writeable
-    for backend in BACKENDS:
-        with objects(backend, "inside Dict and Tuple", "text", n=3) as envs:
-            envs.async_reset(seed=0)
-            seen: list[int] = []
-            for t in range(12):
-                step = envs.recv(min_envs=1)
-                space = envs.agent_observation_space(0)
-                for k, i in enumerate(step.env_ids.tolist()):
-                    seen.append(i)
-                    assert space.contains(at(space, step.obs, k, 0))
-                envs.send(envs.random_action(seed=t, env_ids=step.env_ids), step.env_ids)
-            seen += envs.drain().env_ids.tolist()
-            assert set(seen) == {0, 1, 2}
 
 
 def test_a_class_of_the_users_own_that_narrows_a_space_of_arrays() -> None:

@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -20,17 +19,16 @@ from gymnasium.spaces import Box, Discrete
 from pettingzoo import ParallelEnv
 
 from marlvec import infos_to_list
-from marlvec.errors import ArgumentError, BusyError, ContractError, FetchTimeout
+from marlvec.errors import ArgumentError, ContractError
 from marlvec.testing import check_env
-from marlvec.testing.scripted import CounterEnv, ScriptedParallelEnv, decode_reward, draw
+from marlvec.testing.scripted import CounterEnv, ScriptedParallelEnv, draw
 from tests.interop.checkers import parallel_seed_test
 from tests.vector.support.kinds import BACKENDS, vectorize
-from tests.waiting import Gate, GatedEnv
 
 DEFECTS = {
     # OpenRL, sync and async
     "Discrete observations fail, or have another shape with shared memory": (
-        "validation.test_spaces:test_discrete_observations_have_no_axis_of_their_own"
+        "tests.properties.test_programs:test_in_this_process"
     ),
     # OpenRL, async
     "agents that end in a mixture of ways never reset": (
@@ -61,15 +59,15 @@ DEFECTS = {
     "the env's name is None": "faults.test_known_defects:test_envs_have_a_name",
     # Gymnasium, vector envs
     "a step after a timeout returns the rewards of the step before": (
-        "faults.test_known_defects:test_a_step_after_a_timeout_is_refused_until_the_first_is_fetched"
+        "api.test_state_machine:test_a_fetch_that_times_out_loses_nothing_and_brings_nothing_stale"
     ),
     "an explicit reset leaves an autoreset pending without shared memory": (
-        "shards.test_autoreset:test_an_explicit_reset_cancels_an_autoreset_that_is_due"
+        "tests.properties.test_programs:test_in_this_process"
     ),
     "a worker's death is an EOFError without env or exit code": (
         "processes.test_deaths:test_a_worker_killed_while_idle_is_noticed_by_the_next_call"
     ),
-    "the caller's options are altered": "api.test_seeding:test_options_for_all_or_for_each_are_never_altered",
+    "the caller's options are altered": "tests.properties.test_programs:test_in_this_process",
     "one bad get_attr, and nothing works any more": "api.test_controls:test_what_fails_is_told_and_costs_nothing",
     # PettingZoo
     "the seed test passes an env that does not keep to its seed": (
@@ -122,25 +120,6 @@ def test_envs_have_a_name(backend: str) -> None:
         with vectorize(backend, [factory, factory]) as envs:
             assert envs.spec.name == name
             assert name in repr(envs)
-
-
-@pytest.mark.parametrize("backend", ["thread", "async"])
-def test_a_step_after_a_timeout_is_refused_until_the_first_is_fetched(backend: str, tmp_path: Path) -> None:
-    """As it was shown in Gymnasium: after ``step_wait(timeout=…)`` the next step gave the rewards of that one."""
-    with (
-        Gate(tmp_path) as gate,
-        vectorize(backend, [partial(GatedEnv, gate, 4, agent_num=1, env_index=i) for i in range(2)]) as envs,
-    ):
-        envs.reset(seed=0)
-        for t in range(1, 9):
-            envs.step_send(np.full((2, 1), 1))
-            with pytest.raises(FetchTimeout):
-                envs.step_fetch(timeout=0.001)
-            with pytest.raises(BusyError):
-                envs.step(np.full((2, 1), 4))
-            gate.let_through(2)
-            rewards = envs.step_fetch()[1]
-            assert {decode_reward(reward)[1::2] for reward in rewards.ravel()} == {((t - 1) % 4 + 1, 1)}
 
 
 def containers(value: Any) -> Iterator[Any]:

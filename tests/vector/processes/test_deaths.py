@@ -112,20 +112,6 @@ def test_exits_of_every_kind_in_a_step_are_deaths(context: str) -> None:
                 envs.step(acts(envs))
 
 
-def test_all_workers_die_at_once() -> None:
-    envs = AsyncVectorEnv([partial(HangingEnv, env_index=i) for i in range(4)], num_workers=4)
-    envs.reset()
-    envs.step_send(acts(envs))
-    for pid in envs.worker_pids:
-        os.kill(pid, signal.SIGKILL)
-    with pytest.raises(WorkerDied, match="SIGKILL"):
-        envs.step_fetch()
-    with pytest.raises(BrokenError):
-        envs.reset()
-    with within(4, usual=0.02):
-        envs.close()
-
-
 class ExitsWhenTold(CounterEnv):
     """Ends its process after its second step, when the gate opens."""
 

@@ -184,6 +184,8 @@ def test_twenty_lives_leave_no_trace(context: str) -> None:
 
 
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
+@pytest.mark.fault("F5")
+@pytest.mark.fault("F7")
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_shared_memory_has_no_name_is_private_and_cannot_change_its_size(
     context: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

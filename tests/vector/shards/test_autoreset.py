@@ -10,8 +10,8 @@ import pytest
 
 from marlvec import AsyncVectorEnv, SyncVectorEnv, VectorEnv, infos_to_list
 from marlvec.errors import ArgumentError, ContractError, EnvRaised, NotResetError
-from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, TurnEnv, decode, decode_reward
-from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, together, vectorize
+from marlvec.testing.scripted import CounterEnv, Script, ScriptedParallelEnv, decode, decode_reward
+from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, vectorize
 from tests.vector.support.reference import MODES
 
 N, A = 3, 2
@@ -150,124 +150,6 @@ def test_disabled(backend: str, reuse_buffer: bool) -> None:
                 assert infos["final_observation"][ended].tobytes() == obs[ended].tobytes()
 
 
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
-@pytest.mark.checklist(51)
-@pytest.mark.fault("B8")
-@pytest.mark.parametrize("chosen", [None, [0], [0, 2], [True, False, False]])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("backend", HERE_AND_AWAY)
-def test_an_explicit_reset_cancels_an_autoreset_that_is_due(backend: str, mode: str, chosen: Any) -> None:
-    with vectorize(backend, [partial(CounterEnv, 3, env_index=i) for i in range(N)], autoreset_mode=mode) as envs:
-        envs.reset(seed=0)
-        begun = 1
-        for _ in range(3):
-            for _ in range(3):
-                envs.step(acts(envs))
-            begun += mode == "same_step"
-            obs, _ = envs.reset(seed=None if chosen is not None else 3, env_ids=chosen)
-            assert decode(obs[0, 0])[2:4] == (begun, 0), "one reset, not two"
-            if mode == "disabled" and chosen is not None:
-                envs.reset(env_ids=[i for i in range(N) if i not in np.arange(N)[chosen]])
-            begun += 1
-            obs, rewards, _, _, infos = envs.step(acts(envs))
-            assert decode(obs[0, 0])[2:4] == (begun - 1, 1)
-            assert decode_reward(rewards[0, 0])[:2] == (begun - 1, 1), "the action counted"
-            assert not infos["reset_mask"][0]
-            envs.reset()  # all in step again
-            begun = int(decode(envs.reset()[0][0, 0]).episode) + 1
-
-
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
-@pytest.mark.checklist(47)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("reuse_buffer", [False, True])
-@pytest.mark.parametrize("backend", HERE_AND_AWAY)
-def test_an_agent_that_ends_before_its_env(backend: str, reuse_buffer: bool, mode: str) -> None:
-    """Its final observation is there in that very step; then zeros, and never again a flag."""
-    script = Script([0, 0, 1], [2, 6, 4], ["terminated", "both", "truncated"])
-    factories = [partial(ScriptedParallelEnv, script, env_index=i, reuse_buffer=reuse_buffer) for i in range(2)]
-    with vectorize(backend, factories, autoreset_mode=mode) as envs:
-        for episode in range(3):
-            obs, infos = envs.reset(seed=episode)
-            first = decode(obs[0, 0]).episode
-            assert infos["alive"].tolist() == [[True, True, False]] * 2
-            assert not obs[:, 2].any(), "unborn: zeros"
-            for t in range(1, 7):
-                obs, rewards, terminated, truncated, infos = envs.step(acts(envs))
-                ends = {2: 0, 4: 2, 6: 1}.get(t)
-                for i in range(2):
-                    for a, (birth, death) in enumerate(((0, 2), (0, 6), (1, 4))):
-                        if t == 6 and mode == "same_step":
-                            continue
-                        shown = birth <= t <= death
-                        assert obs[i, a].any() == shown
-                        if shown:
-                            assert decode(obs[i, a]) == (i, 0, first, t, a)
-                        assert infos["alive"][i, a] == infos["acting"][i, a] == (birth <= t < death)
-                        assert (rewards[i, a] != 0) == shown
-                    flags = [[], []] if ends is None else [[a == ends for a in range(3)]] * 2
-                    if ends is None:
-                        assert not terminated[i].any()
-                        assert not truncated[i].any()
-                    else:
-                        kind = script.ends[ends]
-                        assert terminated[i].tolist() == [f and kind != "truncated" for f in flags[0]]
-                        assert truncated[i].tolist() == [f and kind != "terminated" for f in flags[0]]
-                        assert decode(infos["final_observation"][i, ends]) == (i, 0, first, t, ends)
-                        assert infos["_final_observation"][i] == (t == 6)
-                assert ("final_observation" in infos) == (ends is not None)
-            # At the env's end everybody's last true observation is there.
-            assert [decode(row).t for row in infos["final_observation"][0]] == [2, 6, 4]
-
-
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
-@pytest.mark.checklist(10)
-@pytest.mark.checklist(19)
-@pytest.mark.parametrize("backend", HERE_AND_AWAY)
-def test_alive_and_acting_of_every_kind_of_env(backend: str) -> None:
-    script = Script([0, 0, 2], [3, 7, 5], ["terminated", "truncated", "both"])
-    kinds: dict[str, Any] = {
-        "parallel": [partial(ScriptedParallelEnv, script, env_index=i) for i in range(2)],
-        "turns": [partial(TurnEnv, script, agent_num=3, env_index=i) for i in range(2)],
-        "keyed": [partial(KeyedEnv, script, env_index=i, waits=lambda t, a: (t + a) % 2 == 0) for i in range(2)],
-    }
-    for kind, factories in kinds.items():
-        with vectorize(backend, factories) as envs:
-            _, infos = envs.reset(seed=0)
-            born, ended = infos["alive"].copy(), np.zeros((2, 3), bool)
-            episodes = waited = 0
-            delivered = np.zeros((2, 3), int)
-            while episodes < 3:
-                before = infos["acting"]
-                waited += int((infos["alive"] & ~before).sum())
-                assert not (before & ~infos["alive"]).any(), "who acts is alive"
-                obs, rewards, terminated, truncated, infos = envs.step(acts(envs))
-                for array, dtype in ((rewards, "float64"), (terminated, "bool"), (truncated, "bool")):
-                    assert (array.shape, array.dtype) == ((2, 3), dtype)
-                for name in ("alive", "acting"):
-                    assert (infos[name].shape, infos[name].dtype) == ((2, 3), "bool")
-                delivered += terminated | truncated
-                assert not ((terminated | truncated) & ended).any(), "flags come once"
-                done = infos.get("_final_observation", np.zeros(2, bool))
-                assert (done.shape, done.dtype) == ((2,), "bool")
-                gone = ended.copy()
-                ended |= terminated | truncated
-                born |= infos["alive"] | terminated | truncated
-                for i in range(2):
-                    if done[i]:
-                        assert ended[i].all()
-                        assert delivered[i].tolist() == [1, 1, 1]
-                        ended[i], born[i], delivered[i] = False, infos["alive"][i], 0
-                        episodes += i == 0
-                        continue
-                    silent = gone[i] | ~born[i]
-                    assert not obs[i][silent].any(), f"{kind}: dead and unborn agents see zeros"
-                    assert not rewards[i][silent].any()
-                    assert (infos["alive"][i] == (born[i] & ~ended[i])).all()
-                    assert obs[i][~silent].any(axis=1).all()
-            assert (waited > 0) == (kind != "parallel")
-
-
 class Stillborn(CounterEnv):
     """Has nobody in it after its second reset."""
 
@@ -299,7 +181,3 @@ def test_an_env_that_is_over_right_after_its_reset(backend: str, mode: str) -> N
         envs.reset(env_ids=[1])
         for _ in range(6 if mode != "disabled" else 1):
             envs.step(acts(envs))
-
-
-def test_together_is_what_it_says() -> None:
-    assert [script.length for script in together(2, 3, 4)] == [3, 4]

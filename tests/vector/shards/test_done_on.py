@@ -52,19 +52,6 @@ def test_with_done_on_any_the_first_end_is_the_end_of_all(backend: str) -> None:
             assert {stamp.episode for rows in stamps for stamp in rows} == {t // 2 - 1}
 
 
-@pytest.mark.parametrize("mode", ["next_step", "disabled"])
-def test_done_on_any_leaves_nobody_alive_where_the_next_episode_does_not_begin_at_once(mode: str) -> None:
-    with marlvec.make(
-        lambda: ScriptedParallelEnv(MIXED), num_envs=2, backend="sync", done_on="any", autoreset_mode=mode
-    ) as envs:
-        envs.reset(seed=0)
-        for _ in range(2):
-            obs, _, _, _, infos = envs.step(np.ones((2, 3), np.int64))
-        assert not infos["alive"].any()
-        assert not infos["acting"].any()
-        assert {decode(row).t for rows in obs for row in rows} == {2}
-
-
 def test_an_unknown_done_on_is_refused() -> None:
     with pytest.raises(marlvec.errors.ArgumentError, match="done_on must be one of 'all', 'any', got 'some'"):
         marlvec.make(ScriptedParallelEnv, num_envs=2, done_on="some")

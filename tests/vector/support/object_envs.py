@@ -1,9 +1,8 @@
-"""Envs whose observations and actions are Python objects, and the plain loop that they are held against."""
+"""Envs whose observations and actions are Python objects."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from typing import Any
 from zlib import crc32
 
@@ -12,11 +11,10 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Graph, OneOf, Space, Text, Tuple
 from pettingzoo import ParallelEnv
 
-from marlvec import VectorEnv, env_seeds
+from marlvec import VectorEnv
 from tests.vector.support.kinds import vectorize
-from tests.vector.support.reference import assert_trees_equal
 
-__all__ = ["OBJECTS", "Card", "Hands", "ObjectEnv", "at", "is_blank", "make_envs", "play"]
+__all__ = ["OBJECTS", "Card", "Hands", "ObjectEnv", "at", "is_blank", "make_envs"]
 
 
 class Card:
@@ -132,40 +130,6 @@ def make_envs(backend: str, factories: list[Any], **options: Any) -> VectorEnv:
     return vectorize(backend, factories, **({"context": "fork"} if backend == "async" else {}) | options)
 
 
-class PlainLoop:
-    """One env in a plain loop, with the autoreset that a vectorizer does."""
-
-    def __init__(self, env: Any, mode: str) -> None:
-        self.env, self.mode = env, mode
-        self.shown: dict[str, Any] = {}
-        self.final: dict[str, Any] = {}
-        self.rewards: dict[str, float] = {}
-        self.ended: dict[str, bool] = {}
-        self.over = True
-
-    def reset(self, seed: int | None = None) -> None:
-        self.shown = deepcopy(self.env.reset(seed=seed)[0])
-        self.rewards, self.ended, self.over = {}, {}, False
-
-    def step(self, actions: dict[str, Any]) -> None:
-        if self.over:
-            self.reset()
-            return
-        here = self.env.agents
-        obs, self.rewards, term, trunc, _ = self.env.step(
-            {a: handed(self.env.action_space(a), actions[a]) for a in here}
-        )
-        self.shown = deepcopy(obs)
-        self.ended = {agent: term[agent] or trunc[agent] for agent in obs}
-        self.final = {agent: self.shown[agent] for agent in obs if self.ended[agent]}
-        if not self.env.agents:
-            self.over = True
-            if self.mode == "same_step":
-                rewards, ended = self.rewards, self.ended
-                self.reset()
-                self.rewards, self.ended = rewards, ended
-
-
 def at(space: Space[Any], tree: Any, *where: int) -> Any:
     """One agent's value out of a tree of arrays."""
     if isinstance(space, Dict):
@@ -182,59 +146,3 @@ def is_blank(space: Space[Any], value: Any) -> bool:
     if isinstance(space, Tuple):
         return all(is_blank(sub, part) for sub, part in zip(space.spaces, value, strict=True))
     return not np.any(value) if isinstance(space, (Box, Discrete)) else value is None
-
-
-def handed(space: Space[Any], action: Any) -> Any:
-    """An action in the form in which envs are handed it: choices are ints."""
-    if isinstance(space, Dict):
-        return {key: handed(sub, action[key]) for key, sub in space.spaces.items()}
-    if isinstance(space, Tuple):
-        return tuple(handed(sub, part) for sub, part in zip(space.spaces, action, strict=True))
-    return int(action) if isinstance(space, Discrete) else deepcopy(action)
-
-
-def check_frame(envs: VectorEnv, loops: list[PlainLoop], obs: Any, infos: dict[str, Any], where: str) -> None:
-    """What a call returned against the plain loops, agent by agent; nobody absent has an observation."""
-    space = envs.agent_observation_space(0)
-    assert envs.observation_space.contains(obs), where
-    for i, loop in enumerate(loops):
-        for a, agent in enumerate(envs.agents):
-            got = at(space, obs, i, a)
-            if agent in loop.shown:
-                assert_trees_equal(got, loop.shown[agent], f"{where}: env {i}, {agent}")
-            else:
-                assert is_blank(space, got), f"{where}: env {i}, {agent}"
-            if loop.ended.get(agent):
-                last = at(space, infos["final_observation"], i, a)
-                assert_trees_equal(last, loop.final[agent], f"{where}: env {i}, last of {agent}")
-
-
-def play(envs: VectorEnv, raw: list[Any], *, episodes: int = 3, seed: int = 0) -> None:
-    """Play on a vectorizer and on plain loops side by side."""
-    loops = [PlainLoop(env, envs.autoreset_mode) for env in raw]
-    for loop, own in zip(loops, env_seeds(seed, len(loops)), strict=True):
-        loop.reset(own)
-    obs, infos = envs.reset(seed=seed)
-    check_frame(envs, loops, obs, infos, "reset")
-    ended, t = 0, 0
-    while ended < episodes * len(raw):
-        t += 1
-        if envs.autoreset_mode == "disabled" and (over := [i for i, loop in enumerate(loops) if loop.over]):
-            for i in over:
-                loops[i].reset()
-            obs, infos = envs.reset(env_ids=over)
-            for loop in loops:
-                loop.ended = {}
-            check_frame(envs, loops, obs, infos, f"reset {t}")
-        actions = envs.random_action(seed=t)
-        assert envs.action_space.contains(actions)
-        for i, loop in enumerate(loops):
-            own = {agent: at(envs.agent_action_space(0), actions, i, a) for a, agent in enumerate(envs.agents)}
-            loop.step(own)
-        obs, rewards, terminated, truncated, infos = envs.step(actions)
-        check_frame(envs, loops, obs, infos, f"step {t}")
-        for i, loop in enumerate(loops):
-            assert rewards[i].tolist() == [loop.rewards.get(agent, 0.0) for agent in envs.agents]
-            flags = [loop.ended.get(agent, False) for agent in envs.agents]
-            assert (terminated | truncated)[i].tolist() == flags
-        ended += int(infos.get("_final_observation", np.zeros(1)).sum())

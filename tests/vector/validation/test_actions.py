@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from marlvec import VectorEnv
 from marlvec.errors import ActionError, ArgumentError
-from marlvec.testing.scripted import CounterEnv, SampledEnv, Script, ScriptedParallelEnv, TurnEnv, checksum, decode
-from tests.vector.support.kinds import HERE_AND_AWAY, factories_of, vectorize
-from tests.vector.support.reference import record, replay
+from marlvec.testing.scripted import CounterEnv, SampledEnv, Script, ScriptedParallelEnv, checksum, decode
+from tests.vector.support.kinds import HERE_AND_AWAY, vectorize
 
 N, A = 3, 3
 F, I64 = np.float32, np.int64
@@ -197,58 +194,6 @@ def test_wrong_actions_of_every_space(backend: str, space: Any, wrong: list[Any]
             assert envs.step(envs.action_space.sample())[3].any() == np.False_
 
 
-SPACES = {
-    "discrete": Discrete(4, start=3),
-    "box": Box(-2, 5, (2, 2), F),
-    "box64": Box(-np.inf, np.inf, (1,), np.float64),
-    "bytes": Box(0, 255, (3,), np.uint8),
-    "multi discrete": MultiDiscrete([3, 5, 2]),
-    "multi binary": MultiBinary((2, 3)),
-    "tree": Dict({"b": Tuple([Discrete(3), Box(0, 1, (), F)]), "a": Dict({"c": MultiBinary(2), "d": Discrete(2)})}),
-}
-
-
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
-@pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
-@pytest.mark.parametrize("name", list(SPACES))
-@pytest.mark.parametrize("backend", HERE_AND_AWAY)
-def test_actions_of_every_space_arrive_unchanged(backend: str, name: str, mode: str) -> None:
-    """The env checks every action against its space, and its rewards are checksums of the actions' bytes."""
-    factories = [partial(SampledEnv, Discrete(3), SPACES[name], agent_num=2, length=3, env_index=i) for i in range(N)]
-    calls = record(factories, mode)
-    with vectorize(backend, factories, autoreset_mode=mode, validate="strict") as envs:
-        replay(envs, calls)
-
-
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=8)
-@pytest.mark.fault("E2")
-@pytest.mark.checklist(25)
-@pytest.mark.parametrize("value", [99, -7, 2**40, np.iinfo(np.int64).min])
-@pytest.mark.parametrize("backend", HERE_AND_AWAY)
-def test_actions_of_who_is_not_acting_may_be_anything(backend: str, value: int) -> None:
-    script = Script([0, 2, 0], [6, 5, 3], ["truncated", "terminated", "both"])
-    for factories in (
-        [partial(ScriptedParallelEnv, script, env_index=i) for i in range(2)],
-        [partial(TurnEnv, agent_num=3, env_index=i) for i in range(2)],
-        factories_of("keyed", 2),
-    ):
-        sums = []
-        for nonsense in (0, value):
-            with vectorize(backend, factories, validate="strict") as envs:
-                _, infos = envs.reset(seed=7)
-                idle = ended = 0
-                trace = []
-                while ended < 6:
-                    acting = infos["acting"]
-                    idle += int((~acting).sum())
-                    obs, rewards, terminated, truncated, infos = envs.step(np.where(acting, 2, nonsense))
-                    ended += int(infos.get("_final_observation", np.zeros(2)).sum())
-                    trace += [obs.tobytes(), rewards.tobytes(), terminated.tobytes(), truncated.tobytes()]
-                assert idle > 0
-                sums.append(trace)
-        assert sums[0] == sums[1]
-
-
 @pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
 @pytest.mark.fault("E1")
 @pytest.mark.checklist(25)
@@ -282,22 +227,3 @@ class Careless(CounterEnv):
     def step(self, actions: dict[str, Any]) -> Any:
         obs, _, *rest = super().step(dict.fromkeys(actions, 0))
         return obs, {agent: float(action) for agent, action in actions.items()}, *rest
-
-
-@pytest.mark.slow("plays whole episodes in worker processes")
-@settings(max_examples=50)
-@given(data=st.data(), seed=st.integers(0, 2**31))
-def test_what_was_given_may_change_at_once(data: st.DataObject, seed: int) -> None:
-    """An env that keeps its actions, and a caller that reuses one array for all of them, do not see each other."""
-    factories = [partial(SampledEnv, Discrete(2), Box(0, 1, (2,), F), length=4, env_index=i) for i in range(2)]
-    rng = np.random.default_rng(seed)
-    with vectorize("sync", factories) as plain, vectorize("sync", factories) as reused:
-        plain.reset(seed=1)
-        reused.reset(seed=1)
-        buffer = np.zeros((2, 2, 2), F)
-        for _ in range(12):
-            actions = rng.random((2, 2, 2), F)
-            buffer[:] = actions
-            reused.step_send(buffer)
-            buffer[:] = -1
-            np.testing.assert_array_equal(plain.step(actions)[1], reused.step_fetch()[1])

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import tempfile
-from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from marlvec import AsyncVectorEnv, VectorEnv
+from marlvec import VectorEnv
 from marlvec.errors import ContractError
 from marlvec.interop.gymnasium import GymnasiumVectorEnv
 from marlvec.testing.scripted import SampledEnv
-from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, REAL, SCRIPTED, factories_of, vectorize
-from tests.vector.support.reference import MODES, assert_trees_equal, record, replay
+from tests.vector.support.kinds import HERE_AND_AWAY, REAL, factories_of, vectorize
+from tests.vector.support.object_envs import OBJECTS
+from tests.vector.support.reference import assert_trees_equal, record, replay
 from tests.vector.support.trees import flatten
 
 N, A = 3, 2
@@ -60,74 +58,6 @@ SPACES: dict[str, Space[Any]] = {
 
 def sampled(observation: Any, action: Any, n: int = N, **options: Any) -> list[Any]:
     return [partial(SampledEnv, observation, action, agent_num=A, length=4, env_index=i, **options) for i in range(n)]
-
-
-@pytest.mark.slow("plays whole episodes in worker processes")
-@pytest.mark.checklist(55)
-@pytest.mark.checklist(57)
-@pytest.mark.fault("C15")
-@pytest.mark.parametrize("name", list(SPACES))
-@pytest.mark.parametrize("backend", HERE_AND_AWAY)
-def test_observations_and_actions_of_every_space(backend: str, name: str) -> None:
-    """The env draws observations from the space and checks actions against it; bytes must be those of the raw env."""
-    mode = MODES[(list(SPACES).index(name) + BACKENDS.index(backend)) % 3]
-    factories = sampled(SPACES[name], SPACES[name])
-    options = {} if backend == "sync" else {"context": "fork"}
-    with vectorize(backend, factories, autoreset_mode=mode, **options) as envs:
-        replay(envs, record(factories, mode, seed=1))
-
-
-def leaf_spaces() -> st.SearchStrategy[Space[Any]]:
-    shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
-    boxes = st.builds(box, st.sampled_from(DTYPES), shapes)
-    discretes = st.builds(lambda n, start: Discrete(n, start=start), st.integers(1, 9), st.integers(-5, 5))
-    multi = st.lists(st.integers(1, 6), min_size=1, max_size=3).map(MultiDiscrete)
-    return st.one_of(boxes, discretes, multi, st.integers(1, 4).map(MultiBinary))
-
-
-def any_space() -> st.SearchStrategy[Space[Any]]:
-    def deeper(inner: st.SearchStrategy[Space[Any]]) -> st.SearchStrategy[Space[Any]]:
-        names = st.sampled_from(["a", "b", "c", "obs", "x/y"])
-        return st.one_of(
-            st.dictionaries(names, inner, min_size=1, max_size=3).map(Dict),
-            st.lists(inner, min_size=1, max_size=3).map(Tuple),
-        )
-
-    return st.recursive(leaf_spaces(), deeper, max_leaves=5)
-
-
-@pytest.mark.slow("plays whole episodes in worker processes")
-@pytest.mark.checklist(55)
-@pytest.mark.time_limit(600)  # shrinking a counterexample takes its time
-@settings(max_examples=40)
-@given(observation=any_space(), action=any_space(), mode=st.sampled_from(MODES), backend=st.sampled_from(BACKENDS))
-def test_any_space(observation: Space[Any], action: Space[Any], mode: str, backend: str) -> None:
-    factories = sampled(observation, action, n=2)
-    calls = record(factories, mode)
-    options = {} if backend == "sync" else {"context": "fork"}
-    with vectorize(backend, factories, autoreset_mode=mode, validate="strict", **options) as envs:
-        replay(envs, calls)
-
-
-@pytest.mark.checklist(56)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("backend", HERE_AND_AWAY)
-def test_discrete_observations_have_no_axis_of_their_own(backend: str, mode: str) -> None:
-    with vectorize(backend, sampled(Discrete(7, start=2), Discrete(2)), autoreset_mode=mode) as envs:
-        for shared_call in ("reset", "step"):
-            obs = envs.reset(seed=0)[0] if shared_call == "reset" else envs.step(np.zeros((N, A), np.int64))[0]
-            assert obs.shape == (N, A)
-            assert obs.dtype == np.int64
-        for t in range(2, 13):
-            if mode == "disabled" and t % 4 == 1:
-                envs.reset()
-            obs, _, _, truncated, infos = envs.step(np.zeros((N, A), np.int64))
-            assert obs.shape == (N, A)
-            if truncated.any():
-                assert infos["final_observation"].shape == (N, A)
-                assert infos["final_observation"].min() >= 2
-            if mode == "next_step" and truncated.any():
-                envs.step(np.zeros((N, A), np.int64))
 
 
 def assert_contains(space: Space[Any], value: Any) -> None:
@@ -202,63 +132,13 @@ def scalars(space: Space[Any], value: Any) -> Any:
     return value[()] if isinstance(space, Discrete) else value
 
 
-@pytest.mark.checklist(59)
-def test_reading_spaces_changes_no_randomness() -> None:
-    """Two runs, of which one reads and samples every space all the time."""
-    factories = sampled(SPACES["nested"], Discrete(3))
-    calls = record(factories, "same_step")
-    with vectorize("sync", factories) as envs:
-        for call in calls:
-            replay(envs, [call])
-            envs.observation_space.sample()
-            envs.single_action_space.sample()
-            envs.agent_observation_space(0).sample()
-            deepcopy(envs.action_space)
-
-
-@pytest.mark.parametrize("kind", list(SCRIPTED))
-def test_scripted_envs_leave_their_observation_space_never(kind: str) -> None:
-    calls = record(factories_of(kind, 2), "same_step")
-    with vectorize("sync", factories_of(kind, 2)) as envs:
-        for call in calls:
-            replay(envs, [call])
-            for leaves in call.expected.obs:
-                for leaf, space in zip(leaves, flatten(envs.agent_observation_space(0)), strict=True):
-                    assert (leaf >= space.low).all()
-
-
-@pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
-@pytest.mark.fault("B13")
-@pytest.mark.parametrize("odd", [0, 1, 4])
-@pytest.mark.parametrize("workers", [0, 1, 2, 5])
-def test_envs_whose_spaces_differ(workers: int, odd: int) -> None:
-    cases: list[tuple[Any, Any, str]] = [
-        (Discrete(2), Discrete(4), r"action space of agent 'agent_0'.*Discrete\(.\).*Discrete\(.\)"),
-        (Box(0, 1, (2,), np.float32), Discrete(3), r"observation space of agent 'agent_0'.*Box.*Box"),
-    ]
-    plain = Box(0, 1, (3,), np.float32)
-    for observation, action, words in cases:
-        factories: list[Any] = sampled(plain, Discrete(3), n=5)
-        strange = observation if isinstance(observation, Box) else plain
-        factories[odd] = partial(SampledEnv, strange, action, agent_num=A)
-        first_stranger = odd or 1  # the others are measured by env 0
-        with pytest.raises(ContractError, match=rf"env {first_stranger}\b.*{words}"):
-            if workers:
-                AsyncVectorEnv(factories, num_workers=workers)
-            else:
-                vectorize("sync", factories)
-    factories = sampled(plain, Discrete(3), n=4)
-    factories[3] = partial(SampledEnv, plain, Discrete(3), agent_num=4)
-    with pytest.raises(ContractError, match=r"env 3\b.*agents: expected \('agent_0', 'agent_1'\), got"):
-        vectorize("async", factories) if workers else vectorize("sync", factories)
-
-
 @pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=2)
 @pytest.mark.checklist(60)
-@pytest.mark.parametrize("name", list(SPACES))
+@pytest.mark.parametrize("name", [*SPACES, *OBJECTS])
 def test_samples_of_every_space_are_seeded_members_that_step_takes(name: str) -> None:
     """As trees of (N, A, …); the env checks what each agent is handed."""
-    with vectorize("sync", sampled(Discrete(2), SPACES[name]), validate="strict") as envs:
+    space = SPACES[name] if name in SPACES else OBJECTS[name]()
+    with vectorize("sync", sampled(Discrete(2), space), validate="strict") as envs:
         envs.reset(seed=0)
         for seed in range(3):
             drawn = []
