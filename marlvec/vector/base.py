@@ -192,20 +192,23 @@ class VectorEnvBase(ABC):
 
     def _control(self, command: Command, indices: EnvIds | None) -> None:
         ids = self._chosen_ids(command.call, indices)
-        self._control_each(command.call, [command] * len(ids), ids)
+        self._ask(command.call, ids, [command] * len(ids))
 
     def _answers_to(self, command: Command, indices: EnvIds | None) -> tuple[Any, ...]:
         self._control(command, indices)
         return self._fetch_answers(command.call)
 
-    def _control_each(self, call: str, commands: Sequence[Command], ids: NDArray[np.int64]) -> None:
+    def _ask(self, call: str, ids: NDArray[np.int64], *arguments: Sequence[Any]) -> None:
         self._asked = ids
-        self._request(call, ids, (commands,))
+        self._request(call, ids, arguments)
 
-    def _fetch_answers(self, call: str, timeout: float | None = None) -> tuple[Any, ...]:
+    def _fetch_report(self, call: str, timeout: float | None = None) -> Report:
         self._call_state.check_pending(call)
         self._wait(self._call_state.outstanding, timeout, f"{call}_fetch")
-        _, report = self._take_results()
+        return self._take_results()[1]
+
+    def _fetch_answers(self, call: str, timeout: float | None = None) -> tuple[Any, ...]:
+        report = self._fetch_report(call, timeout)
         raise_failures(report.failures, self._place_name, report.answers)
         masked = self._recovery.masked
         return tuple(None if masked[i] else report.answers[i] for i in self._asked.tolist())

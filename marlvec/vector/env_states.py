@@ -174,8 +174,7 @@ class StatefulVectorEnv(VectorEnvBase):
         if self._batch is not None:
             saved = self._batch.get_state(ids)
             return saved, saved["phase"] == EnvPhase.OVER
-        self._asked = ids
-        self._request("get_state", ids)
+        self._ask("get_state", ids)
         answers = self._fetch_answers("get_state")
         over = [answer is not None and answer["phase"] == EnvPhase.OVER for answer in answers]
         return list(answers), np.array(over, np.bool_)
@@ -195,12 +194,11 @@ class StatefulVectorEnv(VectorEnvBase):
             self._batch.set_state(ids, state["envs"], places)
             return []
         alive = np.array([state["envs"][k] is not None for k in places.tolist()], np.bool_)
-        self._asked, chosen = ids[alive], places[alive].tolist()
+        chosen = places[alive].tolist()
         if not chosen:
             return []
         rows: list[Any] = [None] * len(chosen)
         if self._sends_rows:
             rows = [{name: part[k : k + 1] for name, part in state["rows"].items()} for k in chosen]
-        self._request("set_state", self._asked, ([state["envs"][k] for k in chosen], rows))
-        self._wait(self._call_state.outstanding, None, "set_state")
-        return self._take_results()[1].failures
+        self._ask("set_state", ids[alive], [state["envs"][k] for k in chosen], rows)
+        return self._fetch_report("set_state").failures

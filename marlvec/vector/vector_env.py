@@ -431,7 +431,7 @@ class VectorEnv(StatefulVectorEnv):
             indices: The envs; None: all.
         """
         ids = self._chosen_ids("set_attr", indices)
-        self._control_each("set_attr", set_attributes(name, value, len(ids)), ids)
+        self._ask("set_attr", ids, set_attributes(name, value, len(ids)))
         self._fetch_answers("set_attr")
 
     @exclusive(fetches=True)
@@ -470,9 +470,8 @@ class VectorEnv(StatefulVectorEnv):
         if self.spec.state_space is None:
             raise ArgumentError(f"state(): {self.spec.name} has no global state: it declares no state_space")
         self._call_state.check_ready("state", self._everyone)
-        self._request("state", self._everyone)
-        self._wait(self.num_envs, None, "state")
-        _, report = self._take_results()
+        self._ask("state", self._everyone)
+        report = self._fetch_report("state")
         raise_failures(report.failures, self._place_name, report.answers)
         assert self._buffers.state is not None
         return self._buffers.state.copy()

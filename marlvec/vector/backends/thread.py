@@ -25,7 +25,7 @@ from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture, raise_failures
 from marlvec.vector.settings import LONGEST_WAIT, Settings, SettingsArguments
-from marlvec.vector.shards.env_builder import ShardFailed, drawn_by_several
+from marlvec.vector.shards.env_builder import drawn_by_several, failures_of
 from marlvec.vector.shards.partition import Partition, agree_on_spec
 from marlvec.vector.shards.shard import Shard
 from marlvec.vector.vector_env import VectorEnv
@@ -245,11 +245,8 @@ def _run_worker_thread(
     none = np.zeros(0, np.int64)
     try:
         shard = Shard(factories, first, settings)
-    except ShardFailed as failed:
-        reply(w, none, failed.failures)
-        return
     except BaseException as error:
-        reply(w, none, [capture(first, "__init__", error)])
+        reply(w, none, failures_of(error, first))
         return
     reply(w, none, shard)
     buffers = requests.get()

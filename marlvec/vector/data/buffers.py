@@ -64,10 +64,12 @@ class Buffers:
         "_arrays",
         "_declares_masks",
         "_final_blanks",
-        "_names",
+        "_object_actions",
+        "_object_results",
         "_obs_blanks",
         "_obs_pairs",
         "_presence",
+        "_results",
         "acting",
         "action_masks",
         "actions",
@@ -111,7 +113,9 @@ class Buffers:
         self.num_envs = num_envs
         self._arrays = arrays
         objects = [name for name, array in arrays.items() if array.dtype == np.object_]
-        self._names = [name for name in arrays if name not in objects], objects
+        self._results = [name for name in arrays if not name.startswith("action/")]
+        self._object_results = [name for name in objects if not name.startswith("action/")]
+        self._object_actions = [name for name in objects if name.startswith("action/")]
         self.has_objects = bool(objects)
         groups = list(enumerate(spec.groups))
         self.obs = [[arrays[f"obs/{g}/{k}"] for k in range(len(group.observation_tree.leaves))] for g, group in groups]
@@ -259,7 +263,7 @@ class Buffers:
 
         A row goes in one piece, so that an observation that is also the final one is pickled once.
         """
-        arrays = [self._arrays[name] for name in self._result_names(objects=True)]
+        arrays = [self._arrays[name] for name in self._object_results]
         return [dump_each([value for array in arrays for value in array[i]]) for i in rows.tolist()]
 
     def unpack_objects(self, rows: NDArray[np.int64], packed: Sequence[bytes]) -> dict[int, SerialisationError]:
@@ -268,7 +272,7 @@ class Buffers:
         Returns:
             What is wrong with those whose objects cannot be rebuilt in this process, by row.
         """
-        arrays = {name: self._arrays[name] for name in self._result_names(objects=True)}
+        arrays = {name: self._arrays[name] for name in self._object_results}
         agents = [self.spec.agents[a] for name in arrays for a in self.spec.groups[int(name.split("/")[1])].agents]
         bad = {}
         for i, data in zip(rows.tolist(), packed, strict=True):
@@ -284,11 +288,11 @@ class Buffers:
 
     def pack_object_actions(self, rows: Selection) -> list[AnyArray]:
         """Arrays of the objects among these rows' actions, to be pickled by value."""
-        return [self._arrays[name][rows] for name in self._object_action_names()]
+        return [self._arrays[name][rows] for name in self._object_actions]
 
     def unpack_object_actions(self, rows: Selection, packed: Sequence[AnyArray]) -> None:
         """Write what `pack_object_actions` gave into these rows."""
-        for name, array in zip(self._object_action_names(), packed, strict=True):
+        for name, array in zip(self._object_actions, packed, strict=True):
             self._arrays[name][rows] = array
 
     # What a saved state has of the rows: what envs write. Final observations that are all zero are left out.
@@ -300,12 +304,12 @@ class Buffers:
             Name → (n, …) array, or, of objects, a list of n rows.
         """
         found: dict[str, Any] = {}
-        for name in self._result_names():
+        for name in self._results:
             array = self._arrays[name][rows]
-            if not name.startswith("final/") or array.any():
+            if array.dtype == np.object_:
+                found[name] = [[plain_object(value) for value in row] for row in array.tolist()]
+            elif not name.startswith("final/") or array.any():
                 found[name] = array
-        for name in self._result_names(objects=True):
-            found[name] = [[plain_object(value) for value in row] for row in self._arrays[name][rows].tolist()]
         return found
 
     def check_rows(self, saved: Any, n: int) -> None:
@@ -316,19 +320,18 @@ class Buffers:
         """
         if not isinstance(saved, Mapping):
             raise ArgumentError(f"set_state(): rows: expected a dict of arrays, got {saved!r:.200}")
-        expected = {*self._result_names(), *self._result_names(objects=True)}
-        left_out = {name for name in expected - saved.keys() if name.startswith("final/")}
-        if saved.keys() != expected - left_out:
+        zero = {name for name in self._results if name.startswith("final/") and name not in self._object_results}
+        if not set(self._results) - zero <= saved.keys() <= set(self._results):
             raise ArgumentError(
-                f"set_state(): rows: expected {sorted(expected)}, got {sorted(map(str, saved))}: spaces or settings "
-                f"differ"
+                f"set_state(): rows: expected {sorted(self._results)}, got {sorted(map(str, saved))}: spaces or "
+                f"settings differ"
             )
-        for name in self._result_names():
-            if name not in left_out:
-                own = self._arrays[name]
+        for name, rows in saved.items():
+            own = self._arrays[name]
+            if own.dtype != np.object_:
                 check_array(saved, name, own.dtype, (n, *own.shape[1:]), "set_state(): rows")
-        for name in self._result_names(objects=True):
-            rows, agents = saved[name], self._arrays[name].shape[1]
+                continue
+            agents = own.shape[1]
             if not isinstance(rows, list) or [type(row) for row in rows] != [list] * n or {*map(len, rows)} - {agents}:
                 raise ArgumentError(
                     f"set_state(): rows: {name}: expected {n} lists of {agents} objects, got {rows!r:.200}"
@@ -344,19 +347,14 @@ class Buffers:
         """
         for g in range(len(self.obs)):
             self.own_obs(g)
-        for name in self._result_names():
-            self._arrays[name][rows] = saved[name][places] if name in saved else 0
-        for name in self._result_names(objects=True):
+        for name in self._results:
             array = self._arrays[name]
+            if array.dtype != np.object_:
+                array[rows] = saved[name][places] if name in saved else 0
+                continue
             for i, k in zip(rows.tolist(), places.tolist(), strict=True):
                 for j in range(array.shape[1]):
                     array[i, j] = object_from(saved[name][k][j])
-
-    def _result_names(self, *, objects: bool = False) -> list[str]:
-        return [name for name in self._names[objects] if not name.startswith("action/")]
-
-    def _object_action_names(self) -> list[str]:
-        return [name for name in self._names[True] if name.startswith("action/")]
 
 
 def split_flags(flags: BoolArray, agent_num: int) -> tuple[BoolArray, ...]:

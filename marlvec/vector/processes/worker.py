@@ -33,7 +33,7 @@ from marlvec.vector.processes.shared_memory import map_memory
 from marlvec.vector.processes.stack_dump import write_stacks_to
 from marlvec.vector.processes.watchdog import PROGRESS_BYTES
 from marlvec.vector.settings import Settings
-from marlvec.vector.shards.env_builder import ShardFailed, drawn_by_several
+from marlvec.vector.shards.env_builder import drawn_by_several, failures_of
 from marlvec.vector.shards.partition import usable_cores
 from marlvec.vector.shards.shard import Shard
 
@@ -230,11 +230,8 @@ def _run(channel: Channel, memory_fd: int) -> None:
         return
     try:
         shard = Shard(factories, first, plan.settings)
-    except ShardFailed as failed:
-        channel.send(ch.FAILED, hello.number, pack_failures(failed.failures))
-        return
-    except Exception as error:  # not raised by an env
-        channel.send(ch.FAILED, hello.number, pack_failures([capture(first, "__init__", error)]))
+    except Exception as error:
+        channel.send(ch.FAILED, hello.number, pack_failures(failures_of(error, first)))
         return
     survived, generators = pack_failures(shard.survived), drawn_by_several(shard.generators)
     channel.send(ch.OK, hello.number, cloudpickle.dumps((shard.spec, survived, generators)))

@@ -271,6 +271,7 @@ class WorkerPool:
 
     def start(self, w: int) -> str | None:
         """Start a planned worker. Return the error as text, or None."""
+        assert self.states[w] is _PLANNED, f"worker {w} is not planned"
         try:
             worker = WorkerProcess(self._context, self._memory_fd)
         except (OSError, MarlvecError) as error:
@@ -451,6 +452,7 @@ class WorkerPool:
         worker.close()
         self.ended.discard(w)
         self._queued[w].clear()
+        assert self.states[w] < _REAPED, f"worker {w} has ended"  # perhaps another thread has closed it
         self.states[w] = _REAPED
         self._hung.pop(w, None)  # the replacement has not hung, even if it ends before it was started
         return worker_exit

@@ -21,7 +21,7 @@ from marlvec.vector.faults.restarts import NOT_RESTARTABLE, RestartBudget
 from marlvec.vector.faults.shared_generators import GENERATORS, is_drawn_by_all
 from marlvec.vector.settings import Settings
 
-__all__ = ["EnvBuilder", "ShardFailed", "count_generators", "drawn_by_several"]
+__all__ = ["EnvBuilder", "ShardFailed", "count_generators", "drawn_by_several", "failures_of"]
 
 
 def count_generators(envs: Iterable[MultiAgentEnv]) -> Counter[str]:
@@ -58,6 +58,11 @@ class ShardFailed(Exception):
     def __init__(self, failures: list[Failure]) -> None:
         super().__init__(f"{len(failures)} envs could not be built")
         self.failures = failures
+
+
+def failures_of(error: BaseException, first_env_id: int) -> list[Failure]:
+    """Return why a shard was not built; what no env has raised is its first one's failure."""
+    return error.failures if isinstance(error, ShardFailed) else [capture(first_env_id, "__init__", error)]
 
 
 class EnvBuilder:
