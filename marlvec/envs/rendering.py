@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.arguments import whole_number
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.wrapper_chain import find_method, get_attribute
 from marlvec.errors import ArgumentError, ContractError
@@ -115,7 +116,7 @@ def tile_frames(
         raise ArgumentError(f"tile_frames(): expected at least one frame, got {len(pictures)} empty ones")
     if columns is None:
         columns = math.ceil(math.sqrt(len(pictures)))
-    elif not isinstance(columns, (int, np.integer)) or isinstance(columns, bool) or columns < 1:
+    elif (whole_number(columns) or 0) < 1:
         raise ArgumentError(f"tile_frames(): columns: expected an int of at least 1, got {columns!r}")
     rows = math.ceil(len(pictures) / columns)
     height, width = (max(shape[axis] for shape in shapes) for axis in (0, 1))

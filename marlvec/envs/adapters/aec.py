@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.envs.adapters import infos as info_dicts
 from marlvec.envs.adapters.base import ENDED, LIVE, NOT_JOINED, Adapter
 from marlvec.envs.adapters.parallel import agents_and_spaces, space_of
 from marlvec.envs.adapters.return_values import (
@@ -16,7 +15,6 @@ from marlvec.envs.adapters.return_values import (
     contract_error,
     mapping,
     names_of,
-    refuse_unknown,
 )
 from marlvec.envs.contract_warnings import warn_of_contract
 from marlvec.envs.slot import Slot
@@ -86,7 +84,7 @@ class AECAdapter(Adapter):
                 "env.terminations: expected a dict of flags by agent, got none, and env.dones (PettingZoo's old API); "
                 "set terminations and truncations instead of dones",
             )
-        agents = self._listed("reset()")
+        agents = self._listed(self._state_owner.agents, "reset()")
         for a, agent in enumerate(self.ids):
             if agent in agents:
                 if any(self._flags_of(agent, "reset()")):
@@ -169,7 +167,7 @@ class AECAdapter(Adapter):
                 reward[a] += number
                 self._owed[a] += number
                 self._size[a] += abs(number)
-        agents = self._listed("step()")
+        agents = self._listed(self._state_owner.agents, "step()")
         for a, agent in enumerate(self.ids):
             if agent in agents:
                 if status[a] == ENDED:
@@ -248,28 +246,18 @@ class AECAdapter(Adapter):
             contract_error(self.name, call, f"unknown agent {agent!r}; possible agents are {names_of(self.ids)}")
         return a
 
-    def _listed(self, call: str) -> frozenset[AgentId]:
-        """Return ``env.agents``, checked."""
-        agents = self._state_owner.agents
-        refuse_unknown(agents, self._index, self.name, call, "env.agents")
-        return frozenset(agents)
-
     def _flags_of(self, agent: AgentId, call: str) -> tuple[bool, bool]:
         """Return one agent's termination and truncation flags; False if the env has none for it."""
         terminations = mapping(self._state_owner.terminations, self.name, call, "terminations")
         truncations = mapping(self._state_owner.truncations, self.name, call, "truncations")
-        return (
-            self._flag(terminations.get(agent, False), agent, "termination"),
-            self._flag(truncations.get(agent, False), agent, "truncation"),
-        )
+        return self._flags_in(agent, terminations, truncations)
 
     def _infos(self, slot: Slot, last_infos: dict[AgentId, Any]) -> Info | None:
         """Return infos of live agents, and last infos of agents that ended, without masks."""
         infos = mapping(self._state_owner.infos, self.name, "infos", "infos")
         if last_infos:
             infos = {**infos, **last_infos}
-        new_infos = info_dicts.by_agent(infos, self._index, self.agents, self.name) if any(infos.values()) else None
-        return self._take_masks(slot, new_infos)
+        return self._take_masks(slot, self._infos_by_agent(infos) if any(infos.values()) else None)
 
 
 _SAID = ("agents", "agent_selection", "rewards", "terminations", "truncations", "infos")

@@ -12,7 +12,7 @@ from gymnasium.spaces import Space
 
 from marlvec.arguments import signature_of
 from marlvec.envs.adapters import infos as info_dicts
-from marlvec.envs.adapters.return_values import AgentId, as_flag, as_reward, contract_error, mapping
+from marlvec.envs.adapters.return_values import AgentId, as_flag, as_reward, contract_error, mapping, refuse_unknown
 from marlvec.envs.adapters.self_reset import resets_itself, take_finals
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
@@ -53,6 +53,7 @@ class Adapter(MultiAgentEnv):
 
     is_lenient = False
     _copies_attributes = False
+    _flag_names: ClassVar[tuple[str, str]] = ("termination", "truncation")
 
     def __init__(
         self,
@@ -194,6 +195,21 @@ class Adapter(MultiAgentEnv):
             return value is True
         return as_flag(value, self.name, agent, what, several_hint, lenient=self.is_lenient)
 
+    def _flags_in(self, agent: AgentId, ends: Mapping[Any, Any], cuts: Mapping[Any, Any]) -> tuple[bool, bool]:
+        """Return an agent's two flags; False if a dict has none for it."""
+        return (
+            agent in ends and self._flag(ends[agent], agent, self._flag_names[0]),
+            agent in cuts and self._flag(cuts[agent], agent, self._flag_names[1]),
+        )
+
+    def _infos_by_agent(self, infos: Mapping[Any, Any]) -> Info | None:
+        return info_dicts.by_agent(infos, self._index, self.agents, self.name)
+
+    def _listed(self, agents: Any, call: str) -> frozenset[AgentId]:
+        """Return ``env.agents`` as a set; raise if it names an unknown agent."""
+        refuse_unknown(agents, self._index, self.name, call, "env.agents")
+        return frozenset(agents)
+
     def _observe(self, slot: Slot, a: int, value: Any, acting: bool) -> None:
         """Write agent number ``a``'s observation, and its mask if it has one; if not acting, the mask allows all."""
         if self.mask_sizes[a] is None:
@@ -301,8 +317,6 @@ class Adapter(MultiAgentEnv):
 class DictAdapter(Adapter):
     """An `Adapter` for envs whose ``reset`` and ``step`` return dicts by agent."""
 
-    _flag_names: ClassVar[tuple[str, str]] = ("termination", "truncation")
-
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
         """Begin an episode with the agents that the env observes. An old env returns the observations alone."""
         result = self._call_reset(seed, options)
@@ -315,16 +329,6 @@ class DictAdapter(Adapter):
     @abstractmethod
     def _begin(self, slot: Slot, obs: Mapping[Any, Any], call: str) -> None:
         """Write the first observations of an episode."""
-
-    def _infos_by_agent(self, infos: Mapping[Any, Any]) -> Info | None:
-        return info_dicts.by_agent(infos, self._index, self.agents, self.name)
-
-    def _flags_in(self, agent: AgentId, ends: Mapping[Any, Any], cuts: Mapping[Any, Any]) -> tuple[bool, bool]:
-        """Return an agent's two flags; False if a dict has none for it."""
-        return (
-            agent in ends and self._flag(ends[agent], agent, self._flag_names[0]),
-            agent in cuts and self._flag(cuts[agent], agent, self._flag_names[1]),
-        )
 
 
 def keywords_of(function: Callable[..., Any]) -> frozenset[str] | None:

@@ -200,7 +200,7 @@ class JointAdapter(Adapter):
             if new_infos is not None:
                 self._deal_out(slot, new_infos)
             return new_infos
-        return info_dicts.by_agent(info, self._index, self.agents, self.name)
+        return self._infos_by_agent(info)
 
     def _deal_out(self, slot: Slot, new_infos: Info) -> None:
         """Move each agent's mask and final observation from the common info to the agent's own info."""

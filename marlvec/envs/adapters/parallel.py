@@ -78,7 +78,7 @@ class ParallelAdapter(DictAdapter):
     def _begin(self, slot: Slot, obs: Mapping[Any, Any], call: str) -> None:
         """Write the first observations of an episode."""
         refuse_unknown(obs, self._index, self.name, call, "observations")
-        listed = self._listed(call)
+        listed = self._present(call)
         for a, agent in enumerate(self.ids):
             here = agent in listed
             if here is not (agent in obs):
@@ -160,7 +160,7 @@ class ParallelAdapter(DictAdapter):
             ends = [self._flags_in(agent, terminations, truncations) for _, agent in self._live]
             if all(map(any, ends)):
                 return self._read_self_reset(slot, obs, rewards, ends, new_infos)
-        listed = self._listed("step()")
+        listed = self._present("step()")
         for a, agent in enumerate(self.ids):
             given = (agent in obs) + (agent in rewards) + (agent in terminations) + (agent in truncations)
             if status[a] == ENDED:
@@ -208,13 +208,12 @@ class ParallelAdapter(DictAdapter):
         self._begin(slot, obs, "step()")
         return self._take_masks(slot, new_infos)
 
-    def _listed(self, call: str) -> frozenset[AgentId]:
-        """Return ``env.agents``, checked."""
+    def _present(self, call: str) -> frozenset[AgentId]:
+        """Return the agents in ``env.agents``."""
         agents = getattr(self.env, "agents", None)
         if agents is None:
             contract_error(self.name, call, "it has no `agents`: expected the list of live agents")
-        refuse_unknown(agents, self._index, self.name, call, "env.agents")
-        return frozenset(agents)
+        return self._listed(agents, call)
 
     def _note_live_agents(self, slot: Slot) -> None:
         """Note which agents are live now, and prepare the fast path if possible."""

@@ -36,6 +36,7 @@ Plain = dict[str, Any]
 _AS_IT_IS = (type(None), bool, int, float, str)
 _CONSTANT = (ModuleType, FunctionType, BuiltinFunctionType, type, EnvSpec, np.dtype, np.ufunc, re.Pattern)
 _SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque"}
+_COLLECTIONS: dict[str, Callable[[Iterator[Any]], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 _MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter", defaultdict: "defaultdict"}
 _FACTORIES: dict[Any, str | None] = {
     None: None,
@@ -217,14 +218,10 @@ class AttributeWriter:
     def _make_deque(self, state: Plain, old: Any, path: str) -> deque[Any]:
         return deque(self._items(state, old, path), state["maxlen"])
 
-    def _make_tuple(self, state: Plain, old: Any, path: str) -> tuple[Any, ...]:
-        return tuple(self._items(state, old, path))
+    def _make_collection(self, state: Plain, old: Any, path: str) -> Any:
+        return _COLLECTIONS[state["kind"]](self._items(state, old, path))
 
-    def _make_set(self, state: Plain, old: Any, path: str) -> set[Any]:
-        return set(self._items(state, old, path))
-
-    def _make_frozenset(self, state: Plain, old: Any, path: str) -> frozenset[Any]:
-        return frozenset(self._items(state, old, path))
+    _make_tuple = _make_set = _make_frozenset = _make_collection
 
     def _make_namedtuple(self, state: Plain, old: Any, path: str) -> Any:
         kind = self._class(state["class"], old, path)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from marlvec.arguments import whole_number
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
@@ -21,10 +20,10 @@ def check_limit(max_episode_steps: Any) -> int:
     Raises:
         ArgumentError: It is less than 1, or not an int.
     """
-    whole = isinstance(max_episode_steps, (int, np.integer)) and not isinstance(max_episode_steps, bool)
-    if not whole or max_episode_steps < 1:
+    number = whole_number(max_episode_steps)
+    if number is None or number < 1:
         raise ArgumentError(f"max_episode_steps: expected an int of at least 1, got {max_episode_steps!r}")
-    return int(max_episode_steps)
+    return number
 
 
 class TimeLimit(EnvWrapper):

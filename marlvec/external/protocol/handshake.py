@@ -124,19 +124,8 @@ class ServerHandshake:
 
     def welcome(self, welcome: Welcome) -> Message:
         """Make the last message of a handshake that `is_done`."""
-        return Message(
-            Type.WELCOME,
-            {
-                "proof": b"" if self._token is None else self._proof("server"),
-                "session": welcome.session,
-                "resumed": welcome.resumed,
-                "agents": list(welcome.agents),
-                "groups": list(welcome.groups),
-                "limits": dict(welcome.limits),
-                "weights": welcome.weights,
-            },
-            received=welcome.received,
-        )
+        fields = {"proof": b"" if self._token is None else self._proof("server"), **welcome._asdict()}
+        return Message(Type.WELCOME, fields, received=fields.pop("received"))
 
 
 class ClientHandshake:
@@ -182,15 +171,8 @@ class ClientHandshake:
         if self._token is not None and not is_equal(self._proof("server"), fields["proof"]):
             raise RefusedError("the server does not know the token", "token")
         self._next = None
-        return Welcome(
-            fields["session"],
-            fields["resumed"],
-            message.received,
-            tuple(fields["agents"]),
-            fields["groups"],
-            fields["limits"],
-            fields["weights"],
-        )
+        told = {name: value for name, value in fields.items() if name != "proof"}
+        return Welcome(**{**told, "agents": tuple(told["agents"])}, received=message.received)
 
     def _challenge(self, fields: Mapping[str, Any]) -> Message:
         if fields["version"] != VERSION:

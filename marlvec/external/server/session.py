@@ -139,7 +139,6 @@ class Session:
         unanswered: Number of unanswered requests.
         account: As given.
         counted: Its cost in bytes when last counted.
-        weights_used: Version of the weights that the client last reported; 0: none.
     """
 
     def __init__(
@@ -163,7 +162,7 @@ class Session:
         self._newest = 0  # number of the newest episode: old numbers need not be remembered
         self._cut: OrderedDict[int, str] = OrderedDict()
         self._held_bytes = self._cut_bytes = 0
-        self.unanswered = self.weights_used = self.counted = 0
+        self.unanswered = self.counted = 0
         self.connection: Connection | None = None
         self.left: float | None = None
         self.over = self.is_leaving = False
@@ -369,7 +368,6 @@ class Session:
             if running.state is EpisodeState.ASKED:
                 self._refuse(running.re, "episode", f"episode {number} was ended before the answer came")
             self._drop(number)
-        self.weights_used = message.fields.get("version", self.weights_used)
         self._send(Type.OK, {"re": message.number})
 
     def _answer(self, number: int, actions: Mapping[str, Any]) -> None:

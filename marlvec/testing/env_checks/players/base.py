@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from marlvec.envs.adapters.base import Adapter, keywords_of
 from marlvec.envs.adapters.return_values import AgentId, only_element, zero_or_one
-from marlvec.envs.adapters.self_reset import resets_itself
+from marlvec.envs.adapters.self_reset import OBSERVATION_KEYS, resets_itself
 from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.action_masks import split_action_mask
@@ -33,8 +33,6 @@ from marlvec.testing.env_checks.values import (
 )
 
 __all__ = ["Moment", "Player", "RawPlayer"]
-
-_FINALS = ("final_observation", "final_obs", "terminal_observation")
 
 
 @dataclass
@@ -309,16 +307,15 @@ class Player(ABC):
             info: Its info, which may contain the observation.
             common: Infos that may contain one for each agent, keyed by agent.
         """
-        found = [info[key] for key in _FINALS if isinstance(info, Mapping) and key in info]
-        shared = [table for key in _FINALS if isinstance(table := common.get(key), Mapping)]
+        found = [info[key] for key in OBSERVATION_KEYS if isinstance(info, Mapping) and key in info]
+        shared = [table for key in OBSERVATION_KEYS if isinstance(table := common.get(key), Mapping)]
         found += [table[agent] for table in shared if agent in table]
         subject = f"final observation of agent {agent!r}"
         with self.place.logging():
             if not found:
                 change = "put what the agent saw last into its info, as it says that it resets itself"
-                self.place.fault(
-                    "observations", subject, f"one in its info under {', '.join(map(repr, _FINALS))}", "none", change
-                )
+                expected = f"one in its info under {', '.join(map(repr, OBSERVATION_KEYS))}"
+                self.place.fault("observations", subject, expected, "none", change)
             check_member(self.observation_spaces[agent], found[0], self.place, subject)
             self.note(subject, found[0])
 
