@@ -172,6 +172,11 @@ class Pipeline(Connector, Generic[P]):
             _set_owner(self, None)
             raise
 
+    @classmethod
+    def default(cls) -> Self:
+        """Build the default chain; it has connectors on the action side only."""
+        return cls()
+
     # --- calling
 
     def __call__(self, rows: Rows) -> Rows:
