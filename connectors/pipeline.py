@@ -169,8 +169,13 @@ class Pipeline(Connector, Generic[P]):
             for piece in pieces:
                 self.append(piece)
         except BaseException:
-            self._hand_over(self, None)
+            _set_owner(self, None)
             raise
+
+    @classmethod
+    def default(cls) -> Self:
+        """Build the default chain; it has connectors on the action side only."""
+        return cls()
 
     # --- calling
 
@@ -440,23 +445,21 @@ class Pipeline(Connector, Generic[P]):
         old, root = self._stages, self._root()
         came = [s.piece for s in stages if s not in old]
         went = [s.piece for s in old if s not in stages]
-        inside = [p for piece in came for p in with_inner(piece)]
-        before = [(p, p.training, p.agents, p.action_space, p.policy_id) for p in inside]
+        before = [(part, vars(part).copy()) for piece in came for part in with_inner(piece)]
         try:
             self._put(stages)
-            self._hand_over(came, self)
+            _set_owner(came, self)
+            for piece in came:
+                _ = piece.train() if self.training else piece.eval()
+                piece.agents, piece.action_space, piece.policy_id = self.agents, self.action_space, self.policy_id
             root._refresh()
         except BaseException:
             self._put(old)
-            self._hand_over(came, None)
-            for piece, training, agents, action_space, policy_id in before:
-                piece.training, piece.agents = training, agents
-                piece.action_space, piece.policy_id = action_space, policy_id
+            for part, attributes in before:
+                part.__dict__ = attributes
             root._refresh()
             raise
-        for piece in went:
-            if isinstance(piece, Pipeline):
-                piece._owner = None
+        _set_owner(went, None)
 
     def _put(self, stages: tuple[Stage[P], ...]) -> None:
         self._stages = stages
@@ -466,14 +469,6 @@ class Pipeline(Connector, Generic[P]):
             at.changes_length = any(stage.piece.changes_length for stage in at._stages)
             at.across_agents = any(stage.piece.across_agents for stage in at._stages)
             at = at._owner
-
-    def _hand_over(self, pieces: Iterable[Connector], owner: Pipeline[Any] | None) -> None:
-        for piece in pieces:
-            if isinstance(piece, Pipeline):
-                piece._owner = owner
-            if owner is not None:
-                _ = piece.train() if self.training else piece.eval()
-                piece.agents, piece.action_space, piece.policy_id = self.agents, self.action_space, self.policy_id
 
     def _root(self) -> Pipeline[Any]:
         return self if self._owner is None else self._owner._root()
@@ -666,3 +661,9 @@ class Pipeline(Connector, Generic[P]):
 
     def _not_bound(self) -> StateError:
         return StateError(f"{self.name} is not bound: call bind(space) first")
+
+
+def _set_owner(pieces: Iterable[Connector], owner: Pipeline[Any] | None) -> None:
+    for piece in pieces:
+        if isinstance(piece, Pipeline):
+            piece._owner = owner

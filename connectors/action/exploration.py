@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable, Remembers
+from marlvec.connectors._support.agent_table import AgentTable, Remembers, Tables, load_tables, save_tables
 from marlvec.connectors._support.executed_actions import ExecutedActions, is_given
 from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.action.valid_actions import BoxActions, Choices, FloatBoxes, row_name
@@ -48,6 +48,7 @@ class Decaying(ActionConnector):
                 f"give final and decay_steps, or neither; got final={self.final}, decay_steps={self.decay_steps}"
             )
         self._count = AgentTable((), np.int64)
+        self._learnt: Tables = {} if self.decay_steps is None else {"count": self._count}
 
     def _count_decisions(self, rows: Rows) -> None:
         """Count one decision of each row's agent."""
@@ -63,13 +64,10 @@ class Decaying(ActionConnector):
         return value
 
     def state_dict(self) -> State:
-        return {} if self.decay_steps is None else {"count": self._count.state_dict()}
+        return save_tables(self._learnt)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state.keys() != self.state_dict().keys():
-            raise ArgumentError(f"expected the state keys {list(self.state_dict())}, got {list(state)}")
-        if state:
-            self._count.load_state_dict(state["count"])
+        load_tables(state, self._learnt, self.name)
 
     def take_merged(self, state: Mapping[str, Any]) -> None:
         """Load merged counts where they are higher; keep the other counts."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 from gymnasium.spaces import Space
 
@@ -22,11 +22,6 @@ class AgentPipeline(Pipeline[AgentConnector], AgentConnector):
     """
 
     _side = AgentConnector
-
-    @classmethod
-    def default(cls) -> Self:
-        """Build the default chain: no connectors; policies see the envs' rows."""
-        return cls()
 
     @property
     def is_identity(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 from gymnasium.spaces import Space
 
@@ -25,11 +25,6 @@ class LearnerPipeline(Pipeline[LearnerConnector], LearnerConnector):
 
     _side = LearnerConnector
     _needs_space = False
-
-    @classmethod
-    def default(cls) -> Self:
-        """Build the default chain: no connectors; learners get the collector's rows."""
-        return cls()
 
     def see_batch(self, batch: Mapping[str, Rows]) -> None:
         for stage in self._stages:

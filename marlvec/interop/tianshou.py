@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import COMMON
 from marlvec.errors import ActionError, ArgumentError, ContractError
 from marlvec.extras import needs_extra
-from marlvec.interop.rows.view_checks import check_view, one_group, value_at, viewed
+from marlvec.interop.rows.view_checks import ask_envs, check_view, one_group, value_at, viewed
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.vector.data.infos import infos_to_list
@@ -77,9 +78,7 @@ class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is
         spaces = {"observation_space": self._group.observation_space, "action_space": self._group.action_space}
         if key in spaces:
             return [deepcopy(spaces[key]) for _ in rows]
-        env_ids = sorted({self._env_of(row) for row in rows})
-        by_env = dict(zip(env_ids, self.envs.get_attr(key, env_ids), strict=True))
-        return [by_env[self._env_of(row)] for row in rows]
+        return ask_envs([self._env_of(row) for row in rows], partial(self.envs.get_attr, key))
 
     def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:
         """Set an attribute of the rows' envs."""

@@ -203,7 +203,7 @@ class StatefulCollectors(ABC):
                     group.send_changes(index)
                     group.question(index, what)
                 asked[index] = epoch
-            if not any(collector.tickets for collector in group.collectors.values()):
+            if not group.is_awaited:
                 break
             self._receive()
         replies, group.replies = group.replies, {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,6 +18,7 @@ from marlvec.vector.vector_env import VectorEnv
 __all__ = [
     "NEEDS",
     "Needs",
+    "ask_envs",
     "check_view",
     "metadata_of",
     "missing_is_attribute_error",
@@ -153,6 +154,18 @@ def value_at(tree: SpaceTree, leaves: list[NDArray[Any]], where: tuple[int, ...]
             for leaf, part in zip(tree.leaves, parts, strict=True)
         ]
     )
+
+
+def ask_envs(envs_of_rows: Sequence[int], ask: Callable[[list[int]], Iterable[Any]]) -> list[Any]:
+    """Return one answer per row: each env is asked once, and answers for all of its rows.
+
+    Args:
+        envs_of_rows: The env of each row.
+        ask: Returns the answers of these envs, in order.
+    """
+    env_ids = sorted(set(envs_of_rows))
+    answers = dict(zip(env_ids, ask(env_ids), strict=True))
+    return [answers[i] for i in envs_of_rows]
 
 
 def metadata_of(envs: VectorEnv) -> dict[str, Any]:

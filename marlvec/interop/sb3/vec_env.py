@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from marlvec.errors import ArgumentError, ContractWarning
 from marlvec.extras import needs_extra
 from marlvec.interop.rows.driver import RowDriver
-from marlvec.interop.rows.view_checks import missing_is_attribute_error, render_mode_of
+from marlvec.interop.rows.view_checks import ask_envs, missing_is_attribute_error, render_mode_of
 from marlvec.vector.seeding import env_seeds
 from marlvec.vector.vector_env import VectorEnv
 
@@ -179,16 +180,15 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         Raises:
             AttributeError: The envs have no such attribute.
         """
-        rows, ids = self._rows_and_envs(indices)
+        rows = self._rows(indices)
         if attr_name == "render_mode":  # VecEnv reads it, also of envs without one
             return [render_mode_of(self.envs)] * len(rows)
         with missing_is_attribute_error():
-            return self._per_row(rows, ids, self.envs.get_attr(attr_name, ids))
+            return ask_envs(self._envs_of(rows), partial(self.envs.get_attr, attr_name))
 
     def set_attr(self, attr_name: str, value: Any, indices: Rows = None) -> None:
         """Set an attribute of the envs of these rows."""
-        _, ids = self._rows_and_envs(indices)
-        self.envs.set_attr(attr_name, value, ids)
+        self.envs.set_attr(attr_name, value, sorted(set(self._envs_of(self._rows(indices)))))
 
     def env_method(self, method_name: str, *method_args: Any, indices: Rows = None, **method_kwargs: Any) -> list[Any]:
         """Call a method of the envs, once for each env; each of these rows gets its env's result.
@@ -199,40 +199,38 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         Raises:
             AttributeError: The envs have no such method.
         """
-        rows, ids = self._rows_and_envs(indices)
+        rows = self._rows(indices)
         if method_name == _MASKS and self._is_maskable:
             masks = self.action_masks()
             return [masks[row] for row in rows]
         with missing_is_attribute_error():
-            return self._per_row(rows, ids, self.envs.call(method_name, *method_args, indices=ids, **method_kwargs))
+            call = partial(self.envs.call, method_name, *method_args, **method_kwargs)
+            return ask_envs(self._envs_of(rows), lambda env_ids: call(indices=env_ids))
 
     def env_is_wrapped(self, wrapper_class: type, indices: Rows = None) -> list[bool]:
         """Return for each row whether its env is wrapped in the class, at any depth; always True for ``Monitor``."""
-        rows, ids = self._rows_and_envs(indices)
+        rows = self._rows(indices)
         if wrapper_class is Monitor:
             return [True] * len(rows)
-        return self._per_row(rows, ids, self.envs.env_is_wrapped(wrapper_class, ids))
+        return ask_envs(self._envs_of(rows), partial(self.envs.env_is_wrapped, wrapper_class))
 
     def get_images(self) -> Sequence[Any]:
         """Return one frame per env."""
         return list(self.envs.render())
 
-    def _per_row(self, rows: list[int], ids: list[int], values: Iterable[Any]) -> list[Any]:
-        """Return each row's value, given one for each of these envs."""
-        by_env = dict(zip(ids, values, strict=True))
-        return [by_env[row // self.envs.agent_num] for row in rows]
-
     @property
     def _is_maskable(self) -> bool:
         return self.driver.has_masks and isinstance(self.action_space, (Discrete, MultiDiscrete))
 
-    def _rows_and_envs(self, indices: Rows) -> tuple[list[int], list[int]]:
-        """Return the selected rows, and their envs."""
+    def _envs_of(self, rows: list[int]) -> list[int]:
+        return [row // self.envs.agent_num for row in rows]
+
+    def _rows(self, indices: Rows) -> list[int]:
+        """Return the selected rows."""
         given = [int(row) for row in self._get_indices(indices)]
         if wrong := [row for row in given if not -self.num_envs <= row < self.num_envs]:
             raise ArgumentError(f"indices: expected rows from 0 to {self.num_envs - 1}, got {wrong[0]}")
-        rows = [row % self.num_envs for row in given]  # -1 is the last row, as in a list
-        return rows, sorted({row // self.envs.agent_num for row in rows})
+        return [row % self.num_envs for row in given]  # -1 is the last row, as in a list
 
 
 def _check_choices(space: Space[Any], name: str) -> None:

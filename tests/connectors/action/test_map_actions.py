@@ -55,9 +55,7 @@ def test_it_works_on_what_the_pieces_before_it_made() -> None:
 def test_what_is_no_function_or_space_and_another_number_of_rows() -> None:
     with pytest.raises(ArgumentError, match="MapActions takes a function, got int"):
         MapActions(3)  # type: ignore[arg-type]  # a wrong value is the point
-    with pytest.raises(
-        ArgumentError, match="policy_space must be a space, a function from space to space, or None; got int"
-    ):
+    with pytest.raises(ArgumentError, match="policy_space must be a space, .*, or None; got int"):
         MapActions(steer, 3)  # type: ignore[arg-type]  # likewise
     short = bind(MapActions(lambda actions: actions[1:]), ARM)
     with pytest.raises(ArgumentError, match="'actions_for_env' has 1 rows") as raised:
