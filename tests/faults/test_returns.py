@@ -22,7 +22,6 @@ from marlvec.errors import (
     EnvContractError,
     EnvRaised,
     NotResetError,
-    RemoteCause,
     SerialisationError,
     WorkerDied,
 )
@@ -313,30 +312,6 @@ def test_under_restart_the_others_never_notice(backend: str, where: Any) -> None
             assert envs.incarnations.tolist() == [0, faults, 0, 0]
             assert [fault.env_ids for fault in envs.faults] == [(1,)] * faults
             assert all(ERRORS[name][1][:100] in fault.summary for fault in envs.faults)
-
-
-def of_100_mb() -> Exception:
-    return ValueError("x" * 100_000_000)
-
-
-@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
-@pytest.mark.fault("C3")
-@pytest.mark.parametrize("backend", ["sync", "thread", "async"])
-def test_a_message_of_100_mb_is_cut(backend: str) -> None:
-    with vectorize(backend, [partial(RaisingEnv, error=of_100_mb, only_env=1, env_index=i) for i in range(2)]) as envs:
-        envs.reset()
-        with pytest.raises(EnvRaised, match=r"env 1 raised in step\(\): ValueError: xxx") as caught:
-            envs.step(np.ones((2, 3), np.int64))
-        (failure,) = caught.value.failures
-        assert len(str(caught.value)) < 70_000
-        assert len(failure.summary) < 600
-        assert 60_000 < len(failure.traceback) <= 66_000
-        assert "characters left out" in failure.traceback
-        if backend == "async":
-            assert type(caught.value.__cause__) is RemoteCause, "what is too large stays where it was"
-        assert caught.value.result.env_ids.tolist() == [0]
-        envs.reset(env_ids=[1])
-        envs.step(np.ones((2, 3), np.int64))
 
 
 class Endless(CounterEnv):
