@@ -5,26 +5,17 @@ At every seventh line here, at every single one in the soak.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.faults.harness.programs import run
+
 SOME = pytest.mark.time_limit(240)
 ERRORS = ("KeyboardInterrupt", "MemoryError")
 EVERY_LINE = pytest.param(1, marks=[pytest.mark.soak, pytest.mark.time_limit(7200)])
 
 PROGRAM = """
-import faulthandler, logging, os
-from functools import partial
-import numpy as np
-import marlvec
-from marlvec import RestartLimit
-from marlvec.testing.scripted import CounterEnv, decode
-from marlvec.errors import EnvRaised
 from marlvec.vector.call_state import CallPhase
 from tests.tracer import Tracer
 from tests.vector.support.kinds import vectorize
@@ -65,7 +56,7 @@ CALLS = {
     "fall": fall,
 }
 
-def run(name, mode, step):
+def interrupted(name, mode, step):
     call, line, place = CALLS[name], 0, ""
     factories = [partial(Fallible, 4, agent_num=A, env_index=i) for i in range(N)]
     with vectorize(BACKEND, factories, on_fault=mode, max_restarts=RestartLimit(10**6, backoff=0.0)) as envs:
@@ -97,21 +88,14 @@ def run(name, mode, step):
             assert envs._call_state.pending is None and envs.exec_func(lambda env: 5) == (5,) * N
     return line
 
-print(sum(run(name, mode, STEP) for name in NAMES for mode in MODES))
+print(sum(interrupted(name, mode, STEP) for name in NAMES for mode in MODES))
 """
 
 
-def interrupt(head: str, program: str, every: int) -> None:
+def interrupt(head: str, program: str, every: int, folder: Path) -> None:
     """Run a program that interrupts a call at every so manieth line, and prints how many there are."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"STEP = {every}\n{head}\n{program}"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=220 if every > 1 else 7000,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert int(done.stdout) > 300, "lines"
+    (lines,) = run(f"STEP = {every}\n{head}\n{program}", folder, timeout=220 if every > 1 else 7000)
+    assert int(lines) > 300
 
 
 @pytest.mark.slow("interrupts at many lines")
@@ -130,17 +114,11 @@ def interrupt(head: str, program: str, every: int) -> None:
     ("names", "modes"),
     [(["step", "reset", "some", "stream", "exec_func"], ["raise"]), (["fall"], ["raise", "restart"])],
 )
-def test_at_any_line(backend: str, names: list[str], modes: list[str], error: str, every: int) -> None:
-    interrupt(f"BACKEND, NAMES, MODES, ERROR = {backend!r}, {names}, {modes}, {error}", PROGRAM, every)
+def test_at_any_line(backend: str, names: list[str], modes: list[str], error: str, every: int, tmp_path: Path) -> None:
+    interrupt(f"BACKEND, NAMES, MODES, ERROR = {backend!r}, {names}, {modes}, {error}", PROGRAM, every, tmp_path)
 
 
 DYING = """
-import faulthandler, logging, os, signal
-from functools import partial
-import numpy as np
-import marlvec
-from marlvec import AsyncVectorEnv, RestartLimit
-from marlvec.testing.scripted import CounterEnv, decode
 from tests.faults.harness.programs import wait_gone
 from tests.tracer import Tracer
 
@@ -181,5 +159,5 @@ print(line)
 @pytest.mark.checklist(75)
 @pytest.mark.fault("A25")
 @pytest.mark.parametrize("every", [pytest.param(149, marks=SOME), EVERY_LINE])
-def test_ctrl_c_while_a_dead_worker_is_replaced(every: int) -> None:
-    interrupt("", DYING, every)
+def test_ctrl_c_while_a_dead_worker_is_replaced(every: int, tmp_path: Path) -> None:
+    interrupt("", DYING, every, tmp_path)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,19 +16,12 @@ from gymnasium.spaces import Box, Discrete
 
 from marlvec import Collector, RandomPolicy, external
 from marlvec.external import ExternalEnv
+from tests.faults.harness.programs import run
 from tests.vector.support.kinds import vectorize
 from tests.waiting import Gate, GatedEnv, until
 
-ROOT = Path(__file__).resolve().parents[2]
-
 PROGRAM = """
-import random, signal, sys, time
-import numpy as np
-from functools import partial
-from marlvec.testing.scripted import SlowEnv, decode
-from marlvec.errors import BrokenError, NotResetError
-from marlvec.vector import AsyncVectorEnv, SyncVectorEnv
-
+signal.signal(signal.SIGALRM, signal.default_int_handler)
 N, A = 4, 3
 rng = random.Random(SEED)
 factories = [partial(SlowEnv, 5, env_index=i, seconds=0.004) for i in range(N)]
@@ -82,29 +72,14 @@ envs.close()
 print(counts["interrupted"], counts["settled"], counts["broken"])
 """
 
-SIGNAL_IS_CTRL_C = """
-import signal
-signal.signal(signal.SIGALRM, signal.default_int_handler)
-"""
-
 
 @pytest.mark.slow("interrupts at many lines")
 @pytest.mark.checklist(75)
 @pytest.mark.fault("A25")
 @pytest.mark.parametrize("backend", ["async", "sync"])
-def test_after_ctrl_c_the_next_call_works_or_says_why_not(backend: str) -> None:
-    program = f"SEED, ROUNDS, BACKEND = 0, 60, {backend!r}\n" + SIGNAL_IS_CTRL_C + PROGRAM
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    found = re.fullmatch(r"(\d+) (\d+) (\d+)\n", done.stdout)
-    assert found
-    interrupted, settled, broken = map(int, found.groups())
+def test_after_ctrl_c_the_next_call_works_or_says_why_not(backend: str, tmp_path: Path) -> None:
+    (said,) = run(f"SEED, ROUNDS, BACKEND = 0, 60, {backend!r}\n" + PROGRAM, tmp_path)
+    interrupted, settled, broken = map(int, said.split())
     assert interrupted == 60
     # A few are broken, as a rule, where it was in the middle of a message: how many is a matter of where Ctrl-C hit.
     assert settled > broken

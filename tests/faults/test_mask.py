@@ -16,7 +16,7 @@ import pytest
 
 from marlvec import VectorEnv, VectorStep
 from marlvec.errors import BrokenError, EnvRaised, EnvTimeout, RestartQuietly, WorkerDied
-from marlvec.testing.scripted import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, decode
+from marlvec.testing.scripted import ExitingEnv, HangingEnv, RaisingEnv, decode
 from tests.faults.harness.programs import wait_gone
 from tests.vector.support.kinds import SCRIPTED, factories_of, vectorize
 
@@ -95,68 +95,12 @@ def test_a_masked_env_reports_once_and_then_has_no_agents(
         assert envs.render([1]) == (None,)
 
 
-@pytest.mark.checklist(70)
-@pytest.mark.parametrize("backend", ["sync", "async"])
-def test_an_episode_that_had_ended_is_not_lost(backend: str) -> None:
-    """Env 1 cannot begin its second episode: the end of its first is told in full."""
-    with vec(backend, "raises", faulty("raises", "reset")) as envs:
-        envs.reset(seed=0)
-        for _ in range(2):
-            envs.step(acts(envs))
-        envs.step_send(acts(envs))
-        step = envs.recv()
-        assert step.done.all()
-        assert not step.fault.any()
-        assert [decode(row[0])[3] for row in step.final_obs] == [3] * N
-        assert (step.rewards != 0).all()
-        assert step.alive[:, 0].tolist() == [True, False, True, True]
-        step = (envs.step_send(acts(envs)), envs.recv())[1]
-        assert step.done.tolist() == [False] * N
-        assert (step.rewards[1] == 0).all()
-        assert envs.masked_env_ids == (1,)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_masked_env_loses_nothing_when_its_worker_dies(mode: str) -> None:
-    """Env 1 is masked; some steps later the worker that it shared with env 0 dies."""
-    with vec("async", "raises", faulty("raises"), autoreset_mode=mode) as envs:
-        envs.reset(seed=0)
-        told = []
-        for k in range(6):
-            if k == 3:
-                envs.reset(env_ids=[0, 2, 3])
-                os.kill(envs.worker_pids[0], signal.SIGKILL)
-            envs.step_send(acts(envs))
-            step = envs.recv()
-            told.append((np.flatnonzero(step.fault).tolist(), step.done[1]))
-        nothing = ([], False)
-        assert told == [nothing, ([1], True), nothing, ([0], False), nothing, nothing]
-        assert [fault.lost_env_ids for fault in envs.faults] == [(1,), (0,)]
-
-
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_a_first_reset_that_fails_masks(backend: str) -> None:
     with vec(backend, "raises", faulty("raises", "reset", 0)) as envs:
         _, infos = envs.reset(seed=0)
         assert "fault" not in infos
         assert infos["alive"][:, 0].tolist() == [True, False, True, True]
-
-
-def test_a_worker_that_dies_between_calls() -> None:
-    with vectorize(
-        "async", [partial(CounterEnv, 3, env_index=i) for i in range(N)], on_fault="mask", num_workers=2
-    ) as envs:
-        envs.reset(seed=0)
-        envs.step(acts(envs))
-        os.kill(envs.worker_pids[1], signal.SIGKILL)
-        envs.send(acts(envs, 1), [2])
-        step = envs.recv()
-        assert (step.fault.tolist(), step.truncated.all()) == ([True], True)
-        envs.send(acts(envs), range(N))
-        step = envs.drain()
-        fault = dict(zip(step.env_ids.tolist(), step.fault.tolist(), strict=True))
-        assert fault == {0: False, 1: False, 2: False, 3: True}
-        assert envs.masked_env_ids == (2, 3)
 
 
 @pytest.mark.slow("kills, stops or starts many workers")

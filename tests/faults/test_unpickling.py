@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from gymnasium.spaces import Discrete, Space
 from marlvec import AsyncVectorEnv, VectorEnv
 from marlvec.errors import EnvRaised, MarlvecError, NotResetError, SerialisationError
 from marlvec.testing.scripted import CounterEnv
+from tests.faults.harness.programs import run
 from tests.vector.support.kinds import vectorize
 
 N, A = 4, 3
@@ -304,12 +303,6 @@ def test_an_observation(error: str) -> None:
 
 
 PROGRAM = """
-import os
-from functools import partial
-from marlvec import AsyncVectorEnv
-from marlvec.testing.scripted import CounterEnv
-from marlvec.errors import BrokenError
-
 here = os.getpid()
 
 def go_off(here):
@@ -334,13 +327,5 @@ with AsyncVectorEnv([CounterEnv] * 2, num_workers=1) as envs:
 
 
 @pytest.mark.slow("kills, stops or starts many workers")
-def test_ctrl_c_passes() -> None:
-    root = str(Path(__file__).resolve().parents[2])
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        timeout=50,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "passed\n", "")
+def test_ctrl_c_passes(tmp_path: Path) -> None:
+    assert run(PROGRAM, tmp_path) == ["passed"]

@@ -15,11 +15,13 @@ __all__ = ["alive", "mounted", "run", "start", "wait_gone"]
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAD = """
-import ctypes, json, os, resource, signal, subprocess, sys, threading, time
+import ctypes, faulthandler, gc, json, logging, os, random, resource, signal, subprocess, sys, threading, time
+from functools import partial
 import numpy as np
 import marlvec
+from marlvec import AsyncVectorEnv, RestartLimit, SyncVectorEnv
 from marlvec.errors import *
-from marlvec.testing.scripted import CounterEnv, HangingEnv, SlowEnv, decode_reward
+from marlvec.testing.scripted import CounterEnv, HangingEnv, SlowEnv, decode, decode_reward
 
 def import_seconds():  # what a new interpreter takes to import marlvec, on the machine as it is now
     begin = time.monotonic()
@@ -51,10 +53,10 @@ def start(program: str, folder: Path, *before: str) -> subprocess.Popen[str]:
     )
 
 
-def run(program: str, folder: Path, before: Sequence[str] = ()) -> list[str]:
+def run(program: str, folder: Path, before: Sequence[str] = (), timeout: float = 150.0) -> list[str]:
     """Run a program to its end. It must succeed, and have nothing to say on stderr; returns the lines it said."""
     with start(program, folder, *before) as process:
-        out, err = process.communicate(timeout=150)
+        out, err = process.communicate(timeout=timeout)
     assert (process.returncode, err) == (0, ""), f"{process.returncode}, {err}"
     return out.splitlines()
 

@@ -29,7 +29,6 @@ from marlvec.errors import (
     SerialisationError,
     StateError,
 )
-from marlvec.serialization.archive import read_archive, write_archive
 from marlvec.serialization.values import decode, encode
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, SCRIPTED, factories_of, vectorize
 from tests.vector.support.object_envs import OBJECTS, ObjectEnv
@@ -81,13 +80,9 @@ def play(envs: VectorEnv, steps: int, seed: int, mode: str = "same_step") -> lis
     return found
 
 
-def written(state: Any, folder: Path | None = None) -> Any:
-    """The same once it was in a file, or as it would be."""
-    data = encode(state, "the state")
-    if folder is not None:
-        write_archive(folder / "state.npz", {"state": data})
-        data = read_archive(folder / "state.npz")["state"]
-    return decode(data)
+def written(state: Any) -> Any:
+    """The same as it is once it was in a file."""
+    return decode(encode(state, "the state"))
 
 
 @pytest.mark.slow("plays whole episodes in worker processes")
@@ -157,15 +152,6 @@ def test_marlvecs_own_wrappers_bring_theirs(options: dict[str, Any]) -> None:
                     plain.set_state(saved)
                 with pytest.raises(EnvRaised, match="without max_episode_steps"):
                     other.set_state(plain.get_state())
-
-
-def test_a_state_goes_through_a_file(tmp_path: Path) -> None:
-    with marlvec.make("simple_spread", 3, backend="sync", env_state="deepcopy") as envs:
-        envs.reset(seed=1)
-        saved = envs.get_state()
-        want = play(envs, 8, 3)
-        envs.set_state(written(saved, tmp_path))
-        same(play(envs, 8, 3), want)
 
 
 # --- branching

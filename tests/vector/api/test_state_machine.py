@@ -150,14 +150,3 @@ def test_repr_says_what_it_is_doing(backend: str) -> None:
         envs.reset_send()
         assert "reset pending" in repr(envs)
         envs.reset_fetch()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_min_envs_out_of_range(backend: str) -> None:
-    with counters(backend) as envs:
-        envs.reset()
-        envs.send(acts()[:2], [0, 2])
-        for wrong in (0, -1, 3):
-            with pytest.raises(ValueError, match="min_envs must be from 1 to 2"):
-                envs.recv(wrong)
-        assert sorted(envs.recv().env_ids.tolist()) == [0, 2]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from marlvec.errors import ActionError, ArgumentError, ContractError, Unsupporte
 from marlvec.spaces import ObjectArray
 from marlvec.testing.scripted import SampledEnv
 from marlvec.vector.data.buffers import Buffers
+from tests.faults.harness.programs import run
 from tests.vector.support.kinds import BACKENDS
 from tests.vector.support.object_envs import OBJECTS, Card, Hands, ObjectEnv, at
 from tests.vector.support.object_envs import make_envs as make
@@ -165,8 +164,6 @@ class Even(Discrete):
 SCRIPT = """
 from gymnasium.spaces import Space
 from pettingzoo import ParallelEnv
-import numpy as np
-import marlvec
 
 class Coin:
     def __init__(self, side):
@@ -211,10 +208,7 @@ print("fine")
 @pytest.mark.slow("plays whole episodes in worker processes")
 def test_classes_of_a_script(tmp_path: Path) -> None:
     """Spaces and values of classes that the main script defines, which workers do not import."""
-    script = tmp_path / "coins.py"
-    script.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=150)
-    assert done.stdout == "fine\n", done.stderr
+    assert run(SCRIPT, tmp_path) == ["fine"]
 
 
 class Speaker(gymnasium.Env[Any, Any]):

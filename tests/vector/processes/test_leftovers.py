@@ -33,7 +33,6 @@ from tests.waiting import LONG, Gate, until, within
 pytestmark = pytest.mark.many_processes
 
 CONTEXTS = ("forkserver", "spawn", "fork")
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def acts(envs: VectorEnv, k: int = 1) -> Any:
@@ -160,27 +159,6 @@ def test_close_of_a_stopped_worker_and_of_one_that_ignores_sigterm() -> None:
     with within(4, usual=0.25):
         envs.close(timeout=0.2)
     assert gone(pids)
-
-
-@pytest.mark.slow("kills, stops or starts many workers")
-@pytest.mark.parametrize("context", CONTEXTS)
-def test_twenty_lives_leave_no_trace(context: str) -> None:
-    factories = [partial(CounterEnv, 3, env_index=i) for i in range(3)]
-
-    def live() -> None:
-        with AsyncVectorEnv(factories, num_workers=1 if context == "spawn" else 2, context=context) as envs:
-            envs.reset(seed=0)
-            for _ in range(4):
-                envs.step(acts(envs))
-
-    live()
-    before = Snapshot.take()
-    for _ in range(2 if context == "spawn" else 20):
-        live()
-    assert leaks(before) == []
-    now = Snapshot.take()
-    assert len(now.fds) <= len(before.fds)
-    assert now.threads == before.threads
 
 
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
