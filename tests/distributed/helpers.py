@@ -51,20 +51,6 @@ def named_by(ids: Sequence[str]) -> Any:
     return mapping
 
 
-def add_and_remove(many: Collectors, rng: random.Random, number: int) -> None:
-    """Add a policy, remove one, have others trained, or nothing, at random."""
-    what, ids = rng.choice(["add", "add", "remove", "train", "nothing"]), list(many.policies)
-    if what == "add":
-        chains: Any = {"agent_connectors": [], "action_connectors": []}
-        new = f"p{number}"
-        many.add_policy(new, Shift(number), **chains, policy_mapping=named_by([*ids, new]))
-    elif what == "remove" and len(ids) > 1:
-        out = rng.choice(ids[1:])
-        many.remove_policy(out, policy_mapping=named_by([name for name in ids if name != out]))
-    elif what == "train":
-        many.policies_to_train = rng.choice([None, lambda policy_id: True])
-
-
 def envs_of(kind: str, n: int, seed: int, *, exact: bool = False) -> Any:
     """Envs of a kind; exact ones are saved with a collector's state, as those of the kind native always are."""
     saved: Any = {"env_state": "deepcopy"} if exact else {}

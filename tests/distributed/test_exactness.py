@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -15,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from marlvec.collect import MultiAgentBatch
 from marlvec.distributed import Collectors, collectors
-from marlvec.errors import StateError
+from marlvec.errors import CollectorDied, StateError
 from tests.distributed.helpers import MANY, FaultyEngine, Shift, check_metrics, check_rows, named_by, plain
 
 FRAGMENT = 6
@@ -29,25 +31,38 @@ class Everything(RuleBasedStateMachine):
         self.batches: list[MultiAgentBatch] = []
         self.added = 0
 
-    @initialize(sync=st.booleans(), lag=st.sampled_from([0, 1, 2]), seed=st.integers(0, 99), kind=st.booleans())
-    def begin(self, sync: bool, lag: int, seed: int, kind: bool) -> None:
-        self.sync, self.engine = sync, FaultyEngine(seed, 0.0)
+    @initialize(
+        sync=st.booleans(),
+        lag=st.sampled_from([0, 1, 2, None]),
+        seed=st.integers(0, 99),
+        kind=st.booleans(),
+        on_fault=st.sampled_from(["restart", "restart", "raise"]),
+    )
+    def begin(self, sync: bool, lag: int | None, seed: int, kind: bool, on_fault: Any) -> None:
+        self.sync, self.lag, self.on_fault, self.engine = sync, lag, on_fault, FaultyEngine(seed, 0.0)
         options: Any = {} if sync else {"fragment": FRAGMENT, "max_policy_lag": lag}
         build = partial(plain, kind="parallel" if kind else "turns", policy_mapping=named_by(["main"]))
         with mock.patch.object(collectors, "_engine", return_value=self.engine):
-            self.many = Collectors(
-                build, 2, "sync", sync=sync, seed=seed, window=10_000, max_restarts=MANY, sync_states=None, **options
-            )
+            options |= {"window": 10_000, "max_restarts": MANY, "on_fault": on_fault, "sync_states": None}
+            self.many = Collectors(build, 2, "sync", sync=sync, seed=seed, **options)
+
+    @contextmanager
+    def a_death_may_be_told(self) -> Iterator[None]:
+        try:
+            yield
+        except CollectorDied:
+            assert self.on_fault == "raise"
 
     @rule(fragments=st.integers(1, 4))
     def collect(self, fragments: int) -> None:
-        steps = fragments * FRAGMENT
-        try:
-            batch = self.many.collect(env_steps=steps)
-        except StateError:  # another amount is unfinished, after Ctrl-C
-            assert self.sync
-            batch = self.many.collect(env_steps=self.unfinished)
-            steps = self.unfinished
+        steps, batch = fragments * FRAGMENT, None
+        while batch is None:
+            with self.a_death_may_be_told():
+                try:
+                    batch = self.many.collect(env_steps=steps)
+                except StateError:  # another amount is unfinished, after Ctrl-C
+                    assert self.sync
+                    steps = self.unfinished
         assert batch.env_steps == steps
         self.batches.append(batch)
         for name in set(batch) & set(self.many.policies):  # those that were removed have no new weights
@@ -73,18 +88,20 @@ class Everything(RuleBasedStateMachine):
 
     @rule()
     def publish(self) -> None:
-        version = self.many.version + 1
+        version, stored = self.many.version + 1, self.engine.puts
         try:
             new = self.many.set_weights({name: {"shift": np.array([float(version)])} for name in self.many.policies})
         except StateError:  # what is on its way would get too old
             assert self.many.accounting.requests_outstanding
         else:
             assert new == version
+            assert self.engine.puts == stored + 1, "one a version"
 
     @rule(number=st.integers(1, 4))
     def resize(self, number: int) -> None:
-        self.many.resize(number)
-        assert len(self.many.places) == number
+        with self.a_death_may_be_told():
+            self.many.resize(number)
+            assert len(self.many.places) == number
 
     @precondition(lambda self: self.added < 4)
     @rule()
@@ -92,15 +109,22 @@ class Everything(RuleBasedStateMachine):
         name, self.added = f"p{self.added}", self.added + 1
         mapping = named_by([*self.many.policies, name])
         chains: Any = {"agent_connectors": [], "action_connectors": []}
-        self.many.add_policy(name, Shift(float(self.many.version)), **chains, policy_mapping=mapping)
-        assert self.many.policies[-1] == name
+        with self.a_death_may_be_told():
+            self.many.add_policy(name, Shift(float(self.many.version)), **chains, policy_mapping=mapping)
+            assert self.many.policies[-1] == name
 
     @precondition(lambda self: self.added and len(self.many.policies) > 1)
     @rule(data=st.data())
     def remove(self, data: Any) -> None:
         name = data.draw(st.sampled_from(self.many.policies[1:]))
         left = [other for other in self.many.policies if other != name]
-        self.many.remove_policy(name, policy_mapping=named_by(left))
+        with self.a_death_may_be_told():
+            self.many.remove_policy(name, policy_mapping=named_by(left))
+
+    @rule(learns=st.sampled_from([None, lambda policy_id: True]))
+    def train(self, learns: Any) -> None:
+        with self.a_death_may_be_told():
+            self.many.policies_to_train = learns
 
     @rule(which=st.integers(0, 3))
     def die(self, which: int) -> None:
@@ -121,6 +145,18 @@ class Everything(RuleBasedStateMachine):
             sums = self.many.accounting
             assert sums.delivered == sum(batch.env_steps for batch in self.batches)
             assert sum(stats.env_steps for stats in self.many.metrics.collectors) <= sums.delivered
+            assert sums.refused == 0
+            assert self.lag is None or sums.max_lag <= (0 if self.sync else self.lag)
+
+    @invariant()
+    def collectors_that_know_of_all_changes_have_the_policies_that_there_are(self) -> None:
+        for remote in self.many._group.collectors.values():
+            if remote.handle is None or remote.handle.is_gone or remote.tickets:
+                continue
+            if len(remote.changes) and not self.many._log.unsent(remote.changes):
+                server = remote.handle.server
+                leaving = {content.policy_id for content in server._leaving}
+                assert set(server.collector.policies) - leaving == set(self.many.policies)
 
     def teardown(self) -> None:
         if hasattr(self, "many"):
@@ -130,6 +166,11 @@ class Everything(RuleBasedStateMachine):
 
 Everything.TestCase.settings = settings(max_examples=25, stateful_step_count=20)
 TestEverything = Everything.TestCase
+
+
+@pytest.mark.slow("hundreds of runs of many collectors")
+class TestEverythingForLonger(Everything.TestCase):  # type: ignore[name-defined,misc]  # made at run time
+    settings = settings(max_examples=100, stateful_step_count=30)
 
 
 class Stored(bytes):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,54 +33,6 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Engines:
         return engine
 
     return use
-
-
-@pytest.mark.slow("many collectors, each in a process or thread of its own")
-@settings(max_examples=25)
-@given(
-    seed=st.integers(0, 2**32),
-    rate=st.sampled_from([0.02, 0.1, 0.3]),
-    sync=st.booleans(),
-    lag=st.sampled_from([0, 1, 3, None]),
-    kind=st.sampled_from(["parallel", "turns"]),
-    on_fault=st.sampled_from(["restart", "raise"]),
-)
-def test_accounting_balances_and_rows_are_whole_whatever_dies(
-    seed: int, rate: float, sync: bool, lag: Any, kind: str, on_fault: Any
-) -> None:
-    rng, batches = random.Random(seed), []
-    with pytest.MonkeyPatch.context() as patch:
-        engine = FaultyEngine(seed, rate)
-        patch.setattr(collectors, "_engine", lambda *_: engine)
-        build = partial(plain, kind=kind)
-        options: Any = {"window": 10_000, "max_restarts": MANY, "on_fault": on_fault}
-        with Collectors(build, 3, "sync", sync=sync, max_policy_lag=lag, seed=seed, **options) as many:
-            for _ in range(12):
-                while True:
-                    try:
-                        batches.append(many.collect(env_steps=24))
-                        break
-                    except CollectorDied:
-                        assert on_fault == "raise"
-                        check_metrics(many, batches, raw=kind == "parallel")
-                assert batches[-1].env_steps == 24
-                check_metrics(many, batches, raw=kind == "parallel")
-                check_rows(batches)
-                if rng.random() < 0.5:
-                    before = engine.puts
-                    many.set_weights({"main": {"shift": np.array([float(many.version + 1)])}})
-                    assert engine.puts == before + 1, "one a version"
-                if rng.random() < 0.1:
-                    try:
-                        many.resize(rng.randint(1, 5) if sync else 3)
-                    except CollectorDied:
-                        assert on_fault == "raise"
-                for own in batches[-1].values():
-                    np.testing.assert_array_equal(own.weight, own.policy_version)
-            sums = many.accounting
-            assert sums.refused == 0
-            assert lag is None or sums.max_lag <= (0 if sync else lag)
-        assert many.accounting.outstanding == 0
 
 
 @pytest.mark.slow("many collectors, each in a process or thread of its own")

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import threading
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from marlvec.collect import Collector, MultiAgentBatch
 from marlvec.connectors import EpsilonGreedy, NormalizeObs, Standardize
-from marlvec.distributed import Collectors, Place, collectors
+from marlvec.distributed import Collectors, Place
 from marlvec.distributed.place import seed_at
-from marlvec.errors import ArgumentError, CollectorDied, SerialisationError, StateError
+from marlvec.errors import ArgumentError, SerialisationError, StateError
 from tests.distributed.helpers import (
-    MANY,
-    FaultyEngine,
     Shift,
-    add_and_remove,
     check_metrics,
     check_rows,
     either,
@@ -169,44 +163,6 @@ def test_what_cannot_be_changed_changes_nothing() -> None:
             many.remove_policy("main", policy_mapping=either)
         assert many.policies == ("main",)
         assert many.collect(env_steps=8).env_steps == 8
-
-
-@pytest.mark.slow("many collectors, each in a process or thread of its own")
-@settings(max_examples=20)
-@given(
-    seed=st.integers(0, 2**32),
-    rate=st.sampled_from([0.0, 0.05, 0.2]),
-    sync=st.booleans(),
-    on_fault=st.sampled_from(["restart", "raise", "mask"]),
-)
-def test_policies_come_and_go_whatever_dies(seed: int, rate: float, sync: bool, on_fault: Any) -> None:
-    """No row twice, none missing in between; all collectors have the policies that the head says there are."""
-    rng, batches = random.Random(seed), []
-    with pytest.MonkeyPatch.context() as patch:
-        engine = FaultyEngine(seed, rate)
-        patch.setattr(collectors, "_engine", lambda *_: engine)
-        build = partial(plain, policy_mapping=named_by(["main"]))
-        options: Any = {"window": 10_000, "max_restarts": MANY, "on_fault": on_fault}
-        with Collectors(build, 3, "sync", sync=sync, fragment=None if sync else 4, seed=seed, **options) as many:
-            for number in range(10):
-                try:
-                    add_and_remove(many, rng, number)
-                    if rng.random() < 0.2:
-                        many.resize(rng.randint(1, 4))
-                    batches.append(many.collect(env_steps=24))
-                except CollectorDied:
-                    if on_fault == "mask":
-                        break
-                    assert on_fault == "raise"
-                check_rows(batches)
-                check_metrics(many, batches)
-                known = set(many.policies)
-                for remote in many._group.collectors.values():
-                    if remote.handle is not None and not remote.handle.is_gone and not remote.tickets:
-                        server = remote.handle.server
-                        leaving = {content.policy_id for content in server._leaving}
-                        if len(remote.changes) and not many._log.unsent(remote.changes):
-                            assert set(server.collector.policies) - leaving == known
 
 
 def test_what_is_undone_is_kept_nowhere() -> None:

@@ -9,7 +9,9 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
-__all__ = ["IMAGE", "SPACES", "CountEnv", "SampleEnv"]
+from marlvec.registry import resolve
+
+__all__ = ["IMAGE", "SPACES", "CountEnv", "SampleEnv", "archers"]
 
 IMAGE = Box(0, 255, (4, 6, 3), np.uint8)
 
@@ -25,6 +27,11 @@ SPACES: dict[str, Space[Any]] = {
     "tuple": Tuple((Discrete(2), Box(-1.0, 1.0, (1,), np.float64))),
     "tree": Dict({"a": Tuple((MultiBinary(2), Discrete(2))), "b": Dict({"c": Box(0.0, 1.0, (2,), np.float32)})}),
 }
+
+
+def archers(max_cycles: int = 200) -> Any:
+    """Knights and archers that die one by one."""
+    return resolve("knights_archers_zombies")(spawn_delay=2, max_zombies=30, line_death=True, max_cycles=max_cycles)
 
 
 class CountEnv(gymnasium.Env[Any, Any]):

@@ -11,7 +11,7 @@ from tests.interop.row_views import Seen
 from tests.vector.support.reference import Call, Frame, assert_same, assert_trees_equal, bare
 from tests.vector.support.trees import flatten
 
-__all__ = ["Expected", "check_rows"]
+__all__ = ["Expected", "check_rows", "rows_of", "words"]
 
 
 def rows_of(array: NDArray[Any]) -> NDArray[Any]:

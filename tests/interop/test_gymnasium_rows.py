@@ -7,18 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
-from gymnasium.wrappers.vector import DictInfoToList, NormalizeReward, RecordEpisodeStatistics
+from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 import marlvec
 from marlvec import SyncVectorEnv
-from marlvec.errors import ActionError, ArgumentError
+from marlvec.errors import ArgumentError
 from marlvec.interop.gymnasium import GymnasiumVectorEnv
-from marlvec.testing import NoOpEnv, Script, ScriptedParallelEnv, TurnEnv, decode
+from marlvec.testing import Script, ScriptedParallelEnv, TurnEnv, decode
 from tests.interop.envs import SPACES
+from tests.interop.frames import rows_of, words
 from tests.vector.support.kinds import SCRIPTED, asynchronous, factories_of, recorded, sync
 from tests.vector.support.reference import MODES, Call, Frame, assert_same, assert_trees_equal, record
 from tests.vector.support.trees import flatten
@@ -26,21 +25,11 @@ from tests.vector.support.trees import flatten
 N = 3
 
 
-def rows_of(array: NDArray[Any]) -> NDArray[Any]:
-    """(N, A, …) to (N * A, …)."""
-    return np.concatenate(list(array))
-
-
 def plain(value: Any) -> Any:
     """Scalars as Python's."""
     if isinstance(value, dict):
         return {key: plain(part) for key, part in value.items()}
     return value.item() if isinstance(value, np.generic) else value
-
-
-def said(frame_infos: list[dict[str, Any]], names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Per row what its agent was told, and its env."""
-    return [{**info.get("__common__", {}), **info.get(name, {})} for info in frame_infos for name in names]
 
 
 class Rows:
@@ -53,8 +42,8 @@ class Rows:
         self.ended = self.terminated | self.truncated
         self.obs = [rows_of(leaf) for leaf in frame.obs[0]]
         early = self.ended & ~np.repeat(frame.done, agent_num)
-        self.infos = said(frame.infos, names)
-        last = said(frame.final_infos, names)
+        self.infos = words(frame.infos, names)
+        last = words(frame.final_infos, names)
         for row, info in enumerate(self.infos):
             i, a = divmod(row, agent_num)
             info |= {"alive": bool(frame.flags["alive"][i, a]), "acting": bool(frame.flags["acting"][i, a])}
@@ -62,7 +51,7 @@ class Rows:
             if frame.masks[0] is not None:
                 info["action_mask"] = frame.masks[0][i, a]
             if mode == "same_step" and stepped and self.ended[row]:
-                mine = said(frame.infos, names)[row] if early[row] else last[row]
+                mine = words(frame.infos, names)[row] if early[row] else last[row]
                 info |= {"final_obs": rows_of(frame.final[0][0])[row], "final_info": mine}
         if mode == "same_step":
             for leaf in self.obs:
@@ -149,74 +138,6 @@ def test_rows_of_any_script(n: int, agent_num: int, longest: int, mode: str, kin
     factories = factories_of(kind, n, agent_num=agent_num, longest=longest)
     with SyncVectorEnv(factories, autoreset_mode=mode) as envs:
         replay(GymnasiumVectorEnv(envs), record(factories, mode, seed=seed, interrupt=0.1))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_row_of_an_agent_that_is_gone_is_padding(mode: str) -> None:
-    """By hand: agent 0 ends in step 2 of 4, agent 1 is born in step 3, agent 2 stays; whatever padding is told."""
-    script = Script([0, 3, 0], [2, 4, 4], ["terminated", "truncated", "terminated"])
-    envs = marlvec.make(partial(ScriptedParallelEnv, [script]), 1, backend="sync", autoreset_mode=mode)
-    view = GymnasiumVectorEnv(envs)
-    _, infos = view.reset(seed=0)
-    seen = [infos["alive"].tolist()]
-    for step in range(1, 6):
-        actions = np.where(infos["acting"], step % 5, 99)
-        obs, rewards, terminated, truncated, infos = view.step(actions)
-        seen.append(infos["alive"].tolist())
-        assert infos["acting"].tolist() == infos["alive"].tolist()
-        assert terminated.tolist() == [step == 2, False, step == 4]
-        assert truncated.tolist() == [False, step == 4, False]
-        if step == 4:
-            break
-        paid = [step <= 2, step == 3, True]
-        assert (rewards != 0).tolist() == paid
-        ending = mode != "same_step" and step == 2
-        assert obs.any(axis=1).tolist() == [step == 1 or ending, step == 3, True]
-        assert ("final_obs" in infos) == (mode == "same_step" and step == 2)
-        if mode == "same_step" and step == 2:
-            assert infos["_final_obs"].tolist() == infos["_final_info"].tolist() == [True, False, False]
-            assert decode(infos["final_obs"][0]) == (0, 0, 0, 2, 0)
-            assert infos["final_obs"][1:].tolist() == [None, None]
-    there = {0: [True, False, True], 1: [True, False, True], 2: [False, False, True], 3: [False, True, True]}
-    assert seen[:4] == list(there.values())
-    assert seen[4] == (there[0] if mode == "same_step" else [False] * 3)
-    if mode == "same_step":
-        assert [decode(final)[3] for final in infos["final_obs"][1:]] == [4, 4]
-        assert infos["final_obs"][0] is None, "its flag went up long ago"
-        assert [decode(row)[2:4] for row in obs[[0, 2]]] == [(1, 0)] * 2
-    if mode == "next_step":
-        assert not infos["reset_mask"].any()
-        obs, rewards, terminated, truncated, infos = view.step([99, 99, 99])
-        assert infos["reset_mask"].all()
-        assert not rewards.any()
-        assert not (terminated | truncated).any()
-        assert infos["alive"].tolist() == there[0]
-    view.close()
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_an_agent_that_ends_early_keeps_its_last_info(mode: str) -> None:
-    told = {(2, 0): {"won": True, "depth": np.float32(0.5)}, (3, 1): {"won": False}}
-    script = Script([0, 0], [2, 3], ["terminated"] * 2, told, {2: {"clock": 2}})
-    envs = marlvec.make(partial(ScriptedParallelEnv, [script], agent_num=2), 2, backend="sync", autoreset_mode=mode)
-    view = GymnasiumVectorEnv(envs)
-    view.reset()
-    view.step([0] * 4)
-    infos = view.step([0] * 4)[4]
-    assert infos["won"].tolist() == infos["_won"].tolist() == [True, False, True, False]
-    assert infos["depth"].dtype == np.float32
-    assert infos["common"]["clock"].tolist() == [2] * 4
-    if mode == "same_step":
-        final = infos["final_info"]
-        assert infos["_final_info"].tolist() == final["won"].tolist() == [True, False, True, False]
-        assert final["depth"].tolist() == [0.5, 0, 0.5, 0]
-        assert final["depth"].dtype == np.float32
-        assert final["common"]["clock"].tolist() == [2, 0, 2, 0]
-    infos = view.step([0] * 4)[4]
-    last = infos["final_info"] if mode == "same_step" else infos
-    assert last["_won"].tolist() == [False, True, False, True]
-    assert ("won" in infos) == (mode != "same_step")
-    view.close()
 
 
 class Talker(ScriptedParallelEnv):
@@ -319,17 +240,6 @@ def test_agents_of_an_env_are_reset_together() -> None:
     view.close()
 
 
-def test_actions_have_one_row_per_agent() -> None:
-    with sync("parallel", 2) as envs:
-        view = GymnasiumVectorEnv(envs)
-        view.reset(seed=0)
-        with pytest.raises(ActionError, match=r"expected shape \(6,\), one row per env and agent, got \(2, 3\)"):
-            view.step(np.zeros((2, 3), int))
-        with pytest.raises(ActionError, match=r"expected shape \(6,\), one row per env and agent, got \(2,\)"):
-            view.step([0, 0])
-        view.step([0] * 6)
-
-
 def test_several_groups_are_refused() -> None:
     with marlvec.make("simple_tag", 2, backend="sync") as envs:
         with pytest.raises(ArgumentError, match=r"simple_tag_v3 has 2: adversary, .*pad=True") as refusal:
@@ -366,6 +276,7 @@ def test_a_frame_is_shown_in_every_row_of_its_env() -> None:
 # --- Gymnasium's statistics
 
 
+@pytest.mark.checklist(127)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("turns", [False, True])
 def test_statistics_of_rows_are_those_of_agents(mode: str, turns: bool) -> None:
@@ -402,39 +313,3 @@ def test_statistics_of_rows_are_those_of_agents(mode: str, turns: bool) -> None:
     assert list(zip(envs.return_queue, envs.length_queue, strict=True)) == told
     assert len(told) > 40
     envs.close()
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("done_on", ["all", "any"])
-def test_where_agents_end_together_all_is_as_gymnasium_says(mode: str, done_on: str) -> None:
-    """With ``done_on="any"`` they do, whatever the script: an episode of a row is one of its env."""
-    end = 4 if done_on == "all" else 9
-    script = Script([0, 0], [4, end], ["terminated", "truncated"])
-    factory = partial(ScriptedParallelEnv, [script], agent_num=2)
-    options = {"backend": "sync", "autoreset_mode": mode, "done_on": done_on}
-    envs = RecordEpisodeStatistics(NormalizeReward(GymnasiumVectorEnv(marlvec.make(factory, 3, **options))))
-    envs.reset(seed=0)
-    flags = []
-    for _ in range(20):
-        _, _, terminated, truncated, infos = envs.step(np.zeros(6, int))
-        ended = terminated | truncated
-        flags.append(bool(ended.any()))
-        assert ended.all() == ended.any()
-        assert infos["alive"].all() == (not ended.any() or mode == "same_step")
-        if ended.any():
-            assert terminated.tolist() == [True, False] * 3
-            assert infos["episode"]["l"].tolist() == [4] * 6
-            if mode == "disabled":
-                envs.reset(options={"reset_mask": ended})
-    period = 5 if mode == "next_step" else 4
-    assert flags == [step % period == 4 % period for step in range(1, 21)]
-    envs.close()
-
-
-def test_all_modes_are_gymnasiums() -> None:
-    modes = []
-    for mode in MODES:
-        view = GymnasiumVectorEnv(marlvec.make(NoOpEnv, 2, backend="sync", autoreset_mode=mode))
-        modes.append(view.metadata["autoreset_mode"])
-        view.close()
-    assert modes == [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED]

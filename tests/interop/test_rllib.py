@@ -31,6 +31,7 @@ from marlvec.errors import ActionError, ArgumentError, BusyError  # noqa: E402
 from marlvec.interop.rllib import RLlibMultiAgentEnv, RLlibVectorEnv  # noqa: E402
 from marlvec.registry import resolve  # noqa: E402
 from marlvec.testing import RaisingEnv  # noqa: E402
+from tests.interop.envs import archers  # noqa: E402
 from tests.interop.rllib_runner import played, runner_of  # noqa: E402
 from tests.vector.support.drivers import COMMON, News, driver_of  # noqa: E402
 from tests.vector.support.kinds import SCRIPTED, factories_of  # noqa: E402
@@ -40,11 +41,6 @@ N = 2
 ROOT = Path(__file__).resolve().parents[2]
 
 Factory = Callable[[], Any]
-
-
-def archers() -> Any:
-    """Knights and archers that die one by one."""
-    return resolve("knights_archers_zombies")(spawn_delay=2, max_zombies=30, line_death=True, max_cycles=200)
 
 
 @contextmanager

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from gymnasium.spaces import Box, Dict, Discrete, Text
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from stable_baselines3 import A2C, DQN, PPO
@@ -25,15 +24,6 @@ from marlvec.testing import Script, ScriptedParallelEnv, SingleEnv, TurnEnv
 from tests.envs.support.forgetful import Forgetful
 from tests.interop.envs import CountEnv, SampleEnv
 from tests.vector.support.kinds import SCRIPTED, factories_of
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Small nets: torch's threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def view_of(env: Any, num_envs: int = 2, **kwargs: Any) -> SB3VecEnv:
@@ -66,26 +56,6 @@ def test_the_checkers_find_nothing() -> None:
     assert ends == 12
     assert monitor.episode_count == 12
     monitor.close()
-
-
-def test_an_episodes_return_is_the_monitors_and_its_length_leaves_padding_out() -> None:
-    script = Script([0, 0, 1], [2, 5, 4], ["terminated", "truncated", "terminated"])
-    view = view_of(partial(ScriptedParallelEnv, [script], agent_num=3), 1)
-    monitor = monitored(view)
-    monitor.reset()
-    found: dict[int, list[tuple[float, int, float]]] = {0: [], 1: [], 2: []}
-    for _ in range(10):
-        view.step_async(np.zeros(3, np.int64))
-        _, rewards, dones, infos = view.step_wait()
-        mine = [info.get("episode") for info in infos]
-        monitor.episode_returns += rewards
-        for row in np.flatnonzero(dones).tolist():
-            found[row].append((mine[row]["r"], mine[row]["l"], float(monitor.episode_returns[row])))
-            monitor.episode_returns[row] = 0
-    assert {row: [length for _, length, _ in ends] for row, ends in found.items()} == {0: [2, 2], 1: [5, 5], 2: [3, 3]}
-    for mine_r, _, theirs in (end for ends in found.values() for end in ends):
-        assert mine_r == pytest.approx(theirs, rel=1e-6)
-    view.close()
 
 
 class Still:

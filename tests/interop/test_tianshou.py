@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,9 +12,8 @@ import pytest
 
 import marlvec
 from marlvec.errors import ActionError, ArgumentError, ContractError, MissingExtraError
-from marlvec.registry import resolve
 from marlvec.testing import Script, ScriptedParallelEnv
-from tests.interop.envs import CountEnv
+from tests.interop.envs import CountEnv, archers
 from tests.vector.support.kinds import factories_of
 from tests.vector.support.reference import assert_same
 
@@ -35,19 +33,6 @@ from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic  # noqa: E
 from marlvec.interop.tianshou import TianshouTurnVectorEnv, TianshouVectorEnv  # noqa: E402
 
 N = 3
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def archers() -> Any:
-    """Knights and archers that die one by one."""
-    return resolve("knights_archers_zombies")(spawn_delay=2, max_zombies=30, line_death=True, max_cycles=120)
 
 
 def ppo(observation_shape: tuple[int, ...], actions: Any) -> PPO:
@@ -202,7 +187,7 @@ def test_turns_carry_the_numbers_of_the_plain_envs(env: str, options: dict[str, 
     """Two groups; agents that die; turns; births: whoever must act is asked, with what is seen then."""
     if env in ("knights_archers_zombies", "connect_four"):
         pytest.importorskip("pymunk" if env == "knights_archers_zombies" else "pygame")
-    factories = [archers] * 2 if env == "knights_archers_zombies" else factories_of(env, 2)
+    factories = [partial(archers, 120)] * 2 if env == "knights_archers_zombies" else factories_of(env, 2)
     view = TianshouTurnVectorEnv.make(factories, backend="sync", **options)
     plains = [Plain(factory, seed, options) for factory, seed in zip(factories, (4, 5), strict=True)]
     rng = np.random.default_rng(1)

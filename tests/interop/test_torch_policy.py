@@ -329,16 +329,6 @@ def test_a_recurrent_module_gets_back_the_state_it_gave_for_the_agents_last_row(
             )
 
 
-def test_masks_of_real_episodes_are_kept() -> None:
-    from marlvec.interop.torch import TorchPolicy
-
-    with sync("masked turns", 3, 2) as envs:
-        net = torch.nn.Linear(envs.agent_observation_space(envs.agents[0]).shape[0], 5)
-        batch = Collector(envs, TorchPolicy(net), seed=0).collect(env_steps=80)["main"]
-    assert not batch["action_mask"].all()
-    assert batch["action_mask"][np.arange(len(batch)), batch["actions"]].all()
-
-
 @pytest.mark.fault("E3")
 def test_invalid_module_outputs_are_named() -> None:
     nan = [0.0, math.nan, 0.0, 0.0]

@@ -16,9 +16,8 @@ from pettingzoo import ParallelEnv
 import marlvec
 from marlvec import env_seeds
 from marlvec.errors import ActionError, ArgumentError, ContractError, NotResetError, UnsupportedSpaceError
-from marlvec.registry import resolve
 from marlvec.testing import KeyedEnv, RaisingEnv, ScriptedParallelEnv
-from tests.interop.envs import SPACES, SampleEnv
+from tests.interop.envs import SPACES, SampleEnv, archers
 from tests.vector.support.kinds import SCRIPTED, factories_of, recorded
 from tests.vector.support.reference import Call, Frame, assert_same, record
 
@@ -35,11 +34,6 @@ MODES = ("same_step", "disabled")
 TAG = {"adversary": ["adversary_0", "adversary_1", "adversary_2"], "agent": ["agent_0"]}
 
 Factory = Callable[[], Any]
-
-
-def archers() -> Any:
-    """Knights and archers that die one by one."""
-    return resolve("knights_archers_zombies")(spawn_delay=2, max_zombies=30, line_death=True, max_cycles=200)
 
 
 # --- plain envs, and the view

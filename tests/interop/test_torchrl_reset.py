@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
-from marlvec.registry import resolve
+from tests.interop.envs import archers
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchrl")
@@ -34,11 +35,6 @@ class Slow(Counting):
         return EnvBase.maybe_reset(self, tensordict)
 
 
-def archers() -> Any:
-    """Knights and archers that die one by one."""
-    return resolve("knights_archers_zombies")(spawn_delay=2, max_zombies=30, line_death=True, max_cycles=60)
-
-
 def played(view: TorchRLEnv, steps: int, seed_at: int = -1) -> list[TensorDictBase]:
     """All that a view says in so many steps at random, with a column of somebody else's."""
     view.set_seed(3)
@@ -64,7 +60,7 @@ def played(view: TorchRLEnv, steps: int, seed_at: int = -1) -> list[TensorDictBa
         ("simple_spread", 60, -1),
         ("simple_tag", 60, 30),
         ("connect_four", 120, -1),
-        (archers, 130, -1),
+        (partial(archers, 60), 130, -1),
         ("CartPole-v1", 120, 40),
     ],
 )

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 import marlvec
@@ -30,6 +29,7 @@ from marlvec.selfplay import (
     exploitability,
 )
 from tests.selfplay.nim import Nim, players
+from tests.selfplay.test_bradley_terry import GAMES
 
 NAMES = "abcd"
 KINDS = ["Elo", "OpenSkill", "BradleyTerry"]
@@ -71,17 +71,6 @@ def test_ratings_find_the_order_in_games_for_three(kind: str) -> None:
         who = rng.choice(4, 3, replace=False)
         table.rate([f"skill {SKILLS[i]}" for i in who], (np.array(SKILLS)[who] * 2 + rng.gumbel(size=3)).tolist())
     assert_in_order(table)
-
-
-GAMES = st.lists(
-    st.integers(2, 4).flatmap(
-        lambda n: st.tuples(
-            st.lists(st.lists(st.sampled_from(NAMES), min_size=1, max_size=2, unique=True), min_size=n, max_size=n),
-            st.lists(st.integers(-2, 2).map(float), min_size=n, max_size=n),
-        )
-    ),
-    max_size=15,
-)
 
 
 @pytest.mark.slow("plays and rates many matches")

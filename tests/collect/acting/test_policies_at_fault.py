@@ -270,19 +270,6 @@ def test_every_row_carries_the_version_it_was_decided_with() -> None:
             np.testing.assert_array_equal(rows["policy_version"], rows["used"])
 
 
-def test_a_policy_may_write_into_its_rows_without_harm() -> None:
-    def act(rows: Rows) -> Any:
-        seen = rows["obs"].sum(axis=1)
-        for _, column in rows.items():
-            column[:] = 0
-        return np.zeros(len(seen), int), {"seen": seen}
-
-    with sync("keyed", 3, 2, copy=False) as envs:
-        rows = Collector(envs, FunctionPolicy(act), seed=0).collect(env_steps=60)["main"]
-        np.testing.assert_array_equal(rows["seen"], rows["obs"].sum(axis=1))
-        assert set(rows["env_id"].tolist()) == {0, 1, 2}
-
-
 @pytest.mark.fault("E1")
 @pytest.mark.slow("a thousand steps")
 @pytest.mark.parametrize("name", [*OF_ENVS, "NaN", "dtype", "too few"])

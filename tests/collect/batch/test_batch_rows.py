@@ -184,28 +184,6 @@ def test_an_episode_is_all_its_agents_rows_wherever_they_stand(rows: list[Row], 
     assert [rows_of(part) for part in batch.split_by_episode()] == list(wanted.values())
 
 
-@pytest.mark.checklist(116)
-@pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
-def test_episodes_that_batches_cut_through_are_whole_again_when_these_are_joined(batch_mode: Any) -> None:
-    with sync("parallel", 3, 2) as envs:
-        collector = Collector(envs, EchoPolicy(), batch_mode=batch_mode, seed=0)
-        batches = [collector.collect(env_steps=17)["main"] for _ in range(6)]
-    batch = SampleBatch.concat(batches)
-    episodes = batch.split_by_episode()
-    assert len(episodes) == len(np.unique(batch.eps_id)) > 10
-    assert sum(map(len, episodes)) == len(batch)
-    ended = 0
-    for part in episodes:
-        for agent in np.unique(part.agent_index):
-            own = part.take(part.agent_index == agent)
-            assert own.t.tolist() == list(range(len(own)))
-            assert not (own.terminated | own.truncated)[:-1].any()
-            ended += bool((own.terminated | own.truncated)[-1])
-    assert ended > 10
-    cuts = [len(b.split_by_fragment()) for b in batches]
-    assert sum(cuts) == len(batch.split_by_fragment()) == len(np.unique(batch.unroll_id))
-
-
 def test_phantom_rows_go_with_their_fragment_and_are_no_second_decision() -> None:
     with sync("parallel", 2, 2) as envs:
         collector = Collector(envs, EchoPolicy(), learner_connectors=[AddLastObs()], seed=0)

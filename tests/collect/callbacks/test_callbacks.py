@@ -16,7 +16,7 @@ from marlvec.collect.metrics.metrics import EpisodeRecord, Stats
 from marlvec.connectors import AgentConnector, LearnerConnector, Rows
 from marlvec.errors import ArgumentError, EnvFault, StateError
 from marlvec.policies import FunctionPolicy, RandomPolicy
-from marlvec.testing.scripted import CounterEnv, KeyedEnv, RaisingEnv, Script, ScriptedParallelEnv
+from marlvec.testing.scripted import CounterEnv, KeyedEnv, RaisingEnv, ScriptedParallelEnv
 from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.helpers.mortal import dying_counters
 from tests.collect.helpers.players import MODES, EchoPolicy
@@ -313,22 +313,6 @@ def test_infos_are_those_of_the_step_whatever_the_autoreset_mode(kind: Any, mode
     assert sum(map(bool, given.values())) > 50
     got = {key: plain(infos) for step, keys in kept for key, infos in zip(keys, step.infos, strict=True)}
     assert got == given
-
-
-@pytest.mark.checklist(110)
-@pytest.mark.parametrize("mode", MODES)
-def test_an_agent_that_comes_only_to_end_is_heard_of(mode: str) -> None:
-    """Agent 1 ends with its first observation: it has no row, but reward and info are told."""
-    script = Script([0, 2], [3, 2], ["terminated", "truncated"], {(2, 1): {"note": 7}})
-    told: list[tuple[float, bool, Any]] = []
-
-    def on_episode_step(step: EpisodeStep) -> None:
-        told.append((step.rewards[0, 1], bool(step.truncated[0, 1]), step.infos[0].get("agent_1")))
-
-    with SyncVectorEnv([lambda: ScriptedParallelEnv(script, agent_num=2)], autoreset_mode=mode) as envs:
-        batch = Collector(envs, noop, callbacks=[on_episode_step], seed=0).collect(env_steps=3)
-    assert set(batch["main"]["agent_index"].tolist()) == {0}
-    assert told == [(0.0, False, None), (2001.0, True, {"note": 7}), (0.0, False, None)]
 
 
 def test_what_a_step_brings_can_be_kept() -> None:

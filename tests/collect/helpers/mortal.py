@@ -17,7 +17,8 @@ from marlvec.testing.scripted.scripted_state import count_incarnation
 from marlvec.vector.backends.sync import SyncVectorEnv
 from marlvec.vector.seeding import restart_seed
 from tests.collect.helpers.players import build
-from tests.collect.helpers.reference import DRIVERS, Reference, World
+from tests.collect.helpers.reference import Reference, World
+from tests.vector.support.drivers import driver_of
 
 __all__ = ["DEATHS", "Deaths", "Died", "MortalReference", "dying_counters", "mortals"]
 
@@ -95,7 +96,7 @@ class MortalReference(Reference):
         i = world.env
         if i not in self.incarnations:
             self.incarnations[i] = 0
-            mortal(world.driver.env, self.deaths.get((i, 0)))  # type: ignore[attr-defined]
+            mortal(world.driver.env, self.deaths.get((i, 0)))
         if seed is not None:
             self.seeds[i], self.restarts[i] = seed, 0
         self._try_to_begin(world, seed)
@@ -114,7 +115,7 @@ class MortalReference(Reference):
         self.incarnations[i] += 1
         self.restarts[i] += 1
         env = mortal(build(self.kind, i, len(world.names)), self.deaths.get((i, self.incarnations[i])))
-        world.driver = DRIVERS[self.kind](env)
+        world.driver = driver_of(env)
         self._try_to_begin(world, restart_seed(self.seeds[i], self.restarts[i]))
 
     def _step(self, world: World) -> bool:

@@ -4,115 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from marlvec.collect import MultiAgentBatch
 from marlvec.trees import tree_leaves
 from marlvec.vector.seeding import env_seeds
-from tests.collect.helpers.players import GAMES, build, choose
+from tests.collect.helpers.players import build, choose
+from tests.vector.support.drivers import Driver, News, driver_of
 
 Seen = tuple[Any, Any]  # one agent's observation and action mask (or None)
 
 
-@dataclass
-class News:
-    """What one step of one env brought. Agents are places on the agent axis."""
-
-    acting: dict[int, Seen]  # who must act now, and what it sees
-    rewards: dict[int, float]
-    ended: dict[int, tuple[Any, bool, bool]]  # final observation (None: the env gave none), terminated, truncated
-    present: set[int]  # who is in the episode, or ended in this step
-    over: bool
-
-
-class Driver(Protocol):
-    """One env through its own API."""
-
-    def reset(self, seed: int | None) -> News: ...
-
-    def step(self, actions: dict[int, int]) -> News: ...
-
-
-def split(obs: Any) -> Seen:
-    if isinstance(obs, dict):
-        return obs["observation"].copy(), obs["action_mask"].astype(bool)
-    return obs.copy(), None
-
-
-class ParallelDriver:
-    def __init__(self, env: Any) -> None:
-        self.env, self.names = env, env.possible_agents
-
-    def reset(self, seed: int | None) -> News:
-        obs, _ = self.env.reset(seed=seed)
-        acting = {self.names.index(name): split(obs[name]) for name in self.env.agents}
-        return News(acting, {}, {}, set(acting), over=False)
-
-    def step(self, actions: dict[int, int]) -> News:
-        obs, rewards, term, trunc, _ = self.env.step({self.names[a]: action for a, action in actions.items()})
-        place = self.names.index
-        ended = {place(n): (split(obs[n])[0], term[n], trunc[n]) for n in obs if term[n] or trunc[n]}
-        acting = {place(n): split(obs[n]) for n in self.env.agents}
-        paid = {place(n): float(r) for n, r in rewards.items()}
-        return News(acting, paid, ended, set(acting) | set(ended), over=not self.env.agents)
-
-
-class KeyedDriver:
-    def __init__(self, env: Any) -> None:
-        self.env, self.names = env, env.possible_agents
-
-    def reset(self, seed: int | None) -> News:
-        obs, _ = self.env.reset(seed=seed)
-        acting = {self.names.index(name): split(value) for name, value in obs.items()}
-        return News(acting, {}, {}, set(acting), over=False)
-
-    def step(self, actions: dict[int, int]) -> News:
-        obs, rewards, term, trunc, _ = self.env.step({self.names[a]: action for a, action in actions.items()})
-        place = self.names.index
-        gone = [n for n in rewards if term[n] or trunc[n]]
-        ended = {place(n): (split(obs[n])[0] if n in obs else None, term[n], trunc[n]) for n in gone}
-        acting = {place(n): split(value) for n, value in obs.items() if n not in gone}
-        paid = {place(n): float(r) for n, r in rewards.items()}
-        return News(acting, paid, ended, set(paid), over=term["__all__"])
-
-
-class TurnDriver:
-    def __init__(self, env: Any) -> None:
-        self.env, self.names = env, env.possible_agents
-
-    def reset(self, seed: int | None) -> News:
-        self.env.reset(seed=seed)
-        return News(self._acting(), {}, {}, {self.names.index(n) for n in self.env.agents}, over=False)
-
-    def step(self, actions: dict[int, int]) -> News:
-        env, place = self.env, self.names.index
-        (action,) = actions.values()
-        assert list(actions) == [place(env.agent_selection)]
-        env.step(action)
-        paid = {place(n): float(r) for n, r in env.rewards.items()}
-        present = {place(n) for n in env.agents}
-        ended = {}
-        while env.agents:
-            n = env.agent_selection
-            if not (env.terminations[n] or env.truncations[n]):
-                break
-            ended[place(n)] = (split(env.observe(n))[0], env.terminations[n], env.truncations[n])
-            env.step(None)  # only this ends an agent; until its turn comes it is in the game, and paid
-        over = not env.agents
-        return News({} if over else self._acting(), paid, ended, present, over)
-
-    def _acting(self) -> dict[int, Seen]:
-        name = self.env.agent_selection
-        return {self.names.index(name): split(self.env.observe(name))}
-
-
-DRIVERS: dict[str, Callable[[Any], Driver]] = {
-    **dict.fromkeys(("parallel", "buffer", "masked"), ParallelDriver),
-    **dict.fromkeys(("turns", "masked turns", "late turns", *GAMES), TurnDriver),
-    **dict.fromkeys(("keyed", "keyed, no last obs"), KeyedDriver),
-}
+def seen_by(news: News) -> dict[int, Seen]:
+    """What each agent sees that must act now."""
+    return {a: (news.obs[a], news.masks.get(a)) for a in sorted(news.acting)}
 
 
 @dataclass
@@ -235,16 +142,16 @@ class Reference:
         self.worlds = []
         for i in range(num_envs):
             env = build(kind, i, agent_num)
-            self.worlds.append(World(i, DRIVERS[kind](env), env.possible_agents))
+            self.worlds.append(World(i, driver_of(env), env.possible_agents))
 
     def _begin(self, world: World, seed: int | None) -> None:
-        news = world.driver.reset(seed)
+        news = world.driver.reset(seed, None)
         world.number, world.length, world.counted = world.number + 1, 0, 0
         world.eps_id = self.first_id + world.begun * self.num_envs + world.env
         world.begun += 1
         self.most_begun = max(self.most_begun, world.begun)
         world.open, world.owed, world.returns, world.decisions = {}, {}, {}, {}
-        world.acting, world.present, world.truncated = news.acting, set(news.present), set()
+        world.acting, world.present, world.truncated = seen_by(news), set(news.alive), set()
         world.policies = tuple(self.mapping(name, world.env, world.number) for name in world.names)
         self.paid[world.eps_id] = []
 
@@ -282,19 +189,19 @@ class Reference:
         news = world.driver.step(actions)
         world.length += 1
         world.steps += 1
-        world.present |= news.present
+        world.present |= news.alive | set(news.ended)
         for agent, reward in news.rewards.items():
             world.owed[agent] = world.owed.get(agent, 0.0) + reward
             world.returns[agent] = world.returns.get(agent, 0.0) + reward
         self.paid[world.eps_id].append([news.rewards.get(a, 0.0) for a in range(len(world.names))])
-        for agent, (obs, terminated, truncated) in news.ended.items():
-            self._close(world, agent, obs, None, terminated=terminated, truncated=truncated)
+        for agent, (terminated, truncated) in news.ended.items():
+            self._close(world, agent, news.obs.get(agent), None, terminated=terminated, truncated=truncated)
             world.truncated |= {agent} if truncated and not terminated else set()
-        for agent, (obs, mask) in news.acting.items():
+        world.acting = seen_by(news)
+        for agent, (obs, mask) in world.acting.items():
             self._close(world, agent, obs, mask, terminated=False, truncated=False)
-        world.acting = news.acting
         self.results += 1
-        return news.over
+        return not news.alive
 
     def _close(self, world: World, agent: int, obs: Any, mask: Any, *, terminated: bool, truncated: bool) -> None:
         row = world.open.pop(agent, None)

@@ -17,7 +17,7 @@ from marlvec.collect.metrics.metrics import TIMERS, Stats
 from marlvec.connectors import ClipReward
 from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy, RandomPolicy
-from marlvec.testing.scripted import CounterEnv, Script, ScriptedParallelEnv
+from marlvec.testing.scripted import CounterEnv
 from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.helpers.players import MODES, sync
 
@@ -78,23 +78,6 @@ def test_returns_and_lengths_equal_a_count_by_hand(mode: str) -> None:
             metrics.agent("agent_9")
         with pytest.raises(KeyError, match="no policy 'r'"):
             metrics.policy("r")
-
-
-@pytest.mark.fault("D6")
-def test_agents_that_never_act_count_in_metrics_and_nowhere_else() -> None:
-    """Agent 1 ends with its first observation; agent 2 is never born."""
-    script = Script([0, 2, None], [3, 2, 1], ["terminated", "truncated", "terminated"])
-    with SyncVectorEnv([lambda: ScriptedParallelEnv(script, agent_num=3)]) as envs:
-        collector = Collector(envs, noop, seed=0)
-        rows = collector.collect(env_steps=6)["main"]
-        assert set(rows["agent_index"].tolist()) == {0}
-        record = collector.metrics.episodes[0]
-        assert record.lengths_A.tolist() == [3, 0, 0]
-        assert record.returns_A.tolist() == [6000.0, 2001.0, 0.0]
-        assert record.present_A.tolist() == [True, True, False]
-        assert collector.metrics.agent("agent_1")["return"] == Stats(2, 2001.0, 502_001.0, 1_002_001.0)
-        assert collector.metrics.agent("agent_1")["length"] == Stats(2, 0.0, 0.0, 0.0)
-        assert collector.metrics.agent("agent_2")["return"].count == 0
 
 
 @pytest.mark.checklist(120)

@@ -83,19 +83,6 @@ def test_rewards_come_in_the_dtype_asked_for() -> None:
         assert collector.metrics.summary()["return"]["count"] >= 0
 
 
-def test_a_policy_that_changes_between_calls_decides_with_what_it_has_now() -> None:
-    class Dial(Policy):
-        def act(self, rows: Rows, *, explore: bool = True) -> Any:
-            return np.full(len(rows), self.version)
-
-    with sync("parallel", 3, 2) as envs:
-        policy = Dial()
-        collector = Collector(envs, policy, seed=0)
-        for version in range(5):
-            policy.version = version
-            assert set(collector.collect(env_steps=9)["main"].actions.tolist()) == {version}
-
-
 def test_policies_are_told_whether_to_explore() -> None:
     told: list[bool] = []
 
@@ -147,41 +134,6 @@ def test_policies_have_streams_of_their_own() -> None:
         assert len(set(seeds.values())) == 2 * 2 / 2
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_reset_begins_anew_and_leaves_nothing_behind(mode: str) -> None:
-    with sync("keyed", 3, 2, mode) as envs:
-        collector = Collector(envs, RandomPolicy(), seed=1)
-        first = collector.collect(env_steps=50)
-        collector.collect(agent_steps=5)  # rows are left over
-        collector.reset()
-        other = collector.collect(env_steps=50)
-        assert (other["main"]["t"][:1] == 0).all()
-        assert other["main"]["eps_id"].min() > first["main"]["eps_id"].max()
-        assert other["main"]["unroll_id"].min() > first["main"]["unroll_id"].max()
-        collector.reset(seed=1)  # the same again, but for ids
-        again = collector.collect(env_steps=50)["main"]
-        for name, column in first["main"].items():
-            if name == "obs" or name == "next_obs":  # the env counts its resets
-                column, got = np.delete(column, 2, axis=1), np.delete(again[name], 2, axis=1)
-            elif name in ("eps_id", "unroll_id"):
-                column, got = column - column[0], again[name] - again[name][0]
-            elif name == "rewards":
-                column, got = column % 1e6, again[name] % 1e6
-            else:
-                got = again[name]
-            np.testing.assert_array_equal(got, column, err_msg=name)
-
-
-@pytest.mark.parametrize(("seed", "reset_seed"), [(4, 9), (9, None)])
-def test_reset_before_the_first_collect_counts_as_the_first(seed: int, reset_seed: int | None) -> None:
-    with sync("parallel", 2, 2) as envs:
-        expected = Collector(envs, RandomPolicy(), seed=9).collect(env_steps=30)
-    with sync("parallel", 2, 2) as envs:
-        collector = Collector(envs, RandomPolicy(), seed=seed)
-        collector.reset(seed=reset_seed)
-        assert same(collector.collect(env_steps=30), expected)
-
-
 # --- failing envs, interruptions
 
 
@@ -211,24 +163,6 @@ class Interrupted(SyncVectorEnv):
         if self.calls_left == 0:
             raise KeyboardInterrupt
         return super().recv(min_envs, timeout)
-
-
-@pytest.mark.slow("interrupts many times")
-@pytest.mark.fault("E11")
-@pytest.mark.parametrize("mode", MODES)
-def test_wherever_a_wait_is_interrupted_collecting_goes_on(mode: str) -> None:
-    factories = [lambda i=i: CounterEnv([1, 2], env_index=i) for i in range(3)]
-    resumed = 0
-    for calls in range(1, 12):
-        with Interrupted(factories, autoreset_mode=mode) as envs:
-            collector = Collector(envs, RandomPolicy(), seed=0)
-            envs.calls_left = calls
-            with pytest.raises(KeyboardInterrupt):
-                collector.collect(env_steps=60)
-            batch = collector.collect(env_steps=60)
-            assert batch.env_steps == 60
-            resumed += collector.metrics.episodes_interrupted == 0
-    assert resumed >= (10 if mode == "same_step" else 4)
 
 
 @pytest.mark.fault("E11")

@@ -144,20 +144,6 @@ def test_rows_taken_away_between_two_halves_are_missed() -> None:
         check_rows(collector.collect(env_steps=40))
 
 
-def test_two_collectors_take_turns_by_resets() -> None:
-    with made("sync") as envs:
-        first, second = Collector(envs, EchoPolicy(), seed=0), Collector(envs, EchoPolicy(), seed=1)
-        first.collect(env_steps=10)
-        second.collect(env_steps=10)
-        for loser, winner in ((first, second), (second, first), (first, second)):
-            with pytest.raises(EnvsDriven):
-                loser.collect(env_steps=10)
-            loser.reset()
-            check_rows(loser.collect(env_steps=10))
-            with pytest.raises(EnvsDriven):
-                winner.collect(env_steps=10)
-
-
 def test_in_the_background_it_comes_out_of_next() -> None:
     with made("thread") as envs:
         collector = Collector(envs, EchoPolicy(), seed=0)

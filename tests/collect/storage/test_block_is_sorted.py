@@ -3,150 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text, Tuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pettingzoo import ParallelEnv
 
-import marlvec
 from marlvec import Collector
 from marlvec.collect.rollout import RolloutLoop
 from marlvec.collect.storage import row_log
 from marlvec.connectors import Rows
-from marlvec.errors import RestartQuietly
-from marlvec.spaces import SpaceTree
 from marlvec.trees import tree_leaves
-from tests.collect.storage.test_columns import CONNECTORS, Chooser
+from tests.collect.helpers.plans import BATCH_MODES
+from tests.collect.helpers.players import MODES
+from tests.collect.storage.test_columns import CONNECTORS, EVERY, SPACES, Chooser, Setting, World
 from tests.vector.support.kinds import vectorize
-
-BOX = Box(-9, 9, (3,), np.float32)
-SPACES: dict[str, Any] = {
-    "box": BOX,
-    "dict": Dict({"image": Box(0, 255, (2, 2), np.uint8), "pair": Tuple((Discrete(5), BOX))}),
-    "tuple": Tuple((BOX, MultiDiscrete([2, 3]))),
-    "text": Dict({"said": Text(4), "seen": BOX}),
-}
-
-
-class World(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
-    """Three agents that mostly act all the time, in episodes of different lengths.
-
-    Args:
-        space: Of observations, by name.
-        odd: What now and then happens in it: "death" of one agent before the others, an agent "late", a "restart".
-        masked: From which episode on it gives action masks; None: never.
-        env_index: Its place, on which all else depends.
-    """
-
-    metadata: Any = {"name": "world", "render_modes": []}
-    render_mode = None
-    state_space = Box(-99, 99, (2,), np.float64)
-
-    def __init__(self, space: str, odd: str, masked: int | None, env_index: int = 0) -> None:
-        self.possible_agents = ["a", "b", "c"]
-        self.agents: list[str] = []
-        self._space, self._odd, self._masked = SPACES[space], odd, masked
-        self._tree = SpaceTree(self._space)
-        self._rng = np.random.default_rng(env_index)
-        self._episode = -1
-
-    def observation_space(self, agent: str) -> Any:
-        return self._space
-
-    def action_space(self, agent: str) -> Any:
-        return Discrete(4)
-
-    def state(self) -> Any:
-        return np.array([self._episode, self._t], np.float64)
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        if seed is not None:
-            self._rng = np.random.default_rng(seed)
-        self._episode += 1
-        self._t, self._length = 0, int(self._rng.integers(1, 7))
-        self._strange = bool(self._odd) and self._rng.random() < 0.4
-        self.agents = self.possible_agents[: 2 if self._strange and self._odd == "late" else 3]
-        return self._obs(), self._infos()
-
-    def _obs(self) -> Any:
-        def one() -> Any:
-            leaves = [
-                "".join(self._rng.choice(list("abcd"), 3))
-                if isinstance(leaf.space, Text)
-                else np.asarray(self._rng.integers(0, 2, leaf.shape), leaf.dtype)
-                for leaf in self._tree.leaves
-            ]
-            return self._tree.unflatten(leaves)
-
-        return {agent: one() for agent in self.agents}
-
-    def _infos(self) -> Any:
-        if self._masked is None or self._episode < self._masked:
-            return {agent: {} for agent in self.agents}
-        return {agent: {"action_mask": (self._rng.random(4) < 0.5) | (np.arange(4) == 1)} for agent in self.agents}
-
-    def step(self, actions: Any) -> Any:
-        self._t += 1
-        strange = self._strange and self._t == 2
-        if strange and self._odd == "restart":
-            raise RestartQuietly("now and then")
-        over = self._t >= self._length
-        gone = {agent: over or (strange and self._odd == "death" and agent == "b") for agent in self.agents}
-        cut = {agent: over and self._rng.random() < 0.5 for agent in self.agents}
-        rewards = {agent: float(actions[agent] + self._rng.normal()) for agent in self.agents}
-        obs, infos = self._obs(), self._infos()
-        ended = {agent: gone[agent] and not cut[agent] for agent in self.agents}
-        self.agents = [agent for agent in self.agents if not gone[agent]]
-        if self._odd == "late" and self._strange and self.agents and self._t == 1 and "c" not in self.agents:
-            self.agents.append("c")
-            obs |= {"c": self._obs()["c"]}
-            rewards, infos = rewards | {"c": 0.5}, infos | {"c": self._infos()["c"]}
-            ended, cut = ended | {"c": False}, cut | {"c": False}
-        return obs, rewards, ended, cut, infos
-
-    def close(self) -> None:
-        pass
-
-
-@dataclass
-class Setting:
-    """How a collector and its envs are made; the same for both."""
-
-    space: str
-    odd: str
-    masked: int | None
-    num_envs: int
-    backend: str
-    mode: str
-    copy: bool
-    state: bool
-    policies: Any
-    connectors: str
-    batch_mode: str
-    seed: int
-
-    def envs(self) -> marlvec.VectorEnv:
-        factories = [partial(World, self.space, self.odd, self.masked, i) for i in range(self.num_envs)]
-        return vectorize(self.backend, factories, autoreset_mode=self.mode, copy=self.copy, state=self.state)
-
-    def collector(self, envs: marlvec.VectorEnv) -> Collector:
-        policies = {name: Chooser(salt) for salt, name in enumerate(sorted({*self.policies.values()}))}
-        return Collector(
-            envs,
-            policies,
-            self.policies,
-            agent_connectors=None
-            if self.space == "text"
-            else {name: CONNECTORS[self.connectors]() for name in policies},
-            batch_mode=self.batch_mode,  # type: ignore[arg-type]  # one of the two
-            seed=self.seed,
-        )
 
 
 def play(setting: Setting, calls: Sequence[tuple[str, int]], given_up: Sequence[int] | None) -> tuple[Any, int]:
@@ -195,17 +68,14 @@ settings_of = partial(
     Setting,
     space=st.sampled_from(sorted(SPACES)),
     odd=st.sampled_from(["", "", "death", "late", "restart"]),
-    masked=st.sampled_from([None, None, 0, 2]),
+    masked=st.sampled_from([99, 99, 0, 2]),
     num_envs=st.integers(1, 4),
-    mode=st.sampled_from(["same_step", "next_step", "disabled"]),
+    mode=st.sampled_from(MODES),
     copy=st.booleans(),
     state=st.booleans(),
-    policies=st.sampled_from(
-        [dict.fromkeys("abc", "p"), {"a": "p", "b": "q", "c": "p"}, dict(zip("abc", "pqr", strict=True))]
-    ),
+    policies=st.sampled_from(["ppp", "pqp", "pqr"]),
     connectors=st.sampled_from(sorted(CONNECTORS)),
-    batch_mode=st.sampled_from(["truncate", "truncate", "truncate", "complete"]),
-    seed=st.integers(0, 2**16),
+    batch_mode=st.sampled_from([*BATCH_MODES, "truncate"]),
 )
 
 
@@ -236,30 +106,10 @@ def test_a_block_is_read_as_rows_are_sorted(setting: Setting, calls: list[Any], 
 
 @pytest.mark.mostly_slow("collects whole runs on several backends", quick=8)
 @pytest.mark.parametrize("backend", ["sync", "thread", "async"])
-@pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
+@pytest.mark.parametrize("mode", MODES)
 def test_a_block_is_read_as_rows_are_sorted_on_every_backend(backend: str, mode: str) -> None:
-    setting = Setting(
-        space="dict",
-        odd="",
-        masked=1,
-        num_envs=3,
-        backend=backend,
-        mode=mode,
-        copy=False,
-        state=True,
-        policies={"a": "p", "b": "q", "c": "p"},
-        connectors="learned",
-        batch_mode="truncate",
-        seed=3,
-    )
-    calls = [
-        ("env_steps", 3 * 8),
-        ("env_steps", 3),
-        ("agent_steps", 9 * 5),
-        ("env_steps", 4),
-        ("env_steps", 2),
-        ("env_steps", 3 * 4),
-    ]
+    setting = Setting("dict", masked=1, backend=backend, mode=mode, state=True, policies="pqp", connectors="learned")
+    calls = [*EVERY, ("env_steps", 3 * 4)]
     want, _ = play(setting, calls, None)
     got, in_place = play(setting, calls, [])
     assert got == want
@@ -289,7 +139,7 @@ def test_a_policy_may_write_into_its_rows_and_fail(fails_at: int, copy: bool) ->
     """It is asked anew about rows as they came; what is stored never was what it has written."""
     found = []
     for policy in (Scribbler(fails_at), Scribbler(-1)):
-        with vectorize("sync", [partial(World, "box", "", None, i) for i in range(3)], copy=copy) as envs:
+        with vectorize("sync", [partial(World, "box", "", 99, i) for i in range(3)], copy=copy) as envs:
             collector = Collector(envs, {"p": policy}, "p", seed=0)
             collector.collect(env_steps=3)
             try:
@@ -313,7 +163,7 @@ def test_several_policies_may_write_into_their_rows_and_one_may_fail(fails_at: i
 
     found = []
     for policy in (Scribbler(fails_at), Scribbler(-1)):
-        with vectorize("sync", [partial(World, "box", "death", None, i) for i in range(3)], copy=copy) as envs:
+        with vectorize("sync", [partial(World, "box", "death", 99, i) for i in range(3)], copy=copy) as envs:
             collector = Collector(envs, {"p": Scribbler(-1), "q": policy}, mapping, seed=0)
             collector.add_policy("old", Scribbler(-1), frozen=True)
             batches = [collector.collect(env_steps=3)]
@@ -340,9 +190,7 @@ def test_several_policies_may_write_into_their_rows_and_one_may_fail(fails_at: i
 
 def test_where_there_is_no_memory_for_a_block_the_same_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a batch that is asked for too large, for one; the next one may have a block again."""
-    setting = Setting(
-        "box", "", None, 3, "sync", "same_step", True, False, dict.fromkeys("abc", "p"), "default", "truncate", 0
-    )
+    setting = Setting(copy=True)
     calls = [("env_steps", 3 * 8)] * 3
     want, in_place = play(setting, calls, [])
     assert in_place == 3
