@@ -1,4 +1,4 @@
-"""Checks of envs and vectorizers, and scripted envs for your own tests: their data say where they come from."""
+"""Checks of envs and vectorizers, and scripted envs for your own tests: every number names its origin."""
 
 from marlvec.testing import scripted
 from marlvec.testing.check_connector import check_connector
@@ -6,9 +6,9 @@ from marlvec.testing.check_env import check_env
 from marlvec.testing.check_native_env import NativeMatch, check_native_env
 from marlvec.testing.check_vector_env import check_vector_env
 from marlvec.testing.env_checks.findings import Finding
-from marlvec.testing.scripted import *  # noqa: F403  # they are listed there, and once is enough
+from marlvec.testing.scripted import *  # noqa: F403  # its __all__ is the list
 
-__all__ = [  # noqa: PLE0604  # all of these are strings
+__all__ = [  # noqa: PLE0604  # all are strings
     "Finding",
     "NativeMatch",
     "check_connector",

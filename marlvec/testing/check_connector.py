@@ -165,12 +165,12 @@ def check_connector(
         ArgumentError: An argument is invalid.
     """
     if not isinstance(num_envs, (int, np.integer)) or num_envs < 2:
-        raise ArgumentError(f"num_envs must be at least 2, got {num_envs!r}")
+        raise ArgumentError(f"num_envs: expected at least 2, got {num_envs!r}")
     if not agents:
-        raise ArgumentError("there must be at least one agent")
+        raise ArgumentError("agents: expected at least one agent, got none")
     for what, given in (("space", space), ("action_space", action_space)):
         if given is not None and not isinstance(given, Space):
-            raise ArgumentError(f"{what} must be a Gymnasium space, or None, got {given!r:.200}")
+            raise ArgumentError(f"{what}: expected a Gymnasium space or None, got {given!r:.200}")
     build, piece = _maker(make)
     if isinstance(piece, AgentConnector):
         spaces = _OBS

@@ -1,4 +1,4 @@
-"""`check_native_env`: plays a native env beside its reference, and names the first number that differs."""
+"""`check_native_env`: steps a native env beside its reference, and names the first number that differs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from marlvec.vector.vector_env import VectorEnv
 __all__ = ["NativeMatch", "check_native_env"]
 
 _MODES = tuple(mode.value for mode in AutoresetMode)
-# How often some envs are reset, if an episode has ended since the last time (else long ones never would), and how often
-# states go into new envs.
+# Steps between partial resets (only after an episode has ended, so that long episodes can end), and between loads of
+# the state into new envs.
 _RESET, _RESUME = 0.04, 0.02
 _SHOWN = 40  # calls of a script
 
@@ -35,7 +35,7 @@ Actions = Callable[[VectorEnv, np.random.Generator], Any]
 
 @dataclass(frozen=True)
 class NativeMatch:
-    """What was compared, and was the same to the bit.
+    """Counts of steps, episodes and numbers that were equal bit for bit.
 
     Attributes:
         env_steps: Steps of envs.
@@ -62,36 +62,36 @@ def check_native_env(
     env_kwargs: Mapping[str, Any] | None = None,
     progress: bool = False,
 ) -> NativeMatch:
-    """Play a native env and its reference side by side, and refuse the first number that differs.
+    """Step a native env and its reference side by side; raise at the first number that differs.
 
-    For each autoreset mode and each seed, both are asked the same until every env has ended ``episodes`` episodes:
-    steps, and now and then a reset of some envs, with a seed or without. The random stream goes on from one episode to
-    the next, so that a draw too many shows in all that follow. After each call all that it brings is compared byte by
-    byte: observations, rewards, flags, masks, infos, final observations, and global states where there are any. Now and
-    then the native envs' state is saved, and new ones go on from it, if they say what their state is.
+    For each autoreset mode and seed, both get the same calls until every env has ended ``episodes`` episodes: steps,
+    and now and then a reset of some envs, with or without a seed. Random streams continue from one episode to the
+    next, so that one draw too many shows in all later episodes. After each call all results are compared byte by byte:
+    observations, rewards, flags, masks, infos, final observations, and global states if the env has them. Now and then
+    the native envs' state is saved and loaded into new native envs, if they declare their state.
 
     Args:
         native: A subclass of `marlvec.native.NativeEnv`, a function from ``num_envs`` (and ``env_kwargs``) to one, or
             the id of an env that has a native form.
-        reference: What it must be equal to: all that `marlvec.make` takes. It runs with ``backend="sync"``.
-        num_envs: How many envs of each, at least 2.
-        episodes: How many episodes of each env.
-        seeds: Each of a run of its own; that of env 0, the next env has the next one.
-        actions: ``"random"``: random ones that masks allow. Or a function ``(envs, rng)`` that returns those of a step,
-            for what random ones do not reach; ``envs`` is the reference's `marlvec.VectorEnv`, ``rng`` a numpy
-            generator.
-        autoreset_modes: Which to play.
+        reference: The env that it must equal: anything that `marlvec.make` takes. It runs with ``backend="sync"``.
+        num_envs: Number of envs of each, at least 2.
+        episodes: Number of episodes of each env.
+        seeds: Seeds, one run each; env ``i`` gets ``seed + i``.
+        actions: ``"random"``: random actions that masks allow. Or a function ``(envs, rng)`` that returns a step's
+            actions, for states that random actions do not reach; ``envs`` is the reference's `marlvec.VectorEnv`,
+            ``rng`` a numpy generator.
+        autoreset_modes: Modes to play.
         max_steps: Steps in which every env must end an episode.
         max_episode_steps: A time limit for both, as in `marlvec.make`.
         env_kwargs: Arguments for both envs.
         progress: Whether to draw a progress bar on stderr.
 
     Returns:
-        How much was compared.
+        The numbers of compared steps, episodes and values.
 
     Raises:
         ContractError: Agents, spaces or a number differ. The message names the number, its env, agent and step, and the
-            seed; and the shortest calls found that lead there in an env alone.
+            seed; and the shortest sequence of calls found that shows the difference in a single env.
         ArgumentError: An argument is wrong.
 
     Example:
@@ -114,7 +114,7 @@ def check_native_env(
     kwargs = dict(env_kwargs or {})
     with make(reference, 1, backend="sync", env_kwargs=kwargs) as one:
         settings = {"max_episode_steps": max_episode_steps, "state": one.state_space is not None}
-    # Envs of an id take its arguments, too; what builds them is the same in every run.
+    # An id's registered arguments apply, too; every run uses the same builder.
     natives, references = partial(_native, native, kwargs, settings), partial(_reference, reference, kwargs, settings)
     draw = _random if actions == "random" else actions
     assert callable(draw)
@@ -149,7 +149,7 @@ def _random(envs: VectorEnv, rng: np.random.Generator) -> Any:
 
 
 class _Run:
-    """One seed in one mode."""
+    """A run: one seed in one autoreset mode."""
 
     def __init__(self, pair: Pair, mode: str, seed: int, draw: Actions, build: Callable[[int], Pair]) -> None:
         self._pair, self._mode, self._seed, self._draw, self._build = pair, mode, seed, draw, build

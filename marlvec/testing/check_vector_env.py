@@ -54,7 +54,7 @@ def check_vector_env(make_envs: MakeEnvs, *, seed: int = 0) -> tuple[str, ...]:
     """
     with make_envs() as envs:
         if envs.num_envs < 2:
-            raise ArgumentError(f"make_envs: expected at least 2 envs, or no mix-up can show; got {envs.num_envs}")
+            raise ArgumentError(f"make_envs: expected at least 2 envs (to find mixed-up rows), got {envs.num_envs}")
     for name, check in CHECKS.items():
         check(VectorPlace("check_vector_env", name), make_envs, seed)
     return tuple(CHECKS)

@@ -287,7 +287,7 @@ def test_a_space_it_refuses() -> None:
 
 
 def test_arguments_that_are_wrong() -> None:
-    with pytest.raises(ArgumentError, match="num_envs must be at least 2, got 1"):
+    with pytest.raises(ArgumentError, match="num_envs: expected at least 2, got 1"):
         check_connector(sound.Change, VECTOR, num_envs=1)
     with pytest.raises(ArgumentError, match="at least one agent"):
         check_connector(sound.Change, VECTOR, agents=())
@@ -308,9 +308,9 @@ def test_arguments_that_are_wrong() -> None:
             {},
             r"got FrameStack \(missing a required argument: 'k'\): give an instance, FrameStack\(\.\.\.\)",
         ),
-        (FrameStack(2), {"space": 3}, "space must be a Gymnasium space, or None, got 3"),
-        (FrameStack(2), {"action_space": int}, "action_space must be a Gymnasium space"),
-        (FrameStack(2), {"num_envs": None}, "num_envs must be at least 2, got None"),
+        (FrameStack(2), {"space": 3}, "space: expected a Gymnasium space or None, got 3"),
+        (FrameStack(2), {"action_space": int}, "action_space: expected a Gymnasium space"),
+        (FrameStack(2), {"num_envs": None}, "num_envs: expected at least 2, got None"),
         (FrameStack(2), {"columns": {"x": None}}, "column 'x': expected a space or a function of rows"),
     ],
 )

@@ -1,8 +1,7 @@
 """Columns of rows as columns of an Arrow table, and back, exactly.
 
-A column of one number, bool or text a row is a column of the table; one of arrays becomes a fixed-size list a row, its
-numbers in C order. Trees give a column per array, ``obs/camera``. An array without a number a row, (n, 0), is only in
-the `TableForm`.
+A scalar column becomes a column of the table; an array column becomes fixed-size lists, in C order. A tree becomes a
+column per array, e.g. ``obs/camera``. Empty rows, (n, 0), are only in the `TableForm`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _DTYPE = re.compile(r"[<>|]([biuf][1248]|U[0-9]{1,9})", re.ASCII)
 
 
 class TableForm(NamedTuple):
-    """What it takes to build columns from a table again, as JSON has it.
+    """What is needed to rebuild columns from a table; JSON-able.
 
     Attributes:
         columns: ``[name, tree]`` pairs in order; leaves of the trees are names of the table's columns.
@@ -45,7 +44,7 @@ class TableForm(NamedTuple):
         """Check and return a form that was read from a file.
 
         Raises:
-            ValueError: It is no form.
+            ValueError: Not a form.
         """
         forms = {str(name): [str(dtype), [int(size) for size in shape]] for name, (dtype, shape) in forms.items()}
         for name, (dtype, shape) in forms.items():
@@ -73,8 +72,7 @@ def table_form(columns: Mapping[str, Tree], where: str) -> tuple[TableForm, Arra
         where: What holds them, for messages, e.g. ``"Parquet"``.
 
     Raises:
-        SerialisationError: A column is neither of bools, ints, floats nor texts; or is a tree with keys that JSON does
-            not have.
+        SerialisationError: A column is not of bools, ints, floats or strings; or a tree has keys that JSON lacks.
     """
     if bad := [f"{name} ({leaf.dtype})" for name, leaf in named_leaves(columns) if not _fits(to_array(leaf))]:
         raise SerialisationError(f"{where} holds bools, ints, floats and texts, not the columns {bad}; drop() them")
@@ -90,31 +88,31 @@ def table_form(columns: Mapping[str, Tree], where: str) -> tuple[TableForm, Arra
 
 
 def arrow_array(array: NDArray[Any]) -> Any:
-    """Return rows as an Arrow array, without a copy where they are contiguous numbers; None where a row has none."""
+    """Return rows as an Arrow array, not copied if they are contiguous numbers; None if rows are empty."""
     arrow, _ = arrow_libraries()
     if not (size := math.prod(array.shape[1:])):
         return None
     flat = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1)
-    # Of an array of texts, arrow would cut each at its first NUL.
+    # Arrow would cut each string of a numpy array at its first NUL.
     values = arrow.array(flat.tolist(), arrow.string()) if flat.dtype.kind == "U" else arrow.array(flat)
     if array.ndim == 1:
         return values
-    # Of values that may be missing, Parquet would write for each whether it is.
+    # For nullable values Parquet would write a flag each.
     kind = arrow.list_(arrow.field("item", values.type, nullable=False), size)
     return arrow.FixedSizeListArray.from_arrays(values, type=kind)
 
 
 def numpy_array(column: Any, rows: int, dtype: str, shape: list[int]) -> NDArray[Any]:
-    """Return an Arrow array of rows as numpy's, (rows, …); read-only where no copy was needed.
+    """Convert an Arrow array of rows to numpy, (rows, …); read-only if not copied.
 
     Args:
-        column: The Arrow array; None where a row has no number.
+        column: The Arrow array; None for empty rows.
         rows: n.
-        dtype: Of the numpy array.
-        shape: Of a row.
+        dtype: Dtype of the numpy array.
+        shape: Shape of a row.
 
     Raises:
-        ValueError: Values are missing, or are of another shape.
+        ValueError: Values are missing, or have another shape.
     """
     if not math.prod(shape):
         return np.zeros((rows, *shape), dtype)
@@ -125,7 +123,7 @@ def numpy_array(column: Any, rows: int, dtype: str, shape: list[int]) -> NDArray
 
 
 def arrow_libraries() -> tuple[Any, Any]:
-    """``pyarrow`` and ``pyarrow.parquet``.
+    """Import ``pyarrow`` and ``pyarrow.parquet``.
 
     Raises:
         MissingExtraError: pyarrow is not installed.

@@ -1,4 +1,4 @@
-"""Columns of a batch: their arrays by name, and lists in them made arrays."""
+"""Columns of a batch: names of their arrays, and conversion of lists to arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def named_leaves(columns: Mapping[str, Tree]) -> Iterator[tuple[str, Any]]:
 
 
 def with_arrays(columns: Mapping[str, Tree]) -> dict[str, Tree]:
-    """The columns, in which lists and bare numbers are made arrays: of Python objects where nothing else holds them."""
+    """Convert lists and bare numbers in columns to arrays; arrays of objects if no other dtype fits."""
     found = {}
     for name, column in columns.items():
         plain = all(hasattr(leaf, "shape") for _, leaf in tree_leaves(column))

@@ -17,15 +17,15 @@ __all__ = ["as_jax", "as_tensordict", "as_tensors", "RLLIB_NAMES", "as_multi_age
 
 
 def as_tensors(columns: Mapping[str, Tree], device: Any, *, pin_memory: bool = False) -> dict[str, Tree]:
-    """Trees of tensors that share the arrays' memory where they can.
+    """Convert to trees of tensors, which share the arrays' memory if possible.
 
     Raises:
         MissingExtraError: torch is not installed.
-        ArgumentError: torch has no such dtype; names the columns. Or there is no accelerator to pin memory for.
+        ArgumentError: torch lacks a dtype; names the columns. Or memory is to be pinned and torch finds no GPU.
     """
     torch = import_extra("torch", "to_torch()", "pip install torch")
     if bad := [f"{name} ({leaf.dtype})" for name, leaf in named_leaves(columns) if not _fits(torch, leaf)]:
-        raise ArgumentError(f"torch has no tensors for the columns {bad}; leave them out with drop()")
+        raise ArgumentError(f"to_torch(): expected columns of dtypes that torch has, got {bad}; drop() them first")
 
     if pin_memory and not torch.cuda.is_available():
         raise ArgumentError("to_torch(pin_memory=True): expected a GPU that torch can use, got none; leave it out")
@@ -40,11 +40,11 @@ def as_tensors(columns: Mapping[str, Tree], device: Any, *, pin_memory: bool = F
 
 
 def as_jax(columns: Mapping[str, Tree], device: Any) -> dict[str, Tree]:
-    """Trees of JAX arrays that share the arrays' memory where JAX can.
+    """Convert to trees of JAX arrays, which share the arrays' memory if possible.
 
     Raises:
         MissingExtraError: jax is not installed.
-        ArgumentError: Columns hold no numbers; names them.
+        ArgumentError: Columns are not numeric; names them.
     """
     jax = import_extra("jax", "to_jax()", "pip install jax")
     if bad := [f"{name} ({leaf.dtype})" for name, leaf in named_leaves(columns) if leaf.dtype.kind not in "biufc"]:
@@ -62,7 +62,7 @@ def as_jax(columns: Mapping[str, Tree], device: Any) -> dict[str, Tree]:
 
 
 def as_tensordict(columns: Mapping[str, Tree], n: int, device: Any) -> Any:
-    """A ``TensorDict`` of batch size (n,); tuples become dicts with the keys ``"0"``, ``"1"``, ….
+    """Convert to a ``TensorDict`` of batch size (n,); tuples become dicts with the keys ``"0"``, ``"1"``, ….
 
     Raises:
         MissingExtraError: tensordict or torch is not installed.
@@ -84,7 +84,7 @@ def _fits(torch: Any, leaf: Any) -> bool:
 
 
 def _shareable(array: NDArray[Any]) -> NDArray[Any]:
-    """The array, or a copy where torch cannot have it: read-only, reversed, unaligned or of foreign byte order."""
+    """Return the array; copied if torch cannot share it: read-only, reversed, unaligned, or of foreign byte order."""
     size = array.dtype.itemsize
     plain = array.flags.writeable and array.flags.aligned and array.dtype.isnative
     if plain and all(stride >= 0 and stride % size == 0 for stride in array.strides):
@@ -113,27 +113,22 @@ RLLIB_NAMES = {
 
 
 def as_sample_batch(columns: Mapping[str, Tree]) -> Any:
-    """``ray.rllib.policy.sample_batch.SampleBatch`` of these columns, which are not copied.
+    """Make a ``ray.rllib.policy.sample_batch.SampleBatch`` of these columns, not copied.
 
     Raises:
         MissingExtraError: ray is not installed.
-        ArgumentError: The columns are sequences, or one already has the name that another gets.
+        ArgumentError: The columns are sequences, or RLlib's name of a column exists already.
     """
     theirs = _module()
     if "seq_lens" in columns:
-        raise ArgumentError("to_rllib() takes rows, and these are sequences (B, T, …): call unpad() first")
+        raise ArgumentError("to_rllib(): expected rows (n, …), got sequences (B, T, …): call unpad() first")
     if taken := [RLLIB_NAMES[name] for name in columns if RLLIB_NAMES.get(name) in columns]:
-        raise ArgumentError(f"to_rllib() needs the names {taken}, which are columns already: drop() them first")
+        raise ArgumentError(f"to_rllib(): RLlib's names {taken} exist already as columns: drop() them first")
     return theirs.SampleBatch({RLLIB_NAMES.get(name, name): column for name, column in columns.items()})
 
 
 def as_multi_agent(batches: Mapping[str, Mapping[str, Tree]], env_steps: int) -> Any:
-    """``ray.rllib.policy.sample_batch.MultiAgentBatch`` of these policies' columns.
-
-    Raises:
-        MissingExtraError: ray is not installed.
-        ArgumentError: As of `as_sample_batch`.
-    """
+    """Make a ``ray.rllib.policy.sample_batch.MultiAgentBatch``; see `as_sample_batch` for errors."""
     theirs = _module()
     return theirs.MultiAgentBatch({name: as_sample_batch(columns) for name, columns in batches.items()}, env_steps)
 

@@ -22,19 +22,18 @@ __all__ = ["MultiAgentBatch"]
 class MultiAgentBatch(Mapping[str, SampleBatch]):
     """One `SampleBatch` per policy that has rows; the same type for one policy and for many.
 
-    A policy without a row in this batch has no key, so that no learner is handed an empty one by accident.
+    A policy without rows has no key, so that no learner gets an empty batch by accident.
 
     Args:
         batches: Policy id to its rows.
         env_steps: Env steps that this batch counts.
-        known: Ids of all policies there are, for the message where one is missing.
-        agent_steps: Decisions that it counts; None: as many as it has rows.
+        known: Ids of all policies, for the message if one is missing.
+        agent_steps: Decisions that it counts; None: its number of rows.
 
     Attributes:
-        env_steps: Truncate mode: env steps made for this batch, those that were lost left out. Complete mode: length
-            of its episodes, together.
-        agent_steps: Decisions with a known outcome; the number of all policies' rows, unless a learner connector made
-            fewer or more of them.
+        env_steps: Truncate mode: env steps made for this batch, without lost ones. Complete mode: sum of its episodes'
+            lengths.
+        agent_steps: Decisions with a known outcome: the number of all rows, unless a learner connector changed it.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
 
     @property
     def known(self) -> tuple[str, ...]:
-        """Ids of all policies there were, with rows or without."""
+        """Ids of all policies, with or without rows."""
         return self._known
 
     def __getitem__(self, policy_id: str) -> SampleBatch:
@@ -91,17 +90,17 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
         """Apply a function to every policy's rows, e.g. ``batch.map(lambda rows: rows.drop("infos"))``.
 
         Returns:
-            A batch of what it returned, without the policies of which it left no row; the counts of steps stay.
+            A batch of the results, without policies left without rows; the counts of steps stay.
 
         Raises:
-            ArgumentError: It returned something else than a `SampleBatch`.
+            ArgumentError: The function did not return a `SampleBatch`.
         """
         found = {}
         for name, batch in self._batches.items():
             result = function(batch)
             if not isinstance(result, SampleBatch):
                 raise ArgumentError(
-                    f"map() wants a function that returns a SampleBatch, got {type(result).__name__} for policy "
+                    f"map(): expected a function that returns a SampleBatch, got {type(result).__name__} for policy "
                     f"{name!r}; for anything else, loop over items()"
                 )
             if len(result):
@@ -109,20 +108,20 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
         return self._with(found, self.env_steps, self.agent_steps)
 
     def timeslices(self, k: int, by: str = "t") -> list[MultiAgentBatch]:
-        """Cut all policies in step, into stretches of ``k`` moments; the last has what is left.
+        """Cut all policies' rows into chunks of ``k`` moments; the last chunk may be shorter.
 
-        A moment is all rows of one ``(eps_id, t)``, whichever policies they are of; moments ascend so. ``t`` counts an
-        agent's own decisions: where all act at once a moment is an env step, where they take turns it is a round.
+        A moment is all rows with one ``(eps_id, t)``, of all policies; moments ascend in this order. ``t`` counts an
+        agent's decisions: if all agents act at once a moment is an env step, if they take turns it is a round.
 
         Args:
-            k: Moments in each.
-            by: Column in which an episode's moments differ.
+            k: Moments in each chunk.
+            by: Column that numbers an episode's moments.
 
         Returns:
-            Batches whose ``env_steps`` is how many moments they have. A policy without a row in one has no key there.
+            Batches whose ``env_steps`` is their number of moments, without keys of policies that have no rows in them.
 
         Raises:
-            ArgumentError: ``k`` is no whole number above 0, or a policy has no such column.
+            ArgumentError: ``k`` is not a whole number above 0, or a policy lacks a column.
         """
         k = check_size("k", k)
         return [
@@ -131,39 +130,39 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
         ]
 
     def episodes(self, agents: Sequence[str] | None = None) -> list[MultiAgentEpisode]:
-        """The episodes that it has rows of, or parts of them, as values, in the order of ``eps_id``.
+        """Return the batch's episodes (or parts of them), ordered by ``eps_id``.
 
         Args:
-            agents: Names of the envs' agents, ``envs.agents``, to ask for them by name.
+            agents: ``envs.agents``, to select agents by name.
 
         Returns:
-            One per ``eps_id``; none where the batch has no rows.
+            One per ``eps_id``; empty if the batch has no rows.
 
         Raises:
-            ArgumentError: As of `MultiAgentEpisode.of_rows`.
+            ArgumentError: As in `MultiAgentEpisode.of_rows`.
         """
         return MultiAgentEpisode.of_rows({name: dict(batch.items()) for name, batch in self.items()}, agents)
 
     @staticmethod
     def of_episodes(episodes: Sequence[MultiAgentEpisode], env_steps: int | None = None) -> MultiAgentBatch:
-        """Make a batch of episodes' rows, lookbacks left out, ordered by env, agent and time as a collector's are.
+        """Make a batch of episodes' rows, without lookbacks, ordered by env, agent and time like a collector's.
 
         Args:
             episodes: The episodes; at least one.
-            env_steps: Env steps that it counts; None: the lengths of the episodes, together.
+            env_steps: Env steps that the batch counts; None: the sum of the episodes' lengths.
 
         Returns:
             A new batch; its arrays are copies.
 
         Raises:
-            ArgumentError: There is no row; or rows of one policy differ in their columns.
+            ArgumentError: The episodes have no row; or rows of one policy have different columns.
         """
         found: dict[str, list[SampleBatch]] = {}
         for episode in episodes:
             for policy_id, columns in episode.rows().items():
                 found.setdefault(policy_id, []).append(SampleBatch(columns))
         if not found:
-            raise ArgumentError("of_episodes() needs at least one episode that has rows")
+            raise ArgumentError("of_episodes(): expected at least one episode that has rows, got none")
         batches = {}
         for policy_id, parts in found.items():
             batch = SampleBatch.concat(parts)
@@ -174,19 +173,19 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
 
     @staticmethod
     def concat(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:
-        """Copy the rows of all batches into one, policy by policy; a policy need not be in each of them.
+        """Copy the rows of all batches into one, policy by policy; not every batch needs every policy.
 
-        Counts of steps are added up. What `SampleBatch.concat` says of several collectors' batches holds here too.
+        Counts of steps are added. For batches of several collectors see `SampleBatch.concat`.
 
         Returns:
-            A new batch with all policies of the given ones.
+            A new batch with all policies of the batches.
 
         Raises:
-            ArgumentError: There is no batch, or two differ in a policy's columns, or in a column's structure, dtype or
+            ArgumentError: No batch is given, or two differ in a policy's columns, or in a column's structure, dtype or
                 shape per row; names the policy and the columns.
         """
         if not batches:
-            raise ArgumentError("concat() needs at least one batch")
+            raise ArgumentError("concat(): expected at least one batch, got none")
         found = {}
         for name in dict.fromkeys(name for batch in batches for name in batch):
             try:
@@ -205,22 +204,22 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
 
         Raises:
             MissingExtraError: ray is not installed.
-            ArgumentError: As of `SampleBatch.to_rllib`.
+            ArgumentError: As in `SampleBatch.to_rllib`.
         """
         return as_multi_agent({name: dict(batch.items()) for name, batch in self._batches.items()}, self.env_steps)
 
     def save(self, path: FilePath) -> None:
         """Write the batch to a file, by its suffix: ``.npz`` for numpy, or ``.parquet`` (extra ``parquet``).
 
-        The file is there as a whole or not at all, and holds no pickle. A Parquet file is one table, the rows of one
-        policy after those of another, with a column ``policy``; columns that a policy lacks are empty in its rows, and
-        where two policies' columns of one name differ in shape or dtype, the later one is called ``policy/column``.
+        The file is written atomically and contains no pickle. A Parquet file is one table, policy after policy, with a
+        column ``policy``; columns that a policy lacks are empty in its rows. If columns of one name differ in shape or
+        dtype, the later policy's is called ``policy/column``.
 
         Raises:
-            ArgumentError: The suffix is neither.
-            SerialisationError: Columns are of Python objects, or else of what the file cannot hold; names them.
+            ArgumentError: Another suffix.
+            SerialisationError: The file cannot hold a column, e.g. of Python objects; names the columns.
             MissingExtraError: pyarrow is not installed.
-            OSError: The file cannot be written; an old one is as it was.
+            OSError: The file cannot be written; an old file is unchanged.
         """
         facts = {"env_steps": int(self.env_steps), "agent_steps": int(self.agent_steps), "known": self._known}
         columns = {name: dict(batch.items()) for name, batch in self.items()}
@@ -238,7 +237,7 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
 
         Raises:
             ArgumentError: The suffix is neither ``.npz`` nor ``.parquet``.
-            CheckpointError: There is no such file, it is damaged, or holds something else.
+            CheckpointError: The file does not exist, is damaged, or holds something else.
             MissingExtraError: pyarrow is not installed.
         """
         is_npz = suffix_of(path) == ".npz"

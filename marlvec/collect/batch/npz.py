@@ -1,8 +1,8 @@
-"""Batches in ``.npz`` files, which `numpy.load` opens anywhere, and of which nothing is ever executed.
+"""Batches in ``.npz`` files, which `numpy.load` can open; no code in them is ever executed.
 
-They are archives as all of marlvec's files are (`marlvec.serialization.archive`). Every array is an entry named after
-its column, policies first: ``learner/obs/camera``. The data says what kind of batch it is, its counts, and how the
-arrays make its columns.
+They are archives like all of marlvec's files (`marlvec.serialization.archive`). Every array is an entry named after
+its policy and column: ``learner/obs/camera``. The archive's data has the kind of batch, its counts, and how columns
+are built from the arrays.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ def outline_columns(columns: Mapping[str, Tree], prefix: str, put: Callable[[str
 
     Args:
         columns: The columns.
-        prefix: What the arrays' names begin with.
-        put: Keeps an array of about this name, and returns a reference to it.
+        prefix: Prefix of the arrays' names.
+        put: Stores an array under (about) this name, and returns a reference to it.
 
     Raises:
-        SerialisationError: A key of a dict is neither a text, a whole number, a bool nor None.
+        SerialisationError: A key of a dict is not a string, an int, a bool or None.
     """
     return [[name, _outline(column, f"{prefix}{name}", put)] for name, column in columns.items()]
 
 
 def read_columns(outline: list[list[Any]], get: Callable[[Any], Any]) -> dict[str, Tree]:
-    """Columns again, of what `outline_columns` gave; whatever is wrong with it raises an ordinary error."""
+    """Rebuild columns from a result of `outline_columns`; an invalid one raises any error."""
     return {str(name): _tree(tree, get) for name, tree in outline}
 
 
@@ -68,14 +68,14 @@ def write_npz(path: FilePath, kind: str, batches: Batches, facts: Mapping[str, A
     """Write batches to a file, so that a reader finds the old file or the new one.
 
     Args:
-        path: The file; its folder must be there.
-        kind: Whose file it is, e.g. ``"SampleBatch"``.
-        batches: Columns by policy id; ``""`` for a batch of no policy's.
-        facts: What else there is to know, as JSON has it.
+        path: The file; its folder must exist.
+        kind: Class of the batch, e.g. ``"SampleBatch"``.
+        batches: Columns by policy id; ``""`` for a batch without a policy.
+        facts: Further JSON-able data.
 
     Raises:
-        SerialisationError: A column holds Python objects, or is a tree with keys that JSON does not have.
-        OSError: The file cannot be written; the old one is as it was.
+        SerialisationError: A column holds Python objects, or a tree has keys that JSON lacks.
+        OSError: The file cannot be written; the old file is unchanged.
     """
     if bad := [f"{policy}/{name}".strip("/") for policy, columns in batches.items() for name in _objects(columns)]:
         raise SerialisationError(f"columns {bad} hold Python objects, which no data file does; drop() them first")
@@ -88,10 +88,10 @@ def write_npz(path: FilePath, kind: str, batches: Batches, facts: Mapping[str, A
 
 
 def read_npz(path: FilePath, kind: str) -> tuple[dict[str, dict[str, Tree]], dict[str, Any]]:
-    """Batches and facts that `write_npz` wrote.
+    """Read the batches and facts that `write_npz` wrote.
 
     Raises:
-        CheckpointError: There is no such file, or it is damaged, of another kind, or of another format.
+        CheckpointError: The file does not exist, is damaged, of another kind, or of another format.
     """
     data = read_archive(path)
     found = data.pop("kind", None)

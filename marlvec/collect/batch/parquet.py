@@ -1,9 +1,9 @@
-"""Batches in Parquet files, one row of the table per row, for pandas, polars, DuckDB and whatever else reads those.
+"""Batches in Parquet files, a table row per row, for pandas, polars, DuckDB and other readers.
 
-`marlvec.collect.batch.arrow_columns` says how columns make a table. Of several policies, the table has the rows of one
-after those of another, and a column ``policy``. Columns of one name and form share a column of the table, empty for
-policies that lack it; where forms differ, the later policy's is ``policy/column``. What it takes to build the batches
-again is JSON in the schema's metadata under ``marlvec``.
+`marlvec.collect.batch.arrow_columns` converts columns to a table. Several policies' rows follow one another, with a
+column ``policy``. Columns of one name and form share a column of the table, empty for policies that lack it; if forms
+differ, the later policy's is ``policy/column``. The schema's metadata has, as JSON under ``marlvec``, what is needed to
+rebuild the batches.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ def write_parquet(path: FilePath, columns: Mapping[str, Tree], n: int) -> None:
 
     Raises:
         MissingExtraError: pyarrow is not installed.
-        SerialisationError: A column is neither of bools, ints, floats nor texts; or is a tree with keys that JSON does
-            not have.
-        OSError: The file cannot be written; the old one is as it was.
+        SerialisationError: A column is not of bools, ints, floats or strings; or a tree has keys that JSON lacks.
+        OSError: The file cannot be written; the old file is unchanged.
     """
     arrow_libraries()
     form, arrays = table_form(columns, "Parquet")
@@ -46,11 +45,11 @@ def write_parquet(path: FilePath, columns: Mapping[str, Tree], n: int) -> None:
 
 
 def read_parquet(path: FilePath) -> dict[str, Tree]:
-    """Columns that `write_parquet` wrote.
+    """Read the columns that `write_parquet` wrote.
 
     Raises:
         MissingExtraError: pyarrow is not installed.
-        CheckpointError: There is no such file, or it is damaged, of a newer format, or none of marlvec's.
+        CheckpointError: The file does not exist, is damaged, of a newer format, or not marlvec's.
     """
 
     def columns(table: Any, about: Any) -> dict[str, Tree]:
@@ -64,18 +63,18 @@ def read_parquet(path: FilePath) -> dict[str, Tree]:
 def write_parquets(
     path: FilePath, batches: Mapping[str, Mapping[str, Tree]], lengths: Mapping[str, int], facts: Mapping[str, Any]
 ) -> None:
-    """Write several policies' columns to one file, likewise.
+    """Write several policies' columns to one file, atomically.
 
     Args:
         path: The file.
         batches: Columns by policy id.
         lengths: Rows by policy id.
-        facts: What else there is to know, as JSON has it.
+        facts: Further JSON-able data.
 
     Raises:
         MissingExtraError: pyarrow is not installed.
-        SerialisationError: As of `write_parquet`; names the policy.
-        OSError: As of `write_parquet`.
+        SerialisationError: As in `write_parquet`; names the policy.
+        OSError: As in `write_parquet`.
     """
     arrow, _ = arrow_libraries()
     shared: dict[tuple[str, str], str] = {}  # (column of a policy's table, its type) to the column of the file
@@ -107,11 +106,11 @@ def write_parquets(
 
 
 def read_parquets(path: FilePath) -> tuple[dict[str, dict[str, Tree]], dict[str, Any]]:
-    """Policies' columns, and facts, that `write_parquets` wrote.
+    """Read the policies' columns and facts that `write_parquets` wrote.
 
     Raises:
         MissingExtraError: pyarrow is not installed.
-        CheckpointError: As of `read_parquet`.
+        CheckpointError: As in `read_parquet`.
     """
 
     def policies(table: Any, about: Any) -> tuple[dict[str, dict[str, Tree]], dict[str, Any]]:
@@ -154,7 +153,7 @@ def _read(path: FilePath, build: Any) -> Any:
 
 
 def _columns(table: Any, start: int, about: Any) -> dict[str, Tree]:
-    """Columns of some rows of a table."""
+    """Return the columns of some rows of a table."""
     rows, form = int(about["rows"]), TableForm(about["columns"], about["forms"])
     places = about.get("places")
 
@@ -162,7 +161,7 @@ def _columns(table: Any, start: int, about: Any) -> dict[str, Tree]:
         dtype, shape = form.forms[name]
         place = name if places is None else places.get(name)
         column = table.column(place).slice(start, rows).combine_chunks() if place in table.column_names else None
-        # A copy: what arrow hands out is read-only.
+        # A copy: Arrow's arrays are read-only.
         return np.array(numpy_array(column, rows, dtype, shape), dtype)
 
     return form.build(array)

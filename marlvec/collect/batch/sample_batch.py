@@ -1,4 +1,4 @@
-"""`SampleBatch`: the finished rows of one policy, and what learners do with them."""
+"""`SampleBatch`: the finished rows of one policy, with methods for learners."""
 
 from __future__ import annotations
 
@@ -24,51 +24,52 @@ __all__ = ["SampleBatch", "suffix_of"]
 
 
 class SampleBatch(Rows):
-    """The finished rows of one policy: `Rows`, and what one does with a batch of them.
+    """The finished rows of one policy: `Rows` with methods to cut, shuffle, join, convert and save them.
 
-    Rows are ordered by env, agent and time: rows of equal ``unroll_id`` are neighbours and their ``t`` counts up by
-    one. The columns, n rows:
+    Rows are ordered by env, agent and time: rows of equal ``unroll_id`` are adjacent and their ``t`` increases by 1.
+    The columns, n rows:
 
     ====================  ==============  =======================================================================
-    ``obs``               (n, …)          what the policy saw, behind the agent connectors; a tree for Dict and Tuple
-    ``actions``           (n, …)          what the policy answered
-    ``actions_executed``  (n, …)          the same behind exploration (`EpsilonGreedy`, noise), in the policy's space;
-                                          only where action connectors explore. Off-policy learners take it
-    ``actions_for_env``   (n, …)          what the env was given, behind the action connectors
-    ``rewards``           (n,)            summed from this decision until the agent's next turn or its end; float64,
-                                          behind the agent connectors. What an agent got before its first decision
-                                          (a late joiner, a player who waits for its first turn) is in its first row
-    ``next_obs``          (n, …)          what the agent saw at its next turn, or its final observation
-    ``terminated``        (n,) bool       the agent's episode ended so, before its next turn
-    ``truncated``         (n,) bool       likewise
-    ``next_obs_missing``  (n,) bool       it ended without a final observation: ``next_obs`` repeats ``obs``, and
-                                          what it would be worth is not known
-    ``action_mask``       (n, k) bool     where the env gives one
-    ``next_action_mask``  (n, k) bool     where there is ``action_mask``: that at ``next_obs``; all True at ends
+    ``obs``               (n, …)          the policy's observation, after the agent connectors; a tree for Dict and
+                                          Tuple
+    ``actions``           (n, …)          the policy's action
+    ``actions_executed``  (n, …)          the action after exploration (`EpsilonGreedy`, noise), in the policy's space,
+                                          for off-policy learners; only if action connectors explore
+    ``actions_for_env``   (n, …)          the env's action, after the action connectors
+    ``rewards``           (n,)            float64, sum from this decision until the agent's next turn or end, after the
+                                          agent connectors. Rewards before an agent's first decision (late joiners,
+                                          turn-based games) are in its first row
+    ``next_obs``          (n, …)          the observation at the agent's next turn, or its final observation
+    ``terminated``        (n,) bool       the agent was terminated before its next turn
+    ``truncated``         (n,) bool       the agent was truncated before its next turn
+    ``next_obs_missing``  (n,) bool       the agent ended without a final observation: ``next_obs`` repeats ``obs``;
+                                          do not bootstrap from it
+    ``action_mask``       (n, k) bool     if the env gives masks
+    ``next_action_mask``  (n, k) bool     the mask at ``next_obs``; all True at ends
     ``t``                 (n,) int64      number of this decision in the agent's episode, from 0
-    ``env_t``             (n,) int64      env steps that the episode had made when it was taken: 0 at the reset
-    ``next_env_t``        (n,) int64      likewise, when its outcome came: at the agent's next turn, or at its end
+    ``env_t``             (n,) int64      env steps of the episode before this decision: 0 at the reset
+    ``next_env_t``        (n,) int64      env steps of the episode when the outcome came
     ``eps_id``            (n,) int64      the episode; unique, ascending
-    ``unroll_id``         (n,) int64      the stretch of one agent's episode in this batch; unique, ascending
-    ``env_id``            (n,) int64
-    ``agent_index``       (n,) int64
-    ``policy_version``    (n,) int64      ``policy.version`` when it decided
-    ``off_policy``        (n,) bool       the action is not the policy's: drawn at random, or the env's own; a column
-                                          once there was such an action
+    ``unroll_id``         (n,) int64      the fragment: one agent's rows of an episode in this batch; unique, ascending
+    ``env_id``            (n,) int64      the env
+    ``agent_index``       (n,) int64      the agent
+    ``policy_version``    (n,) int64      ``policy.version`` at the decision
+    ``off_policy``        (n,) bool       the action is not the policy's: drawn at random, or the env's own; exists
+                                          after the first such action
     ====================  ==============  =======================================================================
 
-    ``state``, ``next_state`` (n, …) where the envs were made with ``state=True``; and whatever the policy (``logp``, …)
-    and the connectors added; a column ``x`` of an agent connector has ``next_x`` beside it, the agent's next row's.
-    Learner connectors may make other rows of it, e.g. sequences (B, T, …).
+    Further columns: ``state``, ``next_state`` (n, …) if the envs were made with ``state=True``; columns of the policy
+    (``logp``, …) and of connectors. A column ``x`` of an agent connector comes with ``next_x``, from the agent's next
+    row. Learner connectors may change rows, e.g. into sequences (B, T, …).
 
-    No method changes a batch. Those that choose rows move every column, columns of Python objects included.
+    No method changes a batch. Methods that choose rows apply to every column, also of Python objects.
 
     Args:
-        columns: Column name to an array (n, …), or to a dict or tuple of those; or `Rows`, whose arrays are taken
-            without a copy. Lists are made arrays.
+        columns: Column name to an array (n, …), or to a dict or tuple of arrays; or `Rows`, whose arrays are not
+            copied. Lists become arrays.
 
     Raises:
-        ArgumentError: There is no column, or their lengths differ; names the column.
+        ArgumentError: No column is given, or lengths differ; names the column.
     """
 
     __slots__ = ()
@@ -76,7 +77,7 @@ class SampleBatch(Rows):
     def __init__(self, columns: Mapping[str, Tree] | Rows) -> None:
         super().__init__(with_arrays(dict(columns.items())))
         if not any(True for _ in named_leaves(self._columns)):
-            raise ArgumentError("a SampleBatch needs at least one column")
+            raise ArgumentError("SampleBatch(): expected at least one column, got none")
 
     def __repr__(self) -> str:
         rows = list(named_leaves(self._columns))
@@ -90,7 +91,7 @@ class SampleBatch(Rows):
         return sum(leaf.nbytes for _, leaf in named_leaves(self._columns))
 
     def replace(self, **columns: Tree) -> SampleBatch:
-        """Return a batch with these columns put in the place of, or after, the present ones.
+        """Return a batch in which these columns replace existing ones, or are added.
 
         Returns:
             A new batch that shares the arrays of the other columns.
@@ -117,17 +118,15 @@ class SampleBatch(Rows):
     def minibatches(
         self, size: int, seed: int | np.random.Generator | None = None, *, drop_last: bool = False
     ) -> Iterator[SampleBatch]:
-        """Yield all rows once, in random order, ``size`` at a time. For rows in their order, see `timeslices`.
-
-        Each is copied when it is asked for.
+        """Yield all rows once, in random order, ``size`` at a time, as copies. For ordered rows see `timeslices`.
 
         Args:
-            size: Rows in each, but for the last, which has what is left.
-            seed: As for `shuffle`; for each pass over the batch another, or one generator for all of them.
-            drop_last: Leave the last one out where it would be shorter.
+            size: Rows in each minibatch; the last may be smaller.
+            seed: As in `shuffle`; pass another seed for each epoch, or one generator for all.
+            drop_last: Drop the last minibatch if it is smaller.
 
         Raises:
-            ArgumentError: ``size`` is no whole number above 0, or the seed is not an integer from 0 to 2**64 - 1.
+            ArgumentError: ``size`` is not a whole number above 0, or the seed is not an integer from 0 to 2**64 - 1.
         """
         size = check_size("size", size)
         order = _generator(seed).permutation(self._n)
@@ -137,46 +136,35 @@ class SampleBatch(Rows):
     # --- cutting
 
     def timeslices(self, k: int) -> list[SampleBatch]:
-        """Cut into stretches of ``k`` rows, as views; the last has what is left.
+        """Cut into chunks of ``k`` rows, as views; the last may be shorter.
 
-        They may begin and end within an episode, and hold parts of several: `right_zero_pad` makes sequences that do
-        not.
-
-        Returns:
-            Batches of ``k`` rows each; the last may have fewer.
+        Chunks may begin and end within an episode, and span several; sequences of `right_zero_pad` do not.
 
         Raises:
-            ArgumentError: ``k`` is no whole number above 0.
+            ArgumentError: ``k`` is not a whole number above 0.
         """
         k = check_size("k", k)
         return [self.slice(start, start + k) for start in range(0, self._n, k)]
 
     def split_by_fragment(self) -> list[SampleBatch]:
-        """Cut into stretches of one agent's decisions in one episode, as views.
+        """Cut into fragments (consecutive decisions of one agent in one episode), as views, in the order of the rows.
 
-        A new one begins where ``unroll_id``, ``eps_id``, ``env_id`` or ``agent_index`` changes and where ``t`` does not
-        ascend, so that neighbours stay two even where concatenated batches gave them one ``unroll_id``. Shuffled rows
-        come in pieces.
-
-        Returns:
-            One batch per stretch, in the order of the rows.
+        A fragment begins where ``unroll_id``, ``eps_id``, ``env_id`` or ``agent_index`` changes and where ``t`` does
+        not ascend, so concatenated batches with equal ``unroll_id`` are kept apart. Shuffled rows give short fragments.
 
         Raises:
-            ArgumentError: There is no column ``unroll_id``.
+            ArgumentError: The column ``unroll_id`` is missing.
         """
         return [self.slice(start, stop) for start, stop in fragments(self._columns, self._n)]
 
     def split_by_episode(self) -> list[SampleBatch]:
-        """Make one batch of each episode's rows, those of all its agents, wherever they are; their order stays.
+        """Return one batch per episode with the rows of all its agents, in order; episodes by first appearance.
 
-        Episodes come in the order in which they first appear. They are views where their rows are neighbours.
-
-        Returns:
-            One batch per episode.
+        A batch is a view if its rows are adjacent.
 
         Raises:
-            ArgumentError: There is no column ``eps_id``; or an ``eps_id`` is of more than one episode, as its rows are
-                of several envs or hold one decision twice.
+            ArgumentError: The column ``eps_id`` is missing; or an ``eps_id`` belongs to several episodes: it has rows
+                of several envs, or a decision twice.
         """
         return [
             self.slice(int(where[0]), int(where[-1]) + 1)
@@ -188,18 +176,18 @@ class SampleBatch(Rows):
     # --- sequences
 
     def right_zero_pad(self, max_len: int | None = None, state_column: str | None = "state_in") -> SampleBatch:
-        """Make sequences (B, T, …), each of one fragment, filled up with zeros at their end, as `PadSequences` does.
+        """Make sequences (B, T, …) of fragments, padded with zeros at the end, like `PadSequences`.
 
         Args:
-            max_len: T; a longer fragment makes several sequences. None for the longest fragment's length.
-            state_column: Column of which each sequence keeps only the first, (B, …); None for none.
+            max_len: T; a longer fragment makes several sequences. None: the longest fragment's length.
+            state_column: Column of which each sequence keeps only the first value, (B, …); None: no column.
 
         Returns:
             The columns as (B, T, …), and ``seq_lens`` (B,), ``loss_mask`` (B, T).
 
         Raises:
-            ArgumentError: ``max_len`` is no whole number above 0, or there is no column ``unroll_id``.
-            ContractError: These are sequences already, or rows of equal ``unroll_id`` are not neighbours in order of
+            ArgumentError: ``max_len`` is not a whole number above 0, or the column ``unroll_id`` is missing.
+            ContractError: The batch has sequences already, or rows of equal ``unroll_id`` are not adjacent in order of
                 time.
         """
         if max_len is None:
@@ -209,16 +197,16 @@ class SampleBatch(Rows):
         return SampleBatch(pad(self))
 
     def unpad(self, state_column: str | None = "state_in") -> SampleBatch:
-        """Make rows again of what `right_zero_pad` or `PadSequences` made, exactly.
+        """Turn sequences of `right_zero_pad` or `PadSequences` back into rows, exactly.
 
         Args:
-            state_column: As it was given there.
+            state_column: As given there.
 
         Returns:
             A batch of n rows, columns (n, …).
 
         Raises:
-            ContractError: These are no sequences, or a column is not (B, T, …).
+            ContractError: The batch has no sequences, or a column is not (B, T, …).
         """
         return SampleBatch(UnpadSequences(state_column)(self))
 
@@ -228,99 +216,99 @@ class SampleBatch(Rows):
     def concat(cls, batches: Sequence[SampleBatch]) -> SampleBatch:
         """Copy the rows of all batches into one, in order.
 
-        Batches of one collector fit together. Those of several have ids in common, unless each collector was made with
-        a ``stream`` of its own.
+        Ids of one collector's batches are unique. Batches of several collectors share ids, unless each collector has
+        its own ``stream``.
 
         Returns:
             A new batch; its arrays are copies.
 
         Raises:
-            ArgumentError: There is no batch, or they differ in columns, or in a column's structure, dtype or shape per
-                row; names the columns.
+            ArgumentError: No batch is given, or batches differ in columns, or in a column's structure, dtype or shape
+                per row; names the columns.
         """
         return SampleBatch(join_columns([batch._columns for batch in batches]))
 
     # --- other libraries, and files
 
     def to_torch(self, device: Any = None, *, pin_memory: bool = False) -> dict[str, Tree]:
-        """Columns as torch tensors, trees as trees of them.
+        """Convert columns to torch tensors, and trees to trees of tensors.
 
-        On the CPU they share the arrays' memory: writing to one writes to the other. Copied are arrays that torch
-        cannot share: read-only, reversed, unaligned, or of foreign byte order.
+        On the CPU, tensors share the arrays' memory: writing to one writes to the other. Arrays that torch cannot share
+        (read-only, reversed, unaligned, or of foreign byte order) are copied.
 
         Args:
-            device: Where the tensors are to be; None for the CPU.
-            pin_memory: Copy into page-locked memory first, from which a GPU fetches while this thread goes on.
+            device: Device of the tensors; None for the CPU.
+            pin_memory: Copy to page-locked memory first, so that the transfer to a GPU runs in the background.
 
         Returns:
             Name to tensor (n, …) of the column's dtype, or to a tree of tensors.
 
         Raises:
             MissingExtraError: torch is not installed.
-            ArgumentError: Columns are of Python objects, texts or another dtype that torch lacks; names them. `drop`
-                leaves them out. Or memory is to be pinned, and torch finds no GPU.
+            ArgumentError: torch lacks a column's dtype (Python objects, strings, …); names the columns: `drop` them. Or
+                memory is to be pinned, and torch finds no GPU.
         """
         return as_tensors(self._columns, device, pin_memory=pin_memory)
 
     def to_jax(self, device: Any = None) -> dict[str, Tree]:
-        """Columns as JAX arrays, trees as trees of them.
+        """Convert columns to JAX arrays, and trees to trees of JAX arrays.
 
-        On the CPU, columns of 64 KiB and more share their memory with the arrays: do not write to them any more. JAX
-        copies what it cannot share: smaller, read-only or strided columns, and 64-bit numbers, which become 32-bit ones
-        unless ``jax_enable_x64`` is set.
+        On the CPU, columns of 64 KiB and more share their memory with the JAX arrays: do not write to them afterwards.
+        JAX copies smaller, read-only or strided columns, and 64-bit numbers, which become 32-bit unless
+        ``jax_enable_x64`` is set.
 
         Args:
-            device: Where the arrays are to be, a ``jax.Device`` or sharding; None for the CPU.
+            device: A ``jax.Device`` or sharding; None for the CPU.
 
         Returns:
             Name to array (n, …), or to a tree of arrays.
 
         Raises:
             MissingExtraError: jax is not installed.
-            ArgumentError: Columns are of Python objects or texts; names them. `drop` leaves them out.
+            ArgumentError: Columns are of Python objects or strings; names them: `drop` them.
         """
         return as_jax(self._columns, device)
 
     def to_tensordict(self, device: Any = None) -> Any:
-        """Columns as a ``tensordict.TensorDict`` of batch size (n,), of the tensors that `to_torch` gives.
+        """Convert to a ``tensordict.TensorDict`` of batch size (n,), with the tensors of `to_torch`.
 
-        Dicts become nested ones; so do tuples, with the keys ``"0"``, ``"1"``, ….
+        Dicts become nested TensorDicts; tuples, too, with the keys ``"0"``, ``"1"``, ….
 
         Args:
             device: As in `to_torch`.
 
         Raises:
             MissingExtraError: tensordict or torch is not installed.
-            ArgumentError: As of `to_torch`; or two keys of one dict are the same as texts.
+            ArgumentError: As in `to_torch`; or two keys of a dict are equal as strings.
         """
         return as_tensordict(self._columns, self._n, device)
 
     def to_rllib(self) -> Any:
-        """Columns as RLlib's ``SampleBatch``, not copied.
+        """Convert to RLlib's ``SampleBatch``, not copied.
 
-        ``next_obs`` is called ``new_obs`` there, ``terminated`` ``terminateds``, ``truncated`` ``truncateds``, ``logp``
-        ``action_logp``, ``values`` ``vf_preds``; the other columns keep their names.
+        RLlib's names: ``next_obs`` becomes ``new_obs``, ``terminated`` ``terminateds``, ``truncated`` ``truncateds``,
+        ``logp`` ``action_logp``, ``values`` ``vf_preds``; other columns keep their names.
 
         Returns:
             A ``ray.rllib.policy.sample_batch.SampleBatch`` that shares the arrays.
 
         Raises:
             MissingExtraError: ray is not installed.
-            ArgumentError: These are sequences, or a column already has the name that another gets.
+            ArgumentError: The batch has sequences, or RLlib's name of a column exists already.
         """
         return as_sample_batch(self._columns)
 
     def save(self, path: FilePath) -> None:
         """Write the batch to a file, by its suffix: ``.npz`` for numpy, or ``.parquet`` (extra ``parquet``).
 
-        The file is there as a whole or not at all, and holds no pickle. Parquet has bools, ints, floats of up to 64
-        bits and texts.
+        The file is written atomically and contains no pickle. Parquet holds bools, ints, floats of up to 64 bits and
+        strings.
 
         Raises:
-            ArgumentError: The suffix is neither.
-            SerialisationError: Columns are of Python objects, or else of what the file cannot hold; names them.
+            ArgumentError: Another suffix.
+            SerialisationError: The file cannot hold a column, e.g. of Python objects; names the columns.
             MissingExtraError: pyarrow is not installed.
-            OSError: The file cannot be written; an old one is as it was.
+            OSError: The file cannot be written; an old file is unchanged.
         """
         if suffix_of(path) == ".npz":
             write_npz(path, "SampleBatch", {"": self._columns}, {})
@@ -336,7 +324,7 @@ class SampleBatch(Rows):
 
         Raises:
             ArgumentError: The suffix is neither ``.npz`` nor ``.parquet``.
-            CheckpointError: There is no such file, it is damaged, or holds something else.
+            CheckpointError: The file does not exist, is damaged, or holds something else.
             MissingExtraError: pyarrow is not installed.
         """
         columns = read_npz(path, "SampleBatch")[0].get("") if suffix_of(path) == ".npz" else read_parquet(path)

@@ -1,4 +1,4 @@
-"""`SampleTarget` and `BatchSchedule`: how much one batch, or a row of batches, is to hold."""
+"""`SampleTarget` and `BatchSchedule`: the size of one batch, and of a series of batches."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class SampleTarget:
     """The amount of one batch.
 
     Attributes:
-        unit: What is counted.
-        amount: How much of it, 1 at least.
+        unit: The unit.
+        amount: Number of units, at least 1.
     """
 
     unit: Unit
@@ -31,13 +31,13 @@ class SampleTarget:
 def sample_target(
     amounts: Mapping[Unit, int | None], steps: int | None, count_by: Unit, call: str = "collect"
 ) -> SampleTarget:
-    """Return the amount that was given.
+    """Return the size of a batch from a call's arguments.
 
     Args:
-        amounts: What was given of each.
-        steps: What was given of ``count_by``.
-        count_by: What is counted where nothing else is said.
-        call: Who was given them, for messages.
+        amounts: Arguments by unit, None if not given.
+        steps: The argument ``steps``, in units of ``count_by``.
+        count_by: Unit of ``steps``.
+        call: Name of the call, for messages.
 
     Raises:
         ArgumentError: Not exactly one positive amount.
@@ -56,10 +56,10 @@ def sample_target(
 
 
 def count_from(value: object, what: str) -> int:
-    """An integer of at least 1.
+    """Check that a value is an integer of at least 1, and return it.
 
     Raises:
-        ArgumentError: It is none.
+        ArgumentError: Not such an integer.
     """
     number = whole_number(value)
     if number is None or number < 1:
@@ -68,15 +68,15 @@ def count_from(value: object, what: str) -> int:
 
 
 class BatchSchedule:
-    """Batches one after the other, until there is enough of them.
+    """A series of batches of one size, up to a total.
 
     Args:
-        goal: What each is to hold.
-        total: How much of that unit they are to hold together; the last one then holds what is left. None: no end.
+        goal: Size of each batch.
+        total: Total in the same unit; the last batch has the rest. None: no end.
 
     Attributes:
         total: As given.
-        done: How much was delivered.
+        done: Amount delivered.
     """
 
     def __init__(self, goal: SampleTarget, total: int | None) -> None:
@@ -84,13 +84,13 @@ class BatchSchedule:
 
     @property
     def next_goal(self) -> SampleTarget | None:
-        """Return the amount of the next batch; None if there is enough."""
+        """Return the size of the next batch; None if the total is reached."""
         if self.total is None:
             return self._goal
         left = min(self._goal.amount, self.total - self.done)
         return SampleTarget(self._goal.unit, left) if left > 0 else None
 
     def done_with(self, goal: SampleTarget, batch: MultiAgentBatch) -> int:
-        """Return how much is delivered once this batch is, which was collected for a goal."""
+        """Return the amount delivered after this batch, which was collected for ``goal``."""
         amounts = {"env_steps": batch.env_steps, "agent_steps": batch.agent_steps, "episodes": goal.amount}
         return self.done + amounts[goal.unit]

@@ -1,4 +1,4 @@
-"""Callbacks, which are called while a collector collects, and some that are ready to use."""
+"""Base class of callbacks, called while a collector collects, and ready-made loggers."""
 
 from marlvec.collect.callbacks.callback import HOOKS, Callback, LossReason
 from marlvec.collect.callbacks.callback_list import CallbackLike

@@ -1,4 +1,4 @@
-"""`AppendFile`: a file to which whole records are appended, each once, whatever fails meanwhile."""
+"""`AppendFile`: appends whole records to a file, each exactly once, even after failed writes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["AppendFile"]
 
 
 class AppendFile:
-    """Records wait until `flush`, which writes all of them.
+    """Buffers records until `flush`, which writes all of them.
 
-    Where the disk is full, or Ctrl-C comes at any line, the file has none of those that waited, and they wait for the
-    next `flush`. A pipe keeps what it has got.
+    If the disk is full, or at Ctrl-C, none of the buffered records is in the file, and the next `flush` writes them.
+    A pipe cannot take bytes back.
 
     Args:
-        path: The file. What it holds already stays.
+        path: The file; records are appended to its content.
 
     Raises:
-        OSError: It cannot be written to.
+        OSError: The file is not writable.
     """
 
     def __init__(self, path: FilePath) -> None:
@@ -29,18 +29,18 @@ class AppendFile:
         self._waiting: list[bytes] = []
 
     def add(self, record: bytes) -> None:
-        """Have a record wait."""
+        """Buffer a record."""
         self._waiting.append(record)
 
     def forget(self) -> None:
-        """Drop the records that wait."""
+        """Drop the buffered records."""
         self._waiting = []
 
     def flush(self) -> None:
-        """Write the records that wait, all of them or none.
+        """Write all buffered records, or none.
 
         Raises:
-            OSError: They cannot be written, e.g. because the disk is full.
+            OSError: The write failed, e.g. because the disk is full.
         """
         if not (waiting := self._waiting):
             return
@@ -60,16 +60,16 @@ class AppendFile:
 
     @property
     def size(self) -> int | None:
-        """Bytes in the file; None of a pipe."""
+        """Size of the file in bytes; None for a pipe."""
         about = os.fstat(self._file.fileno())
         return about.st_size if stat.S_ISREG(about.st_mode) else None
 
     def truncate(self, size: int) -> None:
-        """Cut off what is behind a place."""
+        """Truncate the file to ``size`` bytes."""
         self._file.truncate(size)
 
     def close(self) -> None:
-        """Write what waits, and close the file. May be called twice."""
+        """Write the buffered records, and close the file. May be called twice."""
         if not self._file.closed:
             with self._file:
                 self.flush()

@@ -1,4 +1,4 @@
-"""`Callback`: the base class of what is called while collecting."""
+"""`Callback`: base class of objects that a collector calls while collecting."""
 
 from __future__ import annotations
 
@@ -29,68 +29,66 @@ HOOKS = (
 
 
 class Callback:
-    """Is called while a collector collects. Override what you need; the rest costs nothing.
+    """Hooks that a collector calls while collecting. Override the hooks you need; the others cost nothing.
 
-    Of each episode: created, started, its steps, and at last either its end or its loss; then that of the batch. All
-    of this is the same in every autoreset mode. Where several things happen in one step of the envs, steps come first,
-    then losses, ends, and the episodes that begin, each in the order of the envs.
+    For each episode: created, started, its steps, then its end or its loss; and once per batch `on_sample_end`. The
+    order is the same in every autoreset mode. Within one step of the envs: steps, losses, ends, new episodes; each in
+    env order.
 
-    What a callback raises, with a note that names it, comes out of `Collector.collect` (or ``reset``) once the step of
-    the envs is finished and all other callbacks were called for it. Nothing is lost then: the next call goes on. Where
-    `on_sample_end` fails the batch is not returned, and its rows come in the next one: callbacks may see them twice.
+    If a callback raises, `Collector.collect` (or ``reset``) raises the error, with a note that names the callback, once
+    the step is finished and all other callbacks were called for it. No data is lost: the next call continues. If
+    `on_sample_end` raises, the batch is not returned, and the next batch has its rows: callbacks may see them twice.
 
-    A callback may be given to several collectors. While it is called for a step, its collector can neither collect nor
-    reset.
+    Several collectors may share a callback. During a hook, its collector can neither collect nor reset.
     """
 
     def on_episode_created(self, episode: RunningEpisode) -> None:
-        """An episode is there, with a policy for each agent; its first rows have not met a connector yet."""
+        """Called when an episode has a policy for each agent, before connectors get its first rows."""
 
     def on_episode_start(self, episode: RunningEpisode) -> None:
-        """The first observations of an episode have passed the agent connectors. Comes once."""
+        """Called once per episode, when its first observations have passed the agent connectors."""
 
     def on_episode_step(self, step: EpisodeStep) -> None:
-        """Some envs have made a step: all of them in one call. The beginning of an episode is no step."""
+        """Called once for each step of some envs, with all of these envs. A reset is not a step."""
 
     def on_episode_end(self, episode: RunningEpisode, record: EpisodeRecord) -> None:
-        """An episode is over, and its last rows have passed the agent connectors.
+        """Called when an episode has ended and its last rows have passed the agent connectors.
 
-        Numbers put into ``episode.custom`` here still count. `Metrics` has the record when this is through.
+        Numbers put into ``episode.custom`` here still count. `Metrics` gets the record after this hook.
         """
 
     def on_episode_lost(self, episode: RunningEpisode, why: LossReason) -> None:
-        """An episode was lost, there is no record of it, and it will have no end.
+        """Called when a running episode is lost: it has no record, and `on_episode_end` is not called for it.
 
         Args:
-            episode: Which.
-            why: ``"fault"``: of its env, or of one beside it in the same worker. ``"restart"``: its env raised
-                `RestartQuietly`. ``"reset"``: `Collector.reset` was called while it ran. ``"interrupt"``:
-                Ctrl-C, or an error of an env or a connector, came in the middle of a tick; called in the next
-                `collect`.
+            episode: The episode.
+            why: ``"fault"``: its env failed, or another env in the same worker. ``"restart"``: its env raised
+                `RestartQuietly`. ``"reset"``: `Collector.reset` was called. ``"interrupt"``: Ctrl-C, or an error of an
+                env or a connector, in the middle of a tick; the hook is called in the next `collect`.
         """
 
     def on_sample_end(self, batch: MultiAgentBatch, metrics: Metrics) -> None:
-        """A batch is about to be returned; metrics are the collector's."""
+        """Called before a batch is returned, with the collector's metrics."""
 
     def on_collector_created(self, collector: Any) -> None:
-        """A collector was built with this callback; nothing was collected yet. What it raises, the constructor raises.
+        """Called at the end of the constructor of `Collector`, which passes on errors raised here.
 
         Args:
             collector: The `Collector`.
         """
 
     def on_collector_start(self, place: Any) -> None:
-        """Called when one of many collectors was built, by `marlvec.distributed.Collectors` alone.
+        """Called by `marlvec.distributed.Collectors` only, when one of its collectors was built.
 
         Args:
             place: Its `marlvec.distributed.Place`.
         """
 
     def on_collector_lost(self, place: Any, why: str, requests: int) -> None:
-        """Called when one of many collectors is gone, by `marlvec.distributed.Collectors` alone.
+        """Called by `marlvec.distributed.Collectors` only, when one of its collectors was lost.
 
         Args:
             place: Its `marlvec.distributed.Place`.
             why: As in `marlvec.distributed.Accounting`.
-            requests: How many requests were lost with it.
+            requests: Number of requests lost with it.
         """

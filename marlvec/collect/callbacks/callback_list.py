@@ -1,4 +1,4 @@
-"""`CallbackList`: calls all callbacks, and raises what they raise once the data is safe."""
+"""`CallbackList`: calls all callbacks of a collector, and raises their errors once the data is safe."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ Listener = tuple[str, Callable[..., object]]
 
 
 class CallbackList:
-    """The callbacks of one collector, of which there may be none.
+    """The callbacks of one collector; may be empty.
 
-    No callback misses a step: what one raises waits until all have been called for the step and the collector is
-    done with it. Then `raise_held` raises it.
+    No callback misses a step: errors are held until all callbacks were called for the step and the collector has
+    processed it. Then `raise_held` raises them.
 
     Args:
-        callbacks: What to call, in this order.
+        callbacks: The callbacks, in calling order.
         envs, metrics: The collector's.
 
     Raises:
-        ArgumentError: Something is no callback.
+        ArgumentError: An entry is not a callback.
 
     Attributes:
         callbacks: As given.
-        follows: Whether any of them has a hook for episodes.
+        follows: Whether any callback has a hook for episodes.
     """
 
     def __init__(self, callbacks: Iterable[CallbackLike], envs: VectorEnv, metrics: Metrics) -> None:
@@ -59,24 +59,24 @@ class CallbackList:
         self._running_hook = ""
 
     def collector_created(self, collector: object) -> None:
-        """The collector is built.
+        """Call `on_collector_created`.
 
         Raises:
-            BaseException: What a callback raised, with a note that names it.
+            BaseException: A callback's error, with a note that names the callback.
         """
         if self._listeners["on_collector_created"]:
             self._call("on_collector_created", collector)
             self.raise_held()
 
     def step(self, env_step: EnvStep) -> None:
-        """Some envs have made a step; what was lost in it is none."""
+        """Call `on_episode_step` for the envs that stepped, without lost episodes."""
         if self._listeners["on_episode_step"] and not env_step.fault.all():
             rows = np.flatnonzero(~env_step.fault)
             step = EpisodeStep(env_step, rows, self._running_N, self._envs, self._metrics)
             self._call("on_episode_step", step)
 
     def lose(self, env_ids: NDArray[np.int64], reasons: Sequence[LossReason]) -> None:
-        """Episodes were lost; envs in which none ran are passed over."""
+        """Call `on_episode_lost` for the running episodes of these envs."""
         for i, why in zip(env_ids.tolist(), reasons, strict=True):
             if (episode := self._running_N[i]) is not None:
                 if episode.stage == "running":
@@ -84,7 +84,7 @@ class CallbackList:
                 self._running_N[i] = None
 
     def get_state(self) -> State:
-        """The running episodes as callbacks have left them."""
+        """Return the running episodes, with the custom numbers of callbacks."""
         found = [
             None if one is None else [one.stage, list(one.policies), dict(one.custom), one.rng_state]
             for one in self._running_N.tolist()
@@ -92,13 +92,13 @@ class CallbackList:
         return {"running": found}
 
     def prepare(self, state: State, episodes: EpisodeTracker) -> Callable[[int, Mapping[int, str]], None]:
-        """Validate a state from `get_state()`; return a function that installs it, after the accounts of episodes.
+        """Validate a state from `get_state()`; return a function that installs it, after the episode tracker's state.
 
-        That is called with the collector's seed, and policy ids by number; episodes of which nothing is known, because
-        no callback was there that follows them, are taken as they are.
+        Call that function with the collector's seed and the policy ids by number. If the state has no episodes, because
+        no callback followed them, the function builds them from the tracker.
 
         Raises:
-            ArgumentError: It is none.
+            ArgumentError: Not a valid state.
         """
         where = "running episodes of callbacks"
         saved = check_fields(state, ("running",), where)["running"]
@@ -122,16 +122,16 @@ class CallbackList:
 
     @property
     def running_hook(self) -> str:
-        """The hook that is being called, or ``""``."""
+        """Name of the hook that is being called, or ``""``."""
         return self._running_hook
 
     def lose_all(self, why: LossReason) -> None:
-        """Report all running episodes as lost, because new ones begin."""
+        """Report all running episodes as lost."""
         self._created.clear()
         self.lose(np.arange(len(self._running_N)), [why] * len(self._running_N))
 
     def end(self, episodes: FinishedEpisodes) -> None:
-        """Episodes have ended; what callbacks have noted goes into their records."""
+        """Call `on_episode_end`; copy the callbacks' custom numbers into the records."""
         for i, env_id in enumerate(episodes.env_id.tolist() if self.follows else ()):
             episode: RunningEpisode = self._running_N[env_id]
             self._end(episode, episodes.record(i, episode.custom))
@@ -149,7 +149,7 @@ class CallbackList:
     def create(
         self, env_ids: NDArray[np.int64], episodes: EpisodeTracker, policy_ids: Mapping[int, str], entropy: int
     ) -> None:
-        """Episodes are about to begin."""
+        """Call `on_episode_created` for new episodes."""
         for i in env_ids.tolist():
             policies = tuple(policy_ids[k] for k in episodes.policy_NA[i].tolist())
             episode = RunningEpisode(*episodes.identity(i), entropy, policies)
@@ -160,16 +160,16 @@ class CallbackList:
             self._call("on_episode_created", episode)
 
     def start(self) -> None:
-        """The episodes created last have begun."""
+        """Call `on_episode_start` for the episodes created last."""
         created, self._created = self._created, []
         for episode in created:
             self._call("on_episode_start", episode)
 
     def raise_held(self) -> None:
-        """Raise what callbacks have raised since it was last asked for: Ctrl-C first, else the first of them.
+        """Raise the callbacks' errors since the last call: Ctrl-C if any, else the first error.
 
         Raises:
-            BaseException: That; notes name the callback, and all others that failed.
+            BaseException: The error; notes name the callback, and all others that failed.
         """
         if self._held:
             first, *others = sorted(self._held, key=lambda error: isinstance(error, Exception))
@@ -180,10 +180,10 @@ class CallbackList:
             raise first
 
     def sample_end(self, batch: MultiAgentBatch) -> None:
-        """A batch is ready.
+        """Call `on_sample_end`.
 
         Raises:
-            BaseException: What a callback raised.
+            BaseException: A callback's error.
         """
         self._call("on_sample_end", batch, self._metrics)
         try:
@@ -204,7 +204,7 @@ class CallbackList:
                     while k < len(listeners):
                         listener, k, episode.stage = listeners[k][1], k + 1, stage  # not interrupted: stores alone
                         listener(*what)  # not interrupted: the function that is called looks for signals
-                # Ctrl-C in here waits for the end of the step, too: then it is as if it had come between two.
+                # Ctrl-C here is held until the end of the step, too, as if it had come between two steps.
                 except BaseException as error:
                     error.add_note(f"in {hook} of {listeners[k - 1][0]}")
                     self._held.append(error)
@@ -214,7 +214,7 @@ class CallbackList:
 
 
 class _NoEpisode:
-    """Placeholder where there is no episode."""
+    """Placeholder of an env without a running episode."""
 
     stage = ""
 
@@ -224,10 +224,10 @@ _STAGES = {"on_episode_created": "running", "on_episode_end": "over", "on_episod
 
 
 def listeners_by_hook(callbacks: Iterable[CallbackLike]) -> dict[str, list[Listener]]:
-    """Per hook, who listens, in order.
+    """Return the listeners of each hook, in calling order.
 
     Raises:
-        ArgumentError: Something is no callback.
+        ArgumentError: An entry is not a callback.
     """
     if isinstance(callbacks, (Callback, Mapping)) or not isinstance(callbacks, Iterable):
         raise ArgumentError(f"callbacks must be a list of callbacks, got {callbacks!r}; write callbacks=[...]")

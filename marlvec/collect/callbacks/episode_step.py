@@ -1,4 +1,4 @@
-"""`EpisodeStep` and `RunningEpisode`: one step of some envs, and an episode, as callbacks get them."""
+"""`EpisodeStep` and `RunningEpisode`: a step of some envs, and a running episode, as arguments of callbacks."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class RunningEpisode(Episode):
         policies: Each agent's policy id.
 
     Attributes:
-        policies: As given: each agent's policy when it was created.
-        custom: Numbers by name, for callbacks to fill; they end up in `EpisodeRecord.custom` and `Metrics.custom`.
+        policies: Each agent's policy id when the episode was created.
+        custom: Numbers by name, for callbacks to fill; copied to `EpisodeRecord.custom` and `Metrics.custom`.
     """
 
     __slots__ = ("custom", "policies", "stage")
@@ -35,25 +35,25 @@ class RunningEpisode(Episode):
         super().__init__(eps_id, env_id, number, entropy)
         self.policies = policies
         self.custom: dict[str, float] = {}
-        self.stage = "running"  # what callbacks were called for: "new", "running", "over"
+        self.stage = "running"  # last stage reported to callbacks: "new", "running", "over"
 
 
 class EpisodeStep:
-    """One step of n envs, in env order; those whose episode was lost in it are not among them.
+    """One step of n envs, in env order, without envs whose episode was lost in it.
 
-    Its arrays are copies, to be kept or changed at will.
+    Its arrays are copies: keep or change them freely.
 
     Args:
-        env_step: What came back from the envs.
-        rows: (n,) which rows of the arrival these are.
-        running_N: (N,) the episode that each env is in.
+        env_step: The envs' results.
+        rows: (n,) positions of these envs in ``env_step``.
+        running_N: (N,) each env's running episode.
         envs, metrics: The collector's.
 
     Attributes:
         env_ids: (n,) int64, ascending.
-        rewards: (n, A) float64, raw, as the envs gave them.
-        terminated, truncated: (n, A) bool, the agent ended in this step.
-        done: (n,) bool, the episode ended in this step.
+        rewards: (n, A) float64, raw rewards of the envs.
+        terminated, truncated: (n, A) bool, whether the agent ended in this step.
+        done: (n,) bool, whether the episode ended in this step.
         metrics: The collector's.
     """
 
@@ -81,19 +81,19 @@ class EpisodeStep:
 
     @cached_property
     def episodes(self) -> list[RunningEpisode]:
-        """The episode that each env made this step in."""
+        """Each env's episode in this step."""
         episodes: list[RunningEpisode] = self._running_n.tolist()
         return episodes
 
     @cached_property
     def infos(self) -> list[Info]:
-        """Each env's infos of this step, ``{agent: {key: value}, "__common__": {key: value}}``; made when asked for."""
+        """Each env's infos of this step, ``{agent: {key: value}, "__common__": {key: value}}``; built when read."""
         agents, ended = self._envs.agents, set(self.env_ids[self.done].tolist())
         found: dict[int, Info] = {}
         for result in self._results:
             ids, stacked = result.env_ids.tolist(), result.infos
             found |= zip(ids, infos_to_list(stacked, agents, len(ids)), strict=True)
-            if self._envs.autoreset.begins_at_once:  # where an episode ended, those are the next one's
+            if self._envs.autoreset.begins_at_once:  # after an episode's end they belong to the next episode
                 finals = zip(ids, infos_to_list(stacked.get("final_info", {}), agents, len(ids)), strict=True)
                 found |= {i: info for i, info in finals if i in ended}
         return [found[i] for i in self.env_ids.tolist()]

@@ -17,27 +17,26 @@ from marlvec.errors import ArgumentError
 
 __all__ = ["JSONLinesLogger"]
 
-_END = 4096  # bytes by which a file is known again
+_END = 4096  # last bytes that identify a file
 
 
 class JSONLinesLogger(Callback):
-    """Writes a line of JSON for each episode that ends: ``pandas.read_json(path, lines=True)`` reads them.
+    """Writes a line of JSON for each finished episode; read them with ``pandas.read_json(path, lines=True)``.
 
     A line is an object with ``eps_id``, ``env_id``, ``number``, ``length``, ``return`` (the team's, the sum over all
-    agents), ``duration``, the lists ``returns``, ``decisions``, ``present`` and ``policies`` in the order of the
-    agents, and ``custom``. Callbacks before it in the list have put their numbers into ``custom`` by then; NaN and
-    infinities are null. All numbers are that episode's own, nothing is a mean over several; what
-    `Metrics.add_value` is given belongs to no episode and is not here. Lines are on disk at the end of each batch;
-    where the disk was full, or Ctrl-C came, at that of the next one. Close it, or use it in a ``with`` block.
+    agents), ``duration``, the lists ``returns``, ``decisions``, ``present`` and ``policies`` in agent order, and
+    ``custom``: numbers of callbacks that precede the logger. NaN and infinities are null. Values given to
+    `Metrics.add_value` belong to no episode and are not written. Lines are on disk at the end of each batch; after a
+    full disk or Ctrl-C, at the end of the next one. Close it, or use it in a ``with`` block.
 
-    In a training that goes on from a checkpoint its collector brings its state back: lines that a run that was killed
-    had written after the checkpoint are cut off, for their episodes come again.
+    If training resumes from a checkpoint, lines that were written after the checkpoint are cut off: their episodes are
+    collected again.
 
     Args:
-        path: The file. What it holds already stays.
+        path: The file; lines are appended to its content.
 
     Raises:
-        OSError: It cannot be written to.
+        OSError: The file is not writable.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -64,22 +63,18 @@ class JSONLinesLogger(Callback):
         self._file.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """Say where the file ends.
-
-        Returns:
-            How long it is, and a digest of its end, as plain data.
-        """
+        """Return the file's size and a digest of its end, as plain data."""
         size = self._size()
         return {"bytes": size, "end": self._digest_before(size)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Cut off what was written after `state_dict` was called. A file that is another one stays as it is.
+        """Cut off lines that were written after `state_dict` was called. A different file stays unchanged.
 
         Args:
-            state: What it gave.
+            state: A state from `state_dict`.
 
         Raises:
-            ArgumentError: It is something else.
+            ArgumentError: Not such a state.
         """
         if state.keys() != {"bytes", "end"}:
             raise ArgumentError(f"expected the state of a JSONLinesLogger, got {list(state)}")
@@ -88,7 +83,7 @@ class JSONLinesLogger(Callback):
             self._file.truncate(size)
 
     def _size(self) -> int:
-        """In bytes, once all lines are in it; 0 of a pipe."""
+        """Return the file's size in bytes, after writing all lines; 0 for a pipe."""
         self._file.flush()
         return self._file.size or 0
 

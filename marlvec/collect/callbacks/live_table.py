@@ -31,24 +31,24 @@ _COLLECTORS = 32
 
 
 class LiveTable(Callback):
-    """A table that keeps up: env steps a second, returns and lengths, own numbers, where the time goes.
+    """A live table: env steps a second, returns and lengths, custom numbers, seconds per part of the loop.
 
-    The team's return is the sum over all agents; below are those of each policy's agents. Means and ranges
-    are over the last episodes; what `Metrics.add_value` was given is shown as it was given last. Of many
-    collectors (`marlvec.distributed.Collectors`) each has a line, the first 32: how often it was restarted, by how many
-    versions its rows were behind, the share of its time that it waited for requests, and its env steps.
+    The team's return is the sum over all agents; further rows show the returns of each policy's agents. Means and
+    ranges are over the last episodes; `Metrics.add_value` shows its last value. Each of many collectors
+    (`marlvec.distributed.Collectors`, the first 32) has a row: restarts, versions that its rows were behind, share of
+    time spent waiting for requests, and env steps.
 
-    On a terminal it is redrawn in place. Where there is none, as in a log file, a plain line comes now and then. Close
-    it, or use it in a ``with`` block; what it showed last stays.
+    On a terminal the table is redrawn in place. Elsewhere, as in a log file, a plain line is printed now and then.
+    Close it, or use it in a ``with`` block; the last drawing remains.
 
     Args:
-        total_env_steps: How many are to come, if that is known; there is a bar then, and the time that is left.
-        title: Stands above it.
+        total_env_steps: Planned env steps, for a progress bar and the remaining time; None: no bar.
+        title: Title of the table.
         console: A rich console to draw on; None for one on stdout.
-        policies: Whose returns to show; None: those of all, which with a pool of opponents is a long table.
-        window: Number of last episodes that returns and lengths are over; not more than the metrics' own.
-        refresh_seconds: Least time between two drawings.
-        plain_seconds: Least time between two plain lines.
+        policies: Policy ids whose returns to show; None: all (a long table with a pool of opponents).
+        window: Number of last episodes for returns and lengths; at most the metrics' window.
+        refresh_seconds: Least seconds between two drawings.
+        plain_seconds: Least seconds between two plain lines.
 
     Raises:
         ArgumentError: A number is not positive.
@@ -75,7 +75,7 @@ class LiveTable(Callback):
         self._console = console or Console()
         self._draws = (self._console.is_terminal and not self._console.is_dumb_terminal) or self._console.is_jupyter
         self._pause = refresh_seconds if self._draws else plain_seconds
-        self._due = 0.0  # at once; then, without a terminal, only when a while has gone by
+        self._due = 0.0  # time of the next drawing
         self._live: Live | None = None
         self._metrics: Metrics | None = None
         self._past: deque[tuple[float, int]] = deque()
@@ -127,11 +127,11 @@ class LiveTable(Callback):
 
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
-            weakref.finalize(self, self._live.stop)  # it was not closed: give the terminal its cursor back
+            weakref.finalize(self, self._live.stop)  # restores the terminal's cursor if close() is not called
         self._live.update(self._table(metrics, speed), refresh=True)
 
     def _speed(self, metrics: Metrics) -> float:
-        """Env steps a second of late."""
+        """Return recent env steps a second."""
         now = perf_counter()
         self._past.append((now, metrics.env_steps))
         while len(self._past) > 2 and self._past[1][0] <= now - _PACE_SECONDS:
@@ -148,7 +148,7 @@ class LiveTable(Callback):
         )
 
     def _shown(self, metrics: Metrics) -> tuple[str, ...]:
-        """Policies that have a row."""
+        """Return the policies that get a row."""
         return metrics.policies if self._policies is None else self._policies
 
     def _line(self, metrics: Metrics, speed: float) -> str:
@@ -205,7 +205,7 @@ class LiveTable(Callback):
 
 
 def _bar(done: int, total: int, speed: float) -> RenderableType:
-    """Return the progress, and the time that is left."""
+    """Return a progress bar with the remaining time."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
@@ -220,7 +220,7 @@ def _cells(found: Mapping[str, Stats]) -> list[str]:
 
 
 def _of_collector(stats: CollectorStats) -> tuple[str, str, str, str]:
-    """Restarts, lag, share of waiting, env steps."""
+    """Return a collector's cells: restarts, lag, share of waiting, env steps."""
     return f"{stats.restarts}", f"{stats.lag}", f"{stats.waiting:.0%}", f"{stats.env_steps:,}"
 
 

@@ -1,4 +1,4 @@
-"""`TensorBoardLogger`: metrics as TensorBoard's event files."""
+"""`TensorBoardLogger`: writes metrics to TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from marlvec.errors import ArgumentError, MissingExtraError
 
 __all__ = ["TensorBoardLogger"]
 
-_numbers = count()  # of the files of this process
+_numbers = count()  # numbers of this process' files
 
 
 class TensorBoardLogger(Callback):
-    """Writes the metrics into a folder for TensorBoard after each batch, over the env steps made until then.
+    """Writes metrics for TensorBoard after each batch; the x axis is the collector's env steps.
 
-    Scalars, where there is something to write:
+    Scalars, if they have a value:
 
-    - ``episodes/return_mean``, ``_min``, ``_max``, over the metrics' window: team returns, sums over all agents; and so
-      ``length`` (env steps) and ``duration``;
+    - ``episodes/return_mean``, ``_min``, ``_max``, over the metrics' window: team returns, sums over all agents;
+      also ``length`` (env steps) and ``duration``;
     - ``policies/ID/…`` and ``agents/NAME/…``, the same curves per policy and per agent;
-    - ``custom/NAME``, what `Metrics.add_value` was given last;
-    - ``custom/NAME_mean``, over the window's episodes, of what callbacks put into ``episode.custom``;
-    - ``totals/…``: agent steps, episodes, and what was lost;
+    - ``custom/NAME``, the last value given to `Metrics.add_value`;
+    - ``custom/NAME_mean``, over the window's episodes, of the numbers in ``episode.custom``;
+    - ``totals/…``: agent steps, episodes, and lost ones;
     - ``collectors/restarts``, ``lag_max`` and ``waiting_mean``, of many collectors (`marlvec.distributed.Collectors`);
-    - ``speed/env_steps_per_second`` since the batch before, and ``seconds/TIMER`` spent on each part meanwhile.
+    - ``speed/env_steps_per_second`` and ``seconds/TIMER`` of each part of the loop, both since the previous batch.
 
-    All is on disk when the hook returns. Close it, or use it in a ``with`` block. Needs ``marlvec[tensorboard]``, which
-    brings no torch.
+    All data is on disk when the hook returns. Close it, or use it in a ``with`` block. Needs ``marlvec[tensorboard]``,
+    which does not install torch.
 
-    In a training that goes on from a checkpoint its collector brings its state back: curves go on at their step, and
-    TensorBoard forgets what a run that was killed had written after the checkpoint.
+    If training resumes from a checkpoint, curves continue at its step, and TensorBoard drops points that were written
+    after the checkpoint.
 
     Args:
-        folder: Where to. Each logger writes a file of its own there.
-        agents: Whether to write a curve for each agent, too.
-        policies: Whose curves to write; None: those of all, which with a pool of opponents are many.
-        first_step: How many env steps were made before, where a collector counts from 0 again.
+        folder: The folder; each logger writes its own file there.
+        agents: Whether to also write a curve for each agent.
+        policies: Policy ids whose curves to write; None: all (many with a pool of opponents).
+        first_step: Env steps made earlier, if the collector counts from 0 again.
 
     Raises:
         MissingExtraError: TensorBoard is not installed.
@@ -72,8 +72,8 @@ class TensorBoardLogger(Callback):
             ) from error
         self._event, self._summary, self._session, self._records = Event, Summary, SessionLog, RecordWriter
         Path(folder).mkdir(parents=True, exist_ok=True)
-        # Named as by TensorBoard's own writer: files are read in the order of their names. (That writer has a thread,
-        # which ends where the disk is full.)
+        # Named like the files of TensorBoard's writer, since files are read in order of their names. (That writer has
+        # a thread, which ends when the disk is full.)
         name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
         self._file = AppendFile(Path(folder) / name)
         try:
@@ -96,13 +96,13 @@ class TensorBoardLogger(Callback):
             **self._pace(metrics),
         }
         summary = self._summary(value=[self._summary.Value(tag=k, simple_value=v) for k, v in values.items()])
-        self._file.forget()  # what a call that failed has left is of the same batch
+        self._file.forget()  # records left by a failed call belong to the same batch
         self._write(step=self._first_step + metrics.env_steps, summary=summary)
         self._began, self._env_steps = time.perf_counter(), metrics.env_steps
         self._seconds = {name: timer.seconds for name, timer in metrics.timers.items()}
 
     def _write(self, **fields: Any) -> None:
-        """Write an event, now."""
+        """Write an event with the current time."""
         record = io.BytesIO()
         self._records(record).write(self._event(wall_time=time.time(), **fields).SerializeToString())
         self._file.add(record.getvalue())
@@ -116,21 +116,17 @@ class TensorBoardLogger(Callback):
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        """Say how far it has come.
-
-        Returns:
-            Env steps and seconds on each part, as plain data.
-        """
+        """Return the env steps and the seconds spent on each part so far, as plain data."""
         return {"first_step": self._first_step, "env_steps": self._env_steps, "seconds": dict(self._seconds)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called; later points of that run, if any are in the folder, are not shown.
+        """Continue from the state's env step; TensorBoard hides later points of that run.
 
         Args:
-            state: What it gave.
+            state: A state from `state_dict`.
 
         Raises:
-            ArgumentError: It is something else.
+            ArgumentError: Not such a state.
         """
         if state.keys() != {"first_step", "env_steps", "seconds"}:
             raise ArgumentError(f"expected the state of a TensorBoardLogger, got {list(state)}")

@@ -1,4 +1,4 @@
-"""`ColumnForm`: structure, shapes and dtypes of a column, which its first value settles for all that follow."""
+"""`ColumnForm`: structure, shapes and dtypes of a column, fixed by its first value."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _FIRST = tuple(name for name in COLUMNS if name not in _LATE_ANSWERS)
 
 
 def order_columns(columns: Mapping[str, Tree]) -> dict[str, Tree]:
-    """Columns of a batch in their order: the collector's, then what connectors and policy added, as it came."""
+    """Sort a batch's columns: the collector's first, then those that connectors and policy added, in their order."""
     names = [name for name in _FIRST if name in columns]
     names += [name for name in columns if name not in COLUMNS]
     return {name: columns[name] for name in (*names, *(name for name in columns if name in _LATE_ANSWERS))}
@@ -61,13 +61,13 @@ class ColumnForm:
     """The form of one column: structure, dtypes and shapes of its first value.
 
     Args:
-        owner: Who gives it, for messages, e.g. ``"policy 'main'"``.
+        owner: Source of the column, for messages, e.g. ``"policy 'main'"``.
         name: The column's name.
         value: The first value, a tree of arrays (n, …).
 
     Attributes:
         name: As given.
-        dtype, shape: Those of one bare array, without the first axis; None for a tree.
+        dtype, shape: Of a bare array, without the first axis; None for a tree.
     """
 
     __slots__ = ("_kinds", "_names", "_owner", "_skeleton", "dtype", "name", "shape")
@@ -87,7 +87,7 @@ class ColumnForm:
         self.shape: tuple[int, ...] | None = self._kinds[0][1] if is_bare else None
 
     def fit(self, value: Tree) -> Leaves:
-        """Leaves of a value of this form.
+        """Return the leaves of a value of this form.
 
         Raises:
             ContractError: It differs from the first value in structure, shape or dtype.
@@ -109,14 +109,14 @@ class ColumnForm:
         return [leaf for _, leaf in found]
 
     def room(self, *lead: int, empty: Empty = np.empty) -> Leaves:
-        """Per leaf an array whose first axes are these lengths, made by ``empty``; it may hold anything."""
+        """Allocate an uninitialized array per leaf, with these lengths as first axes."""
         return [empty((*lead, *shape), dtype) for dtype, shape in self._kinds]
 
     def table(self, lanes: int, length: int, empty: Empty = np.empty) -> Leaves:
-        """Per leaf an array (lanes, length, …) that may hold anything, to be written a column at a time.
+        """Allocate an uninitialized array (lanes, length, …) per leaf, to be written one step (all lanes) at a time.
 
-        Wide rows are in the order of a batch. Narrow rows of one step are neighbours: to write each into a cache line
-        of its own takes longer than to sort all at the end.
+        Wide rows are in batch order. Narrow rows of one step are adjacent in memory: sorting them at the end is faster
+        than writing each to its own cache line.
         """
         found = []
         for dtype, shape in self._kinds:
@@ -126,29 +126,29 @@ class ColumnForm:
         return found
 
     def blanks(self, n: int) -> Leaves:
-        """Leaves (n, …) for rows that came before the column did."""
+        """Return leaves (n, …) for rows stored before the column existed."""
         leaves = self.room(n)
         for leaf in leaves:
             if self.name == "action_mask":
-                leaf[...] = True  # until an env gives its first mask everything is allowed
+                leaf[...] = True  # before an env's first mask, every action is allowed
             else:
                 leaf[...] = np.nan if leaf.dtype.kind in "fc" and self.name not in _LATE_ANSWERS else 0
         return leaves
 
     def tree(self, leaves: Leaves) -> Tree:
-        """These leaves in the column's structure."""
+        """Return these leaves in the column's structure."""
         return leaves[0] if self.dtype is not None else map_tree(leaves.__getitem__, self._skeleton)
 
 
 class ColumnForms:
-    """The columns that one policy's rows and answers have.
+    """Forms of the columns of one policy's rows and answers.
 
     Args:
         owner: For messages, e.g. ``"policy 'main'"``.
 
     Attributes:
-        rows: Form by name, of what came out of the agent connectors.
-        answers: Form by name, of the columns that the policy and its action connectors answer with.
+        rows: Form by name, of the agent connectors' output.
+        answers: Form by name, of the output of the policy and its action connectors.
     """
 
     def __init__(self, owner: str) -> None:
@@ -158,7 +158,7 @@ class ColumnForms:
         self._asked = False
 
     def get_state(self) -> State:
-        """The forms, each as a column of no rows."""
+        """Return each form as a column without rows."""
 
         def blank(forms: Mapping[str, ColumnForm]) -> State:
             return plain_columns({name: form.tree(form.room(0)) for name, form in forms.items()}, self._owner)
@@ -167,10 +167,10 @@ class ColumnForms:
 
     @classmethod
     def from_state(cls, state: State, specs: ColumnSpecs, owner: str) -> ColumnForms:
-        """Return the forms of which `get_state` was called.
+        """Rebuild forms from a state of `get_state`.
 
         Raises:
-            ArgumentError: It is no such state, or a column has a dtype or shape that it cannot have.
+            ArgumentError: Not such a state, or a column has an impossible dtype or shape.
         """
         check_fields(state, ("rows", "answers", "asked"), owner)
         forms = cls(owner)
@@ -184,21 +184,21 @@ class ColumnForms:
     def fit_saved(
         self, columns: Mapping[str, Tree], where: str, *, known: Collection[str] | None = None
     ) -> dict[str, Leaves]:
-        """Return the leaves of saved columns, each of which has the form of its name.
+        """Return the leaves of saved columns; each must have the form of its name.
 
         Args:
             columns: Columns of n rows.
-            where: What they belong to, for messages.
-            known: Names of the columns that are compared, and returned; None: all.
+            where: Their owner, for messages.
+            known: Names of the columns to compare and return; None: all.
 
         Raises:
-            ArgumentError: A column has another form, or none.
+            ArgumentError: A column has another form, or no form is known.
         """
         found = {}
         for name in columns if known is None else columns.keys() & set(known):
             form = self.rows.get(name) or self.answers.get(name)
             if form is None:
-                raise ArgumentError(f"{where}: column {name!r} is in no form")
+                raise ArgumentError(f"{where}: column {name!r}: expected a column of these rows, got an unknown one")
             try:
                 found[name] = form.fit(columns[name])
             except ContractError as error:
@@ -206,14 +206,14 @@ class ColumnForms:
         return found
 
     def check_rows(self, rows: Mapping[str, Tree], *, final: bool = False) -> None:
-        """Make sure that rows have the columns they had until now; the first rows settle which these are.
+        """Check that rows have the same columns as the first rows.
 
         Args:
-            rows: Columns of rows behind the agent connectors.
-            final: Whether they are last rows, which may lack what connectors add.
+            rows: Columns after the agent connectors.
+            final: Whether they are last rows, which may lack columns that connectors add.
 
         Raises:
-            ContractError: A column is missing or new, or has a name that is taken.
+            ContractError: A column is missing or new, or its name is reserved.
         """
         if final:
             for name in self.rows:
@@ -224,7 +224,7 @@ class ColumnForms:
 
     def _learn(self, columns: Mapping[str, Tree]) -> None:
         if self.rows and columns.keys() - self.rows.keys() == {"action_mask"} and self.rows.keys() < columns.keys():
-            # An env has given its first mask, in its infos.
+            # An env gave its first mask, in its infos.
             self.rows["action_mask"] = ColumnForm(self._owner, "action_mask", columns["action_mask"])
             return
         if self.rows:
@@ -238,7 +238,7 @@ class ColumnForms:
 
     @property
     def followed(self) -> list[str]:
-        """Columns of rows of which a batch has the successor's, too, as ``next_…``; a state in is the state out."""
+        """Return the columns that a batch also has as ``next_…``; a recurrent ``…_in`` is the previous ``…_out``."""
         return [
             name
             for name in self.rows
@@ -250,14 +250,14 @@ class ColumnForms:
         return [f"next_{name}" for name in self.followed]
 
     def check_answer(self, columns: Mapping[str, Tree], *, asked: bool = True) -> list[Leaves]:
-        """Leaves of an answer's columns, per column of `answers`.
+        """Return the leaves of an answer's columns, per column of `answers`.
 
         Args:
             columns: Columns of n rows.
-            asked: Whether the policy was asked about any of them; what it adds is not known before that.
+            asked: Whether the policy was called for any of the rows; before its first call its columns are unknown.
 
         Raises:
-            ContractError: Columns are missing, new, or have changed their form; or one has a name that is taken.
+            ContractError: A column is missing, is new, has changed its form, or its name is reserved.
         """
         if columns.keys() != self.answers.keys():
             new = {name: column for name, column in columns.items() if name not in self.answers}
@@ -286,7 +286,7 @@ class ColumnForms:
 
 
 def _is_state_in(name: str, answers: Collection[str]) -> bool:
-    """Whether a column is a recurrent state that the policy returns, as ``…_out``."""
+    """Return whether a column is a recurrent state ``…_in`` that the policy returns as ``…_out``."""
     return name.endswith("_in") and f"{name.removesuffix('_in')}_out" in answers
 
 

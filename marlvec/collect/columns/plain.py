@@ -1,4 +1,4 @@
-"""Columns of rows as plain data, for states that are saved."""
+"""Converts columns of rows to plain data for saved states, and back."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ __all__ = ["columns_from", "plain_columns", "plain_rows", "rows_from"]
 
 
 def plain_columns(columns: Mapping[str, Tree], where: str) -> dict[str, Tree]:
-    """Copies of columns, trees of arrays; columns of objects, such as texts, become lists.
+    """Return copies of columns, trees of arrays; columns of objects, such as strings, become lists.
 
     Raises:
-        SerialisationError: One holds objects along more axes than one.
+        SerialisationError: A column of objects has more than one axis.
     """
     return {name: map_tree(partial(plain_array, where=f"{where}: column {name!r}"), columns[name]) for name in columns}
 
 
 def plain_rows(rows: Rows, where: str) -> dict[str, Any]:
-    """Rows as plain data."""
+    """Convert rows to plain data."""
     return {"length": len(rows), "columns": plain_columns(dict(rows.items()), where)}
 
 
 def rows_from(state: Any, where: str) -> Rows:
-    """The rows that `plain_rows` was given, in new arrays.
+    """Rebuild rows from a result of `plain_rows`, in new arrays.
 
     Raises:
-        ArgumentError: There are none in this.
+        ArgumentError: Not such a result.
     """
     if not isinstance(state, Mapping) or state.keys() != {"length", "columns"}:
         raise ArgumentError(f"{where}: expected rows, got {state!r:.200}")
@@ -43,10 +43,10 @@ def rows_from(state: Any, where: str) -> Rows:
 
 
 def columns_from(columns: Any, length: int, where: str) -> dict[str, Tree]:
-    """Copies of columns, each of this length.
+    """Rebuild columns, each of this length, in new arrays.
 
     Raises:
-        ArgumentError: One is none, or of another length.
+        ArgumentError: An entry is not a column, or has another length.
     """
     if not isinstance(columns, Mapping):
         raise ArgumentError(f"{where}: expected a dict of columns, got {columns!r:.200}")

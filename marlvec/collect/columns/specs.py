@@ -1,4 +1,4 @@
-"""`ColumnSpecs`: the dtypes and shapes that columns of saved rows may have."""
+"""`ColumnSpecs`: allowed dtypes and shapes of columns in saved states."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ColumnSpecs"]
 
 
 class _Spec(NamedTuple):
-    """Dtype of a leaf, or kinds of dtypes (`numpy.dtype.kind`); and the shape of one row, None: any."""
+    """A leaf's dtype, or allowed kinds of dtypes (`numpy.dtype.kind`); and the shape of one row (None: any)."""
 
     dtype: np.dtype[Any] | str
     shape: tuple[int, ...] | None
@@ -38,14 +38,14 @@ _COLLECTOR_COLUMNS = {
 
 
 class ColumnSpecs:
-    """Forms that saved columns must have: from spaces, and from the table of the collector's columns.
+    """Required forms of saved columns, from spaces and from the table of the collector's columns.
 
-    Columns that connectors and policies add are in no table. Where one is saved twice, `ColumnForms` compares them.
+    Columns that connectors and policies add are in no table; if a column is saved twice, `ColumnForms` compares them.
 
     Args:
-        spaces: Space by column name; of ``obs`` it is that behind the connectors.
-        exact: Names of columns that have the very dtypes of their spaces; others may have any of numbers.
-        any_shape: Whether learner connectors have seen the rows, which may have changed shapes and structure.
+        spaces: Space by column name; for ``obs``, the space after the agent connectors.
+        exact: Names of columns that must have their space's dtypes; others may have any numeric dtype.
+        any_shape: Whether learner connectors may have changed the rows' shapes and structure.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class ColumnSpecs:
 
         Args:
             columns: By name.
-            where: What they belong to, for messages.
+            where: Their owner, for messages.
 
         Raises:
-            ArgumentError: One has a dtype or shape that it cannot have; names it.
+            ArgumentError: A column has an impossible dtype or shape; names it.
         """
         for name, column in columns.items():
             for path, leaf, spec in self._specs(name, column, where):
@@ -76,7 +76,7 @@ class ColumnSpecs:
                     raise ArgumentError(f"{where}: {at}: expected {kind}{shape}, got {got.dtype} of {got.shape}")
 
     def _specs(self, name: str, column: Tree, where: str) -> list[tuple[str, Any, _Spec]]:
-        """The leaves of a column for which something is known, each with its path."""
+        """Return the leaves of a column with a known form, each with its path."""
         tree = self._trees.get(name)
         if tree is None or self._any_shape:
             spec = _COLLECTOR_COLUMNS.get(name) if tree is None else _Spec("".join(map(_kinds, tree.leaves)), None)

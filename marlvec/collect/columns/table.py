@@ -1,4 +1,4 @@
-"""`COLUMNS`: every column that the collector itself gives, in the order of a batch: its dtype, and where it is from."""
+"""`COLUMNS`: dtype and source of every column that the collector makes, in batch order."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Column(NamedTuple):
 
     Attributes:
         name: Its name.
-        kinds: Dtype kinds; None: a space says.
-        source: Where a batch has it from.
-        is_wide: Whether a row may have any shape, and not one value.
-        from_env: Whether it holds what the env has shown: a batch has ``next_…`` beside it, from the agent's next row.
-        is_late: Whether it may come at any time; see `ColumnForm.blanks` for the rows before.
+        kinds: Dtype kinds; None: given by a space.
+        source: Its source.
+        is_wide: Whether a row may have any shape; else a single value.
+        from_env: Whether it comes from the env; a batch then also has ``next_…``, from the agent's next row.
+        is_late: Whether it may first appear later; earlier rows get `ColumnForm.blanks`.
     """
 
     name: str
@@ -74,7 +74,7 @@ COLUMNS: dict[str, Column] = {
         Column("env_id", INT, _ROW),
         Column("agent_index", INT, _ROW),
         Column(VERSION, INT, _ANSWER),
-        # Behind those that policies and connectors add:
+        # After the columns of policies and connectors:
         Column("off_policy", BOOL, _ANSWER, is_late=True),
         Column("first", BOOL, _NONE),
         Column("last", BOOL, _NONE),

@@ -23,7 +23,7 @@ def check_size(name: str, value: Any) -> int:
     """Return a number of rows as an int.
 
     Raises:
-        ArgumentError: It is no whole number above 0.
+        ArgumentError: Not a whole number above 0.
     """
     size = whole_number(value)
     if size is None or size < 1:
@@ -32,12 +32,12 @@ def check_size(name: str, value: Any) -> int:
 
 
 def ids(columns: Columns, name: str, why: str) -> NDArray[Any]:
-    """A column of one number a row, (n,).
+    """Return a column (n,) of one number a row.
 
     Args:
         columns: The columns.
-        name: Which of them.
-        why: What needs it, for the message.
+        name: Its name.
+        why: The call that needs it, for the message.
 
     Raises:
         ArgumentError: It is missing, or has another shape.
@@ -52,10 +52,10 @@ def ids(columns: Columns, name: str, why: str) -> NDArray[Any]:
 
 
 def fragments(columns: Columns, n: int) -> list[tuple[int, int]]:
-    """First row and end of each stretch of rows that are one agent's decisions in one episode, in order of time.
+    """Return (first row, end) of each fragment: consecutive decisions of one agent in one episode.
 
     Raises:
-        ArgumentError: There is no ``unroll_id``.
+        ArgumentError: The column ``unroll_id`` is missing.
     """
     unroll = ids(columns, "unroll_id", "splitting by fragment")
     begins = np.ones(n, np.bool_)
@@ -72,27 +72,27 @@ def fragments(columns: Columns, n: int) -> list[tuple[int, int]]:
 
 
 def episodes(columns: Columns) -> list[IntArray]:
-    """Positions of each episode's rows, ascending; episodes in the order in which they first appear.
+    """Return the positions of each episode's rows, ascending; episodes in order of first appearance.
 
     Raises:
-        ArgumentError: There is no ``eps_id``, or one ``eps_id`` is of several episodes, which shows where it has rows
-            of two envs or the same decision twice.
+        ArgumentError: The column ``eps_id`` is missing, or an ``eps_id`` has rows of two envs or a decision twice: it
+            belongs to several episodes.
     """
     eps = ids(columns, "eps_id", "splitting by episode")
     _check_unique(columns, eps)
     _, first, number = np.unique(eps, return_index=True, return_inverse=True)
-    rank = np.argsort(np.argsort(first))  # of an episode, by where it first appears
+    rank = np.argsort(np.argsort(first))  # an episode's rank by first appearance
     return _groups(rank[number], len(first))
 
 
 def moments(batches: Mapping[str, Columns], k: int, by: str) -> list[tuple[int, dict[str, IntArray]]]:
-    """Cut the rows of all policies into stretches of k moments; a moment is one value of (``eps_id``, ``by``).
+    """Cut the rows of all policies into chunks of k moments; a moment is one value of (``eps_id``, ``by``).
 
     Returns:
-        Per stretch, moments in ascending order: how many it has, and per policy that has rows in it their positions.
+        Per chunk, in ascending order of moments: its number of moments, and the positions of its rows by policy.
 
     Raises:
-        ArgumentError: A policy has no such column.
+        ArgumentError: A policy lacks a column.
     """
     if not batches:
         return []

@@ -1,4 +1,4 @@
-"""`MultiAgentEpisode`: one episode, or a part of one, with all its agents, taken from a batch."""
+"""`MultiAgentEpisode`: an episode of a batch, or a part of an episode, with all its agents."""
 
 from __future__ import annotations
 
@@ -23,27 +23,25 @@ Agent = int | str
 
 
 class MultiAgentEpisode:
-    """An episode's rows by agent, on a map of env time.
+    """An episode's rows by agent, indexed by env time.
 
-    Agents act at different times, join late and end early. Each has agent episodes of its own, in which its
-    decisions are counted as the agent made them; what they have in common is the number of env steps since the reset
-    (``env_t``). An agent has more than one `SingleAgentEpisode` where its policy was changed in the
-    middle, or where it ended and came back.
+    Agents act at different times, join late and end early. Each agent has agent episodes, which count its own
+    decisions; all share the number of env steps since the reset (``env_t``). An agent has several
+    `SingleAgentEpisode` if its policy changed in the middle, or if it ended and joined again.
 
-    It holds what batches hold: decisions whose outcome is known, behind the agent connectors. So `cut` divides it as
-    two calls of ``collect`` would have. No method changes an episode; arrays are shared with what it was made of, and
-    are not to be written to.
+    As in batches, its rows are decisions with a known outcome, after the agent connectors. So `cut` divides it like
+    two calls of ``collect``. No method changes an episode; its arrays are shared with the batch: do not write to them.
 
-    Episodes come from `MultiAgentBatch.episodes` and go back with `MultiAgentBatch.of_episodes`.
+    Get episodes from `MultiAgentBatch.episodes`; make a batch of them with `MultiAgentBatch.of_episodes`.
 
     Args:
         eps_id: Its id.
         env_id: Its env.
-        agent_episodes: Ordered by agent, and those of one agent by time; at least one.
-        agents: Names of all agents of the env, in order; None where they are not known.
+        agent_episodes: Agent episodes ordered by agent and time; at least one.
+        agents: Names of all agents of the env, in order; None if unknown.
 
     Raises:
-        ArgumentError: There is no agent episode, or two of one agent overlap; or an agent has no name.
+        ArgumentError: No agent episode is given, two of one agent overlap, or an agent has no name.
 
     Attributes:
         eps_id, env_id, agent episodes, agents: As given.
@@ -71,18 +69,18 @@ class MultiAgentEpisode:
     def of_rows(
         cls, batches: Mapping[str, Mapping[str, Tree]], agents: Sequence[str] | None = None
     ) -> list[MultiAgentEpisode]:
-        """Make episodes of policies' rows, in the order of ``eps_id``.
+        """Make episodes from policies' rows, ordered by ``eps_id``.
 
-        A new agent episode begins where the agent had ended, where another policy takes over, and where decisions are
-        missing. Phantom rows are left out.
+        A new agent episode begins after the agent's end, at a change of policy, and after missing decisions. Phantom
+        rows are left out.
 
         Args:
             batches: Policy id to the columns of its rows.
             agents: Names of the envs' agents.
 
         Raises:
-            ArgumentError: A column is missing; an ``eps_id`` is of several episodes; or these are not one row a
-                decision any more, as after `NStep` or `PadSequences`.
+            ArgumentError: A column is missing; an ``eps_id`` belongs to several episodes; or rows are no longer single
+                decisions, as after `NStep` or `PadSequences`.
         """
         return [
             cls(eps, env, agent_episodes, agents) for (eps, env), agent_episodes in read_agent_episodes(batches).items()
@@ -100,7 +98,7 @@ class MultiAgentEpisode:
 
     @property
     def agent_num(self) -> int:
-        """A: how many agents there are; without names, how many there must be."""
+        """A, the number of agents; if names are unknown, the highest agent index plus 1."""
         if self.agents is not None:
             return len(self.agents)
         return max(single.agent_index for single in self.agent_episodes) + 1
@@ -116,19 +114,19 @@ class MultiAgentEpisode:
         return max(single.env_stop for single in self.agent_episodes)
 
     def episodes_of(self, agent: Agent) -> tuple[SingleAgentEpisode, ...]:
-        """An agent's agent episodes, in order of time; none where it made no decision.
+        """Return an agent's agent episodes, in order of time; empty if it made no decision.
 
         Raises:
-            KeyError: There is no such agent.
+            KeyError: The agent is unknown.
         """
         index = self._index(agent)
         return tuple(single for single in self.agent_episodes if single.agent_index == index)
 
     def decided(self, start: int | None = None, stop: int | None = None) -> NDArray[np.bool_]:
-        """Return who decided in env steps ``start`` to ``stop - 1``: (S, A) bool; None: the episode's own.
+        """Return (S, A) bool, whether an agent decided, for env steps ``start`` to ``stop - 1``; None: all its steps.
 
         Raises:
-            ArgumentError: A step is no whole number.
+            ArgumentError: A step is not a whole number.
         """
         steps = self._steps(start, stop)
         found = np.zeros((len(steps), self.agent_num), np.bool_)
@@ -147,27 +145,27 @@ class MultiAgentEpisode:
         agent: Agent | None = None,
         fill: Any = None,
     ) -> Tree:
-        """Copy what a column has for env steps ``start`` to ``stop - 1``, of all agents side by side or of one.
+        """Copy a column for env steps ``start`` to ``stop - 1``, of all agents or of one.
 
-        See `SingleAgentEpisode.at` for what belongs to which step. Steps before the episode's first are those of the
-        lookback.
+        `SingleAgentEpisode.at` tells which entry belongs to which step. Steps before the episode's first step are read
+        from the lookback.
 
         Args:
             name: The column.
-            start: First env step, 0 being the reset; None for the episode's own first.
-            stop: Env step after the last one; None for the one after the episode's last outcome, which has observations
-                and no decision.
+            start: First env step (0 is the reset); None for the episode's first.
+            stop: Env step after the last one; None includes the episode's last outcome, which has observations but no
+                decision.
             agent: Its name or index; None for all.
-            fill: Value where an agent has no entry; None raises there.
+            fill: Value for missing entries; None raises.
 
         Returns:
             (S, A, …), or (S, …) of one agent.
 
         Raises:
-            KeyError: There is no such agent, or no such column.
-            IndexError: There is no entry somewhere, and ``fill`` is None.
-            ArgumentError: ``fill`` does not fit the dtype; the column differs in form between agents, so that each must
-                be asked for; or no agent has rows from which its form could be known.
+            KeyError: The agent or column is unknown.
+            IndexError: An entry is missing, and ``fill`` is None.
+            ArgumentError: ``fill`` does not fit the dtype; the column's shape or dtype differs between agents (pass
+                ``agent``); or no agent has rows that show them.
         """
         steps = self._steps(start, stop, ends=True)
         if agent is not None:
@@ -191,10 +189,10 @@ class MultiAgentEpisode:
     def _of_agent(self, name: str, index: int, steps: NDArray[np.int64], fill: Any) -> Tree:
         agent_episodes = [single for single in self.agent_episodes if single.agent_index == index]
         if not agent_episodes:
-            raise IndexError(f"agent {index} has no rows in this episode, so there is no {name!r} of it")
+            raise IndexError(f"{name!r}: agent {index} has no rows in this episode; give fill=, the value to put there")
         if len(agent_episodes) == 1:
             return agent_episodes[0].at_steps(name, steps, fill)
-        # Where one ends and the next begins in the same step, the later one counts: it is what the agent decided on.
+        # If one ends and the next begins in the same step, the later observation counts: the agent decided on it.
         where = [single.places(name, steps) for single in agent_episodes]
         joined = join_columns([{name: single.whole(name)} for single in agent_episodes])[name]
         sizes = [single.size(name) for single in agent_episodes]
@@ -206,21 +204,20 @@ class MultiAgentEpisode:
     # --- cutting and joining
 
     def cut(self, env_step: int, lookback: int = 0) -> tuple[MultiAgentEpisode | None, MultiAgentEpisode | None]:
-        """Divide it at an env step: ``concat`` of both parts is the whole again.
+        """Divide it at an env step; ``concat`` of both parts gives the whole again.
 
-        A decision belongs to the first part if its outcome had come by then, as in batches of a collector that stopped
-        there.
+        As in batches of a collector that stopped there, the first part has the decisions whose outcome had come.
 
         Args:
             env_step: The env step.
-            lookback: Up to how many decisions of each agent's the second part carries along from before.
+            lookback: Most decisions of each agent that the second part repeats from the first.
 
         Returns:
-            The two parts; None for one that would be empty. Where the first would have nothing but lookbacks it has
-            those, and no length.
+            The two parts; None for an empty part. If the first part would have only lookbacks, it has these and length
+            0.
 
         Raises:
-            ArgumentError: ``env_step`` is no whole number, or ``lookback`` none of at least 0.
+            ArgumentError: ``env_step`` is not a whole number, or ``lookback`` not one of at least 0.
         """
         if check_step("lookback", lookback) < 0:
             raise ArgumentError(f"lookback must be at least 0, got {lookback}")
@@ -229,19 +226,19 @@ class MultiAgentEpisode:
         return self._of(heads), self._of(tails)
 
     def slice(self, start: int, stop: int, lookback: int = 0) -> MultiAgentEpisode | None:
-        """The part whose outcomes came after env step ``start`` and by env step ``stop``, with a lookback; or None.
+        """Return the decisions with outcomes after env step ``start`` up to ``stop``, with a lookback; None if empty.
 
         Raises:
-            ArgumentError: As of `cut`.
+            ArgumentError: As in `cut`.
         """
         _, rest = self.cut(start, lookback)
         return None if rest is None else rest.cut(stop)[0]
 
     def concat(self, other: MultiAgentEpisode) -> MultiAgentEpisode:
-        """This part and the one that follows on it; the other's lookback falls away.
+        """Join this part and the next part of the episode, without its lookback.
 
         Raises:
-            ArgumentError: It is another episode's, or does not follow on this part.
+            ArgumentError: The other part is of another episode, or does not follow this part.
         """
         if (self.eps_id, self.env_id, self.agents) != (other.eps_id, other.env_id, other.agents):
             raise ArgumentError(
@@ -257,14 +254,14 @@ class MultiAgentEpisode:
                 raise ArgumentError(f"{single} has a lookback that is not in the part before it: {before}")
             else:
                 agent_episodes.append(single)
-        agent_episodes.sort(key=lambda single: single.agent_index)  # stable, so that those of one agent stay in order
+        agent_episodes.sort(key=lambda single: single.agent_index)  # stable: each agent's stay in order of time
         return MultiAgentEpisode(self.eps_id, self.env_id, agent_episodes, self.agents)
 
     def rows(self) -> dict[str, dict[str, Tree]]:
-        """Policy id to the columns of its rows, ordered by agent and time, without lookbacks.
+        """Return policy id to the columns of its rows, ordered by agent and time, without lookbacks.
 
         Raises:
-            ArgumentError: Two agent episodes of one policy differ in their columns.
+            ArgumentError: Two agent episodes of one policy have different columns.
         """
         found: dict[str, list[Mapping[str, Tree]]] = {}
         for single in self.agent_episodes:
@@ -289,11 +286,11 @@ class MultiAgentEpisode:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> MultiAgentEpisode:
-        """The episode of which `state_dict` gave this.
+        """Rebuild an episode from the result of `state_dict`.
 
         Raises:
             ArgumentError: Its parts do not fit each other.
-            KeyError: One is missing.
+            KeyError: A part is missing.
         """
         agent_episodes = [SingleAgentEpisode.from_state_dict(single) for single in state["agent_episodes"]]
         return cls(int(state["eps_id"]), int(state["env_id"]), agent_episodes, state["agents"])
@@ -320,5 +317,5 @@ class MultiAgentEpisode:
 
 
 def _blank(like: SingleAgentEpisode, name: str, n: int, fill: Any) -> Tree:
-    """A column of an agent that has no rows, in the form of another's."""
+    """Return a column of n ``fill`` values, with the dtypes and shapes of another agent's column."""
     return like.gather(map_tree(lambda leaf: leaf[:0], like.whole(name)), name, np.full(n, -1, np.int64), fill)

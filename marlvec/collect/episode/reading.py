@@ -1,4 +1,4 @@
-"""From rows of batches to `SingleAgentEpisode`s."""
+"""Splits rows of batches into `SingleAgentEpisode`s."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ _IDENTITY = ("eps_id", "env_id", "agent_index")
 
 
 def read_agent_episodes(batches: Mapping[str, Columns]) -> dict[tuple[int, int], list[SingleAgentEpisode]]:
-    """Agent episodes of every episode in some policies' rows, ordered by agent and time.
-
-    An agent episode ends where the agent ends, where another policy takes over, and where decisions are missing.
-    Phantom rows are left out.
+    """Split policies' rows into agent episodes, ordered by agent and time; see `MultiAgentEpisode.of_rows`.
 
     Args:
         batches: Policy id to columns.
@@ -35,8 +32,8 @@ def read_agent_episodes(batches: Mapping[str, Columns]) -> dict[tuple[int, int],
         (eps_id, env_id) to agent episodes, ascending.
 
     Raises:
-        ArgumentError: A column is missing; an ``eps_id`` is of several episodes; or rows of one agent do not follow on
-            one another as a collector's do.
+        ArgumentError: A column is missing; an ``eps_id`` belongs to several episodes; or an agent's row does not begin
+            with the outcome of its previous row.
     """
     found: dict[tuple[int, int], list[SingleAgentEpisode]] = {}
     for policy_id, columns in batches.items():
@@ -51,7 +48,7 @@ def read_agent_episodes(batches: Mapping[str, Columns]) -> dict[tuple[int, int],
 
 
 def check_order(agent_episodes: Sequence[SingleAgentEpisode], where: str) -> None:
-    """Make sure that an agent decides one thing at a time.
+    """Check that an agent's episodes do not overlap.
 
     Raises:
         ArgumentError: Two agent episodes of one agent overlap.
@@ -71,7 +68,7 @@ def _agent_episodes(policy_id: str, columns: Columns) -> Iterator[tuple[int, int
     named = {name: ids(columns, name, why) for name in _NEEDED}
     if "obs" not in columns or "next_obs" not in columns:
         raise ArgumentError(f"{why} needs the columns 'obs' and 'next_obs'; the columns are {list(columns)}")
-    episodes(columns)  # raises if one eps_id is of several episodes
+    episodes(columns)  # raises if an eps_id belongs to several episodes
     order = np.lexsort((named["t"], named["agent_index"], named["eps_id"]))
     if "phantom" in columns:
         order = order[~ids(columns, "phantom", why).astype(np.bool_)[order]]

@@ -1,4 +1,4 @@
-"""`SingleAgentEpisode`: what one agent observed, did and was rewarded, in order of time."""
+"""`SingleAgentEpisode`: one agent's observations, actions and rewards, in order of time."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ MOMENTS = ("obs", "env_t", "state")
 
 
 class SingleAgentEpisode:
-    """One agent's consecutive decisions in one episode, under one policy: T of them, and T + 1 moments around them.
+    """One agent's consecutive decisions in one episode, under one policy: T decisions and T + 1 moments.
 
-    An observation is stored once, though two rows of a batch have it. Of a column that belongs to a moment (``obs``,
-    ``env_t``, and ``state`` where there is one) there are T + 1 entries: where the agent decided, and where the outcome
-    of its last decision came. Of all other columns (``actions``, ``rewards``, ``t``, ``logp``, …) there are T.
+    Each observation is stored once, although two rows of a batch have it. Columns of moments (``obs``, ``env_t``, and
+    ``state`` if the env has one) have T + 1 entries: each decision's, and that of the last outcome. All other columns
+    (``actions``, ``rewards``, ``t``, ``logp``, …) have T.
 
-    It may carry a *lookback*: decisions that came before its own and belong to the chunk before. They are read
-    with negative positions, and count nowhere else: not in ``len()``, nor in ``episode["obs"]``, nor in `rows`.
+    It may have a *lookback*: the last decisions of the previous chunk. Read them at negative positions; they are not
+    part of ``len()``, ``episode["obs"]`` or `rows`.
 
-    They come from `MultiAgentBatch.episodes` and `MultiAgentEpisode.cut`; arrays may be shared with those, and are
-    not to be written to.
+    Get them from `MultiAgentBatch.episodes` and `MultiAgentEpisode.cut`. Arrays may be shared with these: do not write
+    to them.
 
     Args:
         agent_index: The agent.
-        policy_id: Who decided.
+        policy_id: The policy that decided.
         moments: Name to a tree of (L + T + 1, …).
         decisions: Name to a tree of (L + T, …).
-        order: Names of all columns, in the order that rows have them.
+        order: Names of all columns, in the order of batch rows.
         lookback: L.
 
     Attributes:
@@ -63,10 +63,10 @@ class SingleAgentEpisode:
 
     @classmethod
     def of_rows(cls, agent_index: int, policy_id: str, rows: Columns) -> SingleAgentEpisode:
-        """Make an episode of an agent's rows, one decision after the other.
+        """Make an episode from an agent's consecutive rows.
 
         Raises:
-            ArgumentError: A row's next observation is not what the next row begins with.
+            ArgumentError: A row's next observation is not the next row's observation.
         """
         moments, decisions = {}, {}
         for name, column in rows.items():
@@ -107,13 +107,13 @@ class SingleAgentEpisode:
         return [*self._moments, *self._decisions]
 
     def __getitem__(self, name: str) -> Tree:
-        """A column without the lookback, as views: (T + 1, …) of moments, (T, …) of decisions."""
+        """Return a column without the lookback, as views: (T + 1, …) of moments, (T, …) of decisions."""
         column, _ = self._column(name)
         return map_tree(lambda leaf: leaf[self.lookback :], column)
 
     @property
     def first_t(self) -> int:
-        """Number of its first decision among the agent's; where it has none yet, of the one that would come."""
+        """``t`` of its first decision; without decisions, of the next one."""
         t = self._decisions["t"]
         return int(t[self.lookback] if len(self) else t[-1] + 1)
 
@@ -150,7 +150,7 @@ class SingleAgentEpisode:
 
     @property
     def has_last_obs(self) -> bool:
-        """Whether its last observation is one, and not the one before once more because the env gave none."""
+        """Whether the env gave a last observation; if not, the one before is repeated."""
         return "next_obs_missing" not in self or not self._decisions["next_obs_missing"][-1]
 
     # --- reading
@@ -164,12 +164,12 @@ class SingleAgentEpisode:
             name: The column.
             start: First position; None for 0.
             stop: Position after the last one; None for the end.
-            fill: Value where the episode and its lookback have none; None raises there.
+            fill: Value for positions outside the episode and its lookback; None raises.
 
         Raises:
-            KeyError: There is no such column.
-            IndexError: Something is not there, and ``fill`` is None.
-            ArgumentError: ``fill`` does not fit the column's dtype, or a position is no whole number.
+            KeyError: The column is unknown.
+            IndexError: An entry is missing, and ``fill`` is None.
+            ArgumentError: ``fill`` does not fit the column's dtype, or a position is not a whole number.
         """
         column, there = self._column(name)
         first = 0 if start is None else check_step("start", start)
@@ -179,21 +179,20 @@ class SingleAgentEpisode:
         return gather(column, where, fill, f"{name!r} of agent {self.agent_index}, {first} to {last}")
 
     def at(self, name: str, start: int, stop: int, *, fill: Any = None) -> Tree:
-        """Copy what a column has for env steps ``start`` to ``stop - 1`` of the episode, 0 being the reset.
+        """Copy a column for env steps ``start`` to ``stop - 1`` of the episode; 0 is the reset.
 
-        An entry belongs to the env step of its moment: an observation to the one in which it was made, an action, and
-        the reward for it, to the one in which it was decided on. Where the agent waited for its turn, was not yet
-        there or there no more, there is none; nor where the env gave no final observation. What the lookback has
-        is there.
+        An observation belongs to the env step in which it was made; an action and its reward to the env step of the
+        decision. A step has no entry while the agent waits for its turn, before it joins and after it ended, and if the
+        env gave no final observation. The lookback's entries are included.
 
         Args:
             name: The column.
             start: First env step.
             stop: Env step after the last one.
-            fill: Value where there is no entry; None raises there.
+            fill: Value for missing entries; None raises.
 
         Raises:
-            KeyError, IndexError, ArgumentError: As of `get`.
+            KeyError, IndexError, ArgumentError: As in `get`.
         """
         steps = np.arange(check_step("start", start), max(start, check_step("stop", stop)))
         return self.at_steps(name, steps, fill)
@@ -203,11 +202,11 @@ class SingleAgentEpisode:
         return self.gather(self.whole(name), name, self.places(name, env_steps), fill)
 
     def gather(self, column: Tree, name: str, places: IntArray, fill: Any) -> Tree:
-        """Entries of a column, of this or of all of the agent's agent episodes, by position; see `windows.gather`."""
+        """Gather entries of a column by position; see `windows.gather`."""
         return gather(column, places, fill, f"{name!r} of agent {self.agent_index} by env step")
 
     def places(self, name: str, env_steps: IntArray) -> IntArray:
-        """Position in a column, lookback included, of each of these env steps; -1 where it has none."""
+        """Return each env step's position in a column, lookback included; -1 if it has none."""
         times: IntArray = self._moments["env_t"]
         _, there = self._column(name)
         if name == "obs" and not self.has_last_obs:
@@ -219,7 +218,7 @@ class SingleAgentEpisode:
         return np.where(times[where] == env_steps, where, -1)
 
     def whole(self, name: str) -> Tree:
-        """A column with the lookback, as it is."""
+        """Return a column with the lookback, not copied."""
         return self._column(name)[0]
 
     def size(self, name: str) -> int:
@@ -229,24 +228,24 @@ class SingleAgentEpisode:
     # --- cutting and joining
 
     def cut(self, env_step: int, lookback: int) -> tuple[SingleAgentEpisode | None, SingleAgentEpisode | None]:
-        """The decisions whose outcome had come by this env step, and the others; None for none.
+        """Split into decisions whose outcome had come by this env step, and the others; None for an empty part.
 
-        The first part keeps the lookback, also where there is nothing else in it.
+        The first part keeps the lookback, even if it has nothing else.
         """
         p = max(self.lookback, int(np.searchsorted(self._moments["env_t"][1:], env_step, side="right")))
         head = self._part(0, p, self.lookback) if p else None
         return head, None if p == self._total else self._part(max(0, p - lookback), self._total, min(lookback, p))
 
     def goes_on_in(self, other: SingleAgentEpisode) -> bool:
-        """Whether another one's first decision is the one after the last of this."""
+        """Return whether the other's first decision directly follows this one's last decision."""
         follows = (other.agent_index, other.policy_id) == (self.agent_index, self.policy_id)
         return follows and not self.is_done and other.first_t == self.first_t + len(self)
 
     def joined(self, other: SingleAgentEpisode) -> SingleAgentEpisode:
-        """This one and the one it goes on in, whose lookback falls away.
+        """Join this and the following agent episode, without its lookback.
 
         Raises:
-            ArgumentError: It does not begin with what this one ends with, or has other columns.
+            ArgumentError: The other does not begin at the moment at which this one ends, or has other columns.
         """
         if not all(same(a[-1:], b[:1]) for name in self._moments for a, b in _pairs(self[name], other[name])):
             raise ArgumentError(f"{other} does not begin at the moment at which {self} ends")
@@ -258,7 +257,7 @@ class SingleAgentEpisode:
         return SingleAgentEpisode(self.agent_index, self.policy_id, moments, decisions, self._order, self.lookback)
 
     def rows(self) -> dict[str, Tree]:
-        """Columns of (T, …) as a batch has them: what `of_rows` was given, without the lookback."""
+        """Return batch columns (T, …), as passed to `of_rows`, without the lookback."""
         found = {}
         for name in self._order:
             if name in self._moments:
@@ -284,7 +283,7 @@ class SingleAgentEpisode:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> SingleAgentEpisode:
-        """The episode of which `state_dict` gave this.
+        """Rebuild an agent episode from the result of `state_dict`.
 
         Raises:
             ArgumentError: Its columns do not fit each other.
@@ -313,7 +312,7 @@ class SingleAgentEpisode:
         return len(self._moments["env_t"]) - 1
 
     def _column(self, name: str) -> tuple[Tree, int]:
-        """A column with the lookback, and how many entries it has."""
+        """Return a column with the lookback, and its number of entries."""
         if name in self._moments:
             return self._moments[name], self._total + 1
         if name in self._decisions:

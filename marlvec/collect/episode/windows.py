@@ -1,4 +1,4 @@
-"""Slices of arrays that may reach beyond their ends, filled up."""
+"""Gathers array entries, with a fill value for missing ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_step(name: str, value: Any) -> int:
     """Return a position or step as an int.
 
     Raises:
-        ArgumentError: It is no whole number.
+        ArgumentError: Not a whole number.
     """
     step = whole_number(value)
     if step is None:
@@ -29,20 +29,20 @@ def check_step(name: str, value: Any) -> int:
 
 
 def gather(tree: Tree, where: IntArray, fill: Any, what: str) -> Tree:
-    """Copy entries of every leaf, and put ``fill`` where there is none.
+    """Copy entries of every leaf; missing entries get ``fill``.
 
     Args:
         tree: Leaves (n, …).
-        where: (k,) positions; -1 where there is no entry.
-        fill: One value for all such places and leaves; None where there must be none.
-        what: What is asked for, for messages.
+        where: (k,) positions; -1: missing.
+        fill: Value of missing entries in all leaves; None: no entry may be missing.
+        what: Name of the request, for messages.
 
     Returns:
         Leaves (k, …), of the same dtypes.
 
     Raises:
         IndexError: An entry is missing and ``fill`` is None.
-        ArgumentError: ``fill`` is not to be had in a leaf's dtype.
+        ArgumentError: A leaf's dtype cannot hold ``fill``.
     """
     missing = where < 0
     if fill is None and missing.any():
@@ -63,13 +63,13 @@ def gather(tree: Tree, where: IntArray, fill: Any, what: str) -> Tree:
 
 
 def _as_dtype(fill: Any, dtype: np.dtype[Any], what: str) -> Any:
-    """The value in that dtype, where numpy would also round or wrap it."""
+    """Convert the fill value to this dtype; unlike numpy, raise instead of wrapping or truncating it."""
     if dtype == np.object_:
         return fill
     try:
         with np.errstate(all="ignore"):
             cast = np.asarray(fill).astype(dtype)
-        # A float may be rounded, as floats are; nothing else may change.
+        # Only floats may be rounded.
         fits = cast.shape == () and bool(dtype.kind in "fc" or cast == fill)
     except (TypeError, ValueError, OverflowError):
         fits = False
@@ -79,7 +79,7 @@ def _as_dtype(fill: Any, dtype: np.dtype[Any], what: str) -> Any:
 
 
 def same(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    """Whether two arrays are equal in form and in every entry; NaN is equal to NaN, and objects are the same ones."""
+    """Return whether dtype, shape and all entries are equal; NaN equals NaN, and objects must be identical."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if one.dtype == np.object_:

@@ -1,4 +1,4 @@
-"""`CollectorStats`: what one of many collectors did."""
+"""`CollectorStats`: counts of one of many collectors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class CollectorStats:
 
     Attributes:
         index: Its number.
-        restarts: How often one of its number was built before it.
-        lag: Of the last batch that has rows of it: by how many versions of the weights its oldest fragment was behind.
-        env_steps: Env steps in batches, of all its incarnations.
+        restarts: How often it was restarted.
+        lag: Versions of the weights that its oldest fragment in its last batch was behind.
+        env_steps: Env steps in batches, over all restarts.
         seconds_waiting: Seconds it waited for a request.
-        seconds_working: Seconds it worked for those requests.
+        seconds_working: Seconds it worked on requests.
     """
 
     index: int

@@ -1,4 +1,4 @@
-"""`EpisodeTable`: the last finished episodes, as rows of arrays, and as objects on request."""
+"""`EpisodeTable`: stores the last finished episodes as arrays, and makes objects of them on request."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class EpisodeRecord:
-    """One finished episode. Rewards are raw, as the env gave them, of acting and idle agents.
+    """One finished episode. Rewards are the env's raw rewards of acting and idle agents.
 
     Attributes:
         eps_id: Its id, as in batches.
         env_id: Its env.
-        number: It was the env's n-th episode, from 0.
+        number: Number of the episode in its env, from 0.
         length: Env steps.
         returns_A: (A,) float64, sum of each agent's rewards.
-        lengths_A: (A,) int64, decisions each agent made.
-        present_A: (A,) bool, whether the agent was in this episode at all.
-        truncated_A: (A,) bool, whether its end was a truncation, and no termination.
+        lengths_A: (A,) int64, each agent's decisions.
+        present_A: (A,) bool, whether the agent was in this episode.
+        truncated_A: (A,) bool, whether the agent was truncated, not terminated.
         policies: Each agent's policy id.
-        duration: Seconds from its first observation to its end, by the clock on the wall.
-        custom: Numbers that callbacks have put into `RunningEpisode.custom`, by name.
+        duration: Wall-clock seconds from its first observation to its end.
+        custom: Numbers from `RunningEpisode.custom`, by name.
     """
 
     eps_id: int
@@ -59,21 +59,21 @@ class EpisodeRecord:
 
     @property
     def stream(self) -> int:
-        """The stream of its collector, by which those of many collectors differ; 0 for one that was given none."""
+        """Stream number of its collector, which distinguishes episodes of many collectors; 0 by default."""
         return self.eps_id >> STREAM_BITS
 
 
 @dataclass(slots=True)
 class FinishedEpisodes:
-    """Episodes that have finished, a row each, in the order in which they did.
+    """Finished episodes, a row each, in the order of their ends.
 
     Attributes:
         eps_id, env_id, number, length: (k,) int64; see `EpisodeRecord`.
         returns, lengths, present, truncated: (k, A) float64, int64, bool, bool.
         policy: (k, A) int64, number of each agent's policy.
         duration: (k,) float64.
-        made: (k,) each one's `EpisodeRecord`, or None until it was asked for.
-        policy_ids: Policy ids by number, of these at least.
+        made: (k,) each episode's `EpisodeRecord`; None until requested.
+        policy_ids: Policy ids by number; at least those in ``policy``.
     """
 
     eps_id: IntArray
@@ -93,11 +93,11 @@ class FinishedEpisodes:
         return len(self.eps_id)
 
     def record(self, i: int, custom: Mapping[str, float] | None = None) -> EpisodeRecord:
-        """Row i as an object: the same one each time.
+        """Return row i as an object, the same object at each call.
 
         Args:
-            i: Which.
-            custom: What callbacks have noted; only the first call may give it.
+            i: The row.
+            custom: Custom numbers of callbacks; only the first call may pass them.
         """
         record: EpisodeRecord | None = self.made[i]
         if record is None:
@@ -131,17 +131,16 @@ _PER_AGENT = {"returns", "lengths", "present", "truncated", "policy"}
 class EpisodeTable:
     """The last finished episodes.
 
-    Rows are appended. When the arrays are full the last rows are copied into new ones, so that no row is ever written
-    over.
+    Rows are appended. When the arrays are full, the last rows are copied into new arrays: no row is ever overwritten.
 
     Args:
         num_agents: A.
-        window: How many episodes count.
+        window: Number of episodes that statistics are over.
 
     Attributes:
         window: As given.
-        size: Number of episodes that were ever added.
-        kept: Episodes from this number on stay, also those that the window is too short for; None: only the window's.
+        size: Number of episodes ever added.
+        kept: Keep episodes from this number on, even beyond the window; None: keep only the window.
     """
 
     def __init__(self, num_agents: int, window: int) -> None:
@@ -152,7 +151,7 @@ class EpisodeTable:
         self.kept: int | None = None
         self._arrays = self._room(0)
         self._first = 0  # number of the episode in the arrays' first row
-        self._known: Mapping[int, str] = {}  # the last ids that came with rows
+        self._known: Mapping[int, str] = {}  # policy ids of the rows added last
 
     def _room(self, rows: int) -> FinishedEpisodes:
         a = self._num_agents
@@ -171,13 +170,13 @@ class EpisodeTable:
         arrays = self._arrays
         for name in _COLUMNS:
             getattr(arrays, name)[start:stop] = getattr(episodes, name)
-        if episodes.policy_ids is not self._known:  # policies have come or gone
+        if episodes.policy_ids is not self._known:  # policies were added or removed
             arrays.policy_ids = {**arrays.policy_ids, **episodes.policy_ids}
             self._known = episodes.policy_ids
         self.size += len(episodes)
 
     def _move(self, more: int) -> tuple[int, int]:
-        """Make room for more rows behind the last ones, and forget the names of policies that play in none of them."""
+        """Make room for more rows, and drop the ids of policies that are in no kept row."""
         first = self.size - len(self)
         if self.kept is not None:
             first = min(first, self.kept)
@@ -191,7 +190,7 @@ class EpisodeTable:
         return start, start + more
 
     def get_state(self) -> State:
-        """The episodes that are kept; of policies, the places of their ids in ``policies``."""
+        """Return the kept episodes; policies are indices into ``policies``."""
         first = self.size - len(self)
         found = self.between(first if self.kept is None else min(first, self.kept), self.size)
         numbers, at = np.unique(found.policy, return_index=True)
@@ -213,11 +212,11 @@ class EpisodeTable:
         """Validate a state from `get_state()`; return a function that installs it.
 
         Args:
-            state: That.
-            numbers: Number by policy id, of those there are now; others get numbers below 0.
+            state: The state.
+            numbers: Number by policy id, of the present policies; others get numbers below 0.
 
         Raises:
-            ArgumentError: It is none, or one of another number of agents.
+            ArgumentError: Not a valid state, or one of another number of agents.
         """
         where = "finished episodes"
         check_fields(state, (*_SAVED, "policy", "policies", "custom", "size", "kept"), where)
@@ -240,18 +239,18 @@ class EpisodeTable:
         return partial(vars(self).update, size=size, kept=kept, _arrays=found, _first=size - rows, _known={})
 
     def last(self, k: int | None = None, *, total: int | None = None) -> FinishedEpisodes:
-        """The last k episodes, oldest first, and no more than the window is long; views that are for reading.
+        """Return the last k episodes, at most the window's, oldest first, as read-only views.
 
         Args:
-            k: How many; None: as many as the window is long.
-            total: How many of those that were ever added there are; None: all.
+            k: Number of episodes; None: the window's.
+            total: Count only the first ``total`` episodes ever added; None: all.
         """
         total = self.size if total is None else total
         most = min(total, self.window)
         return self.between(total - (most if k is None else min(k, most)), total)
 
     def between(self, start: int, stop: int) -> FinishedEpisodes:
-        """Episodes by their numbers, from ``start`` to before ``stop``, which are still kept; views for reading."""
+        """Return episodes number ``start`` to ``stop - 1``, which must still be kept, as read-only views."""
         rows = slice(start - self._first, stop - self._first)
         arrays: dict[str, Any] = {name: getattr(self._arrays, name)[rows] for name in _COLUMNS}
         return FinishedEpisodes(**arrays, policy_ids=self._arrays.policy_ids)

@@ -1,4 +1,4 @@
-"""`Metrics`: returns, lengths and durations of episodes, what was lost, and where the time went."""
+"""`Metrics`: returns, lengths and durations of episodes, counts of lost ones, and seconds per part of the loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Least, mean, greatest and standard deviation (of these alone) of some numbers; NaN where there are none."""
+    """Minimum, mean, maximum and standard deviation (of the population) of some numbers; NaN if there are none."""
 
     count: int = 0
     min: float = math.nan
@@ -58,7 +58,7 @@ class Stats:
 
 
 def stats_of_episodes(records: Iterable[EpisodeRecord]) -> dict[str, Stats]:
-    """``return`` (of all agents together), ``length`` (env steps) and ``duration`` of episodes."""
+    """Return statistics of ``return`` (sum over agents), ``length`` (env steps) and ``duration`` of episodes."""
     records = list(records)
     return {
         "return": Stats.of(e.episode_return for e in records),
@@ -68,7 +68,7 @@ def stats_of_episodes(records: Iterable[EpisodeRecord]) -> dict[str, Stats]:
 
 
 def stats_of_agents(pairs: Sequence[tuple[EpisodeRecord, int]]) -> dict[str, Stats]:
-    """``return``, ``length`` (decisions) and ``duration`` of agents, each given as (episode, place on the axis)."""
+    """Return statistics of ``return``, ``length`` (decisions) and ``duration`` of (episode, agent index) pairs."""
     return {
         "return": Stats.of(float(e.returns_A[a]) for e, a in pairs),
         "length": Stats.of(int(e.lengths_A[a]) for e, a in pairs),
@@ -84,7 +84,7 @@ def stats_of_policy(records: Iterable[EpisodeRecord], policy_id: str) -> dict[st
 
 
 def _of_rows(found: FinishedEpisodes, rows: slice | NDArray[np.bool_]) -> dict[str, Stats]:
-    """`stats_of_episodes` of some of these."""
+    """Return `stats_of_episodes` of some rows."""
     return {
         "return": Stats.of(found.returns[rows].sum(axis=1).tolist()),
         "length": Stats.of(found.length[rows].tolist()),
@@ -93,7 +93,7 @@ def _of_rows(found: FinishedEpisodes, rows: slice | NDArray[np.bool_]) -> dict[s
 
 
 def _of_agents(found: FinishedEpisodes, chosen: NDArray[np.bool_]) -> dict[str, Stats]:
-    """`stats_of_agents` of those that (k, A) says."""
+    """Return `stats_of_agents` of the agents chosen by a (k, A) mask."""
     return {
         "return": Stats.of(found.returns[chosen].tolist()),
         "length": Stats.of(found.lengths[chosen].tolist()),
@@ -107,11 +107,11 @@ TIMERS = ("inference", "action_connectors", "env_wait", "agent_connectors", "ing
 
 @dataclass(slots=True)
 class Timer:
-    """Seconds spent in one place, over the life of a collector.
+    """Seconds spent in one part of the loop, over the life of a collector.
 
     Attributes:
-        seconds: Together.
-        calls: Number of times.
+        seconds: Total seconds.
+        calls: Number of calls.
     """
 
     seconds: float = 0.0
@@ -124,7 +124,7 @@ class Timer:
 
     @property
     def mean(self) -> float:
-        """Seconds a call; 0 before the first."""
+        """Mean seconds a call; 0 before the first call."""
         return self.seconds / self.calls if self.calls else 0.0
 
 
@@ -147,22 +147,22 @@ class MetricsState(NamedTuple):
 class Metrics:
     """Totals over a collector's life, and statistics over its last episodes.
 
-    Nothing goes astray: between two calls of `Collector.collect` ``env_steps`` is the sum of those of all batches,
-    of ``env_steps_lost``, and of what waits for a later batch; after a ``collect(env_steps=...)`` that cuts through
-    episodes, nothing waits. So it is with ``agent_steps``, where a decision waits until its outcome is known. Lost
-    is what came into no batch and never will, because a fault, `RestartQuietly` or Ctrl-C ended its episode, or because
-    `Collector.reset` did.
+    All steps are accounted for: between two calls of `Collector.collect`, ``env_steps`` is the sum of the env steps in
+    all batches, ``env_steps_lost``, and the steps stored for a later batch (none after a ``collect(env_steps=...)``
+    that cuts through episodes). The same holds for ``agent_steps``; a decision is stored until its outcome is known.
+    Lost steps never come into a batch, because a fault, `RestartQuietly`, Ctrl-C or `Collector.reset` ended their
+    episode.
 
     Args:
         agents: Agent names, in order.
         policies: Policy ids.
         window: Number of episodes that statistics are over.
-        current: Where the counters are; those of a collector change between two ticks, all at once.
+        current: Holds the counters; a collector's change all at once, between two ticks.
 
     Attributes:
         timers: Timer by name, see `TIMERS`.
         agents, policies: As given.
-        collectors: What each of many collectors did, in order; none where there is one alone.
+        collectors: Counts of each of many collectors, in order; empty for a single collector.
     """
 
     def __init__(
@@ -179,8 +179,8 @@ class Metrics:
         self.collectors: tuple[CollectorStats, ...] = ()
         self._values: dict[str, deque[float]] = {}
         self.timers = {name: Timer() for name in TIMERS}
-        self._numbers: dict[str, int] = {}  # of policies that deltas have named
-        self._taken: Counters | None = None  # the sums that the last delta went up to
+        self._numbers: dict[str, int] = {}  # policies named by deltas
+        self._taken: Counters | None = None  # counters at the last delta
         self._taken_timers: dict[str, tuple[float, int]] = {}
         self._new_values: list[tuple[str, float]] = []
 
@@ -189,27 +189,27 @@ class Metrics:
         self._table.add(episodes)
 
     def forget_unpublished(self) -> None:
-        """Forget episodes of a tick that was not finished."""
+        """Drop the episodes of an unfinished tick."""
         self._table.size = self._current.state.counters.episodes_total
 
     @property
     def env_steps(self) -> int:
-        """Env steps that envs answered, lost ones and those that failed included; autoreset steps are none."""
+        """Env steps that envs answered, including lost and failed ones; autoreset steps don't count."""
         return self._current.counters.env_steps
 
     @property
     def agent_steps(self) -> int:
-        """Decisions given to envs, those of lost episodes included."""
+        """Decisions sent to envs, including those of lost episodes."""
         return self._current.counters.agent_steps
 
     @property
     def episodes_total(self) -> int:
-        """Episodes finished; lost ones are not."""
+        """Finished episodes; lost ones don't count."""
         return self._current.counters.episodes_total
 
     @property
     def episodes_faulty(self) -> int:
-        """Episodes lost to a fault: of their own env, or of one beside it in the same worker."""
+        """Episodes lost to a fault: of their env, or of another env in the same worker."""
         return self._current.counters.episodes_faulty
 
     @property
@@ -219,12 +219,12 @@ class Metrics:
 
     @property
     def episodes_interrupted(self) -> int:
-        """Episodes lost because Ctrl-C, or an error of an env or a connector, came in the middle of a tick."""
+        """Episodes lost to Ctrl-C, or to an error of an env or a connector, in the middle of a tick."""
         return self._current.counters.episodes_interrupted
 
     @property
     def noop_steps(self) -> int:
-        """Number of declared no-ops that were sent for agents whose rows a connector had taken out."""
+        """Declared no-ops sent for agents whose rows a connector had removed."""
         return self._current.counters.noop_steps
 
     @property
@@ -238,16 +238,16 @@ class Metrics:
         return self._current.counters.agent_steps_lost
 
     def add_value(self, name: str, value: float) -> None:
-        """Note a number of your own, to be found in `last_values` and, with those before it, in `custom`.
+        """Add a custom number: `last_values` has the last one, `custom` the statistics of the last ones.
 
-        What belongs to an episode goes into `RunningEpisode.custom` instead.
+        Put numbers of an episode into `RunningEpisode.custom` instead.
 
         Args:
-            name: What it is.
+            name: Its name.
             value: A number; NaN is skipped.
 
         Raises:
-            ArgumentError: It is no number.
+            ArgumentError: Not a number.
         """
         number = as_number(value, f"metrics.add_value({name!r})")
         values = self._values.setdefault(name, deque(maxlen=self._table.window))
@@ -257,13 +257,12 @@ class Metrics:
                 self._new_values.append((name, number))
 
     def take_delta(self) -> MetricsDelta:
-        """Say all that has come since it was taken before, between two calls of `Collector.collect`.
+        """Return all changes since the last call, between two calls of `Collector.collect`.
 
-        The first call begins: it says nothing, and from then on episodes are kept until they were taken, also those
-        that the window is too short for.
+        The first call returns an empty delta; from then on episodes are kept until taken, even beyond the window.
 
         Returns:
-            What `add_delta` of the metrics of many collectors takes.
+            A delta for `add_delta` of the metrics of many collectors.
         """
         counters = self._current.state.counters
         before = counters if self._taken is None else self._taken
@@ -282,13 +281,13 @@ class Metrics:
         return delta
 
     def add_delta(self, *deltas: MetricsDelta) -> None:
-        """Count what other metrics have delivered, in this order; statistics are then over the last episodes of all.
+        """Add deltas of other metrics, in this order; statistics are then over the last episodes of all.
 
         Args:
-            deltas: As `take_delta` gave them, each once.
+            deltas: Results of `take_delta`, each once.
 
         Raises:
-            ArgumentError: They are of other agents.
+            ArgumentError: A delta has other agents.
         """
         self.show(self.after(deltas))
 
@@ -296,12 +295,12 @@ class Metrics:
         """Return the state with these deltas added; the metrics themselves do not change.
 
         Raises:
-            ArgumentError: As `add_delta`.
+            ArgumentError: As in `add_delta`.
         """
         self.forget_unpublished()
         rollout, policies, timers, values = self.state
         counters = rollout.counters
-        self._table.kept = max(0, self._table.size - self._table.window)  # where it is shown again
+        self._table.kept = max(0, self._table.size - self._table.window)  # show() may return to this state
         timers = {name: Timer(timer.seconds, timer.calls) for name, timer in timers.items()}
         values = {name: numbers.copy() for name, numbers in values.items()}
         for delta in deltas:
@@ -324,11 +323,11 @@ class Metrics:
         return MetricsState(self._current.state, self.policies, self.timers, self._values)
 
     def show(self, state: MetricsState) -> None:
-        """Show this from now on: what `after` gave last, or what `state` was before it."""
+        """Show this state from now on: the last result of `after`, or the value of `state` before it."""
         self._current.state, self.policies, self.timers, self._values = state  # not interrupted: stores alone
 
     def get_state(self) -> State:
-        """Return all but the counters, and the content of the next delta."""
+        """Return the state: the content of the next delta, and all but the counters."""
         return {
             "table": self._table.get_state(),
             "policies": list(self.policies),
@@ -344,11 +343,11 @@ class Metrics:
         """Validate a state from `get_state()`; return a function that installs it.
 
         Args:
-            state: That.
-            numbers: Number by policy id, of the policies there are.
+            state: The state.
+            numbers: Number by policy id, of the present policies.
 
         Raises:
-            ArgumentError: It is none, or one of other agents.
+            ArgumentError: Not a valid state, or one of other agents.
         """
         where = "metrics"
         names = ("table", "policies", "timers", "values", "numbers", "taken", "taken_timers", "new_values")
@@ -382,46 +381,46 @@ class Metrics:
 
     @property
     def episodes(self) -> list[EpisodeRecord]:
-        """The last finished episodes, oldest first; at most as many as the window is long."""
+        """The last finished episodes, oldest first; at most the window's."""
         return self.latest(self._table.window)
 
     def latest(self, k: int) -> list[EpisodeRecord]:
-        """The last k of those, or all if they are fewer, oldest first."""
+        """Return the last k of `episodes`, or all if they are fewer, oldest first."""
         found = self._last(k)
         return [found.record(i) for i in range(len(found))]
 
     @property
     def policies_seen(self) -> list[str]:
-        """Ids of the policies that played in those, in the order in which they came."""
+        """Ids of the policies that played in `episodes`, in order of first appearance."""
         found = self._last()
         policies, first = np.unique(found.policy, return_index=True)
         return list(dict.fromkeys(found.policy_ids[number] for number in policies[np.argsort(first)].tolist()))
 
     @property
     def returns(self) -> Stats:
-        """Of whole episodes: the sum over all agents."""
+        """Statistics of team returns: sums over all agents."""
         return Stats.of(self._last().returns.sum(axis=1).tolist())
 
     @property
     def lengths(self) -> Stats:
-        """Env steps an episode."""
+        """Statistics of env steps an episode."""
         return Stats.of(self._last().length.tolist())
 
     @property
     def durations(self) -> Stats:
-        """Seconds an episode."""
+        """Statistics of seconds an episode."""
         return Stats.of(self._last().duration.tolist())
 
     def env(self, env_id: int) -> dict[str, Stats]:
-        """``return``, ``length`` and ``duration`` of one env's episodes."""
+        """Return statistics of ``return``, ``length`` and ``duration`` of one env's episodes."""
         found = self._last()
         return _of_rows(found, found.env_id == env_id)
 
     def agent(self, name: str) -> dict[str, Stats]:
-        """``return``, ``length`` (decisions) and ``duration`` of the episodes that one agent was in.
+        """Return statistics of one agent's ``return``, ``length`` (decisions) and ``duration``.
 
         Raises:
-            KeyError: There is no such agent.
+            KeyError: The agent is unknown.
         """
         if name not in self.agents:
             raise KeyError(f"no agent {name!r}; there are {list(self.agents)}")
@@ -430,10 +429,10 @@ class Metrics:
         return _of_agents(found, found.present & (np.arange(len(self.agents)) == a))
 
     def policy(self, policy_id: str) -> dict[str, Stats]:
-        """``return``, ``length`` (decisions) and ``duration`` of the agents that one policy played, each on its own.
+        """Return statistics of ``return``, ``length`` (decisions) and ``duration`` of a policy's agents, one by one.
 
         Raises:
-            KeyError: There is no such policy.
+            KeyError: The policy is unknown.
         """
         if policy_id not in self.policies:
             raise KeyError(f"no policy {policy_id!r}; there are {list(self.policies)}")
@@ -453,9 +452,9 @@ class Metrics:
 
     @property
     def custom(self) -> dict[str, Stats]:
-        """Statistics of custom values by name, from callbacks and `add_value`, NaN left out.
+        """Statistics of custom values by name, NaN left out.
 
-        Of what belongs to an episode, over the window's episodes; of other values, over as many of the last ones.
+        Values from callbacks are over the window's episodes; values from `add_value` over as many last values.
         """
         found = {name: list(values) for name, values in self._values.items()}
         for name, numbers in self._of_episodes().items():
@@ -505,10 +504,10 @@ class Metrics:
 
 
 def as_number(value: Any, what: str) -> float:
-    """Any one number as a float.
+    """Convert a single number to a float.
 
     Raises:
-        ArgumentError: It is none.
+        ArgumentError: Not a single number.
     """
     try:
         if isinstance(value, (str, bytes)):

@@ -1,4 +1,4 @@
-"""`MetricsDelta`: what has come to a collector's metrics since it was asked before, to be added to another's."""
+"""`MetricsDelta`: the changes of a collector's metrics since the last delta, to be added to other metrics."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _COUNTED = (
 
 @dataclass(frozen=True, slots=True)
 class MetricsDelta:
-    """The records, sums and seconds that a `Metrics` gained since the delta before.
+    """The records, counts and seconds that a `Metrics` gained since its last delta.
 
-    Statistics do not add up: a mean of means is that of other numbers. So all finished episodes are in it, each once.
+    Means cannot be added, so it contains every finished episode once.
 
     Attributes:
         agents, policies: The collector's.
-        episodes: The episodes that have finished.
-        counters: By how much each sum has grown.
+        episodes: The finished episodes.
+        counters: Increase of each counter.
         timers: Seconds and calls by name.
-        values: What `Metrics.add_value` was given, in order, NaN left out.
+        values: Values given to `Metrics.add_value`, in order, NaN left out.
     """
 
     agents: tuple[str, ...]
@@ -42,12 +42,12 @@ class MetricsDelta:
 
 
 def difference(now: Counters, before: Counters) -> dict[str, int]:
-    """By how much each sum has grown."""
+    """Return the increase of each counter."""
     return {name: getattr(now, name) - getattr(before, name) for name in _COUNTED}
 
 
 def counted(counters: Counters, more: Mapping[str, int]) -> Counters:
-    """The sums with what has come since."""
+    """Return the counters with these increases added."""
     new = counters.copy()
     for name in _COUNTED:
         setattr(new, name, getattr(new, name) + more[name])
@@ -55,7 +55,7 @@ def counted(counters: Counters, more: Mapping[str, int]) -> Counters:
 
 
 def standalone(found: FinishedEpisodes) -> FinishedEpisodes:
-    """A copy of rows of a table, without what their records can be made from again."""
+    """Return a copy of a table's rows, without fields that their records can be rebuilt from."""
     arrays = {name: getattr(found, name).copy() for name in FinishedEpisodes.__slots__ if name != "policy_ids"}
     for i, record in enumerate(found.made.tolist()):
         if record is not None and not record.custom:
@@ -69,7 +69,7 @@ def renumbered(found: FinishedEpisodes, numbers: dict[str, int]) -> FinishedEpis
 
     Args:
         found: The episodes.
-        numbers: Number by policy id there; new ones are added.
+        numbers: The other table's number by policy id; new ids are added.
     """
     policy = np.empty_like(found.policy)
     for number, name in found.policy_ids.items():

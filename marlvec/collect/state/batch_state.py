@@ -1,4 +1,4 @@
-"""Batches that are made and were not taken, as plain data."""
+"""Converts batches that were made but not taken to plain data, and back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def get_batch_state(batch: MultiAgentBatch) -> State:
     """Return a batch as plain data.
 
     Raises:
-        SerialisationError: A column holds objects along more axes than one.
+        SerialisationError: A column of objects has more than one axis.
     """
     return {
         "policies": {name: plain_rows(batch[name], f"a batch of {name!r}") for name in batch},
@@ -28,15 +28,14 @@ def get_batch_state(batch: MultiAgentBatch) -> State:
 
 
 def batch_from(state: Any, specs: Mapping[str, ColumnSpecs]) -> MultiAgentBatch:
-    """The batch that `get_batch_state` was given, in new arrays.
+    """Rebuild a batch from a result of `get_batch_state`, in new arrays.
 
     Args:
-        state: What it gave.
-        specs: What columns are checked against, by policy id; of other policies nothing is known but the columns that
-            the collector makes.
+        state: The result.
+        specs: Allowed columns by policy id; for other policies only the collector's columns are checked.
 
     Raises:
-        ArgumentError: There is none in this.
+        ArgumentError: Not such a result.
     """
     where = "a batch that waits"
     check_fields(state, ("policies", "known", "env_steps", "agent_steps"), where)

@@ -1,4 +1,4 @@
-"""`ComingPolicies`: policies that a mapping adds by itself, as opponents are, come and go with a state."""
+"""`ComingPolicies`: adds and removes policies, such as opponents, when a state is loaded."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ __all__ = ["AddsPolicies", "ComingPolicies", "name_of_mapping"]
 
 @runtime_checkable
 class AddsPolicies(Protocol):
-    """A mapping that adds policies to its collector by itself, and has a state that says which."""
+    """A mapping that adds policies to its collector, and lists them in its state."""
 
     def add_policies(self, state: Any, collector: Any) -> Callable[[], None]:
-        """Have a collector know the policies of a state; returns what takes that back."""
+        """Add the policies of a state to a collector; return a function that removes them."""
 
     def unknown_policies(self, state: Any, collector: Any) -> Collection[str]:
-        """Ids of policies that it has added to a collector, and that a state does not know."""
+        """Return ids of policies that it has added to a collector and that are not in a state."""
 
 
 def name_of_mapping(mapping: Any) -> str:
-    """Under which name the state of a mapping is saved."""
+    """Return the name under which a mapping's state is saved."""
     return f"policy_mapping, {type(mapping).__name__}"
 
 
 class ComingPolicies:
-    """Adds the policies of a state to a collector before the rest of it is looked at, and takes that back.
+    """Adds the policies of a state to a collector before the rest of the state is validated; can undo that.
 
     Args:
         collector: The collector.
-        mapping: Its mapping; any but one that adds policies by itself brings none.
+        mapping: Its mapping; policies are added only if it is an `AddsPolicies`.
 
     Attributes:
-        leaving: Ids of policies that the state does not know, and that are to leave with what runs here.
+        leaving: Ids of policies that are not in the state, and will be removed with the running episodes.
     """
 
     def __init__(self, collector: Any, mapping: Any) -> None:
@@ -41,11 +41,11 @@ class ComingPolicies:
         self.leaving: frozenset[str] = frozenset()
 
     def add(self, state: Mapping[str, Any]) -> None:
-        """Add what the collector has not.
+        """Add the policies that the collector lacks.
 
         Raises:
-            ArgumentError: The mapping's own state is none, or of another one; nothing has changed.
-            StateError: Another policy of such an id plays in a running episode; nothing has changed.
+            ArgumentError: The mapping's state is invalid, or of another mapping; nothing has changed.
+            StateError: Another policy with one of these ids plays in a running episode; nothing has changed.
         """
         mapping, name = self._mapping, name_of_mapping(self._mapping)
         own = [saved for who, saved in state["others"] if who == name]
@@ -54,7 +54,7 @@ class ComingPolicies:
             self.leaving = frozenset(mapping.unknown_policies(own[0], self._collector))
 
     def take_back(self) -> None:
-        """Have the collector know the policies that it knew before."""
+        """Restore the collector's previous policies."""
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()

@@ -1,4 +1,4 @@
-"""The identity of a collector: a state loads only where all of it is equal."""
+"""The identity of a collector: its settings, which must be equal when a state is loaded."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def describe_collector(
     settings: Mapping[str, Any],
     leaving: Collection[str] = (),
 ) -> State:
-    """Return the identity of a collector, as texts and numbers.
+    """Return the identity of a collector, as strings and numbers.
 
     Args:
         envs: The collector's.
         policies: The collector's.
         episodes: The collector's.
         settings: Other settings that must be equal.
-        leaving: Ids of policies that do not count.
+        leaving: Ids of policies to leave out.
     """
     mapping = episodes.mapping
     policy_ids = sorted(set(policies.policies) - set(leaving))
@@ -66,7 +66,7 @@ def _of_space(space: Space[Any]) -> list[str]:
 
 
 def describe_pipeline(pipeline: Pipeline[Any]) -> list[str]:
-    """The connectors of a pipeline with what they were built with, a line each; without what they have learned."""
+    """Return a line per connector of a pipeline: its class and arguments, without its learned state."""
     try:
         return outline(pipeline.to_config())
     except SerialisationError:  # a class or a function in it is not registered
@@ -74,15 +74,15 @@ def describe_pipeline(pipeline: Pipeline[Any]) -> list[str]:
 
 
 def check_identity(saved: Any, own: State, who: str = "this collector has") -> None:
-    """Make sure that a state belongs to a collector such as this one, or to many such as these.
+    """Check that a state's identity equals that of the collector (or collectors) to load it into.
 
     Args:
-        saved: What the state says that it belongs to.
-        own: What it is to be loaded into.
-        who: Whose that is, for messages.
+        saved: The state's identity.
+        own: The collector's identity.
+        who: The collector and verb, for messages.
 
     Raises:
-        ArgumentError: It does not; names all that differs.
+        ArgumentError: They differ; names all differences.
     """
     where = "set_state()"
     check_fields(saved, own, f"{where}: what it belongs to")
@@ -104,7 +104,7 @@ _MOST_LINES = 40
 
 
 def _lines(value: Any, indent: str = "") -> list[str]:
-    """Texts as they are, a line each, below the names of what they describe."""
+    """Return nested texts as indented lines below their names."""
     if isinstance(value, Mapping):
         return [line for key, part in value.items() for line in (f"{indent}{key}:", *_lines(part, f"{indent}  "))]
     if isinstance(value, (list, tuple)):

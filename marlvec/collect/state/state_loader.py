@@ -1,4 +1,4 @@
-"""`StateLoader`: loads the states of objects that are not the collector's own, all or none."""
+"""`StateLoader`: loads the states of a user's objects (policies, callbacks, …), all or none."""
 
 from __future__ import annotations
 
@@ -31,44 +31,44 @@ def has_state(thing: Any) -> bool:
 
 
 def state_of(thing: Any) -> Any:
-    """The state of an object that has one, as a copy."""
+    """Return a copy of an object's state; it must have one."""
     methods = _methods(thing)
-    assert methods is not None  # has_state() says so
+    assert methods is not None  # has_state() is true
     return copy.deepcopy(methods[0]())
 
 
 class StateLoader:
-    """Loads states one after the other; where one is refused, those before it are taken back."""
+    """Loads states one after the other; if an object rejects its state, restores the earlier ones."""
 
     def __init__(self) -> None:
         self._wanted: list[tuple[str, Any, Any]] = []
         self._before: list[tuple[Any, Any]] = []
 
     def add(self, who: str, thing: Any, state: Any) -> None:
-        """An object is to get a state, when `load` is called.
+        """Register an object and the state that `load` will give it.
 
         Args:
-            who: The object, for messages.
-            thing: It.
+            who: Name of the object, for messages.
+            thing: The object.
             state: Its state.
 
         Raises:
-            ArgumentError: It has no methods for that.
+            ArgumentError: The object has no methods to load a state.
         """
         if not has_state(thing):
             raise ArgumentError(f"{who}: the saved state has a state for it, but {thing!r:.200} cannot load one")
         self._wanted.append((who, thing, state))
 
     def load(self) -> None:
-        """Load all.
+        """Load all states.
 
         Raises:
-            ArgumentError: One found its state to be none; names it. `undo` is to be called.
-            Exception: As the object raised it, with a note that names the object.
+            ArgumentError: An object rejected its state; names it. Call `undo` then.
+            Exception: Any other error of an object, with a note that names it.
         """
         for who, thing, state in self._wanted:
             methods = _methods(thing)
-            assert methods is not None  # looked at in add()
+            assert methods is not None  # checked in add()
             self._before.append((thing, state_of(thing)))
             try:
                 methods[1](copy.deepcopy(state))
@@ -79,9 +79,9 @@ class StateLoader:
                 raise
 
     def undo(self) -> None:
-        """Give all their states of before."""
+        """Restore the previous states of all objects."""
         while self._before:
             thing, state = self._before.pop()
             methods = _methods(thing)
-            assert methods is not None  # likewise
+            assert methods is not None  # checked in add()
             methods[1](state)

@@ -1,4 +1,4 @@
-"""`StatefulCollector`: saves where a collector is, and lets one like it go on from there."""
+"""`StatefulCollector`: saves and restores the state of a collector."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _FIELDS = (
 
 
 class StatefulCollector(ABC):
-    """The part of `Collector` that saves and restores all that its next batches depend on."""
+    """The part of `Collector` that saves and restores everything its next batches depend on."""
 
     envs: VectorEnv
     metrics: Metrics
@@ -62,15 +62,15 @@ class StatefulCollector(ABC):
     _batch_mode: str
     _background: Background | None
     _waiting: Sequence[MultiAgentBatch] = ()  # made in the background before the state was saved
-    _is_half_set = False  # whether set_state was ended in the middle
-    _is_taken_over = False  # whether the call of set_state that runs has begun to change what runs here
+    _is_half_set = False  # whether set_state was interrupted
+    _is_taken_over = False  # whether the running set_state has begun to change the collector
 
     @property
     def resumes_exactly(self) -> NDArray[np.bool_]:
         """Return which envs continue bit by bit from a saved state: (N,) bool.
 
-        In the others the running episodes are lost when a state is loaded, and new ones begin;
-        ``envs.state_obstacles()`` says why.
+        In other envs, loading a state loses the running episodes and begins new ones; ``envs.state_obstacles()``
+        returns the reasons.
 
         Raises:
             BusyError: Another call of the envs is pending.
@@ -80,23 +80,23 @@ class StatefulCollector(ABC):
         return exact_N
 
     def get_state(self) -> State:
-        """Say all that the next batches depend on, between two calls of `collect`.
+        """Return everything the next batches depend on; call it between two calls of `collect`.
 
-        Rows that no batch holds yet, running episodes, random streams, what connectors have learned and remember,
-        policies, metrics and counters, and the envs where they can be saved (see `resumes_exactly`); of policies,
-        callbacks and the mapping, what their ``state_dict()`` or ``get_state()`` says, where they have one.
+        The state has rows that are in no batch yet, running episodes, random streams, learned state and memory of
+        connectors, metrics and counters, the envs that can be saved (see `resumes_exactly`), and the ``state_dict()``
+        or ``get_state()`` of policies, callbacks and the mapping, if they have one.
+
+        While batches are collected in the background, the call waits for the end of a step. Finished batches that were
+        not taken are in the state: after loading, the next `background` begins with them.
 
         Returns:
-            Plain data: numbers, texts, None, arrays, lists, tuples and dicts, which later calls do not change.
-
-        While batches are collected in the background it waits for the end of a step, and those that are whole and were
-        not taken are in the state, too: the next `background` of the collector that is given it begins with them.
+            Plain data: numbers, strings, None, arrays, lists, tuples and dicts, which later calls do not change.
 
         Raises:
-            StateError: A callback, a policy or a connector asks for it; or the envs are driven from outside; or a
-                policy was removed, and rows of it are still to come.
+            StateError: A callback, a policy or a connector calls it; the envs are external; or a policy was removed
+                and some of its rows are still pending.
             EnvsDriven: Other code has reset or stepped the envs.
-            SerialisationError: There is something that no file can hold; names it.
+            SerialisationError: A value cannot be written to a file; names it.
             BusyError: Another thread collects.
         """
         with self._pause("get_state") as waiting:
@@ -107,24 +107,24 @@ class StatefulCollector(ABC):
                 self._owner.thread = self._current.tick_counters = None  # not interrupted: stores alone
 
     def set_state(self, state: State) -> None:
-        """Go on from where a collector was that was built as this one: its later batches are those of that one.
+        """Continue from the state of an equally built collector: the next batches equal that collector's.
 
-        What is running here is gone. Where envs have no state of their own, new episodes begin; what was in the old
-        ones and in no batch is lost, and metrics count it (``episodes_restarted``, ``env_steps_lost``).
+        Running episodes and stored rows are dropped. Envs without a state begin new episodes; the saved episodes' rows
+        that were in no batch are lost, and metrics count them (``episodes_restarted``, ``env_steps_lost``).
 
-        Opponents that a `SelfPlayMapping` has added come with the state, and those that it does not know leave.
+        Opponents of a `SelfPlayMapping` are added or removed as in the state.
 
-        An interrupt may come at any line. Then all is as it was, or as it was saved, or `collect` raises `StateError`
-        until `reset` or this is called again.
+        After Ctrl-C at any point, the collector is unchanged, or has the state, or `collect` raises `StateError` until
+        `reset` or `set_state` is called.
 
         Args:
-            state: What `get_state` returned.
+            state: A state from `get_state`.
 
         Raises:
-            ArgumentError: It is no state, or one of another collector; names what differs. Nothing has changed.
-            StateError: As of `get_state`; or it is collected in the background.
-            EnvFault: An env could not take its state, or not begin: call `reset`, or this again.
-            Exception: What else a policy, a connector, a callback or the mapping raises. Nothing has changed.
+            ArgumentError: Not a valid state, or one of another collector; names the differences. Nothing has changed.
+            StateError: As in `get_state`; or batches are collected in the background.
+            EnvFault: An env failed to load its state or to reset: call `reset`, or `set_state` again.
+            Exception: Any other error of a policy, a connector, a callback or the mapping. Nothing has changed.
         """
         self._check_foreground("set_state")
         self._owner.claim(self, "set_state", self._callback_list.running_hook)
@@ -135,13 +135,13 @@ class StatefulCollector(ABC):
         self._callback_list.raise_held()
 
     def check_state(self, state: State) -> None:
-        """Make sure that a state is of a collector such as this one; nothing changes.
+        """Check that a state is of an equally built collector; change nothing.
 
         Args:
-            state: What `get_state` returned.
+            state: A state from `get_state`.
 
         Raises:
-            ArgumentError: It is no state, or one of another collector; names what differs.
+            ArgumentError: Not a valid state, or one of another collector; names the differences.
         """
         self._check_format(state)
         coming = ComingPolicies(self, self._episodes.mapping)
@@ -153,28 +153,28 @@ class StatefulCollector(ABC):
             self._take_back(coming, seeds)
 
     def save(self, path: FilePath) -> None:
-        """Write `get_state` to a file, which is there whole or not at all, whatever happens meanwhile.
+        """Write `get_state` to a file, atomically.
 
         Args:
-            path: The file, by convention ``.npz``; an old one is replaced.
+            path: The file, by convention ``.npz``; an old file is replaced.
 
         Raises:
-            SerialisationError: There is something that no file can hold; names it.
-            OSError: The file cannot be written; the old one is as it was.
-            StateError: As of `get_state`.
+            SerialisationError: A value cannot be written to a file; names it.
+            OSError: The file cannot be written; an old file is unchanged.
+            StateError: As in `get_state`.
         """
         write_value(path, "collector", self.get_state(), "the collector's state")
 
     def load(self, path: FilePath) -> None:
-        """Go on from a file that `save` wrote: see `set_state`. Nothing in it is executed.
+        """Continue from a file of `save`: see `set_state`. No code in it is executed.
 
         Args:
             path: The file.
 
         Raises:
-            CheckpointError: There is no such file, it is damaged, of another version, or holds something else.
-            ArgumentError: It is of another collector; names what differs.
-            StateError: As of `set_state`.
+            CheckpointError: The file does not exist, is damaged, of another version, or holds something else.
+            ArgumentError: It is of another collector; names the differences.
+            StateError: As in `set_state`.
         """
         self.set_state(read_value(path, "collector", "collector"))
 
@@ -198,28 +198,29 @@ class StatefulCollector(ABC):
             )
 
     def _take_back(self, coming: ComingPolicies, seed_count: int) -> None:
-        """Have the policies that there were; the next one that is added has the seed that it would have had."""
+        """Restore the previous policies, and the count that the next added policy's seed depends on."""
         coming.take_back()
         self._policy_set.seed_count = seed_count
 
     def _check_whole(self) -> None:
-        """Raise if a call of `set_state` was cut short."""
+        """Raise if a call of `set_state` was interrupted."""
         if self._is_half_set:
             raise StateError(
-                "an earlier set_state() was cut short, and parts do not fit together: call it again, or reset()"
+                "an earlier set_state() was interrupted, and the collector's parts do not fit together: call "
+                "set_state() again, or reset()"
             )
 
     def _check_ready(self) -> None:
-        """Make sure that what is collected now may be."""
+        """Raise unless the collector may collect now."""
         self._check_whole()
         if self._waiting:
             raise StateError(
-                f"{len(self._waiting)} batches wait that were made in the background before this state was saved: take "
-                f"them by background(), or drop them by reset()"
+                f"the loaded state has {len(self._waiting)} batches that were made in the background and not taken: "
+                f"take them by background(), or drop them by reset()"
             )
 
     def _pause(self, call: str) -> AbstractContextManager[Sequence[MultiAgentBatch]]:
-        """Have nothing collected meanwhile; gives the batches that wait to be taken."""
+        """Return a context in which no batch is collected; it yields the finished batches that were not taken."""
         background = self._background
         if background is None or background.is_closed:
             self._check_foreground(call)
@@ -227,14 +228,14 @@ class StatefulCollector(ABC):
         return background.paused()
 
     def _take_waiting(self, schedule: BatchSchedule, goal: SampleTarget) -> Sequence[MultiAgentBatch]:
-        """The batches that wait, which count for a schedule."""
+        """Return the loaded batches that were not taken, and count them for a schedule."""
         waiting, self._waiting = self._waiting, ()
         for batch in waiting:
             schedule.done = schedule.done_with(goal, batch)
         return waiting
 
     def _drop_waiting(self) -> None:
-        """The batches that wait are dropped: they were not delivered."""
+        """Drop the loaded batches that were not taken, and count their steps as not delivered."""
         state, waiting = self._current.state, self._waiting
         counters = state.counters.copy()
         counters.env_steps_delivered -= sum(batch.env_steps for batch in waiting)
@@ -242,7 +243,7 @@ class StatefulCollector(ABC):
         self._current.state, self._waiting = state._replace(counters=counters), ()  # not interrupted: stores alone
 
     def _check_inside(self) -> None:
-        """Make sure that the envs are driven from here."""
+        """Raise if the envs are external."""
         if self.envs.backend == "external":
             raise StateError(
                 "external envs cannot be saved: their simulators run outside, in an unknown state; "
@@ -250,7 +251,7 @@ class StatefulCollector(ABC):
             )
 
     def _come_to_rest(self) -> None:
-        """Do what the next call of `collect` would do first, and take in what is on the way."""
+        """Do what the next call of `collect` would do first, and receive pending replies."""
         self._check_inside()
         self._check_whole()
         loop = self._loop
@@ -262,7 +263,7 @@ class StatefulCollector(ABC):
             loop.settle()
 
     def _get_envs(self) -> State | None:
-        """The state of those envs that have one."""
+        """Return the state of the envs that have one."""
         if self._loop.is_new:
             return None
         exact = np.flatnonzero(self.resumes_exactly)
@@ -289,7 +290,7 @@ class StatefulCollector(ABC):
         }
 
     def _others(self) -> Iterator[tuple[str, Any]]:
-        """Objects with states of their own that are neither policies nor connectors, each once."""
+        """Yield objects with a state, other than policies and connectors, each once."""
         callbacks = ((f"callbacks[{i}]", callback) for i, callback in enumerate(self._callback_list.callbacks))
         seen = set()
         mapping = self._episodes.mapping
@@ -325,8 +326,8 @@ class StatefulCollector(ABC):
         """Validate a whole state; return a function that installs it.
 
         Args:
-            state: It.
-            leaving: Ids of policies that it does not know, and that leave with what runs here.
+            state: The state.
+            leaving: Ids of policies that are not in it, and will be removed with the running episodes.
         """
         where, loop = "set_state()", self._loop
         check_identity(state["belongs_to"], self._identity_without(leaving))
@@ -356,7 +357,7 @@ class StatefulCollector(ABC):
         return partial(self._change, loader, state["envs"], put_all)
 
     def _change(self, loader: StateLoader, envs: State | None, put_all: Callable[[], None]) -> None:
-        """Put all parts of a state in place, those first that may refuse it."""
+        """Install all parts of a state, first those that may reject it."""
         loop = self._loop
         if loop.is_dirty:
             loop.scheduler.abandon()
@@ -370,7 +371,7 @@ class StatefulCollector(ABC):
             if envs is not None:
                 self.envs.set_state(envs)
         except Exception:
-            if self.envs.drive_count == driven:  # the envs are as they were
+            if self.envs.drive_count == driven:  # the envs are unchanged
                 loader.undo()
                 self._is_half_set = False
             raise
@@ -404,10 +405,10 @@ class StatefulCollector(ABC):
 
 
 def _check_counters(saved: Mapping[str, int]) -> None:
-    """Make sure that what was delivered and lost was stepped before: else `collect` would step for it all over again.
+    """Check that env steps are at least those delivered and lost; else `collect` would step for them again.
 
     Raises:
-        ArgumentError: It was not, or a number is larger than any that is counted.
+        ArgumentError: They are fewer, or a counter is impossibly large.
     """
     large = {name: number for name, number in saved.items() if number >= _MOST}
     steps, delivered, lost = (saved[f"env_steps{which}"] for which in ("", "_delivered", "_lost"))

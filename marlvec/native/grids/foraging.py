@@ -1,9 +1,9 @@
 """Level-based foraging, exact with lbforaging 2.0's ``ForagingEnv``.
 
-Players and foods have levels, and a food is loaded by players beside it whose levels come to its own.
+Players and foods have levels. Players beside a food load it if the sum of their levels is at least its level.
 
-In lbforaging the players that load are a Python set, whose order depends on addresses in memory. It makes no
-difference: foods never stand so close together that a player is beside two of them, so each food is settled once.
+lbforaging iterates over loading players in the order of a Python set, which depends on memory addresses. The order
+has no effect: foods lie too far apart for a player to be beside two of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from marlvec.native.rng_streams import as_generator
 __all__ = ["Foraging"]
 
 _NORTH, _SOUTH, _WEST, _EAST, _LOAD = 1, 2, 3, 4, 5
-_TRIES = 1000  # for the place of a player, and for those of all foods together
+_TRIES = 1000  # random cells per player, and for all foods together
 
 Whole = NDArray[np.int64]
 Levels = int | Sequence[int]
@@ -39,30 +39,31 @@ class Foraging(NativeEnv):
     Args:
         num_envs: N.
         players: P. They may fill half of the field.
-        min_player_level, max_player_level: Between which a player's level is drawn; lists are dealt out at random.
-        min_food_level, max_food_level: Likewise of foods; None: as many as the three lowest players have together.
+        min_player_level, max_player_level: Limits of a player's random level; lists are dealt out at random.
+        min_food_level, max_food_level: Limits of a food's random level; a maximum of None is the sum of the three
+            lowest players' levels.
         field_size: (R, C), at least (3, 3).
-        max_num_food: F; fewer where no place is found for them.
-        sight: How far a player sees.
-        max_episode_steps: After so many all players are terminated, as lbforaging has it.
-        force_coop: Whether every food has the highest level that it may have.
-        normalize_reward: Whether rewards of an episode add up to 1.
-        grid_observation: Whether a player sees three planes (levels of players, levels of foods, free cells) in place
-            of a list of foods and players.
-        observe_agent_levels: Whether players' levels are seen.
-        penalty: What loading costs that fails.
+        max_num_food: F; fewer if the field has no room for them.
+        sight: How far a player sees, in cells.
+        max_episode_steps: Steps after which all players are terminated, as in lbforaging.
+        force_coop: Whether every food has its highest possible level.
+        normalize_reward: Whether an episode's rewards add up to 1.
+        grid_observation: Observe three planes (levels of players, levels of foods, free cells) instead of a list of
+            foods and players.
+        observe_agent_levels: Whether observations contain players' levels.
+        penalty: Cost of a failed load.
 
     Raises:
-        ArgumentError: An argument is wrong, or one with which lbforaging may raise in the middle of an episode.
+        ArgumentError: An argument is wrong, or lbforaging could raise with it in the middle of an episode.
 
     Attributes:
-        pos: (N, P, 2) int64, rows and columns of players.
-        level: (N, P) int64, of players.
-        foods: (N, F, 3) int64, row, column and level of each food that is left, in the order of rows and columns.
-        food_num: (N,) int64, how many are left.
-        spawned: (N,) int64, the sum of foods' levels at the beginning.
+        pos: (N, P, 2) int64, row and column of each player.
+        level: (N, P) int64, players' levels.
+        foods: (N, F, 3) int64, row, column and level of each remaining food, ordered by row and column.
+        food_num: (N,) int64, number of remaining foods.
+        spawned: (N,) int64, sum of foods' levels at the reset.
         steps: (N,) int64, since the episode began.
-        begun: (N,) bool, whether there has been an episode: where players stood at its end is not free in the next.
+        begun: (N,) bool, whether the env has had an episode: the next one keeps the players' last cells free.
     """
 
     name = "ForagingEnv"
@@ -123,7 +124,7 @@ class Foraging(NativeEnv):
         self.begun = np.zeros(num_envs, np.bool_)
 
     def _space(self, p: int, f: int) -> Box:
-        """What one player sees, with lbforaging's bounds."""
+        """Return a player's observation space, with lbforaging's bounds."""
         most = int(self._player_levels[:, 1].max())
         if self._sums_levels:
             food = int(np.sort(self._player_levels[:, 1])[:3].sum())
@@ -219,7 +220,7 @@ def _field_size(value: Any) -> tuple[int, int]:
 
 
 def _bounds(name: str, least: Any, most: Any, n: int) -> Whole:
-    """Least and greatest level of each of n, (n, 2) int64; without a greatest one it is the least."""
+    """Return the least and greatest level of each of n bodies, (n, 2) int64; ``most=None``: the least."""
     columns = []
     for which, given in (("min", least), ("max", least if most is None else most)):
         many = list(given) if isinstance(given, (list, tuple, np.ndarray)) else [given] * n
@@ -291,7 +292,7 @@ def _draw(rng: NDArray[np.uint64], i: int, bounds: Whole, k: int) -> Any:
 
 @kernel
 def _is_taken(pos: Whole, i: int, row: int, column: int, count: int) -> bool:
-    """Whether one of the first ``count`` players stands there."""
+    """Return whether one of the first ``count`` players is in this cell."""
     taken = False
     for a in range(count):
         taken |= pos[i, a, 0] == row and pos[i, a, 1] == column
@@ -311,7 +312,7 @@ def _spawn(
     foods: Whole,
     food_num: Whole,
 ) -> None:
-    """Put foods where none is near, not at the edge; ``highest`` is every food's greatest level, or -1."""
+    """Place foods apart from each other and from the edge; ``highest`` is every food's greatest level, or -1."""
     f = foods.shape[1]
     done = 0
     for _ in range(_TRIES):
@@ -325,7 +326,7 @@ def _spawn(
         least = most if coop else bounds[order[done], 0]
         level = least + bounded(rng, i, most - least + 1)
         done += 1
-        if level:  # a food of no level is none
+        if level:  # level 0: no food
             k = food_num[i]
             while k and (foods[i, k - 1, 0], foods[i, k - 1, 1]) > (row, column):
                 foods[i, k] = foods[i, k - 1]
@@ -395,7 +396,7 @@ def _step(
 def _aim(
     size: tuple[int, int], pos: Whole, foods: Whole, food_num: Whole, i: int, a: int, action: int, to: Whole
 ) -> int:
-    """Write where player ``a`` would go; returns the food that it loads, or -1."""
+    """Write the cell that player ``a`` wants to enter; return the food that it loads, or -1."""
     row, column = pos[i, a, 0], pos[i, a, 1]
     to[a, 0] = row
     to[a, 1] = column
@@ -428,7 +429,7 @@ def _load(
     spawned: Whole,
     reward: NDArray[np.float64],
 ) -> None:
-    """Settle every food that someone loads, and close the gaps in the list."""
+    """Load foods and reward their loaders; close the gaps in the list of foods."""
     p = len(loads)
     kept = 0
     for k in range(food_num[i]):
@@ -464,7 +465,7 @@ def _show_lists(
     food_num: Whole,
     obs: NDArray[np.float32],
 ) -> None:
-    """Foods in sight, then oneself, then others: places are counted from the corner of what one sees."""
+    """Write foods in sight, the player itself, then others; positions are relative to the window's corner."""
     p, f = pos.shape[1], foods.shape[1]
     for i in ids:
         for a in range(p):
@@ -480,7 +481,7 @@ def _show_lists(
             k = _put(obs, i, a, k, row - top, column - left, level[i, a], sees_levels)
             for b in range(p):
                 y, x = pos[i, b, 0] - top, pos[i, b, 1] - left
-                # Where the edge is near, what lies up to twice as far is seen: of players, not of foods.
+                # Near the edge lbforaging shows players (not foods) up to twice as far away.
                 if b != a and min(y, x) >= 0 and max(y, x) <= 2 * sight:
                     k = _put(obs, i, a, k, y, x, level[i, b], sees_levels)
             while k < obs.shape[2]:
@@ -509,7 +510,7 @@ def _show_planes(
     food_num: Whole,
     obs: NDArray[np.float32],
 ) -> None:
-    """Levels of players, levels of foods, and 1 where a player could go; oneself in the middle."""
+    """Write three planes centred on the player: levels of players, levels of foods, and 1 for each free cell."""
     p, side = pos.shape[1], 2 * sight + 1
     for i in ids:
         for a in range(p):

@@ -1,11 +1,11 @@
-"""Which robots of a warehouse go forward, where several want to: as rware decides it with networkx.
+"""Decides which robots of a warehouse go forward, as rware does with networkx.
 
-Each robot is an arrow from its place to the one it wants, its own if it stays. Arrows that hang together are settled
-together: robots in a ring of three or more all go, two that would change places do not, and none goes where one stays.
-Where a line of robots ends before a free place, they all go; where two lines come together, the longer one. Of equally
-long ones the first goes in the order in which networkx passes through the places. That is the order in which they came
-into the graph; but where fewer than half of all places hang together, that of a Python set of ``(column, row)``, whose
-order comes from their hashes, and is the same in every run. So the set is played out here.
+Each robot is an edge from its cell to its target (its own cell if it stays). Each connected component is resolved:
+all robots of a ring of three or more go, two robots that would swap cells stay, and no robot enters an occupied cell.
+A line of robots that ends at a free cell goes; if several lines end there, the longest. Among equally long lines, the
+first in networkx's node order goes. This is the order of insertion into the graph, or, if the component has fewer than
+half of all nodes, the order of a Python set of ``(column, row)``. A set's order depends on hashes, which are equal
+in every run: `_fill` reproduces it.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ __all__ = ["FORWARD", "Traffic", "commit", "make_traffic"]
 FORWARD = 1
 
 _FREE = -1
-_PROBES = np.uint64(9)  # of CPython's sets: entries beside the first that are looked at, before another jump
+_PROBES = np.uint64(9)  # neighbouring entries that CPython's sets probe before they jump
 _SHIFT = np.uint64(5)
-_SMALLEST = 8  # of their tables
+_SMALLEST = 8  # size of a CPython set's smallest table
 
 Whole = NDArray[np.int64]
 
 
 class Traffic(NamedTuple):
-    """What A robots want, and what becomes of it.
+    """Requested moves of A robots, which of them happen, and work arrays.
 
     Attributes:
-        start, target: (A,) int64, places.
-        committed: (A,) bool, who goes, or stays as it wants to.
-        ahead: (A,) int64, who is at the target, -1: no robot.
-        depth: (A,) int64, length of the longest line behind each.
-        end: (A,) int64, the free place at the end of the line, -1: there is none.
-        nodes: (2 * A,) int64, all places, in the order in which they come into the graph.
-        reached: (2 * A,) int64, those that hang together, by search.
-        seen: (2 * A,) bool, whether they were reached.
-        table, spare: tables of a set: places, or -1.
+        start, target: (A,) int64, cells.
+        committed: (A,) bool, whether the robot gets its request: it goes, or stays as requested.
+        ahead: (A,) int64, the robot in the target cell, -1: none.
+        depth: (A,) int64, length of the longest line behind the robot.
+        end: (A,) int64, the free cell at the end of the robot's line, -1: none.
+        nodes: (2 * A,) int64, the graph's nodes (cells), in order of insertion.
+        reached: (2 * A,) int64, nodes of one component, in order of the search.
+        seen: (2 * A,) bool, whether the search reached a node.
+        table, spare: Hash tables of a set: cells, or -1.
     """
 
     start: Whole
@@ -59,7 +59,7 @@ class Traffic(NamedTuple):
 
 @kernel
 def make_traffic(a_num: int) -> Traffic:
-    """Room for so many robots."""
+    """Allocate the arrays for ``a_num`` robots."""
     size = _SMALLEST
     while size <= 4 * (2 * a_num + 1):
         size *= 2
@@ -80,12 +80,12 @@ def make_traffic(a_num: int) -> Traffic:
 
 @kernel
 def commit(t: Traffic, robots: Whole, hashes: NDArray[np.uint64]) -> None:
-    """Decide who goes.
+    """Decide which robots go.
 
     Args:
-        t: Starts and targets; the rest is written.
-        robots: Which robot is at each place, counted from 1; 0: none.
-        hashes: Python's hash of each place.
+        t: Starts and targets; the other arrays are written.
+        robots: The robot in each cell, counted from 1; 0: none.
+        hashes: Python's hash of each cell's ``(column, row)``.
     """
     a_num = len(t.start)
     crowded = False
@@ -101,7 +101,7 @@ def commit(t: Traffic, robots: Whole, hashes: NDArray[np.uint64]) -> None:
     for a in range(a_num):
         if t.end[a] == _FREE:
             continue
-        is_first = True  # of those whose lines end there
+        is_first = True  # of the robots whose lines end in this cell
         for b in range(a):
             is_first &= t.end[b] != t.end[a]
         if is_first:
@@ -110,7 +110,7 @@ def commit(t: Traffic, robots: Whole, hashes: NDArray[np.uint64]) -> None:
 
 @kernel
 def _follow(t: Traffic, a: int) -> Any:
-    """The free place at the end of robot ``a``'s line, or -1; if it is in a ring of three or more, it goes."""
+    """Return the free cell at the end of robot ``a``'s line, or -1; in a ring of three or more, commit the robot."""
     b, length = t.ahead[a], 1
     last = a
     while b >= 0 and b != last and b != a and length <= len(t.start):
@@ -125,7 +125,7 @@ def _follow(t: Traffic, a: int) -> Any:
 
 @kernel
 def _commit_line(t: Traffic, end: int, robots: Whole, hashes: NDArray[np.uint64]) -> None:
-    """The longest line to a free place goes, from its head on."""
+    """Commit the longest line that ends in this free cell, from its head on."""
     place = end
     ordered = False
     while True:
@@ -150,7 +150,7 @@ def _commit_line(t: Traffic, end: int, robots: Whole, hashes: NDArray[np.uint64]
 
 @kernel
 def _first(t: Traffic, place: int, depth: int) -> int:
-    """Who of those that want to go there, and have the longest lines behind them, comes first in ``nodes``."""
+    """Return the robot that is first in ``nodes``, among those with this target and a line of this depth."""
     for k in range(len(t.nodes)):
         for b in range(len(t.start)):
             if t.start[b] == t.nodes[k] and t.target[b] == place and t.depth[b] == depth:
@@ -160,7 +160,7 @@ def _first(t: Traffic, place: int, depth: int) -> int:
 
 @kernel
 def _order(t: Traffic, end: int, robots: Whole, hashes: NDArray[np.uint64]) -> None:
-    """Write into ``nodes`` the places in the order in which networkx passes through those that lead to ``end``."""
+    """Write the nodes of ``end``'s component into ``nodes``, in networkx's order."""
     a_num = len(t.start)
     count, members = 0, 1
     for a in range(a_num):
@@ -175,7 +175,7 @@ def _order(t: Traffic, end: int, robots: Whole, hashes: NDArray[np.uint64]) -> N
     t.nodes[count:] = _FREE
     if 2 * members >= count:
         return
-    # The search that finds them puts them into one set, and the view of the graph into a second one.
+    # networkx' search puts the nodes into one set, and its view of the graph into a second one.
     _search(t, end, count, members, robots)
     mask = _fill(t.table, t.spare, t.reached[:members], hashes)
     found = 0
@@ -194,7 +194,7 @@ def _order(t: Traffic, end: int, robots: Whole, hashes: NDArray[np.uint64]) -> N
 
 @kernel
 def _search(t: Traffic, end: int, count: int, members: int, robots: Whole) -> None:
-    """Breadth first from the first place that leads to ``end``: of each, first its robot's target, then who comes."""
+    """Search breadth first from the first node that leads to ``end``; visit a robot's target before its followers."""
     for k in range(count):
         t.seen[k] = False
     for k in range(count):
@@ -227,14 +227,14 @@ def _reach(t: Traffic, place: int, found: int) -> int:
 
 @kernel
 def _fill(table: Whole, spare: Whole, places: Whole, hashes: NDArray[np.uint64]) -> Any:
-    """Put places into an empty set of CPython's, one by one; returns the mask of its table."""
+    """Insert cells into an empty table as CPython's set does; return the table's mask."""
     mask = np.uint64(_SMALLEST - 1)
     table[: int(mask) + 1] = -1
     for k in range(len(places)):
         _put(table, mask, places[k], hashes)
         if (k + 1) * 5 < int(mask) * 3:
             continue
-        size = _SMALLEST  # it is full: into a larger one, in the order in which they stand
+        size = _SMALLEST  # full: move all entries, in table order, into a larger table
         while size <= 4 * (k + 1):
             size *= 2
         before = int(mask) + 1
@@ -249,7 +249,7 @@ def _fill(table: Whole, spare: Whole, places: Whole, hashes: NDArray[np.uint64])
 
 @kernel
 def _put(table: Whole, mask: np.uint64, place: int, hashes: NDArray[np.uint64]) -> None:
-    """Into the first entry that is empty, as CPython looks for one."""
+    """Insert a cell into the first empty entry of CPython's probe order."""
     perturb = hashes[place]
     k = perturb & mask
     while True:

@@ -1,7 +1,7 @@
 """The multi-robot warehouse, exact with rware 2.0's ``Warehouse``, flattened observations.
 
-Robots turn, go forward, and take up shelves; requested ones are wanted at the goals. Who may go forward where several
-want to is in `marlvec.native.grids.traffic`.
+Robots turn, go forward, and carry shelves; requested shelves are delivered at goals. `marlvec.native.grids.traffic`
+decides which robots go forward.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEFT_OF = np.array([2, 3, 1, 0])
 _RIGHT_OF = np.array([3, 2, 0, 1])
 _REWARDS = ("global", "individual", "two_stage")
 _GLOBAL, _INDIVIDUAL, _TWO_STAGE = range(3)
-_SELF = 8  # numbers about oneself
+_SELF = 8  # numbers about the robot itself in its observation
 
 Whole = NDArray[np.int64]
 
@@ -39,32 +39,32 @@ class Warehouse(NativeEnv):
 
     Args:
         num_envs: N.
-        shelf_columns, column_height, shelf_rows: How shelves stand; the first is odd.
+        shelf_columns, column_height, shelf_rows: Layout of the shelves; an odd number of columns.
         n_agents: A.
-        msg_bits: M; with some, an action is an action and a message.
-        sensor_range: How far a robot sees.
+        msg_bits: M; above 0, an action also contains a message.
+        sensor_range: How far a robot sees, in cells.
         request_queue_size: Q, less than S.
-        max_inactivity_steps, max_steps: After so many without a delivery, and in all, all robots are terminated; None
-            or 0: never.
+        max_inactivity_steps, max_steps: Steps without a delivery, and in all, after which all robots are terminated;
+            None or 0: never.
         reward_type: ``"individual"``, ``"global"`` or ``"two_stage"``, or rware's ``RewardType``.
-        layout: A drawing in place of the numbers of shelves: ``x`` is a shelf, ``.`` free, ``g`` a goal.
+        layout: A drawing that replaces the shelves' numbers: ``x`` is a shelf, ``.`` free, ``g`` a goal.
         observation_type: ``"flattened"``, or rware's ``ObservationType.FLATTENED``.
-        image_observation_layers, image_observation_directional: Of images alone.
-        normalised_coordinates: Whether a robot sees its place as parts of the whole.
+        image_observation_layers, image_observation_directional: Ignored: options of image observations.
+        normalised_coordinates: Whether a robot's position is divided by the warehouse's size.
 
     Raises:
         ArgumentError: An argument is wrong, or not supported: images and dicts.
 
     Attributes:
-        place: (N, A) int64, ``W * row + column`` of each robot.
+        place: (N, A) int64, each robot's cell, ``W * row + column``.
         heading: (N, A) int64: up, down, left, right.
-        carried: (N, A) int64, the shelf that each carries, 1 to S, or 0.
-        delivered: (N, A) bool, whether that was delivered, with two-stage rewards.
-        message: (N, A, M) int64, what each said last.
-        robots, shelves: (N, H * W) int64, which one is there, counted from 1; 0: none.
+        carried: (N, A) int64, the shelf that a robot carries, 1 to S; 0: none.
+        delivered: (N, A) bool, whether the carried shelf was delivered; two-stage rewards only.
+        message: (N, A, M) int64, each robot's last message.
+        robots, shelves: (N, H * W) int64, the robot and the shelf in each cell, counted from 1; 0: none.
         queue: (N, Q) int64, requested shelves.
         requested: (N, S + 1) bool, by shelf.
-        steps, idle: (N,) int64, in all, and since a delivery.
+        steps, idle: (N,) int64, steps of the episode, and since the last delivery.
     """
 
     name = "Warehouse"
@@ -261,7 +261,7 @@ def _limit(name: str, value: int | None) -> int:
 
 
 def _word(name: str, value: Any, known: tuple[str, ...]) -> str:
-    """An option as a word, of rware's enum or as it stands."""
+    """Read an option: a string, or a member of rware's enum."""
     word = str(getattr(value, "name", value)).lower()
     if word not in known:
         raise ArgumentError(f"{name}: expected one of {known}, got {value!r}")
@@ -269,7 +269,7 @@ def _word(name: str, value: Any, known: tuple[str, ...]) -> str:
 
 
 def _regular(columns: int, rows: int, column_height: int) -> tuple[NDArray[np.bool_], list[tuple[int, int]]]:
-    """Where no shelf is put, (H, W) bool, and the goals: as ``Warehouse._make_layout_from_params`` has it."""
+    """Return the cells without shelves, (H, W) bool, and the goals, as ``Warehouse._make_layout_from_params``."""
     if columns % 2 == 0:
         raise ArgumentError(f"shelf_columns: expected an odd number, got {columns}")
     height, width = (column_height + 1) * rows + 2, 3 * columns + 1
@@ -281,7 +281,7 @@ def _regular(columns: int, rows: int, column_height: int) -> tuple[NDArray[np.bo
 
 
 def _drawn(layout: str) -> tuple[NDArray[np.bool_], list[tuple[int, int]]]:
-    """The same of a drawing."""
+    """Return a drawing's cells without shelves, (H, W) bool, and its goals."""
     lines = layout.strip().replace(" ", "").lower().split("\n")
     cells = [list(line) for line in lines]
     if len(set(map(len, cells))) != 1 or set().union(*cells) - set("gx."):
@@ -294,7 +294,7 @@ def _drawn(layout: str) -> tuple[NDArray[np.bool_], list[tuple[int, int]]]:
 
 
 def _hashes(height: int, width: int) -> NDArray[np.uint64]:
-    """Python's hash of ``(column, row)``, by place: rware's robots go by sets of these."""
+    """Return Python's hash of each cell's ``(column, row)``; rware's order of robots depends on it."""
     found = [hash((column, row)) for row in range(height) for column in range(width)]
     return np.array(found, np.int64).view(np.uint64)
 
@@ -378,7 +378,7 @@ def _step(
             if goes[a]:
                 traffic.target[a] = _ahead(size, place[i, a], heading[i, a])
                 goes[a] = not _is_blocked(traffic, carried, robots, shelves, i, a)
-                if not goes[a]:  # a loaded robot does not go below another shelf
+                if not goes[a]:  # a loaded robot cannot enter another shelf's cell
                     traffic.target[a] = place[i, a]
         commit(traffic, robots[i], hashes)
         for a in range(a_num):
@@ -411,7 +411,7 @@ def _step(
 
 @kernel
 def _ahead(size: tuple[int, int], place: int, heading: int) -> int:
-    """The place before a robot; its own at the wall."""
+    """Return the cell in front of a robot; at the wall, its own cell."""
     row, column = place // size[1], place % size[1]
     if heading == _UP:
         row = max(0, row - 1)
@@ -426,7 +426,7 @@ def _ahead(size: tuple[int, int], place: int, heading: int) -> int:
 
 @kernel
 def _is_blocked(traffic: Traffic, carried: Whole, robots: Whole, shelves: Whole, i: int, a: int) -> Any:
-    """Whether a loaded robot has a shelf before it that no robot carries."""
+    """Return whether a loaded robot faces a shelf that no robot carries."""
     to = traffic.target[a]
     if carried[i, a] == 0 or to == traffic.start[a] or shelves[i, to] == 0:
         return False
@@ -438,7 +438,7 @@ def _is_blocked(traffic: Traffic, carried: Whole, robots: Whole, shelves: Whole,
 def _move(
     traffic: Traffic, goes: NDArray[np.bool_], place: Whole, carried: Whole, robots: Whole, shelves: Whole, i: int
 ) -> None:
-    """All leave their places, then all come to the next ones."""
+    """Take all robots off their cells, then put them into their next cells."""
     for a in range(len(goes)):
         goes[a] = goes[a] and traffic.committed[a]
         if goes[a]:
@@ -466,7 +466,7 @@ def _deliver(
     reward: NDArray[np.float64],
     i: int,
 ) -> bool:
-    """For each requested shelf at a goal: a reward, and another request."""
+    """Reward each requested shelf at a goal, and replace its request."""
     some = False
     for goal in goals:
         shelf = shelves[i, goal]
@@ -511,7 +511,7 @@ def _observe(
     requested: NDArray[np.bool_],
     obs: NDArray[np.float32],
 ) -> None:
-    """Oneself, then cell by cell around: who is there, how it stands, what it says, which shelf."""
+    """Write the robot itself, then each cell around it: robot, heading, message, shelf."""
     m = message.shape[2]
     for i in ids:
         for a in range(place.shape[1]):

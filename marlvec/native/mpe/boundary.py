@@ -1,7 +1,7 @@
 """The penalty of good agents for leaving the screen, in simple_tag and simple_world_comm.
 
-``np.exp`` is not the C library's ``exp``: a twentieth of its values differ in the last place, by processor. So numpy
-itself computes them, for the whole batch.
+``np.exp`` is not the C library's ``exp``: depending on the processor, a twentieth of the values differ in the last
+place. So numpy computes them, for the whole batch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def exponentials(ids: Ids, pos: NDArray[np.float64], first: int, out: NDArray[np
     Args:
         ids: The envs.
         pos: (N, E, 2) float64.
-        first: The first of these agents.
-        out: (N, n, 2) float64, of n agents from the first one on.
+        first: Index of the first agent.
+        out: (N, n, 2) float64, of n agents from ``first`` on.
     """
     rows = rows_of(ids)
     x = np.abs(pos[rows, first : first + out.shape[1]])

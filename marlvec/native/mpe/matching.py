@@ -1,8 +1,8 @@
 """Distances and the cheapest assignment of agents to places, for simple_line and simple_formation.
 
-Distances are ``np.linalg.norm``, which is a dot product of the BLAS, and may use a fused multiply-add. So numpy itself
-computes them, for the whole batch: `norms`. The assignment is scipy's ``linear_sum_assignment``, step by step, so that
-equal costs are settled alike.
+The reference's ``np.linalg.norm`` is a BLAS dot product, which may use a fused multiply-add. So numpy computes the
+distances, for the whole batch: `norms`. The assignment repeats scipy's ``linear_sum_assignment`` step by step, so that
+ties are broken alike.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["match", "norms"]
 
 
 def norms(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Length of each vector, as ``np.linalg.norm`` of that one alone has it.
+    """Return the length of each vector, bit for bit as ``np.linalg.norm`` of the single vector.
 
     Args:
         vectors: (…, 2) float64.
@@ -27,19 +27,19 @@ def norms(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
     Returns:
         (…,) float64.
     """
-    # The product of a row and a column is the very dot product that norm() calls.
+    # matmul of a row and a column calls the same BLAS dot product as norm().
     squares = np.matmul(vectors[..., None, :], vectors[..., :, None])[..., 0, 0]
     return np.asarray(np.sqrt(squares))
 
 
 def match(costs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Costs of the cheapest assignment in each env.
+    """Return the costs of the cheapest assignment in each env.
 
     Args:
-        costs: (n, A, A) float64, of agents in places.
+        costs: (n, A, A) float64, cost of each agent at each place.
 
     Returns:
-        (n, A) float64, per agent.
+        (n, A) float64, each agent's cost.
     """
     cheapest = np.empty(costs.shape[:2])
     if costs.shape[1]:
@@ -90,7 +90,7 @@ def _find_path(
     columns: Any,
     remaining: Any,
 ) -> Any:
-    """The shortest augmenting path from a row that has no column yet: its last column, and its length."""
+    """Find the shortest augmenting path from an unassigned row; return its last column and its length."""
     size = len(u)
     left, least, sink = size, 0.0, -1
     for k in range(size):
@@ -109,7 +109,7 @@ def _find_path(
             if shortest[c] < lowest or (shortest[c] == lowest and row_of[c] == -1):
                 lowest = shortest[c]
                 index = k
-        if index < 0:  # NaNs, which the reference refuses
+        if index < 0:  # NaNs: the reference raises, too
             raise ValueError("matrix contains invalid numeric entries")
         least = lowest
         c = remaining[index]

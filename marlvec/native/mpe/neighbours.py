@@ -20,7 +20,7 @@ _NO_NEIGHBOUR = -1
 
 
 class Neighbours:
-    """Indices of the entities that each agent sees, nearest first; -1 where there are too few.
+    """Indices of the entities that each agent sees, nearest first, filled up with -1.
 
     Args:
         num_envs: N.
@@ -33,7 +33,7 @@ class Neighbours:
         ArgumentError: A number is not an int, or below 1.
 
     Attributes:
-        limited: Whether any agent may be out of sight.
+        limited: Whether some agent may be out of another's sight.
         agents: (N, A, n) int64.
         landmarks: (N, A, m) int64.
     """
@@ -69,7 +69,7 @@ class Neighbours:
 
 @kernel
 def put_seen(view: Any, i: Any, k: Any, pos: Any, seen: Any, a: Any) -> Any:
-    """Write where each of those is whom agent ``a`` sees, ``seen`` (N, A, n); zeros for none."""
+    """Write the offsets of the entities that agent ``a`` sees, ``seen`` (N, A, n); zeros for -1."""
     for m in range(seen.shape[2]):
         e = seen[i, a, m]
         k = put(view, i, k, 0.0, 0.0) if e < 0 else put_offset(view, i, k, pos, e, a)

@@ -1,8 +1,8 @@
 """The physics that all particle envs share: mpe2's, operation by operation.
 
-The first axis of arrays of state is the env: ``pos`` (N, E, 2) of entities (agents, then landmarks), ``vel`` and
-``force`` (N, A, 2), ``comm`` (N, A, C), all float64. What never changes is per entity: ``size``, ``collide`` (E,), and
-per agent: ``gain``, ``limit``, ``mass``, ``movable``, ``speaks`` (A,). Landmarks never move.
+State by env, all float64: ``pos`` (N, E, 2) of entities (agents, then landmarks), ``vel`` and ``force`` (N, A, 2),
+``comm`` (N, A, C). Constants by entity: ``size``, ``collide`` (E,); by agent: ``gain``, ``limit``, ``mass``,
+``movable``, ``speaks`` (A,). Landmarks never move.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def act_discretely(
 ) -> None:
     """Turn the Discrete actions (N, A_g) of these agents into forces and utterances.
 
-    An agent that moves and speaks has one number for both: the move, and 5 times the symbol.
+    The action of an agent that moves and speaks is the move plus 5 times the symbol.
     """
     for k in range(len(ids)):
         i = ids[k]
@@ -77,7 +77,7 @@ def act_continuously(
 ) -> None:
     """Turn the Box actions (N, A_g, 5 and/or C) float32 of these agents into forces and utterances.
 
-    The two numbers of an axis are subtracted in float32, as numpy does it.
+    The two numbers of an axis are subtracted in float32, as in the reference.
     """
     for k in range(len(ids)):
         i = ids[k]
@@ -124,7 +124,7 @@ def move(
 
 @kernel
 def _collide(i: Any, pos: Any, force: Any, size: Any, collide: Any, movable: Any) -> None:
-    """Add what each pair of entities that are near one another pushes."""
+    """Add the collision forces of each pair of near entities."""
     agent_num = len(movable)
     for a in range(agent_num):
         if not collide[a]:
@@ -136,7 +136,7 @@ def _collide(i: Any, pos: Any, force: Any, size: Any, collide: Any, movable: Any
             dist = math.sqrt(x * x + y * y)
             depth = -(dist - (size[a] + size[b])) / _CONTACT_MARGIN
             if depth < -_NOTHING_LEFT and dist < math.inf:
-                continue  # a push of zero, which changes no force: none of them is ever -0.0
+                continue  # a force of zero changes nothing: no force is ever -0.0
             push = _log_add_exp(depth) * _CONTACT_MARGIN
             x, y = _CONTACT_FORCE * x / dist * push, _CONTACT_FORCE * y / dist * push
             if movable[a]:
@@ -149,7 +149,7 @@ def _collide(i: Any, pos: Any, force: Any, size: Any, collide: Any, movable: Any
 
 @kernel
 def _log_add_exp(x: Any) -> Any:
-    """``np.logaddexp(0, x)``, as numpy computes it."""
+    """Return ``np.logaddexp(0, x)``, as numpy computes it."""
     if x == 0.0:
         return _LOG_2
     if x < 0.0:
@@ -159,7 +159,7 @@ def _log_add_exp(x: Any) -> Any:
 
 @kernel
 def _integrate(i: Any, a: Any, pos: Any, vel: Any, force: Any, mass: Any, limit: Any) -> None:
-    """Move with the velocity of before, then change that."""
+    """Add the velocity to the position, then update the velocity."""
     x, y = vel[i, a, 0], vel[i, a, 1]
     pos[i, a, 0] += x * _DT
     pos[i, a, 1] += y * _DT
@@ -183,7 +183,7 @@ def _end(i: Any, flags: Any, alive: Any, acting: Any, done: Any) -> None:
 
 @kernel
 def end_where(ids: Any, reached: Any, terminated: Any, alive: Any, acting: Any, done: Any) -> None:
-    """Terminate the episodes that have ``reached`` (N,) their goal, unless their time is up."""
+    """Terminate the episodes that have ``reached`` (N,) their goal, unless truncated."""
     for k in range(len(ids)):
         i = ids[k]
         if reached[i] and not done[i]:
@@ -192,7 +192,7 @@ def end_where(ids: Any, reached: Any, terminated: Any, alive: Any, acting: Any, 
 
 @kernel
 def still(ids: Any, vel: Any, comm: Any, steps: Any, rng: Any, before: Any) -> None:
-    """Begin an episode: no agent moves or speaks. Keeps the random streams as they are now in ``before`` (N, 6)."""
+    """Begin an episode: no agent moves or speaks. Copy the random streams to ``before`` (N, 6)."""
     for k in range(len(ids)):
         i = ids[k]
         vel[i] = 0.0
@@ -203,7 +203,7 @@ def still(ids: Any, vel: Any, comm: Any, steps: Any, rng: Any, before: Any) -> N
 
 @kernel
 def scatter(i: Any, rng: Any, pos: Any, first: Any, last: Any, reach: Any) -> None:
-    """Put entities ``first`` to ``last - 1`` anywhere within ``reach`` of the middle, on each axis."""
+    """Draw positions of entities ``first`` to ``last - 1``, uniform in ±``reach`` on each axis."""
     for e in range(first, last):
         pos[i, e, 0] = uniform(rng, i, -reach, reach)
         pos[i, e, 1] = uniform(rng, i, -reach, reach)
@@ -211,26 +211,26 @@ def scatter(i: Any, rng: Any, pos: Any, first: Any, last: Any, reach: Any) -> No
 
 @kernel
 def distance(pos: Any, i: Any, a: Any, b: Any) -> Any:
-    """Distance of two entities: ``np.sqrt(np.sum(np.square(…)))``."""
+    """Return the distance of two entities: ``np.sqrt(np.sum(np.square(…)))``."""
     x, y = pos[i, a, 0] - pos[i, b, 0], pos[i, a, 1] - pos[i, b, 1]
     return math.sqrt(x * x + y * y)
 
 
 @kernel
 def touching(pos: Any, size: Any, i: Any, a: Any, b: Any) -> Any:
-    """Whether two entities overlap."""
+    """Return whether two entities overlap."""
     return distance(pos, i, a, b) < size[a] + size[b]
 
 
 @kernel
 def nearer(value: Any, least: Any) -> Any:
-    """The lesser of two; Python's ``min(least, value)``, also of NaNs."""
+    """Return Python's ``min(least, value)``, NaNs included."""
     return value if value < least else least
 
 
 @kernel
 def put(view: Any, i: Any, k: Any, x: Any, y: Any) -> Any:
-    """Write two numbers at place ``k`` of env ``i``'s observations (N, S) float32; the place after them."""
+    """Write two numbers at index ``k`` of env ``i``'s observations (N, S) float32; return the next index."""
     view[i, k] = x
     view[i, k + 1] = y
     return k + 2
@@ -244,13 +244,13 @@ def put_own(view: Any, i: Any, k: Any, what: Any, a: Any) -> Any:
 
 @kernel
 def put_offset(view: Any, i: Any, k: Any, pos: Any, e: Any, a: Any) -> Any:
-    """Write where entity ``e`` is, seen from agent ``a``."""
+    """Write the offset of entity ``e`` from agent ``a``."""
     return put(view, i, k, pos[i, e, 0] - pos[i, a, 0], pos[i, e, 1] - pos[i, a, 1])
 
 
 @kernel
 def put_comm(view: Any, i: Any, k: Any, comm: Any, a: Any) -> Any:
-    """Write what agent ``a`` says."""
+    """Write agent ``a``'s utterance."""
     for c in range(comm.shape[2]):
         view[i, k + c] = comm[i, a, c]
     return k + comm.shape[2]
@@ -258,7 +258,7 @@ def put_comm(view: Any, i: Any, k: Any, comm: Any, a: Any) -> Any:
 
 @kernel
 def put_colour(view: Any, i: Any, k: Any, which: Any, size: Any, low: Any, high: Any) -> Any:
-    """Write ``size`` numbers, all of them ``low`` but number ``which``."""
+    """Write ``size`` numbers: ``high`` at index ``which``, else ``low``."""
     for c in range(size):
         view[i, k + c] = high if c == which else low
     return k + size
@@ -266,7 +266,7 @@ def put_colour(view: Any, i: Any, k: Any, which: Any, size: Any, low: Any, high:
 
 @kernel
 def share_out(ids: Any, view: Any, obs: Any, starts: Any) -> None:
-    """Copy the observations of one group's agents (N, A_g, D), which begin at ``starts`` (A_g,), to their place."""
+    """Copy one group's observations from columns ``starts`` (A_g,) of ``view`` to ``obs`` (N, A_g, D)."""
     for k in range(len(ids)):
         i = ids[k]
         for j in range(len(starts)):

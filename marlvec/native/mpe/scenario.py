@@ -41,7 +41,7 @@ A new scenario is a subclass that defines its bodies, and three compiled functio
             k = put_own(view, i, 0, vel, 0)
             put_offset(view, i, k, pos, 1, 0)
 
-Rewards end in ``+ 0.0`` where they may be -0.0: the reference's wrapper adds them up from 0, which makes that 0.0.
+Rewards that may be -0.0 end in ``+ 0.0``: the reference's wrapper sums them from 0, which turns -0.0 into 0.0.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from marlvec.native.rng_streams import as_generator
 __all__ = ["Body", "Options", "Scenario", "check_count", "check_ratio"]
 
 _SENSITIVITY = 5.0
-_FARTHEST = 1e100  # whose square is a float, too
+_FARTHEST = 1e100  # its square is finite
 
 
 class Options(TypedDict, total=False):
@@ -72,7 +72,7 @@ class Options(TypedDict, total=False):
 
     Attributes:
         max_cycles: Steps after which all agents are truncated; 25.
-        continuous_actions: Boxes in place of Discrete actions; False.
+        continuous_actions: Box actions instead of Discrete ones; False.
         dynamic_rescaling: Renderer option; True.
         benchmark_data: Not supported.
     """
@@ -91,7 +91,7 @@ class Body:
         name: Its name.
         size: Its radius.
         collide: Whether it collides with other bodies that collide.
-        movable: Of an agent, whether it can move; landmarks never do.
+        movable: Whether an agent can move; landmarks never move.
         silent: Whether it never communicates.
         accel: Factor of its actions; None: 5.
         max_speed: None: no limit.
@@ -113,12 +113,12 @@ class Scenario(NativeEnv):
 
     Args:
         num_envs: N.
-        agents: A bodies.
-        landmarks: More bodies; E in all.
+        agents: The agents' bodies, A.
+        landmarks: The landmarks' bodies; E bodies with the agents.
         obs_sizes: Length of each agent's observation.
         dim_c: Length of an utterance, C.
-        options: Arguments that every scenario takes.
-        own: The scenario's own arguments, for the reference.
+        options: Arguments of every scenario.
+        own: Arguments of this scenario alone, for the reference.
 
     Raises:
         ArgumentError: An argument is wrong, or not supported.
@@ -129,8 +129,8 @@ class Scenario(NativeEnv):
         comm: (N, A, C) float64.
         size: (E,) float64.
         steps: (N,) int64, since the episode began.
-        view: (N, S) float32, the observations of all agents, one after another: the state, too.
-        starts: (A,) int64, where each agent's observation begins in it.
+        view: (N, S) float32, the observations of all agents, concatenated: also the global state.
+        starts: (A,) int64, the column of ``view`` where each agent's observation begins.
     """
 
     metadata: Mapping[str, Any] = {"render_modes": ["human", "rgb_array"], "is_parallelizable": True, "render_fps": 10}
@@ -197,7 +197,7 @@ class Scenario(NativeEnv):
         self._groups = [np.array(group.agents, np.int64) for group in groups]
         self._inputs = [leaves[0] for leaves in rows.actions]
         if len(groups) == 1:
-            self.view = rows.obs[0][0].reshape(self.num_envs, -1)  # in place: one agent follows on another
+            self.view = rows.obs[0][0].reshape(self.num_envs, -1)  # a view: agents are contiguous
             self._shares = []
         else:
             assert self.state_space is not None
@@ -246,12 +246,12 @@ class Scenario(NativeEnv):
             share_out(ids, self.view, obs, starts)
 
     def write_state(self, ids: Ids) -> None:
-        """The observations of all agents, one after another."""
+        """Write the global states: the observations of all agents, concatenated."""
         assert self.rows.state is not None
         self.rows.state[ids] = self.view[ids]
 
     def check_limits(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Check that all positions are finite enough for finite distances: else a nearest search would never end."""
+        """Check that distances of positions are finite; else the search for the nearest would never end."""
         super().check_limits(arrays)
         for name, found in arrays.items():
             if found.dtype.kind != "f":
@@ -262,14 +262,14 @@ class Scenario(NativeEnv):
                 )
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """All that the next steps depend on, and `view` where it is no view of the rows: states are read from it."""
+        """Return the arrays that later steps depend on, and `view` unless it is a view of the rows."""
         return {**super().state_arrays(), **({"view": self.view} if self._shares else {})}
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
-        """mpe2's own env in the state that env ``i`` is in.
+        """Return mpe2's env in env ``i``'s state.
 
-        It begins the same episode from the same random stream, which brings goals and colours along; then everything
-        that moves is put where it is now.
+        It begins the episode from the same random stream, which gives the same goals and colours; then it gets the
+        current positions, velocities and utterances.
         """
         module = importlib.import_module(f"mpe2.{self.name}")
         env = module.parallel_env(**self._kwargs, render_mode=render_mode)

@@ -18,7 +18,7 @@ __all__ = ["check_empty", "check_inputs", "check_inside", "check_outputs", "chec
 
 
 def check_rows(trial: Trial) -> None:
-    """The rows that go in come out."""
+    """The output has the input's rows."""
     for training in trial.both:
         trial.player(training=training).watch(trial.moments())
 

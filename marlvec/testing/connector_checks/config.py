@@ -28,7 +28,7 @@ def check_config(trial: Trial) -> None:
 
 
 def _read_back(report: Report, piece: Connector) -> Connector | None:
-    """Build a connector from another one's config; None where a class or function in it was not registered.
+    """Build a connector from another one's config; None if the config names an unregistered class or function.
 
     Raises:
         ContractError: The config holds other than JSON-able data and arrays, or builds something else.
@@ -54,4 +54,4 @@ def _read_back(report: Report, piece: Connector) -> Connector | None:
 def _array(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} {value!r} is no JSON")
+    raise TypeError(f"{type(value).__name__} {value!r} is not JSON-able")

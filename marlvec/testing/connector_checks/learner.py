@@ -1,4 +1,4 @@
-"""Checks of finished batches, whose fragments are independent; the other checks are those of rows."""
+"""Checks of learner connectors on finished batches, whose fragments are independent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Pair`: native envs and their reference, of whom the same is asked, and where they first differ."""
+"""`Pair`: native envs and their reference, which get the same calls, and their first difference."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Unequal(NamedTuple):
     """The first number that differs.
 
     Attributes:
-        what: What it is a number of, e.g. ``"rewards"``, ``"infos/final_observation"``.
-        at: Its index; the first one is the env.
-        expected: The reference's.
-        got: The native env's.
-        agent: Whose it is; None where it is no agent's.
+        what: Name of its array, e.g. ``"rewards"``, ``"infos/final_observation"``.
+        at: Its index; the first axis is the env.
+        expected: The reference's number.
+        got: The native env's number.
+        agent: Name of its agent; None if the array has no agent axis.
     """
 
     what: str
@@ -43,18 +43,18 @@ class Unequal(NamedTuple):
 
 
 class Pair:
-    """Native envs and their reference, in one state as long as nothing differs.
+    """Native envs and reference envs that get the same calls and must return the same results.
 
     Args:
         native: Builds native envs.
-        reference: Builds the envs that they must be equal to.
-        autoreset_mode: That of both.
-        num_envs: How many of each.
+        reference: Builds the reference envs.
+        autoreset_mode: Autoreset mode of both.
+        num_envs: Number of envs of each.
 
     Attributes:
-        over: (N,) bool, whose episode is over and has to be reset before the next step.
-        ended: (N,) bool, whose episode ended in the last step.
-        numbers: How many were compared.
+        over: (N,) bool, envs that must be reset before the next step.
+        ended: (N,) bool, envs whose episode ended in the last step.
+        numbers: Count of compared numbers.
     """
 
     def __init__(self, native: MakeEnvs, reference: MakeEnvs, autoreset_mode: str, num_envs: int) -> None:
@@ -76,32 +76,32 @@ class Pair:
         self._stack.close()
 
     def _close_native(self) -> None:
-        self._native.close()  # the one that is there by then
+        self._native.close()  # the current one: resume() replaces it
 
     def check_spec(self) -> None:
-        """Make sure that agents and spaces are the same.
+        """Check that agents and spaces are equal.
 
         Raises:
-            ContractError: They are not.
+            ContractError: They differ.
         """
         if (found := self.reference.spec.difference(self._native.spec)) is not None:
             raise ContractError(f"check_native_env: {self._native.spec.name}: {found}")
 
     @property
     def can_resume(self) -> bool:
-        """Whether the native envs say what their state is."""
+        """Return whether the native envs declare their state."""
         return not self._native.state_obstacles()
 
     def reset(self, seeds: Sequence[int | None], env_ids: Sequence[int]) -> Unequal | None:
-        """Begin episodes in these envs of both."""
+        """Reset these envs of both; return the first difference."""
         return self._compare(*(envs.reset(seed=seeds, env_ids=env_ids) for envs in (self.reference, self._native)))
 
     def step(self, actions: Any) -> Unequal | None:
-        """Take a step in all envs of both."""
+        """Step all envs of both; return the first difference."""
         return self._compare(*(envs.step(actions) for envs in (self.reference, self._native)))
 
     def resume(self) -> None:
-        """Go on with new native envs from the state of the present ones."""
+        """Replace the native envs by new ones that load their state."""
         saved = self._native.get_state()
         self._native.close()
         self._native = self._make(self._num_envs, self._mode)
@@ -139,7 +139,7 @@ class Pair:
 
 
 def _pairs(expected: Any, got: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    """Leaves of two trees of one form side by side; where the form differs, that place is a leaf."""
+    """Yield (path, expected, got) of each leaf of two trees; subtrees of different structure count as leaves."""
     if isinstance(expected, Mapping) and isinstance(got, Mapping) and expected.keys() == got.keys():
         for key in expected:
             yield from _pairs(expected[key], got[key], f"{path}/{key}")
@@ -151,7 +151,7 @@ def _pairs(expected: Any, got: Any, path: str) -> Iterator[tuple[str, Any, Any]]
 
 
 def _first_unequal(expected: NDArray[Any], got: NDArray[Any]) -> tuple[int, ...]:
-    """Index of the first number whose bytes differ: 0.0 and -0.0 do, and a NaN is equal to itself."""
+    """Return the index of the first number whose bytes differ: 0.0 differs from -0.0, and NaN equals itself."""
     columns = [np.ascontiguousarray(one).reshape(-1, 1).view(np.uint8) for one in (expected, got)]
     place = int((columns[0] != columns[1]).any(axis=1).argmax())
     return tuple(int(k) for k in np.unravel_index(place, expected.shape))

@@ -1,4 +1,4 @@
-"""What one env was asked, call by call, and the shortest of it that still leads to a difference."""
+"""Records the calls of one env, and searches for the shortest script that still leads to a difference."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Call:
     """One call.
 
     Attributes:
-        kind: ``"reset"``, ``"step"``, or ``"resume"``: the state goes into a new env.
-        seed: That of a reset; None: it has none.
-        actions: Those of a step, a tree of (1, A_g, ...).
+        kind: ``"reset"``, ``"step"``, or ``"resume"``: load the state into a new env.
+        seed: Seed of a reset, or None.
+        actions: Actions of a step, a tree of (1, A_g, ...).
     """
 
     kind: Literal["reset", "step", "resume"]
@@ -41,16 +41,16 @@ def _plain(actions: Any) -> Any:
 
 
 def run(calls: Sequence[Call], build: Callable[[int], Pair]) -> tuple[int, Unequal] | None:
-    """Play a script to two envs that are asked the same; of one env alone kernels would be compiled anew.
+    """Play a script to two equal envs (kernels would be compiled again for a single env).
 
-    A step of an env whose episode is over, where nothing resets it, begins the next one.
+    If an episode is over and the autoreset mode does not begin the next one, a step resets the env.
 
     Args:
-        calls: The script; the first one is a reset.
-        build: Builds a pair of so many envs.
+        calls: The script; the first call is a reset.
+        build: Builds a `Pair` with this number of envs.
 
     Returns:
-        The place in the script at which they differ, and where; None: nowhere.
+        (index of the call, the difference); None if nothing differs.
     """
     with build(2) as pair:
         for k, call in enumerate(calls):
@@ -73,10 +73,10 @@ def shorten(calls: Sequence[Call], build: Callable[[int], Pair]) -> tuple[list[C
 
     Args:
         calls: A script that led to a difference in one of several envs.
-        build: As of `run`.
+        build: As in `run`.
 
     Returns:
-        The short script and the difference at its end; None if it leads to no difference in an env alone.
+        The short script and the difference at its end; None if a single env shows no difference.
     """
     search = _Search(build)
     if not search.fails(list(calls)):
@@ -92,7 +92,7 @@ def shorten(calls: Sequence[Call], build: Callable[[int], Pair]) -> tuple[list[C
 
 
 class _Search:
-    """The shortest script so far, in ``best``; its difference in ``found``."""
+    """Search for a short script: ``best`` is the shortest so far, ``found`` its difference."""
 
     def __init__(self, build: Callable[[int], Pair]) -> None:
         self._build, self._left = build, _BUDGET
@@ -100,7 +100,7 @@ class _Search:
         self.found: Unequal | None = None
 
     def fails(self, calls: list[Call]) -> bool:
-        """Whether a script leads to a difference; keeps it up to there if it does."""
+        """Return whether a script leads to a difference; if so, keep it up to that call."""
         self._left -= len(calls)
         told = run(calls, self._build)
         if told is None:
@@ -110,17 +110,17 @@ class _Search:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether there are attempts left."""
+        """Return whether attempts are left."""
         return self._left > 0
 
     def begin_late(self) -> None:
-        """Begin at the last reset with a seed that will do."""
+        """Begin at the last seeded reset that still leads to the difference."""
         for k in range(len(self.best) - 1, 0, -1):
             if self.best[k].seed is not None and self.fails(self.best[k:]):
                 return
 
     def cut(self) -> None:
-        """Leave out stretches of calls, long ones first; never the first call, which has the seed."""
+        """Drop runs of calls, long runs first; never the first call, which has the seed."""
         size = len(self.best) // 2
         while size and self._left > 0:
             at = 1
@@ -130,7 +130,7 @@ class _Search:
             size //= 2
 
     def clear(self) -> None:
-        """Make each agent's action zero, where that changes nothing."""
+        """Set each agent's action to zero if the difference remains."""
         for k in range(len(self.best)):
             if k >= len(self.best) or self.best[k].kind != "step":
                 continue

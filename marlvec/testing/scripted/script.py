@@ -36,9 +36,9 @@ class Script:
             raise ValueError(f"births, deaths and ends differ in length: {self}")
         for birth, death in zip(self.births, self.deaths, strict=True):
             if death < 1 or (birth is not None and death < birth):
-                raise ValueError(f"an agent ends in step {death}, before its birth in step {birth}")
+                raise ValueError(f"deaths: expected no step before the birth in step {birth}, got {death}")
         if not any(birth == 0 for birth in self.births):
-            raise ValueError(f"no agent is there at the reset: {self.births}")
+            raise ValueError(f"births: expected an agent at the reset (0), got {self.births}")
         t = 0  # the last step after which any agent is alive
         for birth, death in sorted((b, d) for b, d in zip(self.births, self.deaths, strict=True) if b is not None):
             if birth > t + 1:

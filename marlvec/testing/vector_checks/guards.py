@@ -11,7 +11,7 @@ from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["check_busy", "check_close", "check_guards", "check_own_answers"]
 
-_MARK = "_marlvec_check_mark"  # private: envs that are not separate objects refuse other names
+_MARK = "_marlvec_check_mark"  # private: envs that are not separate objects reject public names
 
 
 def _refuses(place: VectorPlace, what: str, error: type[StateError], call: Callable[[], Any]) -> None:

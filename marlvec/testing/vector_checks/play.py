@@ -1,4 +1,4 @@
-"""Plays whole episodes on a vectorizer, so that an env's results depend only on the seed and the env."""
+"""Plays whole episodes on a vectorizer with actions that depend only on the seed, the env and its step count."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def _check_array(place: VectorPlace, what: str, got: Any, shape: tuple[int, ...]
 def _check_rows(
     envs: VectorEnv, place: VectorPlace, spaces: dict[str, Space[Any]], values: Any, infos: dict[str, Any], kind: str
 ) -> None:
-    """Check one batch as a whole, by env, and by agent. Rows of absent agents are zeros, which may be outside."""
+    """Check one batch as a whole, by env, and by agent. Absent agents' zeros may be outside their space."""
     all_in = bool(infos["alive"].all())
     if all_in:
         check_member(spaces[f"{kind}_space"], values, place, f"{kind}s")

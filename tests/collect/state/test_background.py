@@ -44,7 +44,7 @@ def test_the_next_batches_come_next(batch_mode: str, ahead: int, tmp_path: Path)
         other.save(tmp_path / "two.npz")
         other.load(tmp_path / "two.npz")
         if ahead > 1:
-            with pytest.raises(StateError, match="batches wait that were made in the background"):
+            with pytest.raises(StateError, match="batches that were made in the background"):
                 other.collect(**AMOUNT)
         with other.background(**AMOUNT, total=14 * 40) as batches:
             same([columns_of(batch) for batch in islice(batches, BATCHES - 3)], want[3:])

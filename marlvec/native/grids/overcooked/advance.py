@@ -19,12 +19,12 @@ _STAY, _INTERACT = 4, 5
 
 
 class Objects(NamedTuple):
-    """Objects of N envs: one place for each of C cells, and one for each player's hands.
+    """Objects of N envs: a place for each of C cells, and one for each player's hands.
 
     Attributes:
         kind: (N, C + 2) int8, `ONION`, `TOMATO`, `DISH`, `SOUP`, or 0.
-        onions, tomatoes: (N, C + 2) int8, in a soup.
-        tick: (N, C + 2) int32, how long a soup has been cooking; -1: it is not.
+        onions, tomatoes: (N, C + 2) int8, a soup's ingredients.
+        tick: (N, C + 2) int32, steps a soup has been cooking; -1: not cooking.
     """
 
     kind: NDArray[np.int8]
@@ -51,7 +51,7 @@ def advance(
     acting: NDArray[np.bool_],
     done: NDArray[np.bool_],
 ) -> None:
-    """Take one step in each of these envs: the arrays are those of `Overcooked` and of its rows."""
+    """Step these envs; the arrays are attributes of `Overcooked` and its rows."""
     for i in ids:
         waiting = _count_waiting(i, kitchen, objects)
         served = 0.0
@@ -79,7 +79,7 @@ def advance(
 
 @kernel
 def _is_ready(i: int, at: int, recipes: Recipes, objects: Objects) -> bool:
-    """Whether the soup in this place is cooked."""
+    """Return whether the soup in this place is cooked."""
     tick = objects.tick[i, at]
     return bool(tick >= 0 and tick >= recipes.times[objects.onions[i, at], objects.tomatoes[i, at]])
 
@@ -99,7 +99,7 @@ def _count_waiting(i: int, kitchen: Kitchen, objects: Objects) -> int:
 def _interact(
     i: int, a: int, at: int, kitchen: Kitchen, recipes: Recipes, waiting: int, objects: Objects
 ) -> tuple[float, float]:
-    """Let a player use the place that it faces; returns what is given for a soup, and the shaped reward."""
+    """Let a player use the place that it faces; return the reward of a served soup, and the shaped reward."""
     hand = len(kitchen.terrain) + a
     terrain = kitchen.terrain[at]
     held = objects.kind[i, hand]
@@ -140,7 +140,7 @@ def _interact(
 
 @kernel
 def _is_dish_useful(i: int, kitchen: Kitchen, waiting: int, objects: Objects) -> bool:
-    """Whether a soup waits for another dish, and no dish lies on a counter."""
+    """Return whether more soups wait than there are dishes in hand, and no dish lies on a counter."""
     c = len(kitchen.terrain)
     for cell in range(c):
         if objects.kind[i, cell] == DISH:
@@ -153,7 +153,7 @@ def _is_dish_useful(i: int, kitchen: Kitchen, waiting: int, objects: Objects) ->
 
 @kernel
 def _swap(i: int, one: int, other: int, objects: Objects) -> None:
-    """Exchange what is in two places."""
+    """Swap the objects of two places."""
     for part in (objects.kind, objects.onions, objects.tomatoes):
         kept = part[i, one]
         part[i, one] = part[i, other]
@@ -165,7 +165,7 @@ def _swap(i: int, one: int, other: int, objects: Objects) -> None:
 
 @kernel
 def _clear(i: int, at: int, objects: Objects) -> None:
-    """Leave nothing in a place."""
+    """Empty a place."""
     objects.kind[i, at] = 0
     objects.onions[i, at] = 0
     objects.tomatoes[i, at] = 0
@@ -174,7 +174,7 @@ def _clear(i: int, at: int, objects: Objects) -> None:
 
 @kernel
 def _move(kitchen: Kitchen, actions: Any, cells: Any, facing: Any) -> None:
-    """Move both players; where they would meet or change places, both stay, and only turn."""
+    """Turn and move both players; if they would collide or swap cells, both only turn."""
     first, second = _find_goal(kitchen, actions, cells, facing, 0), _find_goal(kitchen, actions, cells, facing, 1)
     if first == second or (first == cells[1] and second == cells[0]):
         return
@@ -183,7 +183,7 @@ def _move(kitchen: Kitchen, actions: Any, cells: Any, facing: Any) -> None:
 
 @kernel
 def _find_goal(kitchen: Kitchen, actions: Any, cells: Any, facing: Any, a: int) -> Any:
-    """Turn a player; returns the cell that it would go to."""
+    """Turn a player; return the cell that it wants to enter."""
     if actions[a] >= _STAY:
         return cells[a]
     facing[a] = actions[a]

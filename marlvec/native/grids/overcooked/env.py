@@ -23,12 +23,12 @@ class Overcooked(NativeEnv):
 
     Args:
         num_envs: N.
-        layout: A layout of overcooked-ai's for two players.
+        layout: Name of a two-player layout of overcooked-ai.
         horizon: Steps after which both players are truncated.
         featurization: ``"lossless"`` or ``"features"``.
-        num_pots: How many pots features are of.
-        shaping: What shaped rewards are multiplied by before they are added.
-        params: What is put in the place of what the layout says of recipes, orders and shaped rewards.
+        num_pots: Number of pots in the feature vector.
+        shaping: Factor of shaped rewards, which are added to rewards.
+        params: Replace the layout's recipes, orders and shaped rewards.
 
     Raises:
         MissingExtraError: overcooked-ai is not installed.
@@ -36,9 +36,9 @@ class Overcooked(NativeEnv):
         TypeError: An argument is unknown.
 
     Attributes:
-        cells: (N, 2) int32, where players are, ``x * height + y``.
-        facing: (N, 2) int32, the direction each faces, as actions number them.
-        objects: What is on cells and in hands.
+        cells: (N, 2) int32, players' cells, ``x * height + y``.
+        facing: (N, 2) int32, players' directions, numbered like actions.
+        objects: Objects on cells and in hands.
         steps: (N,) int64, since the episode began.
     """
 
@@ -133,7 +133,7 @@ class Overcooked(NativeEnv):
         return {"cells": (0, last), "facing": (0, 3), "objects.kind": (0, 4), **parts}
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
-        """overcooked-ai's gridworld in the state that env ``i`` is in."""
+        """Return overcooked-ai's gridworld in env ``i``'s state."""
         from marlvec.envs.grids.overcooked import OvercookedEnv  # imports overcooked-ai
 
         env = OvercookedEnv(**self._kwargs, render_mode=render_mode)

@@ -1,4 +1,4 @@
-"""Layouts of overcooked-ai: its files, what they say of recipes, and how cells lie to one another."""
+"""Layouts of overcooked-ai: reads its files, and builds tables of recipes and of cells."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ TERRAIN = " XPOTDS"
 _DIRECTIONS = ((0, -1), (0, 1), (1, 0), (-1, 0))
 _LAYERS = {"P": 10, "X": 11, "O": 12, "T": 13, "D": 14, "S": 15}  # of the lossless encoding
 _SHAPING = {"PLACEMENT_IN_POT_REW": 3, "DISH_PICKUP_REWARD": 3, "SOUP_PICKUP_REWARD": 5}
-_DEFAULT = 20  # both a recipe's value and its time
-_APART = (  # of overcooked-ai's checks: what excludes what
+_DEFAULT = 20  # a recipe's value, and its cooking time
+_APART = (  # pairs of options that exclude each other in overcooked-ai
     ("tomato_value", "delivery_reward"),
     ("tomato_value", "recipe_values"),
     ("recipe_values", "delivery_reward"),
@@ -40,18 +40,18 @@ _KNOWN = {
 
 
 class Kitchen(NamedTuple):
-    """What follows from a grid of C cells, each one number, ``x * height + y``.
+    """Tables of a grid of C cells, numbered ``x * height + y``.
 
     Attributes:
-        terrain: (C,) int8, places in `TERRAIN`.
+        terrain: (C,) int8, indices into `TERRAIN`.
         beside: (C, 4) int32, the cell to the north, south, east and west; beyond the edge, the cell itself.
         pots: (K,) int32.
-        walls: (C, 4) bool, whether the cell beside is not free.
+        walls: (C, 4) bool, whether the neighbour is not floor.
         layers: (C, 26) float32, the lossless encoding of the grid without players and objects.
-        nearest: (C, 4, 8) float32, by cell and direction of a player, (dx, dy) to the nearest onions, tomatoes, dishes
-            and serving place that it can reach, else zeros.
-        nearest_pots: (C, 4, num_pots) int32, pots from the nearest on; -1: no other can be reached.
-        starts: (2,) int32.
+        nearest: (C, 4, 8) float32, by a player's cell and direction: (dx, dy) to the nearest reachable onions,
+            tomatoes, dishes and serving place; zeros if none is reachable.
+        nearest_pots: (C, 4, num_pots) int32, reachable pots, nearest first, filled up with -1.
+        starts: (2,) int32, players' first cells.
     """
 
     terrain: NDArray[np.int8]
@@ -65,12 +65,13 @@ class Kitchen(NamedTuple):
 
 
 class Recipes(NamedTuple):
-    """What soups are worth.
+    """Values and cooking times of soups.
 
     Attributes:
-        values: (4, 4) float64, by numbers of onions and tomatoes: what is given for serving it.
-        times: (4, 4) int64, how long it cooks.
-        potting, dish, soup: What shaped rewards give for an ingredient in a pot, a useful dish, a soup on a dish.
+        values: (4, 4) float64, reward for serving a soup, by its numbers of onions and tomatoes.
+        times: (4, 4) int64, steps that it cooks.
+        potting, dish, soup: Shaped rewards for putting an ingredient into a pot, taking a useful dish, and taking up a
+            soup.
     """
 
     values: NDArray[np.float64]
@@ -85,11 +86,11 @@ def read_layout(layout: str, overwrite: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         layout: Its name.
-        overwrite: What is put in the place of what it says.
+        overwrite: Options that replace the file's.
 
     Raises:
         MissingExtraError: overcooked-ai is not installed.
-        ArgumentError: There is no such layout, or it has what compiled envs have not.
+        ArgumentError: The layout does not exist, or has an option that compiled envs lack.
         TypeError: An argument is unknown.
     """
     found = importlib.util.find_spec("overcooked_ai_py")
@@ -115,10 +116,10 @@ def read_layout(layout: str, overwrite: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_recipes(layout: Mapping[str, Any]) -> Recipes:
-    """Work out each soup's value and time, as ``Recipe`` and ``get_recipe_value`` of overcooked-ai do.
+    """Compute each soup's value and time like overcooked-ai's ``Recipe`` and ``get_recipe_value``.
 
     Raises:
-        ArgumentError: Arguments exclude one another, or are no numbers.
+        ArgumentError: Arguments exclude each other, or are not numbers.
     """
     for first, second in _APART:
         if first in layout and second in layout:
@@ -157,7 +158,7 @@ def read_recipes(layout: Mapping[str, Any]) -> Recipes:
 def _of(
     soup: tuple[int, int], layout: Mapping[str, Any], orders: Sequence[tuple[int, int]], all_: str, each: str, part: str
 ) -> Any:
-    """One number of a soup: for all soups, or for each of the orders, or by ingredient, or the default."""
+    """Return a soup's value or time: one for all soups, one for each order, by ingredient, or the default."""
     if layout.get(all_):
         return layout[all_]
     if each in layout:
@@ -170,7 +171,7 @@ def _of(
 
 
 def _orders(name: str, orders: Any) -> list[tuple[int, int]]:
-    """Orders as numbers of onions and tomatoes."""
+    """Read orders: the number of onions and tomatoes of each."""
     found = []
     for order in orders or []:
         parts = list(order["ingredients"]) if isinstance(order, Mapping) and set(order) == {"ingredients"} else []
@@ -194,13 +195,13 @@ def read_kitchen(layout: Mapping[str, Any], num_pots: int) -> tuple[Kitchen, tup
 
     Args:
         layout: From `read_layout`.
-        num_pots: How many pots the feature vector has.
+        num_pots: Number of pots in the feature vector.
 
     Returns:
         The tables, and (width, height).
 
     Raises:
-        ArgumentError: The grid has not two players.
+        ArgumentError: The grid does not have two players.
     """
     rows = [row.strip() for row in layout["grid"].split("\n")]
     width, height = len(rows[0]), len(rows)
@@ -222,7 +223,7 @@ def read_kitchen(layout: Mapping[str, Any], num_pots: int) -> tuple[Kitchen, tup
     for cell, letter in enumerate(letters):
         if letter != " ":
             layers[cell, _LAYERS[letter]] = 1
-    # As overcooked-ai lists them, row by row: of places equally near the first one counts.
+    # overcooked-ai lists places row by row, and takes the first of equally near ones.
     by_row = sorted(range(cells), key=lambda cell: cell % height)
     places = {letter: [cell for cell in by_row if letters[cell] == letter] for letter in TERRAIN}
     nearest = np.zeros((cells, 4, 8), np.float32)
@@ -243,7 +244,7 @@ def read_kitchen(layout: Mapping[str, Any], num_pots: int) -> tuple[Kitchen, tup
 
 
 def _costs(cell: int, direction: int, beside: NDArray[np.int32], terrain: NDArray[np.int8]) -> dict[int, int]:
-    """How many steps a player needs until it faces each place that is no counter; of those that it can reach."""
+    """Return the steps that a player needs until it faces each reachable place, counters excepted."""
     costs: dict[int, int] = {}
     seen = {(cell, direction)}
     now = [(cell, direction)]

@@ -18,7 +18,7 @@ __all__ = ["Rules", "advance"]
 
 
 class Rules(NamedTuple):
-    """The arguments that rewards and ends depend on, as the reference names them."""
+    """Arguments that determine rewards and terminations, with the reference's names."""
 
     tag_reward: float
     catch_reward: float
@@ -49,7 +49,7 @@ def advance(
     acting: NDArray[np.bool_],
     done: NDArray[np.bool_],
 ) -> None:
-    """Take one step in each of these envs: the arrays are those of `Pursuit` and of its rows."""
+    """Step these envs; the arrays are attributes of `Pursuit` and its rows."""
     agent_num = pursuers.shape[1]
     picture = board.picture.copy()
     crowd = np.zeros(len(board.wall), np.int32)  # evaders in each cell
@@ -95,7 +95,7 @@ def advance(
 
 @kernel
 def _count_beside(board: Board, crowd: Cells, cell: int) -> Any:
-    """Evaders in the four cells beside one; beyond the edge it counts itself, as in the reference."""
+    """Count evaders in a cell's four neighbours. Beyond the edge the cell counts itself, as in the reference."""
     count = 0
     for k in range(4):
         count += crowd[board.beside[cell, k]]
@@ -104,7 +104,7 @@ def _count_beside(board: Board, crowd: Cells, cell: int) -> Any:
 
 @kernel
 def _add_shares(worth: NDArray[np.float64], local_ratio: float, total: NDArray[np.float64]) -> None:
-    """Add each pursuer's reward for one move to its total: ``local_ratio`` of its own, the rest of the mean."""
+    """Add each pursuer's reward for one move: ``local_ratio`` times its reward, the rest times the mean."""
     mean = pairwise_sum(worth) / len(worth)
     for a in range(len(worth)):
         total[a] += local_ratio * worth[a] + (1 - local_ratio) * mean
@@ -122,7 +122,7 @@ def _move_evaders(
     gone: NDArray[np.bool_],
     helped: NDArray[np.bool_],
 ) -> int:
-    """Remove evaders that are caught and move the others; returns how many others there are."""
+    """Remove caught evaders and move the others; return how many remain."""
     left = 0
     for e in range(len(evaders)):
         if gone[e]:
@@ -133,7 +133,7 @@ def _move_evaders(
             for a in range(len(pursuers)):
                 if rules.surround:
                     for k in range(4):
-                        # Beyond the edge there is no cell to help from, though one stands for it.
+                        # Beyond the edge the table holds the cell itself, which does not help to surround.
                         if board.beside[cell, k] != cell and pursuers[a] == board.beside[cell, k]:
                             helped[a] = True
                 elif pursuers[a] == cell:

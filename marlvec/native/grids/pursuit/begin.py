@@ -1,4 +1,4 @@
-"""How an episode of pursuit begins: agents in random cells, none beside another of its kind."""
+"""Begins episodes of pursuit: agents in random cells, none beside another of its kind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from marlvec.native.rng_kernels import bounded, uniform
 
 __all__ = ["begin"]
 
-_PATIENCE = 32  # tries per cell of the map, after which a free cell is looked for instead
+_PATIENCE = 32  # random tries per cell of the map, before a search for any free cell
 
 
 @kernel
@@ -60,7 +60,7 @@ def _place(
     taken: NDArray[np.bool_],
     agents: Cells,
 ) -> bool:
-    """Draw a cell for each agent, none beside another's; False if there is none left."""
+    """Draw a cell for each agent, none beside another's; return False if no cell is left."""
     if xs[1] <= xs[0] or ys[1] <= ys[0]:
         return False
     taken[:] = board.wall

@@ -1,4 +1,4 @@
-"""The map of pursuit, and all that follows from it, in tables that kernels look up."""
+"""The map of pursuit, as tables for the kernels."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Cells = NDArray[np.int32]
 
 
 class Board(NamedTuple):
-    """What follows from a map of C cells.
+    """Tables of a map of C cells.
 
     Attributes:
         go: (C, 5) int32, the cell that an action leads to.
         beside: (C, 4) int32, neighbours; beyond the edge, the cell itself.
         wall: (C,) bool.
         need: (C,) int32, how many neighbours must hold pursuers to surround an evader.
-        corner: (C, 2) int32, row and column of `picture` in which the window of a pursuer begins.
-        picture: (rows, columns, 3) float32, in the form of observations: walls, and no agents; wider than the map by
-            as much as a pursuer sees.
-        sight: How far a pursuer sees.
+        corner: (C, 2) int32, row and column of `picture` where a pursuer's window begins.
+        picture: (rows, columns, 3) float32, walls without agents, in observation planes; the map plus a margin as wide
+            as a pursuer sees.
+        sight: How far a pursuer sees, in cells.
     """
 
     go: Cells
@@ -39,13 +39,7 @@ class Board(NamedTuple):
 
 
 def make_board(x_size: int, y_size: int, sight: int) -> Board:
-    """Build the map that the reference calls a rectangle map: a wall in the middle.
-
-    Args:
-        x_size: Its columns.
-        y_size: Its rows.
-        sight: How far a pursuer sees.
-    """
+    """Build the reference's rectangle map, with a wall in the middle."""
     cells = x_size * y_size
     go = np.zeros((cells, 5), np.int32)
     beside = np.zeros((cells, 4), np.int32)
@@ -68,6 +62,6 @@ def make_board(x_size: int, y_size: int, sight: int) -> Board:
             beside[cell, k] = to_y * x_size + to_x if inside else cell
             if inside and not wall[to_y, to_x] and not wall[y, x]:
                 go[cell, k] = beside[cell, k]
-            # As in the reference, which does not look into the first row and column.
+            # The reference ignores the first row and column.
             need[cell] -= inside and to_x > 0 and to_y > 0 and wall[to_y, to_x]
     return Board(go, beside, wall.ravel(), need, corner, picture, sight)

@@ -1,8 +1,7 @@
 """Pursuit, exact with PettingZoo's ``sisl/pursuit_v5``: pursuers that are moved, evaders that move at random.
 
-A cell is one number, ``y * x_size + x``. What depends on the map alone is looked up in tables
-(`marlvec.native.grids.pursuit.board`). As in the reference, pursuers move one after another, and after each of these
-moves all pursuers are rewarded for the evaders beside them.
+Cells are numbered ``y * x_size + x``; `marlvec.native.grids.pursuit.board` has the map's tables. As in the reference,
+pursuers move one after another, and each move rewards all pursuers for the evaders beside them.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from marlvec.native.rng_streams import as_generator
 
 __all__ = ["Pursuit"]
 
-_LARGEST = 2**40  # of an int as a reward: its products are exact in float64
+_LARGEST = 2**40  # largest int as a reward: its products are exact in float64
 _ENDLESS = 2**62  # steps
 
 
 class Pursuit(NativeEnv):
-    """N copies of pursuit; P pursuers, E evaders, R the side of what a pursuer sees.
+    """N envs of pursuit with P pursuers and E evaders; a pursuer sees a window of R × R cells.
 
     Args:
         num_envs: N.
         x_size, y_size: The map.
         max_cycles: Steps after which all pursuers are truncated.
-        shared_reward: Whether each pursuer gets the mean of all rewards. A number is the mean's share.
+        shared_reward: Whether each pursuer gets the mean of all rewards; a number is the mean's share.
         n_evaders, n_pursuers: E and P, at least 1; P at most 128.
         obs_range: R.
         n_catch: With ``surround=False``, how many pursuers in an evader's cell catch it.
@@ -47,15 +46,15 @@ class Pursuit(NativeEnv):
         catch_reward: For each pursuer that helped to catch.
         urgency_reward: For each step.
         surround: Whether evaders are caught by pursuers in all cells beside them.
-        constraint_window: The part of each side of the map, somewhere in it, in which agents begin: at least a cell.
+        constraint_window: Agents begin in a random window of the map; its sides as a fraction of the map's.
 
     Raises:
         ArgumentError: An argument is wrong, or not supported.
 
     Attributes:
         pursuers: (N, P) int32, their cells.
-        evaders: (N, E) int32, their cells; of one that was caught, the cell where it was.
-        gone: (N, E) bool, which evaders were caught.
+        evaders: (N, E) int32, their cells; the last cell if caught.
+        gone: (N, E) bool, whether an evader was caught.
         frames: (N,) int64, steps since the episode began.
     """
 
@@ -129,7 +128,7 @@ class Pursuit(NativeEnv):
 
     def attach(self, rows: Rows) -> None:
         super().attach(rows)
-        # Three planes of a row one after another: what a pursuer sees of a row of cells is one stretch of numbers.
+        # Planes of a row lie one after another, so a row of a pursuer's window is contiguous.
         self._view = rows.obs[0][0].reshape(self.num_envs, len(self.agents), self._range, 3 * self._range)
         assert np.shares_memory(self._view, rows.obs[0][0])
 
@@ -184,7 +183,7 @@ class Pursuit(NativeEnv):
         return {"pursuers": (0, last), "evaders": (0, last)}
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
-        """PettingZoo's own env in the state that env ``i`` is in, random stream included."""
+        """Return PettingZoo's env in env ``i``'s state, random stream included."""
         env = pettingzoo_env("sisl/pursuit_v5", "parallel", render_mode=render_mode, **self._kwargs)
         env.reset()
         aec = env.unwrapped
@@ -222,7 +221,7 @@ def _count(name: str, value: Any) -> int:
 
 
 def _number(name: str, value: Any) -> float:
-    """A number that is the same as a Python float: float32 numbers make other sums in the reference."""
+    """Read a number as a Python float; float32 numbers would give other sums in the reference."""
     if not isinstance(value, (bool, np.bool_, int, float)) or not math.isfinite(value):
         raise ArgumentError(f"pursuit_v5: {name}: expected a finite int or float, got {value!r}")
     if isinstance(value, int) and abs(value) > _LARGEST:

@@ -1,4 +1,4 @@
-"""numpy's way to add up float64s: by eight accumulators, whose order decides about the last bit."""
+"""numpy's sum of float64s: eight accumulators, whose order determines the last bit."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MOST = 128
 
 @kernel
 def pairwise_sum(values: NDArray[np.float64]) -> Any:
-    """``numpy.sum(values)`` of contiguous float64s, bit for bit; ``numpy.mean`` is that sum by their number.
+    """Return ``numpy.sum(values)`` of contiguous float64s, bit for bit; ``numpy.mean`` is this sum divided by n.
 
     Args:
-        values: (n,) float64, at most `MOST`.
+        values: (n,) float64, n at most `MOST`.
 
     Returns:
-        Their sum, a float64; of none, 0.
+        Their sum, a float64; 0 if n is 0.
     """
     n = len(values)
     if n < 8:

@@ -1,4 +1,4 @@
-"""What pursuers see, and global states: pictures of a map with three planes, walls, pursuers and evaders."""
+"""Observations and global states of pursuit: pictures with three planes (walls, pursuers, evaders)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def observe(
     gone: NDArray[np.bool_],
     view: NDArray[np.float32],
 ) -> None:
-    """Draw the agents of env ``i`` into the picture, copy what each pursuer sees of it, and take them out again."""
+    """Draw env ``i``'s agents into the picture, copy each pursuer's window, and erase the agents."""
     sight = board.sight
     _draw(i, board.corner, sight, pursuers, evaders, gone, picture)
     flat = picture.reshape(picture.shape[0], 3 * picture.shape[1])
@@ -32,7 +32,7 @@ def observe(
         for y in range(side):
             for k in range(3 * side):
                 view[i, a, y, k] = flat[row + y, column + k]
-        if side < view.shape[2]:  # an even side: the last row and column are no part of what is seen
+        if side < view.shape[2]:  # an even side: the last row and column stay unseen
             for y in range(view.shape[2]):
                 for k in range(0 if y == side else 3 * side, view.shape[3]):
                     view[i, a, y, k] = 1.0 if k % 3 == 0 else 0.0

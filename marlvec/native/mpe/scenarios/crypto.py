@@ -19,7 +19,7 @@ class SimpleCrypto(Scenario):
     """mpe2's ``simple_crypto_v3``. Arguments: the number of envs, and `Options`.
 
     Attributes:
-        goal: (N, 2) int64, what the message is, and the key.
+        goal: (N, 2) int64, the message and the key.
     """
 
     name = "simple_crypto_v3"
@@ -59,7 +59,7 @@ def _place(ids: Any, rng: Any, pos: Any, goal: Any) -> None:
 
 @kernel
 def _error(comm: Any, i: Any, a: Any, goal: Any) -> Any:
-    """How far what an agent says is from the message, squared; 0 if it says nothing."""
+    """Return the squared distance of an agent's utterance from the message; 0 if it says nothing."""
     silent, total = True, 0.0
     for c in range(4):
         said = comm[i, a, c]

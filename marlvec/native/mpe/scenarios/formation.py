@@ -1,4 +1,4 @@
-"""simple_formation: agents are to stand evenly on a circle round a landmark."""
+"""simple_formation: agents spread evenly on a circle round a landmark."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SimpleFormation(AssignmentScenario):
         _place(ids, self.rng, self.pos)
 
     def places(self, rows: slice | Ids) -> NDArray[np.float64]:
-        """On the circle, one of them in the direction of the agent with the least angle."""
+        """Return places on the circle, the first one in the direction of the agent with the least angle."""
         agent_num = len(self.agents)
         middle = self.pos[rows, agent_num]
         x, y = np.moveaxis(self.pos[rows, :agent_num] - middle[:, None], -1, 0)

@@ -1,4 +1,4 @@
-"""simple_line: agents are to spread evenly between two landmarks."""
+"""simple_line: agents spread evenly between two landmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""simple_push: one agent is to go to its goal, and an adversary to push it away."""
+"""simple_push: an agent goes to its goal, and an adversary pushes it away."""
 
 from __future__ import annotations
 

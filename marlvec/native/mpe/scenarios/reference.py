@@ -1,4 +1,4 @@
-"""simple_reference: each of two agents says to the other which landmark to go to."""
+"""simple_reference: each of two agents tells the other which landmark is the other's goal."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class SimpleReference(Scenario):
 
     Args:
         num_envs: How many.
-        local_ratio: Weight of an agent's own reward against that of both.
+        local_ratio: Weight of an agent's own reward; the shared reward has the rest.
         options: See `Options`.
 
     Attributes:
-        goal: (N, 2) int64, the landmark that each agent knows to be the other one's goal.
+        goal: (N, 2) int64, the landmark that is the other agent's goal, by the agent that knows it.
     """
 
     name = "simple_reference_v3"

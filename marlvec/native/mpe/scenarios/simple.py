@@ -1,4 +1,4 @@
-"""simple: one agent is to go to one landmark."""
+"""simple: one agent goes to one landmark."""
 
 from __future__ import annotations
 

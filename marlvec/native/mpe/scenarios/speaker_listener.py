@@ -1,4 +1,4 @@
-"""simple_speaker_listener: an agent that cannot move says to one that cannot speak where to go."""
+"""simple_speaker_listener: a speaker, which cannot move, tells a listener, which cannot speak, where to go."""
 
 from __future__ import annotations
 

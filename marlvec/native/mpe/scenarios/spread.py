@@ -1,4 +1,4 @@
-"""simple_spread: N agents are to cover N landmarks, and not to run into one another."""
+"""simple_spread: N agents cover N landmarks and avoid collisions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class SimpleSpread(Scenario):
     Args:
         num_envs: How many.
         N: Agents, and landmarks.
-        local_ratio: Weight of an agent's own reward against that of all.
-        curriculum: Only its first stage: collisions cost nothing.
+        local_ratio: Weight of an agent's own reward; the shared reward has the rest.
+        curriculum: Use mpe2's first stage, in which collisions cost nothing; later stages are not supported.
         terminate_on_success: End episodes once every landmark is covered.
         num_agent_neighbors, num_landmark_neighbors: How many of each an agent sees; None: all.
         options: See `Options`.
@@ -94,7 +94,7 @@ def _place(ids: Any, rng: Any, pos: Any) -> None:
 
 @kernel
 def _least(pos: Any, i: Any, landmark: Any, agent_num: Any) -> Any:
-    """How near the nearest agent is to a landmark."""
+    """Return the distance of the nearest agent to a landmark."""
     least = distance(pos, i, 0, landmark)
     for a in range(1, agent_num):
         least = nearer(distance(pos, i, a, landmark), least)
@@ -143,7 +143,7 @@ def _observe(ids: Any, pos: Any, vel: Any, view: Any) -> None:
             for b in range(agent_num):
                 if b != a:
                     k = put_offset(view, i, k, pos, b, a)
-            k += 2 * (agent_num - 1)  # what the others say, who are all silent: zeros from the start
+            k += 2 * (agent_num - 1)  # utterances of the others, all silent: already zeros
 
 
 @kernel
@@ -155,4 +155,4 @@ def _observe_near(ids: Any, pos: Any, vel: Any, others: Any, landmarks: Any, vie
             k = put_own(view, i, k, pos, a)
             k = put_seen(view, i, k, pos, landmarks, a)
             k = put_seen(view, i, k, pos, others, a)
-            k += 2 * others.shape[2]  # what they say
+            k += 2 * others.shape[2]  # utterances

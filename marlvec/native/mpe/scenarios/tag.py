@@ -24,7 +24,7 @@ class SimpleTag(Scenario):
     Args:
         num_envs: How many.
         num_good, num_adversaries, num_obstacles: How many of each.
-        curriculum: Only its first stage: the prey has half its speed.
+        curriculum: Use mpe2's first stage, in which the prey has half its speed; later stages are not supported.
         terminate_on_success: End episodes once every good agent is caught.
         num_agent_neighbors, num_landmark_neighbors: How many of each an agent sees; None: all.
         options: See `Options`.

@@ -33,8 +33,8 @@ class CollectTreasure(Scenario):
 
     Attributes:
         holding: (N, C) int64, the kind of treasure that each collector holds, or -1.
-        kind: (N, T) int64, of each treasure.
-        lies: (N, T) bool, whether it lies somewhere.
+        kind: (N, T) int64, each treasure's kind.
+        lies: (N, T) bool, whether a treasure lies on the ground.
     """
 
     name = "collect_treasure_v1"
@@ -71,8 +71,8 @@ class CollectTreasure(Scenario):
         self.kind = np.zeros((num_envs, treasures), np.int64)
         self.lies = np.ones((num_envs, treasures), np.bool_)
         self._respawns = self.rng.copy()  # the reference draws these from a copy of the stream, taken at the reset
-        self._shared = np.zeros(num_envs)  # the reward of all, for what was picked up and delivered in this step
-        self._stray = np.zeros((num_envs, kinds))  # from each deposit to the middle of all collectors
+        self._shared = np.zeros(num_envs)  # shared reward of this step's pickups and deliveries
+        self._stray = np.zeros((num_envs, kinds))  # distance of each deposit to the collectors' centre
         self._order = np.zeros((num_envs, max(agent_num, treasures)), np.int64)
         self._key = np.zeros(self._order.shape)
 
@@ -97,7 +97,7 @@ class CollectTreasure(Scenario):
         _observe(ids, self.pos, self.vel, self._collectors, *things, self._order, self._key, self.view)
 
     def dress(self, world: Any, i: int) -> None:
-        """Give the reference's bodies what they hold and what they are."""
+        """Set the held treasures and kinds of the reference's bodies."""
         for agent, held in zip(world.agents, self.holding[i].tolist(), strict=False):
             agent.holding = None if held == _NOTHING else held
             agent.color = np.array([0.85] * 3) if held == _NOTHING else 0.85 * world.treasure_colors[held]
@@ -135,7 +135,7 @@ def _trade(
     lies: Any,
     shared: Any,
 ) -> None:
-    """Treasures are picked up and delivered; those that were picked up before come back somewhere else."""
+    """Pick up and deliver treasures; treasures picked up earlier appear at a new place."""
     for i in ids:
         found = delivered = 0.0
         for j in range(kind.shape[1]):
@@ -149,7 +149,7 @@ def _trade(
                         pos[i, e, 0] = pos[i, e, 1] = _AWAY
                         break
             else:
-                double(rng, i)  # the reference asks chance, which never says no
+                double(rng, i)  # the reference draws a number here, and always respawns
                 pos[i, e, 0] = uniform(rng, i, -0.95, 0.95)
                 pos[i, e, 1] = uniform(rng, i, -0.95, 0.95)
                 kind[i, j] = bounded(rng, i, agent_num - collectors)
@@ -204,7 +204,7 @@ def _score(
 
 @kernel
 def _sort(order: Any, key: Any, i: Any, size: Any) -> None:
-    """Put the first ``size`` entries in order of their keys; equal ones stay as they are."""
+    """Sort the first ``size`` entries by their keys, stably."""
     for k in range(1, size):
         who, far, m = order[i, k], key[i, k], k
         while m > 0 and far < key[i, m - 1]:

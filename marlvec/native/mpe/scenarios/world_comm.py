@@ -1,4 +1,4 @@
-"""simple_world_comm: simple_tag with food, forests to hide in, and a leader of the adversaries who sees all."""
+"""simple_world_comm: simple_tag with food, forests to hide in, and an adversary (the leader) that sees everything."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _score(ids: Any, pos: Any, size: Any, hunters: Any, first_food: Any, last_fo
 
 @kernel
 def _look_around(ids: Any, pos: Any, size: Any, first_forest: Any, inside: Any) -> None:
-    """Find out who is in which forest."""
+    """Compute which agents are in which forest."""
     for i in ids:
         for a in range(inside.shape[1]):
             for f in range(inside.shape[2]):
@@ -135,7 +135,7 @@ def _look_around(ids: Any, pos: Any, size: Any, first_forest: Any, inside: Any) 
 
 @kernel
 def _sees(inside: Any, i: Any, a: Any, b: Any) -> Any:
-    """Whether an agent sees another: the leader always; others in the same forest, or if both are in none."""
+    """Return whether an agent sees another: the leader always; others in the same forest, or if both are outside."""
     hidden = False
     for f in range(inside.shape[2]):
         if inside[i, a, f] and inside[i, b, f]:

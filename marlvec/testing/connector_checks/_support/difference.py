@@ -19,12 +19,12 @@ _LEARNT = 1e-6  # rounding of learnt statistics
 
 
 def summed(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which numbers are equal up to the rounding of a sum taken in another order."""
+    """Return (…,) bool, whether numbers differ by no more than the rounding of a sum in another order."""
     return _within(expected, got, _ULPS * float(np.finfo(expected.dtype).eps), 0.0)
 
 
 def learnt(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which numbers are equal up to the rounding of statistics learnt in another order."""
+    """Return (…,) bool, whether numbers differ by no more than the rounding of statistics learnt in another order."""
     return _within(expected, got, _LEARNT, 1.0)
 
 

@@ -44,7 +44,7 @@ class Moment:
     over: tuple[int, ...] = ()
 
     def take(self, index: Any) -> Moment:
-        """Return some of the rows; ``over`` is kept."""
+        """Return this moment with some of its rows, and all of ``over``."""
         return Moment(self.rows.take(index), self.answer.take(index), self.over)
 
     def of_envs(self, env_ids: NDArray[Any] | tuple[int, ...]) -> Moment:

@@ -168,7 +168,7 @@ class Player(ABC):
             self.note("how the episode ended", fault.finding.problem)
             self.over = True
         except Exception:
-            # After a fault, code that trusts the env may fail; without one, the check itself is wrong.
+            # After a fault of the env, the check's code may fail, too; without a fault, the check is wrong.
             if not self.log.found:
                 raise
             self.over = True

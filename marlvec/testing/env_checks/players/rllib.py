@@ -71,7 +71,7 @@ class KeyedPlayer(ByAgentPlayer):
         for agent in self.agents:
             flags = [tables[what].get(agent, False) for what in self.tables[2:]]
             if agent in self.gone:
-                # Such envs often keep flags set, which is no fault; data is.
+                # These envs often keep flags set, which is allowed; sending data is not.
                 if agent in seen or tables["rewards"].get(agent, 0) != 0:
                     got = "an observation or a reward"
                     self.place.report("life", f"agent {agent!r}", "no data, for it has ended", got)
