@@ -268,7 +268,7 @@ def test_metadata_written_by_a_vector_env_does_not_count(
         assert envs.get_attr("resets") == (3,)
 
 
-@pytest.mark.filterwarnings("ignore:.*in the dict of a class:marlvec.errors.ContractWarning")  # with Gymnasium up to 1.2
+@pytest.mark.filterwarnings("ignore:.*in the dict of a class:marlvec.errors.ContractWarning")  # Gymnasium up to 1.2
 @pytest.mark.parametrize("registered", ["CartPole-v1", "FrozenLake-v1"])
 def test_envs_that_were_in_gymnasiums_own_vector_env_are_taken(registered: str) -> None:
     gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make(registered)]).close()
