@@ -22,35 +22,28 @@ class RunningEpisodes(Protocol):
         self, key: Hashable | None, *, training_enabled: bool, env_id: int | None, timeout: float | None
     ) -> Hashable:
         """See `EpisodeDriver.start_episode`."""
-        ...
 
     def ask(self, key: Hashable, obs: Any, masks: Any, timeout: float | None) -> Mapping[str, Any]:
         """See `EpisodeDriver.get_action`."""
-        ...
 
     def wait(self, key: Hashable, timeout: float | None) -> Mapping[str, Any]:
         """See `EpisodeDriver.wait_for_action`."""
-        ...
 
     def log(self, key: Hashable, obs: Any, actions: Any, masks: Any, timeout: float | None) -> None:
         """See `EpisodeDriver.log_action`."""
-        ...
 
     def log_returns(self, key: Hashable, rewards: Any, infos: Any) -> None:
         """See `EpisodeDriver.log_returns`."""
-        ...
 
     def leave(
         self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
     ) -> None:
         """See `EpisodeDriver.end_agents`."""
-        ...
 
     def end(
         self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
     ) -> None:
         """See `EpisodeDriver.end_episode`."""
-        ...
 
 
 class EpisodeDriver:

@@ -38,7 +38,6 @@ class RowSource(Protocol):
     @property
     def is_waiting(self) -> bool:
         """Whether an answer is due."""
-        ...
 
     def abandon(self, error: BaseException) -> None:
         """Give the episode up."""
