@@ -26,7 +26,7 @@ from tests.vector.support.reference import (
     leaves_of,
     public,
 )
-from tests.vector.support.trees import flatten, stack
+from tests.vector.support.trees import flatten, pick, stack
 
 __all__ = ["Program", "check"]
 
@@ -110,14 +110,14 @@ class Program:
         actions = self.random_actions() if self.chance(0.2) else self.draw(ids)
         self.note("step")
         self.ask("step", ids, actions)
-        self.take_rows(self.envs.step(public(self.envs, actions)))
+        self.take_rows(self.envs.step(self.said(ids, actions)))
 
     def step_send(self) -> None:
         if self.homeless:
             return
         actions = self.draw(self.everyone)
         self.note("step_send")
-        self.envs.step_send(public(self.envs, actions))
+        self.envs.step_send(self.said(self.everyone, actions))
         self.ask("step", self.everyone, deepcopy(actions))
         spoil(actions)
 
@@ -180,7 +180,7 @@ class Program:
         actions = self.draw(ids)
         self.note("send", ids)
         everyone = ids == self.everyone and self.chance(0.3)
-        self.envs.send(public(self.envs, actions), None if everyone else self.chosen(ids))
+        self.envs.send(self.said(ids, actions), None if everyone else self.chosen(ids))
         if ids:
             self.ask("send", ids, deepcopy(actions))
         spoil(actions)
@@ -350,6 +350,24 @@ class Program:
             out.append(actions)
         return out
 
+    def said(self, ids: Sequence[int], actions: list[Any]) -> Any:
+        """Actions in one of the forms that a vectorizer takes: as arrays, by agent, or by env those of who acts."""
+        form, names = self.pick(["arrays", "arrays", "by agent", "by env"] if ids else ["arrays"]), self.envs.agents
+        if form == "arrays":
+            return public(self.envs, actions)
+        if form == "by agent":
+            groups = zip(self.reference.groups, actions, strict=True)
+            return {names[a]: column(part, j) for group, part in groups for j, a in enumerate(group.agents)}
+        said: list[dict[str, Any]] = [{} for _ in ids]
+        for group, part in zip(self.reference.groups, actions, strict=True):
+            for k, i in enumerate(ids):
+                for j, a in enumerate(group.agents):
+                    if a in self.reference.worlds[i].acting:
+                        said[k][names[a]] = pick(self.setup.design.seats[a].action, part, k, j)
+                    elif self.chance(0.5):
+                        said[k][names[a]] = None
+        return said
+
     def legal(self, i: int, a: int, matter: Matter) -> Any:
         seat, world = self.setup.design.seats[a], self.reference.worlds[i]
         mask = world.masks.get(a)
@@ -474,6 +492,13 @@ def sliced(actions: Any, rows: slice) -> Any:
     if isinstance(actions, dict):
         return {key: sliced(part, rows) for key, part in actions.items()}
     return tuple(sliced(part, rows) for part in actions) if isinstance(actions, tuple) else actions[rows].copy()
+
+
+def column(actions: Any, j: int) -> Any:
+    """One agent's actions in a tree of a group's."""
+    if isinstance(actions, dict):
+        return {key: column(part, j) for key, part in actions.items()}
+    return tuple(column(part, j) for part in actions) if isinstance(actions, tuple) else actions[:, j]
 
 
 def spoil(actions: list[Any]) -> None:

@@ -156,9 +156,10 @@ def _stack(
     return np.stack([_array(part, leaf, (), partial(where, *cell)) for part, cell in zip(parts, cells, strict=True)])
 
 
-def _is_tuple_action(group: AgentGroup, actions: Sequence[Any]) -> bool:
-    """Return whether these are the parts of a Tuple action, such as ``({},)`` for ``Tuple(Dict())``."""
-    if not isinstance(group.action_space, spaces.Tuple):
+def _is_tuple_action(group: AgentGroup, actions: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether these dicts are the parts of a Tuple action, such as ``({},)`` for ``Tuple(Dict())``."""
+    space = group.action_space
+    if not isinstance(space, spaces.Tuple) or not all(isinstance(part, spaces.Dict) for part in space.spaces):
         return False
     try:
         group.action_tree.flatten(actions)
