@@ -34,10 +34,10 @@ def join_actions(envs: VectorEnv, actions: Sequence[Mapping[str, Any]], acting_N
         ActionError: An agent must act and has no action, a name is unknown, or an action does not have the form of its
             space; names agent and, if there are several, env.
     """
-    names = envs.agents
+    names, known = envs.agents, set(envs.agents)
     for i, (own, acting) in enumerate(zip(actions, acting_NA.tolist(), strict=True)):
         where = "actions" if envs.num_envs == 1 else f"actions of env {i}"
-        if unknown := [name for name in own if name not in names]:
+        if unknown := [name for name in own if name not in known]:
             raise ActionError(f"{where}: no agent {unknown[0]!r}; the agents are {list(names)}")
         if missing := [name for name in compress(names, acting) if name not in own]:
             raise ActionError(

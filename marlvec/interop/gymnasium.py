@@ -26,11 +26,8 @@ from marlvec.vector.vector_env import VectorEnv
 __all__ = ["GymnasiumVectorEnv"]
 
 _FINAL = ("final_obs", "final_info")
-_ALWAYS = frozenset({"alive", "acting", "reset_mask"})  # infos that a view of one agent can drop ...
-_AT_ENDS = frozenset(
-    {"final_observation", "final_obs", "_final_observation", "_final_obs"}
-)  # ... and no same-step mode
-_AGENT_AXIS = ("alive", "acting", "reset_mask")  # redundant with one agent
+_ALWAYS = frozenset({"alive", "acting", "reset_mask"})  # infos that are redundant with one agent,
+_AT_ENDS = frozenset({"final_observation", "final_obs", "_final_observation", "_final_obs"})  # if not in same-step mode
 _STATES = ("state", "final_state")
 
 
@@ -94,7 +91,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         self._group = group
         self._same_step = envs.autoreset.begins_at_once
         # Keys of the view; an env's infos under the same keys move to "__agents__" or "__common__".
-        self._taken = {*_FINAL, *(_AGENT_AXIS if envs.agent_num > 1 else ())}
+        self._taken = {*_FINAL, *(_ALWAYS if envs.agent_num > 1 else ())}
         self._taken |= set() if group.mask_size is None else {"action_mask"}
         self._redundant_keys = _ALWAYS if self._same_step else _ALWAYS | _AT_ENDS
         self._is_plain = envs.agent_num == 1 and not envs.grouped and group.observation_tree.is_leaf

@@ -197,11 +197,7 @@ class _Group:
         self.masked = isinstance(space, Dict) and set(space) == {OBSERVATIONS, MASK}
         inner = space[OBSERVATIONS] if self.masked and isinstance(space, Dict) else space
         self.pipeline.bind(inner, agents, action_space)
-        self._obs, self._actions, self._out = (
-            SpaceTree(inner),
-            SpaceTree(action_space),
-            SpaceTree(self.pipeline.output_space_),
-        )
+        self._obs, self._actions, self._out = map(SpaceTree, (inner, action_space, self.pipeline.output_space_))
         self.output_space: Space[Any] = self._out.space
         if self.masked and isinstance(space, Dict):
             self.output_space = Dict({OBSERVATIONS: self._out.space, MASK: space[MASK]})

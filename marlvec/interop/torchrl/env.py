@@ -119,13 +119,9 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         self.result: VectorStep | None = None
         self._rows: EnvSnapshot | None = None
         shape = envs.num_envs, envs.agent_num
-        self._terminated, self._truncated = (
-            np.zeros(shape, np.bool_),
-            np.zeros(shape, np.bool_),
-        )  # in the running episode
-        self._over = np.zeros(
-            envs.num_envs, np.bool_
-        )  # the episode has ended, and TorchRL has not requested the next one
+        self._terminated, self._truncated = np.zeros((2, *shape), np.bool_)  # in the running episode
+        # Envs whose episode has ended, and of which TorchRL has not requested the next one.
+        self._over = np.zeros(envs.num_envs, np.bool_)
         self._seeds: list[int | None] = [None] * envs.num_envs
         self._make_specs(categorical_actions)
         self.is_closed = False
@@ -189,11 +185,10 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
             seen = {"observation": observation_spec(tree, *lead), "mask": flags_spec(*lead)}
             if (size := self._mask_sizes[places.group]) is not None:
                 seen["action_mask"] = flags_spec(*lead, size)
+            action = action_spec(spec.groups[places.group].action_tree, *lead, categorical=categorical)
             own_specs = {
                 "observation": seen,
-                "action": {
-                    "action": action_spec(spec.groups[places.group].action_tree, *lead, categorical=categorical)
-                },
+                "action": {"action": action},
                 "reward": {"reward": Unbounded((*lead, 1), dtype=self._reward_dtype)},
                 "done": {name: flags_spec(*lead, 1) for name in _FLAGS},
             }
@@ -313,9 +308,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
 
     def _flags(self, result: VectorStep, ids: NDArray[np.int64] | None) -> dict[str, NDArray[np.bool_]]:
         """Return which agents have ended so far, (N, A), and under ``"root"`` which envs ended in this step, (3, N)."""
-        back = (
-            result.alive & ~result.done[:, None]
-        )  # agents alive in a running episode, including those that joined again
+        back = result.alive & ~result.done[:, None]  # also agents that joined again
         cut = result.done & result.truncated.any(axis=1)
         if ids is None:
             self._terminated = result.terminated | (self._terminated & ~back)

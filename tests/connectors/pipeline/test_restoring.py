@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from marlvec import Collector, RandomPolicy, VectorEnv, make
 from marlvec import connectors as c
+from marlvec.connectors.pipeline import with_inner
 from marlvec.errors import ArgumentError, CheckpointError, RegistryError, SerialisationError, StateError
 from marlvec.serialization.archive import read_archive, write_archive
 from marlvec.serialization.name_table import CLASSES
@@ -88,7 +89,7 @@ def test_a_process_that_was_killed_is_gone_on_with_in_another(tmp_path: Path) ->
     assert loaded["norm"].names == pipeline["norm"].names == ("NormalizeObs_2",)  # type: ignore[attr-defined]
     assert loaded.describe() == pipeline.describe()
     assert (loaded.agents, loaded.action_space, loaded.input_space) == (AGENTS, ACTION, OBS)
-    assert [piece.training for piece in loaded._walk()] == [piece.training for piece in pipeline._walk()]
+    assert [piece.training for piece in with_inner(loaded)] == [piece.training for piece in with_inner(pipeline)]
     assert not loaded["norm"][0].training  # type: ignore[index]  # a pipeline
 
 
