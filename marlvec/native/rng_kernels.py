@@ -280,7 +280,7 @@ def sample(rng: Streams, i: int, n: int, out: NDArray[np.int64]) -> None:
 
 @kernel
 def _mix_tail(rng: Streams, i: int, values: NDArray[np.int64], first: int) -> None:
-    """Shuffle as much as the numbers from index ``first`` on need."""
+    """Do numpy's shuffle (from the end down) only for the numbers from index ``first`` on."""
     for k in range(len(values) - 1, first - 1, -1):
         j = bounded(rng, i, k + 1)
         values[k], values[j] = values[j], values[k]

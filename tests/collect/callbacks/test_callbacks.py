@@ -153,7 +153,7 @@ def test_one_object_may_serve_two_collectors_and_a_method_may_be_set_on_it() -> 
         (["on_episode_end"], r"callbacks\[0\]: expected"),
     ],
 )
-def test_what_is_no_callback_is_refused(callbacks: Any, message: str) -> None:
+def test_invalid_callback_raises(callbacks: Any, message: str) -> None:
     with dying_counters({}, 1) as envs, pytest.raises(ArgumentError, match=message):
         Collector(envs, noop, callbacks=callbacks)
 
@@ -331,7 +331,7 @@ def test_an_agent_that_comes_only_to_end_is_heard_of(mode: str) -> None:
     assert told == [(0.0, False, None), (2001.0, True, {"note": 7}), (0.0, False, None)]
 
 
-def test_what_a_step_brings_can_be_kept() -> None:
+def test_arrays_of_a_step_can_be_kept() -> None:
     kept: list[EpisodeStep] = []
     with dying_counters({}, length=3, copy=False) as envs:
         Collector(envs, noop, callbacks=[{"on_episode_step": kept.append}], seed=0).collect(env_steps=14)
