@@ -222,7 +222,9 @@ def test_worlds_can_be_asked_and_changed() -> None:
             with pytest.raises(EnvRaised, match="backend='async'"):
                 envs.call(name)
         for name in ("max_cycles", "pos", "note"):
-            with pytest.raises(EnvRaised, match=rf"attribute '{name}' .*: compiled envs read only their arrays.*backend='async'"):
+            with pytest.raises(
+                EnvRaised, match=rf"attribute '{name}' .*: compiled envs read only their arrays.*backend='async'"
+            ):
                 envs.set_attr(name, 3)
         envs.set_attr("_note", "mine")
         assert envs.get_attr("_note") == ("mine",) * 3
