@@ -103,7 +103,7 @@ class Connector(ABC):
 
     @property
     def only_converts(self) -> bool:
-        """Whether it only makes actions read-only if they are already arrays in the env's form.
+        """Whether, for actions that are already arrays in the env's form, its only effect is to make them read-only.
 
         If this holds for a whole pipeline and a policy's answer, the collector makes them read-only itself.
         """

@@ -14,7 +14,7 @@ __all__ = ["import_extra", "needs_extra"]
 
 @contextmanager
 def needs_extra(library: str, what: str, install: str) -> Iterator[None]:
-    """Have imports inside of it say how to install the library that they need.
+    """In this context, a failed import raises an error with the command that installs the library.
 
     Args:
         library: Its name, for the message.

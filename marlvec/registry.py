@@ -137,7 +137,7 @@ def family_of(entry_point: Any) -> str:
 
 
 def _itself(world: Any) -> Any:
-    """A world that is built already: it has no state of its own, so all envs share it."""
+    """Return a world that is already built: it is stateless, so all envs share it."""
     return world
 
 

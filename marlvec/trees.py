@@ -45,7 +45,7 @@ def tree_leaves(tree: Tree) -> Iterator[tuple[str, Any]]:
     """Yield every leaf with its path, e.g. ``("camera/left", array)``; a bare array's path is ``""``.
 
     Raises:
-        ArgumentError: As of `map_tree`.
+        ArgumentError: As in `map_tree`.
     """
     if not isinstance(tree, _NESTS):
         yield "", tree

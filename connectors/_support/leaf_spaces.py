@@ -10,7 +10,7 @@ __all__ = ["space_summary"]
 
 
 def space_summary(space: spaces.Space[Any]) -> str:
-    """Say a space as one short line: ``Box (18,) float32 [-10, 10]``."""
+    """Describe a space in one short line: ``Box (18,) float32 [-10, 10]``."""
     if isinstance(space, spaces.Box):
         low, high = (space.low.min(), space.high.max()) if space.low.size else (0, 0)
         return f"Box {space.shape} {space.dtype} [{low:g}, {high:g}]"

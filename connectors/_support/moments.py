@@ -118,7 +118,7 @@ class Moments:
         return self._made(np.array([total]), mean, high, m2)
 
     def joined(self, other: Moments) -> Moments:
-        """Return the moments of the data of both."""
+        """Return the moments of both data sets together."""
         more, less = self, other
         if (behind := self.count < other.count).any():
             # From the larger part the way to the joint mean is short, and so is what rounding takes of it.

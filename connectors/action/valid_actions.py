@@ -51,7 +51,7 @@ class FloatBoxes:
         """Check that there is a float Box.
 
         Raises:
-            UnsupportedSpaceError: There is none; the text names ``what``, which needs one.
+            UnsupportedSpaceError: It is None; the text names ``what``, which needs it.
         """
         if not self.parts:
             raise UnsupportedSpaceError(

@@ -58,7 +58,7 @@ class GrayscaleObs(LeafwiseObs):
 
 
 class _Gray:
-    """Weighs the channels of one leaf."""
+    """Computes the weighted sum of one leaf's channels."""
 
     def __init__(self, dtype: np.dtype[Any], *, keep_axis: bool) -> None:
         self.dtype = dtype
@@ -239,7 +239,7 @@ class _Mean:
 
 
 def _weights(source: int, target: int, method: Method) -> tuple[Ints, int]:
-    """Whole weights (target, source) of pixels along one axis, and their sum, which is that of every row."""
+    """Return int weights (target, source) of pixels along one axis, and the sum of each row, equal for all rows."""
     common = gcd(source, target)
     s, t = source // common, target // common  # a new pixel is s / t old ones long
     new, old = np.arange(target)[:, None], np.arange(source)

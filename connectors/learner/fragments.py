@@ -119,7 +119,10 @@ class Fragments:
 
     def __init__(self, rows: Rows) -> None:
         if "seq_lens" in rows:
-            raise ContractError("these are sequences (B, T, …): put this before PadSequences or after UnpadSequences")
+            raise ContractError(
+                "expected rows (n, …), got sequences (B, T, …): put this connector before PadSequences or after "
+                "UnpadSequences"
+            )
         n, unroll = len(rows), np.asarray(column(rows, "unroll_id"))
         begins = np.ones(n, np.bool_)
         np.not_equal(unroll[1:], unroll[:-1], out=begins[1:])
@@ -157,7 +160,7 @@ class Fragments:
             if name in rows and (flags(rows, name) & (self.left_n > 0)).any():
                 raise ContractError(
                     f"a row with {name}=True must be the last of its unroll_id; give each episode its own, and "
-                    f"put NStep, which passes these flags on to earlier rows, behind this connector"
+                    f"put NStep, which passes these flags on to earlier rows, after this connector"
                 )
 
     def scan(self, x_n: Floats, decay_n: Floats | float) -> Floats:

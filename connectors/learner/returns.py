@@ -44,9 +44,9 @@ def state_columns(rows: Rows) -> dict[str, str]:
 def following(rows: Rows, at: NDArray[np.int64]) -> Rows:
     """Return the moments after some rows, as rows.
 
-    Each column that has a ``next_…`` beside it becomes that: ``obs`` is ``next_obs``, ``state`` is ``next_state``, and
-    so are masks and columns of agent connectors; ``state_in`` is ``state_out`` (see `state_columns`), and ``t`` one
-    more. The policy's own columns stay those of the row before.
+    Columns with a ``next_…`` column take its values: ``obs`` is ``next_obs``, ``state`` is ``next_state``; also masks
+    and columns of agent connectors. ``state_in`` is ``state_out`` (see `state_columns`), and ``t`` increases by 1.
+    Other columns of the policy are unchanged.
 
     Args:
         rows: All rows.
@@ -108,7 +108,7 @@ def _ask(value_function: ValueFunction | None, rows: Rows, at: NDArray[np.int64]
         )
     after = following(rows, at)
     if "state" in rows and "next_state" not in rows:
-        after = after.drop("state")  # the present one is of the moment before: better none than that
+        after = after.drop("state")  # without next_state, the column would be of the moment before
     values = to_array(value_function(after))
     if values.shape != (len(at),) or values.dtype.kind not in "fiub":
         raise ContractError(
@@ -141,20 +141,20 @@ class GeneralAdvantageEstimation(LearnerConnector):
         advantages[t]   = delta[t] + gamma * gae_lambda * advantages[t + 1]
         value_targets   = advantages + V
 
-    ``V`` is the column ``values``, and ``V[t + 1]`` that of the next row. After a fragment's last row it is 0 where
-    that row is terminated. Where it is truncated, or the batch ended in the middle of the episode, it is the value of
-    its ``next_obs``: from the phantom row that `AddLastObs` put there, else from column ``next_values``, else from the
-    value function, which is called once for all fragments together. In phantom rows both columns are 0.
+    ``V`` is the column ``values``. After a fragment's last row, ``V[t + 1]`` is 0 if that row is terminated. If it is
+    truncated, or the batch ended in the middle of the episode, it is the value of ``next_obs``: from the phantom row of
+    `AddLastObs`, else from column ``next_values``, else from the value function, called once for all fragments. In
+    phantom rows both columns are 0.
 
-    Where an agent was truncated and the env gave no final observation (``next_obs_missing``), there is nothing to take
-    that value from, and none is made up: that row has advantage 0 and its own ``V`` as target, so that it teaches
-    nothing, and the rows before it end with its ``V``.
+    If an agent was truncated and the env gave no final observation (``next_obs_missing``), the value is unknown: that
+    row has advantage 0 and its own ``V`` as target, so that it teaches nothing, and the rows before it bootstrap from
+    its ``V``.
 
     Args:
         gamma: Discount per decision, from 0 to 1.
         gae_lambda: Between one-step (0) and whole-fragment (1) advantages.
-        value_function: Rows to their (n,) values. It gets the last rows with ``obs`` = ``next_obs`` and, where there is
-            a ``state_out``, ``state_in`` = ``state_out``.
+        value_function: Rows to their (n,) values. It gets the last rows with ``obs`` = ``next_obs`` and, for recurrent
+            policies, ``state_in`` = ``state_out``.
 
     Raises:
         ArgumentError: ``gamma`` or ``gae_lambda`` is not from 0 to 1; or, when called, the value of a ``next_obs`` is
@@ -189,9 +189,9 @@ class VTrace(LearnerConnector):
         vs[t]            = V[t] + delta[t] + gamma * c[t] * (vs[t + 1] - V[t + 1])
         pg_advantages[t] = rho[t] * (rewards[t] + gamma * vs[t + 1] - V[t])
 
-    ``V`` is the column ``values``: of the policy that learns, as is ``target_logp``. After a fragment's last row both
-    V and vs are the value that `GeneralAdvantageEstimation` would take there. In phantom rows both columns are 0. Where
-    an agent was truncated without a final observation, ``vs`` is the row's own V, and ``pg_advantages`` 0.
+    ``V`` is the column ``values``; it and ``target_logp`` are of the policy that learns. After a fragment's last row,
+    V and vs are the value that `GeneralAdvantageEstimation` uses. In phantom rows both columns are 0. If an agent was
+    truncated without a final observation, ``vs`` is the row's own V, and ``pg_advantages`` is 0.
 
     Args:
         gamma: Discount per decision, from 0 to 1.
@@ -199,7 +199,7 @@ class VTrace(LearnerConnector):
         c_bar: Limit of the weights of the trace; not above ``rho_bar``.
         value_function: Rows to their (n,) values; see `GeneralAdvantageEstimation`.
         logp: Column of log-probabilities of the actions under the policy that chose them, (n,).
-        target_logp: Column of those under the policy that learns, (n,).
+        target_logp: Column of log-probabilities of the actions under the policy that learns, (n,).
 
     Raises:
         ArgumentError: ``gamma`` is not from 0 to 1, or the limits are not ``0 < c_bar <= rho_bar``; or, when called,
@@ -219,7 +219,7 @@ class VTrace(LearnerConnector):
         super().__post_init__()
         if not 0 < self.c_bar <= self.rho_bar:
             raise ArgumentError(
-                f"the limits must be 0 < c_bar <= rho_bar, got c_bar={self.c_bar}, rho_bar={self.rho_bar}"
+                f"VTrace(): expected 0 < c_bar <= rho_bar, got c_bar={self.c_bar}, rho_bar={self.rho_bar}"
             )
 
     def __call__(self, rows: Rows) -> Rows:
@@ -248,16 +248,14 @@ class VTrace(LearnerConnector):
 class ReturnsToGo(LearnerConnector):
     """Adds ``returns_to_go`` (n,) float32, computed in float64: ``rewards[t] + gamma * returns_to_go[t + 1]``.
 
-    Sums end with the fragment; in phantom rows they are 0. What a fragment leaves out, because it was cut or truncated,
-    is left out of them unless ``bootstrap`` says otherwise: then the discounted value of the last ``next_obs`` is added
-    where the last row is not terminated.
+    Sums end with the fragment; in phantom rows they are 0. With ``bootstrap``, the discounted value of the last
+    ``next_obs`` is added if the fragment's last row is not terminated.
 
     Args:
         gamma: Discount per decision, from 0 to 1.
-        bootstrap: False to add nothing. True to add the value found in the phantom row that `AddLastObs` put there, or
-            in column ``next_values``. A value function, rows to their (n,) values, to ask it where neither has one.
-            Where an agent was truncated without a final observation there is none: the return of that row is its own
-            ``values``.
+        bootstrap: False: add nothing. True: add the value from the phantom row of `AddLastObs`, or from column
+            ``next_values``. A value function, rows to their (n,) values: call it for rows that have neither. If an
+            agent was truncated without a final observation, the return of that row is its own ``values``.
 
     Raises:
         ArgumentError: ``gamma`` is not from 0 to 1; or, when called, the value of a ``next_obs`` is needed and nothing
@@ -284,18 +282,18 @@ class ReturnsToGo(LearnerConnector):
 class NStep(LearnerConnector):
     """Makes each row a transition over up to n decisions, and adds ``discounts`` (n,) float32.
 
-    Row t sums up ``k`` rewards, n of them or as many as its fragment still has, and takes the outcome of the last::
+    Row t sums ``k`` rewards (n, or as many as its fragment still has), and takes the outcome of the last of them::
 
         rewards[t]   = sum of gamma ** i * rewards[t + i] for i in 0 … k - 1
         next_*[t]    = next_*[t + k - 1]          (next_obs, next_state, next_env_t, next_obs_missing, …)
         state_out[t] = state_out[t + k - 1]       (and every x_out beside a column x_in)
-        terminated, truncated likewise
+        terminated[t] = terminated[t + k - 1];  truncated[t] = truncated[t + k - 1]
         discounts[t] = gamma ** k, or 0 where the outcome is terminated
 
-    so that ``rewards + discounts * V(next_obs, state_out)`` is the target for every row, those near a fragment's end
-    included. All other columns stay those of the row's own decision (obs, state_in, actions, logp, t, env_t, …).
-    Phantom rows keep what they have, with discount 0. So does a row in which an agent was truncated without a final
-    observation (``next_obs_missing``): no other row reaches across it, and ``loss_mask`` (n,) bool is False there.
+    so that ``rewards + discounts * V(next_obs, state_out)`` is the target for every row, also near a fragment's end.
+    Other columns (obs, state_in, actions, logp, t, env_t, …) are unchanged. Phantom rows, and rows in which an agent
+    was truncated without a final observation (``next_obs_missing``), are unchanged and have discount 0; no other row
+    reaches across such a row, and ``loss_mask`` (n,) bool is False there.
 
     Args:
         n: Most decisions in one row, at least 1.

@@ -25,27 +25,26 @@ __all__ = ["AddLastObs", "AddView", "PadSequences", "kept_name", "UnpadSequences
 class AddLastObs(LearnerConnector):
     """Puts one phantom row after each fragment, so that one pass over all rows also values its last ``next_obs``.
 
-    In a phantom row ``obs`` is the ``next_obs`` of the row before, as is every column with a ``next_`` one beside it;
-    ``state_in`` is its ``state_out``, ``t`` one more, ``rewards`` 0. The other columns repeat the row before, flags
-    and ids included: ``terminated`` and ``truncated`` say how the last true step ended. ``values``, unless there is a
-    ``next_values``, is NaN until it is computed. All rows get
+    In a phantom row ``obs`` is the ``next_obs`` of the row before, and likewise every column with a ``next_…`` column;
+    ``state_in`` is its ``state_out``, ``t`` is one more, ``rewards`` is 0. Other columns repeat the row before, with
+    its flags and ids. ``values`` is ``next_values`` if that column exists, else NaN until computed. All rows get
 
-    * ``phantom`` (n,) bool, True for the new ones,
-    * ``loss_mask`` (n,) bool, False for them; the one that was there, or True, for the others.
+    * ``phantom`` (n,) bool, True for phantom rows,
+    * ``loss_mask`` (n,) bool, False for phantom rows; else the old ``loss_mask``, or True.
 
     `GeneralAdvantageEstimation`, `ReturnsToGo` and `VTrace` take the value after a fragment from its phantom row, and
     like `NStep` and `Standardize` leave phantom rows out of everything else.
 
     Raises:
-        ContractError: When called: a column is missing, the rows have phantom ones already, or they have the envs'
-            ``state`` and not ``next_state``, so that a critic would see the wrong one.
+        ContractError: When called: a column is missing, the rows have phantom rows already, or they have the envs'
+            ``state`` without ``next_state``, so that a critic would see the wrong state.
     """
 
     changes_length = True
 
     def __call__(self, rows: Rows) -> Rows:
         if "phantom" in rows:
-            raise ContractError("these rows have phantom rows already; use AddLastObs once")
+            raise ContractError("AddLastObs: expected rows without phantom rows, got some; use AddLastObs once")
         if "state" in rows and "next_state" not in rows:
             raise ContractError(
                 "expected a column 'next_state' beside 'state', because a phantom row has the state of its own moment; "
@@ -111,7 +110,7 @@ class AddView(LearnerConnector):
     def __call__(self, rows: Rows) -> Rows:
         source = column_of(rows, self.source)
         if self.column in rows:
-            raise ContractError(f"there is a column {self.column!r} already; choose another name")
+            raise ContractError(f"AddView: expected a new column name, got {self.column!r}, which exists already")
         fragments = Fragments(rows)
         at = fragments.fragment_n
         first, last = fragments.first_F[at][:, None], fragments.stop_F[at][:, None] - 1
@@ -161,8 +160,8 @@ class PadSequences(LearnerConnector):
     A new sequence begins with each fragment and after each ``max_len`` rows; short ones are filled up with zeros at
     their end (None in columns of objects). Added are
 
-    * ``seq_lens`` (B,) int64, how many rows of each sequence are true ones,
-    * ``loss_mask`` (B, T) bool, True for those; False also where a ``loss_mask`` of the rows is False,
+    * ``seq_lens`` (B,) int64, the number of rows in each sequence, without padding,
+    * ``loss_mask`` (B, T) bool, False for padding, and where the rows' ``loss_mask`` is False,
     * the state column as (B, …): the state at each sequence's start.
 
     The rows' own columns of these names move to ``loss_mask_rows`` and ``state_in_rows``, so that `UnpadSequences`
@@ -170,8 +169,8 @@ class PadSequences(LearnerConnector):
 
     Args:
         max_len: T, at least 1.
-        state_column: Column of the policy's state before each decision, a tree of (n, …), where there is one; None
-            for no such column.
+        state_column: Column of the policy's state before each decision, a tree of (n, …), if the rows have it; None:
+            no column.
 
     Raises:
         ArgumentError: ``max_len`` is not a whole number above 0.

@@ -439,7 +439,7 @@ def check(
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Play your own env, and report what is wrong with it and what to change. Exit code 1 if anything is.
+    """Play your own env, and report its faults and what to change. Exit code 1 if it has faults.
 
     Whole episodes are played, in one instance, and in two in turns; serious findings come first.
 

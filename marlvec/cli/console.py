@@ -1,4 +1,4 @@
-"""What commands share: consoles, display of errors, and the import path."""
+"""Shared by commands: consoles, display of errors, and the import path."""
 
 from __future__ import annotations
 

@@ -39,11 +39,11 @@ class NativeEntry:
             found = getattr(importlib.import_module(module), name, None)
         except ImportError as error:
             raise MissingExtraError(
-                f"the native form of env {self.id!r} needs something that cannot be imported ({error}); "
+                f"the native form of env {self.id!r} needs a package that cannot be imported ({error}); "
                 f'install it with: pip install "marlvec[native]", or take backend="async"'
             ) from error
         if not (isinstance(found, type) and issubclass(found, NativeEnv)):
-            raise RegistryError(f"native env {self.id!r}: {self.entry_point!r} is no subclass of NativeEnv")
+            raise RegistryError(f"native env {self.id!r}: expected a subclass of NativeEnv, got {self.entry_point!r}")
         return found
 
 

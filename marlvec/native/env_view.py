@@ -38,7 +38,7 @@ class NativeEnvView:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_i" in vars(self) and name not in vars(self) and not name.startswith("_"):
-            raise AttributeError("no env would read it; exec_func() can write into the arrays that are there")
+            raise AttributeError("compiled envs read only their arrays: write into these by exec_func()")
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:

@@ -24,12 +24,12 @@ def kernel(function: _F) -> _F:
     jit: Any = partial(numba.njit, nogil=True, error_model="numpy")
     try:
         compiled: Any = jit(cache=True)(function)
-    except RuntimeError:  # defined at a prompt, or in a read-only folder: no cache
+    except RuntimeError:  # no cache for functions of a prompt or in a read-only folder
         return cast("_F", jit()(function))
     kept = getattr(compiled, "_cache", None)  # NUMBA_DISABLE_JIT returns the plain function
     if kept is not None:
-        # numba looks at the function's own file only to see whether what is on disk is still good. What a kernel
-        # calls is compiled into it, from other files, so these are part of the stamp.
+        # To validate its cache, numba checks only the function's file. But a kernel contains compiled code of other
+        # files, so the stamp covers them, too.
         file = kept._cache_file
         file._source_stamp = (*file._source_stamp, _sources())
     return cast("_F", compiled)

@@ -50,11 +50,10 @@ compiled function::
 and register it with `marlvec.native.register_native`. A scenario like mpe's derives from
 `marlvec.native.mpe.scenario.Scenario` instead, which needs less code.
 
-To be exact, keep to the reference's order of operations and of random draws, in its precision (float64 where it is
-Python floats or numpy's default), and never let a compiler reorder floats (`kernel` does not). ``np.exp`` is the
-trap: numpy's differs from the C library's by one unit in the last place in a twentieth of all values, so call numpy on
-the whole batch between two compiled functions. `tests/native/` compares every native env with its
-reference over whole episodes, bit for bit.
+To be exact, use the reference's order of operations and of random draws, in its precision (float64 for Python floats
+and numpy's default), and never let a compiler reorder floats (`kernel` does not). ``np.exp`` is a trap: a twentieth of
+its values differ from the C library's in the last place, so call numpy on the whole batch between two compiled
+functions. `tests/native/` compares every native env with its reference over whole episodes, bit for bit.
 """
 
 from __future__ import annotations
@@ -83,9 +82,9 @@ class Rows(Protocol):
     """The rows of all envs, laid out by `marlvec.vector.data.buffers.Buffers`; N envs, A agents, A_g of a group.
 
     ``obs`` and ``actions``: per group of the spec, per leaf, (N, A_g, *leaf.shape), C-contiguous, of the leaf's dtype.
-    ``action_masks``: per group (N, A_g, n) bool, or None where its actions are no choices. ``reward``: (N, A) float64.
-    ``terminated``, ``truncated``, ``alive``, ``acting``: (N, A) bool, and ``done``: (N,) bool; strided, being columns
-    of one block. ``state``: (N, *state_space.shape), or None.
+    ``action_masks``: per group (N, A_g, n) bool, or None if its actions have no choices. ``reward``: (N, A) float64.
+    ``terminated``, ``truncated``, ``alive``, ``acting``: (N, A) bool, and ``done``: (N,) bool, strided columns of one
+    block. ``state``: (N, *state_space.shape), or None.
     """
 
     @property
@@ -98,7 +97,7 @@ class Rows(Protocol):
 
     @property
     def action_masks(self) -> list[BoolArray | None]:
-        """What each agent may choose."""
+        """Allowed choices of each agent."""
 
     @property
     def reward(self) -> NDArray[np.float64]:
@@ -106,23 +105,23 @@ class Rows(Protocol):
 
     @property
     def terminated(self) -> BoolArray:
-        """Who ended in this step, by the rules."""
+        """Whether an agent was terminated in this step."""
 
     @property
     def truncated(self) -> BoolArray:
-        """Who ended in this step, cut short."""
+        """Whether an agent was truncated in this step."""
 
     @property
     def alive(self) -> BoolArray:
-        """Who is in the episode."""
+        """Whether an agent is in the episode."""
 
     @property
     def acting(self) -> BoolArray:
-        """Who must act now."""
+        """Whether an agent must act now."""
 
     @property
     def done(self) -> BoolArray:
-        """Whose episode ended in this step."""
+        """Whether an env's episode ended in this step."""
 
     @property
     def state(self) -> AnyArray | None:
@@ -144,13 +143,13 @@ class NativeEnv(ABC):
         agents: Agent names; their order is the agent axis.
         observation_spaces: One per agent, without the action mask; equal to the reference's.
         action_spaces: One per agent.
-        mask_sizes: Length of each agent's action mask where the reference's spaces declare one, else None; empty: none.
+        mask_sizes: Length of each agent's action mask if the reference's spaces declare it, else None; empty: no masks.
         state_space: Space of the global state, or None.
         metadata: The reference's metadata.
         has_infos: Whether the runner calls `infos` after resets and steps.
-        state_names: Arrays (N, …) that the next steps of an env depend on, besides its random stream and its rows:
-            attributes, or ``"attribute.field"`` of a NamedTuple. Each class names its own, and ``()`` where it has
-            none beyond those of its bases; the states of a class that does not say cannot be saved.
+        state_names: Names of the arrays (N, …) that an env's next steps depend on, besides its random stream and rows:
+            attributes, or ``"attribute.field"`` of a NamedTuple. Each class lists what it adds to its bases, or ``()``;
+            without it, states cannot be saved.
         viewer_names: Attributes in which the reference keeps its window; `render` passes it to the next reference, as
             a window's memory is never freed.
         num_envs: Number of envs, N.
@@ -183,30 +182,28 @@ class NativeEnv(ABC):
     def reset(self, ids: Ids) -> None:
         """Begin an episode in each of these envs.
 
-        Writes obs, ``alive``, ``acting``, and the masks where spaces declare them. Leaves reward and flags alone: in
-        a same-step autoreset they are still those of the episode that just ended. On entry no agent is alive or acting,
-        and masks allow everything; observations are those of before. Reset options are not passed: references of
-        native envs use none.
+        Writes obs, ``alive``, ``acting``, and masks if spaces declare them; not reward and flags, which in a same-step
+        autoreset belong to the episode that just ended. On entry no agent is alive or acting, masks allow everything,
+        and observations are unchanged. Reset options are not passed: references of native envs use none.
         """
 
     @abstractmethod
     def step(self, ids: Ids) -> None:
         """Take one step in each of these envs, all of which have a running episode, with the actions in their rows.
 
-        On entry rewards and flags are zero and actions lie in their spaces (those of agents that are not acting may
-        be anything: never read them). Writes obs, reward and, where something changes, flags, ``alive``, ``acting``
-        and masks. All agents of an env end in the same step: it sets ``terminated`` or ``truncated`` (or both, where
-        the reference does), clears ``alive`` and ``acting``, allows everything in the masks, writes each agent's last
-        observation, and sets ``done``.
+        On entry rewards and flags are zero, and actions lie in their spaces (except of agents that are not acting:
+        never read these). Writes obs, reward and, if they change, flags, ``alive``, ``acting`` and masks. All agents of
+        an env end in the same step, which sets ``terminated`` or ``truncated`` (or both, like the reference), clears
+        ``alive`` and ``acting``, allows everything in the masks, writes each agent's last observation, and sets
+        ``done``.
 
-        Turn-based envs keep to what the AEC adapter (`marlvec.envs.adapters.aec`) makes of their reference: one step is
-        one move; after it the agent that acts next observes, and at the end all do; others keep the
-        observation they have. The mask of an agent that is not acting allows everything. The reward of a step is all
-        that any agent got in it.
+        Turn-based envs must equal their reference in the AEC adapter (`marlvec.envs.adapters.aec`): one step is one
+        move; after it the next agent to act observes, at the end all do; others keep their last observation. The mask
+        of an agent that is not acting allows everything. A step's rewards are all rewards given in it.
         """
 
     def check_actions(self, ids: Ids) -> None:
-        """Check these envs' actions, which lie in their spaces, before any env moves.
+        """Check these envs' actions, known to lie in their spaces, before any env moves.
 
         Raises:
             ActionError: An acting agent cannot take its action; names env and agent.
@@ -215,23 +212,23 @@ class NativeEnv(ABC):
     def cut_short(self, ids: Ids) -> None:
         """Write the final observations of envs that reach the runner's time limit in this step.
 
-        The runner writes flags, ``alive`` and ``acting`` after it. Nothing to do where all agents observe every step.
+        The runner writes flags, ``alive`` and ``acting`` afterwards. Does nothing if all agents observe in every step.
         """
 
     def write_state(self, ids: Ids) -> None:
         """Write these envs' global states into ``rows.state``. Called only if ``state_space`` is given."""
-        raise ContractError(f"{self.name} declares a state_space and has no write_state()")
+        raise ContractError(f"{self.name}: state_space: expected a method write_state() beside it, got none")
 
     def infos(self, ids: Ids) -> dict[int, Info]:
-        """Infos of these envs' last reset or step, by env; only asked for if ``has_infos``."""
+        """Return infos of these envs' last reset or step, by env; called only if ``has_infos``."""
         return {}
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
         """Build the reference env in env ``i``'s state, for rendering and reading attributes.
 
         Args:
-            i: Which env.
-            render_mode: For its constructor.
+            i: The env.
+            render_mode: Its constructor's ``render_mode``.
 
         Raises:
             ArgumentError: This env cannot build its reference.

@@ -41,7 +41,7 @@ class PaddedNativeEnv(NativeEnv):
 
     Raises:
         ContractError: The agents' spaces cannot be padded to a common space; names the leaf.
-        ArgumentError: They are not Boxes and Discretes without action masks.
+        ArgumentError: A space is not a Box or Discrete, or has an action mask.
     """
 
     def __init__(self, env: NativeEnv) -> None:
@@ -84,7 +84,7 @@ class PaddedNativeEnv(NativeEnv):
         if len(bad):
             k, a = bad[0].tolist()
             action, space = given[ids[k], a], self._own.action_spaces[a]
-            raise ActionError(f"actions: env {ids[k]}, agent {self.agents[a]!r}: {action} is not in its own {space}")
+            raise ActionError(f"actions: env {ids[k]}, agent {self.agents[a]!r}: expected one of {space}, got {action}")
 
     def reset(self, ids: Ids) -> None:
         """Begin episodes."""

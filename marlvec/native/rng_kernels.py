@@ -80,7 +80,7 @@ def _seed(rng: Streams, ids: NDArray[np.int64], seeds: NDArray[np.uint64]) -> No
 
 @kernel
 def _hash(value: np.uint32, multiplier: np.uint32) -> tuple[np.uint32, np.uint32]:
-    """One word through SeedSequence's hash, and the next multiplier."""
+    """Hash one word like SeedSequence; return it and the next multiplier."""
     value = np.uint32(value ^ multiplier)
     multiplier = np.uint32(multiplier * np.uint32(0x931E8875))
     value = np.uint32(value * multiplier)
@@ -117,7 +117,7 @@ def _seed_sequence(seed: np.uint64, pool: NDArray[np.uint32], words: NDArray[np.
 
 @kernel
 def _product(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """High and low half of a 64 × 64 bit product."""
+    """Return the high and low half of a 64 × 64 bit product."""
     a_low, a_high = a & _HALF, a >> _32
     b_low, b_high = b & _HALF, b >> _32
     low = a_low * b_low
@@ -128,7 +128,7 @@ def _product(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
 
 @kernel
 def _advance(rng: Streams, i: int) -> None:
-    """One step of the 128-bit linear congruential generator."""
+    """Advance the 128-bit linear congruential generator by one step."""
     high, low = rng[i, 0], rng[i, 1]
     product_high, product_low = _product(low, _LOW)
     product_high += high * _LOW + low * _HIGH
@@ -139,7 +139,7 @@ def _advance(rng: Streams, i: int) -> None:
 
 @kernel
 def next_uint64(rng: Streams, i: int) -> Any:
-    """The next 64 bits of env ``i``'s stream."""
+    """Return the next 64 bits of env ``i``'s stream."""
     _advance(rng, i)
     turn = rng[i, 0] >> np.uint64(58)
     value = rng[i, 0] ^ rng[i, 1]
@@ -148,7 +148,7 @@ def next_uint64(rng: Streams, i: int) -> Any:
 
 @kernel
 def next_uint32(rng: Streams, i: int) -> Any:
-    """The next 32 bits, in a uint64: the half that was left over, if there is one."""
+    """Return the next 32 bits, in a uint64: the kept half of the last 64 bits, if any."""
     if rng[i, 4] != 0:
         rng[i, 4] = 0
         return rng[i, 5]
@@ -197,12 +197,12 @@ def bounded(rng: Streams, i: int, n: int) -> Any:
 
 @kernel
 def interval(rng: Streams, i: int, most: int) -> Any:
-    """A number from 0 to ``most``, as `shuffle` draws it: bits under a mask, until they are no more than ``most``.
+    """Draw a number from 0 to ``most`` as `shuffle` does: masked bits, until they are at most ``most``.
 
     Args:
         rng: (N, 6) uint64.
         i: The env.
-        most: 0 to 2**32 - 1. Of 0 nothing is drawn.
+        most: 0 to 2**32 - 1; 0 needs no draw.
 
     Returns:
         0 to ``most``.
@@ -226,7 +226,7 @@ def shuffle(rng: Streams, i: int, values: Any) -> None:
     Args:
         rng: (N, 6) uint64.
         i: The env.
-        values: (n,), of any dtype; put into another order.
+        values: (n,), of any dtype; shuffled in place.
     """
     for k in range(len(values) - 1, 0, -1):
         j = interval(rng, i, k)
@@ -240,14 +240,14 @@ def permutation(rng: Streams, i: int, out: NDArray[np.int64]) -> None:
     Args:
         rng: (N, 6) uint64.
         i: The env.
-        out: (n,) int64; where it is written.
+        out: (n,) int64, output.
     """
     for k in range(len(out)):
         out[k] = k
     shuffle(rng, i, out)
 
 
-_LARGE = 10_000  # choices; with more of them, and a large part of them wanted, numpy has another method
+_LARGE = 10_000  # above so many choices, numpy uses another method to draw a large part of them
 
 
 @kernel
@@ -259,8 +259,8 @@ def sample(rng: Streams, i: int, n: int, out: NDArray[np.int64]) -> None:
     Args:
         rng: (N, 6) uint64.
         i: The env.
-        n: How many choices, at least ``len(out)``.
-        out: (k,) int64; where they are written.
+        n: Number of choices, at least ``len(out)``.
+        out: (k,) int64, output.
     """
     size = len(out)
     if n > _LARGE and size > n // 50:
@@ -280,7 +280,7 @@ def sample(rng: Streams, i: int, n: int, out: NDArray[np.int64]) -> None:
 
 @kernel
 def _mix_tail(rng: Streams, i: int, values: NDArray[np.int64], first: int) -> None:
-    """Put the numbers from place ``first`` on into random places."""
+    """Do numpy's shuffle (from the end down) only for the numbers from index ``first`` on."""
     for k in range(len(values) - 1, first - 1, -1):
         j = bounded(rng, i, k + 1)
         values[k], values[j] = values[j], values[k]

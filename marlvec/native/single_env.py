@@ -1,4 +1,4 @@
-"""One env of a `NativeEnv` as an env of its own, for the backends that run envs one by one."""
+"""`NativeSingleEnv`: a `NativeEnv` of one env, for backends that run envs one by one."""
 
 from __future__ import annotations
 
@@ -84,11 +84,11 @@ class NativeSingleEnv(MultiAgentEnv):
         slot.write_state(self._rows.state[0])
 
     def state_obstacle(self) -> str | None:
-        """Why the env's state cannot be saved, or None."""
+        """Return why the env's state cannot be saved, or None."""
         return self._env.state_obstacle()
 
     def get_state(self) -> dict[str, Any]:
-        """The env's arrays, and the rows that it writes into."""
+        """Return the env's arrays and rows."""
         return {name: array.copy() for name, array in self._state_arrays().items()}
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """`TurnGame`: base of native two-player games in which players take turns.
 
-The semantics are those of `marlvec.envs.adapters.aec`: one step is one move; after it, and after a reset, the player
-who moves next observes, and gets the mask of what it may do; at the end both observe. An illegal move ends the game as
-PettingZoo's ``TerminateIllegalWrapper`` has it: both players are terminated *and* truncated.
+Turns work as in `marlvec.envs.adapters.aec`: one step is one move; after it, and after a reset, the next player gets an
+observation and its mask; at the end both observe. An illegal move ends the game as in PettingZoo's
+``TerminateIllegalWrapper``: both players are terminated *and* truncated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ILLEGAL, LOST, DRAWN, WON, GOES_ON = -2, -1, 0, 1, 2
 
 
 class TurnRows(NamedTuple):
-    """The rows of N envs of a game for two with one kind of observation, in a form that kernels take.
+    """The rows of N two-player envs with equal spaces, as arguments of kernels.
 
     Attributes:
         obs: (N, 2, *shape), each player's last observation.
@@ -52,7 +52,7 @@ class TurnGame(NativeEnv):
 
     Attributes:
         turn_rows: The rows; set by `attach`.
-        mover: (N,) int64, whose turn it is.
+        mover: (N,) int64, the player whose turn it is.
     """
 
     state_names: tuple[str, ...] = ("mover",)
@@ -87,7 +87,7 @@ class TurnGame(NativeEnv):
 
 @kernel
 def start(rows: Any, i: int, mover: int) -> None:
-    """Both players join the game of env ``i``."""
+    """Set both players of env ``i`` alive, and give ``mover`` the turn."""
     for a in range(2):
         rows.alive[i, a] = True
         rows.acting[i, a] = a == mover
@@ -95,7 +95,7 @@ def start(rows: Any, i: int, mover: int) -> None:
 
 @kernel
 def pass_turn(rows: Any, i: int, before: int, after: int) -> None:
-    """Give player ``after`` the turn; the calling kernel writes its mask."""
+    """Pass the turn from player ``before`` to ``after``; the caller writes the mask."""
     rows.acting[i, before] = False
     for k in range(rows.masks.shape[2]):
         rows.masks[i, before, k] = True
@@ -108,7 +108,7 @@ def finish(rows: Any, i: int, mover: int, gain: float, legal: bool) -> None:
 
     Args:
         rows: The rows.
-        i: Which env.
+        i: The env.
         mover: Player of the last move.
         gain: The mover's reward.
         legal: Whether the move was legal.

@@ -108,7 +108,7 @@ _DRAFT = re.compile(r"\.(\d{1,9})-[0-9a-f]{8}\.tmp$", re.ASCII)
 
 
 def draft_of(target: Path) -> Path:
-    """Return a new hidden name beside a file, for what is to take its place; `remove_drafts` finds it."""
+    """Return a new hidden name beside a file, for a draft that will replace it; `remove_drafts` finds the draft."""
     return target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 

@@ -57,7 +57,7 @@ class NameTable(Generic[T]):
         """Return the thing with a name.
 
         Raises:
-            RegistryError: There is none; lists similar names.
+            RegistryError: The name is unknown; lists similar names.
         """
         if name in self._things:
             return self._things[name]

@@ -56,7 +56,7 @@ def arena(*args: str, env: str = "tictactoe", backend: str = "sync") -> Any:
 
 
 @pytest.mark.slow("runs commands as programs")
-def test_who_is_better_stands_above_and_every_number_adds_up() -> None:
+def test_standings_are_sorted_and_numbers_add_up() -> None:
     result = arena("random", "players.py:corner", "players.py:make@pool", "--games", "30", "--plot", "arena.png")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "180 games" in result.stdout
@@ -160,7 +160,7 @@ def test_players_can_be_rated_in_other_ways(kind: str, module: str) -> None:
         (("random", "a=random", "--connectors", "b=FlattenObs"), "no policy 'b'"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(args: tuple[str, ...], words: str) -> None:
+def test_errors_are_one_line(args: tuple[str, ...], words: str) -> None:
     result = arena(*args)
     assert result.exit_code == 2, result.output
     assert words in result.stderr

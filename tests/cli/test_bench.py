@@ -45,13 +45,13 @@ def test_json_has_the_figures() -> None:
         (["simple_spread", "--set", "colour=red"], "colour"),
     ],
 )
-def test_what_is_wrong_is_said_with_exit_code_2(arguments: list[str], message: str) -> None:
+def test_usage_errors_exit_with_code_2(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["bench", *arguments])
     assert result.exit_code == 2
     assert message in result.output
 
 
-def test_the_simplest_of_those_that_are_about_as_fast_is_recommended() -> None:
+def test_simplest_of_equally_fast_backends_is_recommended() -> None:
     def figures(**rates: float) -> list[Figures]:
         rows = [Figures(name, rate, rate, rate, rate, 0) for name, rate in rates.items()]
         return sorted(rows, key=lambda row: -row.env_steps_per_second)

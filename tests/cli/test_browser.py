@@ -222,7 +222,7 @@ def test_a_session_goes_on_after_its_connection_broke() -> None:
     assert sorted(batch["env_t"].tolist()) == list(range(discs))
 
 
-def test_who_has_no_token_or_another_one_is_told() -> None:
+def test_missing_or_wrong_token_is_reported() -> None:
     with served(1, external.make_token()) as (url, _), page_at(f"index.html?url={url}") as page:
         says(page, "the server asks for a token")
         page.fill("#token", external.make_token())

@@ -89,7 +89,7 @@ def test_arguments_reach_the_env_and_the_check() -> None:
         (["simple_spread", "--episodes", "0"], "episodes"),
     ],
 )
-def test_what_is_wrong_is_said_with_exit_code_2(arguments: list[str], message: str) -> None:
+def test_usage_errors_exit_with_code_2(arguments: list[str], message: str) -> None:
     result = check(*arguments)
     assert result.exit_code == 2
     assert message in result.output

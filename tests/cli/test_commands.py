@@ -301,7 +301,7 @@ def {name}(rows):
 """
 
 
-def test_a_policy_file_imports_what_stands_beside_it(folder: Path) -> None:
+def test_policy_file_imports_modules_of_its_folder(folder: Path) -> None:
     """Two files in two folders, each with a helper of the same name; and neighbours named as what is installed."""
     for k, side in enumerate(("left", "right"), 1):
         wrong = "raise AssertionError('an installed module was meant')"
@@ -427,7 +427,7 @@ def test_an_error_with_its_traceback() -> None:
     assert "where it happened" in str(result.exception)
 
 
-def test_a_bug_in_a_policy_is_shown_where_it_is() -> None:
+def test_policy_bug_shows_its_traceback() -> None:
     result = marlvec(*SPREAD, "--policy", "players.py:broken")
     assert isinstance(result.exception, ZeroDivisionError)
 
@@ -509,7 +509,7 @@ def test_compiling_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- the rest
 
 
-def test_envs_are_listed_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_envs_are_listed_with_missing_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rlcard", None)
     printed = succeed("envs")
     lines = dict(re.findall(r"^ *(\S+/\S+) +(.*?) *$", printed, re.M))

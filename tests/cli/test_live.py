@@ -28,13 +28,13 @@ def test_in_a_log_lines_go_to_stderr_and_the_last_has_it_all() -> None:
     assert re.search(r"^time went to: envs .*callbacks \d+%$", result.stdout, re.M)
 
 
-def test_without_it_nobody_hears_of_callbacks() -> None:
+def test_without_live_no_callback_is_called() -> None:
     result = CliRunner().invoke(app, LIVE[:-1], prog_name="marlvec")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "callbacks" not in result.stdout
 
 
-def test_an_error_comes_after_what_was_shown() -> None:
+def test_error_is_printed_after_the_table() -> None:
     command = ("rollout", "marlvec.testing:RaisingEnv", "--set", "at=20", "--backend", "sync", "--live")
     result = CliRunner().invoke(app, command, prog_name="marlvec")
     assert result.exit_code == 1

@@ -121,7 +121,7 @@ def test_a_full_column_is_full() -> None:
     assert "".join(f"  {stone} · · · · · · \n" for stone in "○●○●○●") in result.stdout
 
 
-def test_who_moves_at_the_same_time_is_told_of_afterwards() -> None:
+def test_simultaneous_moves_are_shown_afterwards() -> None:
     result = play("rps", "--policy", "players.py:paper", "--games", "1", "--set", "max_cycles=1", typed="2\n")
     assert result.stdout.index("move, 0 to 2") < result.stdout.index("paper plays 1")
     assert "you win: 1 against -1, after 1 moves" in result.stdout
@@ -168,7 +168,7 @@ def test_an_opponent_of_a_pool_plays(where: str, name: str) -> None:
         (("tictactoe", "--policy", "players.py:none@pool"), "players.py has no 'none'"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(args: tuple[str, ...], words: str) -> None:
+def test_errors_are_one_line(args: tuple[str, ...], words: str) -> None:
     result = play(*args, typed="")
     assert result.exit_code == 2, result.output
     assert words in result.stderr
@@ -249,7 +249,7 @@ def test_in_the_browser_the_page_says_truly_what_plays(
         ),
     ],
 )
-def test_what_the_browser_has_no_page_for(args: tuple[str, ...], line: str) -> None:
+def test_browser_rejects_envs_without_a_page(args: tuple[str, ...], line: str) -> None:
     pytest.importorskip("websockets")
     pytest.importorskip("pygame", reason="board games need marlvec[classic]")
     result = play(*args, "--browser", typed="")

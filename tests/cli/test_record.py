@@ -201,7 +201,7 @@ def test_a_wrong_command_line_is_refused_in_one_line(args: tuple[str, ...], word
     assert len(said.splitlines()) == 1
 
 
-def test_an_env_that_cannot_be_filmed_names_what_it_supports() -> None:
+def test_env_without_frames_names_its_render_modes() -> None:
     said = refuse("marlvec.testing.scripted:ScriptedParallelEnv", "-o", "out.mp4")
     assert "render_mode='rgb_array': " in said
     assert "supports none at all" in said

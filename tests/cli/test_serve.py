@@ -100,7 +100,7 @@ def learner(number: int) -> Policy:
 
 
 @pytest.mark.slow("runs commands as programs")
-def test_a_trained_policy_answers_with_what_its_connectors_know(tmp_path: Path) -> None:
+def test_served_policy_uses_its_learned_connectors(tmp_path: Path) -> None:
     policy = learner(3)
     with marlvec.make("simple_spread", 2, backend="sync") as envs:
         trained = marlvec.Collector(envs, policy, agent_connectors=[FlattenObs(), NormalizeObs()], seed=0)
@@ -129,7 +129,7 @@ def test_a_trained_policy_answers_with_what_its_connectors_know(tmp_path: Path) 
 
 
 @pytest.mark.slow("runs commands as programs")
-def test_who_acts_in_another_space_than_the_env_cannot_be_told_what_was_done() -> None:
+def test_logged_actions_raise_if_action_connectors_change_the_space() -> None:
     options = ("simple_spread", "--set", "continuous_actions=true")
     with serving(*options) as url, Client(url, timeout=60) as client:
         episode = client.start_episode()
@@ -195,7 +195,7 @@ def test_who_may_come_in_is_said_where_no_token_is_asked_for(
     assert line is None or said[0].startswith(line)
 
 
-def test_what_a_command_line_may_have_wrong(tmp_path: Path) -> None:
+def test_wrong_command_lines_are_reported(tmp_path: Path) -> None:
     save_policy("other.npz", FunctionPolicy(len))
     Path("junk.npz").write_bytes(b"junk")
     env = ("simple_spread",)

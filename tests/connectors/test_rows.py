@@ -125,7 +125,7 @@ def test_take_is_indexing_of_every_leaf(n: int, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("index", [np.zeros((2, 2), int), np.zeros(2), 1, np.zeros(2, bool), np.array(["a"])])
-def test_take_refuses_what_is_no_index(index: Any) -> None:
+def test_take_rejects_invalid_indices(index: Any) -> None:
     with pytest.raises(ArgumentError):
         sample(3).take(index)
 

@@ -22,7 +22,7 @@ RESTARTED = "tests/collect/state/test_restarted_envs.py"
 LEAGUE = "tests/selfplay/test_resume.py"
 
 
-@found_by(f"{EXACT}::test_likewise_in_native_envs")
+@found_by(f"{EXACT}::test_resume_is_exact_in_native_envs")
 def saved_native_rng_stays(patch: Patch) -> None:
     """Native envs go on with the random streams that they have, not with those of the state."""
     get_state = NativeShard.get_state

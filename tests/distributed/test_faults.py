@@ -59,7 +59,7 @@ def test_statistics_are_merged_whatever_dies_in_a_round(seed: int, rate: float, 
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_others_make_up_for_one_that_stays_away(sync: bool, faulty: Engines) -> None:
+def test_other_collectors_make_up_for_a_masked_one(sync: bool, faulty: Engines) -> None:
     engine = faulty(0, 0.0)
     with Collectors(plain, 3, "sync", sync=sync, on_fault="mask", seed=0, window=1000) as many:
         batches = [many.collect(env_steps=24)]
@@ -78,7 +78,7 @@ def test_others_make_up_for_one_that_stays_away(sync: bool, faulty: Engines) -> 
         check_metrics(many, batches)
 
 
-def test_one_that_dies_too_often_ends_the_call_and_says_how_often(faulty: Engines) -> None:
+def test_too_many_deaths_of_a_collector_raise(faulty: Engines) -> None:
     engine = faulty(1, 0.0)
     lost: list[Any] = []
     started: list[Place] = []
@@ -99,7 +99,7 @@ def test_one_that_dies_too_often_ends_the_call_and_says_how_often(faulty: Engine
             many.collect(env_steps=8)
 
 
-def test_one_that_hangs_is_ended_and_its_requests_are_lost(faulty: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_collector_is_killed_and_loses_its_requests(faulty: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = faulty(0, 0.0)
     with Collectors(plain, 1, "sync", sync=False, fragment=4, timeout=1e-9, on_fault="raise", seed=0) as many:
         monkeypatch.setattr(engine, "ready", lambda tickets, timeout: [])
@@ -160,7 +160,7 @@ def test_an_answer_that_cannot_be_sent_takes_its_collector_along(
         assert set(many.accounting.lost_by) - {"after_a_loss"} == {"object_lost"}
 
 
-def test_one_that_nobody_has_room_for_is_not_begun_for_ever(
+def test_collector_without_room_is_not_restarted_for_ever(
     faulty: Engines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However long a timeout is beside the seconds of the limit."""

@@ -392,7 +392,7 @@ def test_rows_are_whole_whatever_dies_before_while_and_after_it_is_saved_and_loa
             check_metrics(many, batches)
 
 
-def test_one_that_stays_away_stays_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masked_collector_stays_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def make() -> Collectors:
         monkeypatch.setattr(collectors, "_engine", lambda *_: FaultyEngine(0, 0.0))
         return Collectors(partial(plain, exact=True), 3, "sync", on_fault="mask", seed=0)
@@ -454,7 +454,7 @@ def test_what_belongs_to_others_is_refused_and_nothing_changes(make: Make, messa
         check_rows([first, other.collect(env_steps=24)])
 
 
-def test_what_is_no_state_is_refused(tmp_path: Path) -> None:
+def test_invalid_state_raises(tmp_path: Path) -> None:
     with Collectors(plain, 2, "sync", seed=1) as many, Collectors(plain, 2, "sync", seed=1) as other:
         same_batch(many.collect(env_steps=20), other.collect(env_steps=20))
         state = many.get_state()

@@ -346,7 +346,7 @@ def test_they_can_be_registered_as_classes_and_as_they_are() -> None:
         assert envs.agents == ("red", "blue")
 
 
-def test_what_is_refused_says_why() -> None:
+def test_unsupported_arguments_raise() -> None:
     with pytest.raises(ArgumentError, match="backend='sync': worlds of JAX are stepped all at once"):
         marlvec.make(Race, 2, backend="sync")
     with pytest.raises(ArgumentError, match=r"pad=True: chase is a pool.*\['hunter', 'hare'\]"):

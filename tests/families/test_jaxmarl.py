@@ -199,7 +199,7 @@ def test_a_state_goes_on_bit_by_bit() -> None:
         assert [envs.step(envs.random_action(seed=t))[0].tobytes() for t in range(40)] == first
 
 
-def test_what_is_refused_says_why() -> None:
+def test_unsupported_arguments_raise() -> None:
     with pytest.raises(UnknownEnvError, match=r"unknown env 'jaxmarl/smax'\. Did you mean 'jaxmarl/SMAX'"):
         marlvec.make("jaxmarl/smax", 2)
     with pytest.raises(ArgumentError, match="backend='async'|backend='sync': JaxMARL's envs are stepped all at once"):

@@ -210,7 +210,7 @@ def test_they_keep_the_contract_of_vector_envs() -> None:
     assert "autoreset" in check_vector_env(lambda **settings: marlvec.make(world, 3, **settings))
 
 
-def test_what_is_refused_says_why() -> None:
+def test_unsupported_arguments_raise() -> None:
     with pytest.raises(UnknownEnvError, match=r"unknown env 'jumanji/connector-v3'\. Did you mean 'jumanji/Connector"):
         marlvec.make("jumanji/connector-v3", 2)
     with pytest.raises(ArgumentError, match="'jumanji/Snake-v1': expected an env with several agents, got one"):

@@ -201,7 +201,7 @@ def test_a_limit_ends_a_game_with_what_all_players_see_then() -> None:
         assert x[0].sum() == o[0].sum() == 6  # cells that are empty
 
 
-def test_what_is_refused_says_why() -> None:
+def test_unsupported_arguments_raise() -> None:
     with pytest.raises(
         UnknownEnvError, match=r"unknown env 'openspiel/kuhn_pokr'\. Did you mean 'openspiel/kuhn_poker'"
     ):

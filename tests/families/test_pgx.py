@@ -134,7 +134,7 @@ def test_a_board_equals_the_native_one_move_by_move(game: str, native: str) -> N
     assert games > n
 
 
-def test_what_is_refused_says_why() -> None:
+def test_unsupported_arguments_raise() -> None:
     with pytest.raises(UnknownEnvError, match=r"unknown env 'pgx/go9x9'\. Did you mean 'pgx/go_9x9'"):
         marlvec.make("pgx/go9x9", 2)
 

@@ -219,7 +219,7 @@ def test_control_calls_reach_the_environment() -> None:
         assert envs.exec_func(lambda env: (env.index, env.environment.num_envs), [0, 2]) == ((0, 3), (2, 3))
 
 
-def test_what_is_refused_says_why() -> None:
+def test_unsupported_arguments_raise() -> None:
     with pytest.raises(UnknownEnvError, match=r"unknown env 'vmas/balanse'\. Did you mean 'vmas/balance'"):
         marlvec.make("vmas/balanse", 2)
     with pytest.raises(ArgumentError, match="backend='sync': VMAS's envs are one simulator"):

@@ -401,12 +401,12 @@ def test_an_invalid_schema_raises(change: Any, text: str, tmp_path: Path) -> Non
 
 
 def test_a_folder_without_recording_raises(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is no folder"):
+    with pytest.raises(CheckpointError, match="is not a folder"):
         marlvec.load_dataset(tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match=r"is no recording: its manifest\.jsonl cannot be read"):
+    with pytest.raises(CheckpointError, match=r"is not a recording: its manifest\.jsonl cannot be read"):
         marlvec.load_dataset(tmp_path)
     (tmp_path / "manifest.jsonl").touch()
-    with pytest.raises(CheckpointError, match="it names no session"):
+    with pytest.raises(CheckpointError, match="it lists no session"):
         marlvec.load_dataset(tmp_path)
     write(tmp_path / "run", [make_batch(0, 50, lambda n: {"x": n})])
     (tmp_path / "run" / "schema.json").unlink()

@@ -153,8 +153,8 @@ def test_drawn_scripts_follow_the_seed() -> None:
     ("births", "deaths", "words"),
     [
         ([0, 5], [2, 9], "no agent is alive"),
-        ([1, 1], [2, 3], "no agent is there at the reset"),
-        ([0, 4], [5, 3], "before its birth"),
+        ([1, 1], [2, 3], "expected an agent at the reset \\(0\\)"),
+        ([0, 4], [5, 3], "expected no step before the birth in step 4"),
         ([0], [3, 3], "differ in length"),
     ],
 )

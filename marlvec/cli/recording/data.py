@@ -35,7 +35,7 @@ def show(folder: Path, *, as_json: bool) -> None:
     """Print a recording's content.
 
     Raises:
-        CheckpointError: It is no recording, or damaged.
+        CheckpointError: The folder is not a recording, or is damaged.
     """
     from marlvec.recording.dataset import load_dataset
 
@@ -48,7 +48,7 @@ def show(folder: Path, *, as_json: bool) -> None:
 
 
 def _content(dataset: RecordedDataset) -> dict[str, Any]:
-    """Return what is shown, as JSON has it."""
+    """Return the shown facts, JSON-able."""
     policies = [
         {
             "policy": name,

@@ -140,6 +140,9 @@ class SampleBatch(Rows):
 
         Chunks may begin and end within an episode, and span several; sequences of `right_zero_pad` do not.
 
+        Returns:
+            Batches of ``k`` rows.
+
         Raises:
             ArgumentError: ``k`` is not a whole number above 0.
         """
@@ -152,6 +155,9 @@ class SampleBatch(Rows):
         A fragment begins where ``unroll_id``, ``eps_id``, ``env_id`` or ``agent_index`` changes and where ``t`` does
         not ascend, so concatenated batches with equal ``unroll_id`` are kept apart. Shuffled rows give short fragments.
 
+        Returns:
+            One batch per fragment.
+
         Raises:
             ArgumentError: The column ``unroll_id`` is missing.
         """
@@ -160,7 +166,8 @@ class SampleBatch(Rows):
     def split_by_episode(self) -> list[SampleBatch]:
         """Return one batch per episode with the rows of all its agents, in order; episodes by first appearance.
 
-        A batch is a view if its rows are adjacent.
+        Returns:
+            Batches; a batch is a view if its rows are adjacent.
 
         Raises:
             ArgumentError: The column ``eps_id`` is missing; or an ``eps_id`` belongs to several episodes: it has rows

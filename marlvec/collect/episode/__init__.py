@@ -1,4 +1,4 @@
-"""One episode as a value: what each agent did, and all of them by env step, made of a batch's rows."""
+"""Episodes as values, made of a batch's rows: indexed by agent and by env step."""
 
 from marlvec.collect.episode.multi_agent_episode import MultiAgentEpisode
 from marlvec.collect.episode.single_agent_episode import SingleAgentEpisode

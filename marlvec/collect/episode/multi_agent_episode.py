@@ -147,7 +147,7 @@ class MultiAgentEpisode:
     ) -> Tree:
         """Copy a column for env steps ``start`` to ``stop - 1``, of all agents or of one.
 
-        `SingleAgentEpisode.at` tells which entry belongs to which step. Steps before the episode's first step are read
+        `SingleAgentEpisode.at` defines which entry belongs to which step. Steps before the episode's first are read
         from the lookback.
 
         Args:

@@ -154,11 +154,11 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     if not folder.is_dir():
-        raise CheckpointError(folder, "is no folder")
+        raise CheckpointError(folder, "is not a folder")
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise CheckpointError(folder, f"is no recording: its {MANIFEST} cannot be read ({error})") from error
+        raise CheckpointError(folder, f"is not a recording: its {MANIFEST} cannot be read ({error})") from error
     content = content[: content.rfind(b"\n") + 1]
     manifest = Manifest(size=len(content))
     for k, line in enumerate(content.splitlines()):
@@ -169,7 +169,7 @@ def read_manifest(folder: Path) -> Manifest:
         except _OtherFormat as error:
             raise CheckpointError(path, f"is of format {error}; this marlvec reads {FORMAT}") from error
     if not manifest.sessions:
-        raise CheckpointError(path, "is damaged: it names no session")
+        raise CheckpointError(path, "is damaged: it lists no session")
     return manifest
 
 
@@ -236,5 +236,5 @@ def _count(value: Any) -> int:
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise ValueError(f"expected a text, got {value!r:.100}")
+        raise ValueError(f"expected a string, got {value!r:.100}")
     return value

@@ -150,7 +150,7 @@ def open_part_file(path: Path, file: PartFile, policy_id: str, form: TableForm, 
             raise CheckpointError(path, f"is not the manifest's file: expected blocks of {file.blocks} rows")
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         reader.close()
-        raise CheckpointError(path, f"is no file of a recording: {error!r:.300}") from error
+        raise CheckpointError(path, f"is not a file of a recording: {error!r:.300}") from error
     except BaseException:
         reader.close()
         raise
@@ -186,7 +186,7 @@ class _ParquetBlocks:
     def read(self, block: int, names: Collection[str]) -> dict[str, Any]:
         table = self._file.read_row_group(block, columns=list(names))
         columns = {name: table.column(name) for name in table.column_names}
-        # combine_chunks() copies even where there is one.
+        # combine_chunks() copies even a single chunk.
         return {name: one.chunk(0) if one.num_chunks == 1 else one.combine_chunks() for name, one in columns.items()}
 
     def close(self) -> None:

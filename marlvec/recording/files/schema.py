@@ -28,7 +28,7 @@ _PER_AGENT = ("observation_spaces", "action_spaces")
 
 
 def describe_envs(envs: VectorEnv) -> dict[str, Any]:
-    """Return the name, agents, groups and spaces of envs as JSON has them; null for a space that has no such form."""
+    """Return the name, agents, groups and spaces of envs, JSON-able; None for a space that has no JSON form."""
     spec = envs.spec
     return {
         "name": spec.name,
@@ -41,10 +41,10 @@ def describe_envs(envs: VectorEnv) -> dict[str, Any]:
 
 
 def space_from(data: Any) -> Space[Any] | None:
-    """Return the space that `describe_envs` has written down; None for null.
+    """Rebuild a space from `describe_envs`; None for None.
 
     Raises:
-        ArgumentError: It is no space.
+        ArgumentError: Not a space.
     """
     space = None if data is None else decode(data)
     if space is not None and not isinstance(space, Space):
@@ -53,16 +53,16 @@ def space_from(data: Any) -> Space[Any] | None:
 
 
 def check_same_envs(known: Mapping[str, Any], envs: Mapping[str, Any], folder: Path) -> None:
-    """Make sure that envs are those of a recording.
+    """Check that envs equal those of a recording.
 
     Raises:
-        ArgumentError: They differ; names what.
+        ArgumentError: They differ; names the differences.
     """
     for name, value in known.items():
         own, other = envs.get(name), value
         if _text(own) == _text(other):
             continue
-        if name in _PER_AGENT:  # of the same agents, which come first
+        if name in _PER_AGENT:  # agents are compared first
             pairs = zip(known["agents"], own or [], other, strict=True)
             agent, own, other = next(pair for pair in pairs if _text(pair[1]) != _text(pair[2]))
             name = f"the {name.removesuffix('s').replace('_', ' ')} of {agent!r}"
@@ -73,10 +73,10 @@ def check_same_envs(known: Mapping[str, Any], envs: Mapping[str, Any], folder: P
 
 
 def write_schema(folder: Path, envs: Mapping[str, Any] | None, notes: Mapping[str, Any]) -> None:
-    """Write ``schema.json``, as a whole or not at all.
+    """Write ``schema.json``, atomically.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     about = {"format": FORMAT, "marlvec": sys.modules["marlvec"].__version__, "envs": envs, "notes": dict(notes)}
     with atomic_file(folder / SCHEMA) as file:
@@ -87,7 +87,7 @@ def read_schema(folder: Path) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """Read ``schema.json``: the envs, with spaces as JSON; and the notes.
 
     Raises:
-        CheckpointError: It is missing, damaged, or of another format.
+        CheckpointError: The file is missing, damaged, or of another format.
     """
     path = folder / SCHEMA
     try:

@@ -24,9 +24,9 @@ def to_mdp_dataset(data: RecordedDataset, policy_id: str = "main", **options: An
     """Make a d3rlpy dataset of one policy's rows, in memory.
 
     Each agent's episode is an episode. ``terminals`` are True where the agent terminated, ``timeouts`` where its
-    recorded rows end otherwise: truncated, cut off, or with rows missing behind. d3rlpy has no final observations, and
-    so uses no last decision before a timeout. Actions are ``actions_executed`` where recorded, else ``actions``; ints
-    are discrete actions, floats continuous ones.
+    recorded rows end otherwise: truncated, cut off, or followed by missing rows. d3rlpy has no final observations, so
+    it does not use the last decision before a timeout. Actions are ``actions_executed`` if recorded, else ``actions``;
+    ints are discrete actions, floats continuous ones.
 
         with marlvec.load_dataset("runs/seek") as data:
             dataset = to_mdp_dataset(data)
@@ -35,8 +35,8 @@ def to_mdp_dataset(data: RecordedDataset, policy_id: str = "main", **options: An
     Args:
         data: The recording.
         policy_id: The policy.
-        options: For ``d3rlpy.dataset.MDPDataset``: ``action_size``, ``transition_picker`` and so on. The number of
-            discrete actions is that of the agents' action spaces, where these are known and equal.
+        options: Arguments of ``d3rlpy.dataset.MDPDataset``: ``action_size``, ``transition_picker`` and so on. The
+            default ``action_size`` comes from the agents' action spaces, if these are known and equal.
 
     Returns:
         A ``d3rlpy.dataset.MDPDataset``.
@@ -44,7 +44,7 @@ def to_mdp_dataset(data: RecordedDataset, policy_id: str = "main", **options: An
     Raises:
         MissingExtraError: d3rlpy is not installed.
         ArgumentError: Observations are not one array; actions are neither one int nor floats; or there are no rows.
-        KeyError: There is no such policy.
+        KeyError: The policy is unknown.
         CheckpointError: A file is damaged; names it.
     """
     library = import_extra("d3rlpy.dataset", "to_mdp_dataset()", _INSTALL)
@@ -73,7 +73,7 @@ def to_mdp_dataset(data: RecordedDataset, policy_id: str = "main", **options: An
 
 
 def _with_timeouts(rows: SampleBatch) -> SampleBatch:
-    """Rows of whole episodes, by episode, agent and time; a stretch without gaps ends in a terminal or a timeout."""
+    """Sort rows by episode, agent and time; end each run of rows without gaps with a terminal or a timeout."""
     rows = rows.take(np.lexsort([rows["t"], rows["agent_index"], rows["eps_id"]]))
     keys = np.stack([rows["eps_id"], rows["agent_index"], rows["t"] - np.arange(len(rows))])
     last_B = np.append((keys[:, 1:] != keys[:, :-1]).any(axis=0), True)
@@ -88,7 +88,7 @@ def _array(rows: SampleBatch, name: str) -> NDArray[Any]:
 
 
 def _action_size(data: RecordedDataset, rows: SampleBatch) -> int | None:
-    """Number of discrete actions of the agents that have rows; None where they have no one number."""
+    """Return the number of discrete actions of the agents that have rows; None if they differ or are unknown."""
     agents = data.agents or ()
     spaces = [data.action_space(agents[k]) for k in np.unique(rows["agent_index"]).tolist() if k < len(agents)]
     sizes = {int(space.n) if isinstance(space, Discrete) and space.start == 0 else None for space in spaces}

@@ -1,4 +1,4 @@
-"""Minari datasets of recordings, and recordings of Minari datasets. Minari's datasets are of one agent each."""
+"""Converts recordings to Minari datasets, which hold one agent each, and back."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def to_minari(
     action_space: Space[Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Create a Minari dataset of one agent's episodes, among the local ones of Minari.
+    """Create a local Minari dataset of one agent's episodes.
 
-    Several agents make several datasets, for example ``"simple_spread/agent_0/seek-v0"`` and so on. Actions are those
-    that the env was given. An episode whose end is not recorded is truncated where the recording ends; where an agent
-    ended without a final observation, its last one is repeated.
+    Make one dataset per agent, for example ``"simple_spread/agent_0/seek-v0"``. Actions are the env's
+    (``actions_for_env``). An episode whose end is not recorded is truncated where the recording ends. If an agent ended
+    without a final observation, its last observation is repeated.
 
         with marlvec.load_dataset("runs/seek") as data:
             for agent in data.agents:
@@ -46,20 +46,20 @@ def to_minari(
     Args:
         data: The recording.
         dataset_id: Minari's name of the dataset.
-        agent: Name of the agent; None: the only one there is.
-        observation_space: Space of the recorded observations; None: the agent's, as its env has it.
-        action_space: Space of the actions; None: the agent's, likewise.
-        options: For ``minari.create_dataset_from_buffers``: ``algorithm_name``, ``description``, ``data_format`` and so
-            on.
+        agent: Name of the agent; None: the recording's only agent.
+        observation_space: Space of the recorded observations; None: the env's space of the agent.
+        action_space: Space of the actions; None: the env's space of the agent.
+        options: Arguments of ``minari.create_dataset_from_buffers``: ``algorithm_name``, ``description``,
+            ``data_format`` and so on.
 
     Returns:
         The ``minari.MinariDataset``.
 
     Raises:
         MissingExtraError: minari is not installed.
-        ArgumentError: There are several agents, and none is named; the observations are not in the space, as connectors
-            have changed them; or an episode lacks rows in its middle.
-        KeyError: There is no such agent.
+        ArgumentError: The recording has several agents, and ``agent`` is None; connectors changed the observations, so
+            that they are not in the space; or an episode lacks rows in its middle.
+        KeyError: The agent is unknown.
     """
     minari = import_extra("minari", "to_minari()", 'pip install "marlvec[minari]"')
     buffer = import_extra("minari.data_collector", "to_minari()", 'pip install "marlvec[minari]"').EpisodeBuffer
@@ -96,7 +96,7 @@ def from_minari(dataset: Any, folder: FilePath, format: Format = "parquet", *, a
 
     Args:
         dataset: A ``minari.MinariDataset``.
-        folder: Where to, as `Recorder` takes it.
+        folder: Folder of the recording, as for `Recorder`.
         format: ``"parquet"`` or ``"arrow"``.
         agent: Name of the agent.
 
@@ -114,7 +114,7 @@ def from_minari(dataset: Any, folder: FilePath, format: Format = "parquet", *, a
 
 
 def _agent_episodes(group: MultiAgentBatch, agent: int) -> Iterator[SampleBatch]:
-    """Each episode's rows of an agent, in order of time; of all policies that have played it."""
+    """Yield an agent's rows episode by episode, in order of time, from all policies that played it."""
     parts = [rows.take(np.flatnonzero(rows["agent_index"] == agent)) for rows in group.values()]
     rows = SampleBatch.concat([part for part in parts if len(part)] or parts[:1])
     rows = rows.take(np.lexsort([rows["t"], rows["eps_id"]]))
@@ -127,7 +127,7 @@ def _agent_episodes(group: MultiAgentBatch, agent: int) -> Iterator[SampleBatch]
 
 
 def _arrays(rows: SampleBatch) -> dict[str, Any]:
-    """An episode as Minari has it: arrays over time, of observations one more than of the rest."""
+    """Return an episode in Minari's form: arrays over time, with one more observation than actions."""
     last = len(rows) - 1
     final = map_tree(lambda leaf: leaf[last:], rows["next_obs"])
     truncated = rows["truncated"].copy()
@@ -150,7 +150,7 @@ def _check_space(obs: Any, space: Any, agent: str) -> None:
 
 
 def _batch(episode: Any, number: int) -> MultiAgentBatch:
-    """One episode of Minari's, as a collector gives it."""
+    """Convert an episode of Minari to a batch in a collector's form."""
     n = len(episode.rewards)
     ids = np.arange(n)
     last = ids == n - 1

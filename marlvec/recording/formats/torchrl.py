@@ -1,4 +1,4 @@
-"""TorchRL's replay buffers, filled from recordings."""
+"""Fills TorchRL's replay buffers from recordings."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def to_replay_buffer(
         rows: A policy's rows.
         batch_size: Rows of a sample.
         columns: Names of further columns, which keep their names.
-        storage: Where the rows are kept; None: memory-mapped files, ``LazyMemmapStorage(len(rows))``.
-        options: For ``TensorDictReplayBuffer``: ``sampler``, ``prefetch``, ``transform`` and so on.
+        storage: TorchRL's storage of the rows; None: memory-mapped files, ``LazyMemmapStorage(len(rows))``.
+        options: Arguments of ``TensorDictReplayBuffer``: ``sampler``, ``prefetch``, ``transform`` and so on.
 
     Returns:
         A ``torchrl.data.TensorDictReplayBuffer`` that holds all rows.
 
     Raises:
         MissingExtraError: torchrl is not installed.
-        ArgumentError: There is no row.
-        KeyError: There is no such column.
+        ArgumentError: The recording has no rows of the policy.
+        KeyError: A column does not exist.
     """
     data = import_extra("torchrl.data", "to_replay_buffer()", _INSTALL)
     if not len(rows):
@@ -58,7 +58,7 @@ def to_replay_buffer(
 
 
 def _tensordict(batch: SampleBatch, columns: Sequence[str]) -> Any:
-    """Rows under TorchRL's names."""
+    """Convert rows to a tensordict with TorchRL's names."""
     found = batch.to_tensordict()
     names = {name: found[name] for name in columns}
     names |= {theirs: found[ours] for ours, theirs in _NOW.items()}

@@ -1,4 +1,4 @@
-"""OG-MARL's Vaults of recordings, and recordings of Vaults.
+"""Converts recordings to OG-MARL's Vaults, and back.
 
 OG-MARL's experience has ``observations``, ``actions``, ``rewards``, ``terminals`` and ``truncations`` (B, T, N, …), and
 ``infos`` with ``state`` (B, T, …) and ``legals`` (B, T, N, k). Along T, one episode follows another. Source:
@@ -29,7 +29,7 @@ from marlvec.trees import Tree, map_tree
 
 __all__ = ["from_vault", "to_vault"]
 
-_STEPS = 1 << 16  # that are written or read together
+_STEPS = 1 << 16  # time steps written or read together
 _COLUMNS = {
     "obs": "observations",
     "actions_for_env": "actions",
@@ -48,10 +48,10 @@ Form = dict[Leaf, tuple[np.dtype[Any], tuple[int, ...]]]
 def to_vault(data: RecordedDataset, folder: FilePath, agents: Sequence[str] | None = None) -> int:
     """Write a recording as an OG-MARL Vault: all episodes of all agents, one episode after another.
 
-    Actions are those that the env was given. Global states and action masks are written where they were recorded. A
-    Vault has no final observations. At time steps at which an agent does not act, its numbers are 0, its mask is True
-    and ``infos/acting`` is False. ``terminals`` and ``truncations`` stay True from an agent's last decision to the end
-    of the episode. An agent whose end is not recorded is truncated where the recording ends.
+    Actions are the env's (``actions_for_env``). Global states and action masks are written if recorded. A Vault has no
+    final observations. When an agent does not act, its numbers are 0, its mask is True and ``infos/acting`` is False.
+    ``terminals`` and ``truncations`` stay True from an agent's last decision to the end of the episode. An agent whose
+    end is not recorded is truncated where the recording ends.
 
         with marlvec.load_dataset("runs/seek") as data:
             to_vault(data, "vaults/mpe/simple_spread.vlt/Seek")
@@ -59,8 +59,8 @@ def to_vault(data: RecordedDataset, folder: FilePath, agents: Sequence[str] | No
 
     Args:
         data: The recording.
-        folder: Where to, ``VAULTS/NAME.vlt/UID``. It must be new or empty.
-        agents: Names of the agents that make the axis N; None for all.
+        folder: The Vault's folder, ``VAULTS/NAME.vlt/UID``; new or empty.
+        agents: Names of the agents on the axis N; None for all.
 
     Returns:
         T, the number of time steps.
@@ -68,7 +68,7 @@ def to_vault(data: RecordedDataset, folder: FilePath, agents: Sequence[str] | No
     Raises:
         MissingExtraError: tensorstore is not installed.
         ArgumentError: The folder is not empty; the recording has no episodes; agents differ in the shapes of
-            observations or actions; or a column is a tuple of arrays, or of texts, which a Vault cannot hold.
+            observations or actions; or a column holds tuples or strings, which a Vault cannot hold.
         CheckpointError: A file of the recording is damaged; names it.
         OSError: The folder cannot be written to.
     """
@@ -103,21 +103,21 @@ def from_vault(
 ) -> None:
     """Record the episodes of an OG-MARL Vault, as rows of policy ``"main"``.
 
-    Nothing in the Vault is executed, and nothing outside of its folder is opened. An episode ends where all agents are
-    terminated or truncated. An agent decides until its own end; where the Vault has ``infos/acting``, as `to_vault`
-    writes it, at those time steps. A Vault has no final observations: the last row of an agent's episode has
+    Nothing in the Vault is executed, and nothing outside its folder is opened. An episode ends when all agents are
+    terminated or truncated. An agent decides at every time step until its end, or at those marked in ``infos/acting``
+    (which `to_vault` writes). A Vault has no final observations: the last row of an agent's episode has
     ``next_obs_missing``. If the Vault ends inside an episode, that episode is truncated there. ``infos/legals`` become
-    ``action_mask``. Arrays of other names are left out; the notes of the recording name them.
+    ``action_mask``. Arrays with other names are left out; the recording's notes list them.
 
         from_vault("vaults/smac_v1/3m.vlt/Good", "runs/3m")
         data = marlvec.load_dataset("runs/3m")
 
     Args:
         vault: The Vault's folder, ``VAULTS/NAME.vlt/UID``.
-        folder: Where to, as `Recorder` takes it.
+        folder: Folder of the recording, as for `Recorder`.
         format: ``"parquet"`` or ``"arrow"``.
-        spaces: Names of the agents in order, each with its observation space and action space. A Vault has neither:
-            with None, the recording has no names and spaces.
+        spaces: Agent names in order, each with its observation space and action space, which a Vault lacks; None: the
+            recording has no names and spaces.
 
     Raises:
         MissingExtraError: tensorstore or pyarrow is not installed.
@@ -148,7 +148,7 @@ def from_vault(
 
 
 def _experience(episode: SampleBatch, optional: Mapping[str, Leaf]) -> Arrays:
-    """One episode's arrays (T, …) by leaf, as OG-MARL has them."""
+    """Return an episode's arrays (T, …) by leaf, in OG-MARL's form."""
     acting_TN: NDArray[np.bool_] = episode["acting"]
     length, agent_num = acting_TN.shape
     has_acted_N = acting_TN.any(axis=0)
@@ -184,7 +184,7 @@ def _form(arrays: Arrays) -> Form:
 
 
 def _joined(episodes: Iterator[Arrays]) -> Iterator[Arrays]:
-    """Episodes one after another, some ten thousand time steps at a time."""
+    """Join episodes to pieces of some ten thousand time steps."""
     waiting: list[Arrays] = []
     steps = 0
     form: Form = {}
@@ -222,12 +222,12 @@ class _Moments(NamedTuple):
     truncated_TN: NDArray[np.bool_]
 
     def before(self, stop: int) -> _Moments:
-        """The first time steps."""
+        """Return the time steps before ``stop``."""
         return _Moments(*(flags[:stop] for flags in self))
 
 
 def _used_leaves(store: VaultStore) -> list[Leaf]:
-    """Leaves that rows are made of, once their shapes fit together."""
+    """Return the leaves that rows are made of, after a check of their shapes."""
     shapes = store.shapes
     place = store.folder / "metadata.json"
     observations = [leaf for leaf in shapes if leaf[0] == "observations"]
@@ -255,7 +255,7 @@ def _used_leaves(store: VaultStore) -> list[Leaf]:
 
 
 def _pieces(store: VaultStore, b: int, length: int) -> Iterator[tuple[int, _Moments]]:
-    """Whole episodes, some ten thousand time steps at a time: number of the first time step, and flags."""
+    """Yield whole episodes, some ten thousand time steps at a time: index of the first time step, and flags."""
     start, size = 0, _STEPS
     while start < length:
         stop = min(length, start + size)
@@ -272,7 +272,7 @@ def _pieces(store: VaultStore, b: int, length: int) -> Iterator[tuple[int, _Mome
 
 def _moments(store: VaultStore, b: int, start: int, stop: int) -> _Moments:
     def flags(leaf: Leaf) -> NDArray[np.bool_]:
-        return store.read(leaf, b, start, stop).astype(np.bool_)  # OG-MARL's are of several dtypes
+        return store.read(leaf, b, start, stop).astype(np.bool_)  # OG-MARL's dtypes vary
 
     terminated_TN = flags(_TERMINALS)
     truncated_TN = flags(_TRUNCATIONS) if _TRUNCATIONS in store.shapes else np.zeros_like(terminated_TN)
@@ -281,7 +281,7 @@ def _moments(store: VaultStore, b: int, start: int, stop: int) -> _Moments:
     first_T = np.concatenate([[True], ends_T[:-1]])
     if _ACTING in store.shapes:
         acting_TN = flags(_ACTING)
-    else:  # until its end: at no earlier time step of the episode it was over
+    else:  # at every time step until its end
         before_TN = over_TN.cumsum(axis=0) - over_TN
         begin_T = np.maximum.accumulate(np.where(first_T, np.arange(len(first_T)), 0))
         acting_TN = before_TN == before_TN[begin_T]
@@ -289,7 +289,7 @@ def _moments(store: VaultStore, b: int, start: int, stop: int) -> _Moments:
 
 
 def _rows(arrays: Arrays, moments: _Moments, env_id: int, episodes: int) -> SampleBatch:
-    """Rows of whole episodes, as a collector gives them: by agent, then by time."""
+    """Return the rows of whole episodes in a collector's order: by agent, then by time."""
     agent_B, moment_B = np.nonzero(moments.acting_TN.T)
     n, (length, agent_num) = len(agent_B), moments.acting_TN.shape
     eps_id_T = episodes + moments.first_T.cumsum() - 1

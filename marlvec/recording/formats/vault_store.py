@@ -1,9 +1,9 @@
 """`VaultStore`: the arrays of a flashbax Vault on disk.
 
-A Vault is a folder. Its experience is a tree of dicts; each leaf is a zarr array (B, T, …) in a key-value store of
-tensorstore's (OCDBT), under the path of its keys with a dot behind each. T is 10**13 throughout: ``vault_index``, an
-array of one number, says how much of it is filled. ``metadata.json`` has the trees of shapes and dtypes. Source:
-flashbax/vault/vault.py, version 1.2. No library but tensorstore reads OCDBT.
+A Vault is a folder. Its experience is a tree of dicts; each leaf is a zarr array (B, T, …) in tensorstore's key-value
+store (OCDBT), under its keys with a dot after each. T is always 10**13; ``vault_index``, an array of one number, is the
+number of filled time steps. ``metadata.json`` has the trees of shapes and dtypes. Source: flashbax/vault/vault.py,
+version 1.2. Only tensorstore reads OCDBT.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CACHE_BYTES = 1 << 27  # decoded chunks, which several reads share
 
 
 class VaultStore:
-    """A Vault, open to be read, or new and open to be written. Made by `create` and `open`.
+    """A Vault open for reading, or a new one open for writing. Made by `open` and `create`.
 
     Attributes:
         folder: Its folder.
@@ -56,12 +56,12 @@ class VaultStore:
 
         Args:
             folder: An empty folder.
-            forms: Dtype, and shape behind (B, T), of each leaf.
+            forms: Dtype, and shape after (B, T), of each leaf.
             what: The feature, for messages.
 
         Raises:
             MissingExtraError: tensorstore is not installed.
-            OSError: They cannot be written.
+            OSError: The arrays cannot be written.
         """
         store = cls(folder, what)
         with store._writing():
@@ -72,7 +72,7 @@ class VaultStore:
 
     @classmethod
     def open(cls, folder: Path, what: str) -> Self:
-        """Open a Vault to be read. Nothing in it is executed, and nothing outside of the folder is opened.
+        """Open a Vault for reading. Nothing in it is executed, and nothing outside of the folder is opened.
 
         Args:
             folder: The folder.
@@ -80,7 +80,7 @@ class VaultStore:
 
         Raises:
             MissingExtraError: tensorstore is not installed.
-            CheckpointError: It is no Vault, one of another version, or damaged; names the file.
+            CheckpointError: The folder is not a Vault, or is of another version, or damaged; names the file.
         """
         store = cls(folder, what)
         root = folder.resolve()
@@ -116,7 +116,7 @@ class VaultStore:
                 self._arrays[leaf][0, at : at + len(array)].write(array).result()
 
     def finish(self, steps: int, notes: Mapping[str, Any]) -> None:
-        """Write how many time steps there are, and the metadata. Without them the folder is no Vault.
+        """Write the number of time steps and the metadata, without which the folder is not a valid Vault.
 
         Raises:
             OSError: They cannot be written.
@@ -192,10 +192,10 @@ def _name(leaf: Leaf) -> str:
 
 
 def _read_metadata(path: Path) -> dict[Leaf, tuple[str, tuple[int, ...]]]:
-    """Dtype and shape of each leaf.
+    """Read the dtype and shape of each leaf.
 
     Raises:
-        CheckpointError: It is damaged, or of another version.
+        CheckpointError: The file is damaged, or of another version.
     """
     try:
         about = json.loads(path.read_bytes())

@@ -89,7 +89,7 @@ def _in_parts(trial: EpisodeTrial, training: bool, parts: Parts, condition: str,
 
 
 def _compare(trial: EpisodeTrial, whole: Rows, outs: list[Rows], k: int, condition: str, hint: str) -> None:
-    """Raise if the rows of one call differ from those of calls with some of them."""
+    """Raise if rows of one call differ from the same rows in smaller calls."""
     there = set(keys_of(whole))
     apart = {key for out in outs for key in keys_of(out)}
     if differ := sorted(there ^ apart):

@@ -70,7 +70,7 @@ class Finding:
 
     @property
     def problem(self) -> str:
-        """Where it is, what was expected, and what came instead, in one line."""
+        """Place, expectation and result, in one line."""
         return f"{self.where}: {self.subject}: expected {self.expected}, got {self.got}"
 
     def __str__(self) -> str:

@@ -1,1 +1,1 @@
-"""What `check_native_env` is made of."""
+"""Parts of `check_native_env`."""

@@ -151,7 +151,7 @@ def test_removing_a_policy_that_plays_raises(kind: str) -> None:
         function.collect(env_steps=30)
 
 
-def test_who_plays_nobody_can_be_removed() -> None:
+def test_policy_without_agents_can_be_removed() -> None:
     with sync("parallel", 2, 2) as envs:
         collector = Collector(envs, {name: Player(name) for name in "abc"}, lambda *_: who[0], seed=0)
         who = ["b"]
@@ -219,7 +219,7 @@ class Stacked(Policy):
         return np.zeros(len(rows), int), {"saw": np.array(rows["obs"], np.float64), "began": rows["first"]}
 
 
-def test_each_policy_that_comes_has_a_seed_of_its_own() -> None:
+def test_each_added_policy_gets_its_own_seed() -> None:
     def actions(which: str) -> list[int]:
         with sync("parallel", 2, 2) as envs:
             collector = Collector(envs, {"a": RandomPolicy()}, lambda *_: who[0], seed=0)
@@ -282,7 +282,7 @@ def test_an_added_policy_may_have_copies_of_anothers_connectors() -> None:
 
 
 @pytest.mark.slow("collects whole runs on several backends")
-def test_faults_in_the_middle_of_a_change_lose_what_they_lose_and_no_more() -> None:
+def test_faults_during_a_policy_change_lose_only_their_episodes() -> None:
     """Every decision is in a batch, lost, or still open: whatever happens to envs while somebody leaves."""
     deaths: Deaths = {(i, k): ("step", 6, False) for i in range(3) for k in range(9)}
     limit = RestartLimit(count=100, backoff=0.0)

@@ -168,7 +168,7 @@ def test_columns_that_connectors_add_reach_policy_and_batch() -> None:
 
 
 @pytest.mark.checklist(96)
-def test_batches_hold_the_policys_action_beside_the_one_that_was_sent() -> None:
+def test_batches_have_the_policys_and_the_sent_action() -> None:
     space = Box(np.float32([-3, 0]), np.float32([1, 10]))
     with SyncVectorEnv(
         [lambda i=i: SampledEnv(Box(-1, 1, (2,)), space, env_index=i) for i in range(3)], validate="strict"
@@ -224,7 +224,7 @@ def doubled(rows: Rows) -> Rows:
     return rows.replace(obs=rows.obs * 2)
 
 
-def test_a_connector_that_remembers_stands_in_one_chain() -> None:
+def test_stateful_connector_cannot_be_in_two_chains() -> None:
     """In two it would take the rows of one policy's agents for those of the other's."""
     with sync("parallel", 2, 2) as envs:
         names = {"agent_0": "left", "agent_1": "right"}
@@ -370,7 +370,7 @@ class Asks(AgentConnector):
 
 
 @pytest.mark.checklist(79)
-def test_a_connector_is_told_whose_rows_it_sees() -> None:
+def test_connector_rows_name_env_and_agent() -> None:
     """Also one that enters later, and one deep inside."""
     left, late, deep = Asks(), Asks(), Asks()
     with sync("parallel", 2, 2) as envs:

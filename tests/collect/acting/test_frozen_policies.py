@@ -60,7 +60,7 @@ def test_a_frozen_policy_is_in_no_batch_and_its_connectors_learn_nothing(batch_m
 @pytest.mark.mostly_slow("collects whole runs on several backends", quick=3)
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
-def test_rows_of_frozen_policies_that_nobody_reads_change_nothing(kind: str, batch_mode: Any) -> None:
+def test_unread_rows_of_frozen_policies_change_nothing(kind: str, batch_mode: Any) -> None:
     """Where learner connectors look at them they are kept; else they are counted alone, and batches are the same."""
 
     def collected(learner: list[Any]) -> tuple[list[Any], Collector]:
@@ -104,7 +104,7 @@ def test_learner_connectors_that_come_too_late_for_rows_of_frozen_policies_say_s
         assert seen.shown == {"main", "old"}
 
 
-def test_a_stream_is_shared_by_all_episodes_and_by_nobody_else() -> None:
+def test_stream_is_shared_by_all_episodes_only() -> None:
     one, other = Episode(0, 0, 0, 7), Episode(9, 3, 4, 7)
     assert one.stream(5).integers(1 << 60) == other.stream(5).integers(1 << 60)
     drawn = [one.stream(5), one.stream(6), one.stream(5, 0), one.rng, Episode(0, 0, 0, 8).stream(5)]

@@ -126,7 +126,7 @@ def test_where_one_fails_nothing_is_lost(batch_mode: Any) -> None:
         same_tree(dict(batch["main"].items()), dict(expected["main"].items()))
 
 
-def test_chains_by_policy_and_what_is_refused() -> None:
+def test_chains_by_policy_and_invalid_chains() -> None:
     policies = {"left": RandomPolicy(), "right": RandomPolicy()}
     mapping = {"agent_0": "left", "agent_1": "right", "agent_2": "right"}
     with sync("parallel", 2, 3) as envs:

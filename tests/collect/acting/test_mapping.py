@@ -162,7 +162,7 @@ def test_groups_of_different_spaces_each_play_their_own_way() -> None:
             assert policies["unused"].action_space is None
 
 
-def test_what_is_no_mapping_is_refused() -> None:
+def test_invalid_mapping_raises() -> None:
     with sync("parallel", 1, 2) as envs:
         for mapping, message in (
             ({"agent_0": "left"}, r"misses the agents \['agent_1'\]"),

@@ -87,7 +87,7 @@ def test_a_removed_row_is_a_no_op_of_its_own_agent(mode: str, batch_mode: Any) -
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_paid_meanwhile_goes_to_the_next_decision_that_is_made(mode: str) -> None:
+def test_rewards_of_filtered_steps_go_to_the_next_decision(mode: str) -> None:
     """Of each agent that decides in an episode at all, the batch has every reward, those before its first row too."""
     made = [Noting([5, 1, 8], env_index=i) for i in range(4)]
     with SyncVectorEnv([lambda env=env: env for env in made], autoreset_mode=mode) as envs:
@@ -112,7 +112,7 @@ def test_what_is_paid_meanwhile_goes_to_the_next_decision_that_is_made(mode: str
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_stands_before_the_filter_sees_every_row_as_if_there_were_none(mode: str) -> None:
+def test_connectors_before_a_row_filter_see_every_row(mode: str) -> None:
     def obs_of(*more: AgentConnector) -> Any:
         with SyncVectorEnv([partial(CounterEnv, [5, 3], env_index=i) for i in range(2)], autoreset_mode=mode) as envs:
             chain = [FrameStack(3, new_axis=True, axis=0), *more]

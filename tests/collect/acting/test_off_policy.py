@@ -230,7 +230,7 @@ def test_actions_are_the_policys_and_go_through_the_action_connectors() -> None:
 
 
 @pytest.mark.parametrize("action", [7, 1.5, [1, 2], "left", None])
-def test_one_that_is_none_is_named(action: Any) -> None:
+def test_invalid_off_policy_action_is_named(action: Any) -> None:
     with SyncVectorEnv([partial(Refused, action)] * 2) as envs:
         collector = Collector(envs, Machine(), seed=0)
         with pytest.raises(ContractError, match=r"env 0: agent 'agent_0' says that it does .* of policy 'main'"):

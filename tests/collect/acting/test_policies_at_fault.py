@@ -195,7 +195,7 @@ def test_columns_may_not_change_on_the_way() -> None:
 @pytest.mark.fault("E11")
 @pytest.mark.parametrize("error", [ValueError("no idea"), SystemExit(3), KeyboardInterrupt()])
 @pytest.mark.parametrize("kind", ["parallel", "turns", "keyed"])
-def test_a_policy_that_raises_is_named_and_collecting_goes_on_where_it_was(kind: str, error: BaseException) -> None:
+def test_policy_error_names_it_and_collecting_continues(kind: str, error: BaseException) -> None:
     class Moody(EchoPolicy):
         tempers = 0
 

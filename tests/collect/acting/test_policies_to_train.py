@@ -111,6 +111,6 @@ def test_what_names_no_policies_is_refused() -> None:
 
 
 @pytest.mark.checklist(106)
-def test_agents_with_different_spaces_under_one_policy_raise_whoever_learns() -> None:
+def test_one_policy_for_different_spaces_raises() -> None:
     with mixed() as envs, pytest.raises(ContractError, match=r"'one'.*spaces differ"):
         Collector(envs, {"one": RandomPolicy()}, "one", policies_to_train=[])

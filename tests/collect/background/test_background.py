@@ -115,7 +115,7 @@ def test_leaving_midway_loses_nothing(batch_mode: Any, overlap: bool) -> None:
 
 
 @pytest.mark.fault("E11")
-def test_what_the_thread_raises_comes_out_at_once_and_it_goes_on() -> None:
+def test_thread_error_is_raised_at_once_and_collecting_continues() -> None:
     fails = threading.Event()
 
     class Failing(EchoPolicy):
@@ -140,7 +140,7 @@ def test_what_the_thread_raises_comes_out_at_once_and_it_goes_on() -> None:
                 same_batch(next(batches), other.collect(env_steps=10))
 
 
-def test_an_error_nobody_asked_for_comes_out_when_the_block_is_left() -> None:
+def test_unseen_thread_error_is_raised_at_block_exit() -> None:
     def act(rows: Rows) -> Any:
         raise ValueError("scripted")
 
@@ -242,7 +242,7 @@ def test_updating_waits_for_a_step_at_most_and_is_not_starved() -> None:
             policy.need_not_wait.set()
 
 
-def test_who_would_wait_for_himself_is_told() -> None:
+def test_updating_inside_a_step_raises() -> None:
     with sync("parallel", 2, 2) as envs:
         collector: Collector
 

@@ -89,7 +89,7 @@ def test_every_env_plays_its_first_episodes(lengths: list[int], episodes: int, m
         assert found.lengths.mean == pytest.approx(np.mean([length for *_, length in want]))
 
 
-def test_connectors_are_in_eval_mode_and_know_what_they_have_learned() -> None:
+def test_evaluation_connectors_keep_learned_state_in_eval_mode() -> None:
     seen: list[Rows] = []
 
     def act(rows: Rows) -> Any:
@@ -173,7 +173,7 @@ def test_who_plays_whom_and_statistics_by_agent_and_policy() -> None:
         assert list(other.versions) == ["unused"]
 
 
-def test_policies_that_have_come_and_gone_play_as_they_would_in_training() -> None:
+def test_added_and_removed_policies_play_as_in_training() -> None:
     with sync("parallel", 2, 2) as envs, sync("parallel", 2, 2) as others:
         who = ["a"]
         collector = Collector(envs, {"a": EchoPolicy(0), "b": EchoPolicy(1)}, lambda *_: who[0], seed=0)

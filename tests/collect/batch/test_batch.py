@@ -152,7 +152,7 @@ def test_one_policy_or_many_the_output_is_one_batch_per_policy_with_counts(polic
         assert total <= collector.metrics.env_steps
 
 
-def test_a_policy_without_rows_has_no_key_and_the_error_says_so() -> None:
+def test_policy_without_rows_has_no_key() -> None:
     with sync("parallel", 2, 2) as envs:
         policies = {"busy": EchoPolicy(), "idle": EchoPolicy()}
         batch = Collector(envs, policies, "busy", seed=0).collect(env_steps=10)

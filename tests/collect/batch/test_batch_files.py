@@ -84,9 +84,7 @@ def batches(draw: st.DrawFn, parquet: bool = False) -> SampleBatch:
 @pytest.mark.checklist(116)
 @OFTEN
 @given(batches(), st.dictionaries(st.text(max_size=5), batches(), max_size=3), st.integers(0, 99))
-def test_npz_gives_back_what_was_saved(
-    tmp_path: Path, batch: SampleBatch, many: dict[str, SampleBatch], steps: int
-) -> None:
+def test_npz_round_trip(tmp_path: Path, batch: SampleBatch, many: dict[str, SampleBatch], steps: int) -> None:
     batch.save(tmp_path / "one.npz")
     same(SampleBatch.load(tmp_path / "one.npz"), batch)
     whole = MultiAgentBatch(many, env_steps=steps, agent_steps=np.int64(steps + 1), known=(*many, "idle"))  # type: ignore[arg-type]  # numpy's ints count
@@ -118,7 +116,7 @@ def test_names_that_no_archive_holds_or_that_meet_are_told_apart(tmp_path: Path)
     same(SampleBatch.load(tmp_path / "x.npz"), batch)
 
 
-def test_what_is_loaded_may_be_written_to(tmp_path: Path) -> None:
+def test_loaded_arrays_are_writable(tmp_path: Path) -> None:
     sample().save(tmp_path / "x.npz")
     loaded = SampleBatch.load(tmp_path / "x.npz")
     loaded["rewards"][:] = 0
@@ -156,7 +154,7 @@ def test_a_file_of_the_other_kind_says_who_reads_it(tmp_path: Path) -> None:
         SampleBatch.load(tmp_path / "many.npz")
 
 
-def test_a_file_that_is_damaged_or_cut_anywhere_is_told(tmp_path: Path) -> None:
+def test_damaged_or_truncated_file_raises(tmp_path: Path) -> None:
     path, bad = tmp_path / "x.npz", tmp_path / "bad.npz"
     sample().save(path)
     content = path.read_bytes()
@@ -171,7 +169,7 @@ def test_a_file_that_is_damaged_or_cut_anywhere_is_told(tmp_path: Path) -> None:
             SampleBatch.load(bad)
 
 
-def test_what_is_no_file_of_a_batch_is_told(tmp_path: Path) -> None:
+def test_foreign_file_raises(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     for load in (SampleBatch.load, MultiAgentBatch.load):
         with pytest.raises(CheckpointError, match="No such file"):
@@ -209,7 +207,7 @@ def make_folder(path: Path) -> Path:
         {"batches": [["", [["a", {"$array": "rewards"}], ["b", {"$array": "rewards"}]]]]},
     ],
 )
-def test_a_batch_of_nonsense_is_told_whoever_sealed_it(change: dict[str, Any], tmp_path: Path) -> None:
+def test_nonsense_with_a_valid_checksum_raises(change: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     SampleBatch({"rewards": np.zeros(4)}).save(path)
     with np.load(path) as entries:
@@ -240,7 +238,7 @@ def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: 
 @pytest.mark.checklist(116)
 @OFTEN
 @given(batches(parquet=True))
-def test_parquet_gives_back_what_was_saved(tmp_path: Path, batch: SampleBatch) -> None:
+def test_parquet_round_trip(tmp_path: Path, batch: SampleBatch) -> None:
     pytest.importorskip("pyarrow")
     batch.save(tmp_path / "x.parquet")
     loaded = SampleBatch.load(tmp_path / "x.parquet")
@@ -312,7 +310,7 @@ def test_what_parquet_cannot_hold_is_named(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bad_parquet_file_is_told(tmp_path: Path) -> None:
+def test_bad_parquet_file_raises(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 

@@ -63,5 +63,5 @@ def test_what_rllib_would_take_wrongly_is_refused(rllib: Any) -> None:
     batch = SampleBatch({"obs": np.zeros(3), "t": np.arange(3), "unroll_id": np.zeros(3, np.int64)})
     with pytest.raises(ArgumentError, match=r"sequences.*unpad\(\)"):
         batch.right_zero_pad(2).to_rllib()
-    with pytest.raises(ArgumentError, match=r"\['vf_preds'\], which are columns already"):
+    with pytest.raises(ArgumentError, match=r"\['vf_preds'\] exist already as columns"):
         batch.replace(values=np.zeros(3), vf_preds=np.zeros(3)).to_rllib()

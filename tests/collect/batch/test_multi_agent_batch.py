@@ -74,7 +74,7 @@ def test_concat_says_whose_columns_differ() -> None:
         MultiAgentBatch.concat([])
 
 
-def test_map_leaves_the_counts_and_drops_what_is_empty() -> None:
+def test_map_keeps_counts_and_drops_empty_policies() -> None:
     rows = [row(i, t=i, eps_id=0, unroll_id=0, env_id=0, agent_index=i % 2) for i in range(5)]
     batch = multi(rows, 9, 11)
     mapped = batch.map(lambda own: own.drop("infos").slice(2, 9))

@@ -153,7 +153,7 @@ def test_one_object_may_serve_two_collectors_and_a_method_may_be_set_on_it() -> 
         (["on_episode_end"], r"callbacks\[0\]: expected"),
     ],
 )
-def test_what_is_no_callback_is_refused(callbacks: Any, message: str) -> None:
+def test_invalid_callback_raises(callbacks: Any, message: str) -> None:
     with dying_counters({}, 1) as envs, pytest.raises(ArgumentError, match=message):
         Collector(envs, noop, callbacks=callbacks)
 
@@ -315,7 +315,7 @@ def test_infos_are_those_of_the_step_whatever_the_autoreset_mode(kind: Any, mode
     assert got == given
 
 
-def test_what_a_step_brings_can_be_kept() -> None:
+def test_arrays_of_a_step_can_be_kept() -> None:
     kept: list[EpisodeStep] = []
     with dying_counters({}, length=3, copy=False) as envs:
         Collector(envs, noop, callbacks=[{"on_episode_step": kept.append}], seed=0).collect(env_steps=14)

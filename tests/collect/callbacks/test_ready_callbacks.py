@@ -388,7 +388,7 @@ def test_how_far_it_is_is_drawn_where_the_end_is_known() -> None:
         assert all(re.search(rf"━+.* {drawn}, 0:00:\d\d left", line) for line in lines)
 
 
-def test_a_table_that_nobody_closed_gives_the_cursor_back() -> None:
+def test_unclosed_table_restores_the_cursor() -> None:
     console, text = terminal(force_terminal=True)
     table = LiveTable(console=console)
     collect(table)

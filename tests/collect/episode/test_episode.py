@@ -354,7 +354,7 @@ def counted(**options: Any) -> MultiAgentEpisode:
 
 
 @pytest.mark.checklist(111)
-def test_what_is_not_there_is_filled_or_refused() -> None:
+def test_missing_entries_are_filled_or_raise() -> None:
     episode = counted()
     track = episode.agent_episodes[0]
     assert track.get("rewards", 2, 4).shape == (2,)

@@ -95,7 +95,7 @@ def test_two_collectors_together_are_a_recount_of_what_both_have_played() -> Non
         assert head.episode_values["twice"].mean == pytest.approx(2 * head.lengths.mean)
 
 
-def test_what_is_shown_with_a_delta_can_be_taken_back() -> None:
+def test_shown_delta_can_be_undone() -> None:
     """As where a callback fails and the batch is not handed out; whatever the window forgets meanwhile."""
     rng, current = np.random.default_rng(0), CurrentState(4)
     part, head = Metrics(AGENTS, IDS, current=current), Metrics(AGENTS, ("p",), window=3)

@@ -32,7 +32,7 @@ def same(a: MultiAgentBatch, b: MultiAgentBatch) -> bool:
 # --- amounts
 
 
-def test_count_by_says_what_a_bare_number_counts() -> None:
+def test_count_by_sets_the_unit_of_a_bare_number() -> None:
     with sync("parallel", 3, 3) as envs:
         assert Collector(envs, EchoPolicy(), seed=0).collect(25).env_steps == 25
         assert Collector(envs, EchoPolicy(), seed=0, count_by="agent_steps").collect(25).agent_steps == 25
@@ -43,7 +43,7 @@ def test_count_by_says_what_a_bare_number_counts() -> None:
     [{}, {"env_steps": 1, "episodes": 1}, {"steps": 1, "env_steps": 1}, {"steps": 1, "agent_steps": 1}]
     + [{"env_steps": wrong} for wrong in (0, -1, 1.5, True, "3")],
 )
-def test_an_amount_that_is_none_is_refused_before_anything_happens(arguments: dict[str, Any]) -> None:
+def test_invalid_amount_raises_before_any_step(arguments: dict[str, Any]) -> None:
     with sync("parallel", 1, 1) as envs:
         collector = Collector(envs, EchoPolicy())
         with pytest.raises(ArgumentError):
@@ -296,7 +296,7 @@ def test_simple_spread_and_simple_tag_and_tictactoe() -> None:
             assert (own.terminated.sum(), own.rewards.sum()) == ((2, 0.0) if len(own) else (0, 0.0))
 
 
-def test_the_repr_says_what_it_is() -> None:
+def test_repr() -> None:
     with sync("parallel", 2, 2) as envs:
         collector = Collector(envs, EchoPolicy(), seed=0)
         collector.collect(env_steps=20)

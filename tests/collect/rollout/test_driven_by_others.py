@@ -83,7 +83,7 @@ def test_it_is_said_at_the_next_collect_and_reset_goes_on(backend: str, other: s
 
 @pytest.mark.mostly_slow("collects whole runs on several backends", quick=3)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_leaves_the_envs_as_they_are_is_not_minded(backend: str) -> None:
+def test_read_only_env_calls_are_allowed(backend: str) -> None:
     with made(backend) as envs, made(backend) as plain:
         collector = Collector(envs, policy_of(envs), seed=0)
         undisturbed = Collector(plain, policy_of(plain), seed=0)
@@ -167,7 +167,7 @@ class Behind:
 
 
 @pytest.mark.parametrize("view", [lambda envs: envs, Behind])
-def test_evaluation_has_envs_of_its_own(view: Any) -> None:
+def test_evaluation_uses_separate_envs(view: Any) -> None:
     with made("sync") as envs, made("sync") as others:
         with pytest.raises(ArgumentError, match=r"evaluation_envs.*make\(\) others"):
             Collector(envs, EchoPolicy(), evaluation_envs=view(envs))

@@ -79,7 +79,7 @@ def test_a_wrong_total_is_refused_at_once(total: Any) -> None:
 
 
 @pytest.mark.fault("E11")
-def test_what_a_batch_raises_comes_out_and_nothing_is_lost() -> None:
+def test_batch_error_is_raised_and_loses_no_rows() -> None:
     failing = [False]
 
     def act(rows: Any) -> Any:

@@ -37,7 +37,7 @@ SLOW = pytest.mark.slow("worker processes for each run")
 @pytest.mark.fault("E13")
 @FEW_OR_MANY
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_row_and_every_count_is_the_references_whoever_dies(kind: str, examples: int) -> None:
+def test_rows_and_counts_equal_the_reference_with_faults(kind: str, examples: int) -> None:
     """Envs are built anew or masked; nothing of their episodes comes into a batch any more."""
     plans = st.builds(Plan, st.just(kind), **DRAWN, deaths=DEATHS, masks=st.booleans())
     for_examples(examples, play, plan=plans, calls=PROGRAMS)
@@ -61,7 +61,7 @@ def test_a_long_run_with_deaths_is_the_references(mode: str, batch_mode: str, ma
     )
 
 
-def test_an_episode_that_asked_for_a_restart_is_counted_so_whatever_becomes_of_the_next_incarnation() -> None:
+def test_quiet_restart_is_counted_even_if_the_new_env_fails() -> None:
     deaths = {(1, 0): ("step", 2, True), (1, 1): ("reset", 0, False)}
     for mode in MODES:
         play(Plan(mode=mode, num_envs=2, agent_num=1, deaths=deaths, masks=True), [("env_steps", 12)])
@@ -73,7 +73,7 @@ def test_an_episode_that_asked_for_a_restart_is_counted_so_whatever_becomes_of_t
 @pytest.mark.fault("E13")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", ["thread", pytest.param("async", marks=[pytest.mark.many_processes, SLOW])])
-def test_any_number_of_workers_gives_the_references_rows_whoever_dies(backend: str, mode: str) -> None:
+def test_any_number_of_workers_equals_the_reference_with_faults(backend: str, mode: str) -> None:
     drawn = DRAWN | {"num_envs": st.integers(1, 6), "mode": st.just(mode)}
     plans = st.builds(Plan, st.sampled_from(list(KINDS)), **drawn, deaths=st.none() | DEATHS, masks=st.booleans())
     for_examples(
@@ -259,7 +259,7 @@ def test_a_worker_that_ends_or_hangs_costs_the_episodes_of_its_own_envs_alone(
 
 
 @pytest.mark.parametrize("backend", ["sync", pytest.param("async", marks=pytest.mark.slow("worker processes"))])
-def test_too_many_restarts_end_the_call_and_what_is_reset_away_is_counted(backend: str) -> None:
+def test_too_many_restarts_raise_and_reset_episodes_are_counted(backend: str) -> None:
     factories = [partial(RaisingEnv, 5, agent_num=2, env_index=i, at=7, only_env=1) for i in range(4)]
     with marlvec.make(factories, backend=backend, on_fault="restart", max_restarts=0) as envs:
         collector = Collector(envs, noop, seed=0)

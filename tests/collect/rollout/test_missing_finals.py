@@ -136,7 +136,7 @@ def test_advantages_bootstrap_from_nothing_that_was_made_up(mode: str) -> None:
 @pytest.mark.checklist(109)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("limit", [2, 3, 4])
-def test_a_time_limit_knows_nothing_of_those_who_wait(mode: str, limit: int) -> None:
+def test_time_limit_gives_waiting_agents_no_final_observation(mode: str, limit: int) -> None:
     """The others are observed in the step in which time is up, so theirs is a true one."""
     forever = Script.together(3, 10**6)
 

@@ -67,7 +67,7 @@ def policy() -> FunctionPolicy:
 @pytest.mark.checklist(108)
 @pytest.mark.fault("D3")
 @pytest.mark.parametrize("mode", MODES)
-def test_each_life_is_a_trajectory_of_its_own(mode: str) -> None:
+def test_each_revival_begins_a_new_trajectory(mode: str) -> None:
     chain, gae = [FrameStack(2)], GeneralAdvantageEstimation(0.9, 0.8, lambda rows: rows["obs"][:, 0])
     with SyncVectorEnv([Phoenix] * 2, autoreset_mode=mode) as envs:
         collector = Collector(

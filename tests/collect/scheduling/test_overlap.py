@@ -105,7 +105,7 @@ def test_infos_of_a_half_that_came_in_pieces_are_each_envs_own(copy: bool) -> No
 
 
 @pytest.mark.fault("E11")
-def test_after_an_env_has_failed_reset_begins_anew_with_nothing_left_on_the_way() -> None:
+def test_reset_after_env_failure_drops_pending_replies() -> None:
     makes = [lambda i=i: RaisingEnv(at=3, only_env=1, env_index=i) for i in range(4)]
     with AsyncVectorEnv(makes, num_workers=2) as envs:
         collector = Collector(envs, FunctionPolicy(lambda rows: np.zeros(len(rows), int)), overlap=True, seed=0)

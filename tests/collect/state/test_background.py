@@ -50,7 +50,7 @@ def test_the_next_batches_come_next(batch_mode: str, ahead: int, tmp_path: Path)
             same([columns_of(batch) for batch in islice(batches, BATCHES - 3)], want[3:])
 
 
-def test_batches_that_nobody_takes_are_lost_and_counted(tmp_path: Path) -> None:
+def test_untaken_batches_are_lost_and_counted(tmp_path: Path) -> None:
     plan = Plan("parallel")
     collector = plan.make()
     with collector.envs, collector.background(**AMOUNT, ahead=3) as batches:

@@ -150,7 +150,7 @@ def test_batches_are_those_of_the_run_that_went_on(plan: Plan, before: Amounts, 
 
 @pytest.mark.slow("collects whole runs on several backends")
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
-def test_likewise_in_processes(batch_mode: str, tmp_path: Path) -> None:
+def test_resume_is_exact_in_worker_processes(batch_mode: str, tmp_path: Path) -> None:
     plan = Plan("turns", "async", batch_mode=batch_mode, policies="by lot", connectors="memory", follows=True)
     goes_on_alike(plan.make, tmp_path, [{"env_steps": 37}], [{"env_steps": 20}, {"episodes": 7}])
 
@@ -162,7 +162,7 @@ def native(name: str, num_envs: int, **options: Any) -> Collector:
 @pytest.mark.mostly_slow("collects whole runs on several backends", quick=2)
 @pytest.mark.parametrize("name", ["simple_spread", "connect_four"])
 @pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
-def test_likewise_in_native_envs(name: str, batch_mode: Any, tmp_path: Path) -> None:
+def test_resume_is_exact_in_native_envs(name: str, batch_mode: Any, tmp_path: Path) -> None:
     options: Any = {"batch_mode": batch_mode}
 
     make = partial(native, name, 6, **options)

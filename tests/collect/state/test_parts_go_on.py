@@ -46,7 +46,7 @@ def test_evaluations_have_the_seeds_that_they_would_have_had(tmp_path: Path) -> 
         same(batches_of(other, LATER), batches_of(collector, LATER))
 
 
-def test_a_torch_policy_draws_what_it_would_have_drawn(tmp_path: Path) -> None:
+def test_resumed_torch_policy_draws_the_same_actions(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from marlvec.interop.torch import TorchPolicy
 

@@ -89,7 +89,7 @@ def fragile(n: int) -> Collector:
     return Collector(envs, RandomPolicy(), seed=2)
 
 
-def test_what_a_policy_failed_at_is_asked_again(tmp_path: Path) -> None:
+def test_state_saved_after_a_policy_error_repeats_the_call(tmp_path: Path) -> None:
     """A state in the middle of a batch, with answers that were made and not sent."""
 
     class Failing(RandomPolicy):

@@ -16,7 +16,7 @@ SHAPES: list[tuple[tuple[int, ...], Any]] = [((1 << 14,), np.int64), ((1 << 15, 
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 5)), max_size=30))
-def test_what_is_held_is_never_written_to(moves: list[tuple[int, int, int]]) -> None:
+def test_arrays_held_by_the_caller_are_not_reused(moves: list[tuple[int, int, int]]) -> None:
     memory, held = BatchMemory(), []
     for number, (batches, shape, drop) in enumerate(moves):
         for _ in range(batches):
@@ -60,7 +60,7 @@ def test_what_two_batches_did_not_need_is_let_go() -> None:
     assert piece() is None
 
 
-def test_objects_are_made_anew() -> None:
+def test_object_columns_are_not_reused() -> None:
     array = BatchMemory().empty((1 << 14,), np.object_)
     assert array.base is None
     assert array[0] is None

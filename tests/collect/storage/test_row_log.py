@@ -339,7 +339,7 @@ CALLS = ("observe", "answer", "observe", "answer", "end", "turn_over", "deliver"
     seed=st.integers(0, 2**16),
     calls=st.lists(st.tuples(st.sampled_from(CALLS), st.sampled_from([0.3, 0.8, 1.0])), min_size=5, max_size=60),
 )
-def test_it_closes_reads_and_drops_what_a_list_of_rows_does(
+def test_row_log_equals_a_list_of_rows(
     num_envs: int, obs: str, masked_from: int, state: bool, seed: int, calls: list[tuple[str, float]]
 ) -> None:
     """Turns, deaths, late agents, answers to rows of many moments, lost episodes, batches of a part."""

@@ -214,7 +214,7 @@ def test_a_tuple_space_takes_a_list_of_leaves() -> None:
 
 
 @pytest.mark.parametrize("bad", [[[1], [1, 2]], ["a", object()], [None, None]])
-def test_what_is_no_array_of_numbers_is_an_error(bad: Any) -> None:
+def test_non_numeric_actions_raise(bad: Any) -> None:
     with pytest.raises(ContractError, match="expected numbers"):
         default(spaces.Discrete(3))(c.Rows(actions=bad))
 

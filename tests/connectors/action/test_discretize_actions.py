@@ -98,6 +98,6 @@ def test_no_two_choices_are_the_same_action(sizes: list[int], joint: bool) -> No
         ([0], r"ints of shape \(1, 2\), got int64 of shape \(1,\)"),
     ],
 )
-def test_what_is_no_choice_is_an_error(actions: Any, message: str) -> None:
+def test_invalid_choice_raises(actions: Any, message: str) -> None:
     with pytest.raises(ContractError, match=message):
         sent(DiscretizeActions(3), spaces.Box(-1, 1, (2,)), actions)

@@ -27,7 +27,7 @@ GEAR = spaces.Discrete(1000)
     seed=st.integers(0, 5),
     data=st.data(),
 )
-def test_what_is_sent_again_against_a_loop_over_rows(
+def test_repeated_actions_equal_a_loop_over_rows(
     space: Any, k: int, p: float | None, seed: int, data: st.DataObject
 ) -> None:
     """Of each agent the last sent action, in a dict: again with chance p, or but for its decisions 0, k, 2k, …

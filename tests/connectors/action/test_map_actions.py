@@ -52,7 +52,7 @@ def test_it_works_on_what_the_pieces_before_it_made() -> None:
     assert swap(decisions(actions)).actions_for_env["x"] is actions["y"]
 
 
-def test_what_is_no_function_or_space_and_another_number_of_rows() -> None:
+def test_invalid_function_space_or_row_count_raises() -> None:
     with pytest.raises(ArgumentError, match="MapActions takes a function, got int"):
         MapActions(3)  # type: ignore[arg-type]  # a wrong value is the point
     with pytest.raises(ArgumentError, match="policy_space must be a space, .*, or None; got int"):
@@ -68,7 +68,7 @@ def test_what_is_no_function_or_space_and_another_number_of_rows() -> None:
 @given(
     n=st.integers(1, 6), more=st.integers(0, 3), start=st.integers(-3, 3), dtype=st.sampled_from([np.int64, np.int8])
 )
-def test_what_the_env_does_not_have_becomes_the_invalid_action(n: int, more: int, start: int, dtype: Any) -> None:
+def test_unknown_action_becomes_the_invalid_action(n: int, more: int, start: int, dtype: Any) -> None:
     space = spaces.Discrete(n, start=start, dtype=dtype)
     actions = np.arange(start, start + n + more)
     for invalid in (None, start, start + n - 1):
@@ -95,6 +95,6 @@ def test_each_discrete_of_a_tree_is_widened_and_the_rest_stays(space: Any, seed:
 
 
 @pytest.mark.parametrize("actions", [[8], [0], [2.0]])
-def test_what_is_not_of_the_policys_space_is_an_error(actions: Any) -> None:
+def test_action_outside_the_policys_space_raises(actions: Any) -> None:
     with pytest.raises(ContractError, match="expected (an action|actions) of Discrete"):
         bind(PadActions(7), spaces.Discrete(3, start=1))(decisions(np.array(actions)))

@@ -27,7 +27,7 @@ def sent(piece: MaskInvalid, space: Space, actions: Any, mask: Any, **columns: A
 
 
 @given(space=st.one_of(discretes(), multi_discretes()), fallback=st.sampled_from(["first", "random"]), data=st.data())
-def test_what_is_allowed_stays_and_what_is_not_is_replaced(space: Any, fallback: Any, data: st.DataObject) -> None:
+def test_only_forbidden_actions_are_replaced(space: Any, fallback: Any, data: st.DataObject) -> None:
     """Against a loop over rows and dimensions."""
     sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**20)))
@@ -81,7 +81,7 @@ def test_where_nothing_is_allowed_there_is_nothing_to_send(fallback: Any) -> Non
 
 
 @pytest.mark.parametrize("actions", [[14], [9], [10.0]])
-def test_what_is_no_action_is_an_error_and_not_replaced(actions: Any) -> None:
+def test_invalid_action_raises_and_is_not_replaced(actions: Any) -> None:
     with pytest.raises(ContractError, match="expected (an action|actions) of Discrete"):
         sent(MaskInvalid(), GEAR, actions, [[1, 1, 1, 1]])
 

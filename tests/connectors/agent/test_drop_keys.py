@@ -23,7 +23,7 @@ GAME = spaces.Dict({"observation": BOX, "action_mask": spaces.MultiBinary(4)})
 
 @pytest.mark.slow("draws many batches")
 @given(space=any_spaces(), n=st.integers(0, 3), data=st.data())
-def test_what_is_dropped_is_gone_and_all_else_is_untouched(space: Space, n: int, data: st.DataObject) -> None:
+def test_dropped_keys_are_removed_and_others_unchanged(space: Space, n: int, data: st.DataObject) -> None:
     """Any paths of any space: the leaves that are left are the very same arrays, at the same paths, in order."""
     tree = SpaceTree(space)
     prefixes = {

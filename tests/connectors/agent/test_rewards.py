@@ -168,7 +168,7 @@ def test_a_reward_that_would_spoil_the_statistics_is_an_error(bad: float, per_ag
     same_tree(piece.state_dict(), state)
 
 
-def test_an_agent_nobody_knows_anything_of() -> None:
+def test_unknown_agent() -> None:
     piece = c.NormalizeReward(per_agent=True)
     piece(rows_of(pairs_of(4, 1), np.zeros((4, 1)), rewards=np.array([0.0, 4, 0, 4])))
     out = piece.eval()(rows_of([(0, 3), (0, 0)], np.zeros((2, 1)), rewards=np.array([3.0, 3])))

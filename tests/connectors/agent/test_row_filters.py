@@ -52,7 +52,7 @@ class Reference:
 
 @pytest.mark.slow("draws many batches")
 @given(game=ticks(14), cut=st.integers(0, 13), k=st.one_of(st.none(), st.integers(1, 4)))
-def test_what_is_taken_out_is_said_by_the_next_row_that_stays(game: list[Tick], cut: int, k: int | None) -> None:
+def test_rewards_of_removed_rows_go_to_the_next_kept_row(game: list[Tick], cut: int, k: int | None) -> None:
     """For FilterRows and FrameSkip, also where the state was taken over mid-episode. No reward is lost."""
     make = (lambda: c.FilterRows(awake)) if k is None else (lambda: c.FrameSkip(k))
     piece = make()

@@ -87,7 +87,7 @@ def test_each_sees_what_its_team_last_saw(space: Space, with_episodes: bool, dat
             episode[data.draw(st.integers(0, 2))] += 1
 
 
-def test_a_function_makes_of_it_what_it_likes() -> None:
+def test_team_obs_function() -> None:
     """How far the others are: what RLlib's examples do for two agents by hand."""
 
     def distances(team_obs_nA: Any, team_mask_nA: Any, rows: c.Rows) -> Any:

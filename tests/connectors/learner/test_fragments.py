@@ -41,7 +41,7 @@ def rows(unroll_id: Any = (0, 0, 1), **columns: Any) -> Rows:
         (rows(phantom=[True, False, False]), "a phantom row must be its fragment's last"),
         (rows(phantom=[False, False, True]), "a phantom row must be its fragment's last, and not its only one"),
         (rows(phantom=[True, True, False]), "a phantom row must be its fragment's last"),
-        (rows(seq_lens=[1, 1, 1]), r"these are sequences \(B, T, …\): put this before PadSequences or after"),
+        (rows(seq_lens=[1, 1, 1]), r"got sequences \(B, T, …\): put this connector before PadSequences or"),
         (Rows(t=np.arange(3)), "expected a column 'unroll_id'; batches of a Collector have it; the columns are"),
     ],
 )

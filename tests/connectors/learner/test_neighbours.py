@@ -78,7 +78,7 @@ def test_values_that_are_not_known_are_not_made_up() -> None:
 
 def test_refusals_of_last_observations() -> None:
     rows = rows_of([ONE])
-    with pytest.raises(ContractError, match="these rows have phantom rows already; use AddLastObs once"):
+    with pytest.raises(ContractError, match="expected rows without phantom rows, got some; use AddLastObs once"):
         AddLastObs()(AddLastObs()(rows))
     with pytest.raises(ContractError, match="expected a column 'next_state' beside 'state'"):
         AddLastObs()(rows.replace(state=np.zeros(2)))
@@ -157,7 +157,7 @@ def test_refusals_of_views() -> None:
     rows = c.Rows(x=np.array([1, 2]), u=np.array([1, 2], np.uint8), unroll_id=np.array([0, 0]))
     with pytest.raises(ContractError, match="expected a column 'z'"):
         c.AddView("y", "z", 1)(rows)
-    with pytest.raises(ContractError, match="there is a column 'x' already; choose another name"):
+    with pytest.raises(ContractError, match="expected a new column name, got 'x'"):
         c.AddView("x", "x", 1)(rows)
     with pytest.raises(ArgumentError, match=r"fill for 'x': a value of shape \(2,\) does not fit shape \(\)"):
         c.AddView("y", "x", 1, np.zeros(2))(rows)

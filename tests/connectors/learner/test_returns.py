@@ -153,7 +153,7 @@ def test_n_step_comes_last() -> None:
     """The flags of its rows say how later ones ended; who takes them for their own is told."""
     steps = c.NStep(2)(rows_of(ONE))
     for piece in (c.GeneralAdvantageEstimation(value_function=Critic()), c.ReturnsToGo(), c.NStep(2)):
-        with pytest.raises(ContractError, match="truncated=True must be the last of its unroll_id.*put NStep.*behind"):
+        with pytest.raises(ContractError, match="truncated=True must be the last of its unroll_id.*put NStep.*after"):
             piece(steps)
 
 

@@ -100,7 +100,7 @@ def test_by_hand() -> None:
 
 def test_refusals() -> None:
     rows = c.Rows(x=np.arange(5), unroll_id=np.array([3, 3, 3, 4, 4]), loss_mask=np.ones(5, bool))
-    with pytest.raises(ContractError, match=r"these are sequences \(B, T, …\)"):
+    with pytest.raises(ContractError, match=r"got sequences \(B, T, …\)"):
         c.PadSequences(2)(c.PadSequences(2)(rows))
     with pytest.raises(ContractError, match=r"columns \['loss_mask_rows'\] have names that PadSequences needs"):
         c.PadSequences(2)(rows.replace(loss_mask_rows=np.zeros(5)))

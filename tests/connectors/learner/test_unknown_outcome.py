@@ -93,7 +93,7 @@ def test_n_steps_do_not_reach_across(shape: list[tuple[int, str]], n: int) -> No
         np.testing.assert_array_equal(out["loss_mask"], kept)
 
 
-def test_nobody_is_asked_what_they_are_worth() -> None:
+def test_value_function_is_not_called_for_unknown_outcomes() -> None:
     asked: list[int] = []
 
     def counting(rows: c.Rows) -> Any:

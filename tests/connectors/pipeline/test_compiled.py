@@ -52,7 +52,7 @@ def test_pieces_that_change_nothing_are_not_called() -> None:
     assert not c.ClipActions().is_identity  # nobody knows yet
 
 
-def test_what_a_class_says_of_itself_does_not_hold_for_a_subclass_with_a_call_of_its_own() -> None:
+def test_class_flags_do_not_apply_to_a_subclass_with_its_own_call() -> None:
     pipeline = c.ActionPipeline([ClipsAndMore()])
     pipeline.bind(spaces.Discrete(3))
     assert "more" in pipeline(c.Rows(actions=np.array([0, 2])))

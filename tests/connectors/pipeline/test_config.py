@@ -353,7 +353,7 @@ def test_a_pipeline_is_rebuilt_with_its_order_parameters_and_names() -> None:
         ),
     ],
 )
-def test_what_is_no_config_of_a_pipeline(config: Any, text: str) -> None:
+def test_invalid_pipeline_config_raises(config: Any, text: str) -> None:
     with pytest.raises(ArgumentError, match=text):
         AgentPipeline.from_config(config)
 

@@ -276,9 +276,7 @@ def _spoilt(state: Any) -> Any:
 
 
 @each_of_actors
-def test_a_state_that_is_none_of_its_own_is_refused_whole(
-    name: str, args: Any, space: Any, more: dict[str, Any]
-) -> None:
+def test_foreign_state_is_rejected_as_a_whole(name: str, args: Any, space: Any, more: dict[str, Any]) -> None:
     trial = _trial(name, args, space, more)
     used, other = trial.player(), trial.player()
     for moment in trial.moments()[:4]:
@@ -315,7 +313,7 @@ NEED_IT_FOR_A_STATE = {"DelayObs", "FrameStack", "MaxObs", "NormalizeObs", "Orns
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_before_it_knows_its_space_it_says_so_and_has_no_state(name: str) -> None:
+def test_connector_without_a_space_raises_and_has_no_state(name: str) -> None:
     piece, ones = _make(name, FIRST[name]), np.ones(1, np.int64)
     rows = Rows(env_id=ones, agent_index=ones, t=ones, obs=ones[:, None], actions=ones, actions_for_env=ones)
     if name not in NEED_NO_SPACE:

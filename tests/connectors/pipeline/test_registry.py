@@ -158,7 +158,7 @@ def test_what_cannot_be_registered(call: Any, text: str) -> None:
         call()
 
 
-def test_a_name_that_nobody_registered() -> None:
+def test_unregistered_name_raises() -> None:
     with pytest.raises(
         RegistryError, match=r"no connector is registered as 'NormaliseObs': .*did you mean 'NormalizeObs"
     ):

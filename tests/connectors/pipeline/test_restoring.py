@@ -109,7 +109,7 @@ def test_a_pipeline_bound_to_any_space_is_loaded_bound_to_it(space: Any) -> None
             assert loaded.action_space == chain.action_space
 
 
-def test_one_that_is_not_bound_is_loaded_so(tmp_path: Path) -> None:
+def test_unbound_pipeline_is_loaded_unbound(tmp_path: Path) -> None:
     learner = c.LearnerPipeline([c.GeneralAdvantageEstimation(gamma=0.9)])
     for chain in (c.AgentPipeline([c.NormalizeObs(), c.FrameStack(2)]), learner, c.ActionPipeline()):
         chain.save(tmp_path / "chain.npz")
@@ -354,7 +354,7 @@ def test_an_interrupt_at_any_line_of_loading_comes_out_as_itself_and_loads_all_o
     assert len(lines) >= 7
 
 
-def test_what_had_seen_no_row_when_it_was_saved_forgets_what_it_saw(tmp_path: Path) -> None:
+def test_state_saved_before_any_row_clears_memory(tmp_path: Path) -> None:
     """A view of a column whose form only rows show; in a pipeline in a pipeline."""
     chain = c.AgentPipeline([c.AgentPipeline([c.View("before", "h", -1, fill=np.zeros(2, np.float32))])])
     chain.bind(OBS, AGENTS, ACTION)

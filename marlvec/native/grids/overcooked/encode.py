@@ -1,4 +1,4 @@
-"""What players of Overcooked observe: the lossless encoding, 26 layers of the grid; or a vector of features."""
+"""Observations of Overcooked: the lossless encoding, 26 layers of the grid; or a vector of features."""
 
 from __future__ import annotations
 

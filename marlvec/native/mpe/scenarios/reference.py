@@ -1,4 +1,4 @@
-"""simple_reference: each of two agents tells the other which landmark is the other's goal."""
+"""simple_reference: each of two agents knows the other's goal landmark, and communicates it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""simple_speaker_listener: a speaker, which cannot move, tells a listener, which cannot speak, where to go."""
+"""simple_speaker_listener: a speaker, which cannot move, sends a goal to a listener, which cannot speak."""
 
 from __future__ import annotations
 
