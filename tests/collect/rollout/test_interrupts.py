@@ -201,7 +201,7 @@ TRAPS += [pytest.param((KeyboardInterrupt, where), id=f"Ctrl-C-{where}") for whe
 TRAPS += [pytest.param((ZeroDivisionError, where), id=f"error-{where}") for where in PLACES]
 
 
-@pytest.mark.mostly_slow("interrupts at many places", quick=12)
+@pytest.mark.mostly_slow("interrupts at many places", quick=12, slow="pairs")
 @pytest.mark.fault("A25")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("overlap", [False, True])
@@ -267,9 +267,7 @@ class Sweep:
         known: Of the "lines", those where it comes in another test.
     """
 
-    def __init__(
-        self, density: str, folders: tuple[str, ...] = COLLECT, known: Iterable[tuple[str, int]] = ()
-    ) -> None:
+    def __init__(self, density: str, folders: tuple[str, ...] = COLLECT, known: Iterable[tuple[str, int]] = ()) -> None:
         self.density, self.folders, self.count = density, folders, 0
         self.known = set(known) if density == "lines" else set()
 

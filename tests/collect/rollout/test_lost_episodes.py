@@ -43,7 +43,7 @@ def test_every_row_and_every_count_is_the_references_whoever_dies(kind: str, exa
     for_examples(examples, play, plan=plans, calls=PROGRAMS)
 
 
-@pytest.mark.mostly_slow("collects long runs", quick=12)
+@pytest.mark.mostly_slow("collects long runs", quick=12, slow="pairs")
 @pytest.mark.checklist(71)
 @pytest.mark.checklist(114)
 @pytest.mark.fault("E13")
