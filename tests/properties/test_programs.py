@@ -21,7 +21,7 @@ pytestmark = pytest.mark.many_processes
 
 # In this process, and with worker processes; of `make test`, and of `make test-all`.
 EXAMPLES, WITH_PROCESSES = 120, 8
-MANY, MANY_WITH_PROCESSES = 400, 60
+MANY, MANY_WITH_PROCESSES = 250, 30
 LINES = (10, 13, 15, 23, 34, 41, 42, 44, 45, 46, 47, 50, 51, 55, 56, 57, 63)
 
 BIT = Seat(Discrete(2), Discrete(2))

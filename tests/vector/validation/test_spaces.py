@@ -99,7 +99,7 @@ def any_space() -> st.SearchStrategy[Space[Any]]:
 @pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.checklist(55)
 @pytest.mark.time_limit(600)  # shrinking a counterexample takes its time
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(observation=any_space(), action=any_space(), mode=st.sampled_from(MODES), backend=st.sampled_from(BACKENDS))
 def test_any_space(observation: Space[Any], action: Space[Any], mode: str, backend: str) -> None:
     factories = sampled(observation, action, n=2)
