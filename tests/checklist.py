@@ -33,7 +33,18 @@ import pytest
 
 from tests.faults.harness.catalogue import CATALOGUE
 
-__all__ = ["CHECKLIST", "FAULTS", "Marks", "Recorder", "Status", "collect", "main", "read_marks", "statuses"]
+__all__ = [
+    "CHECKLIST",
+    "FAULTS",
+    "Marks",
+    "Recorder",
+    "Status",
+    "collect",
+    "main",
+    "read_marks",
+    "statuses",
+    "unmarked",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / ".checklist.json"
@@ -171,6 +182,12 @@ def statuses(tests: Iterable[tuple[str, Sequence[str]]], outcomes: Mapping[str, 
     return by_line
 
 
+def unmarked(marks: Iterable[Marks]) -> list[str]:
+    """Lines that none of these marks name."""
+    marked = {line for mark in marks for line in (*mark.checklist, *mark.faults)}
+    return [line for line in (*CHECKLIST, *FAULTS) if line not in marked]
+
+
 def texts(path: Path) -> dict[str, str]:
     """The words of each line of a page: ``12. text`` or ``| A12 | text | ...``."""
     rows = re.findall(
@@ -233,9 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     if options.unmarked:
-        marks = collect("not soak")
-        marked = {line for mark in marks.values() for line in (*mark.checklist, *mark.faults)}
-        print("\n".join(line for line in (*CHECKLIST, *FAULTS) if line not in marked))
+        print("\n".join(unmarked(collect("not soak").values())))
         return 0
     if options.run:
         subprocess.run([sys.executable, "-m", "pytest", "-m", "not soak"], cwd=ROOT, check=False)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests import checklist
-from tests.checklist import CHECKLIST, FAULTS, Marks, Recorder, parse_ranges, read_record, statuses, texts
+from tests.checklist import CHECKLIST, FAULTS, Marks, Recorder, parse_ranges, read_record, statuses, texts, unmarked
+from tests.conftest import COLLECTED
+from tests.tiers import SOAK
 
 pytest_plugins = ["pytester"]
 
@@ -59,8 +61,13 @@ ELSEWHERE = {"F13", "H1", "H2", "H3", "H4", "H5", "H6", "H7", "H12"}
 """A leak of memory is a matter of hours (`make soak`), and what dies on a cluster needs one (`make distributed`)."""
 
 
-@pytest.mark.slow("collects all tests")
-def test_every_line_is_marked_on_a_test_of_test_all() -> None:
+@pytest.mark.slow("collects all tests, where this run has not")
+def test_every_line_is_marked_on_a_test_of_test_all(request: pytest.FixtureRequest) -> None:
+    if [Path(path).resolve() for path in request.config.args] == [checklist.ROOT / "tests"]:
+        tiers, recorder = request.config.stash[COLLECTED], request.config.pluginmanager.get_plugin("marlvec-checklist")
+        found = unmarked(marks for nodeid, marks in recorder.marks.items() if tiers[nodeid] != SOAK)
+        assert set(found) <= ELSEWHERE
+        return
     command = [sys.executable, "-m", "tests.checklist", "--unmarked"]
     ran = subprocess.run(command, cwd=checklist.ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -163,7 +170,7 @@ def small_suite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     marks = {"a": Marks(("1",), ("A1",)), "b": Marks(("2",))}
     record = tmp_path / "record.json"
     checklist.write_record(record, {"a": "passed", "b": "failed"})
-    monkeypatch.setattr(checklist, "collect", lambda: marks)
+    monkeypatch.setattr(checklist, "collect", lambda marked="": marks)
     monkeypatch.setattr(checklist, "RECORD", record)
 
 
@@ -175,6 +182,12 @@ def test_the_command_lists_what_is_not_covered(capsys: pytest.CaptureFixture[str
     assert lines[0].split()[:3] == ["2", "1", "failed"]
     assert lines[1].split()[:3] == ["3", "no", "test"]
     assert lines[-1] == "1 of 131 covered"
+
+
+@pytest.mark.usefixtures("small_suite")
+def test_the_command_lists_lines_that_no_test_is_marked_with(capsys: pytest.CaptureFixture[str]) -> None:
+    assert checklist.main(["--unmarked"]) == 0
+    assert capsys.readouterr().out.split() == [*CHECKLIST[2:], *FAULTS[1:]]
 
 
 @pytest.mark.usefixtures("small_suite")

@@ -47,6 +47,11 @@ def test_slow(): pass
 def test_mostly(a, b): pass
 
 def test_quick(): pass
+
+@pytest.mark.mostly_slow("a reason", quick=6, slow="each")
+@pytest.mark.parametrize("a", [1, 2, 3])
+@pytest.mark.parametrize("b", [1, 2])
+def test_seldom(a, b): pass
 """
 
 
@@ -62,13 +67,22 @@ def collect(pytester: pytest.Pytester, text: str, marked: str) -> pytest.RunResu
 
 def test_marks_leave_the_rest_out(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", __file__.rpartition("/tests/")[0])
-    collect(pytester, SUITE, "not slow").assert_outcomes(passed=4, deselected=4)
-    collect(pytester, SUITE, "slow").assert_outcomes(passed=4, deselected=4)
+    collect(pytester, SUITE, "not slow and not soak").assert_outcomes(passed=5, deselected=9)
+    collect(pytester, SUITE, "slow").assert_outcomes(passed=6, deselected=8)
+    collect(pytester, SUITE, "soak").assert_outcomes(passed=3, deselected=11)
 
 
 @pytest.mark.slow("runs pytest")
 @pytest.mark.parametrize(
-    "mark", ["slow", "slow()", "slow('a', quick='each')", "mostly_slow('a')", "mostly_slow('a', quick=1)"]
+    "mark",
+    [
+        "slow",
+        "slow()",
+        "slow('a', quick='each')",
+        "mostly_slow('a')",
+        "mostly_slow('a', quick=1)",
+        "mostly_slow('a', quick=2, slow='some')",
+    ],
 )
 def test_mark_without_a_reason_or_of_another_form_is_refused(
     mark: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch

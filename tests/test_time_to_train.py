@@ -116,7 +116,7 @@ def test_lines_are_those_with_code(tmp_path: Path) -> None:
 def test_compiled_and_python_envs_are_one_training(tmp_path: Path) -> None:
     path = tmp_path / "found.jsonl"
     names = ["marlvec, compiled envs", "marlvec, Python envs"]
-    command = [sys.executable, "benchmarks/time_to_train.py", "--seeds", "3", "--max-steps", "3200", "--episodes", "20"]
+    command = [sys.executable, "benchmarks/time_to_train.py", "--seeds", "3", "--max-steps", "3200", "--episodes", "4"]
     command += ["--goal", "0", "--json", str(path), "--only", *names, "RLlib, new stack"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

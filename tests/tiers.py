@@ -4,6 +4,8 @@
 @pytest.mark.mostly_slow("starts workers", quick="pairs")       but for cases with every pair of parameter values
 @pytest.mark.mostly_slow("starts workers", quick="each")        but for cases with every value of each parameter
 @pytest.mark.mostly_slow("runs a program each", quick=8)        but for the first of each eight
+@pytest.mark.mostly_slow("plays", quick=8, slow="pairs")        likewise; of the others, those that pairs need are slow,
+                                                                and the rest is for the soak
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ import pytest
 __all__ = ["covering", "kept", "mark_slow", "tier_of"]
 
 QUICK, SLOW, SOAK = "quick", "slow", "soak"
-PARTS = {"each": 1, "pairs": 2}
-"""What ``quick`` may say, and of how many parameters' values every combination is to occur."""
+PARTS = {"each": 1, "pairs": 2, "triples": 3}
+"""What ``quick`` and ``slow`` may say, and of how many parameters' values every combination is to occur."""
 
 
 def tier_of(item: pytest.Item) -> str:
@@ -44,19 +46,22 @@ def mark_slow(items: Iterable[pytest.Item]) -> None:
             functions[item.nodeid.partition("[")[0]].append(item)
     for name, cases in functions.items():
         (mark,) = cases[0].iter_markers("mostly_slow")
-        quick = mark.kwargs.get("quick")
-        if len(mark.args) != 1 or not (quick in PARTS or (isinstance(quick, int) and quick > 1)):
+        parts = [mark.kwargs.get("quick"), *([mark.kwargs["slow"]] if "slow" in mark.kwargs else [])]
+        if len(mark.args) != 1 or not all(part in PARTS or (isinstance(part, int) and part > 1) for part in parts):
             raise pytest.UsageError(
-                f"{name}: expected mostly_slow(reason, quick='each', 'pairs' or n), got {mark.args} {mark.kwargs}"
+                f"{name}: expected mostly_slow(reason, quick='each', 'pairs', 'triples' or n), and slow= likewise, "
+                f"got {mark.args} {mark.kwargs}"
             )
-        places = kept([case.callspec.params for case in cases], quick)  # type: ignore[attr-defined]  # of functions
+        rows = [case.callspec.params for case in cases]  # type: ignore[attr-defined]  # of functions
+        quick = kept(rows, parts[0])
+        slow = kept(rows, parts[1]) if len(parts) > 1 else set(range(len(cases)))
         for place, case in enumerate(cases):
-            if place not in places:
-                case.add_marker(pytest.mark.slow(*mark.args))
+            if place not in quick:
+                case.add_marker(pytest.mark.slow(*mark.args) if place in slow else pytest.mark.soak)
 
 
 def kept(cases: Sequence[Mapping[str, Any]], quick: str | int) -> set[int]:
-    """Choose the cases of a function that stay quick.
+    """Choose the cases of a function that stay quick, or slow.
 
     Args:
         cases: The parameters of each.

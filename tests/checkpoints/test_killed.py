@@ -132,10 +132,10 @@ def hunt(case: str, folder: Path, seeds: range, kills: int) -> Count:
 @pytest.mark.time_limit(400)
 @pytest.mark.parametrize("case", CASES)
 def test_batches_are_those_of_the_training_that_was_never_killed(case: str, tmp_path: Path) -> None:
-    count = hunt(case, tmp_path, range(3), kills=1)
+    count = hunt(case, tmp_path, range(1), kills=2)
     assert count.differ == 0, count
-    assert count.resumed == count.kills == 3
-    assert count.compared >= 3 * BATCHES
+    assert count.resumed == count.kills == 2
+    assert count.compared >= BATCHES
 
 
 @pytest.mark.soak

@@ -38,7 +38,13 @@ TRAINING = (
     "ippo_foraging",
     "ippo_many_machines",
 )
-SHORT_TRAINING = ("cleanrl_ppo", "gymnasium_wrappers", "pettingzoo_q_learning")
+SHORT_TRAINING = (
+    "bc_simple_spread",
+    "cleanrl_ppo",
+    "gymnasium_wrappers",
+    "iql_simple_spread",
+    "pettingzoo_q_learning",
+)
 EXAMPLES = [
     pytest.param(path, id=path.stem, marks=[pytest.mark.soak] if path.stem in SHORT_TRAINING else [])
     for path in sorted((ROOT / "examples").glob("*.py"))

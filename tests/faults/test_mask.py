@@ -175,7 +175,7 @@ def rows_of(step: VectorStep, ids: list[int]) -> list[bytes]:
     return [array[ids].tobytes() for array in arrays if array is not None]
 
 
-@pytest.mark.mostly_slow("plays whole episodes of many envs", quick="pairs")
+@pytest.mark.mostly_slow("plays whole episodes of many envs", quick="pairs", slow="triples")
 @pytest.mark.parametrize("at", [1, 3, 8])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "disabled, step": {"num_workers": 4, "copies": 1},
     "disabled, send": {"num_workers": 3, "context": "fork"},
 }
-"""Mode and style to what else differs; all together have 72,000 env steps and 66 SIGKILLs in them."""
+"""Mode and style to what else differs; all together have 36,000 env steps and 66 SIGKILLs in them."""
 
 
 def campaign(form: str, **settings: Any) -> Campaign:
@@ -51,7 +51,7 @@ def test_every_step_is_delivered_or_declared_lost(form: str, tmp_path: Path) -> 
     """R1 and R2 in small; the checks are the campaign's own."""
     hang = Order.HANG if "step," in form else Order.HANG_IN_C
     orders = {Order.RAISE_EARLY: 3, Order.RAISE_LATE: 3, Order.RAISE_IN_RESET: 3, hang: 1, Order.EXIT: 2}
-    plan = campaign(form, env_steps=12_000, kills=9, stops=3, gap=0.08, orders=orders)
+    plan = campaign(form, env_steps=6_000, kills=9, stops=3, gap=0.08, orders=orders)
     figures = plan.run(tmp_path)
     assert figures.env_steps >= plan.env_steps
     assert figures.kills == plan.kills + plan.num_workers

@@ -33,14 +33,14 @@ def test_two_envs_are_the_reference(env_id: str) -> None:
 
 @pytest.mark.parametrize("env_id", [case(env_id, slow=PLAYS) for env_id in KINDS])
 def test_every_kind_of_id_is_the_reference(env_id: str) -> None:
-    """More than 20,000 env steps of each package's, in all modes; half of foraging's with few loads."""
+    """More than 6,000 env steps of each package's, in all modes; half of foraging's with few loads."""
     grid = grid_of(env_id)
-    check = {"num_envs": 4, "episodes": grid.episodes, "env_kwargs": grid.short}
+    check = {"num_envs": 2, "episodes": grid.episodes, "env_kwargs": grid.short}
     played = [
         check_native_env(env_id, env_id, seeds=[seed], actions=actions, **check)
-        for seed, actions in ((3, "random" if grid is FORAGING else grid.actions), (4, grid.actions))
+        for seed, actions in (*([(3, "random")] if grid is FORAGING else []), (4, grid.actions))
     ]
-    assert sum(one.env_steps for one in played) > 20_000 / len(grid.ids)
+    assert sum(one.env_steps for one in played) > 6_000 / len(grid.ids)
 
 
 @pytest.mark.soak

@@ -1,4 +1,7 @@
-"""What runs on macOS, on Linux without what macOS lacks: tests of envs, faults and collecting, run once more there."""
+"""What runs on macOS, on Linux without what macOS lacks: tests of envs, faults and collecting, run once more there.
+
+Those of workers, memory, signals and files, where systems differ; the soak runs their folders whole.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,26 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 HARNESS = ROOT / "tests" / "platforms" / "darwin"
 LEFT_OUT = "not native"  # numba takes what this machine has
-TESTS = (
-    "tests/vector/api tests/vector/backends",
-    "tests/vector/faults tests/faults/test_mask.py tests/faults/test_restart.py tests/faults/test_machine.py",
-    "tests/collect/rollout tests/collect/background tests/collect/state",
+VECTOR, COLLECT = "tests/vector", "tests/collect"
+SOME = [
+    f"{VECTOR}/api/test_closing.py {VECTOR}/api/test_controls.py {VECTOR}/api/test_lifecycle.py "
+    f"{VECTOR}/api/test_send_recv.py {VECTOR}/api/test_state_machine.py {VECTOR}/backends/test_identity.py "
+    f"{VECTOR}/backends/test_joint_envs.py {VECTOR}/backends/test_lenient.py {VECTOR}/backends/test_starting.py "
+    f"{COLLECT}/background/test_background.py {COLLECT}/rollout/test_interrupts.py "
+    f"{COLLECT}/rollout/test_lost_episodes.py {COLLECT}/rollout/test_revival.py "
+    f"{COLLECT}/state/test_restarted_envs.py",
+    f"{VECTOR}/faults tests/faults/test_mask.py tests/faults/test_restart.py tests/faults/test_machine.py",
+]
+ALL = [f"{VECTOR}/api {VECTOR}/backends", f"{COLLECT}/rollout {COLLECT}/background {COLLECT}/state"]
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        *(pytest.param(tests, marks=pytest.mark.slow("runs other tests")) for tests in SOME),
+        *(pytest.param(tests, marks=pytest.mark.soak) for tests in ALL),
+    ],
 )
-
-
-@pytest.mark.slow("runs other tests")
-@pytest.mark.parametrize("tests", TESTS)
 def test_the_same_tests_pass_where_macos_has_gaps(tests: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", LEFT_OUT, *tests.split()],

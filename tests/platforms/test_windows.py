@@ -18,7 +18,7 @@ import marlvec
 from marlvec.errors import ArgumentError
 """
 SCRIPTS = {
-    "envs": """
+    "envs, and no workers": """
 for backend in ("sync", "thread", "native", "auto"):
     with marlvec.make("simple_spread", num_envs=4, backend=backend) as envs:
         batch = marlvec.Collector(envs, marlvec.RandomPolicy(), seed=0).collect(env_steps=200)
@@ -31,8 +31,6 @@ with marlvec.make("CartPole-v1", 4, backend="pool") as envs:
     envs.reset(seed=0)
     for _ in range(50):
         envs.step(envs.random_action())
-""",
-    "no workers": """
 for call in (
     lambda: marlvec.make("simple_spread", 2, backend="async"),
     lambda: marlvec.make("simple_spread", 2, backend="auto", step_timeout=1.0),
@@ -41,7 +39,7 @@ for call in (
     with pytest.raises(ArgumentError, match="need fork.., which Windows does not have; use backend='thread' .* WSL$"):
         call()
 """,
-    "files": """
+    "files and self-play": """
 from pathlib import Path
 from marlvec.connectors import NormalizeObs
 
@@ -66,8 +64,7 @@ with three() as envs, three() as others:
     ours, theirs = one.collect(env_steps=60)["main"], other.collect(env_steps=60)["main"]
     assert ours["next_obs"].tobytes() == theirs["next_obs"].tobytes()
 assert not list(Path().rglob("*.tmp"))
-""",
-    "selfplay": """
+
 from marlvec.selfplay import Every, Latest, OpponentPool, RatingTracker, SelfPlayMapping
 with marlvec.make("tictactoe", num_envs=8, backend="native") as envs:
     board = RatingTracker(envs.agents, note=["main"])

@@ -273,7 +273,11 @@ DRAWN: dict[str, st.SearchStrategy[Any]] = {
 
 FEW_OR_MANY = pytest.mark.parametrize(
     "examples",
-    [pytest.param(4, id="few"), pytest.param(100, id="many", marks=pytest.mark.slow("many runs beside the reference"))],
+    [
+        pytest.param(4, id="few"),
+        pytest.param(40, id="many", marks=pytest.mark.slow("many runs beside the reference")),
+        pytest.param(400, id="most", marks=[pytest.mark.soak, pytest.mark.time_limit(3600)]),
+    ],
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from types import FrameType
 from typing import Any
 
@@ -201,7 +201,7 @@ TRAPS += [pytest.param((KeyboardInterrupt, where), id=f"Ctrl-C-{where}") for whe
 TRAPS += [pytest.param((ZeroDivisionError, where), id=f"error-{where}") for where in PLACES]
 
 
-@pytest.mark.mostly_slow("interrupts at many places", quick=12)
+@pytest.mark.mostly_slow("interrupts at many places", quick=12, slow="pairs")
 @pytest.mark.fault("A25")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("overlap", [False, True])
@@ -264,11 +264,12 @@ class Sweep:
         density: "few" lines; each of the "lines" once, where it is first reached; "some" of those that are run, however
             often; or "all" of them.
         folders: Parts of the names of the files in which it comes.
+        known: Of the "lines", those where it comes in another test.
     """
 
-    def __init__(self, density: str, folders: tuple[str, ...] = COLLECT) -> None:
+    def __init__(self, density: str, folders: tuple[str, ...] = COLLECT, known: Iterable[tuple[str, int]] = ()) -> None:
         self.density, self.folders, self.count = density, folders, 0
-        self.known: set[tuple[str, int]] = set()
+        self.known = set(known) if density == "lines" else set()
 
     def __call__(
         self,
@@ -309,7 +310,7 @@ class Sweep:
 
     def _tracer(self, number: int) -> Tracer:
         if self.density in ("some", "all"):
-            return Tracer(self.folders, number if self.density == "all" else 11 * number - 10)
+            return Tracer(self.folders, number if self.density == "all" else 31 * number - 30)
         return NewLine(self.folders, self.known, 40 if self.density == "few" else 1)
 
 
@@ -464,6 +465,18 @@ def test_at_some_of_all_lines_of_a_collect(name: str) -> None:
 # --- at any line of other calls
 
 
+@cache
+def lines_of_a_collect() -> frozenset[tuple[str, int]]:
+    """Lines of a collect that is not the first: `test_at_each_line_that_any_collect_reaches` interrupts at each."""
+    known: set[tuple[str, int]] = set()
+    with made() as envs:
+        collector = collector_of(envs)
+        Books(collector).go_on()
+        with NewLine(COLLECT, known, sys.maxsize):
+            collector.collect(env_steps=4 * N)
+    return frozenset(known)
+
+
 @pytest.mark.slow("interrupts at many lines")
 @pytest.mark.fault("A25")
 @DENSITIES
@@ -490,7 +503,8 @@ def test_at_any_line_of_the_recovery(density: str) -> None:
             lost.append(metrics.episodes_interrupted)
             assert lost[-1] - lost[-2] in (N, 2 * N)
 
-        assert Sweep(density)(lambda: [collector.collect(env_steps=2 * N)], after, before) > 3
+        sweep = Sweep(density, known=lines_of_a_collect())
+        assert sweep(lambda: [collector.collect(env_steps=2 * N)], after, before) > 3
 
 
 @pytest.mark.slow("interrupts at many lines")
@@ -549,7 +563,8 @@ def test_at_any_line_of_the_first_collect(density: str) -> None:
             healed(collectors[-1])
         collectors[-1].envs.close()
 
-    Sweep(density)(lambda: [collectors[-1].collect(env_steps=4 * N)], after, before)
+    sweep = Sweep(density, known=lines_of_a_collect())
+    assert sweep(lambda: [collectors[-1].collect(env_steps=4 * N)], after, before) > 3
 
 
 @pytest.mark.fault("A25")
@@ -596,7 +611,8 @@ def test_at_any_line_of_an_evaluation_the_collector_is_not_concerned(density: st
             for name, column in want["main"].items():
                 np.testing.assert_array_equal(got["main"][name], column)
 
-        Sweep(density)(lambda: collector.evaluate(N, others).episodes, after)
+        sweep = Sweep(density, known=lines_of_a_collect())
+        assert sweep(lambda: collector.evaluate(N, others).episodes, after) > 3
 
 
 @pytest.mark.fault("A25")

@@ -43,7 +43,7 @@ def test_rows_and_counts_equal_the_reference_with_faults(kind: str, examples: in
     for_examples(examples, play, plan=plans, calls=PROGRAMS)
 
 
-@pytest.mark.mostly_slow("collects long runs", quick=12)
+@pytest.mark.mostly_slow("collects long runs", quick=12, slow="pairs")
 @pytest.mark.checklist(71)
 @pytest.mark.checklist(114)
 @pytest.mark.fault("E13")

@@ -29,7 +29,7 @@ def test_every_row_is_the_references(kind: str, examples: int) -> None:
     for_examples(examples, play, plan=st.builds(Plan, st.just(kind), **DRAWN), calls=PROGRAMS)
 
 
-@pytest.mark.mostly_slow("collects long runs", quick=12)
+@pytest.mark.mostly_slow("collects long runs", quick=12, slow="pairs")
 @pytest.mark.checklist(49)
 @pytest.mark.checklist(52)
 @pytest.mark.checklist(105)

@@ -124,7 +124,7 @@ amounts = st.lists(
 
 
 @pytest.mark.slow("collects whole runs on several backends")
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(
     plan=st.builds(
         Plan,
