@@ -23,9 +23,8 @@ _LOOK_AGAIN = 1.0  # seconds
 class UpdateLock:
     """Lock between steps and updates: never both at once. They alternate, so that neither waits for more than one.
 
-    Used as ``with turns:`` around each step, by the one thread that collects, and as ``with turns.updating():``. Ctrl-C
-    may come at any line: whose turn it is is said by the id of a thread, which is then stored again, and what it has
-    left is taken back by stores alone, or by itself when it comes back.
+    Used as ``with turns:`` around each step, by the collecting thread, and as ``with turns.updating():``. Ctrl-C may
+    come at any line: the lock is held by the id of a thread, and released by single stores.
 
     Attributes:
         stepping: The thread that is in a step; may be set to None by that thread, in a ``finally`` around its steps.
@@ -65,10 +64,10 @@ class UpdateLock:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Wait until no step is under way, and let none begin.
+        """Wait for the end of the running step, and let no other begin.
 
         Raises:
-            StateError: This thread is in the middle of a step, as callbacks are: it would wait for itself.
+            StateError: This thread is in the middle of a step (a callback): it would wait for itself.
         """
         me = threading.get_ident()
         if self._updating == me:  # inside of another one
@@ -105,9 +104,9 @@ class UpdateLock:
 
 
 class CollectingThread:
-    """Says which thread collects with a collector, so that no other does, nor the same one once more.
+    """Records the thread that collects with a collector, so that no second call collects at the same time.
 
-    Ctrl-C may come before it is noted that a thread is done; so the stack of the one that was noted is read.
+    Ctrl-C may come before a thread is recorded as done, so the recorded thread's stack is inspected.
 
     Attributes:
         thread: The thread; set to None by it when it is done.
@@ -121,16 +120,16 @@ class CollectingThread:
         self._lock = threading.Lock()
 
     def claim(self, collector: object, call: str, hook: str) -> None:
-        """Make sure that no thread is collecting, and note that this one is; called by one of ``methods``.
+        """Check that no thread is collecting, and record this one; called by one of ``methods``.
 
         Args:
-            collector: Whose methods these are.
-            call: What it is asked for, for messages.
-            hook: In which callback, or ``""``.
+            collector: The collector.
+            call: Name of the call, for messages.
+            hook: Name of the running callback, or ``""``.
 
         Raises:
             BusyError: Another thread collects.
-            StateError: A callback, a policy or a connector asks for it while it is asked itself.
+            StateError: Called by a callback, a policy or a connector during a call of the collector.
         """
         me = threading.get_ident()
         with self._lock:
@@ -154,12 +153,12 @@ Fill = Callable[[BatchSchedule, Callable[[], bool]], MultiAgentBatch]
 
 
 class CollectingStopped(Exception):
-    """Collecting was asked to stop before there was enough; what there is stays."""
+    """Collecting was stopped before the batch was full; collected rows are kept."""
 
 
 @dataclass(slots=True)
 class _Made:
-    """A batch, and the one that was made after it."""
+    """Entry of a linked list of finished batches."""
 
     batch: MultiAgentBatch | None
     number: int = 0
@@ -169,20 +168,19 @@ class _Made:
 class Background:
     """Iterates over batches that a thread collects. Made by `Collector.background`; used in a ``with`` block.
 
-    The thread begins a batch when fewer than ``ahead`` wait to be taken: a slow consumer makes it wait, and memory is
-    bounded. What it raises comes out of the next ``next()``, before the batches that wait; none of them is lost, and
-    asking again goes on from there, as calling `Collector.collect` again does.
+    The thread begins a batch while fewer than ``ahead`` wait to be taken, so memory is bounded. The next ``next()``
+    raises the thread's error, before the waiting batches; none of them is lost, and the following ``next()`` continues,
+    like another call of `Collector.collect`.
 
-    Leaving the block, or `close`, stops the thread between two steps of the envs and waits for it. Batches that are
-    whole by then stay here, to be taken by iterating on; rows of one that is not are the beginning of the collector's
-    next batch.
+    Leaving the block, or `close`, stops the thread between two steps of the envs and waits for it. Finished batches can
+    still be taken by iterating; rows of an unfinished batch begin the collector's next batch.
 
     Args:
-        fill: Collects.
-        settle: Called once the thread has ended: takes in what is still on the way.
-        course: What to collect.
-        ahead: How many batches may wait or be in the making.
-        made: Batches that were made before, and wait.
+        fill: Collects a batch.
+        settle: Called once the thread has ended, to receive pending replies.
+        course: The series of batches to collect.
+        ahead: Most batches that wait or are unfinished.
+        made: Finished batches that already wait.
     """
 
     def __init__(
@@ -207,7 +205,7 @@ class Background:
             self._made = self._made.next
 
     def __len__(self) -> int:
-        """Number of whole batches that wait to be taken."""
+        """Number of finished batches that wait to be taken."""
         return self._made.number - self._taken.number
 
     def __repr__(self) -> str:
@@ -216,7 +214,7 @@ class Background:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a thread has begun to collect and was not asked to stop."""
+        """Whether a thread collects and was not told to stop."""
         return self._thread is not None and not self._stopping
 
     @property
@@ -246,8 +244,8 @@ class Background:
         """Wait for the next batch and take it.
 
         Raises:
-            StopIteration: The total is there; or it was closed, and all whole batches were taken.
-            BaseException: What collecting has raised, see `Collector.collect`.
+            StopIteration: The total is reached; or it was closed, and all finished batches were taken.
+            BaseException: An error of collecting, see `Collector.collect`.
         """
         self._taken.batch = None  # the caller that took it has it
         with self._lock:
@@ -279,14 +277,14 @@ class Background:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was asked to stop for good."""
+        """Whether `close` was called or the block was left."""
         return self._stopping
 
     @contextmanager
     def paused(self) -> Iterator[list[MultiAgentBatch]]:
-        """Collect nothing for the time of a ``with`` block, which is given the whole batches that wait.
+        """Pause collecting for a ``with`` block; yield the finished batches that wait.
 
-        The thread stops between two steps of the envs; rows of a batch that is not whole are the beginning of the next.
+        The thread stops between two steps of the envs; rows of an unfinished batch begin the next batch.
         """
         is_in_use = self.is_in_use
         try:
@@ -304,13 +302,13 @@ class Background:
                     self._start()
 
     def _start(self, room: int = 0) -> bool:
-        """Have a thread collect, where there is something to do and room for it; called with the lock.
+        """Start a collecting thread if batches are left to collect and fit; the caller holds the lock.
 
         Args:
-            room: How many batches are about to be taken.
+            room: Number of batches about to be taken.
 
         Returns:
-            Whether one collects.
+            Whether a thread collects.
         """
         if self._is_collecting:
             return True

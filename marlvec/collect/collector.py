@@ -52,65 +52,64 @@ _EVALUATION_ROUNDS = 8  # between two looks at which envs are still wanted
 class Collector(StatefulCollector, BatchSource):
     """Collects experience: per policy, one row per agent decision.
 
-    Each tick, every policy answers all rows that wait for it, of all envs, in one call; the envs step; what comes back
-    goes through the agent connectors at once and waits. So an observation passes them once, and a policy that changes
-    between two calls of `collect` decides with its new weights from the first row on. A transition runs from an agent's
-    decision to its next turn, or to its own end, with the sum of its rewards in between; at an end ``next_obs`` is the
-    agent's final observation, through the same connectors. What a batch holds does not depend on the autoreset mode.
+    In each tick, every policy answers its waiting rows of all envs in one call; the envs step; their new rows pass the
+    agent connectors at once, and wait. So each observation passes the connectors once, and weights changed between two
+    calls of `collect` are used from the first row on. A transition runs from an agent's decision to its next turn or
+    its end, with the sum of its rewards in between; at an end ``next_obs`` is the agent's final observation, after the
+    same connectors. Batches do not depend on the autoreset mode.
 
-    Where an env is built anew or masked, because of a fault or of `RestartQuietly`, the episode it was in is lost: all
-    its rows that no batch holds yet are dropped and count for nothing, its connectors' state is reset, it is in no
-    statistics, and the others go on as if nothing had happened. In truncate mode earlier batches may hold its
-    beginning; nothing follows on the last row there, which is neither terminated nor truncated. `Metrics` counts what
-    was lost. Masked envs are left out from then on.
+    If an env is restarted or masked, because of a fault or `RestartQuietly`, its episode is lost: its rows that are in
+    no batch yet are dropped and not counted, its connectors' state is reset, and no statistics contain it; other envs
+    are not affected. In truncate mode an earlier batch may have its beginning, whose last row is neither terminated nor
+    truncated. `Metrics` counts the losses. Masked envs are left out from then on.
 
-    The envs belong to the caller: the collector resets them at its first `collect`, and never closes them. Where
-    other code resets or steps them, it says so (`EnvsDriven`) and goes on with `reset`.
+    The envs belong to the caller: the collector resets them at its first `collect`, and never closes them. If other
+    code resets or steps them, `collect` raises `EnvsDriven` until `reset`.
 
     Args:
         envs: The envs.
-        policies: Policy id to policy; or one policy, which gets the id ``"main"``. A `PolicyMap` is used as it is. An
-            object with a method ``act(rows)``, or a function of rows, will do for a policy.
-        policy_mapping: Which policy plays which agent: a policy id, a dict of agent name to id, or a function
-            ``(agent name, episode) -> id``, called once per episode and agent. None: the only policy there is. All
-            agents that one policy plays must have the same spaces.
-        policy_mapping_fn: RLlib's name for the same; give one of the two.
-        agent_connectors: Between envs and policies. One chain (a pipeline or a list of connectors), copied per policy
-            where there are several; or policy id to chain; or None for ``AgentPipeline.default()``.
+        policies: Policy id to policy; or one policy, which gets the id ``"main"``. A policy may also be an object with
+            a method ``act(rows)``, or a function of rows. A `PolicyMap` is not copied.
+        policy_mapping: The policy of each agent: a policy id, a dict of agent name to id, or a function
+            ``(agent name, episode) -> id``, called once per episode and agent. None: the only policy. All agents of a
+            policy must have the same spaces.
+        policy_mapping_fn: RLlib's name of ``policy_mapping``; give one of the two.
+        agent_connectors: Between envs and policies. One chain (a pipeline or a list of connectors), copied for each
+            policy; or policy id to chain; or None for ``AgentPipeline.default()``.
         action_connectors: Between policies and envs, in the same forms; None for ``ActionPipeline.default()``.
-        learner_connectors: Between batches and learners, in the same forms; None for none. They see every policy's
-            rows before they change their own. Those of a policy that has no rows in a batch are not called.
-        policies_to_train: Ids of the policies that get batches, or a function ``(policy id) -> bool``, asked at each
-            batch about those that have rows; None: all. What the others did is in no batch, and nowhere else missing:
-            metrics, ``batch.agent_steps`` and the amounts that `collect` takes count the decisions of all.
-        batch_mode: ``"truncate"``: batches of exactly the asked size, which cut through episodes; ``"complete"``:
+        learner_connectors: Between batches and learners, in the same forms; None: no connectors. They see every
+            policy's rows before they change their own. Chains of policies without rows in a batch are not called.
+        policies_to_train: Ids of the policies that get batches, or a function ``(policy id) -> bool``, called at each
+            batch for each policy with rows; None: all. Rows of other policies are in no batch, but metrics,
+            ``batch.agent_steps`` and the amounts of `collect` count all decisions.
+        batch_mode: ``"truncate"``: batches of exactly the requested size, which cut through episodes; ``"complete"``:
             whole episodes only.
-        count_by: What ``collect(1000)`` counts: ``"env_steps"`` or ``"agent_steps"``.
-        batch_size: How much a batch of ``for batch in collector`` and of `background` is, as ``count_by`` counts.
+        count_by: Unit of ``collect(1000)``: ``"env_steps"`` or ``"agent_steps"``.
+        batch_size: Size of a batch of ``for batch in collector`` and of `background`, in units of ``count_by``.
         overlap: Whether policies answer for one half of the envs while the workers step the other, in a fixed order.
-            Batches are the same, bit for bit, as long as policies and connectors answer each row for itself: one that
-            draws from one random stream for all rows, or keeps running statistics, meets rows in another order, which
-            is the same one each time. Callbacks hear of half of the envs at a time.
-        random_steps: So many env steps, the first of this collector, are made with uniformly random legal actions, as
-            many in every env. No policy is asked, but a recurrent one for its state (see `RnnState`); rows of them are
-            marked in the column ``off_policy``, and what else policies add says nothing there (NaN, 0).
+            Batches are equal bit for bit if policies and connectors answer each row independently. With one random
+            stream for all rows, or running statistics, rows come in another, repeatable order. Callbacks receive half
+            of the envs at a time.
+        random_steps: The first env steps, this many, use uniformly random legal actions, equally many in every env.
+            Only recurrent policies are called, for their state (see `RnnState`). Their rows have ``off_policy`` set,
+            and the policies' other columns are meaningless (NaN, 0).
         reward_dtype: Dtype of rewards in batches, e.g. ``np.float32``; None leaves float64. Metrics stay float64.
-        callbacks: What is called, in this order: a `Callback`, or a dict of its methods' names to functions,
-            or a function that has one of these names. They belong to the caller, too, who closes them.
+        callbacks: Callbacks, in calling order: a `Callback`, or a dict of its methods' names to functions, or a
+            function with one of these names. They belong to the caller, who closes them.
         explore: Whether policies explore; may be set between calls.
         seed: Seeds the envs' first reset (as ``envs.reset(seed=seed)``), every policy and every episode's ``rng``, each
-            with a stream of its own. None: from the operating system.
+            with a separate stream. None: from the operating system.
         window: Number of last episodes that metrics are over.
-        evaluation_envs: Those that `evaluate` plays in, where it is given none; not those that are collected from.
+        evaluation_envs: Default envs of `evaluate`; not the collector's own.
         stream: Ids begin at ``stream << 43``: collectors of two streams have no ``eps_id`` or ``unroll_id`` in common.
 
     Raises:
         ArgumentError: An argument is wrong.
         KeyError: The mapping names an unknown policy; lists the known ones.
-        ContractError: A policy is to play agents of different spaces.
+        ContractError: A policy is mapped to agents of different spaces.
 
     Attributes:
-        envs, policies: As given; policies by id, what is none as `marlvec.policies.as_policy` makes one of it.
+        envs, policies: As given; policies by id, converted by `marlvec.policies.as_policy`.
         agent_connectors, action_connectors, learner_connectors: Pipeline by policy id.
         metrics: Returns, lengths, durations, totals, timers.
     """
@@ -223,46 +222,46 @@ class Collector(StatefulCollector, BatchSource):
     ) -> MultiAgentBatch:
         """Collect one batch. Give exactly one amount.
 
-        What is asked for, and what comes:
+        The amounts:
 
         =================  ===============================================  ========================================
         ..                 ``batch_mode="truncate"``                        ``batch_mode="complete"``
         =================  ===============================================  ========================================
         ``env_steps=k``    exactly k env steps, shared over the envs        episodes, until their env steps sum to k
-        ``agent_steps=k``  exactly k rows; those too many come next time    episodes, until their rows sum to k
+        ``agent_steps=k``  exactly k rows; further rows come next time      episodes, until their rows sum to k
         ``episodes=k``     until k episodes have ended; parts of others     exactly k episodes
         =================  ===============================================  ========================================
 
-        Nothing is lost between calls: a decision whose outcome is not known yet comes in a later batch, as do episodes
-        that end and are not needed. Where k is not a multiple of N, those envs step that have waited longest.
+        Nothing is lost between calls: decisions with an open outcome, and finished episodes beyond k, come in a later
+        batch. If k is not a multiple of N, the envs that have waited longest make the remaining steps.
 
         Args:
-            steps: An amount of what ``count_by`` names.
+            steps: An amount in units of ``count_by``.
             env_steps: An amount of env steps.
             agent_steps: An amount of decisions with a known outcome.
             episodes: A number of episodes.
 
         Raises:
             ArgumentError: Not exactly one positive amount.
-            ContractError: A policy or connector answered in a wrong form; names the policy. Where a learner connector
-                failed, nothing is lost: calling again tries it again.
-            EnvFault: An env raised or a worker died, and ``on_fault`` of the envs does not let them go on. The running
-                episodes are lost; calling again begins new ones.
-            Exception: What a policy raises, with a note that names it. Nothing was sent; calling again goes on from
-                there, and that call's batch holds what this one had collected.
-            StateError: All envs are masked; or it is collected in the background; or a callback, a policy or a
-                connector asks for it in the middle of a step.
-            EnvsDriven: Other code has reset or stepped the envs, or has taken their rows, since this collector did.
-                The running episodes are lost: call `reset` to go on.
-            KeyboardInterrupt: As everywhere. In a policy, and while envs are waited for, it costs nothing: calling
-                again goes on. In the middle of a step the running episodes are lost: calling again begins new ones, and
-                metrics count the lost ones as ``episodes_interrupted``. No other row is lost, and none comes twice.
+            ContractError: A policy or connector returned a wrong form; names the policy. If a learner connector
+                failed, nothing is lost: the next call tries again.
+            EnvFault: An env raised or a worker died, and the envs' ``on_fault`` is ``"raise"``, or its limit is
+                reached. The running episodes are lost; the next call begins new ones.
+            Exception: A policy's error, with a note that names the policy. Nothing was sent; the next call continues,
+                and its batch has the rows that this call had collected.
+            StateError: All envs are masked; or batches are collected in the background; or a callback, a policy or a
+                connector calls it in the middle of a step.
+            EnvsDriven: Other code has reset or stepped the envs, or received their rows. The running episodes are
+                lost: call `reset`.
+            KeyboardInterrupt: Ctrl-C. In a policy, or while waiting for envs, nothing is lost: the next call continues.
+                In the middle of a step the running episodes are lost: the next call begins new ones, and metrics count
+                the lost ones as ``episodes_interrupted``. No other row is lost or duplicated.
             BusyError: Another thread collects.
-            BaseException: What a callback raises, with a note that names it, once the step of the envs is finished:
-                calling again goes on. See `Callback`.
+            BaseException: A callback's error, with a note that names the callback, after the step of the envs: the
+                next call continues. See `Callback`.
 
-        What a policy draws from random streams of its own, and what a connector has learned, may have seen a step that
-        an interrupt or an error has ended.
+        After an interrupt or an error, a policy's own random stream and a connector's statistics may have advanced by
+        the interrupted step.
         """
         goal = self._goal("collect", steps, env_steps, agent_steps, episodes)
         self._check_foreground("collect")
@@ -379,15 +378,15 @@ class Collector(StatefulCollector, BatchSource):
             agent_steps: As `collect`.
             episodes: As `collect`.
             total: As in `batches`.
-            ahead: How many batches there may be beyond those taken, the one in the making included. With more of them
-                the learner is further behind: batches hold decisions of older weights.
+            ahead: Most batches collected ahead of those taken, including the unfinished one. With a larger number,
+                batches have decisions of older weights.
 
         Returns:
-            A `Background`, to be used in a ``with`` block and iterated over.
+            A `Background`; iterate over it in a ``with`` block.
 
         Raises:
             ArgumentError: An amount, the total or ``ahead`` is not positive.
-            StateError: There is one already.
+            StateError: Batches are already collected in the background.
         """
         if steps is env_steps is agent_steps is episodes is None:
             steps = self._batch_size
@@ -399,36 +398,36 @@ class Collector(StatefulCollector, BatchSource):
         return self._background
 
     def _settle(self) -> None:
-        """Take in what is on the way."""
+        """Receive pending replies of the envs."""
         if not self._loop.is_dirty:
             with self._update_lock:
                 self._loop.settle()
 
     def updating(self) -> AbstractContextManager[None]:
-        """Change weights in here, or anything else that may be changed between two calls of `collect`.
+        """Context in which to change weights, or anything else that may change between two calls of `collect`.
 
-        Another thread that collects (see `background`) waits meanwhile, and this one for the end of the step in
-        progress: weights change between two steps and never within one, so each row was decided by the very weights
-        that its ``policy_version`` names. Change the version with them.
+        Entering waits for the end of the step in progress; the collecting thread (see `background`) waits for the end
+        of the block. So weights change only between two steps, and each row was decided by the weights of its
+        ``policy_version``. Change the version together with the weights.
 
         Raises:
-            StateError: In a callback that is called for a step.
+            StateError: Called by a callback in the middle of a step.
         """
         return self._update_lock.updating()
 
     # --- reset
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin new episodes in all envs. Running ones are lost, with all rows that were not handed over.
+        """Begin new episodes in all envs. Running episodes and all undelivered rows are lost.
 
-        It goes on after whatever has happened: a fault, Ctrl-C, or other code that has driven the envs.
+        Works after any failure: a fault, Ctrl-C, or other code that has driven the envs.
 
         Args:
-            seed: Seeds envs, policies and episodes again, as the constructor's; None: all go on with their streams,
-                or begin with those of the constructor's seed.
+            seed: Seeds envs, policies and episodes again, like the constructor's; None: their random streams continue
+                (at the first call, from the constructor's seed).
 
         Raises:
-            StateError: It is collected in the background.
+            StateError: Batches are collected in the background.
         """
         self._check_foreground("reset")
         if self._callback_list.running_hook != "on_sample_end":
@@ -446,7 +445,7 @@ class Collector(StatefulCollector, BatchSource):
             self._owner.thread = self._current.tick_counters = None  # not interrupted: stores alone
 
     def train(self) -> Self:
-        """Let all connectors learn their statistics, but for those of frozen policies."""
+        """Let all connectors learn their statistics, except those of frozen policies."""
         self._policy_set.train()
         return self
 
@@ -468,51 +467,50 @@ class Collector(StatefulCollector, BatchSource):
         learner_connectors: Chain | None = None,
         frozen: bool = False,
     ) -> None:
-        """Add a policy, between two calls of `collect`; from now on it plays what the mapping function gives it.
+        """Add a policy, between two calls of `collect`; from now on the mapping function may name it.
 
-        Where `policies_to_train` is a list it is not in it.
+        If `policies_to_train` is a list, the policy is not in it.
 
         Args:
             policy_id: Its id, a new one.
-            policy: The policy, in a form that the constructor takes; where `policies` is a `PolicyMap`, a function that
-                builds it.
-            like: Id of a policy whose connectors it gets copies of, with all they have learned, and without what they
-                remember of running episodes.
-            agent_connectors: Its own chain, instead.
-            action_connectors: Its own chain, instead.
-            learner_connectors: Its own chain, instead.
-            frozen: Whether it is never trained: it is in no batch, whatever `policies_to_train` says, and its
-                connectors stay in eval mode, also after `train`.
+            policy: The policy, in any form that the constructor takes; for a `PolicyMap`, a function that builds it.
+            like: Id of a policy whose connectors are copied, with their learned state, but without their memory of
+                running episodes.
+            agent_connectors: Its agent chain, instead of ``like``'s.
+            action_connectors: Its action chain, instead of ``like``'s.
+            learner_connectors: Its learner chain, instead of ``like``'s.
+            frozen: Whether it is never trained: no batch has its rows, and its connectors stay in eval mode, also after
+                `train`.
 
         Raises:
-            ArgumentError: The id is taken; the policy is none, or has an id already; or its connectors are not clear,
-                because one chain was given for all policies.
-            KeyError: There is no policy ``like``.
-            StateError: A policy of that id was removed, and some of its rows are still to come.
+            ArgumentError: The id is taken; the policy is invalid, or already has an id; or its connectors are
+                ambiguous, because the constructor got one chain for all policies.
+            KeyError: The policy ``like`` is unknown.
+            StateError: A removed policy had this id, and some of its rows are still pending.
         """
         own = agent_connectors, action_connectors, learner_connectors
         self._policy_set.add(policy_id, policy, like, own, is_frozen=frozen)
         self._count_policies()
 
     def remove_policy(self, policy_id: str) -> None:
-        """Remove a policy that plays in no running episode, between two calls of `collect`. It is not asked again.
+        """Remove a policy that plays in no running episode, between two calls of `collect`.
 
-        Rows of it that no batch holds yet still come, under its id. A mapping function must not name it any more.
+        Its undelivered rows still come, under its id. The mapping function must not name it any more.
 
         Args:
-            policy_id: Which.
+            policy_id: The policy.
 
         Raises:
-            KeyError: There is no such policy.
-            StateError: It plays in running episodes, or by a fixed mapping. Nothing has changed: have the mapping
-                function name others, and try again once those episodes have ended.
+            KeyError: The policy is unknown.
+            StateError: It plays in running episodes, or by a fixed mapping. Nothing has changed: let the mapping
+                function name others, and try again once these episodes have ended.
         """
         self._policy_set.remove(policy_id, self._loop.living)
         self._count_policies()
 
     @property
     def policy_mapping(self) -> PolicyMapping:
-        """The policy of each agent; a function may be replaced by another, for episodes that begin."""
+        """The policy of each agent; set another function for episodes that begin later."""
         return self._episodes.mapping
 
     @policy_mapping.setter
@@ -534,7 +532,7 @@ class Collector(StatefulCollector, BatchSource):
         return self._policy_set.trained(self._trained)
 
     def _count_policies(self) -> None:
-        """Have metrics know all policies there are, and those of the episodes they are over."""
+        """Tell metrics the ids of all policies, including those of episodes in their window."""
         known = [*self._policy_set.all_ids, *self.metrics.policies_seen]
         self.metrics.policies = tuple(dict.fromkeys(known))
 
@@ -564,7 +562,7 @@ class Collector(StatefulCollector, BatchSource):
 
     @property
     def stream(self) -> int:
-        """Stream number that ids begin with; may be set before anything was collected."""
+        """Stream number of ids; may be set before the first `collect`."""
         return self._stream
 
     @stream.setter
@@ -586,39 +584,39 @@ class Collector(StatefulCollector, BatchSource):
         explore: bool = False,
         seed: int | None = None,
     ) -> Evaluation:
-        """Play whole episodes in other envs, without an effect on anything that is trained with.
+        """Play whole episodes in other envs, without side effects on the training.
 
-        Policies and connectors are copied (`copy.deepcopy`), connectors in eval mode; running episodes, statistics,
-        random streams, memories, metrics and the envs of this collector stay as they are, and callbacks hear nothing.
-        May be called while batches are collected in the background.
+        Policies and connectors are copied (`copy.deepcopy`), connectors in eval mode. The collector's envs, running
+        episodes, statistics, random streams and metrics are unchanged, and no callback is called. May be called while
+        batches are collected in the background.
 
-        As many episodes are played in every env, its first ones; with a remainder one more in the first envs. So short
-        episodes do not count more than long ones.
+        Every env plays equally many episodes, its first ones (the first envs one more if there is a remainder), so that
+        short episodes do not count more than long ones.
 
         Args:
-            episodes: How many, 1 at least.
-            envs: Other envs of the same agents and spaces, which belong to the caller; None: the constructor's
-                ``evaluation_envs``. They need not be as many, and are reset.
-            policy_mapping: Which policy plays which agent; None: as in this collector. A function is asked, with
+            episodes: Number of episodes, at least 1.
+            envs: Other envs with the same agents and spaces, in any number; they are reset, and belong to the caller.
+                None: the constructor's ``evaluation_envs``.
+            policy_mapping: The policy of each agent; None: this collector's mapping. A function is called with the
                 evaluation's episodes.
             explore: Whether policies explore.
-            seed: Seeds envs, policies and episodes; None: with another seed each time, which follows from the
-                collector's.
+            seed: Seeds envs, policies and episodes; None: another seed in each call, derived from the collector's.
 
         Returns:
             The records of the episodes, with statistics over them.
 
         Raises:
-            ArgumentError: ``episodes`` is not positive; the envs are those that are collected from, or others.
-            StateError: There are no envs for it.
-            Exception: What policies, connectors and envs raise. The collector itself is not concerned.
+            ArgumentError: ``episodes`` is not positive; or the envs are the collector's own, or have other agents or
+                spaces.
+            StateError: No envs are given.
+            Exception: An error of a policy, a connector or an env. The collector is not affected.
         """
         amount = count_from(episodes, f"evaluate({episodes!r})")
         envs = self._evaluation_envs if envs is None else envs
         if envs is None:
             raise StateError(
-                "evaluate() plays in envs of its own: give it some, marlvec.make(...) with the same arguments, or give "
-                "the collector evaluation_envs"
+                "evaluate(): expected envs to play in, got none: pass marlvec.make(...) with the same arguments, or "
+                "give the collector evaluation_envs"
             )
         check_apart(envs, self.envs, "evaluate()")
         if envs.agents != self.envs.agents:

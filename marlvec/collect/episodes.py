@@ -26,12 +26,12 @@ _SHARED_STREAM = 0x736861726564  # "shared"
 
 
 class Episode:
-    """The episode that begins, as a mapping function gets it.
+    """The beginning episode, as an argument of a mapping function.
 
     Args:
         eps_id: The episode's id, as in batches.
         env_id: Its env.
-        number: It is the env's n-th episode, from 0.
+        number: Number of the episode in its env, from 0.
         entropy: The collector's seed.
 
     Attributes:
@@ -47,7 +47,7 @@ class Episode:
 
     @property
     def rng(self) -> np.random.Generator:
-        """Random stream of this episode alone: a function of the collector's seed, the env and the number."""
+        """Random stream of this episode, seeded by the collector's seed, the env and the episode's number."""
         if self._rng is None:
             key = (_EPISODE_STREAM, self.env_id, self.number)
             self._rng = np.random.default_rng(np.random.SeedSequence(self._entropy, spawn_key=key))
@@ -65,9 +65,9 @@ class Episode:
             self.rng.bit_generator.state = state
 
     def stream(self, *key: int) -> np.random.Generator:
-        """A random stream that all episodes of the collector may share: a function of its seed and of a key.
+        """Return a random stream that is equal in all episodes of the collector, seeded by its seed and a key.
 
-        So what is drawn once for several episodes, say the order of the sides in each pair of games, needs no memory.
+        For draws that several episodes share, such as the order of sides in each pair of games.
 
         Args:
             key: Integers from 0.
@@ -162,10 +162,10 @@ class EpisodeTracker:
         }
 
     def change_mapping(self, mapping: PolicyMapping) -> None:
-        """Have another function say who plays in episodes that begin from now on.
+        """Use another mapping function for episodes that begin from now on.
 
         Raises:
-            ArgumentError: It is no function of an agent's name and an episode.
+            ArgumentError: Not a function of an agent's name and an episode.
             StateError: The mapping is fixed.
         """
         if not callable(mapping):
@@ -200,10 +200,10 @@ class EpisodeTracker:
             ) from None
 
     def begin(self, env_ids: IntArray, entropy: int) -> bool:
-        """Begin an episode in these envs, and ask the mapping function who plays, once per agent in order.
+        """Begin an episode in these envs; call the mapping function once per agent, in order.
 
         Returns:
-            Whether any agent is played by another policy than before.
+            Whether any agent's policy has changed.
 
         Raises:
             KeyError: The function gave an unknown policy id; lists the known ones.
@@ -249,7 +249,7 @@ class EpisodeTracker:
         self.eps_id_N, self.ended_N = eps_id_N, ended_N
 
     def set_policies(self, policy_ids: Mapping[int, str], retired: Collection[str] = ()) -> None:
-        """Policies have come or gone: these are there, by number, and no agent may be mapped to a retired one."""
+        """Set the policies by number, after additions and removals; no agent may be mapped to a retired policy."""
         self._policy_ids = policy_ids
         self._numbers = {name: number for number, name in policy_ids.items() if name not in retired}
 
@@ -268,7 +268,7 @@ class EpisodeTracker:
         return int(self.eps_id_N[env_id]), env_id, int(self.number_N[env_id])
 
     def add_rewards(self, envs: IntArray | slice, rewards_nA: NDArray[np.float64]) -> None:
-        """Account for one step of these envs: every agent's reward, whether it acts or not."""
+        """Add the rewards of one step of these envs, of acting and waiting agents."""
         if len(rewards_nA) == len(self.steps_N):  # the same in half the time
             self._returns_NA += rewards_nA
             self._owed_NA += rewards_nA
@@ -339,7 +339,7 @@ class EpisodeTracker:
         )
 
     def leave(self, env_ids: IntArray) -> None:
-        """No episode runs in these envs until one begins."""
+        """Mark these envs as without a running episode."""
         self._set_ids(env_ids, self._next_id_N[env_ids], run=False)
         self._lengths_2N[:, env_ids] = 0
         self._turn_NA[env_ids] = 0
@@ -447,12 +447,12 @@ class EndedAgents(Saved):
         self.any_gone = False
 
     def note(self, env_step: EnvStep) -> None:
-        """Some agents have ended."""
+        """Note the agents that ended in this step."""
         self._gone_NA[env_step.where] |= env_step.ended
         self.any_gone = True
 
     def forget(self, env_ids: NDArray[np.int64]) -> None:
-        """New episodes begin in these envs."""
+        """Forget the ended agents of these envs, in which new episodes begin."""
         self._gone_NA[env_ids] = False
         self.any_gone = bool(self._gone_NA.any())
 

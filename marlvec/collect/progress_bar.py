@@ -59,7 +59,7 @@ class ProgressBar:
         self._task = self._progress.add_task(name, total=total, speed=0.0, note="")
 
     def show(self, done: int, *, speed: float | None = None, note: str = "") -> None:
-        """Draw how it stands.
+        """Redraw the bar.
 
         Args:
             done: So many are done.

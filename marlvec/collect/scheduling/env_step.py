@@ -17,10 +17,10 @@ __all__ = ["index_of", "EnvStep"]
 
 
 def index_of(ids: NDArray[np.int64]) -> Where:
-    """These rows as an index: a slice where they are evenly spaced, which costs a quarter of an array of numbers.
+    """Return row numbers as an index: a slice if evenly spaced (four times as fast as an array).
 
     Args:
-        ids: (n,) ascending, none twice.
+        ids: (n,) strictly ascending.
     """
     rows = rows_of(ids)
     if isinstance(rows, slice) or not len(ids):
@@ -37,10 +37,9 @@ _FLAGS = ("terminated", "truncated", "missing", "alive", "acting", "done", "faul
 
 
 class EnvStep:
-    """Rows of some envs in env order, with an ended episode's end and the next one's beginning side by side.
+    """Rows of some envs in env order: the end of an ended episode together with the beginning of the next.
 
-    In same-step mode they come so. In the other modes `renew` puts the new episodes' rows in once they have begun, and
-    from then on the modes look the same.
+    Same-step mode returns both at once. In the other modes `renew` adds the new episodes' first rows.
 
     Args:
         step: What the envs returned.
@@ -137,7 +136,7 @@ class EnvStep:
 
     @classmethod
     def join(cls, parts: Sequence[EnvStep]) -> EnvStep:
-        """Rows that came one after the other, of different envs, as if they had come at once."""
+        """Join rows of different envs that arrived one after the other into one step."""
         if len(parts) == 1:
             return parts[0]
         whole = copy.copy(parts[0])
@@ -161,7 +160,7 @@ class EnvStep:
         return whole
 
     def own(self) -> None:
-        """Take copies of what is still to be read, before the envs do anything else."""
+        """Copy the arrays that are still to be read, before the next call of the envs overwrites them."""
         if not self._writable:
             self.obs = [[leaf.copy() for leaf in leaves] for leaves in self.obs]
             self.masks = [None if mask is None else mask.copy() for mask in self.masks]
@@ -170,7 +169,7 @@ class EnvStep:
             self._writable = True
 
     def renew(self, other: EnvStep) -> None:
-        """Put the first rows of new episodes in the place of the old ones' last; call `own` before the envs do."""
+        """Replace the last rows of ended episodes by the first rows of new ones; call `own` before the envs' reset."""
         at = np.searchsorted(self.env_ids, other.env_ids)
         for leaves, new_leaves in zip(self.obs, other.obs, strict=True):
             for leaf, new in zip(leaves, new_leaves, strict=True):

@@ -32,13 +32,12 @@ _NO_ENVS: IntArray = np.zeros(0, np.int64)
 class LockstepScheduler(Saved):
     """Sends to the envs and receives from them.
 
-    Envs go in *rounds*: in each, all that live make a step, or as many as are still needed. Without overlap a round
-    begins when all of the one before are back. With overlap a round is sent in two halves, and a half goes on while the
-    other one is on the way, as soon as it is certain that all take part in the next round, whatever those bring that
-    are still on the way. So every env makes the steps it would have made without, and neither more nor fewer.
+    Envs step in *rounds*: in each round all living envs (or as many as are still needed) make one step. Without
+    overlap, a round begins when all envs of the last round have replied. With overlap, a round is sent in two halves; a
+    half continues while the other half's replies are pending, once it is certain that all envs take part in the next
+    round. So every env makes the same steps with and without overlap.
 
-    What was sent together is received together, in the order of sending, whatever comes back first: so nothing that
-    happens here depends on how long anything takes.
+    Envs that were sent to together are received together, in the order of sending, so that timing has no effect.
 
     Args:
         envs: The envs.
@@ -46,10 +45,10 @@ class LockstepScheduler(Saved):
 
     Attributes:
         all_ids: Ids of all envs.
-        living: Of those that are not masked; the others are never sent to.
-        round_N: (N,) int64, the round that each env is in, or was in last.
-        is_waiting: Whether the envs were asked for rows, and have not handed them out. True after a `receive` that was
-            stopped while it waited, with nothing lost, so that it can be called again.
+        living: Ids of envs that are not masked.
+        round_N: (N,) int64, each env's current or last round.
+        is_waiting: Whether rows were requested and not yet received. True after an interrupted `receive`, which may be
+            called again: nothing was lost.
     """
 
     saved_as = "rounds"
@@ -78,7 +77,7 @@ class LockstepScheduler(Saved):
         self.is_waiting = False
 
     def check_alone(self) -> None:
-        """Make sure that no other code has driven the envs since this object did.
+        """Check that no other code has driven the envs since this object did.
 
         Raises:
             EnvsDriven: Other code has.
@@ -97,21 +96,21 @@ class LockstepScheduler(Saved):
 
     @property
     def all_go_together(self) -> bool:
-        """Whether each round is one step of all envs, which are back."""
+        """Whether each round is one step of all envs, and all have replied."""
         return not self._overlap and not self._num_away and len(self._going) == len(self.all_ids)
 
     @property
     def is_on_the_way(self) -> bool:
-        """Whether something was sent that was not received."""
+        """Whether a reply is pending."""
         return self._num_away > 0
 
     @property
     def is_in_a_round(self) -> bool:
-        """Whether some envs have made a step that the others have not made yet."""
+        """Whether some envs are one step ahead of others."""
         return self._overlap and (self._num_away > 0 or self._behind > 0)
 
     def among_those_back(self, env_ids: IntArray) -> NDArray[np.bool_] | None:
-        """(N,) which envs these are; None where no other is back, so that all rows that wait are theirs."""
+        """Return an (N,) mask of these envs; None if no other env has replied, so that all waiting rows are theirs."""
         if len(env_ids) + self._num_away == len(self.living):
             return None
         chosen = np.zeros(len(self.all_ids), np.bool_)
@@ -121,7 +120,7 @@ class LockstepScheduler(Saved):
     # --- who may go
 
     def begin_call(self, needed: EnvsNeeded) -> None:
-        """Something new is asked for: where a call has failed, what was certain then may be so no more."""
+        """Begin a new call of `collect`; drop conclusions of the last call, which may have failed."""
         to_come = self._num_away + self._behind
         if to_come and not needed(to_come - 1):
             self._open, self._behind = int(self.round_N.max()), 0
@@ -130,14 +129,13 @@ class LockstepScheduler(Saved):
         self._all_begin = self._all_take_part = not self._num_away and not self._behind
 
     def due(self, needed: EnvsNeeded, steps_N: IntArray) -> IntArray | None:
-        """The envs that make their next step now; None for all.
+        """Return the envs that make their next step now; None for all.
 
-        With overlap these are one half: ask again once those are on their way.
+        With overlap these are one half: call again after sending to them.
 
         Args:
-            needed: How many are needed.
-            steps_N: (N,) how many steps each has made: of some, those go that have made the fewest, so that all go
-                round in turn.
+            needed: Number of envs needed.
+            steps_N: (N,) each env's steps so far; if only some envs are needed, those with the fewest steps go.
         """
         going = self._going
         self._all_begin = not self._num_away and not (self._overlap and self._behind)
@@ -162,7 +160,7 @@ class LockstepScheduler(Saved):
         return idle[rounds == last] if last < self._open else _NO_ENVS
 
     def rest(self, resting_N: NDArray[np.bool_]) -> None:
-        """These envs are not `due`, until others are said to rest."""
+        """Exclude these envs from `due`, until the next call of `rest`."""
         self._resting_N = resting_N
         self._going = self.living[~resting_N[self.living]]
         self._behind = int((self._open - self.round_N[self._going]).sum())
@@ -170,7 +168,7 @@ class LockstepScheduler(Saved):
     # --- on the way
 
     def send(self, actions: Any, env_ids: IntArray | None) -> None:
-        """Have envs step that were `due`.
+        """Send actions to envs that were `due`.
 
         Raises:
             EnvsDriven: As `check_alone`.
@@ -191,7 +189,7 @@ class LockstepScheduler(Saved):
         self._sent.append(self.all_ids if env_ids is None else env_ids)
 
     def reset(self, *, env_ids: IntArray | None = None, seed: int | None = None) -> None:
-        """Have some envs begin an episode, or all.
+        """Begin an episode in some envs, or in all.
 
         Raises:
             EnvsDriven: As `check_alone`.
@@ -213,7 +211,7 @@ class LockstepScheduler(Saved):
     # --- back
 
     def receive(self) -> EnvStep:
-        """Return the step of all envs that were sent to first.
+        """Return the step of the envs that were sent to first.
 
         Raises:
             EnvFault: An env raised or a worker died.
@@ -235,15 +233,15 @@ class LockstepScheduler(Saved):
         return self._hand_out(env_step)
 
     def begin_next(self, env_step: EnvStep, env_ids: IntArray, idle: Callable[[IntArray], Any]) -> IntArray:
-        """Have these envs begin the next episode, again where that fails, and put its first rows into the arrival.
+        """Begin the next episode in these envs (retry after faults), and put its first rows into ``env_step``.
 
         Args:
-            env_step: With the rows that ended the episodes before.
+            env_step: The step that ended the last episodes.
             env_ids: The envs.
-            idle: Actions of envs in which no agent acts.
+            idle: Returns actions of envs in which no agent acts.
 
         Returns:
-            Those that have begun one.
+            The envs that have begun an episode.
         """
         autoreset, waiting = self._envs.autoreset, env_ids
         if autoreset.begins_at_once:
@@ -296,7 +294,7 @@ class LockstepScheduler(Saved):
         return env_step
 
     def abandon(self) -> None:
-        """Drop what is on the way, whatever has sent it, and have all envs begin their next round."""
+        """Drop all pending replies, and let all envs begin their next round."""
         self._inbox.clear()
         self._sent.clear()
         with suppress(EnvFault):
@@ -313,7 +311,7 @@ class LockstepScheduler(Saved):
         """Return the rounds of all envs and the ids of living ones; no step may be in flight.
 
         Raises:
-            StateError: Something is.
+            StateError: A step is in flight.
         """
         if self._num_away:
             raise StateError(f"{self._num_away} envs have not come back")
@@ -337,7 +335,7 @@ class LockstepScheduler(Saved):
     # --- who is out for good
 
     def leave_out_masked(self, env_step: EnvStep) -> None:
-        """Have nothing to do any more with envs that are out for good, from when their own rows say so."""
+        """Exclude masked envs, once their own rows report it."""
         if masked := self._envs.masked_env_ids:
             silent = env_step.env_ids[~env_step.alive.any(axis=1)]
             self.living = self.living[~np.isin(self.living, np.intersect1d(silent, masked))]

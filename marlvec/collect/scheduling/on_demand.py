@@ -23,11 +23,11 @@ _NO_ENVS: IntArray = np.zeros(0, np.int64)
 
 
 class OnDemandScheduler(LockstepScheduler):
-    """Sends to envs that do not come back by themselves, and receives from them.
+    """Sends to external envs, whose simulators decide when they reply, and receives from them.
 
-    Each env goes on as soon as it is answered, and begins its next episode when a simulator outside does; until then
-    there is none in it. There are no rounds: `round_N` numbers arrivals. Of the rows that came, no more are handed out
-    than are needed; the others wait for the next call.
+    Each env continues as soon as its agents' actions are sent, and begins its next episode when its simulator does.
+    There are no rounds: `round_N` numbers arrivals. No more rows are returned than are needed; others wait for the
+    next call.
 
     Args:
         envs: The envs.
@@ -41,12 +41,12 @@ class OnDemandScheduler(LockstepScheduler):
 
     @property
     def all_go_together(self) -> bool:
-        """False: each goes by itself."""
+        """False: each env steps independently."""
         return False
 
     @property
     def is_on_the_way(self) -> bool:
-        """False: when what was sent comes back is not known."""
+        """False: no reply is waited for."""
         return False
 
     @property
@@ -55,7 +55,7 @@ class OnDemandScheduler(LockstepScheduler):
         return False
 
     def begin_call(self, needed: EnvsNeeded) -> None:
-        """Nothing depends on what was asked for before."""
+        """Do nothing: no call depends on the last one."""
 
     def due(self, needed: EnvsNeeded, steps_N: IntArray) -> IntArray | None:
         """Return all envs that have replied; steps beyond this call are kept for the next one."""
@@ -66,13 +66,13 @@ class OnDemandScheduler(LockstepScheduler):
         return None if len(idle) == len(self.all_ids) else idle
 
     def send(self, actions: Any, env_ids: IntArray | None) -> None:
-        """Have envs step that were `due`."""
+        """Send actions to envs that were `due`."""
         self.check_alone()
         self._envs.send(actions, env_ids)
         self._note_sent(env_ids)
 
     def reset(self, *, env_ids: IntArray | None = None, seed: int | None = None) -> None:
-        """Have some envs begin an episode, or all, as soon as one begins there."""
+        """Request the next episode of some envs, or of all; it begins when its simulator begins it."""
         self.check_alone()
         self._envs.async_reset(seed=seed, env_ids=env_ids)
         self._beginning_N[slice(None) if env_ids is None else env_ids] = True
@@ -84,14 +84,14 @@ class OnDemandScheduler(LockstepScheduler):
         return _NO_ENVS
 
     def receive_all(self, env_ids: IntArray) -> Iterator[EnvStep]:
-        """Nothing: they come as they come."""
+        """Yield nothing: replies are received as they arrive."""
         return iter(())
 
     def receive(self) -> EnvStep:
-        """Rows that have come, of one kind: they begin episodes, or they follow on what was sent.
+        """Return arrived rows of one kind: first rows of episodes, or replies to actions.
 
         Raises:
-            Exception: What `VectorEnv.recv` raises; what had come stays.
+            Exception: An error of `VectorEnv.recv`; arrived rows are kept.
         """
         self.is_waiting = False
         if not self._inbox:
