@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from marlvec.errors import ArgumentError, ResourceError
 from marlvec.vector.data.pickling import importing
-from marlvec.vector.shards.cgroups import groups_of
+from marlvec.vector.shards.partition import groups_of
 
 if sys.platform != "win32":
     import resource

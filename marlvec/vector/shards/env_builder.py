@@ -84,6 +84,7 @@ class EnvBuilder:
         self._factories = list(factories)
         self._first = first_env_id
         self._settings = settings
+        self._autoreset = AutoresetRules.of(settings.autoreset_mode)
         self._replayed: set[tuple[type, ...]] = set()  # kinds of envs that passed the replay check
         self._inner: dict[int, Any] = {}
         self.survived: list[Failure] = []
@@ -161,8 +162,8 @@ class EnvBuilder:
         """Raise if this env does not support the settings."""
         if self._settings.state and env.state_space is None:
             raise ArgumentError(f"state=True: {env.name} has no global state: it declares no state_space")
-        rules = AutoresetRules.of(self._settings.autoreset_mode)
-        rules.check_env(env.name, resets_itself=env.resets_itself, keeps_state=bool(self._settings.state))
+        keeps_state = bool(self._settings.state)
+        self._autoreset.check_env(env.name, resets_itself=env.resets_itself, keeps_state=keeps_state)
 
     def _copy_attributes(self, env: MultiAgentEnv) -> None:
         """Use copies of an env's attributes as its state, after a replay check."""

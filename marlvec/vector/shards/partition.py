@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, ContractError
-from marlvec.vector.shards.cgroups import groups_of
 
-__all__ = ["Partition", "agree_on_spec", "usable_cores"]
+__all__ = ["Partition", "agree_on_spec", "groups_of", "usable_cores"]
 
 _REMEMBERED = 64  # cached sets of envs
 Part = tuple[int, NDArray[np.int64], bytes]
@@ -122,3 +121,28 @@ def quota(own: Path, root: Path) -> float:
             if allowed > 0:  # -1: no quota
                 shares.append(allowed / period)
     return min(shares, default=math.inf)
+
+
+def groups_of(controller: str, own: Path, root: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield the control groups (man 7 cgroups) of this process that have a controller, and their ancestors.
+
+    In a container the mount point may be its own group, while the path is the one outside: such folders are missing.
+
+    Args:
+        controller: ``"cpu"`` or ``"memory"``.
+        own: File with the groups of this process: ``/proc/self/cgroup``.
+        root: Mount point of the groups.
+
+    Yields:
+        A group's folder, and whether it is of version 1.
+    """
+    try:
+        lines = own.read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            top = root / controller if controllers else root
+            folder = top / path.strip("/")
+            yield from ((group, bool(controllers)) for group in (folder, *folder.parents) if group.is_relative_to(top))
