@@ -14,7 +14,7 @@ from marlvec.connectors.agent import PrevActions, PrevRewards, View
 from marlvec.connectors.learner import AddLastObs, GeneralAdvantageEstimation
 from marlvec.errors import ContractError
 from marlvec.policies import Policy
-from tests.collect.storage.test_block_is_sorted import World
+from tests.collect.storage.test_columns import World
 from tests.vector.support.kinds import vectorize
 
 COLUMNS = ("obs", "state", "action_mask", "prev_actions", "prev_rewards", "two_before", "t")
