@@ -99,7 +99,7 @@ class ExternalVectorEnv(InProcessVectorEnv):
         self.lockstep = bool(lockstep)
         self._most, self._batch_wait = batch_size or num_envs, batch_wait
         self._slot_envs = [SlotEnv(spec) for _ in range(num_envs)]
-        self._shard = Shard([partial(_identity, slot_env) for slot_env in self._slot_envs], 0, **chosen.of_shard())
+        self._shard = Shard([partial(_identity, slot_env) for slot_env in self._slot_envs], 0, chosen)
         buffers = Buffers(self._shard.spec, num_envs)
         self._shard.attach(buffers)
         self._slots = [buffers.slot(i) for i in range(num_envs)]  # to read actions from

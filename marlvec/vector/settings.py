@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from marlvec.arguments import check_choice
 from marlvec.envs.autoreset import AutoresetMode
@@ -64,10 +64,6 @@ class Settings:
             check_choice("env_state", self.env_state, ENV_STATES)
         given = self.max_restarts
         object.__setattr__(self, "limit", given if isinstance(given, RestartLimit) else RestartLimit(given))
-
-    def of_shard(self) -> dict[str, Any]:
-        """Return them as an argument of `Shard`."""
-        return {"settings": self}
 
 
 AUTORESET_MODES = tuple(mode.value for mode in AutoresetMode)
