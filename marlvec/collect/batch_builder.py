@@ -143,11 +143,11 @@ class BatchBuilder:
         return BuiltBatch(batch, delivered, whole, unroll_id)
 
     def after(self, built: BuiltBatch, before: RolloutState) -> RolloutState:
-        """The state once a batch is delivered; publishing it delivers the batch.
+        """Return the state to publish when a batch is delivered.
 
         Args:
             built: The batch.
-            before: The state that it was made in.
+            before: The state from which it was built.
         """
         state, batch = self._current.state, built.batch
         counters = state.counters.copy()

@@ -273,8 +273,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         Args:
             name: Name of the attribute.
             values: A list or tuple: one value per row, the same one for all rows of an env, as returned by `get_attr`.
-                Any
-                    other value is set in every env.
+                Any other value is set in every env.
 
         Raises:
             ArgumentError: A list of another length, or different values for rows of one env.

@@ -238,7 +238,7 @@ class TianshouVectorEnv(_View):
         return row // self.envs.agent_num
 
     def _whole(self, rows: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the rows' envs, ascending; and for each row the index of its env among these, and its agent."""
+        """Return the envs of some rows, ascending; for each row, the position of its env there; and its agent."""
         ids = np.asarray(self._wrap_id(rows), np.int64)
         env_ids, whose, counts = np.unique(ids // self.envs.agent_num, return_inverse=True, return_counts=True)
         if len(torn := env_ids[counts != self.envs.agent_num]):

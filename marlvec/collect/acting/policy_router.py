@@ -176,7 +176,7 @@ class PolicyRouter:
         return Selection(at, self._env_L[lanes], self._agent_L[lanes], lanes, lanes)
 
     def split_everyone(self, env_ids: IntArray) -> Split:
-        """`split` of all lanes of these envs: the same object where the same envs are asked for again."""
+        """Return `split` of all lanes of these envs, cached by envs."""
         key = env_ids.tobytes()
         if (found := self._split.get(key)) is None:
             if len(self._split) >= _REMEMBERED:

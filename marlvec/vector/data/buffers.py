@@ -410,9 +410,9 @@ def _trees(group: AgentGroup) -> tuple[tuple[str, SpaceTree], ...]:
 
 
 def _layout(spec: EnvSpec, num_envs: int) -> tuple[list[tuple[str, tuple[int, ...], np.dtype[Any], slice]], int]:
-    """Every other array, in memory order: name, shape, dtype and its bytes; and how many bytes there are in all.
+    """Return name, shape, dtype and bytes of every array of numbers, in memory order; and the total number of bytes.
 
-    It is the same on both sides, from the same arguments.
+    Parent and workers compute the same layout from the same arguments.
     """
     n, agent_num = num_envs, len(spec.agents)
     flag = np.dtype(np.bool_)
