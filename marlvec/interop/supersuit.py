@@ -65,7 +65,7 @@ class SuperSuitVecEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         self.render_mode = render_mode_of(envs)
 
     def __del__(self) -> None:
-        """Leave ``envs`` open. Gymnasium up to 1.2 closes a view when it is deleted, also one whose constructor raised."""
+        """Leave ``envs`` open: Gymnasium up to 1.2 closes a view when it is deleted, even a half-built one."""
 
     def reset(  # type: ignore[override]  # a list of infos, as in SuperSuit
         self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
