@@ -1,15 +1,31 @@
-"""Defects of pools: what becomes of rows that a pool has replaced by the next episode's in the same step."""
+"""Defects of pools: who is alive, whose episode is over, masks, arrays that a pool hands over, and what becomes of rows
+that it has replaced by the next episode's in the same step.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.shards.pool_presence import Presence
 from marlvec.vector.shards.pool_shard import PoolShard
 from tests.defects.registry import Patch, after, found_by
 
 CONTRACT = "tests/vector/pools/test_pool_contract.py"
+POOL = "tests/vector/pools/test_pool.py"
+
+
+def completed(patch: Patch, change: Any) -> None:
+    """Let ``change(given, completed)`` make another reply of what a pool gave and what became of it."""
+    complete = Presence.complete
+
+    def confuse(presence: Presence, reply: Any, *args: Any) -> Any:
+        return change(reply, complete(presence, reply, *args))
+
+    patch.setattr(Presence, "complete", confuse)
 
 
 @found_by(CONTRACT)
@@ -40,14 +56,14 @@ def pool_final_state_of_the_next_episode(patch: Patch) -> None:
 @found_by(CONTRACT)
 def pool_agents_of_the_next_episode_are_all(patch: Patch) -> None:
     """Who is in the episode that such a pool has begun is not looked at: all are."""
-    note = PoolShard._note_ends
+    complete = Presence.complete
 
-    def confuse(shard: PoolShard, reply: Any, *args: Any) -> Any:
+    def confuse(presence: Presence, reply: Any, *args: Any) -> Any:
         if reply.finals is not None:
             reply.finals.present = None
-        return note(shard, reply, *args)
+        return complete(presence, reply, *args)
 
-    patch.setattr(PoolShard, "_note_ends", confuse)
+    patch.setattr(Presence, "complete", confuse)
 
 
 @found_by(CONTRACT)
@@ -72,3 +88,81 @@ def pool_phases_not_restored(patch: Patch) -> None:
         shard._phases.values[:] = kept
 
     patch.setattr(PoolShard, "set_state", confuse)
+
+
+@found_by(CONTRACT)
+def pool_agents_said_to_be_alive_are_those_that_did_not_end(patch: Patch) -> None:
+    """What a pool says of who is alive is not looked at: all are, but for those that end in this step."""
+
+    def change(given: Any, reply: Any) -> Any:
+        return reply if given.alive is None else replace(reply, alive=~(reply.terminated | reply.truncated))
+
+    completed(patch, change)
+
+
+@found_by(CONTRACT)
+def pool_first_end_ends_the_episode(patch: Patch) -> None:
+    """An episode is over as soon as one of its agents ends."""
+
+    def change(_: Any, reply: Any) -> Any:
+        over = (reply.terminated | reply.truncated).any(axis=1)
+        return reply if reply.finals is not None else replace(reply, done=over)
+
+    completed(patch, change)
+
+
+@found_by(CONTRACT)
+def pool_all_that_are_alive_act(patch: Patch) -> None:
+    """Whom a pool lets wait is not looked at."""
+    completed(patch, lambda _, reply: replace(reply, acting=reply.alive))
+
+
+@found_by(POOL)
+def pool_masks_of_those_that_wait_are_shown(patch: Patch) -> None:
+    """Agents that do not act keep the masks that the pool gave, instead of ones that allow everything."""
+    completed(patch, lambda given, reply: replace(reply, masks=given.masks))
+
+
+@found_by(f"{CONTRACT}::test_rows_that_only_keep_their_place_are_ignored")
+def pool_padding_is_in_the_episode(patch: Patch) -> None:
+    """A row that only keeps its place makes its agent join again."""
+
+    def confuse(_: Any, presence: Presence, *args: Any) -> None:
+        presence.had_rows[:] = False
+
+    after(patch, Presence, "complete", confuse)
+
+
+@found_by(CONTRACT)
+def pool_who_ends_alone_has_no_final_obs(patch: Patch) -> None:
+    """Where the pool has begun next episodes, agents of other envs that ended alone get no final observations."""
+    snapshot = PoolShard._snapshot
+
+    def confuse(shard: PoolShard, reply: Any, ended: Any) -> None:
+        if reply.finals is not None:
+            ended = ended & reply.done[:, None]
+        snapshot(shard, reply, ended)
+
+    patch.setattr(PoolShard, "_snapshot", confuse)
+
+
+@found_by(CONTRACT)
+def pool_rows_written_over_given_ones_are_lost(patch: Patch) -> None:
+    """After arrays that the pool gave, rows of some envs go into a copy that nobody reads."""
+
+    def confuse(buffers: Buffers, g: int) -> Any:
+        return [leaf if leaf.flags.writeable else leaf.copy() for leaf in buffers.obs[g]]
+
+    patch.setattr(Buffers, "own_obs", confuse)
+
+
+@found_by(CONTRACT)
+def pool_given_arrays_are_not_taken_again(patch: Patch) -> None:
+    """Of the arrays that a pool gives only the first are taken; all later steps show these."""
+    take = Buffers.take_obs
+
+    def confuse(buffers: Buffers, g: int, leaves: Any) -> None:
+        if buffers.obs[g][0].flags.writeable:
+            take(buffers, g, leaves)
+
+    patch.setattr(Buffers, "take_obs", confuse)

@@ -23,6 +23,7 @@ from marlvec.vector.data.report import Report
 from marlvec.vector.pools.pool import Leaves, Pool, PoolReply
 from marlvec.vector.pools.pool_queue import PoolQueue
 from marlvec.vector.shards.batched_shard import BatchedEvent, BatchedPhase, BatchedShard
+from marlvec.vector.shards.pool_presence import Presence
 
 __all__ = ["PoolShard"]
 
@@ -53,7 +54,7 @@ class PoolShard(BatchedShard):
         self._next_episode = self._autoreset.next_episode_request(AutoresetMode(pool.autoreset))
         n = pool.num_envs
         self._everyone = np.arange(n)
-        self._had_rows = np.zeros((n, len(pool.spec.agents)), np.bool_)
+        self._presence = Presence(pool.spec, n)
         self._columns, self._final_columns = InfoColumns(n), InfoColumns(n)
         self._groups = pool.spec.groups
         self._members = [list(group.agents) for group in self._groups]
@@ -167,26 +168,27 @@ class PoolShard(BatchedShard):
         if ids is not reply.env_ids and np.count_nonzero(ids != reply.env_ids):
             reply = reply.select(np.argsort(reply.env_ids))
         report, rows = Report(infos=reply.infos), self._rows(ids)
+        began, replaced = self._note_beginnings(reply, ids, rows)
+        reply = self._presence.complete(reply, rows, self._buffers.alive[rows], began)
+        done = reply.done
+        assert done is not None
+        self._write_rewards(reply, ids, rows, replaced)
         ended = reply.terminated | reply.truncated
-        began, replaced = self._note_beginnings(reply, ids, rows, ended)
-        present = None if reply.alive is not None else self._note_rows(reply, rows, began)
-        self._write_rewards(reply, ids, rows, replaced, present)
-        if present is not None:
-            ended &= present
         any_ended = np.count_nonzero(ended) > 0
         if reply.state is not None and self._buffers.state is not None:
             self._buffers.state[rows] = reply.state
-        done = self._note_ends(reply, rows, ended, present) if any_ended else None
-        if not any_ended and not (present is None and began is None and reply.acting is None and reply.masks is None):
-            alive = present if reply.alive is None else reply.alive
-            self._write_turns(reply, rows, np.ones(ended.shape, np.bool_) if alive is None else alive)
-        self._write_obs(reply, rows, present)
+        if any_ended:
+            self._buffers.terminated[rows] |= reply.terminated
+            self._buffers.truncated[rows] |= reply.truncated
+            self._buffers.done[rows] |= done
+        self._write_turns(reply, rows)
+        self._write_obs(reply, rows)
         if reply.columns or self._columns:
             self._columns.write(rows, reply.columns)
             if reply.has_columns is not None:
                 self._columns.forget(ids[~reply.has_columns])
         ready = ids
-        if done is not None:
+        if any_ended:
             self._snapshot(reply, ended)
             if np.count_nonzero(done):
                 ready = self._finish(reply, done, report)
@@ -195,7 +197,7 @@ class PoolShard(BatchedShard):
         return ready, report
 
     def _note_beginnings(
-        self, reply: PoolReply, ids: Ids, rows: Selection, ended: BoolArray
+        self, reply: PoolReply, ids: Ids, rows: Selection
     ) -> tuple[BoolArray | None, BoolArray | None]:
         """Change the phases of these envs.
 
@@ -215,20 +217,17 @@ class PoolShard(BatchedShard):
             self._phases.on(rows, BatchedEvent.REPLY)
         except KeyError as error:
             raise self._broken(f"it answers for envs {ids.tolist()}, not all of which were asked: {error}") from None
-        self._check_beginnings(reply, ended, began)
+        self._check_beginnings(reply, began)
         return began, replaced
 
-    def _write_rewards(
-        self, reply: PoolReply, ids: Ids, rows: Selection, replaced: BoolArray | None, present: BoolArray | None
-    ) -> None:
-        """Write the rewards of agents in the episode; rows that are ``replaced`` keep those of the step before."""
-        reward = reply.reward if present is None else np.where(present, reply.reward, 0)
+    def _write_rewards(self, reply: PoolReply, ids: Ids, rows: Selection, replaced: BoolArray | None) -> None:
+        """Write the rewards; rows that are ``replaced`` keep those of the step before."""
         if replaced is None:
-            self._buffers.reward[rows] = reward
+            self._buffers.reward[rows] = reply.reward
         else:
-            self._buffers.reward[ids[~replaced]] = reward[~replaced]
+            self._buffers.reward[ids[~replaced]] = reply.reward[~replaced]
 
-    def _check_beginnings(self, reply: PoolReply, ended: BoolArray, began: BoolArray | None) -> None:
+    def _check_beginnings(self, reply: PoolReply, began: BoolArray | None) -> None:
         """What a pool says of beginnings must be what it was asked for.
 
         Raises:
@@ -247,7 +246,7 @@ class PoolShard(BatchedShard):
         if began is None:
             return
         first = began.nonzero()[0]
-        if np.count_nonzero(over := ended[first]):
+        if np.count_nonzero(over := reply.terminated[first] | reply.truncated[first]):
             raise self._broken(
                 f"in envs {ids[first][over.any(axis=1)].tolist()} the episode is over right after its reset"
             )
@@ -256,54 +255,6 @@ class PoolShard(BatchedShard):
         if reply.present is not None and not reply.present[began].any(axis=1).all():
             empty = ids[began & ~reply.present.any(axis=1)].tolist()
             raise self._broken(f"in envs {empty} no agent is there after a reset")
-
-    def _note_rows(self, reply: PoolReply, rows: Selection, began: BoolArray | None) -> BoolArray | None:
-        """Who is in the episode, or ends in this step, (n, A) bool; None for all.
-
-        One that has a row, was not alive and had none before joins. One that had one is padding, to keep rows in their
-        places.
-        """
-        if reply.present is None and len(self.spec.agents) == 1:
-            return None  # who has ended is asked for nothing but a new episode
-        before = self._buffers.alive[rows]
-        if began is not None:
-            before = np.where(began[:, None], True if reply.present is None else reply.present, before)
-        if reply.present is None and np.count_nonzero(before) == before.size:
-            if began is not None:
-                self._had_rows[rows] = True
-            return None
-        given = np.ones(before.shape, np.bool_) if reply.present is None else reply.present
-        if np.count_nonzero(lost := before & ~given):
-            i, a = np.argwhere(lost)[0].tolist()
-            who = f"agent {self.spec.agents[a]!r} of env {reply.env_ids[i]}"
-            raise self._broken(f"{who} is gone, and was neither terminated nor truncated")
-        present = given & (before | ~self._had_rows[rows])
-        self._had_rows[rows] = given
-        return present
-
-    def _note_ends(self, reply: PoolReply, rows: Selection, ended: BoolArray, present: BoolArray | None) -> BoolArray:
-        """Write who ended, who is alive and who acts; returns in which envs the episode is over, (n,) bool."""
-        buffers = self._buffers
-        terminated, truncated, alive = reply.terminated, reply.truncated, ~ended
-        if present is not None:
-            terminated, truncated, alive = terminated & ended, truncated & ended, alive & present
-        buffers.terminated[rows] |= terminated
-        buffers.truncated[rows] |= truncated
-        done = reply.done
-        if done is None:
-            done = ended[:, 0] if ended.shape[1] == 1 else np.asarray(ended.any(axis=1) & ~alive.any(axis=1))
-        buffers.done[rows] |= done
-        if reply.finals is not None:
-            if not np.array_equal(reply.finals.rows, np.flatnonzero(done)):
-                over = reply.env_ids[done].tolist()
-                raise self._broken(
-                    f"the episodes of envs {over} are over, and it gives final rows of envs "
-                    f"{reply.env_ids[reply.finals.rows].tolist()}"
-                )
-            begun = True if reply.finals.present is None else reply.finals.present
-            alive[reply.finals.rows] = self._had_rows[reply.env_ids[reply.finals.rows]] = begun
-        self._write_turns(reply, rows, alive if reply.alive is None else reply.alive)
-        return done
 
     def _finish(self, reply: PoolReply, done: BoolArray, report: Report) -> Ids:
         """Episodes are over; begin the next ones if the mode says so. Returns who is ready."""
@@ -343,35 +294,27 @@ class PoolShard(BatchedShard):
         """The rows of envs that are in order: a slice, so that nothing is copied, where they follow on one another."""
         return slice(None) if ids is self._everyone else rows_of(ids)
 
-    def _write_obs(self, reply: PoolReply, rows: Selection, present: BoolArray | None) -> None:
+    def _write_obs(self, reply: PoolReply, rows: Selection) -> None:
         buffers = self._buffers
-        if reply.gives_obs:
-            for g, given in enumerate(reply.obs):
-                buffers.take_obs(g, given)
-            return
-        if present is not None and reply.finals is not None:
-            present = present.copy()
-            begun = reply.finals.present
-            present[reply.finals.rows] = True if begun is None else begun  # these rows are of the next episode
-        for g, (members, leaves) in enumerate(zip(self._members, reply.obs, strict=True)):
+        for g, leaves in enumerate(reply.obs):
+            if reply.gives_obs:
+                buffers.take_obs(g, leaves)
+                continue
             for target, leaf in zip(buffers.own_obs(g), leaves, strict=True):
-                target[rows] = leaf if present is None else np.where(_over(present[:, members], leaf), leaf, 0)
+                target[rows] = leaf
 
-    def _write_turns(self, reply: PoolReply, rows: Selection, alive: BoolArray) -> None:
+    def _write_turns(self, reply: PoolReply, rows: Selection) -> None:
         """Write who is there, who acts, and what may be done."""
         buffers = self._buffers
-        whole = reply.alive is not None  # then turns and masks are as they are to be shown
-        acting = alive if reply.acting is None else reply.acting if whole else reply.acting & alive
-        buffers.alive[rows] = alive
-        buffers.acting[rows] = acting
+        buffers.alive[rows] = reply.alive
+        buffers.acting[rows] = reply.alive if reply.acting is None else reply.acting
         if reply.masks is None:
             if self._masked:
                 buffers.clear_masks(rows)
             return
-        everyone_acts = whole or np.count_nonzero(acting) == acting.size
         for g, (given, mask) in enumerate(zip(reply.masks, buffers.action_masks, strict=True)):
             if given is not None and mask is not None:
-                mask[rows] = given if everyone_acts else given | ~acting[:, self._members[g], None]
+                mask[rows] = given
                 self._masked = True
                 if not self._declares_mask[g]:
                     buffers.gave_mask[rows] = True
@@ -414,7 +357,7 @@ class PoolShard(BatchedShard):
         return {
             "phase": self._phases.values[ids],
             "finals_kept": self._finals_kept[ids],
-            "had_rows": self._had_rows[ids],
+            "had_rows": self._presence.had_rows[ids],
             "pool": self._pool.get_state(ids),
         }
 
@@ -424,7 +367,7 @@ class PoolShard(BatchedShard):
         Raises:
             ArgumentError: It is none; names the array.
         """
-        arrays = {"phase": self._phases.values, "finals_kept": self._finals_kept, "had_rows": self._had_rows}
+        arrays = {"phase": self._phases.values, "finals_kept": self._finals_kept, "had_rows": self._presence.had_rows}
         if not isinstance(state, Mapping) or state.keys() != {*arrays, "pool"}:
             raise ArgumentError(f"set_state(): envs: expected {sorted({*arrays, 'pool'})}, got {state!r:.200}")
         for name, own in arrays.items():
@@ -436,7 +379,7 @@ class PoolShard(BatchedShard):
         """Put these envs into such states; ``places`` says which of them each env gets."""
         self._pool.set_state(ids, state["pool"], places)
         self._phases.restore(ids, state["phase"][places])
-        self._had_rows[ids] = state["had_rows"][places]
+        self._presence.had_rows[ids] = state["had_rows"][places]
         self._finals_kept[ids] = state["finals_kept"][places]
         self._any_finals_kept = bool(self._finals_kept.any())
         self._columns.forget(ids)

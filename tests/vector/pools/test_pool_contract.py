@@ -34,6 +34,51 @@ def test_it_is_the_plain_loop(kind: str, mode: str, own: str) -> None:
     assert pool.inner.closed
 
 
+@pytest.mark.parametrize("gives", [True, False], ids=["gives", "shows"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["parallel", "turns, masked"])
+def test_a_pool_that_says_who_is_alive_is_the_plain_loop(kind: str, mode: str, gives: bool) -> None:
+    with PoolVectorEnv(MirrorPool(factories_of(kind, N), mode, tells=True, gives=gives), autoreset_mode=mode) as envs:
+        replay(envs, recorded(kind, N, mode))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_that_only_keep_their_place_are_ignored(mode: str) -> None:
+    class Padding(MirrorPool):
+        """Goes on to give rows of agents that have left, to the end of the episode."""
+
+        seen: Any = None
+
+        def _ask(self, ids: Any, *rest: Any) -> Any:
+            self.seen[ids] = False
+            return super()._ask(ids, *rest)
+
+        def recv(self) -> Any:
+            reply = super().recv()
+            reply.present = self.seen[reply.env_ids] = reply.present | self.seen[reply.env_ids]
+            return reply
+
+    pool = Padding(factories_of("parallel", N), "disabled" if mode == "same_step" else mode)
+    pool.seen = np.zeros((N, len(pool.spec.agents)), bool)
+    with PoolVectorEnv(pool, autoreset_mode=mode) as envs:
+        replay(envs, recorded("parallel", N, mode))
+
+
+def test_who_says_who_is_alive_says_what_is_over() -> None:
+    class Silent(MirrorPool):
+        def recv(self) -> Any:
+            reply = super().recv()
+            reply.done = None
+            return reply
+
+    told = r"PoolReply.done: expected \(n,\) bool from a pool that sets alive, got None"
+    with (
+        PoolVectorEnv(Silent(factories_of("parallel", 2), tells=True)) as envs,
+        pytest.raises(ContractError, match=told),
+    ):
+        envs.reset(seed=0)
+
+
 @pytest.mark.parametrize("copy", [True, False], ids=["copies", "views"])
 @pytest.mark.parametrize("mode", MODES)
 def test_arrays_that_are_given_are_the_rows(mode: str, copy: bool) -> None:

@@ -22,19 +22,22 @@ class MirrorPool(Pool):
         factories: One an env.
         autoreset: What it does by itself at the end of an episode.
         gives: Whether it gives its observations away, read-only.
+        tells: Whether it says itself who is alive, and which episodes are over.
         keeps_state: Whether states of envs can be saved.
     """
 
     steps_all = True
 
-    def __init__(self, factories: Any, autoreset: str = "disabled", *, gives: bool = False, **options: Any) -> None:
+    def __init__(
+        self, factories: Any, autoreset: str = "disabled", *, gives: bool = False, tells: bool = False, **options: Any
+    ) -> None:
         with SyncVectorEnv(factories[:1]) as probe:
             has_state = probe.spec.state_space is not None
         self.inner = SyncVectorEnv(factories, autoreset_mode="disabled", state=has_state, **options)
         self.states: Any = None  # of all envs
         self.spec = self.inner.spec
         self.num_envs = self.batch_size = self.inner.num_envs
-        self.autoreset, self.gives = autoreset, gives
+        self.autoreset, self.gives, self.tells = autoreset, gives, tells
         self.over = np.zeros(self.num_envs, bool)
         self.request: Any = None
         self.dtypes: list[Any] = []
@@ -115,6 +118,7 @@ class MirrorPool(Pool):
             infos = {int(i): reply.infos.pop(int(i)) for i in reply.env_ids[done] if int(i) in reply.infos}
             new = self._reply(self._ask(reply.env_ids[done]))
             reply.finals = FinalRows(done, obs, state, new.present, infos)
+            reply.alive = self._put(reply.alive, done, new.alive)
             assert new.env_ids.tolist() == reply.env_ids[done].tolist()
             reply.acting = self._put(reply.acting, done, new.acting)
             reply.state = self._put(reply.state, done, new.state)
@@ -144,12 +148,14 @@ class MirrorPool(Pool):
             reward=step.rewards,
             terminated=step.terminated,
             truncated=step.truncated,
-            present=step.alive | step.terminated | step.truncated,
+            present=None if self.tells else step.alive | step.terminated | step.truncated,
+            alive=step.alive.copy() if self.tells else None,
+            done=step.done.copy() if self.tells else None,
             acting=step.acting.copy(),
             masks=None if all(mask is None for mask in masks) else masks,
             infos=dict(step._infos),
             state=step.state.copy() if step.state is not None and self.brings_state else None,
-            gives_obs=self.gives and whole and bool(step.alive.all()),
+            gives_obs=self.gives and whole and (self.tells or bool(step.alive.all())),
         )
         if reply.gives_obs and self.autoreset != "same_step":
             for leaves in reply.obs:
@@ -172,6 +178,8 @@ def _joined(a: PoolReply, b: PoolReply) -> PoolReply:
         terminated=join(a.terminated, b.terminated),
         truncated=join(a.truncated, b.truncated),
         present=join(a.present, b.present),
+        alive=join(a.alive, b.alive),
+        done=join(a.done, b.done),
         acting=join(a.acting, b.acting),
         masks=None if a.masks is None or b.masks is None else [*map(join, a.masks, b.masks)],
         infos=a.infos | b.infos,
