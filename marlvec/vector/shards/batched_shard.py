@@ -14,10 +14,8 @@ from marlvec.envs.autoreset import AutoresetRules
 from marlvec.envs.spec import EnvSpec
 from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.shards.phase import BatchedPhases
-from marlvec.vector.shards.phase import EnvEvent as BatchedEvent
-from marlvec.vector.shards.phase import EnvPhase as BatchedPhase
 
-__all__ = ["BatchedEvent", "BatchedPhase", "BatchedShard"]
+__all__ = ["BatchedShard"]
 
 Ids = NDArray[np.int64]
 

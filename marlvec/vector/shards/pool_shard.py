@@ -22,7 +22,8 @@ from marlvec.vector.data.infos import InfoColumns
 from marlvec.vector.data.report import Report
 from marlvec.vector.pools.pool import Leaves, Pool, PoolReply
 from marlvec.vector.pools.pool_queue import PoolQueue
-from marlvec.vector.shards.batched_shard import BatchedEvent, BatchedPhase, BatchedShard
+from marlvec.vector.shards.batched_shard import BatchedShard
+from marlvec.vector.shards.phase import EnvEvent, EnvPhase
 from marlvec.vector.shards.pool_presence import Presence
 
 __all__ = ["PoolShard"]
@@ -104,7 +105,7 @@ class PoolShard(BatchedShard):
         if self.queue.empty and any(seed is not None for seed in seeds):
             self.queue.reset()
         self.queue.ask(len(ids), partial(self._pool.reset, ids, seeds, options))
-        self._phases.on(ids, BatchedEvent.ASK_RESET)
+        self._phases.on(ids, EnvEvent.ASK_RESET)
         self._buffers.events[ids] = False
         self._final_columns.forget(ids)
 
@@ -113,10 +114,10 @@ class PoolShard(BatchedShard):
         ids = self._in_order(ids)
         rows = self._rows(ids)
         begun = began = None
-        if not self._phases.are_all(rows, BatchedPhase.RUNNING):
+        if not self._phases.are_all(rows, EnvPhase.RUNNING):
             if self._any_finals_kept:
-                begun = ids[self._phases.where(rows, BatchedPhase.BEGUN)]
-            over = self._phases.where(rows, BatchedPhase.OVER)
+                begun = ids[self._phases.where(rows, EnvPhase.BEGUN)]
+            over = self._phases.where(rows, EnvPhase.OVER)
             began = over if np.count_nonzero(over) else None
         going = ids
         if began is not None and self._next_episode == "reset":
@@ -124,7 +125,7 @@ class PoolShard(BatchedShard):
             going = ids[~began]
         if len(going):
             self._send(going)
-        self._phases.on(rows, BatchedEvent.ASK_STEP)
+        self._phases.on(rows, EnvEvent.ASK_STEP)
         self._clear(rows, begun, began)  # while the pool is at work
 
     def _begin(self, ids: Ids) -> None:
@@ -207,14 +208,14 @@ class PoolShard(BatchedShard):
         """
         began: BoolArray | None = None
         replaced: BoolArray | None = None
-        if not self._phases.are_all(rows, BatchedPhase.STEPPING):
-            began = ~self._phases.where(rows, BatchedPhase.STEPPING)
+        if not self._phases.are_all(rows, EnvPhase.STEPPING):
+            began = ~self._phases.where(rows, EnvPhase.STEPPING)
             if self._autoreset.begins_at_once:
-                replaced = self._phases.where(rows, BatchedPhase.REPLACING)
+                replaced = self._phases.where(rows, EnvPhase.REPLACING)
                 if not np.count_nonzero(replaced):
                     replaced = None
         try:
-            self._phases.on(rows, BatchedEvent.REPLY)
+            self._phases.on(rows, EnvEvent.REPLY)
         except KeyError as error:
             raise self._broken(f"it answers for envs {ids.tolist()}, not all of which were asked: {error}") from None
         self._check_beginnings(reply, began)
@@ -263,19 +264,19 @@ class PoolShard(BatchedShard):
             finals = reply.finals
             buffers.final_state[over] = reply.state[done] if finals is None or finals.state is None else finals.state
         if not self._autoreset.begins_at_once:
-            self._phases.on(over, BatchedEvent.END)
+            self._phases.on(over, EnvEvent.END)
             return reply.env_ids
         if reply.finals is not None:
             report.final_infos.update(reply.finals.infos)
             if reply.columns:
                 self._final_columns.write(over, {path: column[done] for path, column in reply.columns.items()})
                 self._columns.forget(over)
-            self._phases.on(over, BatchedEvent.FOLLOW)
+            self._phases.on(over, EnvEvent.FOLLOW)
             return reply.env_ids
         if reply.columns:
             self._final_columns.write(over, {path: column[done] for path, column in reply.columns.items()})
         report.final_infos.update({i: report.infos.pop(i) for i in over.tolist() if i in report.infos})
-        self._phases.on(over, BatchedEvent.REPLACE)
+        self._phases.on(over, EnvEvent.REPLACE)
         if self._next_episode == "step":
             self._send(over)
         else:
