@@ -214,7 +214,7 @@ class Background:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a thread collects and was not told to stop."""
+        """Whether a thread collects and is not stopping."""
         return self._thread is not None and not self._stopping
 
     @property

@@ -532,7 +532,7 @@ class Collector(StatefulCollector, BatchSource):
         return self._policy_set.trained(self._trained)
 
     def _count_policies(self) -> None:
-        """Tell metrics the ids of all policies, including those of episodes in their window."""
+        """Pass the ids of all policies to metrics, including those of episodes in their window."""
         known = [*self._policy_set.all_ids, *self.metrics.policies_seen]
         self.metrics.policies = tuple(dict.fromkeys(known))
 

@@ -108,7 +108,7 @@ ARGUMENTS: list[tuple[str, list[Any], str]] = [
     ("PadSequences", [(0,), (-2,), (2.0,), (False,), ("3",)], "max_len must be a whole number of at least 1, got"),
     ("ReturnsToGo", [(-0.1,), (1.1,), (NAN,)], "gamma must be from 0 to 1, got"),
     ("Standardize", [{"epsilon": -1.0}], "epsilon must be at least 0"),
-    ("VTrace", [(0.9, 1.0, 2.0), (0.9, 1.0, 0.0), (0.9, NAN, 1.0), (0.9, -1.0, -2.0)], "must be 0 < c_bar <= rho_bar"),
+    ("VTrace", [(0.9, 1.0, 2.0), (0.9, 1.0, 0.0), (0.9, NAN, 1.0), (0.9, -1.0, -2.0)], "expected 0 < c_bar <= rho_bar"),
     ("VTrace", [(2.0,)], "gamma must be from 0 to 1"),
 ]
 

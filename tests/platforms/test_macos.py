@@ -17,8 +17,8 @@ HARNESS = ROOT / "tests" / "platforms" / "darwin"
 LEFT_OUT = "not native"  # numba takes what this machine has
 VECTOR, COLLECT = "tests/vector", "tests/collect"
 SOME = [
-    f"{VECTOR}/api/test_closing.py {VECTOR}/api/test_controls.py {VECTOR}/api/test_lifecycle.py "
-    f"{VECTOR}/api/test_send_recv.py {VECTOR}/api/test_state_machine.py {VECTOR}/backends/test_identity.py "
+    f"{VECTOR}/api/test_closing.py {VECTOR}/api/test_controls.py {VECTOR}/api/test_scripts.py "
+    f"{VECTOR}/api/test_streams.py {VECTOR}/api/test_state_machine.py {VECTOR}/backends/test_identity.py "
     f"{VECTOR}/backends/test_joint_envs.py {VECTOR}/backends/test_lenient.py {VECTOR}/backends/test_starting.py "
     f"{COLLECT}/background/test_background.py {COLLECT}/rollout/test_interrupts.py "
     f"{COLLECT}/rollout/test_lost_episodes.py {COLLECT}/rollout/test_revival.py "

@@ -17,7 +17,7 @@ from marlvec.spaces import Contained, Leaf, Membership, check_size, membership, 
 from marlvec.spaces.action_masks import find_forbidden
 from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.validation.agent_dicts import is_by_agent, join_agents
-from marlvec.vector.validation.schedule import CheckSchedule
+from marlvec.vector.validation.observations import CheckSchedule
 
 __all__ = ["ActionWriter", "arrange", "take_copies"]
 

@@ -1,4 +1,4 @@
-"""`ObservationValidator`: checks that the values that envs return lie in their spaces.
+"""`ObservationValidator`: checks that the values that envs return lie in their spaces; `CheckSchedule`: when.
 
 The check runs in the calling process, for all rows at once; valid rows take one or two reductions per leaf.
 """
@@ -15,15 +15,46 @@ from numpy.typing import NDArray
 from marlvec.envs.contract_warnings import warn_of_contract
 from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.spaces import Finite, Leaf, Membership, membership
-from marlvec.vector.validation.schedule import CheckSchedule
 from marlvec.vector.vector_step import VectorStep
 
-__all__ = ["ObservationValidator"]
+__all__ = ["CheckSchedule", "ObservationValidator"]
 
 _REWARDS = Finite()
+_FIRST, _EVERY = 16, 16
+_NEVER = -1  # counting down from here never reaches 0
 
 AnyArray = NDArray[Any]
 BoolArray = NDArray[np.bool_]
+
+
+class CheckSchedule:
+    """Counts calls. The caller decrements ``countdown`` itself, which saves a function call if no check is due.
+
+        schedule.countdown -= 1
+        if not schedule.countdown:
+            schedule.restart()
+            ...
+
+    Args:
+        validate: ``"strict"`` and ``"warn"``: every call is due; ``"sample"``: the first 16 and every 16th after that;
+            ``"off"``: none.
+
+    Attributes:
+        countdown: Number of calls until the next check, including the checked call.
+    """
+
+    __slots__ = ("_left", "_mode", "countdown")
+
+    def __init__(self, validate: str) -> None:
+        self._mode = validate
+        self._left = _FIRST  # remaining calls of the first 16
+        self.countdown = _NEVER if validate == "off" else 1
+
+    def restart(self) -> None:
+        """Count down to the next call that is due."""
+        if self._mode == "sample" and self._left > 0:
+            self._left -= 1
+        self.countdown = _EVERY if self._mode == "sample" and not self._left else 1
 
 
 class ObservationValidator:
