@@ -39,7 +39,7 @@ demo: $(VENV)/.stamp-run ## Set up, then the main job: simple_spread in 16 envs,
 test: $(VENV)/.stamp-test ## Set up, then the quick tests: two to five minutes on two cores
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-test-all: test ## All tests but the soak: the quick ones first, then the slow ones; 15 to 30 minutes
+test-all: test ## All tests but the soak: the quick ones first, then the slow ones; 12 to 30 minutes
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "slow and not soak" $(ARGS)
 
 interop: $(INTEROP:%=.venv-interop/%/.stamp) ## Tests of libraries that get a virtual environment each; INTEROP="envpool" for some
