@@ -35,6 +35,8 @@ def is_find(error: BaseException, said: str = "") -> bool:
     """
     if isinstance(error, BaseExceptionGroup):  # of Hypothesis: what was found does not happen in every run
         return any(is_find(found, said) for found in error.exceptions)
+    if type(error).__name__ == "_WrappedBaseException" and error.__cause__ is not None:  # Hypothesis's, in such a group
+        return is_find(error.__cause__, said)
     if isinstance(error, KeyError) and _is_ours(error):
         return True  # a table of marlvec's does not know, e.g., a way from this state
     if not isinstance(error, CAUGHT) or isinstance(error.__cause__, MISTAKES):

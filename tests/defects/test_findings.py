@@ -53,6 +53,7 @@ def test_what_is_not_in_a_dict_is_no_find_unless_it_is_one_of_marlvecs() -> None
 
 def test_what_happens_in_some_runs_only_is_a_find_if_it_is_one() -> None:
     assert is_find(FlakyFailure("inconsistent results", [AssertionError()]))
+    assert is_find(FlakyFailure("inconsistent results", [pytest.fail.Exception()]))
     assert not is_find(FlakyFailure("inconsistent results", [AttributeError()]))
 
 

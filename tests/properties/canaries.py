@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -128,13 +129,14 @@ def request_forgotten_at_a_timeout(patch: Patch) -> None:
 
 @canary
 def rows_delivered_twice(patch: Patch) -> None:
-    hand_out, last = CallState.hand_out, {}
+    hand_out = CallState.hand_out
+    last: WeakKeyDictionary[CallState, Any] = WeakKeyDictionary()
 
     def again(calls: CallState) -> Any:
         ids = hand_out(calls)
         if calls.pending in STREAM_CALLS:
-            ids = np.union1d(ids, last.get(id(calls), ids))
-        last[id(calls)] = ids[:1]
+            ids = np.union1d(ids, last.get(calls, ids))
+        last[calls] = ids[:1]
         return ids
 
     patch.setattr(CallState, "hand_out", again)
