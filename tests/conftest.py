@@ -68,7 +68,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _is_hunt() -> bool:
-    """Whether this run is one with a defect: what it fails with holds envs, for which nobody is to wait."""
+    """Whether this run has a defect: its failures hold envs, whose end is not waited for."""
     return VARIABLE in os.environ
 
 

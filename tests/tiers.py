@@ -4,7 +4,7 @@
 @pytest.mark.mostly_slow("starts workers", quick="pairs")       but for cases with every pair of parameter values
 @pytest.mark.mostly_slow("starts workers", quick="each")        but for cases with every value of each parameter
 @pytest.mark.mostly_slow("runs a program each", quick=8)        but for the first of each eight
-@pytest.mark.mostly_slow("plays", quick=8, slow="pairs")        likewise; of the others, those that pairs need are slow,
+@pytest.mark.mostly_slow("plays", quick=8, slow="pairs")        as above; of the others, those that pairs need are slow,
                                                                 and the rest is for the soak
 """
 

@@ -25,7 +25,7 @@ __all__ = ["AddLastObs", "AddView", "PadSequences", "kept_name", "UnpadSequences
 class AddLastObs(LearnerConnector):
     """Puts one phantom row after each fragment, so that one pass over all rows also values its last ``next_obs``.
 
-    In a phantom row ``obs`` is the ``next_obs`` of the row before, and likewise every column with a ``next_…`` column;
+    In a phantom row ``obs`` is the ``next_obs`` of the row before, and so for every column with a ``next_…`` column;
     ``state_in`` is its ``state_out``, ``t`` is one more, ``rewards`` is 0. Other columns repeat the row before, with
     its flags and ids. ``values`` is ``next_values`` if that column exists, else NaN until computed. All rows get
 

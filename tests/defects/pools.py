@@ -148,7 +148,7 @@ def pool_who_ends_alone_has_no_final_obs(patch: Patch) -> None:
 
 @found_by(CONTRACT)
 def pool_rows_written_over_given_ones_are_lost(patch: Patch) -> None:
-    """After arrays that the pool gave, rows of some envs go into a copy that nobody reads."""
+    """After arrays that the pool gave, rows of some envs go into a copy that is never read."""
 
     def confuse(buffers: Buffers, g: int) -> Any:
         return [leaf if leaf.flags.writeable else leaf.copy() for leaf in buffers.obs[g]]

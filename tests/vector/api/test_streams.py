@@ -1,4 +1,4 @@
-"""Streams: envs as they become ready; slow ones hold up nobody, and wrong calls change nothing.
+"""Streams: envs as they become ready; slow ones delay no other, and wrong calls change nothing.
 
 Portions of any size in any order are drawn by tests/properties.
 """
