@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -74,8 +76,8 @@ class Presence:
                 None if mask is None else mask | ~acting[:, members, None]
                 for mask, members in zip(masks, self._members, strict=True)
             ]
-        return PoolReply(
-            env_ids=reply.env_ids,
+        return replace(
+            reply,
             obs=obs,
             reward=reward,
             terminated=terminated,
@@ -84,12 +86,6 @@ class Presence:
             masks=masks,
             alive=alive,
             done=done,
-            infos=reply.infos,
-            columns=reply.columns,
-            has_columns=reply.has_columns,
-            finals=reply.finals,
-            state=reply.state,
-            gives_obs=reply.gives_obs,
         )
 
     def _present(
