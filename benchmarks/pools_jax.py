@@ -5,7 +5,8 @@ turns over the same suite, and the fastest turn of each is quoted, since other w
 divided by ours, so 1.00 is as fast. Where all episodes end together (simple_spread: every 25 steps), a short turn may
 have no reset of ours; ``--seconds`` makes turns longer. Actions are made outside of the timer but for ``collect()``,
 whose policy draws them. The bare loop waits for its observations in each step, and begins the next episode as its suite
-does: by a reset of every world in every step, whose final observations are lost.
+does: by a reset of every world in every step, whose final observations are lost. On a GPU its rows stay there;
+``--on-host`` has it bring observations, rewards and who is done to the host, as whoever learns outside of JAX must.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ SIZES = (64, 1024, 16384)
 class Bare:
     """The suite's ``step``, with its own autoreset."""
 
-    def __init__(self, world: Any, num_envs: int) -> None:
+    def __init__(self, world: Any, num_envs: int, *, on_host: bool = False) -> None:
         self.rng, self.turns = np.random.default_rng(0), isinstance(world, PgxWorld)
+        self.read = jax.device_get if on_host else jax.block_until_ready
         self.world, self.num_envs, env = world, num_envs, world.env
         self.key = jax.random.key(0)
         keys = jax.random.split(self.key, num_envs)
@@ -41,7 +43,8 @@ class Bare:
             def advance(key: Any, state: Any, actions: Any) -> tuple[Any, Any, Any]:
                 key, own = jax.random.split(key)
                 state = jax.vmap(step)(state, actions, jax.random.split(own, num_envs))
-                return key, state, state.observation
+                rows = (state.observation, state.rewards, state.terminated)
+                return key, state, rows if on_host else state.observation
 
             self.state = jax.jit(jax.vmap(env.init))(keys)
         else:
@@ -50,8 +53,8 @@ class Bare:
             def advance(key: Any, state: Any, actions: Any) -> tuple[Any, Any, Any]:
                 key, own = jax.random.split(key)
                 given = {agent: actions[:, a] for a, agent in enumerate(agents)}
-                obs, state, *_ = jax.vmap(env.step)(jax.random.split(own, num_envs), state, given)
-                return key, state, obs
+                obs, state, rewards, dones, _ = jax.vmap(env.step)(jax.random.split(own, num_envs), state, given)
+                return key, state, (obs, rewards, dones) if on_host else obs
 
             _, self.state = jax.jit(jax.vmap(env.reset))(keys)
         self.advance = jax.jit(advance)
@@ -67,8 +70,8 @@ class Bare:
             else:
                 actions = self.rng.integers(0, moves, (self.num_envs, len(self.world.agents)), np.int32)
             begin = time.perf_counter()
-            self.key, self.state, obs = self.advance(self.key, self.state, actions)
-            jax.block_until_ready(obs)
+            self.key, self.state, rows = self.advance(self.key, self.state, actions)
+            self.read(rows)
             spent += time.perf_counter() - begin
         return spent / steps
 
@@ -123,6 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--envs", nargs="+", default=ENVS)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--on-host", action="store_true", help="the bare loop brings its rows to the host, too")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=0.02, help="of a turn of each, about; two steps at least")
     options = parser.parse_args()
@@ -134,7 +138,8 @@ def main() -> None:
         family, _, own = name.partition("/")
         world = JaxMarlWorld(own) if family == "jaxmarl" else PgxWorld(own)
         for size in options.sizes:
-            bare, step, views = Bare(world, size), Ours(world, size), Ours(world, size, copy=False)
+            bare = Bare(world, size, on_host=options.on_host)
+            step, views = Ours(world, size), Ours(world, size, copy=False)
             contestants = [bare, step, views, Collecting(world, size)]
             bare.run(2)
             steps = int(np.clip(options.seconds / max(bare.run(2), 1e-5), 2, 400))

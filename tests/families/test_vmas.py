@@ -30,6 +30,8 @@ NUM_ENVS = 6
 SEED = 4
 STEPS = 45
 MODES = ("same_step", "next_step", "disabled")
+ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
+DEVICES = ("cpu", pytest.param("cuda", marks=ON_GPU))
 
 # Episodes that end by themselves, at different times (balance), none but by the limit, dicts in infos, actions of each
 # kind, one agent.
@@ -44,16 +46,20 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 
 
-def plain(name: str) -> Any:
-    return vmas.make_env(name, num_envs=NUM_ENVS, terminated_truncated=True, **ROWS[name])
+def plain(name: str, device: str = "cpu") -> Any:
+    return vmas.make_env(name, num_envs=NUM_ENVS, terminated_truncated=True, device=device, **ROWS[name])
+
+
+if torch.cuda.is_available():  # the GPU's files and threads stay with the process, so no test is the first to open them
+    plain("balance", "cuda").reset()
 
 
 def as_numpy(tensors: Any) -> np.ndarray[Any, Any]:
-    return torch.stack(list(tensors), 1).numpy()
+    return torch.stack(list(tensors), 1).cpu().numpy()
 
 
-def as_tensors(actions: np.ndarray[Any, Any]) -> list[Any]:
-    rows = torch.from_numpy(actions)
+def as_tensors(actions: np.ndarray[Any, Any], device: str = "cpu") -> list[Any]:
+    rows = torch.from_numpy(actions).to(device)
     return [rows[:, a].reshape(NUM_ENVS, -1).clone() for a in range(rows.shape[1])]
 
 
@@ -82,11 +88,12 @@ def check_infos(infos: dict[str, Any], said: list[dict[str, Any]], told: np.ndar
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ROWS)
-def test_whole_episodes_are_those_of_a_plain_loop(name: str, mode: str) -> None:
-    env = plain(name)
+@pytest.mark.parametrize("device", DEVICES)
+def test_whole_episodes_are_those_of_a_plain_loop(device: str, name: str, mode: str) -> None:
+    env = plain(name, device)
     ended = 0
     over = np.zeros(NUM_ENVS, bool)
-    with marlvec.make(f"vmas/{name}", NUM_ENVS, autoreset_mode=mode, **ROWS[name]) as envs:
+    with marlvec.make(f"vmas/{name}", NUM_ENVS, autoreset_mode=mode, device=device, **ROWS[name]) as envs:
         assert envs.backend == "pool"
         assert envs.agents == tuple(agent.name for agent in env.agents)
         obs, infos = envs.reset(seed=[SEED] * NUM_ENVS)
@@ -94,8 +101,8 @@ def test_whole_episodes_are_those_of_a_plain_loop(name: str, mode: str) -> None:
         for _ in range(STEPS):
             actions = envs.random_action()
             obs, rewards, terminated, truncated, infos = envs.step(actions)
-            seen, paid, term, trunc, said = env.step(as_tensors(actions))
-            expected, flags = as_numpy(paid).astype(float), np.stack([term.numpy(), trunc.numpy()])
+            seen, paid, term, trunc, said = env.step(as_tensors(actions, device))
+            expected, flags = as_numpy(paid).astype(float), np.stack([term.cpu().numpy(), trunc.cpu().numpy()])
             last = as_numpy(seen)
             done = flags.any(axis=0)
             again = over if mode == "next_step" else done & (mode == "same_step")
@@ -181,9 +188,9 @@ def test_single_envs_can_be_reset_at_any_time() -> None:
             same(envs.reset(env_ids=[k, k + 1])[0], as_numpy(seen))
 
 
-def trace(seed: Any, other: bool = False) -> list[bytes]:
+def trace(seed: Any, device: str, other: bool = False) -> list[bytes]:
     rng = np.random.default_rng(0)
-    made = [marlvec.make("vmas/balance", 3, max_episode_steps=9) for _ in range(1 + other)]
+    made = [marlvec.make("vmas/balance", 3, max_episode_steps=9, device=device) for _ in range(1 + other)]
     obs, _ = made[0].reset(seed=seed)
     out = [obs.tobytes()]
     for _ in range(30):
@@ -196,19 +203,23 @@ def trace(seed: Any, other: bool = False) -> list[bytes]:
     return out
 
 
-def test_one_seed_settles_all_episodes_whatever_other_pools_do() -> None:
-    first = trace(7)
-    assert trace(7) == first
-    assert trace(7, other=True) == first
-    assert trace(2**64 - 1) == trace(2**64 - 1) != first
-    assert trace(None) != trace(None)
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_seed_settles_all_episodes_whatever_other_pools_do(device: str) -> None:
+    first = trace(7, device)
+    assert trace(7, device) == first
+    assert trace(7, device, other=True) == first
+    assert trace(2**64 - 1, device) == trace(2**64 - 1, device) != first
+    assert trace(None, device) != trace(None, device)
 
 
-def test_global_random_streams_are_left_alone() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_global_random_streams_are_left_alone(device: str) -> None:
     torch.manual_seed(1)
     np.random.seed(1)  # noqa: NPY002  # VMAS draws from it
     before = torch.get_rng_state().clone(), np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
-    trace(3)
+    on_gpu = None if device == "cpu" else torch.cuda.get_rng_state()
+    trace(3, device)
+    assert on_gpu is None or (torch.cuda.get_rng_state() == on_gpu).all()
     assert (torch.get_rng_state() == before[0]).all()
     assert (np.random.get_state()[1] == before[1]).all()  # type: ignore[index]  # noqa: NPY002
 

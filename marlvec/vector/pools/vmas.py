@@ -81,20 +81,28 @@ def build(
                     f"vmas/{scenario}: expected arguments of the scenario; VMAS reports: {error}"
                 ) from error
 
-    return VmasPool(make_env, f"vmas/{scenario}", autoreset_mode=autoreset_mode, render_mode=render_mode)
+    return VmasPool(
+        make_env,
+        f"vmas/{scenario}",
+        autoreset_mode=autoreset_mode,
+        render_mode=render_mode,
+        device=kwargs.get("device", "cpu"),
+    )
 
 
 class VmasPool(Pool):
     """All envs of one VMAS environment: they step together, end separately, and share one random stream.
 
-    VMAS keeps that stream in a class attribute, for all environments of a process. The pool installs its own stream
-    for each call, so that other pools have no influence.
+    VMAS keeps that stream in a class attribute, for all environments of a process, and on a GPU uses torch's generator
+    of that GPU. The pool installs streams of its own for each call, so that it and others have no influence on each
+    other.
 
     Args:
         make_env: Builds a ``vmas`` environment with ``terminated_truncated=True``, from a seed of its own.
         name: Name of the pool.
         autoreset_mode: The autoreset mode to support.
         render_mode: ``"rgb_array"``, or None.
+        device: Device of the environment.
 
     Attributes:
         environment: The ``vmas`` environment.
@@ -103,12 +111,20 @@ class VmasPool(Pool):
     steps_all = True
 
     def __init__(
-        self, make_env: Callable[[], Any], name: str, *, autoreset_mode: str, render_mode: str | None = None
+        self,
+        make_env: Callable[[], Any],
+        name: str,
+        *,
+        autoreset_mode: str,
+        render_mode: str | None = None,
+        device: Any = "cpu",
     ) -> None:
-        self._torch = import_extra("torch", name, "pip install 'marlvec[vmas]'")
+        self._torch = torch = import_extra("torch", name, "pip install 'marlvec[vmas]'")
         environment_class = import_extra("vmas.simulator.environment", name, "pip install 'marlvec[vmas]'").Environment
         self._shared_stream: list[Any] = environment_class.vmas_random_state
         self._stream: list[Any] = list(self._shared_stream)
+        self._gpu = gpu if (gpu := torch.device(device)).type == "cuda" else None
+        self._gpu_stream = None if self._gpu is None else torch.cuda.get_rng_state(self._gpu)
         with self._own_stream():
             self.environment = env = make_env()
         self.render_mode = render_mode
@@ -237,12 +253,19 @@ class VmasPool(Pool):
 
     @contextmanager
     def _own_stream(self) -> Iterator[None]:
+        cuda, gpu = self._torch.cuda, self._gpu
         shared, self._shared_stream[:] = list(self._shared_stream), self._stream
+        if gpu is not None:
+            shared_on_gpu = cuda.get_rng_state(gpu)
+            cuda.set_rng_state(self._gpu_stream, gpu)
         try:
             yield
         finally:
             self._stream[:] = self._shared_stream
             self._shared_stream[:] = shared
+            if gpu is not None:
+                self._gpu_stream = cuda.get_rng_state(gpu)
+                cuda.set_rng_state(shared_on_gpu, gpu)
 
 
 class VmasEnvView:

@@ -56,7 +56,8 @@ class JaxPool(Pool):
     def __init__(
         self, world: JaxWorld, num_envs: int, *, autoreset_mode: str = "same_step", max_episode_steps: int | None = None
     ) -> None:
-        self._jax = import_jax(world.name)
+        self._jax = jax = import_jax(world.name)
+        self._is_remote = jax.default_backend() != "cpu"
         self.world = world
         self._form = WorldForm(world)
         self.spec = self._form.spec
@@ -110,6 +111,7 @@ class JaxPool(Pool):
         carry, self._carry = self._carry, None
         if len(ids) == self.num_envs:
             self._carry, rows = self._programs().step(carry, actions)
+            self._fetch(rows)
             self._request = partial(self._answer, rows)
             return
         chosen = np.zeros(self.num_envs, np.bool_)
@@ -119,6 +121,7 @@ class JaxPool(Pool):
             for target, leaf in zip(targets, leaves, strict=True):
                 target[ids] = leaf
         self._carry, rows = self._programs().step_some(carry, spread, chosen)
+        self._fetch(rows)
         self._request = partial(self._answer, rows, chosen)
 
     def recv(self) -> PoolReply:
@@ -158,6 +161,7 @@ class JaxPool(Pool):
             self._carry = None
             places = padded(ids, self.num_envs, self._sizes)
             self._carry, rows = self._programs().renew(carry, places)
+        self._fetch(rows)
         n = len(ids)
         flags = self._programs().flags_of(rows, len(places))
         shape = (n, len(self.spec.agents))
@@ -197,6 +201,12 @@ class JaxPool(Pool):
 
     # --- steps
 
+    def _fetch(self, *trees: Any) -> None:
+        """Start to copy all of these to the host; whoever reads one then waits once, not for each in turn."""
+        if self._is_remote:
+            for leaf in self._jax.tree.leaves(trees):
+                leaf.copy_to_host_async()
+
     def _answer(self, rows: WorldRows, chosen: BoolArray | None = None) -> PoolReply:
         """Read a step's rows, of the worlds that are chosen or of all; begin the episodes that the mode says."""
         program = self._programs()
@@ -214,6 +224,7 @@ class JaxPool(Pool):
             n, some = len(ids), padded(ids, self.num_envs, self._sizes)
             carry, self._carry = self._carry, None
             self._carry, obs, state, last, new = program.replace(carry, rows.obs, rows.state, some)
+            self._fetch(new.flags, obs, state, last if self.autoreset is AutoresetMode.SAME_STEP else None)
             rows = rows._replace(obs=obs, state=state)
             fresh = program.flags_of(new, len(some))
             masks = [_with(mask, ids, own[:n]) for mask, own in zip(masks, fresh.masks, strict=True)]
