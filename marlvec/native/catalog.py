@@ -13,25 +13,14 @@ __all__ = ["NativeEntry", "native_entry", "register_native"]
 
 @dataclass(frozen=True)
 class NativeEntry:
-    """Catalog entry of a native env.
+    """Catalog entry of a native env."""
 
-    Attributes:
-        id: Id of its reference env for `marlvec.make`.
-        entry_point: ``"module:Class"`` of a `NativeEnv`; imported only when an env is built, as it imports numba.
-        exact: Whether its numbers equal the reference's bit for bit. ``backend="auto"`` uses only exact entries.
-    """
-
-    id: str
-    entry_point: str | type[NativeEnv]
-    exact: bool = True
+    id: str  # of its reference env for `marlvec.make`
+    entry_point: str | type[NativeEnv]  # "module:Class" is imported only when an env is built, as it imports numba
+    exact: bool = True  # numbers equal the reference's bit for bit; backend="auto" uses only exact entries
 
     def load(self) -> type[NativeEnv]:
-        """Import the class.
-
-        Raises:
-            MissingExtraError: numba is not installed.
-            RegistryError: The class does not exist.
-        """
+        """Import the class; raise MissingExtraError without numba."""
         if not isinstance(self.entry_point, str):
             return self.entry_point
         module, _, name = self.entry_point.partition(":")
@@ -95,7 +84,7 @@ def native_entry(env_id: str) -> NativeEntry | None:
 def register_native(
     id: str, entry_point: str | type[NativeEnv], *, exact: bool = True, overwrite: bool = False
 ) -> NativeEntry:
-    """Register a native form of an env that `marlvec.make` knows.
+    """Register a native form of an env that `marlvec.make` knows; ``backend="auto"`` uses it if it is exact.
 
     Args:
         id: The env's full id, e.g. ``"mpe/simple_spread_v3"``.

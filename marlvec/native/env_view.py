@@ -12,15 +12,9 @@ __all__ = ["NativeEnvView"]
 
 
 class NativeEnvView:
-    """Env ``i`` of a `NativeEnv`.
+    """Env ``i`` of a `NativeEnv`: an array with one row per env appears as this env's row, which may be written to.
 
-    An array with one row per env appears as this env's row, which may be written to; attributes common to all envs
-    appear unchanged. Only names with a leading underscore can be set, on this object; the env would not read others.
-
-    Args:
-        env: The env.
-        i: Index of the env.
-        render_mode: ``"rgb_array"``, or None.
+    Attributes common to all envs appear unchanged. Only names with a leading underscore can be set, on this object.
     """
 
     def __init__(self, env: NativeEnv, i: int, render_mode: str | None) -> None:

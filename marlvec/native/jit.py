@@ -16,10 +16,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def kernel(function: _F) -> _F:
-    """Compile a function on its first call, for numba's nopython mode.
+    """Compile a function on its first call, in nopython mode, without the interpreter lock, cached on disk.
 
-    It runs without the interpreter lock. No fast math: operations are neither reordered nor fused. Division by zero
-    gives infinity or NaN, like numpy's. Compiled code is cached on disk for the next process.
+    No fast math: operations are neither reordered nor fused. Division by zero gives infinity or NaN, like numpy's.
     """
     jit: Any = partial(numba.njit, nogil=True, error_model="numpy")
     try:

@@ -23,43 +23,27 @@ ILLEGAL, LOST, DRAWN, WON, GOES_ON = -2, -1, 0, 1, 2
 
 
 class TurnRows(NamedTuple):
-    """The rows of N two-player envs with equal spaces, as arguments of kernels.
+    """The rows of N two-player envs with equal spaces, as arguments of kernels."""
 
-    Attributes:
-        obs: (N, 2, *shape), each player's last observation.
-        actions: (N, 2) int64; only the mover's is read.
-        masks: (N, 2, n) bool.
-        reward: (N, 2) float64.
-        terminated, truncated, alive, acting: (N, 2) bool.
-        done: (N,) bool.
-    """
-
-    obs: NDArray[Any]
-    actions: NDArray[np.int64]
-    masks: NDArray[np.bool_]
-    reward: NDArray[np.float64]
+    obs: NDArray[Any]  # (N, 2, *shape), each player's last observation
+    actions: NDArray[np.int64]  # (N, 2); only the mover's is read
+    masks: NDArray[np.bool_]  # (N, 2, n)
+    reward: NDArray[np.float64]  # (N, 2), as are the flags
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     alive: NDArray[np.bool_]
     acting: NDArray[np.bool_]
-    done: NDArray[np.bool_]
+    done: NDArray[np.bool_]  # (N,)
 
 
 class TurnGame(NativeEnv):
-    """A turn-based game for two players with equal spaces.
-
-    Subclasses keep ``mover``, (N,) int8, up to date in their kernels.
-
-    Attributes:
-        turn_rows: The rows; set by `attach`.
-        mover: (N,) int64, the player whose turn it is.
-    """
+    """A turn-based game for two players with equal spaces; kernels keep ``mover`` up to date."""
 
     state_names: tuple[str, ...] = ("mover",)
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs)
-        self.mover = np.zeros(num_envs, np.int64)
+        self.mover = np.zeros(num_envs, np.int64)  # (N,), the player whose turn it is
 
     def attach(self, rows: Rows) -> None:
         super().attach(rows)
@@ -104,15 +88,7 @@ def pass_turn(rows: Any, i: int, before: int, after: int) -> None:
 
 @kernel
 def finish(rows: Any, i: int, mover: int, gain: float, legal: bool) -> None:
-    """End the game in env ``i``: write the rewards, and let no agent act.
-
-    Args:
-        rows: The rows.
-        i: The env.
-        mover: Player of the last move.
-        gain: The mover's reward.
-        legal: Whether the move was legal.
-    """
+    """End the game in env ``i``: write the reward ``gain`` of the last move's player, and let no agent act."""
     rows.reward[i, mover] = gain
     for a in range(2):
         rows.terminated[i, a] = True

@@ -27,18 +27,7 @@ _ONE = np.uint64(1)
 
 
 class ConnectFour(TurnGame):
-    """N games of connect four.
-
-    Args:
-        num_envs: Number of games, N.
-        screen_scaling: Size of rendered frames.
-
-    Attributes:
-        stones: (N, 2) uint64, each player's stones as bits.
-        heights: (N, 7) int8, stones in each column.
-        last: (N, 2) int8, position of each player's last stone in an observation (``7 * row + column``, from the top),
-            or -1. Observations are updated, not rewritten: a player's view gains these two stones.
-    """
+    """N games of connect four."""
 
     name = "connect_four_v3"
     agents = ("player_0", "player_1")
@@ -50,8 +39,10 @@ class ConnectFour(TurnGame):
 
     def __init__(self, num_envs: int, *, screen_scaling: int = 9) -> None:
         super().__init__(num_envs)
-        self.stones = np.zeros((num_envs, 2), np.uint64)
-        self.heights = np.zeros((num_envs, WIDTH), np.int8)
+        self.stones = np.zeros((num_envs, 2), np.uint64)  # each player's stones as bits
+        self.heights = np.zeros((num_envs, WIDTH), np.int8)  # stones in each column
+        # Position of each player's last stone in an observation (7 * row + column, from the top), or -1. Observations
+        # are updated, not rewritten: a player's view gains these two stones.
         self.last = np.full((num_envs, 2), -1, np.int8)
         self._screen_scaling = screen_scaling
 

@@ -10,17 +10,7 @@ __all__ = ["classic_env"]
 
 
 def classic_env(name: str, kind: str, render_mode: str | None, **kwargs: Any) -> Any:
-    """Build one of PettingZoo's classic envs, reset, so that a position can be put into it.
-
-    Args:
-        name: E.g. ``"tictactoe_v3"``.
-        kind: ``"parallel"`` or ``"aec"``.
-        render_mode: The constructor's ``render_mode``.
-        kwargs: Further arguments of its constructor.
-
-    Raises:
-        MissingExtraError: PettingZoo's classic games are not installed.
-    """
+    """Build one of PettingZoo's classic envs (``kind``: ``"parallel"`` or ``"aec"``), reset."""
     env = pettingzoo_env(f"classic/{name}", kind, render_mode=render_mode, **kwargs)
     env.reset()
     return env

@@ -19,21 +19,7 @@ SHOWN = 5  # rounds that a picture shows
 
 
 class RockPaperScissors(NativeEnv):
-    """N games of rock-paper-scissors, and of its larger forms.
-
-    Args:
-        num_envs: Number of games, N.
-        num_actions: Odd, and at least 3.
-        max_cycles: Rounds in an episode.
-        screen_height: For rendering.
-
-    Raises:
-        ArgumentError: A number that the reference refuses, or that is not an int.
-
-    Attributes:
-        rounds: (N,) int64, rounds played.
-        history: (N, 5, 2) int64, both choices of the last rounds, newest first; -1: not played yet.
-    """
+    """N games of rock-paper-scissors, and of its larger forms, with an odd number of actions."""
 
     name = "rps_v2"
     agents = ("player_0", "player_1")
@@ -50,7 +36,8 @@ class RockPaperScissors(NativeEnv):
         self._screen_height = screen_height
         self.observation_spaces = (Discrete(self._num_actions + 1),) * 2
         self.action_spaces = (Discrete(self._num_actions),) * 2
-        self.rounds = np.zeros(num_envs, np.int64)
+        self.rounds = np.zeros(num_envs, np.int64)  # played in this episode
+        # both choices of the last rounds, newest first; -1: not played yet
         self.history = np.full((num_envs, SHOWN, 2), -1, np.int64)
 
     def reset(self, ids: Ids) -> None:

@@ -19,15 +19,7 @@ LINES = np.array([(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 
 
 
 class TicTacToe(TurnGame):
-    """N games of tic-tac-toe.
-
-    Args:
-        num_envs: N.
-        screen_height: For rendering.
-
-    Attributes:
-        squares: (N, 9) int8, column by column as PettingZoo numbers them: 0 is empty, 1 and 2 are the players' marks.
-    """
+    """N games of tic-tac-toe."""
 
     name = "tictactoe_v3"
     agents = ("player_1", "player_2")
@@ -39,7 +31,7 @@ class TicTacToe(TurnGame):
 
     def __init__(self, num_envs: int, *, screen_height: int = 1000) -> None:
         super().__init__(num_envs)
-        self.squares = np.zeros((num_envs, 9), np.int8)
+        self.squares = np.zeros((num_envs, 9), np.int8)  # column by column, as PettingZoo; 0: empty, 1 and 2: marks
         self._screen_height = screen_height
 
     def reset(self, ids: Ids) -> None:

@@ -14,15 +14,9 @@ __all__ = ["deal"]
 
 @kernel
 def deal(rng: Streams, i: int, size: int, hand: NDArray[np.int8]) -> None:
-    """Deal the first cards of a shuffled deck, each with one draw from env ``i``'s stream.
+    """Deal ``hand``, (n,), from a shuffled deck of cards 0 to ``size`` - 1, each with one draw from env ``i``'s stream.
 
     ``Generator.integers(cards left)`` is an index into the remaining cards, in ascending order.
-
-    Args:
-        rng: (N, 6) uint64.
-        i: The env.
-        size: Cards in the deck, 0 to size - 1.
-        hand: (n,) int8, output: the cards.
     """
     for k in range(len(hand)):
         card = bounded(rng, i, size - k)

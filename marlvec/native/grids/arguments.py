@@ -12,16 +12,7 @@ __all__ = ["whole"]
 
 
 def whole(name: str, value: Any, least: int | None) -> int:
-    """Check that an argument is an int.
-
-    Args:
-        name: Name of the argument.
-        value: The value.
-        least: Smallest legal value; None: no limit.
-
-    Raises:
-        ArgumentError: It is not an int, or below ``least``.
-    """
+    """Return an int of at least ``least`` (None: any), or raise ArgumentError."""
     is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_whole or (least is not None and value < least):
         wanted = "an int" if least is None else f"an int of at least {least}"

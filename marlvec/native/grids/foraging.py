@@ -34,36 +34,9 @@ Levels = int | Sequence[int]
 
 
 class Foraging(NativeEnv):
-    """N fields of level-based foraging; R rows, C columns, P players, F foods.
+    """N fields of level-based foraging; R rows, C columns, P players, F foods. Arguments are lbforaging's.
 
-    Args:
-        num_envs: N.
-        players: P. They may fill half of the field.
-        min_player_level, max_player_level: Limits of a player's random level; lists are dealt out at random.
-        min_food_level, max_food_level: Limits of a food's random level; a maximum of None is the sum of the three
-            lowest players' levels.
-        field_size: (R, C), at least (3, 3).
-        max_num_food: F; fewer if the field has no room for them.
-        sight: How far a player sees, in cells.
-        max_episode_steps: Steps after which all players are terminated, as in lbforaging.
-        force_coop: Whether every food has its highest possible level.
-        normalize_reward: Whether an episode's rewards add up to 1.
-        grid_observation: Observe three planes (levels of players, levels of foods, free cells) instead of a list of
-            foods and players.
-        observe_agent_levels: Whether observations contain players' levels.
-        penalty: Cost of a failed load.
-
-    Raises:
-        ArgumentError: An argument is wrong, or lbforaging could raise with it in the middle of an episode.
-
-    Attributes:
-        pos: (N, P, 2) int64, row and column of each player.
-        level: (N, P) int64, players' levels.
-        foods: (N, F, 3) int64, row, column and level of each remaining food, ordered by row and column.
-        food_num: (N,) int64, number of remaining foods.
-        spawned: (N,) int64, sum of foods' levels at the reset.
-        steps: (N,) int64, since the episode began.
-        begun: (N,) bool, whether the env has had an episode: the next one keeps the players' last cells free.
+    Raises ArgumentError also if lbforaging could raise with an argument in the middle of an episode.
     """
 
     name = "ForagingEnv"
@@ -75,20 +48,20 @@ class Foraging(NativeEnv):
         self,
         num_envs: int,
         *,
-        players: int,
-        min_player_level: Levels,
+        players: int,  # may fill half of the field
+        min_player_level: Levels,  # limits of a random level; lists are dealt out at random
         max_player_level: Levels,
         min_food_level: Levels,
-        max_food_level: Levels | None,
+        max_food_level: Levels | None,  # None: sum of the three lowest players' levels
         field_size: tuple[int, int],
-        max_num_food: int,
+        max_num_food: int,  # F; fewer if the field has no room for them
         sight: int,
-        max_episode_steps: int,
-        force_coop: bool,
-        normalize_reward: bool = True,
-        grid_observation: bool = False,
+        max_episode_steps: int,  # steps after which all players are terminated, as in lbforaging
+        force_coop: bool,  # every food has its highest possible level
+        normalize_reward: bool = True,  # an episode's rewards add up to 1
+        grid_observation: bool = False,  # three planes (players' levels, foods' levels, free cells), not a list
         observe_agent_levels: bool = True,
-        penalty: float = 0.0,
+        penalty: float = 0.0,  # cost of a failed load
     ) -> None:
         given = dict(locals())
         super().__init__(num_envs)
@@ -117,11 +90,11 @@ class Foraging(NativeEnv):
         self.agents = tuple(f"agent_{a}" for a in range(p))
         self.observation_spaces = (self._space(p, f),) * p
         self.action_spaces = (Discrete(6),) * p
-        self.pos = np.zeros((num_envs, p, 2), np.int64)
+        self.pos = np.zeros((num_envs, p, 2), np.int64)  # row and column
         self.level = np.zeros((num_envs, p), np.int64)
-        self.foods = np.zeros((num_envs, f, 3), np.int64)
+        self.foods = np.zeros((num_envs, f, 3), np.int64)  # row, column, level of each left, by row and column
         self.food_num, self.spawned, self.steps = np.zeros((3, num_envs), np.int64)
-        self.begun = np.zeros(num_envs, np.bool_)
+        self.begun = np.zeros(num_envs, np.bool_)  # had an episode: the next one keeps the players' last cells free
 
     def _space(self, p: int, f: int) -> Box:
         """Return a player's observation space, with lbforaging's bounds."""

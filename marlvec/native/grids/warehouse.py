@@ -37,34 +37,8 @@ Whole = NDArray[np.int64]
 class Warehouse(NativeEnv):
     """N warehouses; H rows, W columns, A robots, S shelves, Q of them requested, M bits of a message.
 
-    Args:
-        num_envs: N.
-        shelf_columns, column_height, shelf_rows: Layout of the shelves; an odd number of columns.
-        n_agents: A.
-        msg_bits: M; above 0, an action also contains a message.
-        sensor_range: How far a robot sees, in cells.
-        request_queue_size: Q, less than S.
-        max_inactivity_steps, max_steps: Steps without a delivery, and in all, after which all robots are terminated;
-            None or 0: never.
-        reward_type: ``"individual"``, ``"global"`` or ``"two_stage"``, or rware's ``RewardType``.
-        layout: A drawing that replaces the shelves' numbers: ``x`` is a shelf, ``.`` free, ``g`` a goal.
-        observation_type: ``"flattened"``, or rware's ``ObservationType.FLATTENED``.
-        image_observation_layers, image_observation_directional: Ignored: options of image observations.
-        normalised_coordinates: Whether a robot's position is divided by the warehouse's size.
-
-    Raises:
-        ArgumentError: An argument is wrong, or not supported: images and dicts.
-
-    Attributes:
-        place: (N, A) int64, each robot's cell, ``W * row + column``.
-        heading: (N, A) int64: up, down, left, right.
-        carried: (N, A) int64, the shelf that a robot carries, 1 to S; 0: none.
-        delivered: (N, A) bool, whether the carried shelf was delivered; two-stage rewards only.
-        message: (N, A, M) int64, each robot's last message.
-        robots, shelves: (N, H * W) int64, the robot and the shelf in each cell, counted from 1; 0: none.
-        queue: (N, Q) int64, requested shelves.
-        requested: (N, S + 1) bool, by shelf.
-        steps, idle: (N,) int64, steps of the episode, and since the last delivery.
+    Arguments are rware's; images and dicts as observations are not supported. Cells are numbered ``W * row + column``,
+    robots and shelves from 1; 0: none.
     """
 
     name = "Warehouse"
@@ -88,21 +62,21 @@ class Warehouse(NativeEnv):
         self,
         num_envs: int,
         *,
-        shelf_columns: int,
+        shelf_columns: int,  # odd
         column_height: int,
         shelf_rows: int,
         n_agents: int,
-        msg_bits: int,
-        sensor_range: int,
-        request_queue_size: int,
-        max_inactivity_steps: int | None,
+        msg_bits: int,  # M; above 0, an action also contains a message
+        sensor_range: int,  # cells that a robot sees
+        request_queue_size: int,  # Q, less than S
+        max_inactivity_steps: int | None,  # steps without a delivery that terminate all robots; None or 0: never
         max_steps: int | None,
-        reward_type: Any,
-        layout: str | None = None,
-        observation_type: Any = "flattened",
-        image_observation_layers: Any = None,
+        reward_type: Any,  # "individual", "global" or "two_stage", or rware's `RewardType`
+        layout: str | None = None,  # a drawing instead of numbers: x is a shelf, . free, g a goal
+        observation_type: Any = "flattened",  # or rware's `ObservationType.FLATTENED`
+        image_observation_layers: Any = None,  # ignored, as the next: options of images
         image_observation_directional: bool = True,
-        normalised_coordinates: bool = False,
+        normalised_coordinates: bool = False,  # divide a robot's position by the warehouse's size
     ) -> None:
         given = dict(locals())
         super().__init__(num_envs)
@@ -139,11 +113,11 @@ class Warehouse(NativeEnv):
         self.observation_spaces = (Box(-np.inf, np.inf, (numbers,), np.float32),) * a
         self.action_spaces = (MultiDiscrete([5, *m * [2]]) if m else Discrete(5),) * a
         self.place, self.heading, self.carried = np.zeros((3, num_envs, a), np.int64)
-        self.delivered = np.zeros((num_envs, a), np.bool_)
-        self.message = np.zeros((num_envs, a, m), np.int64)
+        self.delivered = np.zeros((num_envs, a), np.bool_)  # the carried shelf was delivered; two-stage rewards only
+        self.message = np.zeros((num_envs, a, m), np.int64)  # each robot's last message
         self.robots, self.shelves = np.zeros((2, num_envs, height * width), np.int64)
-        self.queue = np.ones((num_envs, q), np.int64)
-        self.requested = np.zeros((num_envs, s + 1), np.bool_)
+        self.queue = np.ones((num_envs, q), np.int64)  # requested shelves
+        self.requested = np.zeros((num_envs, s + 1), np.bool_)  # by shelf
         self.steps, self.idle = np.zeros((2, num_envs), np.int64)
         self._hashes = _hashes(height, width)
 

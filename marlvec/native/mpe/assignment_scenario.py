@@ -22,21 +22,14 @@ _NEAR = 0.05
 
 
 class AssignmentScenario(Scenario):
-    """Rewards all agents for the distances of the cheapest assignment of agents to places.
-
-    Args:
-        num_envs: Number of envs.
-        agents, landmarks: The bodies.
-        terminate_on_success: End episodes once every place is taken.
-        options: See `Options`.
-    """
+    """Rewards all agents for the distances of the cheapest assignment of agents to places."""
 
     def __init__(
         self,
         num_envs: int,
         agents: Sequence[Body],
         landmarks: Sequence[Body],
-        terminate_on_success: bool,
+        terminate_on_success: bool,  # once every place is taken
         **options: Unpack[Options],
     ) -> None:
         super().__init__(

@@ -20,14 +20,7 @@ __all__ = ["boundary", "exponentials"]
 
 
 def exponentials(ids: Ids, pos: NDArray[np.float64], first: int, out: NDArray[np.float64]) -> None:
-    """Compute ``np.exp(2 * x - 2)`` for agents' distances x from the middle, on each axis.
-
-    Args:
-        ids: The envs.
-        pos: (N, E, 2) float64.
-        first: Index of the first agent.
-        out: (N, n, 2) float64, of n agents from ``first`` on.
-    """
+    """Write ``np.exp(2 * x - 2)`` of distances x from the middle on each axis, for agents from ``first`` on."""
     rows = rows_of(ids)
     x = np.abs(pos[rows, first : first + out.shape[1]])
     with np.errstate(over="ignore"):  # the penalty is at most 10
@@ -36,12 +29,7 @@ def exponentials(ids: Ids, pos: NDArray[np.float64], first: int, out: NDArray[np
 
 @kernel
 def boundary(x: Any, exp: Any) -> Any:
-    """Return the penalty on one axis.
-
-    Args:
-        x: Distance of the agent from the middle.
-        exp: ``np.exp(2 * x - 2)``.
-    """
+    """Return the penalty on one axis for the distance ``x`` from the middle, with ``exp = np.exp(2 * x - 2)``."""
     if x < 0.9:
         return 0.0
     if x < 1.0:

@@ -19,28 +19,14 @@ __all__ = ["match", "norms"]
 
 
 def norms(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the length of each vector, bit for bit as ``np.linalg.norm`` of the single vector.
-
-    Args:
-        vectors: (…, 2) float64.
-
-    Returns:
-        (…,) float64.
-    """
+    """Return the lengths (…,) of vectors (…, 2), bit for bit as ``np.linalg.norm`` of each single vector."""
     # matmul of a row and a column calls the same BLAS dot product as norm().
     squares = np.matmul(vectors[..., None, :], vectors[..., :, None])[..., 0, 0]
     return np.asarray(np.sqrt(squares))
 
 
 def match(costs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the costs of the cheapest assignment in each env.
-
-    Args:
-        costs: (n, A, A) float64, cost of each agent at each place.
-
-    Returns:
-        (n, A) float64, each agent's cost.
-    """
+    """Return each agent's cost in the cheapest assignment, (n, A); ``costs`` (n, A, A) are by agent and place."""
     cheapest = np.empty(costs.shape[:2])
     if costs.shape[1]:
         _match(np.ascontiguousarray(costs), cheapest)

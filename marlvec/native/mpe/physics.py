@@ -44,10 +44,7 @@ _NOTHING_LEFT = 746.0  # exp(-x) is zero from here on
 def act_discretely(
     ids: Any, actions: Any, agents: Any, movable: Any, speaks: Any, gain: Any, force: Any, comm: Any
 ) -> None:
-    """Turn the Discrete actions (N, A_g) of these agents into forces and utterances.
-
-    The action of an agent that moves and speaks is the move plus 5 times the symbol.
-    """
+    """Turn Discrete actions (N, A_g), move + 5 * symbol of an agent that does both, into forces and utterances."""
     for k in range(len(ids)):
         i = ids[k]
         for j in range(len(agents)):
@@ -75,16 +72,14 @@ def act_discretely(
 def act_continuously(
     ids: Any, actions: Any, agents: Any, movable: Any, speaks: Any, gain: Any, force: Any, comm: Any
 ) -> None:
-    """Turn the Box actions (N, A_g, 5 and/or C) float32 of these agents into forces and utterances.
-
-    The two numbers of an axis are subtracted in float32, as in the reference.
-    """
+    """Turn Box actions (N, A_g, 5 and/or C) of these agents into forces and utterances."""
     for k in range(len(ids)):
         i = ids[k]
         for j in range(len(agents)):
             a, first = agents[j], 0
             if movable[a]:
                 first = _MOVES
+                # The two numbers of an axis are subtracted in float32, as in the reference.
                 force[i, a, 0] = (0.0 + (actions[i, j, 2] - actions[i, j, 1])) * gain[a]
                 force[i, a, 1] = (0.0 + (actions[i, j, 4] - actions[i, j, 3])) * gain[a]
             if speaks[a]:

@@ -19,18 +19,12 @@ _STAY, _INTERACT = 4, 5
 
 
 class Objects(NamedTuple):
-    """Objects of N envs: a place for each of C cells, and one for each player's hands.
+    """Objects of N envs: a place for each of C cells, and one for each player's hands; arrays are (N, C + 2)."""
 
-    Attributes:
-        kind: (N, C + 2) int8, `ONION`, `TOMATO`, `DISH`, `SOUP`, or 0.
-        onions, tomatoes: (N, C + 2) int8, a soup's ingredients.
-        tick: (N, C + 2) int32, steps a soup has been cooking; -1: not cooking.
-    """
-
-    kind: NDArray[np.int8]
-    onions: NDArray[np.int8]
+    kind: NDArray[np.int8]  # `ONION`, `TOMATO`, `DISH`, `SOUP`, or 0
+    onions: NDArray[np.int8]  # in a soup
     tomatoes: NDArray[np.int8]
-    tick: NDArray[np.int32]
+    tick: NDArray[np.int32]  # steps a soup has been cooking; -1: not cooking
 
 
 @kernel

@@ -16,26 +16,16 @@ Cells = NDArray[np.int32]
 
 
 class Board(NamedTuple):
-    """Tables of a map of C cells.
+    """Tables of a map of C cells."""
 
-    Attributes:
-        go: (C, 5) int32, the cell that an action leads to.
-        beside: (C, 4) int32, neighbours; beyond the edge, the cell itself.
-        wall: (C,) bool.
-        need: (C,) int32, how many neighbours must hold pursuers to surround an evader.
-        corner: (C, 2) int32, row and column of `picture` where a pursuer's window begins.
-        picture: (rows, columns, 3) float32, walls without agents, in observation planes; the map plus a margin as wide
-            as a pursuer sees.
-        sight: How far a pursuer sees, in cells.
-    """
-
-    go: Cells
-    beside: Cells
-    wall: NDArray[np.bool_]
-    need: Cells
-    corner: Cells
+    go: Cells  # (C, 5), the cell that an action leads to
+    beside: Cells  # (C, 4), neighbours; beyond the edge, the cell itself
+    wall: NDArray[np.bool_]  # (C,)
+    need: Cells  # (C,), how many neighbours must hold pursuers to surround an evader
+    corner: Cells  # (C, 2), row and column of `picture` where a pursuer's window begins
+    # (rows, columns, 3), walls without agents, in observation planes, with a margin as wide as a pursuer sees
     picture: NDArray[np.float32]
-    sight: int
+    sight: int  # cells that a pursuer sees
 
 
 def make_board(x_size: int, y_size: int, sight: int) -> Board:

@@ -30,33 +30,7 @@ _ENDLESS = 2**62  # steps
 
 
 class Pursuit(NativeEnv):
-    """N envs of pursuit with P pursuers and E evaders; a pursuer sees a window of R × R cells.
-
-    Args:
-        num_envs: N.
-        x_size, y_size: The map.
-        max_cycles: Steps after which all pursuers are truncated.
-        shared_reward: Whether each pursuer gets the mean of all rewards; a number is the mean's share.
-        n_evaders, n_pursuers: E and P, at least 1; P at most 128.
-        obs_range: R.
-        n_catch: With ``surround=False``, how many pursuers in an evader's cell catch it.
-        freeze_evaders: Whether evaders stay where they are.
-        evader_controller, pursuer_controller: Not supported.
-        tag_reward: For each evader beside a pursuer, after the move of each pursuer.
-        catch_reward: For each pursuer that helped to catch.
-        urgency_reward: For each step.
-        surround: Whether evaders are caught by pursuers in all cells beside them.
-        constraint_window: Agents begin in a random window of the map; its sides as a fraction of the map's.
-
-    Raises:
-        ArgumentError: An argument is wrong, or not supported.
-
-    Attributes:
-        pursuers: (N, P) int32, their cells.
-        evaders: (N, E) int32, their cells; the last cell if caught.
-        gone: (N, E) bool, whether an evader was caught.
-        frames: (N,) int64, steps since the episode began.
-    """
+    """N envs of pursuit: P pursuers, each of which sees a window of R × R cells, and E evaders."""
 
     name = "pursuit_v5"
     metadata = {
@@ -73,20 +47,20 @@ class Pursuit(NativeEnv):
         num_envs: int,
         x_size: int = 16,
         y_size: int = 16,
-        max_cycles: int = 500,
-        shared_reward: bool | float = True,
+        max_cycles: int = 500,  # steps after which all pursuers are truncated
+        shared_reward: bool | float = True,  # each pursuer gets the mean of all rewards; a number: the mean's share
         n_evaders: int = 30,
-        n_pursuers: int = 8,
+        n_pursuers: int = 8,  # 1 to 128
         obs_range: int = 7,
-        n_catch: int = 2,
+        n_catch: int = 2,  # with surround=False: pursuers in an evader's cell that catch it
         freeze_evaders: bool = False,
-        evader_controller: Any = None,
+        evader_controller: Any = None,  # not supported, nor the pursuers'
         pursuer_controller: Any = None,
-        tag_reward: float = 0.01,
-        catch_reward: float = 5.0,
-        urgency_reward: float = -0.1,
-        surround: bool = True,
-        constraint_window: float = 1.0,
+        tag_reward: float = 0.01,  # for each evader beside a pursuer, after the move of each pursuer
+        catch_reward: float = 5.0,  # for each pursuer that helped to catch
+        urgency_reward: float = -0.1,  # for each step
+        surround: bool = True,  # evaders are caught by pursuers in all cells beside them
+        constraint_window: float = 1.0,  # agents begin in a random window of the map; sides as a fraction of the map's
     ) -> None:
         super().__init__(num_envs)
         self._kwargs = {name: value for name, value in locals().items() if name not in _NO_ARGUMENTS}
@@ -122,8 +96,8 @@ class Pursuit(NativeEnv):
         self.action_spaces = (Discrete(5),) * pursuers
         self.state_space = Box(0, most, (y_size, x_size, 3), np.float32)
         self.pursuers = np.zeros((num_envs, pursuers), np.int32)
-        self.evaders = np.zeros((num_envs, evaders), np.int32)
-        self.gone = np.zeros((num_envs, evaders), np.bool_)
+        self.evaders = np.zeros((num_envs, evaders), np.int32)  # the last cell if caught
+        self.gone = np.zeros((num_envs, evaders), np.bool_)  # caught
         self.frames = np.zeros(num_envs, np.int64)
 
     def attach(self, rows: Rows) -> None:
@@ -183,7 +157,6 @@ class Pursuit(NativeEnv):
         return {"pursuers": (0, last), "evaders": (0, last)}
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
-        """Return PettingZoo's env in env ``i``'s state, random stream included."""
         env = pettingzoo_env("sisl/pursuit_v5", "parallel", render_mode=render_mode, **self._kwargs)
         env.reset()
         aec = env.unwrapped

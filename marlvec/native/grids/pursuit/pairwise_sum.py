@@ -17,14 +17,7 @@ MOST = 128
 
 @kernel
 def pairwise_sum(values: NDArray[np.float64]) -> Any:
-    """Return ``numpy.sum(values)`` of contiguous float64s, bit for bit; ``numpy.mean`` is this sum divided by n.
-
-    Args:
-        values: (n,) float64, n at most `MOST`.
-
-    Returns:
-        Their sum, a float64; 0 if n is 0.
-    """
+    """Return ``numpy.sum`` of at most `MOST` contiguous float64s, bit for bit. ``numpy.mean`` divides it by n."""
     n = len(values)
     if n < 8:
         total = 0.0

@@ -17,17 +17,7 @@ __all__ = ["SimpleAdversary"]
 
 
 class SimpleAdversary(Scenario):
-    """mpe2's ``simple_adversary_v3``.
-
-    Args:
-        num_envs: How many.
-        N: Good agents, and landmarks.
-        num_agent_neighbors, num_landmark_neighbors: How many of each an agent sees; None: all.
-        options: See `Options`.
-
-    Attributes:
-        goal: (N,) int64, the landmark that is the goal.
-    """
+    """mpe2's ``simple_adversary_v3``."""
 
     name = "simple_adversary_v3"
     state_names = ("goal",)
@@ -35,13 +25,13 @@ class SimpleAdversary(Scenario):
     def __init__(
         self,
         num_envs: int,
-        N: int = 2,
-        num_agent_neighbors: int | None = None,
+        N: int = 2,  # good agents, and landmarks
+        num_agent_neighbors: int | None = None,  # how many an agent sees; None: all
         num_landmark_neighbors: int | None = None,
         **options: Unpack[Options],
     ) -> None:
         good = check_count("N", N, 1)
-        self.goal = np.zeros(num_envs, np.int64)
+        self.goal = np.zeros(num_envs, np.int64)  # the landmark that is the goal
         self._seen = Neighbours(num_envs, good + 1, good, num_agent_neighbors, num_landmark_neighbors)
         seen = 2 * (self._seen.agents.shape[2] + self._seen.landmarks.shape[2])
         super().__init__(

@@ -19,14 +19,7 @@ _RADIUS = 0.5
 
 
 class SimpleFormation(AssignmentScenario):
-    """mpe2's ``simple_formation_v1``.
-
-    Args:
-        num_envs: How many.
-        N: Agents.
-        terminate_on_success: End episodes once every place on the circle is taken.
-        options: See `Options`.
-    """
+    """mpe2's ``simple_formation_v1`` with N agents."""
 
     name = "simple_formation_v1"
     state_names = ()

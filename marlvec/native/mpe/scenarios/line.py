@@ -21,14 +21,7 @@ _LENGTH = 1.25
 
 
 class SimpleLine(AssignmentScenario):
-    """mpe2's ``simple_line_v1``.
-
-    Args:
-        num_envs: How many.
-        N: Agents.
-        terminate_on_success: End episodes once every place on the line is taken.
-        options: See `Options`.
-    """
+    """mpe2's ``simple_line_v1`` with N agents."""
 
     name = "simple_line_v1"
     state_names = ("_places",)

@@ -19,17 +19,7 @@ _CAPTURE_RADIUS = 0.1
 
 
 class SimpleSpread(Scenario):
-    """mpe2's ``simple_spread_v3``.
-
-    Args:
-        num_envs: How many.
-        N: Agents, and landmarks.
-        local_ratio: Weight of an agent's own reward; the shared reward has the rest.
-        curriculum: Use mpe2's first stage, in which collisions cost nothing; later stages are not supported.
-        terminate_on_success: End episodes once every landmark is covered.
-        num_agent_neighbors, num_landmark_neighbors: How many of each an agent sees; None: all.
-        options: See `Options`.
-    """
+    """mpe2's ``simple_spread_v3``."""
 
     name = "simple_spread_v3"
     state_names = ()
@@ -37,11 +27,11 @@ class SimpleSpread(Scenario):
     def __init__(
         self,
         num_envs: int,
-        N: int = 3,
-        local_ratio: float = 0.5,
-        curriculum: bool = False,
-        terminate_on_success: bool = False,
-        num_agent_neighbors: int | None = None,
+        N: int = 3,  # agents, and landmarks
+        local_ratio: float = 0.5,  # weight of an agent's own reward; the shared reward has the rest
+        curriculum: bool = False,  # mpe2's first stage, where collisions cost nothing; later stages are not supported
+        terminate_on_success: bool = False,  # once every landmark is covered
+        num_agent_neighbors: int | None = None,  # how many an agent sees; None: all
         num_landmark_neighbors: int | None = None,
         **options: Unpack[Options],
     ) -> None:

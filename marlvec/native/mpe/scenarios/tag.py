@@ -19,16 +19,7 @@ __all__ = ["SimpleTag"]
 
 
 class SimpleTag(Scenario):
-    """mpe2's ``simple_tag_v3``.
-
-    Args:
-        num_envs: How many.
-        num_good, num_adversaries, num_obstacles: How many of each.
-        curriculum: Use mpe2's first stage, in which the prey has half its speed; later stages are not supported.
-        terminate_on_success: End episodes once every good agent is caught.
-        num_agent_neighbors, num_landmark_neighbors: How many of each an agent sees; None: all.
-        options: See `Options`.
-    """
+    """mpe2's ``simple_tag_v3``."""
 
     name = "simple_tag_v3"
     state_names = ()
@@ -39,9 +30,10 @@ class SimpleTag(Scenario):
         num_good: int = 1,
         num_adversaries: int = 3,
         num_obstacles: int = 2,
+        # mpe2's first stage, where the prey has half its speed; later stages are not supported
         curriculum: bool = False,
-        terminate_on_success: bool = False,
-        num_agent_neighbors: int | None = None,
+        terminate_on_success: bool = False,  # once every good agent is caught
+        num_agent_neighbors: int | None = None,  # how many an agent sees; None: all
         num_landmark_neighbors: int | None = None,
         **options: Unpack[Options],
     ) -> None:

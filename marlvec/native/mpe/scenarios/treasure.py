@@ -24,18 +24,7 @@ _NOTHING = -1
 
 
 class CollectTreasure(Scenario):
-    """mpe2's ``collect_treasure_v1``.
-
-    Args:
-        num_envs: How many.
-        num_collectors, num_deposits, num_treasures: How many of each; there are as many kinds of treasure as deposits.
-        options: See `Options`.
-
-    Attributes:
-        holding: (N, C) int64, the kind of treasure that each collector holds, or -1.
-        kind: (N, T) int64, each treasure's kind.
-        lies: (N, T) bool, whether a treasure lies on the ground.
-    """
+    """mpe2's ``collect_treasure_v1``, with as many kinds of treasure as deposits."""
 
     name = "collect_treasure_v1"
     state_names = ("holding", "kind", "lies", "_respawns")
@@ -67,9 +56,9 @@ class CollectTreasure(Scenario):
             own={"num_collectors": collectors, "num_deposits": kinds, "num_treasures": treasures},
         )
         self._collectors, self._kinds = collectors, kinds
-        self.holding = np.full((num_envs, collectors), _NOTHING)
-        self.kind = np.zeros((num_envs, treasures), np.int64)
-        self.lies = np.ones((num_envs, treasures), np.bool_)
+        self.holding = np.full((num_envs, collectors), _NOTHING)  # (N, C) kind of treasure that each collector holds
+        self.kind = np.zeros((num_envs, treasures), np.int64)  # (N, T), of each treasure
+        self.lies = np.ones((num_envs, treasures), np.bool_)  # (N, T), on the ground
         self._respawns = self.rng.copy()  # the reference draws these from a copy of the stream, taken at the reset
         self._shared = np.zeros(num_envs)  # shared reward of this step's pickups and deliveries
         self._stray = np.zeros((num_envs, kinds))  # distance of each deposit to the collectors' centre
@@ -97,7 +86,6 @@ class CollectTreasure(Scenario):
         _observe(ids, self.pos, self.vel, self._collectors, *things, self._order, self._key, self.view)
 
     def dress(self, world: Any, i: int) -> None:
-        """Set the held treasures and kinds of the reference's bodies."""
         for agent, held in zip(world.agents, self.holding[i].tolist(), strict=False):
             agent.holding = None if held == _NOTHING else held
             agent.color = np.array([0.85] * 3) if held == _NOTHING else 0.85 * world.treasure_colors[held]

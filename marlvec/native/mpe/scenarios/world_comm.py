@@ -16,13 +16,7 @@ __all__ = ["SimpleWorldComm"]
 
 
 class SimpleWorldComm(Scenario):
-    """mpe2's ``simple_world_comm_v3``.
-
-    Args:
-        num_envs: How many.
-        num_good, num_adversaries, num_obstacles, num_food, num_forests: How many of each.
-        options: See `Options`.
-    """
+    """mpe2's ``simple_world_comm_v3``."""
 
     name = "simple_world_comm_v3"
     state_names = ()
