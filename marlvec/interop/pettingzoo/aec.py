@@ -62,11 +62,7 @@ class AECView(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
 
     @classmethod
     def make(cls, env: EnvLike, *, backend: str = "sync", **kwargs: Any) -> Self:
-        """Build one env and a view of it; arguments as in `ParallelView.make`.
-
-        Raises:
-            MarlvecError: As `marlvec.make`.
-        """
+        """Build one env and a view of it; arguments as in `ParallelView.make`."""
         return cls(ParallelView.make(env, backend=backend, **kwargs).envs)
 
     def observation_space(self, agent: str) -> Space[Any]:
@@ -144,7 +140,6 @@ class AECView(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
         truncations: dict[str, bool],
         infos: dict[str, dict[str, Any]],
     ) -> None:
-        """Store the results of the env's step."""
         self._obs = {**self._obs, **obs}
         self.agents = list(rewards)
         self.rewards, self.terminations, self.truncations, self.infos = rewards, terminations, truncations, infos
@@ -153,11 +148,7 @@ class AECView(AECEnv):  # type: ignore[misc]  # pettingzoo has no type informati
         }
 
     def _next_round(self, latest: str | None) -> None:
-        """Begin the next round, and select the agent.
-
-        Args:
-            latest: The agent that acted last.
-        """
+        """Begin the next round, and select the agent, after the ``latest`` one that acted."""
         self._actions = {}
         while True:
             self._turns = [agent for agent in self._parallel.agents if self.infos[agent]["acting"]]

@@ -89,9 +89,6 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
             env: As in `marlvec.make`.
             backend: Where it runs; ``"sync"``: in this process.
             kwargs: Other arguments of `marlvec.make`, except ``num_envs`` and ``autoreset_mode``.
-
-        Raises:
-            MarlvecError: As `marlvec.make`.
         """
         envs = make(env, 1, backend=backend, autoreset_mode="disabled", **kwargs)
         return viewed(cls, envs)
@@ -107,14 +104,11 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Begin an episode.
+        """Begin an episode; return ``(obs, infos)`` of the agents alive now.
 
         Args:
             seed: For the env, used as it is; None: its random generator continues.
             options: For the env.
-
-        Returns:
-            ``(obs, infos)`` of the agents alive now.
         """
         self.envs.reset_send(seed=None if seed is None else [seed], options=options)
         result = self.envs.recv()
@@ -124,13 +118,10 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
     def step(
         self, actions: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
-        """Step the env.
+        """Step the env; return ``(obs, rewards, terminations, truncations, infos)``.
 
         Args:
             actions: Agent to action, for every agent that must act. Actions of other agents are ignored.
-
-        Returns:
-            ``(obs, rewards, terminations, truncations, infos)``.
 
         Raises:
             ActionError: An agent must act and has no action, a name is unknown, or an action is not in its space.
@@ -186,7 +177,6 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         return agent
 
     def _note(self, result: VectorStep, alive: list[bool]) -> None:
-        """Store the agents alive, acting, and the state."""
         self.agents = [*compress(self.possible_agents, alive)]
         self._acting = result.acting[0].tolist()
         self._all_act = False not in self._acting
@@ -216,7 +206,6 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         return infos
 
     def _arrays(self, actions: Mapping[str, Any]) -> Any:
-        """Convert actions to the vectorizer's form."""
         if self._has_plain_actions and self._all_act and actions.keys() == self._agent_set:
             chosen = [actions[agent] for agent in self.possible_agents]
             if _INTS.issuperset(map(type, chosen)):

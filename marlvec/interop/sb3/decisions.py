@@ -28,12 +28,10 @@ def only_decisions(model: Any) -> Any:
 
     * Rows of agents that have ended, or have not joined yet, are left out.
     * Rows of agents that wait for their turn are left out, too. Their rewards are added to those of the previous
-    decision,
-      and the next value after a decision is that of the agent's next decision. So ``gamma`` and ``gae_lambda`` count
-      decisions, not env steps.
+      decision, and the next value after a decision is that of the agent's next decision. So ``gamma`` and
+      ``gae_lambda`` count decisions, not env steps.
     * A decision whose outcome is unknown at the rollout's end, because the agent waits, is left out; so is a decision
-    whose
-      episode was lost to a fault.
+      whose episode was lost to a fault.
 
     If every agent decides in every step, advantages equal those of Stable-Baselines3 bit for bit.
 
@@ -72,7 +70,6 @@ def only_decisions(model: Any) -> Any:
 
 
 def _view(model: Any) -> SB3VecEnv:
-    """Return the view that a model steps."""
     env = model.get_env()
     view = None if env is None else env.unwrapped
     if not isinstance(view, SB3VecEnv):
@@ -83,11 +80,7 @@ def _view(model: Any) -> SB3VecEnv:
 class _Decisions:
     """Mixin: SB3 rollout buffer that skips rows without a decision.
 
-    Attributes:
-        model: The model of the buffer; its env may change.
-        decided: (T, R) bool, whether the row's action counted.
-        lost: (T, R) bool, whether the step lost the row's episode.
-        usable: (T, R) bool, whether the row is learned from.
+    (T, R): ``decided``, the row's action counted; ``lost``, the step lost its episode; ``usable``, it is learned from.
     """
 
     model: Any
@@ -104,12 +97,7 @@ class _Decisions:
         super().add(*args, **kwargs)  # type: ignore[misc]  # likewise
 
     def compute_returns_and_advantage(self, last_values: Any, dones: NDArray[np.bool_]) -> None:
-        """Compute generalised advantages from decision to decision.
-
-        Args:
-            last_values: (R,) tensor, values of the latest observations.
-            dones: (R,) bool, of the latest step.
-        """
+        """Compute generalised advantages from decision to decision."""
         buffer: Any = self
         driver = _view(self.model).driver
         values, discount = buffer.values, buffer.gamma * buffer.gae_lambda
@@ -139,14 +127,7 @@ class _Decisions:
         buffer.returns = buffer.advantages + values
 
     def get(self, batch_size: int | None = None) -> Iterator[Any]:
-        """Yield minibatches of the selected rows, in random order.
-
-        Args:
-            batch_size: Rows of each minibatch but the last; None: all in one.
-
-        Raises:
-            StateError: The rollout is not full, or contains no usable decision.
-        """
+        """Yield minibatches of the selected rows, in random order; without ``batch_size`` all in one."""
         buffer: Any = self
         if not buffer.full:
             raise StateError(f"get(): expected a full rollout, got {buffer.pos} of {buffer.buffer_size} steps")
@@ -159,7 +140,6 @@ class _Decisions:
             yield buffer._get_samples(order[start : start + (batch_size or number)])
 
     def _leave_out(self) -> None:
-        """Flatten all columns, and drop the rows without a usable decision."""
         buffer: Any = self
         keep = buffer.swap_and_flatten(self.usable).ravel()
         if not keep.any():

@@ -1,7 +1,4 @@
-"""A marlvec vectorizer as a VecEnv of Stable-Baselines3: its agents are rows with a shared policy.
-
-Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
-"""
+"""A marlvec vectorizer as a VecEnv of Stable-Baselines3: its agents are rows with a shared policy."""
 
 from __future__ import annotations
 
@@ -36,17 +33,16 @@ Rows = None | int | Iterable[int]
 class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is not installed
     """A view of a `VectorEnv` with one group of agents, for Stable-Baselines3 and sb3-contrib.
 
-    One row per agent, and one policy for all rows. `marlvec.interop.rows.driver.RowDriver` describes rows of agents
-    that have ended or wait for their turn; `marlvec.interop.sb3.only_decisions` makes a model learn without them.
+    One row per agent, R = N * A, and one policy for all. `marlvec.interop.rows.driver.RowDriver` describes rows of
+    agents that have ended or wait for their turn; `marlvec.interop.sb3.only_decisions` makes a model learn without
+    them.
 
     * ``dones`` is True once for each agent, when it ends; ``infos[row]["terminal_observation"]`` is its last
-    observation,
-      and ``infos[row]["TimeLimit.truncated"]`` is True if only its time was up.
+      observation, and ``infos[row]["TimeLimit.truncated"]`` is True if only its time was up.
     * ``infos[row]["episode"]`` has its exact return and length, so that no ``VecMonitor`` is needed:
       ``env_is_wrapped(Monitor)`` is True, and ``evaluate_policy`` reads them, under ``VecNormalize`` as well.
     * ``env_method("action_masks")`` returns the masks to sb3-contrib. A model that never requests them, e.g. ``PPO``,
-    gets
-      a `ContractWarning` at the first masks that forbid something.
+      gets a `ContractWarning` at the first masks that forbid something.
     * Methods and attributes are those of envs: a method is called once for each env of the given rows.
     * ``render()`` tiles one frame per env.
 
@@ -80,13 +76,10 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
     # --- reset and step
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Set the seed of the next `reset`.
+        """Set the seed of the next `reset`; return, for each row, the seed of its env.
 
         Args:
             seed: Spread over the envs by `marlvec.env_seeds`; None: a random seed.
-
-        Returns:
-            For each row, the seed of its env.
         """
         if seed is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0])
@@ -150,10 +143,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         return step.obs, step.rewards.astype(np.float32), step.terminated | step.truncated, step.infos
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Return the action masks: what each row may do now; all True if it does not act.
-
-        Returns:
-            (R, k) bool.
+        """Return the action masks, (R, k) bool: what each row may do now; all True if it does not act.
 
         Raises:
             ArgumentError: The actions are not discrete choices.
@@ -172,10 +162,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         return self._is_maskable if attr_name == _MASKS else bool(super().has_attr(attr_name))
 
     def get_attr(self, attr_name: str, indices: Rows = None) -> list[Any]:
-        """Return an attribute of the env of each of these rows.
-
-        Returns:
-            One value per row.
+        """Return an attribute of the env of each of these rows, one value per row.
 
         Raises:
             AttributeError: The envs have no such attribute.
@@ -192,9 +179,6 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
 
     def env_method(self, method_name: str, *method_args: Any, indices: Rows = None, **method_kwargs: Any) -> list[Any]:
         """Call a method of the envs, once for each env; each of these rows gets its env's result.
-
-        Returns:
-            One result per row.
 
         Raises:
             AttributeError: The envs have no such method.
@@ -226,7 +210,6 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         return [row // self.envs.agent_num for row in rows]
 
     def _rows(self, indices: Rows) -> list[int]:
-        """Return the selected rows."""
         given = [int(row) for row in self._get_indices(indices)]
         if wrong := [row for row in given if not -self.num_envs <= row < self.num_envs]:
             raise ArgumentError(f"indices: expected rows from 0 to {self.num_envs - 1}, got {wrong[0]}")

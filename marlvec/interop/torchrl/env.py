@@ -141,18 +141,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
     ) -> Self:
         """Build envs and a view of them.
 
-        Args:
-            env: As in `marlvec.make`.
-            num_envs: N.
-            group_map: As for the constructor.
-            categorical_actions: As for the constructor.
-            action_masks: As for the constructor.
-            reward_dtype: As for the constructor.
-            device: As for the constructor.
-            kwargs: Other arguments of `marlvec.make`.
-
-        Raises:
-            MarlvecError: As `marlvec.make` and the constructor.
+        ``env``, ``num_envs`` and ``kwargs`` are as in `marlvec.make`, other arguments as for the constructor.
         """
         envs = make(env, num_envs, **kwargs)
         return viewed(
@@ -369,7 +358,6 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         return torch.from_numpy(mask)[:, places.own]
 
     def _actions(self, tensordict: TensorDictBase) -> Any:
-        """Convert actions to the vectorizer's form."""
         spec, n_envs = self.envs.spec, self.envs.num_envs
         found: list[list[NDArray[Any]]] = [[] for _ in spec.groups]
         for places in self._places:

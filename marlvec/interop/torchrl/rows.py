@@ -11,13 +11,7 @@ __all__ = ["blank_others", "with_old_rows"]
 
 
 def with_old_rows(now: TensorDictBase, new_n: torch.Tensor, before: TensorDictBase) -> TensorDictBase:
-    """Return new values in some rows, and old values in the others; zeros if there are no old ones, e.g. rewards.
-
-    Args:
-        now: New values of all n rows.
-        new_n: (n,) bool, the rows that get new values.
-        before: Old values of all n rows.
-    """
+    """Return new values in the rows ``new_n``, and old ones in the others; zeros if there are none, e.g. of rewards."""
 
     def merge(key: Any, tensor: torch.Tensor) -> torch.Tensor:
         old = before.get(key, None)
@@ -27,13 +21,7 @@ def with_old_rows(now: TensorDictBase, new_n: torch.Tensor, before: TensorDictBa
 
 
 def blank_others(tensordict: TensorDictBase, rows_n: torch.Tensor, *, keep: TensorDictBase) -> None:
-    """Zero some rows of all tensors, except those that another tensordict also has.
-
-    Args:
-        tensordict: Receives new tensors; the old ones are unchanged.
-        rows_n: (n,) bool, the rows to zero.
-        keep: Its keys are left unchanged.
-    """
+    """Zero some rows of all tensors, except of keys in ``keep``; old tensors are unchanged."""
     kept = set(keep.keys(True, True))
     for key in [key for key in tensordict.keys(True, True) if key not in kept]:
         tensor = tensordict.get(key)
