@@ -49,16 +49,12 @@ app = typer.Typer(
 
 
 class AutoresetMode(StrEnum):
-    """When the next episode begins after an env's episode has ended."""
-
     SAME_STEP = "same_step"
     NEXT_STEP = "next_step"
     DISABLED = "disabled"
 
 
 class BatchMode(StrEnum):
-    """Where batches are cut."""
-
     TRUNCATE = "truncate"
     COMPLETE = "complete"
 

@@ -15,8 +15,6 @@ __all__ = ["arena"]
 
 
 class Rating(StrEnum):
-    """Kind of ratings."""
-
     BRADLEY_TERRY = "bradley-terry"
     ELO = "elo"
     SKILL = "skill"

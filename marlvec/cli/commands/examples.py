@@ -20,11 +20,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def example_files(name: str | None = None) -> list[Path]:
-    """Return the example scripts, or the one with this name, with or without ``.py``.
-
-    Raises:
-        ArgumentError: No such example exists.
-    """
+    """Return the example scripts, or the one with this name, with or without ``.py``."""
     # They are inside the package in a wheel, beside it in a checkout.
     folder = next(folder for folder in (_PACKAGE / "examples", _PACKAGE.parent / "examples") if folder.is_dir())
     found = sorted(folder.glob("*.py"))
@@ -56,14 +52,7 @@ def print_examples(console: Console, files: Sequence[Path]) -> None:
 
 
 def copy_examples(files: Iterable[Path], folder: Path) -> list[Path]:
-    """Copy example scripts into a folder, created if missing.
-
-    Returns:
-        The copies.
-
-    Raises:
-        ArgumentError: A file of that name exists; nothing is copied then.
-    """
+    """Copy example scripts into a folder, created if missing; if one exists there, nothing is copied."""
     copies = {file: folder / file.name for file in files}
     for copy in copies.values():
         if copy.exists():

@@ -121,13 +121,7 @@ def play(
 
 
 def what_plays(name: str, text: str, player: Policy | Opponent) -> str:
-    """Describe the opponent.
-
-    Args:
-        name: Its id.
-        text: Option ``--policy``.
-        player: The player of that option.
-    """
+    """Describe the opponent of option ``--policy``."""
     from marlvec.policies import RandomPolicy
     from marlvec.selfplay import Opponent
 
@@ -181,7 +175,6 @@ def _serve_page(
 
 
 def _play_games(table: PlayCallback, collector: Collector, games: int | None) -> None:
-    """Play games, one after the other."""
     from marlvec.trees import map_tree
 
     played = 0

@@ -30,16 +30,7 @@ class Quit(Exception):
 
 
 class HumanPolicy(Policy):
-    """Shows each observation, and prompts until an allowed move is typed.
-
-    Args:
-        game: Name of the env.
-        console: Console for output and input.
-
-    Attributes:
-        ui: Display of the game; set by `setup`.
-        start: Number of the first action.
-    """
+    """Shows each observation, and prompts until an allowed move is typed; raises `Quit`."""
 
     ui: GameUI
 
@@ -48,21 +39,11 @@ class HumanPolicy(Policy):
         self.start = 0
 
     def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
-        """Set the spaces.
-
-        Raises:
-            ArgumentError: The action space is not Discrete.
-        """
         self.ui = game_ui_of(self._game, action_space)
         self.start = int(action_space.start) if isinstance(action_space, Discrete) else 0
         super().setup(observation_space, action_space, seed=seed)
 
     def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
-        """Prompt for one move per row.
-
-        Raises:
-            Quit: The person quits.
-        """
         masks = rows.get("action_mask", np.ones((len(rows), len(self.ui.moves)), np.bool_))
         agents = rows["agent_index"].tolist()
         return np.array(
@@ -102,19 +83,11 @@ def _wait_for_a_line() -> None:
 
 
 class AnnouncingPolicy(SharedPolicy):
-    """A policy whose moves are recorded, to show them once all agents have moved.
-
-    Args:
-        name: Its id.
-        host: The policy.
-
-    Attributes:
-        noted: (agent index, action) of moves that were not shown yet.
-    """
+    """A policy whose moves are recorded, to show them once all agents have moved."""
 
     def __init__(self, name: str, host: Policy) -> None:
         super().__init__(name, host)
-        self.noted: list[tuple[int, int]] = []
+        self.noted: list[tuple[int, int]] = []  # (agent index, action) of moves that were not shown yet
 
     def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
         output = super().act(rows, explore=explore)

@@ -19,15 +19,7 @@ _RESULTS = (("you win", "bold green"), ("a draw", "bold yellow"), ("you lose", "
 
 
 class PlayCallback(Callback):
-    """Shows a person the course of games; a callback of the collector that plays them.
-
-    Args:
-        console: Console for output.
-        you: The person.
-        other: The policy of all other agents.
-        name: Its id.
-        agents: Agent names.
-    """
+    """Shows a person the course of games; a callback of the collector that plays them."""
 
     def __init__(
         self, console: Console, you: HumanPolicy, other: AnnouncingPolicy, name: str, agents: Sequence[str]
@@ -61,11 +53,7 @@ class PlayCallback(Callback):
         self._header = None
 
     def end_game(self, obs: Any | None) -> None:
-        """Print the last position, as the person observes it, and the result.
-
-        Args:
-            obs: The person's last observation, or None.
-        """
+        """Print the last position, as the person observes it, if at all, and the result."""
         assert self._ended is not None  # set by the episode that was just collected
         (record, own_index), self._ended = self._ended, None
         if obs is not None:
@@ -77,7 +65,6 @@ class PlayCallback(Callback):
         self._print(f"{result}: {own:g} against {best:g}, after {record.length} moves\n", style)
 
     def print_results(self) -> None:
-        """Print the results of all games."""
         if self._results:
             won, drawn, lost = (self._results[result] for result, _ in _RESULTS)
             self._print(f"games won {won}, drawn {drawn}, lost {lost}", "bold")

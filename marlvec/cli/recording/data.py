@@ -32,11 +32,7 @@ def data(
 
 
 def show(folder: Path, *, as_json: bool) -> None:
-    """Print a recording's content.
-
-    Raises:
-        CheckpointError: The folder is not a recording, or is damaged.
-    """
+    """Print a recording's content."""
     from marlvec.recording.dataset import load_dataset
 
     with load_dataset(folder) as dataset:
@@ -48,7 +44,6 @@ def show(folder: Path, *, as_json: bool) -> None:
 
 
 def _content(dataset: RecordedDataset) -> dict[str, Any]:
-    """Return the shown facts, JSON-able."""
     policies = [
         {
             "policy": name,

@@ -22,8 +22,6 @@ _BATCHES = 50  # at least, for the bar
 
 
 class Format(StrEnum):
-    """Formats of files with rows."""
-
     PARQUET = "parquet"
     ARROW = "arrow"
 
