@@ -22,12 +22,6 @@ def parse_shifts(spec: Shift) -> tuple[int, ...]:
 
     0 is the row itself, -1 the agent's row before it, 1 the row after it. ``"-3:-1"`` is -3, -2, -1 and ``"0:4:2"`` is
     0, 2, 4: both ends belong to a range, as in RLlib's view requirements.
-
-    Args:
-        spec: An int, a list of different ints, ``"a:b"``, or ``"a:b:step"`` with a step above 0.
-
-    Raises:
-        ArgumentError: It has another form, is empty, or names a shift twice.
     """
     if isinstance(spec, str):
         return _parse_range(spec)

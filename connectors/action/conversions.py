@@ -108,14 +108,10 @@ class MapActions(ActionConnector):
 
 
 class ActionPlan(NamedTuple):
-    """Conversion of one leaf of the actions.
+    """Conversion of one leaf of the actions."""
 
-    Attributes:
-        space: The leaf's space on the policy's side.
-        apply: Maps (n, …) actions in that space, and their rows, to actions in the space after the connector.
-    """
-
-    space: Space[Any]
+    space: Space[Any]  # on the policy's side
+    # (n, …) actions in that space, and their rows, to the space after the connector
     apply: Callable[[Any, Rows], NDArray[Any]]
 
 
@@ -313,7 +309,6 @@ class _Grid:
 
 
 def _sizes(box: Box, bins: int | Sequence[int]) -> tuple[int, ...]:
-    """Number of bins of each element."""
     d = math.prod(box.shape)
     if not box.is_bounded("both"):
         raise UnsupportedSpaceError(

@@ -75,8 +75,6 @@ class CastObs(LeafwiseObs):
 
 
 class _Cast:
-    """Casts the values of one leaf."""
-
     def __init__(self, leaf: Leaf, dtype: np.dtype[Any]) -> None:
         assert isinstance(leaf.space, Box)
         self.leaf = leaf
@@ -222,8 +220,6 @@ class ScaleObs(LeafwiseObs):
 
 
 class _Scale:
-    """Linear from a Box's bounds to a range."""
-
     def __init__(self, space: Box, low: float, high: float) -> None:
         self.low, self.high = np.float32(low), np.float32(high)
         self.to_unit = bool(self.low == 0 and self.high == 1)
