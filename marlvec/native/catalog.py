@@ -52,11 +52,11 @@ _MPE = {
 }
 
 _GAMES = {
-    "cards/kuhn_poker": "cards.kuhn:KuhnPoker",
-    "cards/leduc_poker": "cards.leduc:LeducPoker",
-    "pettingzoo/classic/connect_four_v3": "boards.connect_four:ConnectFour",
-    "pettingzoo/classic/rps_v2": "boards.rps:RockPaperScissors",
-    "pettingzoo/classic/tictactoe_v3": "boards.tictactoe:TicTacToe",
+    "cards/kuhn_poker": "games.kuhn:KuhnPoker",
+    "cards/leduc_poker": "games.leduc:LeducPoker",
+    "pettingzoo/classic/connect_four_v3": "games.connect_four:ConnectFour",
+    "pettingzoo/classic/rps_v2": "games.rps:RockPaperScissors",
+    "pettingzoo/classic/tictactoe_v3": "games.tictactoe:TicTacToe",
     "pettingzoo/sisl/pursuit_v5": "grids.pursuit.env:Pursuit",
 }
 """Boards, cards and grids: id → ``"module:Class"`` under ``marlvec.native``."""

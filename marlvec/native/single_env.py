@@ -9,8 +9,7 @@ import numpy as np
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
-from marlvec.native.env_view import NativeEnvView
-from marlvec.native.native_env import NativeEnv
+from marlvec.native.native_env import NativeEnv, NativeEnvView
 from marlvec.native.rng_kernels import seed_envs
 
 __all__ = ["NativeSingleEnv"]

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from marlvec.native.jit import kernel
 from marlvec.native.native_env import Ids, NativeEnv, Rows
+from marlvec.native.rng_kernels import bounded
+from marlvec.native.rng_streams import Streams
 
-__all__ = ["DRAWN", "GOES_ON", "ILLEGAL", "LOST", "WON", "TurnGame", "TurnRows", "finish", "pass_turn", "start"]
+__all__ = ["DRAWN", "GOES_ON", "ILLEGAL", "LOST", "WON", "TurnGame", "TurnRows", "finish", "pass_turn", "start", "deal"]
 
 ILLEGAL, LOST, DRAWN, WON, GOES_ON = -2, -1, 0, 1, 2
 """What a move comes to, for the one who made it."""
@@ -97,3 +99,24 @@ def finish(rows: Any, i: int, mover: int, gain: float, legal: bool) -> None:
         rows.acting[i, a] = False
         rows.masks[i, a] = True
     rows.done[i] = True
+
+
+@kernel
+def deal(rng: Streams, i: int, size: int, hand: NDArray[np.int8]) -> None:
+    """Deal ``hand``, (n,), from a shuffled deck of cards 0 to ``size`` - 1, each with one draw from env ``i``'s stream.
+
+    ``Generator.integers(cards left)`` is an index into the remaining cards, in ascending order.
+    """
+    for k in range(len(hand)):
+        card = bounded(rng, i, size - k)
+        # Skip the cards dealt before, lowest first.
+        lowest = -1
+        for _ in range(k):
+            following = size
+            for j in range(k):
+                if lowest < hand[j] < following:
+                    following = hand[j]
+            if following <= card:
+                card += 1
+            lowest = following
+        hand[k] = card

@@ -17,8 +17,8 @@ pytest.importorskip("scipy", reason="the extra `sisl` is not installed")
 import marlvec
 from marlvec.envs.making.catalog import pettingzoo_env
 from marlvec.errors import ArgumentError, ContractError, EnvArgumentError
+from marlvec.native.grids.pursuit.advance import MOST, pairwise_sum
 from marlvec.native.grids.pursuit.env import Pursuit
-from marlvec.native.grids.pursuit.pairwise_sum import MOST, pairwise_sum
 from marlvec.native.rng_kernels import seed_envs
 from marlvec.testing import check_vector_env
 from tests.native.scenarios import factories, maker, native, words

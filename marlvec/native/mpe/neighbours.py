@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import rows_of
 from marlvec.native.jit import kernel
-from marlvec.native.mpe.matching import norms
-from marlvec.native.mpe.physics import put, put_offset
+from marlvec.native.mpe.physics import norms, put, put_offset
 from marlvec.native.mpe.scenario import check_count
 from marlvec.native.native_env import Ids
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from marlvec.native.jit import kernel
 from marlvec.native.rng_kernels import uniform
 
@@ -20,6 +23,7 @@ __all__ = [
     "end_where",
     "move",
     "nearer",
+    "norms",
     "put",
     "put_colour",
     "put_comm",
@@ -209,6 +213,13 @@ def distance(pos: Any, i: Any, a: Any, b: Any) -> Any:
     """Return the distance of two entities: ``np.sqrt(np.sum(np.square(…)))``."""
     x, y = pos[i, a, 0] - pos[i, b, 0], pos[i, a, 1] - pos[i, b, 1]
     return math.sqrt(x * x + y * y)
+
+
+def norms(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the lengths (…,) of vectors (…, 2), bit for bit as ``np.linalg.norm`` of each single vector."""
+    # norm() is a BLAS dot product, which may use a fused multiply-add; matmul of a row and a column calls the same.
+    squares = np.matmul(vectors[..., None, :], vectors[..., :, None])[..., 0, 0]
+    return np.asarray(np.sqrt(squares))
 
 
 @kernel

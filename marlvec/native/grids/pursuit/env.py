@@ -15,11 +15,8 @@ from gymnasium.spaces import Box, Discrete
 from marlvec.arguments import whole_number
 from marlvec.envs.making.catalog import pettingzoo_env
 from marlvec.errors import ArgumentError, ContractError
-from marlvec.native.grids.pursuit.advance import Rules, advance
-from marlvec.native.grids.pursuit.begin import begin
-from marlvec.native.grids.pursuit.board import make_board
-from marlvec.native.grids.pursuit.pairwise_sum import MOST
-from marlvec.native.grids.pursuit.view import write_state
+from marlvec.native.grids.pursuit.advance import MOST, Rules, advance, begin
+from marlvec.native.grids.pursuit.board import make_board, write_state
 from marlvec.native.native_env import Ids, NativeEnv, Rows, refuse
 from marlvec.native.rng_streams import as_generator
 

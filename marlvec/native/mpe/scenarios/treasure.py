@@ -9,8 +9,7 @@ import numpy as np
 from marlvec.env_ids import rows_of
 from marlvec.errors import ArgumentError
 from marlvec.native.jit import kernel
-from marlvec.native.mpe.matching import norms
-from marlvec.native.mpe.physics import distance, nearer, put, put_colour, put_offset, put_own, scatter, touching
+from marlvec.native.mpe.physics import distance, nearer, norms, put, put_colour, put_offset, put_own, scatter, touching
 from marlvec.native.mpe.scenario import Body, Options, Scenario, check_count
 from marlvec.native.native_env import Ids
 from marlvec.native.rng_kernels import bounded, double, uniform

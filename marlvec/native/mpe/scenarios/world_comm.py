@@ -7,9 +7,9 @@ from typing import Any, Unpack
 import numpy as np
 
 from marlvec.native.jit import kernel
-from marlvec.native.mpe.boundary import boundary, exponentials
 from marlvec.native.mpe.physics import distance, nearer, put, put_comm, put_offset, put_own, scatter, touching
 from marlvec.native.mpe.scenario import Body, Options, Scenario, check_count
+from marlvec.native.mpe.scenarios.tag import boundary, exponentials
 from marlvec.native.native_env import Ids, refuse
 
 __all__ = ["SimpleWorldComm"]

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from marlvec.native.boards.reference import classic_env
+from marlvec.envs.making.catalog import pettingzoo_env
 from marlvec.native.jit import kernel
 from marlvec.native.native_env import Ids, Rows
 from marlvec.native.turn_game import DRAWN, GOES_ON, ILLEGAL, WON, TurnGame, finish, pass_turn, start
@@ -65,7 +65,9 @@ class ConnectFour(TurnGame):
         _observe_all(ids, self._cells, self.last)
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
-        env = classic_env(self.name, "aec", render_mode, screen_scaling=self._screen_scaling)
+        build = {"render_mode": render_mode, "screen_scaling": self._screen_scaling}
+        env = pettingzoo_env(f"classic/{self.name}", "aec", **build)
+        env.reset()
         for row in range(HEIGHT):
             for column in range(WIDTH):
                 place = WIDTH * column + HEIGHT - 1 - row

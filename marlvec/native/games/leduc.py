@@ -14,11 +14,10 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from marlvec.native.cards.deck import deal
 from marlvec.native.jit import kernel
 from marlvec.native.native_env import Ids
 from marlvec.native.single_env import NativeSingleEnv
-from marlvec.native.turn_game import DRAWN, GOES_ON, ILLEGAL, LOST, WON, TurnGame, finish, pass_turn, start
+from marlvec.native.turn_game import DRAWN, GOES_ON, ILLEGAL, LOST, WON, TurnGame, deal, finish, pass_turn, start
 
 __all__ = ["LeducPoker", "single"]
 

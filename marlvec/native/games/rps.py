@@ -8,8 +8,8 @@ import numpy as np
 from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
+from marlvec.envs.making.catalog import pettingzoo_env
 from marlvec.errors import ArgumentError
-from marlvec.native.boards.reference import classic_env
 from marlvec.native.jit import kernel
 from marlvec.native.native_env import Ids, NativeEnv
 
@@ -52,7 +52,9 @@ class RockPaperScissors(NativeEnv):
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
         arguments = {"num_actions": self._num_actions, "max_cycles": self._max_cycles}
-        env = classic_env(self.name, "parallel", render_mode, screen_height=self._screen_height, **arguments)
+        build = {"render_mode": render_mode, "screen_height": self._screen_height}
+        env = pettingzoo_env(f"classic/{self.name}", "parallel", **build, **arguments)
+        env.reset()
         raw = env.unwrapped
         raw.num_moves = int(self.rounds[i])
         raw.history = self.history[i].ravel().tolist()

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from marlvec.native.boards.reference import classic_env
+from marlvec.envs.making.catalog import pettingzoo_env
 from marlvec.native.jit import kernel
 from marlvec.native.native_env import Ids
 from marlvec.native.turn_game import DRAWN, GOES_ON, ILLEGAL, WON, TurnGame, finish, pass_turn, start
@@ -44,7 +44,9 @@ class TicTacToe(TurnGame):
         _observe_all(ids, self.turn_rows.obs, self.squares)
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
-        env = classic_env(self.name, "aec", render_mode, screen_height=self._screen_height)
+        build = {"render_mode": render_mode, "screen_height": self._screen_height}
+        env = pettingzoo_env(f"classic/{self.name}", "aec", **build)
+        env.reset()
         env.unwrapped.board.squares = self.squares[i].tolist()
         env.unwrapped.agent_selection = self.agents[self.mover[i]]
         return env
