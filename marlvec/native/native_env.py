@@ -217,12 +217,7 @@ class NativeEnv(ABC):
 
 
 def refuse(name: str, what: str) -> ArgumentError:
-    """Return the error for an option that only the reference supports.
-
-    Args:
-        name: Name of the env.
-        what: The option, e.g. ``"benchmark_data=True"``.
-    """
+    """Return the error for an option that only the reference supports, e.g. ``"benchmark_data=True"``."""
     return ArgumentError(f"{name}: the native backend does not support {what}; backend='async' does")
 
 

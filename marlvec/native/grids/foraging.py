@@ -15,9 +15,9 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
+from marlvec.arguments import check_int
 from marlvec.envs.making.factory import EnvEntry
 from marlvec.errors import ArgumentError
-from marlvec.native.grids.arguments import whole
 from marlvec.native.jit import kernel
 from marlvec.native.native_env import Ids, NativeEnv, refuse
 from marlvec.native.rng_kernels import bounded, permutation
@@ -67,9 +67,9 @@ class Foraging(NativeEnv):
         super().__init__(num_envs)
         self._kwargs = {name: given[name] for name in given.keys() - {"self", "num_envs", "__class__"}}
         self._size = rows, columns = _field_size(field_size)
-        p, f = whole("players", players, 1), whole("max_num_food", max_num_food, 1)
-        self._sight = whole("sight", sight, 1 if grid_observation else 0)
-        self._limit = whole("max_episode_steps", max_episode_steps, None)
+        p, f = check_int("players", players, 1), check_int("max_num_food", max_num_food, 1)
+        self._sight = check_int("sight", sight, 1 if grid_observation else 0)
+        self._limit = check_int("max_episode_steps", max_episode_steps)
         if not isinstance(penalty, (int, float, np.number)):
             raise ArgumentError(f"penalty: expected a number, got {penalty!r}")
         self._penalty = float(penalty)
@@ -189,7 +189,7 @@ class Foraging(NativeEnv):
 def _field_size(value: Any) -> tuple[int, int]:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise ArgumentError(f"field_size: expected (rows, columns), got {value!r}")
-    return whole("field_size: rows", value[0], 3), whole("field_size: columns", value[1], 3)
+    return check_int("field_size: rows", value[0], 3), check_int("field_size: columns", value[1], 3)
 
 
 def _bounds(name: str, least: Any, most: Any, n: int) -> Whole:
@@ -199,7 +199,7 @@ def _bounds(name: str, least: Any, most: Any, n: int) -> Whole:
         many = list(given) if isinstance(given, (list, tuple, np.ndarray)) else [given] * n
         if len(many) != n:
             raise ArgumentError(f"{which}_{name}: expected one int, or {n}, got {given!r}")
-        columns.append([whole(f"{which}_{name}", one, 0) for one in many])
+        columns.append([check_int(f"{which}_{name}", one, 0) for one in many])
     bounds = np.array(columns, np.int64).T.copy()
     if (bounds[:, 0] > bounds[:, 1]).any():
         raise ArgumentError(f"min_{name}: expected no more than max_{name}, got {least!r} and {most!r}")

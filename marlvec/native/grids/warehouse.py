@@ -12,9 +12,9 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from numpy.typing import NDArray
 
+from marlvec.arguments import check_int
 from marlvec.envs.making.factory import EnvEntry
 from marlvec.errors import ArgumentError
-from marlvec.native.grids.arguments import whole
 from marlvec.native.grids.traffic import FORWARD, Traffic, commit, make_traffic
 from marlvec.native.jit import kernel
 from marlvec.native.native_env import Ids, NativeEnv, Rows, refuse
@@ -88,16 +88,16 @@ class Warehouse(NativeEnv):
             self._free, goals = _drawn(layout)
         else:
             self._free, goals = _regular(
-                whole("shelf_columns", shelf_columns, 1),
-                whole("shelf_rows", shelf_rows, 1),
-                whole("column_height", column_height, 1),
+                check_int("shelf_columns", shelf_columns, 1),
+                check_int("shelf_rows", shelf_rows, 1),
+                check_int("column_height", column_height, 1),
             )
         self._size = height, width = self._free.shape
         self._goals = np.array([width * row + column for row, column in goals], np.int64)
         self._standing = np.flatnonzero(~self._free.ravel())
         self._highway = self._free.ravel()
-        a, s = whole("n_agents", n_agents, 1), len(self._standing)
-        m, q = whole("msg_bits", msg_bits, 0), whole("request_queue_size", request_queue_size, 0)
+        a, s = check_int("n_agents", n_agents, 1), len(self._standing)
+        m, q = check_int("msg_bits", msg_bits, 0), check_int("request_queue_size", request_queue_size, 0)
         if a > height * width:
             raise ArgumentError(f"n_agents: expected no more than the {height * width} cells, got {n_agents}")
         if q >= s:
@@ -105,7 +105,7 @@ class Warehouse(NativeEnv):
         self._normalised = bool(normalised_coordinates)
         if self._normalised and 1 in self._size:
             raise refuse(self.name, f"normalised_coordinates=True on {height} × {width} cells")
-        self._range = whole("sensor_range", sensor_range, 0)
+        self._range = check_int("sensor_range", sensor_range, 0)
         self._limits = _limit("max_inactivity_steps", max_inactivity_steps), _limit("max_steps", max_steps)
         self._reward = _REWARDS.index(_word("reward_type", reward_type, _REWARDS))
         self.agents = tuple(f"agent_{k}" for k in range(a))
@@ -231,7 +231,7 @@ class Warehouse(NativeEnv):
 
 
 def _limit(name: str, value: int | None) -> int:
-    return 0 if value is None else whole(name, value, None)
+    return 0 if value is None else check_int(name, value)
 
 
 def _word(name: str, value: Any, known: tuple[str, ...]) -> str:

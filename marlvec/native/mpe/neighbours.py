@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.arguments import check_int
 from marlvec.env_ids import rows_of
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.physics import norms, put, put_offset
-from marlvec.native.mpe.scenario import check_count
 from marlvec.native.native_env import Ids
 
 __all__ = ["Neighbours", "put_seen"]
@@ -26,7 +26,7 @@ class Neighbours:
     ) -> None:
         for name, number in (("num_agent_neighbors", num_agents), ("num_landmark_neighbors", num_landmarks)):
             if number is not None:
-                check_count(name, number, 1)
+                check_int(name, number, 1)
         self.limited = num_agents is not None or num_landmarks is not None  # some agent may be out of another's sight
         self._limits = num_agents, num_landmarks
         each = range(agent_num)

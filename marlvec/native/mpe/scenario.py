@@ -16,12 +16,13 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 from numpy.typing import NDArray
 
+from marlvec.arguments import check_int
 from marlvec.errors import ArgumentError
 from marlvec.native.mpe.physics import act_continuously, act_discretely, end_where, move, share_out, still
 from marlvec.native.native_env import Ids, NativeEnv, Rows, refuse
 from marlvec.native.rng_streams import as_generator
 
-__all__ = ["Body", "Options", "Scenario", "check_count", "check_ratio"]
+__all__ = ["Body", "Options", "Scenario", "check_ratio"]
 
 _SENSITIVITY = 5.0
 _FARTHEST = 1e100  # its square is finite
@@ -75,7 +76,7 @@ class Scenario(NativeEnv):
         self.agents = tuple(body.name for body in agents)
         self.metadata = {**type(self).metadata, "name": self.name}
         self._kwargs = {**options, **(own or {})}
-        self._max_cycles = options.get("max_cycles", 25)
+        self._max_cycles = int(options.get("max_cycles", 25))
         self._continuous = bool(options.get("continuous_actions", False))
         self._act = act_continuously if self._continuous else act_discretely
         self.action_spaces = tuple(_action_space(body, dim_c, self._continuous) for body in agents)
@@ -207,13 +208,6 @@ class Scenario(NativeEnv):
         """Copy env ``i``'s further state that changes during an episode into the reference's ``env``."""
 
 
-def check_count(name: str, value: Any, least: int) -> int:
-    """Return an int of at least ``least``, or raise ArgumentError."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-        raise ArgumentError(f"{name}: expected an int of at least {least}, got {value!r}")
-    return int(value)
-
-
 def check_ratio(value: Any) -> float:
     """Return ``local_ratio`` from 0 to 1, or raise ArgumentError."""
     if not isinstance(value, (int, float, np.number)) or not 0.0 <= value <= 1.0:
@@ -228,7 +222,7 @@ def _check_options(name: str, options: Options) -> None:
     if options.get("benchmark_data", False):
         raise refuse(name, "benchmark_data=True")
     if "max_cycles" in options:
-        check_count("max_cycles", options["max_cycles"], 1)
+        check_int("max_cycles", options["max_cycles"], 1)
 
 
 def _action_space(body: Body, dim_c: int, continuous: bool) -> Space[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from marlvec.arguments import check_choice, whole_number
+from marlvec.arguments import check_choice, check_int
 from marlvec.errors import ArgumentError
 from marlvec.native.grids.overcooked.advance import Objects, advance
 from marlvec.native.grids.overcooked.encode import encode_features, encode_lossless, feature_num
@@ -124,7 +124,7 @@ class Overcooked(NativeEnv):
 
 
 def _count(name: str, value: Any) -> int:
-    found = whole_number(value)
-    if found is None or not 1 <= found < 2**40:
-        raise ArgumentError(f"overcooked: {name}: expected an int of at least 1, got {value!r}")
+    found = check_int(f"overcooked: {name}", value, 1)
+    if found >= 2**40:
+        raise ArgumentError(f"overcooked: {name}: expected an int below 2**40, got {value!r}")
     return found

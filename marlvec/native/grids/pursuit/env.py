@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from marlvec.arguments import whole_number
+from marlvec.arguments import check_int
 from marlvec.envs.making.catalog import pettingzoo_env
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.native.grids.pursuit.advance import MOST, Rules, advance, begin
@@ -82,7 +82,7 @@ class Pursuit(NativeEnv):
             _number("urgency_reward", urgency_reward),
             1.0 - _number("shared_reward", shared_reward),
             min(_count("max_cycles", max_cycles), _ENDLESS),
-            max(0, min(_whole("n_catch", n_catch), pursuers + 1)),
+            max(0, min(check_int("pursuit_v5: n_catch", n_catch), pursuers + 1)),
             bool(surround),
             bool(freeze_evaders),
         )
@@ -176,18 +176,8 @@ class Pursuit(NativeEnv):
 _NO_ARGUMENTS = ("self", "num_envs", "__class__")
 
 
-def _whole(name: str, value: Any) -> int:
-    found = whole_number(value)
-    if found is None:
-        raise ArgumentError(f"pursuit_v5: {name}: expected an int, got {value!r}")
-    return found
-
-
 def _count(name: str, value: Any) -> int:
-    found = _whole(name, value)
-    if found < 1:
-        raise ArgumentError(f"pursuit_v5: {name}: expected at least 1, got {value!r}")
-    return found
+    return check_int(f"pursuit_v5: {name}", value, 1)
 
 
 def _number(name: str, value: Any) -> float:

@@ -6,10 +6,11 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from marlvec.arguments import check_int
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.neighbours import Neighbours, put_seen
 from marlvec.native.mpe.physics import distance, nearer, put_offset, scatter
-from marlvec.native.mpe.scenario import Body, Options, Scenario, check_count
+from marlvec.native.mpe.scenario import Body, Options, Scenario
 from marlvec.native.native_env import Ids
 from marlvec.native.rng_kernels import bounded
 
@@ -30,7 +31,7 @@ class SimpleAdversary(Scenario):
         num_landmark_neighbors: int | None = None,
         **options: Unpack[Options],
     ) -> None:
-        good = check_count("N", N, 1)
+        good = check_int("N", N, 1)
         self.goal = np.zeros(num_envs, np.int64)  # the landmark that is the goal
         self._seen = Neighbours(num_envs, good + 1, good, num_agent_neighbors, num_landmark_neighbors)
         seen = 2 * (self._seen.agents.shape[2] + self._seen.landmarks.shape[2])

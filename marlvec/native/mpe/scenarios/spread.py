@@ -7,10 +7,11 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.arguments import check_int
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.neighbours import Neighbours, put_seen
 from marlvec.native.mpe.physics import distance, nearer, put_offset, put_own, scatter, touching
-from marlvec.native.mpe.scenario import Body, Options, Scenario, check_count, check_ratio
+from marlvec.native.mpe.scenario import Body, Options, Scenario, check_ratio
 from marlvec.native.native_env import Ids
 
 __all__ = ["SimpleSpread"]
@@ -35,7 +36,7 @@ class SimpleSpread(Scenario):
         num_landmark_neighbors: int | None = None,
         **options: Unpack[Options],
     ) -> None:
-        size = check_count("N", N, 1)
+        size = check_int("N", N, 1)
         self._seen = Neighbours(num_envs, size, size, num_agent_neighbors, num_landmark_neighbors)
         others, landmarks = self._seen.agents.shape[2], self._seen.landmarks.shape[2]
         self._local = check_ratio(local_ratio)

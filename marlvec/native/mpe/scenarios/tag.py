@@ -7,12 +7,13 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.arguments import check_int
 from marlvec.env_ids import rows_of
 from marlvec.errors import ArgumentError
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.neighbours import Neighbours, put_seen
 from marlvec.native.mpe.physics import nearer, put, put_offset, put_own, scatter, touching
-from marlvec.native.mpe.scenario import Body, Options, Scenario, check_count
+from marlvec.native.mpe.scenario import Body, Options, Scenario
 from marlvec.native.native_env import Ids
 
 __all__ = ["SimpleTag", "boundary", "exponentials"]
@@ -59,9 +60,9 @@ class SimpleTag(Scenario):
         num_landmark_neighbors: int | None = None,
         **options: Unpack[Options],
     ) -> None:
-        good = check_count("num_good", num_good, 0)
-        self._hunters = hunters = check_count("num_adversaries", num_adversaries, 0)
-        obstacles = check_count("num_obstacles", num_obstacles, 0)
+        good = check_int("num_good", num_good, 0)
+        self._hunters = hunters = check_int("num_adversaries", num_adversaries, 0)
+        obstacles = check_int("num_obstacles", num_obstacles, 0)
         if not good + hunters:
             raise ArgumentError("num_good and num_adversaries: expected at least one agent, got 0 and 0")
         pace = 0.5 if curriculum else 1.0

@@ -6,11 +6,12 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from marlvec.arguments import check_int
 from marlvec.env_ids import rows_of
 from marlvec.errors import ArgumentError
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.physics import distance, nearer, norms, put, put_colour, put_offset, put_own, scatter, touching
-from marlvec.native.mpe.scenario import Body, Options, Scenario, check_count
+from marlvec.native.mpe.scenario import Body, Options, Scenario
 from marlvec.native.native_env import Ids
 from marlvec.native.rng_kernels import bounded, double, uniform
 from marlvec.native.rng_streams import as_generator
@@ -36,9 +37,9 @@ class CollectTreasure(Scenario):
         num_treasures: int = 6,
         **options: Unpack[Options],
     ) -> None:
-        collectors = check_count("num_collectors", num_collectors, 1)
-        kinds = check_count("num_deposits", num_deposits, 1)
-        treasures = check_count("num_treasures", num_treasures, 1)
+        collectors = check_int("num_collectors", num_collectors, 1)
+        kinds = check_int("num_deposits", num_deposits, 1)
+        treasures = check_int("num_treasures", num_treasures, 1)
         if kinds > _MOST_KINDS:
             raise ArgumentError(f"num_deposits: expected at most {_MOST_KINDS}, got {kinds}")
         agent_num = collectors + kinds

@@ -6,9 +6,10 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from marlvec.arguments import check_int
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.physics import distance, nearer, put, put_comm, put_offset, put_own, scatter, touching
-from marlvec.native.mpe.scenario import Body, Options, Scenario, check_count
+from marlvec.native.mpe.scenario import Body, Options, Scenario
 from marlvec.native.mpe.scenarios.tag import boundary, exponentials
 from marlvec.native.native_env import Ids, refuse
 
@@ -33,11 +34,11 @@ class SimpleWorldComm(Scenario):
     ) -> None:
         if num_adversaries == 0:
             raise refuse(self.name, "num_adversaries=0")
-        good = check_count("num_good", num_good, 1)
-        self._hunters = hunters = check_count("num_adversaries", num_adversaries, 1)
-        obstacles = check_count("num_obstacles", num_obstacles, 0)
-        food = check_count("num_food", num_food, 1)
-        forests = check_count("num_forests", num_forests, 0)
+        good = check_int("num_good", num_good, 1)
+        self._hunters = hunters = check_int("num_adversaries", num_adversaries, 1)
+        obstacles = check_int("num_obstacles", num_obstacles, 0)
+        food = check_int("num_food", num_food, 1)
+        forests = check_int("num_forests", num_forests, 0)
         self._first_food = good + hunters + obstacles
         self._first_forest = self._first_food + food
         self._exp = np.zeros((num_envs, good, 2))
