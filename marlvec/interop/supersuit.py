@@ -18,7 +18,7 @@ from marlvec.making import make
 from marlvec.vector.vector_env import VectorEnv
 
 if TYPE_CHECKING:
-    from marlvec.interop.sb3.vec_env import SB3VecEnv
+    from marlvec.interop.sb3 import SB3VecEnv
 
 __all__ = ["SuperSuitVecEnv", "concat_vec_envs_v1", "pettingzoo_env_to_vec_env_v1"]
 
@@ -147,7 +147,7 @@ def concat_vec_envs_v1(
         num_cpus: Worker processes; 0: all envs in this process. With two or more workers (and envs), flags are bool, as
             in SuperSuit; else uint8.
         base_class: ``"gymnasium"``: a `SuperSuitVecEnv`. ``"stable_baselines3"``: an
-            `marlvec.interop.sb3.vec_env.SB3VecEnv`, whose ``seed()`` spreads seeds in marlvec's way.
+            `marlvec.interop.sb3.SB3VecEnv`, whose ``seed()`` spreads seeds in marlvec's way.
 
     Raises:
         ArgumentError: Another base class, a view that was not made from an env, or neither a view nor a Gymnasium env;
@@ -166,7 +166,7 @@ def concat_vec_envs_v1(
 
 
 def _of_sb3(envs: VectorEnv) -> SB3VecEnv:
-    from marlvec.interop.sb3.vec_env import SB3VecEnv
+    from marlvec.interop.sb3 import SB3VecEnv
 
     return SB3VecEnv(envs)
 
