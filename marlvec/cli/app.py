@@ -16,6 +16,7 @@ from rich.console import Console
 
 from marlvec.cli.command_group import CommandGroup
 from marlvec.cli.commands.arena import arena
+from marlvec.cli.commands.datasets import data, record_data
 from marlvec.cli.commands.play import play
 from marlvec.cli.console import complain, did_you_mean, plain_errors, print_json, settle_in, stdout
 from marlvec.cli.options import (
@@ -32,8 +33,6 @@ from marlvec.cli.options import (
     Side,
     Traceback,
 )
-from marlvec.cli.recording.data import data
-from marlvec.cli.recording.record_data import record_data
 
 __all__ = ["app", "main"]
 
@@ -529,7 +528,7 @@ def examples(
     marlvec examples policies --copy
     marlvec rollout simple_spread --policy examples/policies.py:seek
     """
-    from marlvec.cli.commands.examples import copy_examples, example_files, print_examples
+    from marlvec.cli.commands.lists import copy_examples, example_files, print_examples
 
     with plain_errors(traceback=False):
         files = example_files(name)
