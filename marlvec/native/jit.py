@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 
-__all__ = ["kernel"]
+__all__ = ["end_episode", "kernel"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -41,3 +41,13 @@ def _sources() -> str:
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+@kernel
+def end_episode(i: Any, flags: Any, alive: Any, acting: Any, done: Any) -> None:
+    """End env ``i``'s episode: set all agents' ``flags`` (terminated or truncated)."""
+    for a in range(flags.shape[1]):
+        flags[i, a] = True
+        alive[i, a] = False
+        acting[i, a] = False
+    done[i] = True

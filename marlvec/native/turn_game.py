@@ -51,17 +51,8 @@ class TurnGame(NativeEnv):
         super().attach(rows)
         masks = rows.action_masks[0]
         assert masks is not None
-        self.turn_rows = TurnRows(
-            rows.obs[0][0],
-            rows.actions[0][0],
-            masks,
-            rows.reward,
-            rows.terminated,
-            rows.truncated,
-            rows.alive,
-            rows.acting,
-            rows.done,
-        )
+        ends = rows.terminated, rows.truncated, rows.alive, rows.acting, rows.done
+        self.turn_rows = TurnRows(rows.obs[0][0], rows.actions[0][0], masks, rows.reward, *ends)
 
     def state_limits(self) -> dict[str, tuple[int, int]]:
         return {"mover": (0, len(self.agents) - 1)}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from marlvec.envs.making.catalog import pettingzoo_env
 from marlvec.errors import ArgumentError
-from marlvec.native.jit import kernel
+from marlvec.native.jit import end_episode, kernel
 from marlvec.native.native_env import Ids, NativeEnv
 
 __all__ = ["RockPaperScissors"]
@@ -109,7 +109,4 @@ def _end(
     """Truncate both players of the envs in which the last round is over."""
     for i in ids:
         if rounds[i] >= max_cycles:
-            truncated[i] = True
-            alive[i] = False
-            acting[i] = False
-            done[i] = True
+            end_episode(i, truncated, alive, acting, done)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from marlvec.arguments import check_int
 from marlvec.envs.making.factory import EnvEntry
 from marlvec.errors import ArgumentError
-from marlvec.native.jit import kernel
+from marlvec.native.jit import end_episode, kernel
 from marlvec.native.native_env import Ids, NativeEnv, refuse
 from marlvec.native.rng_kernels import bounded, permutation
 from marlvec.native.rng_streams import as_generator
@@ -115,56 +115,27 @@ class Foraging(NativeEnv):
         return Box(np.array(low), np.array(top), dtype=np.float32)
 
     def reset(self, ids: Ids) -> None:
-        _reset(
-            ids,
-            self.rng,
-            self._size,
-            self._player_levels,
-            self._food_levels,
-            self._sums_levels,
-            self._coop,
-            self.pos,
-            self.level,
-            self.foods,
-            self.food_num,
-            self.spawned,
-            self.steps,
-            self.begun,
-        )
+        levels = self._player_levels, self._food_levels, self._sums_levels, self._coop
+        _reset(ids, self.rng, self._size, *levels, *self._field, self.spawned, self.steps, self.begun)
         self._observe(ids)
         self.set_alive(ids)
 
     def step(self, ids: Ids) -> None:
-        r = self.rows
-        _step(
-            ids,
-            self._size,
-            self._penalty,
-            self._normalize,
-            self._limit,
-            self.pos,
-            self.level,
-            self.foods,
-            self.food_num,
-            self.spawned,
-            self.steps,
-            r.actions[0][0],
-            r.reward,
-            r.terminated,
-            r.alive,
-            r.acting,
-            r.done,
-        )
+        r, rules = self.rows, (self._size, self._penalty, self._normalize, self._limit)
+        ends = r.terminated, r.alive, r.acting, r.done
+        _step(ids, *rules, *self._field, self.spawned, self.steps, r.actions[0][0], r.reward, *ends)
         self._observe(ids)
 
     def _observe(self, ids: Ids) -> None:
-        obs = self.rows.obs[0][0]
+        seen = self._sight, self._sees_levels, *self._field, self.rows.obs[0][0]
         if self._grid:
-            _show_planes(
-                ids, self._size, self._sight, self._sees_levels, self.pos, self.level, self.foods, self.food_num, obs
-            )
+            _show_planes(ids, self._size, *seen)
         else:
-            _show_lists(ids, self._sight, self._sees_levels, self.pos, self.level, self.foods, self.food_num, obs)
+            _show_lists(ids, *seen)
+
+    @property
+    def _field(self) -> tuple[Whole, Whole, Whole, Whole]:
+        return self.pos, self.level, self.foods, self.food_num
 
     def state_limits(self) -> dict[str, tuple[int, int]]:
         return {"food_num": (0, self.foods.shape[1])}
@@ -242,18 +213,8 @@ def _reset(
         own_levels[:] = level[i]
         own_levels.sort()
         permutation(rng, i, food_order)
-        _spawn(
-            rng,
-            i,
-            size,
-            food_levels,
-            food_order,
-            own_levels[:3].sum() if sums_levels else -1,
-            coop,
-            pos,
-            foods,
-            food_num,
-        )
+        highest = own_levels[:3].sum() if sums_levels else -1
+        _spawn(rng, i, size, food_levels, food_order, highest, coop, pos, foods, food_num)
         spawned[i] = foods[i, : food_num[i], 2].sum()
         steps[i] = 0
 
@@ -358,11 +319,7 @@ def _step(
         if someone_loads:
             _load(i, penalty, normalize, loads, level, foods, food_num, spawned, reward)
         if food_num[i] == 0 or limit <= steps[i]:
-            done[i] = True
-            for a in range(p):
-                terminated[i, a] = True
-                alive[i, a] = False
-                acting[i, a] = False
+            end_episode(i, terminated, alive, acting, done)
 
 
 @kernel

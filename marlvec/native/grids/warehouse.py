@@ -16,7 +16,7 @@ from marlvec.arguments import check_int
 from marlvec.envs.making.factory import EnvEntry
 from marlvec.errors import ArgumentError
 from marlvec.native.grids.traffic import FORWARD, Traffic, commit, make_traffic
-from marlvec.native.jit import kernel
+from marlvec.native.jit import end_episode, kernel
 from marlvec.native.native_env import Ids, NativeEnv, Rows, refuse
 from marlvec.native.rng_kernels import bounded, sample
 from marlvec.native.rng_streams import as_generator
@@ -120,6 +120,8 @@ class Warehouse(NativeEnv):
         self.requested = np.zeros((num_envs, s + 1), np.bool_)  # by shelf
         self.steps, self.idle = np.zeros((2, num_envs), np.int64)
         self._hashes = _hashes(height, width)
+        robots = self.place, self.heading, self.carried, self.delivered, self.message
+        self._state = *robots, self.robots, self.shelves, self.queue, self.requested, self.steps, self.idle
 
     def attach(self, rows: Rows) -> None:
         super().attach(rows)
@@ -127,72 +129,20 @@ class Warehouse(NativeEnv):
         assert np.shares_memory(self._actions, rows.actions[0][0])
 
     def reset(self, ids: Ids) -> None:
-        _reset(
-            ids,
-            self.rng,
-            self._standing,
-            self.place,
-            self.heading,
-            self.carried,
-            self.delivered,
-            self.message,
-            self.robots,
-            self.shelves,
-            self.queue,
-            self.requested,
-            self.steps,
-            self.idle,
-        )
+        _reset(ids, self.rng, self._standing, *self._state)
         self._observe(ids)
         self.set_alive(ids)
 
     def step(self, ids: Ids) -> None:
-        r = self.rows
-        _step(
-            ids,
-            self.rng,
-            self._size,
-            self._highway,
-            self._goals,
-            self._hashes,
-            self._reward,
-            self._limits,
-            self.place,
-            self.heading,
-            self.carried,
-            self.delivered,
-            self.message,
-            self.robots,
-            self.shelves,
-            self.queue,
-            self.requested,
-            self.steps,
-            self.idle,
-            self._actions,
-            r.reward,
-            r.terminated,
-            r.alive,
-            r.acting,
-            r.done,
-        )
+        r, rules = self.rows, (self._size, self._highway, self._goals, self._hashes, self._reward, self._limits)
+        before, ends = (*rules, *self._state), (r.terminated, r.alive, r.acting, r.done)
+        _step(ids, self.rng, *before, self._actions, r.reward, *ends)
         self._observe(ids)
 
     def _observe(self, ids: Ids) -> None:
-        _observe(
-            ids,
-            self._size,
-            self._range,
-            self._normalised,
-            self._highway,
-            self.place,
-            self.heading,
-            self.carried,
-            self.message,
-            self.robots,
-            self.shelves,
-            self.requested,
-            self.rows.obs[0][0],
-        )
+        rules = self._size, self._range, self._normalised, self._highway
+        robots = self.place, self.heading, self.carried, self.message, self.robots
+        _observe(ids, *rules, *robots, self.shelves, self.requested, self.rows.obs[0][0])
 
     def state_limits(self) -> dict[str, tuple[int, int]]:
         a, s = len(self.agents), len(self._standing)
@@ -376,11 +326,7 @@ def _step(
             idle[i] += 1
         steps[i] += 1
         if (limits[0] != 0 and idle[i] >= limits[0]) or (limits[1] != 0 and steps[i] >= limits[1]):
-            done[i] = True
-            for a in range(a_num):
-                terminated[i, a] = True
-                alive[i, a] = False
-                acting[i, a] = False
+            end_episode(i, terminated, alive, acting, done)
 
 
 @kernel

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.native.jit import kernel
+from marlvec.native.jit import end_episode, kernel
 from marlvec.native.rng_kernels import uniform
 
 __all__ = [
@@ -118,7 +118,7 @@ def move(
                 _integrate(i, a, pos, vel, force, mass, limit)
         steps[i] += 1
         if steps[i] >= max_cycles:
-            _end(i, truncated, alive, acting, done)
+            end_episode(i, truncated, alive, acting, done)
 
 
 @kernel
@@ -172,21 +172,12 @@ def _integrate(i: Any, a: Any, pos: Any, vel: Any, force: Any, mass: Any, limit:
 
 
 @kernel
-def _end(i: Any, flags: Any, alive: Any, acting: Any, done: Any) -> None:
-    for a in range(flags.shape[1]):
-        flags[i, a] = True
-        alive[i, a] = False
-        acting[i, a] = False
-    done[i] = True
-
-
-@kernel
 def end_where(ids: Any, reached: Any, terminated: Any, alive: Any, acting: Any, done: Any) -> None:
     """Terminate the episodes that have ``reached`` (N,) their goal, unless truncated."""
     for k in range(len(ids)):
         i = ids[k]
         if reached[i] and not done[i]:
-            _end(i, terminated, alive, acting, done)
+            end_episode(i, terminated, alive, acting, done)
 
 
 @kernel

@@ -138,27 +138,14 @@ class Scenario(NativeEnv):
         rows = self.rows
         for actions, agents in zip(self._inputs, self._groups, strict=True):
             self._act(ids, actions, agents, self._movable, self._speaks, self._gain, self.force, self.comm)
-        move(
-            ids,
-            self.pos,
-            self.vel,
-            self.force,
-            self.size,
-            self._collide,
-            self._mass,
-            self._limit,
-            self._movable,
-            self.steps,
-            self._max_cycles,
-            rows.truncated,
-            rows.alive,
-            rows.acting,
-            rows.done,
-        )
+        state = self.pos, self.vel, self.force
+        bodies = self.size, self._collide, self._mass, self._limit, self._movable
+        ends = rows.alive, rows.acting, rows.done
+        move(ids, *state, *bodies, self.steps, self._max_cycles, rows.truncated, *ends)
         self.score(ids)
         reached = self.reached(ids)
         if reached is not None:
-            end_where(ids, reached, rows.terminated, rows.alive, rows.acting, rows.done)
+            end_where(ids, reached, rows.terminated, *ends)
         self._observe(ids)
 
     def _observe(self, ids: Ids) -> None:

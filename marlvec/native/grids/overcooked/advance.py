@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.native.grids.overcooked.layout import Kitchen, Recipes
-from marlvec.native.jit import kernel
+from marlvec.native.jit import end_episode, kernel
 from marlvec.native.native_env import Ids
 
 __all__ = ["DISH", "ONION", "SOUP", "TOMATO", "Objects", "advance"]
@@ -64,11 +64,7 @@ def advance(
                 objects.tick[i, pot] += 1
         steps[i] += 1
         if steps[i] >= horizon:
-            done[i] = True
-            for a in range(2):
-                truncated[i, a] = True
-                alive[i, a] = False
-                acting[i, a] = False
+            end_episode(i, truncated, alive, acting, done)
 
 
 @kernel

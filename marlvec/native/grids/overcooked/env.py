@@ -80,23 +80,10 @@ class Overcooked(NativeEnv):
 
     def step(self, ids: Ids) -> None:
         rows = self.rows
-        advance(
-            ids,
-            self._kitchen,
-            self._recipes,
-            self._shaping,
-            self._horizon,
-            rows.actions[0][0],
-            self.cells,
-            self.facing,
-            self.objects,
-            self.steps,
-            rows.reward,
-            rows.truncated,
-            rows.alive,
-            rows.acting,
-            rows.done,
-        )
+        rules = self._kitchen, self._recipes, self._shaping, self._horizon
+        state = self.cells, self.facing, self.objects, self.steps
+        ends = rows.truncated, rows.alive, rows.acting, rows.done
+        advance(ids, *rules, rows.actions[0][0], *state, rows.reward, *ends)
         self._encode(ids)
 
     def _encode(self, ids: Ids) -> None:

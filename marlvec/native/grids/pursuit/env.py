@@ -102,20 +102,10 @@ class Pursuit(NativeEnv):
         # Planes of a row lie one after another, so a row of a pursuer's window is contiguous.
         self._view = rows.obs[0][0].reshape(self.num_envs, len(self.agents), self._range, 3 * self._range)
         assert np.shares_memory(self._view, rows.obs[0][0])
+        self._state = self.pursuers, self.evaders, self.gone, self.frames, self._view
 
     def reset(self, ids: Ids) -> None:
-        full = begin(
-            ids,
-            self.rng,
-            self._board,
-            self._size,
-            self._window,
-            self.pursuers,
-            self.evaders,
-            self.gone,
-            self.frames,
-            self._view,
-        )
+        full = begin(ids, self.rng, self._board, self._size, self._window, *self._state)
         if full >= 0:
             raise ContractError(
                 f"{self.name}: reset(): env {full}: expected a free cell for each agent, got none: no agent begins "
@@ -126,24 +116,8 @@ class Pursuit(NativeEnv):
 
     def step(self, ids: Ids) -> None:
         rows = self.rows
-        advance(
-            ids,
-            self.rng,
-            self._board,
-            self._rules,
-            rows.actions[0][0],
-            self.pursuers,
-            self.evaders,
-            self.gone,
-            self.frames,
-            self._view,
-            rows.reward,
-            rows.terminated,
-            rows.truncated,
-            rows.alive,
-            rows.acting,
-            rows.done,
-        )
+        ends = rows.terminated, rows.truncated, rows.alive, rows.acting, rows.done
+        advance(ids, self.rng, self._board, self._rules, rows.actions[0][0], *self._state, rows.reward, *ends)
 
     def write_state(self, ids: Ids) -> None:
         assert self.rows.state is not None
