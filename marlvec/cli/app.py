@@ -26,12 +26,14 @@ from marlvec.cli.options import (
     Connectors,
     Env,
     Mapping,
+    MaxEpisodeSteps,
     NumWorkers,
     Policies,
     Seed,
     Settings,
     Side,
     Traceback,
+    TrainedPolicies,
 )
 
 __all__ = ["app", "main"]
@@ -210,21 +212,11 @@ def record(
     num_envs: Annotated[
         int, typer.Option(min=1, metavar="N", help="How many copies of it, side by side in one picture.")
     ] = 1,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[ID=]WHAT[@PATH]",
-            help="Who acts, as in [b]marlvec rollout[/]; PATH is its trained state: a pool of opponents (its newest), "
-            "POOL/ID, or a file of save_policy().",
-        ),
-    ] = None,
+    policy: TrainedPolicies = None,
     mapping: Mapping = None,
     connectors: Connectors = None,
     settings: Settings = None,
-    max_episode_steps: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Truncate episodes after so many steps.", show_default="the env's own"),
-    ] = None,
+    max_episode_steps: MaxEpisodeSteps = None,
     fps: Annotated[
         float | None, typer.Option(metavar="N", help="Frames a second.", show_default="the env's own, or 30")
     ] = None,
@@ -313,14 +305,7 @@ app.command()(data)
 @app.command()
 def serve(
     env: Env,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[ID=]WHAT[@PATH]",
-            help="Who answers, as in [b]marlvec rollout[/]; PATH is its trained state: a file of save_policy(), a pool "
-            "of opponents (its newest), or POOL/ID.",
-        ),
-    ] = None,
+    policy: TrainedPolicies = None,
     mapping: Mapping = None,
     connectors: Connectors = None,
     settings: Settings = None,

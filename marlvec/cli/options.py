@@ -15,12 +15,14 @@ __all__ = [
     "Connectors",
     "Env",
     "Mapping",
+    "MaxEpisodeSteps",
     "NumWorkers",
     "Policies",
     "Seed",
     "Settings",
     "Side",
     "Traceback",
+    "TrainedPolicies",
 ]
 
 
@@ -62,6 +64,14 @@ Policies = Annotated[
         "the table, by default ATTR. Without this option all agents act at random.",
     ),
 ]
+TrainedPolicies = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[ID=]WHAT[@PATH]",
+        help="Who acts, as in [b]marlvec rollout[/]; PATH is its trained state: a pool of opponents (its newest), "
+        "POOL/ID, or a file of save_policy().",
+    ),
+]
 Mapping = Annotated[
     list[str] | None,
     typer.Option(
@@ -86,6 +96,10 @@ Settings = Annotated[
 ]
 NumWorkers = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Worker processes.", show_default="one per usable core")
+]
+MaxEpisodeSteps = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Truncate episodes after so many steps.", show_default="the env's own"),
 ]
 Seed = Annotated[
     int | None,

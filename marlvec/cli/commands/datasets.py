@@ -10,7 +10,18 @@ import typer
 from rich.console import Console
 
 from marlvec.cli.console import plain_errors, print_json, settle_in, stdout
-from marlvec.cli.options import AsJson, Backend, Connectors, Env, Mapping, NumWorkers, Seed, Settings, Traceback
+from marlvec.cli.options import (
+    AsJson,
+    Backend,
+    Connectors,
+    Env,
+    Mapping,
+    NumWorkers,
+    Seed,
+    Settings,
+    Traceback,
+    TrainedPolicies,
+)
 
 if TYPE_CHECKING:
     from marlvec.collect import Collector
@@ -37,14 +48,7 @@ def record_data(
         int, typer.Option(min=1, metavar="N", help="How many steps, over all envs together.")
     ] = 100_000,
     num_envs: Annotated[int, typer.Option(min=1, metavar="N", help="How many copies of it.")] = 64,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[ID=]WHAT[@PATH]",
-            help="Who acts, as in [b]marlvec rollout[/]; PATH is what it has learned: a pool of opponents (its "
-            "newest), POOL/ID, or a file of save_policy().",
-        ),
-    ] = None,
+    policy: TrainedPolicies = None,
     mapping: Mapping = None,
     connectors: Connectors = None,
     settings: Settings = None,
