@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from gymnasium.spaces import Space
 
-from marlvec.connectors._support.leaf_spaces import space_summary
+from marlvec.connectors._support.leafwise_obs import space_summary
 from marlvec.connectors.connector import Connector, EnvIds, State
 from marlvec.connectors.function import FunctionConnector
 from marlvec.connectors.rows import Rows

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.leaf_spaces import space_summary
 from marlvec.connectors.connector import AgentConnector, from_setup
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
@@ -19,7 +18,28 @@ from marlvec.spaces import Leaf, SpaceTree
 from marlvec.spaces.action_masks import choice_sizes
 from marlvec.spaces.tree import map_space
 
-__all__ = ["check_keys", "is_below", "LeafPlan", "LeafwiseObs", "append_to_obs", "appended_space", "OneHot"]
+__all__ = [
+    "check_keys",
+    "is_below",
+    "LeafPlan",
+    "LeafwiseObs",
+    "append_to_obs",
+    "appended_space",
+    "OneHot",
+    "space_summary",
+]
+
+
+def space_summary(space: Space[Any]) -> str:
+    """Describe a space in one short line: ``Box (18,) float32 [-10, 10]``."""
+    if isinstance(space, Box):
+        low, high = (space.low.min(), space.high.max()) if space.low.size else (0, 0)
+        return f"Box {space.shape} {space.dtype} [{low:g}, {high:g}]"
+    if isinstance(space, Dict):
+        return "{" + ", ".join(f"{key}: {space_summary(sub)}" for key, sub in space.spaces.items()) + "}"
+    if isinstance(space, Tuple):
+        return "(" + ", ".join(space_summary(sub) for sub in space.spaces) + ")"
+    return str(space)
 
 
 def is_below(path: str, key: str) -> bool:
@@ -34,10 +54,10 @@ def check_keys(keys: Sequence[str], tree: SpaceTree) -> None:
 
 
 class LeafPlan(NamedTuple):
-    """Transform of one leaf: its space afterwards, and a function of (n, *shape) values, which it does not write to."""
+    """Transform of one leaf: its space on the other side; a function of (n, …) values, which it does not write to."""
 
     space: Space[Any]
-    apply: Callable[[NDArray[Any]], NDArray[Any]]
+    apply: Callable[..., NDArray[Any]]
 
 
 @dataclass(eq=False, repr=False)

@@ -12,8 +12,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import DTypeLike, NDArray
 
 from marlvec.connectors._support.declared_space import ObsFunction, read_only
-from marlvec.connectors._support.leaf_spaces import space_summary
-from marlvec.connectors._support.leafwise_obs import LeafPlan, LeafwiseObs, OneHot
+from marlvec.connectors._support.leafwise_obs import LeafPlan, LeafwiseObs, OneHot, space_summary
 from marlvec.connectors.connector import from_setup
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
