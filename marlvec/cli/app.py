@@ -49,10 +49,7 @@ app = typer.Typer(
 )
 
 
-class AutoresetMode(StrEnum):
-    SAME_STEP = "same_step"
-    NEXT_STEP = "next_step"
-    DISABLED = "disabled"
+AutoresetMode = StrEnum("AutoresetMode", "SAME_STEP NEXT_STEP DISABLED")  # values are the names in lower case
 
 
 class BatchMode(StrEnum):

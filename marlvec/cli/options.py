@@ -26,27 +26,9 @@ __all__ = [
 ]
 
 
-class Backend(StrEnum):
-    """Where envs run."""
-
-    ASYNC = "async"
-    THREAD = "thread"
-    SYNC = "sync"
-    NATIVE = "native"
-    POOL = "pool"
-    AUTO = "auto"
-
-
+Backend = StrEnum("Backend", "ASYNC THREAD SYNC NATIVE POOL AUTO")  # values are the names in lower case
 DEFAULT_BACKEND = Backend.ASYNC if hasattr(os, "fork") else Backend.SYNC  # as in `marlvec.making`, without importing it
-
-
-class Side(StrEnum):
-    """Side of a connector, as seen from a policy."""
-
-    AGENT = "agent"
-    ACTION = "action"
-    LEARNER = "learner"
-
+Side = StrEnum("Side", "AGENT ACTION LEARNER")
 
 Env = Annotated[
     str,
