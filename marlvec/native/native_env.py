@@ -20,7 +20,7 @@ from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.native.rng_streams import fresh_streams
 
-__all__ = ["Ids", "NativeEnv", "Rows", "refuse", "NativeEnvView"]
+__all__ = ["Ids", "NativeEnv", "Rows", "own_arguments", "refuse", "NativeEnvView"]
 
 AnyArray = NDArray[Any]
 BoolArray = NDArray[np.bool_]
@@ -214,6 +214,11 @@ class NativeEnv(ABC):
             state_space=self.state_space,
             metadata=dict(self.metadata),
         )
+
+
+def own_arguments(scope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a constructor's arguments but ``num_envs`` and ``options``, from ``locals()`` in its first line."""
+    return {name: value for name, value in scope.items() if name not in ("self", "num_envs", "options", "__class__")}
 
 
 def refuse(name: str, what: str) -> ArgumentError:

@@ -19,7 +19,7 @@ from marlvec.arguments import check_int
 from marlvec.envs.making.factory import EnvEntry
 from marlvec.errors import ArgumentError
 from marlvec.native.jit import end_episode, kernel
-from marlvec.native.native_env import Ids, NativeEnv, refuse
+from marlvec.native.native_env import Ids, NativeEnv, own_arguments, refuse
 from marlvec.native.rng_kernels import bounded, permutation
 from marlvec.native.rng_streams import as_generator
 
@@ -63,9 +63,8 @@ class Foraging(NativeEnv):
         observe_agent_levels: bool = True,
         penalty: float = 0.0,  # cost of a failed load
     ) -> None:
-        given = dict(locals())
+        self._kwargs = own_arguments(locals())
         super().__init__(num_envs)
-        self._kwargs = {name: given[name] for name in given.keys() - {"self", "num_envs", "__class__"}}
         self._size = rows, columns = _field_size(field_size)
         p, f = check_int("players", players, 1), check_int("max_num_food", max_num_food, 1)
         self._sight = check_int("sight", sight, 1 if grid_observation else 0)

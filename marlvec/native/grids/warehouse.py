@@ -17,7 +17,7 @@ from marlvec.envs.making.factory import EnvEntry
 from marlvec.errors import ArgumentError
 from marlvec.native.grids.traffic import FORWARD, Traffic, commit, make_traffic
 from marlvec.native.jit import end_episode, kernel
-from marlvec.native.native_env import Ids, NativeEnv, Rows, refuse
+from marlvec.native.native_env import Ids, NativeEnv, Rows, own_arguments, refuse
 from marlvec.native.rng_kernels import bounded, sample
 from marlvec.native.rng_streams import as_generator
 
@@ -78,10 +78,9 @@ class Warehouse(NativeEnv):
         image_observation_directional: bool = True,
         normalised_coordinates: bool = False,  # divide a robot's position by the warehouse's size
     ) -> None:
-        given = dict(locals())
+        self._kwargs = own_arguments(locals())
+        del self._kwargs["image_observation_layers"]
         super().__init__(num_envs)
-        kept = given.keys() - {"self", "num_envs", "__class__", "image_observation_layers"}
-        self._kwargs = {name: given[name] for name in kept}
         if _word("observation_type", observation_type, ("dict", "flattened", "image", "image_dict")) != "flattened":
             raise refuse(self.name, f"observation_type={observation_type!r} (but 'flattened')")
         if layout:

@@ -17,7 +17,7 @@ from marlvec.envs.making.catalog import pettingzoo_env
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.native.grids.pursuit.advance import MOST, Rules, advance, begin
 from marlvec.native.grids.pursuit.board import make_board, write_state
-from marlvec.native.native_env import Ids, NativeEnv, Rows, refuse
+from marlvec.native.native_env import Ids, NativeEnv, Rows, own_arguments, refuse
 from marlvec.native.rng_streams import as_generator
 
 __all__ = ["Pursuit"]
@@ -59,8 +59,8 @@ class Pursuit(NativeEnv):
         surround: bool = True,  # evaders are caught by pursuers in all cells beside them
         constraint_window: float = 1.0,  # agents begin in a random window of the map; sides as a fraction of the map's
     ) -> None:
+        self._kwargs = own_arguments(locals())
         super().__init__(num_envs)
-        self._kwargs = {name: value for name, value in locals().items() if name not in _NO_ARGUMENTS}
         for name in ("evader_controller", "pursuer_controller"):
             if self._kwargs[name] is not None:
                 raise refuse(self.name, f"{name}=, an object that compiled functions cannot call")
@@ -145,9 +145,6 @@ class Pursuit(NativeEnv):
         inner.frames = int(self.frames[i])
         aec.steps = inner.frames * len(self.agents)
         return env
-
-
-_NO_ARGUMENTS = ("self", "num_envs", "__class__")
 
 
 def _count(name: str, value: Any) -> int:

@@ -11,7 +11,7 @@ from marlvec.native.jit import kernel
 from marlvec.native.mpe.neighbours import Neighbours, put_seen
 from marlvec.native.mpe.physics import distance, nearer, put_offset, scatter
 from marlvec.native.mpe.scenario import Body, Options, Scenario
-from marlvec.native.native_env import Ids
+from marlvec.native.native_env import Ids, own_arguments
 from marlvec.native.rng_kernels import bounded
 
 __all__ = ["SimpleAdversary"]
@@ -31,6 +31,7 @@ class SimpleAdversary(Scenario):
         num_landmark_neighbors: int | None = None,
         **options: Unpack[Options],
     ) -> None:
+        own = own_arguments(locals())
         good = check_int("N", N, 1)
         self.goal = np.zeros(num_envs, np.int64)  # the landmark that is the goal
         self._seen = Neighbours(num_envs, good + 1, good, num_agent_neighbors, num_landmark_neighbors)
@@ -44,11 +45,7 @@ class SimpleAdversary(Scenario):
             landmarks=[Body(f"landmark {j}", 0.08, collide=False) for j in range(good)],
             obs_sizes=[seen, *[seen + 2] * good],
             options=options,
-            own={
-                "N": good,
-                "num_agent_neighbors": num_agent_neighbors,
-                "num_landmark_neighbors": num_landmark_neighbors,
-            },
+            own=own,
         )
 
     def state_limits(self) -> dict[str, tuple[int, int]]:

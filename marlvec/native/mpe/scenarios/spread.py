@@ -12,7 +12,7 @@ from marlvec.native.jit import kernel
 from marlvec.native.mpe.neighbours import Neighbours, put_seen
 from marlvec.native.mpe.physics import distance, nearer, put_offset, put_own, scatter, touching
 from marlvec.native.mpe.scenario import Body, Options, Scenario, check_ratio
-from marlvec.native.native_env import Ids
+from marlvec.native.native_env import Ids, own_arguments
 
 __all__ = ["SimpleSpread"]
 
@@ -36,6 +36,7 @@ class SimpleSpread(Scenario):
         num_landmark_neighbors: int | None = None,
         **options: Unpack[Options],
     ) -> None:
+        own = own_arguments(locals())
         size = check_int("N", N, 1)
         self._seen = Neighbours(num_envs, size, size, num_agent_neighbors, num_landmark_neighbors)
         others, landmarks = self._seen.agents.shape[2], self._seen.landmarks.shape[2]
@@ -48,14 +49,7 @@ class SimpleSpread(Scenario):
             landmarks=[Body(f"landmark {j}", collide=False) for j in range(size)],
             obs_sizes=[4 + 2 * landmarks + 4 * others] * size,
             options=options,
-            own={
-                "N": size,
-                "local_ratio": local_ratio,
-                "curriculum": curriculum,
-                "terminate_on_success": terminate_on_success,
-                "num_agent_neighbors": num_agent_neighbors,
-                "num_landmark_neighbors": num_landmark_neighbors,
-            },
+            own=own,
         )
 
     def place(self, ids: Ids) -> None:

@@ -14,7 +14,7 @@ from marlvec.native.jit import kernel
 from marlvec.native.mpe.neighbours import Neighbours, put_seen
 from marlvec.native.mpe.physics import nearer, put, put_offset, put_own, scatter, touching
 from marlvec.native.mpe.scenario import Body, Options, Scenario
-from marlvec.native.native_env import Ids
+from marlvec.native.native_env import Ids, own_arguments
 
 __all__ = ["SimpleTag", "boundary", "exponentials"]
 
@@ -60,6 +60,7 @@ class SimpleTag(Scenario):
         num_landmark_neighbors: int | None = None,
         **options: Unpack[Options],
     ) -> None:
+        own = own_arguments(locals())
         good = check_int("num_good", num_good, 0)
         self._hunters = hunters = check_int("num_adversaries", num_adversaries, 0)
         obstacles = check_int("num_obstacles", num_obstacles, 0)
@@ -82,15 +83,7 @@ class SimpleTag(Scenario):
             landmarks=[Body(f"landmark {j}", 0.2) for j in range(obstacles)],
             obs_sizes=[common + 2 * moving[0]] * hunters + [common + 2 * moving[1]] * good,
             options=options,
-            own={
-                "num_good": good,
-                "num_adversaries": hunters,
-                "num_obstacles": obstacles,
-                "curriculum": curriculum,
-                "terminate_on_success": terminate_on_success,
-                "num_agent_neighbors": num_agent_neighbors,
-                "num_landmark_neighbors": num_landmark_neighbors,
-            },
+            own=own,
         )
 
     def place(self, ids: Ids) -> None:

@@ -12,7 +12,7 @@ from marlvec.errors import ArgumentError
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.physics import distance, nearer, norms, put, put_colour, put_offset, put_own, scatter, touching
 from marlvec.native.mpe.scenario import Body, Options, Scenario
-from marlvec.native.native_env import Ids
+from marlvec.native.native_env import Ids, own_arguments
 from marlvec.native.rng_kernels import bounded, double, uniform
 from marlvec.native.rng_streams import as_generator
 
@@ -37,6 +37,7 @@ class CollectTreasure(Scenario):
         num_treasures: int = 6,
         **options: Unpack[Options],
     ) -> None:
+        own = own_arguments(locals())
         collectors = check_int("num_collectors", num_collectors, 1)
         kinds = check_int("num_deposits", num_deposits, 1)
         treasures = check_int("num_treasures", num_treasures, 1)
@@ -53,7 +54,7 @@ class CollectTreasure(Scenario):
             landmarks=[Body(f"treasure_{j}", 0.025, collide=False) for j in range(treasures)],
             obs_sizes=[common + kinds] * collectors + [common] * kinds,
             options=options,
-            own={"num_collectors": collectors, "num_deposits": kinds, "num_treasures": treasures},
+            own=own,
         )
         self._collectors, self._kinds = collectors, kinds
         self.holding = np.full((num_envs, collectors), _NOTHING)  # (N, C) kind of treasure that each collector holds

@@ -11,7 +11,7 @@ from marlvec.native.jit import kernel
 from marlvec.native.mpe.physics import distance, nearer, put, put_comm, put_offset, put_own, scatter, touching
 from marlvec.native.mpe.scenario import Body, Options, Scenario
 from marlvec.native.mpe.scenarios.tag import boundary, exponentials
-from marlvec.native.native_env import Ids, refuse
+from marlvec.native.native_env import Ids, own_arguments, refuse
 
 __all__ = ["SimpleWorldComm"]
 
@@ -32,6 +32,7 @@ class SimpleWorldComm(Scenario):
         num_forests: int = 2,
         **options: Unpack[Options],
     ) -> None:
+        own = own_arguments(locals())
         if num_adversaries == 0:
             raise refuse(self.name, "num_adversaries=0")
         good = check_int("num_good", num_good, 1)
@@ -59,13 +60,7 @@ class SimpleWorldComm(Scenario):
             obs_sizes=[common + 2 * good + 4] * hunters + [common + 2 * (good - 1)] * good,
             dim_c=4,
             options=options,
-            own={
-                "num_good": good,
-                "num_adversaries": hunters,
-                "num_obstacles": obstacles,
-                "num_food": food,
-                "num_forests": forests,
-            },
+            own=own,
         )
 
     def place(self, ids: Ids) -> None:
