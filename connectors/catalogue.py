@@ -19,13 +19,7 @@ SIDES: dict[str, type[Any]] = {"agent": AgentConnector, "action": ActionConnecto
 
 
 class CatalogueRow(NamedTuple):
-    """One row of `catalogue`.
-
-    Attributes:
-        side: ``"agent"``, ``"action"`` or ``"learner"``.
-        name: Name of the class in ``marlvec.connectors``.
-        line: Its description, in one line.
-    """
+    """A connector: its side, its name in ``marlvec.connectors``, and its description in one line."""
 
     side: str
     name: str
@@ -33,14 +27,11 @@ class CatalogueRow(NamedTuple):
 
 
 def catalogue(name: str = "", side: str | None = None) -> list[CatalogueRow]:
-    """List the connectors that ``marlvec.connectors`` exports, by side and name.
+    """List the connectors that ``marlvec.connectors`` exports, by side and name, each with its first line.
 
     Args:
         name: Only those whose names contain this, in upper or lower case.
         side: Only those of this side; None for all.
-
-    Returns:
-        A row a connector, with its side, name and first line.
 
     Raises:
         ArgumentError: ``side`` does not exist.
@@ -58,7 +49,6 @@ def catalogue(name: str = "", side: str | None = None) -> list[CatalogueRow]:
 
 
 def _is_piece(cls: object, base: type[Any]) -> bool:
-    """Return whether users put instances of the class into pipelines."""
     if not isinstance(cls, type) or not issubclass(cls, base):
         return False
     return not inspect.isabstract(cls) and not issubclass(cls, (FunctionConnector, Pipeline))

@@ -40,12 +40,9 @@ class _Unset:
 
 
 def from_setup(kind: type[T]) -> T:
-    """Declare an attribute of instances, such as ``_tree``, that `Connector.setup` assigns.
+    """Declare an attribute of instances, such as ``_tree``, that `Connector.setup` assigns; StateError before.
 
     Reading it costs 40 ns more than a plain attribute: read it once per call.
-
-    Raises:
-        StateError: It is read before `setup`.
     """
     return cast("T", _Unset())
 
@@ -55,15 +52,15 @@ class Connector(ABC):
 
     The contract of every connector:
 
-    * * It is batched: one call takes rows of any subset of envs and agents in any order, and each row's result is the
+    * It is batched: one call takes rows of any subset of envs and agents in any order, and each row's result is the
       same as in a call of its own. No (env, agent) pair appears twice in one call.
-    * * It returns as many rows as it gets, in the same order, unless `changes_length` is set.
+    * It returns as many rows as it gets, in the same order, unless `changes_length` is set.
     * It never writes to its arguments' arrays.
-    * * Every observation passes through it exactly once, an agent's last one (``rows.last``) included.
+    * Every observation passes through it exactly once, an agent's last one (``rows.last``) included.
     * After an exception its state is consistent, but earlier pieces of its pipeline have already processed the rows.
 
-    Subclasses that store each constructor argument under the argument's name inherit `params`, repr and `to_config`;
-    so do dataclasses with ``@dataclass(eq=False, repr=False)``.
+    Subclasses that store each constructor argument under the argument's name inherit `params`, repr and `to_config`; so
+    do dataclasses with ``@dataclass(eq=False, repr=False)``.
 
     Attributes:
         training: Whether running statistics are learnt (True) or frozen (False).
@@ -139,11 +136,7 @@ class Connector(ABC):
         """
 
     def reset(self, env_ids: EnvIds | None = None) -> None:
-        """Drop the state of these envs' running episodes, which ended or were lost.
-
-        Args:
-            env_ids: (k,) ints; None for every env.
-        """
+        """Drop the state of these envs' running episodes, which ended or were lost; None for every env."""
 
     def on_policy_output(self, rows: Rows) -> None:
         """Receive the policy's rows with its answer: ``actions`` and the columns it added."""
@@ -162,13 +155,10 @@ class Connector(ABC):
             raise ArgumentError(f"{self.name} has no state, got {list(state)}")
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
-        """Merge states of copies that saw different data, into a state that all can load.
+        """Merge states of copies that saw different data, into a state for `load_state_dict` of all.
 
         Only learnt statistics are merged; state of running episodes stays in its copy. The default is ``{}``, and
         loading ``{}`` through a pipeline changes nothing.
-
-        Returns:
-            A state for `load_state_dict`.
         """
         return {}
 
@@ -176,21 +166,15 @@ class Connector(ABC):
         """Return learnt statistics for a merge elsewhere, and continue learning until `take_merged`.
 
         With many collectors, each hands over, the head merges, and all load the merged state while they collect. Data
-        learnt in between must count exactly once, so override the three methods together. The default is
-        `state_dict` if `merge_states` is overridden, else ``{}``.
-
-        Returns:
-            A state for `merge_states`; ``{}`` without statistics.
+        learnt in between must count exactly once, so override the three methods together. The default is `state_dict`
+        if `merge_states` is overridden, else ``{}``.
         """
         return {} if type(self).merge_states is Connector.merge_states else self.state_dict()
 
     def take_merged(self, state: Mapping[str, Any]) -> None:
-        """Load the state that `merge_states` made of all handed-over states, this copy's included.
+        """Load the state that `merge_states` made of all handed-over states, this copy's included; ``{}``: no change.
 
         The default loads the state, and drops data learnt since `hand_over`.
-
-        Args:
-            state: The merged state; ``{}`` changes nothing.
 
         Raises:
             ArgumentError: The state does not fit this connector.
@@ -214,12 +198,9 @@ class Connector(ABC):
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     def to_config(self) -> Config:
-        """Return its arguments for `from_config`: JSON data, except for arrays, which are not converted.
+        """Return ``{"connector": name, …arguments}`` for `from_config`, without its state.
 
-        Its state is not included: see `state_dict`.
-
-        Returns:
-            ``{"connector": name, …arguments}``.
+        It is JSON data, except for arrays, which are not converted.
 
         Raises:
             SerialisationError: Its class, or a function among its arguments, is not registered; an argument cannot be
@@ -238,10 +219,7 @@ class Connector(ABC):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Build a connector from the result of `to_config`.
-
-        Returns:
-            A new connector or pipeline, without learnt state.
+        """Build a connector or pipeline, without learnt state, from the result of `to_config`.
 
         Raises:
             ArgumentError: It is not a config, or not of a ``cls``.
@@ -301,9 +279,6 @@ class AgentConnector(Connector):
     def output_space(self, space: Space[Any]) -> Space[Any]:
         """Return the space of one observation after this connector, for ``space`` before it. Changes nothing.
 
-        Returns:
-            The space of ``obs`` after this connector.
-
         Raises:
             UnsupportedSpaceError: The connector does not support the space; the text has a remedy.
         """
@@ -318,9 +293,6 @@ class ActionConnector(Connector):
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
         """Return the space of one action before this connector, for ``space`` after it. Changes nothing.
-
-        Returns:
-            The policy's space, if the next connector or the env takes ``space``.
 
         Raises:
             UnsupportedSpaceError: The connector does not support the space; the text has a remedy.
@@ -337,11 +309,7 @@ class LearnerConnector(Connector):
     """
 
     def see_batch(self, batch: Mapping[str, Rows]) -> None:
-        """Receive all policies' rows of the batch, before any is transformed; does nothing by default.
-
-        Args:
-            batch: Policy id to its rows.
-        """
+        """Receive all policies' rows of the batch, by policy id, before any is transformed; does nothing by default."""
 
 
 def _shown(value: Any) -> str:

@@ -26,15 +26,7 @@ SpaceFunction = Callable[[Space[Any]], Space[Any]]
 
 
 class FunctionConnector(Connector):
-    """A connector made of a function; it has no state.
-
-    Args:
-        function: Rows in, rows out.
-        name: Name in pipelines; None: the function's name.
-
-    Raises:
-        ArgumentError: ``function`` is not a function.
-    """
+    """A connector made of a function; it has no state."""
 
     def __init__(self, function: RowsFunction, *, name: str | None = None) -> None:
         if not callable(function):
@@ -50,13 +42,7 @@ class FunctionConnector(Connector):
 
 
 class FunctionAgentConnector(FunctionConnector, AgentConnector):
-    """An agent-side connector made of a function; it has no state.
-
-    Args:
-        function: Rows in, rows out.
-        name: Name in pipelines; None: the function's name.
-        output_space: Function from the space before the connector to the space after it; None if both are equal.
-    """
+    """An agent-side connector made of a function; see `agent_connector`."""
 
     def __init__(
         self, function: RowsFunction, *, name: str | None = None, output_space: SpaceFunction | None = None
@@ -72,13 +58,7 @@ class FunctionAgentConnector(FunctionConnector, AgentConnector):
 
 
 class FunctionActionConnector(FunctionConnector, ActionConnector):
-    """An action-side connector made of a function; it has no state.
-
-    Args:
-        function: Rows in, rows with another ``actions_for_env`` out.
-        name: Name in pipelines; None: the function's name.
-        policy_space: Function from the space after the connector to the space before it; None if both are equal.
-    """
+    """An action-side connector made of a function; see `action_connector`."""
 
     def __init__(
         self, function: RowsFunction, *, name: str | None = None, policy_space: SpaceFunction | None = None
@@ -94,13 +74,7 @@ class FunctionActionConnector(FunctionConnector, ActionConnector):
 
 
 class FunctionLearnerConnector(FunctionConnector, LearnerConnector):
-    """A learner-side connector made of a function; it has no state.
-
-    Args:
-        function: Rows of one policy's batch in, rows to learn from out.
-        name: Name in pipelines; None: the function's name.
-        changes_length: Whether the function may return another number of rows than it gets.
-    """
+    """A learner-side connector made of a function; see `learner_connector`."""
 
     def __init__(self, function: RowsFunction, *, name: str | None = None, changes_length: bool = False) -> None:
         super().__init__(function, name=name)
@@ -126,9 +100,6 @@ def agent_connector(
         function: Rows in, rows out; set by the decorator.
         name: Name in pipelines; None: the function's name.
         output_space: Function from the space before the connector to the space after it; None if both are equal.
-
-    Returns:
-        The connector; or a decorator, if only options were given.
     """
     if function is not None:
         return FunctionAgentConnector(function, name=name, output_space=output_space)
@@ -154,9 +125,6 @@ def action_connector(
         function: Rows in, rows with another ``actions_for_env`` out; set by the decorator.
         name: Name in pipelines; None: the function's name.
         policy_space: Function from the space after the connector to the space before it; None if both are equal.
-
-    Returns:
-        The connector; or a decorator, if only options were given.
     """
     if function is not None:
         return FunctionActionConnector(function, name=name, policy_space=policy_space)
@@ -182,9 +150,6 @@ def learner_connector(
         function: Rows of one policy's batch in, rows to learn from out; set by the decorator.
         name: Name in pipelines; None: the function's name.
         changes_length: Whether the function may return another number of rows than it gets.
-
-    Returns:
-        The connector; or a decorator, if only options were given.
     """
     if function is not None:
         return FunctionLearnerConnector(function, name=name, changes_length=changes_length)

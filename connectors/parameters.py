@@ -23,15 +23,10 @@ __all__ = [
 
 
 class Range(NamedTuple):
-    """The legal values of a parameter.
+    """The legal values of a parameter."""
 
-    Attributes:
-        text: Description of legal values, for messages.
-        read: Returns a legal value in its stored form, and None for an illegal value.
-    """
-
-    text: str
-    read: Callable[[Any], Any]
+    text: str  # description for messages
+    read: Callable[[Any], Any]  # returns a legal value in its stored form, and None for an illegal one
 
 
 def _whole(least: int) -> Range:
@@ -61,11 +56,7 @@ Probability = Annotated[float, _number("a probability in [0, 1]", lambda x: 0 <=
 
 
 def check_parameters(owner: Any) -> None:
-    """Check an object's fields for which its classes in ``marlvec.connectors`` declare a range or a Literal.
-
-    Raises:
-        ArgumentError: A value is illegal; names the field.
-    """
+    """Check an object's fields for which its classes in ``marlvec.connectors`` declare a range or a Literal."""
     for name, legal, optional in _ranges(type(owner)):  # type: ignore[arg-type]  # a class is hashable
         value = getattr(owner, name)
         if value is None and optional:

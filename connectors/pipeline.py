@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from gymnasium.spaces import Space
 
-from marlvec.connectors._support.leaf_spaces import space_summary
+from marlvec.connectors._support.leafwise_obs import space_summary
 from marlvec.connectors.connector import Connector, EnvIds, State
 from marlvec.connectors.function import FunctionConnector
 from marlvec.connectors.rows import Rows
@@ -27,30 +27,21 @@ P = TypeVar("P", bound=Connector)
 
 
 class Timing(NamedTuple):
-    """Time spent in one piece of a pipeline.
-
-    Attributes:
-        seconds: Sum over all calls.
-        calls: Number of calls.
-    """
+    """Time spent in one piece of a pipeline, over all calls."""
 
     seconds: float
     calls: int
 
 
 class Stage(Generic[P]):
-    """A piece, its name in the pipeline, and its timer.
-
-    Attributes:
-        is_checked: Whether the piece's results are checked, because it runs user code.
-    """
+    """A piece, its name in the pipeline, and its timer."""
 
     __slots__ = ("calls", "is_checked", "name", "ns", "piece")
 
     def __init__(self, name: str, piece: P) -> None:
         self.name = name
         self.piece = piece
-        self.is_checked = not _is_ours(piece)
+        self.is_checked = not _is_ours(piece)  # results of user code are checked
         self.ns = 0
         self.calls = 0
 
@@ -74,19 +65,12 @@ Target = int | str | type[Connector] | Connector
 
 
 class _Program(NamedTuple):
-    """Compiled form of a chain, with inner pipelines expanded.
+    """Compiled form of a chain, with inner pipelines expanded."""
 
-    Attributes:
-        stages: Stages that a call runs, in order.
-        watchful: Pieces that override `on_policy_output`.
-        forgetful: Pieces that override `reset`.
-        only_converts: Whether all stages only convert, see `Connector.only_converts`.
-    """
-
-    stages: tuple[Stage[Any], ...]
-    watchful: tuple[Connector, ...]
-    forgetful: tuple[Connector, ...]
-    only_converts: bool
+    stages: tuple[Stage[Any], ...]  # that a call runs, in order
+    watchful: tuple[Connector, ...]  # pieces that override `on_policy_output`
+    forgetful: tuple[Connector, ...]  # pieces that override `reset`
+    only_converts: bool  # all stages only convert
 
 
 def with_inner(piece: Connector) -> list[Connector]:
@@ -210,7 +194,6 @@ class Pipeline(Connector, Generic[P]):
         return rows
 
     def _breach(self, stage: Stage[Any], rows: Rows, out: Any) -> ContractError | None:
-        """Return what is wrong with a piece's result, or None."""
         if not isinstance(out, Rows):
             return ContractError(f"{self._path_to(stage)[0]} must return Rows, got {type(out).__name__}")
         if len(out) != len(rows) and not stage.piece.changes_length:
@@ -533,12 +516,9 @@ class Pipeline(Connector, Generic[P]):
 
     @classmethod
     def load(cls, path: FilePath) -> Self:
-        """Build a saved pipeline, which continues like the original.
+        """Build a saved pipeline with its state, which continues like the original.
 
         First import the modules that register its classes and functions. Loading executes no code from the file.
-
-        Returns:
-            The pipeline with its state.
 
         Raises:
             CheckpointError: The file is damaged, of another class, or of another version; the text has the reason.

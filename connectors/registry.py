@@ -26,7 +26,7 @@ def register_connector(cls: None = None, *, name: str | None = None) -> Callable
 
 
 def register_connector(cls: C | None = None, *, name: str | None = None) -> C | Callable[[C], C]:
-    """Register a connector class for configs and files: ``@register_connector``, or as a call.
+    """Register a connector class for configs and files: ``@register_connector``, or as a call; return the class.
 
     Constructor arguments must define an instance: store them under the arguments' names, or return them from
     `Connector.params`. marlvec's classes need no registration.
@@ -34,9 +34,6 @@ def register_connector(cls: C | None = None, *, name: str | None = None) -> C | 
     Args:
         cls: The class; set by the decorator.
         name: Its name in configs, which must stay as long as configs are read; None: the class's name.
-
-    Returns:
-        The class, unchanged.
 
     Raises:
         AlreadyRegisteredError: The name belongs to another class, or the class has another name.
@@ -61,16 +58,13 @@ def register_function(function: None = None, *, name: str | None = None) -> Call
 
 
 def register_function(function: F | None = None, *, name: str | None = None) -> F | Callable[[F], F]:
-    """Register a function used by connectors for configs and files: ``@register_function``, or as a call.
+    """Register a function used by connectors for configs and files: ``@register_function``, or as a call; return it.
 
     Works above or below ``@agent_connector`` and the other decorators.
 
     Args:
         function: The function; set by the decorator.
         name: Its name in configs, which must stay as long as configs are read; None: the function's name.
-
-    Returns:
-        The function, unchanged.
 
     Raises:
         AlreadyRegisteredError: The name belongs to another function, or the function has another name.
@@ -86,13 +80,7 @@ def register_function(function: F | None = None, *, name: str | None = None) -> 
 
 
 def connector_from_config(config: Mapping[str, Any]) -> Connector:
-    """Build a connector, or a whole pipeline, from its config.
-
-    Args:
-        config: The result of `Connector.to_config`.
-
-    Returns:
-        The connector, without learnt state.
+    """Build a connector, or a whole pipeline, without learnt state, from the result of `Connector.to_config`.
 
     Raises:
         ArgumentError: ``config`` is not a config.

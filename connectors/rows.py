@@ -134,10 +134,7 @@ class Rows:
         return self._columns.get(name, default)
 
     def replace(self, **columns: Tree) -> Self:
-        """Return rows with these columns replaced or added.
-
-        Returns:
-            New rows that share the arrays of the other columns.
+        """Return rows with these columns replaced or added, which share the arrays of the other columns.
 
         Raises:
             ArgumentError: A column's length differs from the rows'; names the column.
@@ -154,13 +151,7 @@ class Rows:
         return rows
 
     def drop(self, *names: str) -> Self:
-        """Return rows without these columns.
-
-        Args:
-            *names: Names of the columns.
-
-        Returns:
-            New rows that share the arrays.
+        """Return rows without these columns, which share the arrays of the others.
 
         Raises:
             KeyError: A column does not exist.
@@ -176,13 +167,10 @@ class Rows:
         return self.take(slice(start, stop))
 
     def take(self, index: Index) -> Self:
-        """Return the chosen rows, in the order of ``index``.
+        """Return the chosen rows, in the order of ``index``: views for a slice, else copies.
 
         Args:
-            index: (k,) ints, a (n,) bool mask, or a slice. A slice gives views, the others copies.
-
-        Returns:
-            k rows: views for a slice, else copies.
+            index: (k,) ints, a (n,) bool mask, or a slice.
 
         Raises:
             ArgumentError: The index is not one-dimensional ints or bools, or a mask's length is not n.
@@ -218,9 +206,6 @@ class Rows:
     def concat(cls, parts: Sequence[Self]) -> Self:
         """Concatenate rows; without parts return rows without columns.
 
-        Returns:
-            New rows, as many as all parts have.
-
         Raises:
             ArgumentError: The parts do not have the same columns, or a column's structure differs; names the columns.
         """
@@ -255,16 +240,7 @@ def _choose(leaf: Any, where: NDArray[Any]) -> Any:
 
 
 def join_columns(parts: Sequence[Mapping[str, Tree]], *, same_dtypes: bool = True) -> dict[str, Tree]:
-    """Concatenate columns.
-
-    Args:
-        parts: Columns, by name.
-        same_dtypes: Raise if dtypes differ, so that no value changes; False: use the wider dtype.
-
-    Raises:
-        ArgumentError: No parts, or parts that differ in columns, structure, dtypes or shapes per row; names the
-            columns.
-    """
+    """Concatenate columns by name; if dtypes differ, raise, so that no value changes, or use the wider one."""
     if not parts:
         raise ArgumentError("concat() needs at least one batch")
     first = parts[0]

@@ -32,31 +32,17 @@ def explained(path: FilePath) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class SavedPipeline:
-    """Complete content of a pipeline at one moment.
+    """Complete content of a pipeline at one moment; spaces are None if it is unbound."""
 
-    Attributes:
-        config: Its pieces, from `Connector.to_config`.
-        state: Their states.
-        training: Train/eval mode of the pipeline and each piece, outer pieces first.
-        space: The space it is bound to; None if unbound.
-        agents: Names of the agents it is bound to.
-        action_space: The policy's action space; None if unbound.
-    """
-
-    config: Config
+    config: Config  # from `Connector.to_config`
     state: State
-    training: list[bool]
+    training: list[bool]  # mode of the pipeline and each piece, outer pieces first
     space: Space[Any] | None
     agents: tuple[str, ...]
     action_space: Space[Any] | None
 
     def write(self, path: FilePath) -> None:
-        """Write the content to a file.
-
-        Raises:
-            SerialisationError: A part cannot be saved as data.
-            OSError: The file cannot be written; an existing file is unchanged.
-        """
+        """Write the content to a file, or leave an existing file unchanged."""
         parts = {
             "state": encode(self.state, "the state"),
             "training": self.training,
@@ -68,23 +54,13 @@ class SavedPipeline:
 
     @classmethod
     def read(cls, path: FilePath) -> Self:
-        """Read the content of a file.
-
-        Raises:
-            CheckpointError: The file is damaged, of another version, or of something else.
-            RegistryError: A name in it is not registered.
-        """
         found = read_archive(path)
         with explained(path):
             decoded = {key: decode(found[key]) for key in ("state", "space", "action_space")}
             return cls(config=found["config"], training=found["training"], agents=tuple(found["agents"]), **decoded)
 
     def check_same(self, own: SavedPipeline, path: FilePath) -> None:
-        """Check that this content of a file fits an existing pipeline, ``own``.
-
-        Raises:
-            CheckpointError: They differ in pieces, agents or spaces; names the difference.
-        """
+        """Raise CheckpointError, with the difference, if this content of a file does not fit an existing pipeline."""
         if own.space is None and self.space is not None:
             raise CheckpointError(
                 path,

@@ -13,7 +13,7 @@ import numpy as np
 
 from marlvec.errors import ArgumentError
 
-__all__ = ["check_choice", "signature_of", "whole_number"]
+__all__ = ["check_choice", "check_int", "signature_of", "whole_number"]
 
 
 def whole_number(value: Any) -> int | None:
@@ -24,6 +24,15 @@ def whole_number(value: Any) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
+
+
+def check_int(name: str, value: Any, least: int | None = None) -> int:
+    """Return an integer of any library as an int; raise `ArgumentError` for anything else, and below ``least``."""
+    number = whole_number(value)
+    if number is None or (least is not None and number < least):
+        wanted = "an int" if least is None else f"an int of at least {least}"
+        raise ArgumentError(f"{name}: expected {wanted}, got {value!r}")
+    return number
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:

@@ -45,15 +45,7 @@ class AgentTable:
         return f"AgentTable({self.shape}, {self.values.dtype}; {n} envs, {a} agents)"
 
     def get(self, env_id: NDArray[Any], agent_index: NDArray[Any]) -> NDArray[Any]:
-        """Copy the slots of these rows: ``(n, *shape)``.
-
-        Args:
-            env_id: (n,) ints.
-            agent_index: (n,) ints.
-
-        Returns:
-            ``(n, *shape)``, of the table's dtype.
-        """
+        """Copy the slots of these rows, (n,) each: ``(n, *shape)``, of the table's dtype."""
         try:
             slots: NDArray[Any] = self.values[env_id, agent_index]
         except IndexError:
@@ -62,13 +54,7 @@ class AgentTable:
         return slots
 
     def set(self, env_id: NDArray[Any], agent_index: NDArray[Any], values: Any) -> None:
-        """Write into the slots of these rows.
-
-        Args:
-            env_id: (n,) ints.
-            agent_index: (n,) ints.
-            values: Broadcast to ``(n, *shape)``.
-        """
+        """Write ``values``, broadcast to ``(n, *shape)``, into the slots of these rows."""
         try:
             self.values[env_id, agent_index] = values
         except IndexError:
@@ -96,14 +82,7 @@ class AgentTable:
         self.values = self.checked(state, "slots of agents")
 
     def checked(self, state: Mapping[str, Any], where: str) -> NDArray[Any]:
-        """Validate a state; return a copy of its slots.
-
-        Args:
-            state: A state from `state_dict`.
-            where: Owner of the state, for messages.
-
-        Returns:
-            (N, A, *shape), of the table's dtype.
+        """Validate a state of ``where``; return a copy of its slots, (N, A, *shape).
 
         Raises:
             ArgumentError: Slots of another shape or dtype.
@@ -133,11 +112,7 @@ def save_tables(tables: Tables) -> State:
 
 
 def load_tables(state: Mapping[str, Any], tables: Tables, owner: str) -> None:
-    """Load a state from `save_tables`, completely or not at all.
-
-    Raises:
-        ArgumentError: A name is missing or unknown, a list has another length, or slots another shape or dtype.
-    """
+    """Load a state from `save_tables`, completely or not at all."""
     check_fields(state, tables, owner)
     found = []
     for name, table in tables.items():
@@ -153,11 +128,9 @@ class Remembers(Connector):
     """A connector that stores data of each agent's running episode in tables.
 
     `reset` refills single tables. A list holds a table per leaf; a single table beside it marks the valid slots.
-
-    Attributes:
-        _tables: Tables by their names in the state; ``{}`` until `setup` creates them, if the constructor does not.
     """
 
+    # by names in the state; {} until `setup` creates them, if the constructor does not
     _tables: Tables = MappingProxyType({})
 
     def reset(self, env_ids: EnvIds | None = None) -> None:

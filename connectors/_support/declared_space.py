@@ -21,17 +21,7 @@ SpaceRule = Space[Any] | Callable[[Space[Any]], Space[Any]] | None
 
 
 def check_function(function: Any, rule: Any, who: str, argument: str = "output_space") -> None:
-    """Check the arguments of a connector around a function.
-
-    Args:
-        function: The function.
-        rule: The space on its other side.
-        who: The connector, for messages.
-        argument: Name of ``rule``, for messages.
-
-    Raises:
-        ArgumentError: ``function`` cannot be called, or ``rule`` is not a `SpaceRule`.
-    """
+    """Check the arguments of a connector around a function: ``rule``, called ``argument``, is a `SpaceRule`."""
     if not callable(function):
         raise ArgumentError(f"{who} takes a function, got {type(function).__name__}")
     if rule is not None and not isinstance(rule, Space) and not callable(rule):
@@ -41,11 +31,7 @@ def check_function(function: Any, rule: Any, who: str, argument: str = "output_s
 
 
 def space_after(rule: SpaceRule, space: Space[Any], who: str, argument: str = "output_space") -> Space[Any]:
-    """Compute the space on the other side of a function by a rule.
-
-    Raises:
-        ArgumentError: The rule's function did not return a space.
-    """
+    """Compute the space on the other side of a function by a rule."""
     if rule is None or isinstance(rule, Space):
         return space if rule is None else rule
     after = rule(space)
@@ -70,10 +56,6 @@ class DeclaredSpace:
     """Checks structure, shapes and dtypes of a function's values against a space; bounds are not checked.
 
     Floats are cast to the space's float size, ints to its int size; a float never becomes an int.
-
-    Args:
-        space: The space of one observation.
-        who: Owner of the function, for messages.
     """
 
     def __init__(self, space: Space[Any], who: str) -> None:
@@ -81,33 +63,12 @@ class DeclaredSpace:
         self._who = who
 
     def batch(self, value: Tree, n: int) -> Tree:
-        """Check and cast the values of n rows.
-
-        Args:
-            value: A tree of (n, *shape).
-            n: Number of rows.
-
-        Returns:
-            The values in the declared dtypes, in writable arrays.
-
-        Raises:
-            ContractError: They do not fit; names the leaf.
-        """
+        """Check and cast the values of n rows, to writable arrays; ContractError names the leaf."""
         pairs = zip(self._flatten(value, ""), self._tree.leaves, strict=True)
         return self._tree.unflatten([self._fit(leaf_value, leaf, (n,), "") for leaf_value, leaf in pairs])
 
     def stack(self, values: Sequence[Any]) -> Tree:
-        """Check, cast and stack values that were made row by row.
-
-        Args:
-            values: n trees of ``shape`` each.
-
-        Returns:
-            One tree of (n, *shape).
-
-        Raises:
-            ContractError: A value does not fit; names row and leaf.
-        """
+        """Check, cast and stack values that were made row by row; ContractError names row and leaf."""
         leaves = self._tree.zeros(len(values))
         for row, value in enumerate(values):
             for k, leaf_value in enumerate(self._flatten(value, f" for row {row}")):

@@ -23,14 +23,10 @@ def is_given(rows: Rows) -> NDArray[np.bool_]:
 
 
 class ExecutedActions:
-    """Writes a connector's output actions, and the column ``actions_executed``.
+    """Writes a connector's output actions, and the column ``actions_executed``, in the policy's space and its dtypes.
 
-    The column holds actions of the policy's space, in its dtypes. After a connector that changes the space
-    (`DiscretizeActions`, `UnsquashActions`), connectors leave the column unchanged.
-
-    Args:
-        space: Space of one action at this connector.
-        policy_space: Space of one action of the policy; None if unknown.
+    After a connector that changes the space (`DiscretizeActions`, `UnsquashActions`), connectors leave the column
+    unchanged.
     """
 
     def __init__(self, space: Space[Any], policy_space: Space[Any] | None) -> None:
@@ -38,13 +34,7 @@ class ExecutedActions:
         self._is_policys = policy_space is not None and policy_space == space
 
     def send(self, rows: Rows, actions: Tree, *, explores: bool = False) -> Rows:
-        """Return rows with ``actions_for_env`` replaced.
-
-        Args:
-            rows: n rows.
-            actions: Their actions after the connector, (n, …).
-            explores: Whether the connector adds the column; if not, it updates an existing column.
-        """
+        """Return rows with ``actions_for_env`` replaced; exploring connectors add the column, others update it."""
         if self._is_policys and (explores or EXECUTED in rows):
             return rows.replace(actions_for_env=actions, **{EXECUTED: self._cast(actions)})
         return rows if actions is rows.actions_for_env else rows.replace(actions_for_env=actions)

@@ -1,7 +1,9 @@
-"""`History`: the last k rows of each agent, for connectors that stack or delay."""
+"""`History`: the last k rows of each agent, for connectors that stack or delay; `parse_shifts`: which of them."""
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
@@ -27,8 +29,9 @@ __all__ = [
     "cast_row_leaf",
     "check_column_is_new",
     "fixed_size_tree",
+    "Shift",
+    "parse_shifts",
 ]
-
 
 AnyArray = NDArray[Any]
 
@@ -42,12 +45,7 @@ def including_blank(leaf: Space[Any]) -> Space[Any]:
 
 
 def stacked_space(leaf: Space[Any], stack: Callable[[Any], AnyArray]) -> Space[Any]:
-    """Return the space of several values of a leaf, stacked in one array.
-
-    Args:
-        leaf: A Box, Discrete, MultiDiscrete or MultiBinary.
-        stack: Builds the array from one value, repeated.
-    """
+    """Return the space of several values of a leaf in one array, which ``stack`` builds from one value, repeated."""
     if isinstance(leaf, Box):
         return Box(stack(leaf.low), stack(leaf.high), dtype=leaf.low.dtype.type)
     if isinstance(leaf, (Discrete, MultiDiscrete)):
@@ -58,16 +56,10 @@ def stacked_space(leaf: Space[Any], stack: Callable[[Any], AnyArray]) -> Space[A
 
 
 class History:
-    """The last k values of every (env, agent) in its running episode, leaf by leaf.
+    """The last k values of every (env, agent) in its running episode, leaf by leaf: a ring buffer.
 
-    A ring buffer: a new value replaces the oldest. A new episode only sets its count to 0, which hides all earlier
-    values.
-
-    Args:
-        k: Number of kept values.
-        blanks: One array per leaf: a value of one row. It defines the leaf's shape and dtype, and replaces values from
-            before the episode.
-        repeat: Whether the episode's first value replaces these instead.
+    A new episode only sets its count to 0, which hides all earlier values. Before it are ``blanks``, a value of one row
+    each, which also define shapes and dtypes; or, with ``repeat``, the episode's first value.
     """
 
     def __init__(self, k: int, blanks: Sequence[AnyArray], *, repeat: bool = False) -> None:
@@ -84,16 +76,7 @@ class History:
             self.count.set(rows.env_id[rows.first], rows.agent_index[rows.first], 0)
 
     def push(self, rows: Rows, leaves: Sequence[Any], what: str) -> None:
-        """Add one value per row; if a value does not fit, nothing changes.
-
-        Args:
-            rows: Rows of the values.
-            leaves: A (n, *shape) array or tensor per leaf.
-            what: Names the values in messages.
-
-        Raises:
-            ContractError: A leaf has another shape, or a dtype that the history's cannot hold.
-        """
+        """Add one value (n, *shape) per leaf; if one does not fit, nothing changes. Errors name ``what``."""
         arrays = [_fit(leaf, blank, len(rows), what) for leaf, blank in zip(leaves, self.blanks, strict=True)]
         env_id, agent_index = rows.env_id, rows.agent_index
         count = self.count.get(env_id, agent_index)
@@ -103,15 +86,7 @@ class History:
         self.count.set(env_id, agent_index, count + 1)
 
     def look(self, rows: Rows, shifts: NDArray[np.int64]) -> list[AnyArray]:
-        """Return copies of values.
-
-        Args:
-            rows: Rows of the agents.
-            shifts: (m,) positions relative to the last value: 0 is the last, -1 the value before it; above -k.
-
-        Returns:
-            An array (n, m, *shape) per leaf.
-        """
+        """Return copies (n, m, *shape) of the values at ``shifts`` (m,): 0 is the last, -1 the one before; above -k."""
         env_id, agent_index = rows.env_id[:, None], rows.agent_index[:, None]
         number = self.count.get(rows.env_id, rows.agent_index)[:, None] + (shifts - 1)
         missing = number < 0
@@ -127,11 +102,10 @@ class History:
 
     @property
     def tables(self) -> Tables:
-        """Return all tables, for `Remembers`."""
+        """All tables, for `Remembers`."""
         return {"count": self.count, "rings": self.rings}
 
     def same_form(self, other: History | None) -> bool:
-        """Return whether both keep equally many values of equal shapes and dtypes."""
         return (
             other is not None
             and self.k == other.k
@@ -145,25 +119,14 @@ class History:
 
 
 class TreeForm:
-    """Structure of a column without a space, taken from one row's value; used like a `SpaceTree`.
-
-    Args:
-        row: One row's value: an array, or a dict or tuple of arrays.
-
-    Attributes:
-        blanks: Its leaves, as arrays.
-    """
+    """Structure of a column without a space, taken from one row's value; used like a `SpaceTree`."""
 
     def __init__(self, row: Tree) -> None:
         self._row = map_tree(to_array, row)
         self.blanks: list[AnyArray] = self.flatten(self._row)
 
     def flatten(self, tree: Tree) -> list[Any]:
-        """List the leaves of a tree of the same structure.
-
-        Raises:
-            ContractError: The structure differs; names the place.
-        """
+        """List the leaves of a tree of the same structure; ContractError names the place where it differs."""
         leaves: list[Any] = []
         try:
             zip_trees(lambda pair: leaves.append(pair[1]), [self._row, tree])
@@ -172,17 +135,12 @@ class TreeForm:
         return leaves
 
     def unflatten(self, leaves: Sequence[Any]) -> Tree:
-        """Build the tree from its leaves."""
         rest = iter(leaves)
         return map_tree(lambda _: next(rest), self._row)
 
 
 def action_tree(space: Space[Any] | None, owner: str) -> SpaceTree:
-    """Walk the policy's action space.
-
-    Raises:
-        ArgumentError: The space is unknown.
-    """
+    """Return the tree of the policy's action space, or raise ArgumentError if it is unknown."""
     if space is None:
         raise ArgumentError(
             f"{owner} does not know the action space: give it to the pipeline, bind(space, agents, action_space)"
@@ -210,11 +168,7 @@ def blank_obs(leaf: Leaf) -> AnyArray:
 
 
 def cast_row_leaf(value: Any, blank: AnyArray, what: str) -> AnyArray:
-    """Convert one leaf of a user's row value to the shape and dtype of ``blank``.
-
-    Raises:
-        ArgumentError: It does not fit; names ``what``.
-    """
+    """Convert one leaf of a user's row value to the shape and dtype of ``blank``; ArgumentError names ``what``."""
     given = to_array(value) if blank.dtype != object else np.asarray(value)
     try:
         with np.errstate(invalid="ignore"):  # NaN for an int: raises below
@@ -230,11 +184,7 @@ def cast_row_leaf(value: Any, blank: AnyArray, what: str) -> AnyArray:
 def fixed_size_tree(
     space: Space[Any], owner: str, advice: str = "put FlattenObs(drop=[…]) before it, or encode the leaf"
 ) -> SpaceTree:
-    """Return the tree of a space whose values are all stored in arrays.
-
-    Raises:
-        UnsupportedSpaceError: A leaf has no fixed size; the text has a remedy.
-    """
+    """Return the tree of a space whose values are all stored in arrays, or raise UnsupportedSpaceError."""
     tree = SpaceTree(space)
     for leaf in tree.leaves:
         if leaf.is_object:
@@ -245,11 +195,7 @@ def fixed_size_tree(
 
 
 def check_column_is_new(rows: Rows, column: str, owner: str) -> None:
-    """Raise if a column exists already.
-
-    Raises:
-        ContractError: The rows have it already.
-    """
+    """Raise ContractError if a column exists already."""
     if column in rows:
         raise ContractError(f"{owner} adds column {column!r}, but the rows have one of that name already")
 
@@ -261,10 +207,61 @@ def _member(space: Space[Any]) -> Any:
 
 
 def _fit(leaf: Any, blank: AnyArray, n: int, what: str) -> AnyArray:
-    """Check and cast one leaf of n values to the blank's dtype."""
     array = to_array(leaf)
     if array.shape != (n, *blank.shape) or not np.can_cast(array.dtype, blank.dtype, "same_kind"):
         raise ContractError(
             f"expected {what} as {blank.dtype} of shape {(n, *blank.shape)}, got {array.dtype} of shape {array.shape}"
         )
     return array.astype(blank.dtype, copy=False)
+
+
+Shift = int | str | Sequence[int]
+"""One shift, several, or a range ``"a:b"`` or ``"a:b:step"`` with both ends in it."""
+
+_RANGE = re.compile(r"(-?[0-9]{1,9}):(-?[0-9]{1,9})(?::([0-9]{1,9}))?")
+_MOST = 100_000  # more rows are surely a mistake, and would fill the memory
+
+
+def parse_shifts(spec: Shift) -> tuple[int, ...]:
+    """List the shifts of a spec, in ascending order: the oldest row first.
+
+    0 is the row itself, -1 the agent's row before it, 1 the row after it. ``"-3:-1"`` is -3, -2, -1 and ``"0:4:2"`` is
+    0, 2, 4: both ends belong to a range, as in RLlib's view requirements.
+    """
+    if isinstance(spec, str):
+        return _parse_range(spec)
+    if isinstance(spec, Sequence) and not isinstance(spec, bytes):
+        shifts = tuple(sorted(_integer(item, spec) for item in spec))
+        if not shifts:
+            raise ArgumentError(f"expected at least one shift, got {spec!r}")
+        if len(set(shifts)) < len(shifts):
+            raise ArgumentError(f"expected different shifts, got {spec!r}")
+        return shifts
+    return (_integer(spec, spec),)
+
+
+def _parse_range(spec: str) -> tuple[int, ...]:
+    found = _RANGE.fullmatch(spec)
+    if found is None:
+        raise _bad(spec)
+    start, stop, step = int(found[1]), int(found[2]), int(found[3] or 1)
+    if start > stop or step == 0:
+        raise ArgumentError(f'expected "a:b" or "a:b:step" with a <= b and a step above 0, got {spec!r}')
+    shifts = range(start, stop + 1, step)
+    if len(shifts) > _MOST:
+        raise ArgumentError(f"expected at most {_MOST} shifts, got {len(shifts)} in {spec!r}")
+    return tuple(shifts)
+
+
+def _integer(item: object, spec: object) -> int:
+    try:
+        # A bool is an index to Python, but True as a shift is a mistake.
+        if not isinstance(item, bool):
+            return operator.index(item)  # type: ignore[arg-type]  # what has no index is what is caught here
+    except TypeError:
+        pass
+    raise _bad(spec)
+
+
+def _bad(spec: object) -> ArgumentError:
+    return ArgumentError(f'a shift is an int, a list of ints, "a:b" or "a:b:step" (both ends included), got {spec!r}')

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.leaf_spaces import space_summary
 from marlvec.connectors.connector import AgentConnector, from_setup
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
@@ -19,35 +18,46 @@ from marlvec.spaces import Leaf, SpaceTree
 from marlvec.spaces.action_masks import choice_sizes
 from marlvec.spaces.tree import map_space
 
-__all__ = ["check_keys", "is_below", "LeafPlan", "LeafwiseObs", "append_to_obs", "appended_space", "OneHot"]
+__all__ = [
+    "check_keys",
+    "is_below",
+    "LeafPlan",
+    "LeafwiseObs",
+    "append_to_obs",
+    "appended_space",
+    "OneHot",
+    "space_summary",
+]
+
+
+def space_summary(space: Space[Any]) -> str:
+    """Describe a space in one short line: ``Box (18,) float32 [-10, 10]``."""
+    if isinstance(space, Box):
+        low, high = (space.low.min(), space.high.max()) if space.low.size else (0, 0)
+        return f"Box {space.shape} {space.dtype} [{low:g}, {high:g}]"
+    if isinstance(space, Dict):
+        return "{" + ", ".join(f"{key}: {space_summary(sub)}" for key, sub in space.spaces.items()) + "}"
+    if isinstance(space, Tuple):
+        return "(" + ", ".join(space_summary(sub) for sub in space.spaces) + ")"
+    return str(space)
 
 
 def is_below(path: str, key: str) -> bool:
-    """Whether a leaf's path is ``key`` or lies below it."""
     return path == key or path.startswith(f"{key}/")
 
 
 def check_keys(keys: Sequence[str], tree: SpaceTree) -> None:
-    """Check that each key matches at least one leaf.
-
-    Raises:
-        ArgumentError: A key matches no leaf; names the key and all leaves.
-    """
+    """Raise ArgumentError if a key matches no leaf."""
     for key in keys:
         if not any(is_below(leaf.path, key) for leaf in tree.leaves):
             raise ArgumentError(f"no key {key!r} in the space; its leaves are {[leaf.path for leaf in tree.leaves]}")
 
 
 class LeafPlan(NamedTuple):
-    """Transform of one leaf.
-
-    Attributes:
-        space: The leaf's space after the transform.
-        apply: Maps (n, *shape) values to (n, *space.shape); does not write to its argument.
-    """
+    """Transform of one leaf: its space on the other side; a function of (n, …) values, which it does not write to."""
 
     space: Space[Any]
-    apply: Callable[[NDArray[Any]], NDArray[Any]]
+    apply: Callable[..., NDArray[Any]]
 
 
 @dataclass(eq=False, repr=False)
@@ -61,7 +71,7 @@ class LeafwiseObs(AgentConnector):
             leaf.
 
     Raises:
-        ArgumentError: In `bind`: a path is not in it.
+        ArgumentError: In `bind`: a path does not exist.
         UnsupportedSpaceError: In `bind`: no leaf is of its kind, at all or below one of ``keys``.
     """
 
@@ -100,14 +110,9 @@ class LeafwiseObs(AgentConnector):
 
     @abstractmethod
     def _plan(self, leaf: Leaf) -> LeafPlan | None:
-        """Return the transform of a leaf; None if the leaf does not match. Changes nothing.
-
-        Raises:
-            UnsupportedSpaceError: The leaf matches, but cannot be transformed.
-        """
+        """Return the transform of a leaf; None if the leaf does not match. Changes nothing."""
 
     def _plans(self, tree: SpaceTree) -> list[LeafPlan | None]:
-        """Return the plan of each leaf of the tree."""
         if self.keys is None:
             plans = [self._plan(leaf) for leaf in tree.leaves]
             if not any(plans):
@@ -136,13 +141,7 @@ def append_to_obs(rows: Rows, extra_nk: NDArray[Any], dtype: np.dtype[Any]) -> R
 
 
 def appended_space(space: Space[Any], extra: Box, times: int, who: str) -> Box:
-    """Return the space of an observation with ``times`` vectors of ``extra`` appended.
-
-    Its dtype is the observation's, or the common dtype of both.
-
-    Raises:
-        UnsupportedSpaceError: The observation is not a vector; names the connector.
-    """
+    """Return the space of a vector with ``times`` vectors of ``extra`` appended, in the common dtype."""
     if not isinstance(space, Box) or len(space.shape) != 1:
         raise UnsupportedSpaceError(f"{who} needs a vector to append to: put FlattenObs before it; got {space}")
     dtype = np.result_type(space.low.dtype, extra.low.dtype)
@@ -152,14 +151,7 @@ def appended_space(space: Space[Any], extra: Box, times: int, who: str) -> Box:
 
 
 class OneHot:
-    """Turns the values of a Discrete or MultiDiscrete leaf into one-hots; the one-hots of its entries are concatenated.
-
-    Args:
-        leaf: The leaf; a MultiDiscrete of any rank, which is raveled.
-
-    Attributes:
-        width: Length of one vector.
-    """
+    """Turns the entries of a Discrete or MultiDiscrete leaf, raveled, into one-hots, concatenated."""
 
     def __init__(self, leaf: Leaf) -> None:
         count, first = _categories(leaf)
@@ -171,11 +163,7 @@ class OneHot:
         self.width = len(self._level)
 
     def __call__(self, value_n: Any) -> NDArray[np.bool_]:
-        """Turn (n, *leaf.shape) into (n, width).
-
-        Raises:
-            ContractError: A value is outside of the leaf's space; names value and row.
-        """
+        """Turn (n, *leaf.shape) into (n, width); ContractError names value and row."""
         values = np.asarray(value_n).reshape(len(value_n), len(self._low))
         wrong = (values < self._low) | (values > self._high)
         if wrong.any():

@@ -21,27 +21,17 @@ class Moments:
     """Count, mean and sum of squared deviations of G groups of arrays. Never changed once made.
 
     Joining two gives the moments of the pooled data (Chan, Golub and LeVeque 1983), however the data was split: to some
-    1e-15 of the standard deviation, even if the mean is 1e12 times that. For this the mean has twice the digits of
-    a float64, as ``mean + rest`` (a double-double number, Dekker 1971), and deviations are taken from a value that is
+    1e-15 of the standard deviation, even if the mean is 1e12 times that. For this the mean has twice the digits of a
+    float64, as ``mean + rest`` (a double-double number, Dekker 1971), and deviations are taken from a value that is
     itself one of the data.
-
-    Args:
-        groups: Number of groups, G.
-        shape: Shape of one value.
-
-    Attributes:
-        count: (G,) number of values.
-        mean: (G, *shape); 0 where there are no values.
-        rest: (G, *shape) exact mean minus the float64 ``mean``.
-        m2: (G, *shape) sum of squared deviations from the mean.
     """
 
     __slots__ = ("count", "m2", "mean", "rest")
 
-    count: Floats
-    mean: Floats
-    rest: Floats
-    m2: Floats
+    count: Floats  # (G,) number of values
+    mean: Floats  # (G, *shape); 0 where there are no values
+    rest: Floats  # (G, *shape) exact mean minus the float64 `mean`
+    m2: Floats  # (G, *shape) sum of squared deviations from the mean
 
     def __init__(self, groups: int, shape: tuple[int, ...]) -> None:
         self.count = np.zeros(groups)
@@ -153,20 +143,14 @@ class Moments:
         return np.where(count > 0, 1.0 / np.sqrt(self.m2 / np.maximum(count, 1.0) + epsilon), 1.0)
 
     def same_as(self, other: Moments) -> bool:
-        """Whether every number is equal."""
         return all(np.array_equal(getattr(self, key), getattr(other, key)) for key in self.__slots__)
 
     def state_dict(self) -> dict[str, Floats]:
-        """Return an exact copy."""
         return {key: getattr(self, key).copy() for key in ("count", "mean", "rest", "m2")}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], shape: tuple[int, ...]) -> Moments:
-        """Rebuild the moments from a state.
-
-        Raises:
-            ArgumentError: The state has another shape, or its numbers cannot come from data.
-        """
+        """Rebuild the moments from a state, or raise ArgumentError if its numbers cannot come from data."""
         if state.keys() != set(cls.__slots__):
             raise ArgumentError(f"expected moments, {sorted(cls.__slots__)}, got {sorted(state)}")
         count = array_field(state, "count", np.float64, (None,), "moments")
@@ -212,18 +196,9 @@ _HANDED = "handed"
 class RunningMoments:
     """Moments that one copy of a connector has learnt. Immutable.
 
-    Copies that load a merged state share it, and continue from it. Each copy's own data is kept separately, so that the
-    next merge counts shared data once, without subtraction. Data that a copy has handed over for a merge is kept
-    separately, too, until the merged state that contains it arrives.
-
-    Args:
-        own: Moments of data that only this copy has seen, and has not handed over.
-        shared: Moments of the last loaded merged state.
-        handed: Moments handed over since then; None: nothing.
-
-    Attributes:
-        own, shared, handed: As given.
-        total: Moments of all data.
+    Copies that load a merged state share it, and continue from it. Each copy's ``own`` data is kept separately, so that
+    the next merge counts shared data once, without subtraction. Data that a copy has ``handed`` over for a merge is
+    kept separately, too, until the merged state that contains it arrives; ``total`` is all data.
     """
 
     __slots__ = ("_base", "_scale", "handed", "own", "shared", "total")
@@ -243,7 +218,6 @@ class RunningMoments:
 
     @classmethod
     def empty(cls, groups: int, shape: tuple[int, ...]) -> RunningMoments:
-        """Return the moments of no data."""
         return cls(Moments(groups, shape), Moments(groups, shape))
 
     def learnt(self, values_n: Floats, group_n: NDArray[Any] | None) -> RunningMoments:
@@ -283,12 +257,7 @@ class RunningMoments:
 def merge_moments(copies: Sequence[RunningMoments]) -> RunningMoments:
     """Merge copies into moments that all can load: of all data, with shared data counted once.
 
-    Args:
-        copies: At least one.
-
-    Raises:
-        ArgumentError: Two copies last loaded different merged states, so their shared data is unknown; or
-            the pooled moments are too large for float64.
+    ArgumentError: two copies last loaded different merged states, or the moments are too large for float64.
     """
     groups = max(len(copy.own.count) for copy in copies)
     copies = [copy.grown(groups) for copy in copies]
@@ -305,7 +274,6 @@ def merge_moments(copies: Sequence[RunningMoments]) -> RunningMoments:
 
 
 def save_moments(leaves: Mapping[str, RunningMoments]) -> dict[str, Any]:
-    """Return an exact copy of the moments of some leaves, by path."""
     handed = {path: leaf.handed.state_dict() for path, leaf in leaves.items() if leaf.handed is not None}
     return {
         **({_HANDED: handed} if handed else {}),
@@ -316,11 +284,7 @@ def save_moments(leaves: Mapping[str, RunningMoments]) -> dict[str, Any]:
 
 
 def load_moments(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, RunningMoments]:
-    """Rebuild moments by path.
-
-    Raises:
-        ArgumentError: The state has other leaves or shapes, or its numbers cannot come from data.
-    """
+    """Rebuild moments by path, or raise ArgumentError."""
     handed = state.get(_HANDED)
     for key in _KEYS if handed is None else (*_KEYS, _HANDED):
         if key not in state or state[key].keys() != shapes.keys():

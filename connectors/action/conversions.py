@@ -7,13 +7,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
 from marlvec.connectors._support.declared_space import SpaceRule, check_function, read_only, space_after
+from marlvec.connectors._support.leafwise_obs import LeafPlan
 from marlvec.connectors.action.valid_actions import Choices
 from marlvec.connectors.connector import ActionConnector, from_setup
 from marlvec.connectors.parameters import PositiveInt
@@ -107,18 +108,6 @@ class MapActions(ActionConnector):
         return {"function": self.function, "policy_space": self._rule}
 
 
-class ActionPlan(NamedTuple):
-    """Conversion of one leaf of the actions.
-
-    Attributes:
-        space: The leaf's space on the policy's side.
-        apply: Maps (n, …) actions in that space, and their rows, to actions in the space after the connector.
-    """
-
-    space: Space[Any]
-    apply: Callable[[Any, Rows], NDArray[Any]]
-
-
 class LeafwiseActions(ActionConnector):
     """Converts the matching leaves of an action one by one; other leaves pass unchanged."""
 
@@ -144,12 +133,12 @@ class LeafwiseActions(ActionConnector):
         rest = iter(plans)  # map_space meets the leaves in the same order
         return map_space(lambda leaf: leaf if (plan := next(rest)) is None else plan.space, space)
 
-    def _plans(self, space: Space[Any]) -> list[ActionPlan | None]:
+    def _plans(self, space: Space[Any]) -> list[LeafPlan | None]:
         return [self._plan(leaf.space) for leaf in SpaceTree(space).leaves]
 
     @abstractmethod
-    def _plan(self, space: Space[Any]) -> ActionPlan | None:
-        """Return the conversion of a leaf; None if the leaf does not match. Changes nothing."""
+    def _plan(self, space: Space[Any]) -> LeafPlan | None:
+        """Return the conversion of a leaf to its space on the policy's side, of actions and their rows, or None."""
 
 
 class UnsquashActions(LeafwiseActions):
@@ -163,10 +152,10 @@ class UnsquashActions(LeafwiseActions):
     def is_identity(self) -> bool:
         return "_tree" in vars(self) and not self._work
 
-    def _plan(self, space: Space[Any]) -> ActionPlan | None:
+    def _plan(self, space: Space[Any]) -> LeafPlan | None:
         if not isinstance(space, Box) or space.low.dtype.kind != "f" or not space.is_bounded("both"):
             return None
-        return ActionPlan(Box(-1, 1, space.shape, space.low.dtype.type), _Stretch(space))
+        return LeafPlan(Box(-1, 1, space.shape, space.low.dtype.type), _Stretch(space))
 
 
 class _Stretch:
@@ -211,11 +200,11 @@ class PadActions(LeafwiseActions):
         "Boxes, or pad the env itself: make(..., pad=True)"
     )
 
-    def _plan(self, space: Space[Any]) -> ActionPlan | None:
+    def _plan(self, space: Space[Any]) -> LeafPlan | None:
         if not isinstance(space, Discrete):
             return None
         widened = self._widened(space)
-        return ActionPlan(widened, partial(self._cut, space, Choices(widened)))
+        return LeafPlan(widened, partial(self._cut, space, Choices(widened)))
 
     def _cut(self, space: Discrete, choices: Choices, actions_n: Any, rows: Rows) -> NDArray[Any]:
         chosen = choices.read(actions_n, rows)
@@ -261,11 +250,11 @@ class DiscretizeActions(LeafwiseActions):
             raise ArgumentError(f"bins must be ints from 2 on, got {self.bins!r}")
         self.bins = int(numbers) if not numbers.ndim else tuple(int(n) for n in numbers)
 
-    def _plan(self, space: Space[Any]) -> ActionPlan | None:
+    def _plan(self, space: Space[Any]) -> LeafPlan | None:
         if not isinstance(space, Box):
             return None
         grid = _Grid(space, self.bins, joint=self.joint)
-        return ActionPlan(grid.space, grid.values)
+        return LeafPlan(grid.space, grid.values)
 
 
 class _Grid:
@@ -313,7 +302,6 @@ class _Grid:
 
 
 def _sizes(box: Box, bins: int | Sequence[int]) -> tuple[int, ...]:
-    """Number of bins of each element."""
     d = math.prod(box.shape)
     if not box.is_bounded("both"):
         raise UnsupportedSpaceError(

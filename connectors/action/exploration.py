@@ -29,13 +29,6 @@ class Decaying(ActionConnector):
 
     Each (env, agent) counts its own decisions, over all its episodes: with a common count, an agent's actions would
     depend on the other rows of the batch. Counts are learnt state: they survive the end of an episode.
-
-    Args:
-        final: Value at the end; None: no decay.
-        decay_steps: Decisions of one agent in one env until then; None: no decay.
-
-    Raises:
-        ArgumentError: Only one of both is given, or ``decay_steps`` is below 1.
     """
 
     final: float | None = field(default=None, kw_only=True)
@@ -51,7 +44,6 @@ class Decaying(ActionConnector):
         self._learnt: Tables = {} if self.decay_steps is None else {"count": self._count}
 
     def _count_decisions(self, rows: Rows) -> None:
-        """Count one decision of each row's agent."""
         if self.decay_steps is not None:
             self._count.set(rows.env_id, rows.agent_index, self._count.get(rows.env_id, rows.agent_index) + 1)
 
@@ -78,9 +70,6 @@ class Decaying(ActionConnector):
         """Merge states: each agent's highest count; without states, return this connector's.
 
         Not their sums: counts that were merged and loaded once would be counted again by the next merge.
-
-        Raises:
-            ArgumentError: A state has no counts.
         """
         if self.decay_steps is None or not states:
             return self.state_dict()

@@ -36,11 +36,9 @@ class HeldActions(Remembers, ActionConnector):
 
     @abstractmethod
     def _holds(self, rows: Rows, age_n: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return the rows that repeat the held action, (n,) bool.
+        """Return the rows, (n,), that repeat the held action.
 
-        Args:
-            rows: n rows.
-            age_n: (n,) decisions since the policy chose the held action; 0 without a held action.
+        ``age_n`` is the number of decisions since the policy chose the held action; 0 without one.
         """
 
     def __call__(self, rows: Rows) -> Rows:

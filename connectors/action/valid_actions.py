@@ -26,19 +26,11 @@ __all__ = ["FloatBoxes", "ClipActions", "row_name", "BoxActions", "Choices", "Ma
 
 
 class FloatBoxes:
-    """All float Boxes of an action space, whose elements are D numbers in a row.
-
-    Args:
-        space: Space of one action.
-
-    Attributes:
-        tree: Structure of the space.
-        parts: For each Box: its position and leaf in the tree, the Box, and its slice of the D elements.
-        size: Number of elements, D.
-    """
+    """All float Boxes of an action space, whose elements are D numbers in a row."""
 
     def __init__(self, space: Space[Any]) -> None:
         self.tree = SpaceTree(space)
+        # for each Box: its position and leaf in the tree, the Box, and its slice of the D elements
         self.parts: list[tuple[int, Leaf, Box, slice]] = []
         self.size = 0
         for i, leaf in enumerate(self.tree.leaves):
@@ -48,11 +40,7 @@ class FloatBoxes:
                 self.size = end
 
     def need(self, what: str) -> None:
-        """Check that there is a float Box.
-
-        Raises:
-            UnsupportedSpaceError: It is None; the text names ``what``, which needs it.
-        """
+        """Raise UnsupportedSpaceError if there is no float Box, which ``what`` needs."""
         if not self.parts:
             raise UnsupportedSpaceError(
                 f"{what} needs a Box of floats, got {self.tree.space}; for choices there is EpsilonGreedy"
@@ -119,12 +107,6 @@ class Choices:
     """The D dimensions of a Discrete (D = 1) or MultiDiscrete, with their choices counted from 0.
 
     A mask is (n, k) bool, the choices of all dimensions one after the other, as in `marlvec.sampling.SpaceSampler`.
-
-    Args:
-        space: The space.
-
-    Attributes:
-        sizes: (D,) number of choices of each dimension.
     """
 
     def __init__(self, space: Discrete | MultiDiscrete) -> None:
@@ -137,15 +119,10 @@ class Choices:
 
     @classmethod
     def of(cls, space: Space[Any]) -> Choices | None:
-        """Return the space's choices; None for another kind of space."""
         return cls(space) if isinstance(space, (Discrete, MultiDiscrete)) else None
 
     def read(self, action_n: Any, rows: Rows) -> IntArray:
-        """Convert (n, …) actions to (n, D) choices.
-
-        Raises:
-            ContractError: An action is not an int, or outside the space; names the row.
-        """
+        """Convert (n, …) actions to (n, D) choices; ContractError names the row of an illegal action."""
         action = np.asarray(action_n)
         if action.dtype.kind not in "iu" or action.shape[1:] != self._shape:
             raise ContractError(
@@ -165,11 +142,7 @@ class Choices:
         return actions
 
     def check(self, mask: Any) -> BoolArray:
-        """Return the mask as (n, k) bools.
-
-        Raises:
-            ContractError: Its length is not the number of choices.
-        """
+        """Return the mask as (n, k) bools, or raise ContractError."""
         checked: BoolArray = np.asarray(mask, np.bool_)
         if checked.ndim != 2 or checked.shape[1] != self._bounds[-1]:
             raise ContractError(
@@ -186,13 +159,7 @@ class Choices:
     def pick(self, uniform_nD: NDArray[np.float64], mask: BoolArray | None, name: Callable[[int], str]) -> IntArray:
         """Choose by numbers in [0, 1), uniformly among all choices, or among the allowed; 0 is the first.
 
-        Args:
-            uniform_nD: The numbers.
-            mask: (n, k) bool, or None.
-            name: Names row i in messages.
-
-        Raises:
-            ContractError: The mask allows nothing in a dimension; names the row.
+        ContractError, if the mask allows nothing in a dimension, names row i by ``name(i)``.
         """
         if mask is None:
             return _scaled(uniform_nD, self.sizes)

@@ -97,9 +97,7 @@ class RowFilter(Remembers, AgentConnector):
 class FilterRows(RowFilter):
     """Removes the rows that a function does not keep, e.g. of sleeping agents.
 
-    Rewards of removed rows are added to the agent's next kept row. If the episode's first row is removed, the next
-    kept row becomes ``first``, and all rewards until then are added to the kept row after it. Last rows are always
-    kept.
+    Rewards of removed rows, and ``first``, move to the agent's next kept row as in `RowFilter`.
 
     Args:
         keep: Function of rows that returns (n,) bool: True for rows to keep.
@@ -125,8 +123,8 @@ class FilterRows(RowFilter):
 class FrameSkip(RowFilter):
     """Keeps every k-th row of an agent for the policy; in between its last action is sent again.
 
-    It keeps an episode's first row, then each k-th row, and last rows. Rewards add up to the next kept row, as in
-    `FilterRows`. A `MaxObs` before it also sees the rows in between.
+    It keeps an episode's first row, then each k-th row, and last rows. Rewards move as in `RowFilter`. A `MaxObs`
+    before it also sees the rows in between.
 
     Args:
         k: Keep one of k rows, at least 1.

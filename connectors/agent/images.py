@@ -58,8 +58,6 @@ class GrayscaleObs(LeafwiseObs):
 
 
 class _Gray:
-    """Computes the weighted sum of one leaf's channels."""
-
     def __init__(self, dtype: np.dtype[Any], *, keep_axis: bool) -> None:
         self.dtype = dtype
         self.ints = dtype.kind in "iu"
@@ -186,8 +184,6 @@ class ResizeObs(LeafwiseObs):
 
 
 class _Nearest:
-    """Takes the pixels that contain the new pixels' centres."""
-
     def __init__(self, source: tuple[int, ...], target: tuple[int, int]) -> None:
         rows, columns = ((2 * np.arange(t) + 1) * s // (2 * t) for s, t in zip(source, target, strict=True))
         self.rows, self.columns = rows[:, None], columns
@@ -200,8 +196,7 @@ class _Nearest:
 class _Mean:
     """Weighs pixels: a matrix from the left for the rows, one from the right for the columns.
 
-    For ints the weights are whole numbers, and so are all sums; a float32 holds these exactly up to 2**24, a float64 up
-    to 2**53. They are divided once, at the end.
+    For ints the weights are whole numbers, and so are all sums, exact in float32 up to 2**24, in float64 up to 2**53.
     """
 
     def __init__(self, before: Box, after: Box, method: Method) -> None:

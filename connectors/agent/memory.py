@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from marlvec.connectors._support.agent_table import AgentTable, Remembers, load_tables, save_tables
 from marlvec.connectors._support.history import (
     History,
+    Shift,
     TreeForm,
     action_tree,
     blank_action,
@@ -22,10 +23,10 @@ from marlvec.connectors._support.history import (
     check_column_is_new,
     fixed_size_tree,
     including_blank,
+    parse_shifts,
     stacked_space,
 )
 from marlvec.connectors._support.leafwise_obs import append_to_obs, appended_space
-from marlvec.connectors._support.shifts import Shift, parse_shifts
 from marlvec.connectors.agent.shape import FlattenObs
 from marlvec.connectors.connector import AgentConnector, EnvIds, State, from_setup
 from marlvec.connectors.parameters import NonNegativeInt, PositiveInt

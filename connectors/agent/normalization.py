@@ -24,12 +24,7 @@ __all__ = ["NormalizeObs", "NormalizeReward"]
 
 
 class LearnsMoments(AgentConnector):
-    """Base of both normalizers: learns running moments, one per path.
-
-    Attributes:
-        _shapes: Path to the shape of one value; ``{}`` while unknown.
-        _moments: Path to the learnt moments.
-    """
+    """Base of both normalizers: learns running moments by path; ``_shapes`` is ``{}`` while unknown."""
 
     _shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
@@ -51,10 +46,7 @@ class LearnsMoments(AgentConnector):
         self._moments = self._loaded(state)
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
-        """Merge the statistics of copies that saw different data; without copies, return this connector's.
-
-        Returns:
-            A state for `load_state_dict`: counts, means and variances of all data together.
+        """Merge counts, means and variances of copies that saw different data; without copies, return this connector's.
 
         Raises:
             ArgumentError: Two copies last loaded different merged states, so their shared data is unknown.
@@ -180,7 +172,6 @@ class NormalizeObs(LearnsMoments):
 
 
 def _boxes(tree: SpaceTree) -> tuple[int, ...]:
-    """Return the positions of the Box leaves."""
     boxes = tuple(i for i, leaf in enumerate(tree.leaves) if isinstance(leaf.space, Box))
     if not boxes:
         raise UnsupportedSpaceError(f"NormalizeObs found no Box in {tree.space}; put FlattenObs before it")

@@ -30,8 +30,8 @@ class DropKeys(AgentConnector):
             ``"0/left"``.
 
     Raises:
-        ArgumentError: No path is given; or, in `bind`: a path is not in it or names an entry of a
-            Tuple, or a Dict would be left empty.
+        ArgumentError: No path is given; or, in `bind`: a path does not exist or names an entry of a Tuple, or a Dict
+            would be left empty.
         UnsupportedSpaceError: In `bind`: the space is neither a Dict nor a Tuple.
     """
 
@@ -58,12 +58,7 @@ class DropKeys(AgentConnector):
 
 
 def drop_from_space(space: Space[Any], paths: tuple[str, ...], who: str) -> Space[Any]:
-    """Return a space without the keys at ``paths``.
-
-    Raises:
-        ArgumentError: A path is not in the space or names an entry of a Tuple, or a Dict would be left empty.
-        UnsupportedSpaceError: The space is neither a Dict nor a Tuple.
-    """
+    """Return a space without the keys at ``paths``; errors are those of `DropKeys`."""
     if not isinstance(space, (Dict, Tuple)):
         raise UnsupportedSpaceError(f"{who} needs a Dict to take keys out of, got {space}; put it further to the front")
     missing = set(paths)
@@ -75,7 +70,7 @@ def drop_from_space(space: Space[Any], paths: tuple[str, ...], who: str) -> Spac
 
 
 def _drop(space: Space[Any], path: str, missing: set[str], paths: tuple[str, ...], who: str) -> Space[Any]:
-    """Drop keys below ``prefix``; remove found paths from ``missing``."""
+    """Drop keys below ``path``; remove found paths from ``missing``."""
     if isinstance(space, Tuple):
         parts = []
         for i, sub in enumerate(space.spaces):
@@ -211,8 +206,6 @@ class FlattenObs(AgentConnector):
 
 
 class _Part:
-    """Writes one leaf into its columns of the vector."""
-
     def __init__(self, leaf: Leaf, start: int) -> None:
         self.start = start
         self.one_hot = OneHot(leaf) if isinstance(leaf.space, (Discrete, MultiDiscrete)) else None
@@ -270,8 +263,6 @@ class PadObs(LeafwiseObs):
 
 
 class _Pad:
-    """Pads the values of one leaf."""
-
     def __init__(self, before: tuple[int, ...], after: tuple[int, ...]) -> None:
         self.corner = (slice(None), *map(slice, before))
         self.shape = after

@@ -12,8 +12,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import DTypeLike, NDArray
 
 from marlvec.connectors._support.declared_space import ObsFunction, read_only
-from marlvec.connectors._support.leaf_spaces import space_summary
-from marlvec.connectors._support.leafwise_obs import LeafPlan, LeafwiseObs, OneHot
+from marlvec.connectors._support.leafwise_obs import LeafPlan, LeafwiseObs, OneHot, space_summary
 from marlvec.connectors.connector import from_setup
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
@@ -75,8 +74,6 @@ class CastObs(LeafwiseObs):
 
 
 class _Cast:
-    """Casts the values of one leaf."""
-
     def __init__(self, leaf: Leaf, dtype: np.dtype[Any]) -> None:
         assert isinstance(leaf.space, Box)
         self.leaf = leaf
@@ -222,8 +219,6 @@ class ScaleObs(LeafwiseObs):
 
 
 class _Scale:
-    """Linear from a Box's bounds to a range."""
-
     def __init__(self, space: Box, low: float, high: float) -> None:
         self.low, self.high = np.float32(low), np.float32(high)
         self.to_unit = bool(self.low == 0 and self.high == 1)

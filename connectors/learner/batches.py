@@ -57,7 +57,6 @@ def regroup(batch: Mapping[str, Rows], mapping: ModuleMapping) -> dict[str, Rows
 
 
 def _shares(policy_id: str, rows: Rows, mapping: ModuleMapping) -> dict[str, Rows]:
-    """Return one policy's rows by module."""
     if not len(rows):
         return {}
     if isinstance(mapping, Mapping):

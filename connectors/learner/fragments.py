@@ -27,11 +27,7 @@ _ORIGIN = {
 
 
 def column(rows: Rows, name: str) -> Any:
-    """Return a required column.
-
-    Raises:
-        ContractError: It is missing; the text names its source.
-    """
+    """Return a required column, or raise ContractError that names its source."""
     if name in rows:
         return rows[name]
     hint = f"; {_ORIGIN[name]}" if name in _ORIGIN else ""
@@ -39,11 +35,7 @@ def column(rows: Rows, name: str) -> Any:
 
 
 def one_array(rows: Rows, name: str) -> NDArray[Any]:
-    """Return a required column that is one array.
-
-    Raises:
-        ContractError: It is missing, or a tree.
-    """
+    """Return a required column that is one array."""
     values = column(rows, name)
     if isinstance(values, (dict, tuple)):
         raise ContractError(f"expected column {name!r} to be one array, got a {type(values).__name__} of arrays")
@@ -51,20 +43,12 @@ def one_array(rows: Rows, name: str) -> NDArray[Any]:
 
 
 def numbers(rows: Rows, name: str) -> Floats:
-    """Return a column of one number per row, as (n,) float64.
-
-    Raises:
-        ContractError: It is missing, or has another shape.
-    """
+    """Return a required column of one number per row, as (n,) float64."""
     return np.asarray(_flat(rows, name), np.float64)
 
 
 def flags(rows: Rows, name: str) -> NDArray[np.bool_]:
-    """Return a column of one bool per row, (n,).
-
-    Raises:
-        ContractError: It is missing, or has another shape.
-    """
+    """Return a required column of one bool per row, (n,)."""
     return np.asarray(_flat(rows, name), np.bool_)
 
 
@@ -79,10 +63,7 @@ def _flat(rows: Rows, name: str) -> NDArray[Any]:
 def unknown_outcome(rows: Rows) -> NDArray[np.bool_]:
     """Return where an agent was truncated without a final observation, so that the value after it is unknown.
 
-    Terminated rows are False: nothing follows them.
-
-    Returns:
-        A bool for each row, (n,), or (B, T) of sequences.
+    (n,) bool, or (B, T) of sequences; False in terminated rows, which nothing follows.
     """
     if "next_obs_missing" not in rows:
         return np.zeros(len(rows), np.bool_)

@@ -42,15 +42,10 @@ def state_columns(rows: Rows) -> dict[str, str]:
 
 
 def following(rows: Rows, at: NDArray[np.int64]) -> Rows:
-    """Return the moments after some rows, as rows.
+    """Return the moments after the rows ``at``, (k,), as rows.
 
     Columns with a ``next_…`` column take its values: ``obs`` is ``next_obs``, ``state`` is ``next_state``; also masks
     and columns of agent connectors. ``state_in`` is ``state_out`` (see `state_columns`), and ``t`` increases by 1.
-    Other columns of the policy are unchanged.
-
-    Args:
-        rows: All rows.
-        at: (k,) positions of the rows before.
     """
     before = rows.take(at)
     names = [name for name, _ in rows.items() if f"next_{name}" in rows]
@@ -62,19 +57,10 @@ def following(rows: Rows, at: NDArray[np.int64]) -> Rows:
 
 
 def end_values(rows: Rows, fragments: Fragments, value_function: ValueFunction | None) -> Floats:
-    """Return the value of the moment after each fragment.
+    """Return the value of the moment after each fragment, (F,): 0 if it is terminated or the value is unknown.
 
-    It is 0 if the last row is terminated, or if the value is unknown: see `unknown_outcome`. Else the episode
-    continued, or could have (truncated), and it is the value of the last row's ``next_obs``: ``values`` of the
-    fragment's phantom row, else ``next_values`` of its last row, else from the value function, called once for all
-    fragments that need it. NaN in these columns means "unknown".
-
-    Returns:
-        (F,) float64.
-
-    Raises:
-        ArgumentError: A value is needed, and all three are missing.
-        ContractError: The value function did not return (k,) numbers for k rows.
+    Else ``values`` of its phantom row, else ``next_values`` of its last row, else from the value function, called once
+    for all fragments that need it. NaN in these columns means "unknown".
     """
     last = fragments.last_F
     wanted = ~(flags(rows, "terminated") | unknown_outcome(rows))[last]
@@ -119,11 +105,7 @@ def _ask(value_function: ValueFunction | None, rows: Rows, at: NDArray[np.int64]
 
 
 def next_values(rows: Rows, fragments: Fragments, value_function: ValueFunction | None) -> Floats:
-    """Return the value after each row: ``values`` of the next row of its fragment, or `end_values`.
-
-    Returns:
-        (n,) float64; 0 in phantom rows.
-    """
+    """Return the value after each row: ``values`` of its fragment's next row, or `end_values`; 0 in phantom rows."""
     values, after = numbers(rows, "values"), np.zeros(len(rows))
     after[:-1] = values[1:]
     after[fragments.left_n <= 0] = 0.0

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.history import cast_row_leaf
-from marlvec.connectors._support.shifts import Shift, parse_shifts
+from marlvec.connectors._support.history import Shift, cast_row_leaf, parse_shifts
 from marlvec.connectors.connector import LearnerConnector
 from marlvec.connectors.learner.fragments import Fragments, numbers
 from marlvec.connectors.learner.fragments import column as column_of

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from marlvec.cli.command_group import CommandGroup
 from marlvec.cli.commands.arena import arena
+from marlvec.cli.commands.datasets import data, record_data
 from marlvec.cli.commands.play import play
 from marlvec.cli.console import complain, did_you_mean, plain_errors, print_json, settle_in, stdout
 from marlvec.cli.options import (
@@ -25,15 +26,15 @@ from marlvec.cli.options import (
     Connectors,
     Env,
     Mapping,
+    MaxEpisodeSteps,
     NumWorkers,
     Policies,
     Seed,
     Settings,
     Side,
     Traceback,
+    TrainedPolicies,
 )
-from marlvec.cli.recording.data import data
-from marlvec.cli.recording.record_data import record_data
 
 __all__ = ["app", "main"]
 
@@ -48,17 +49,10 @@ app = typer.Typer(
 )
 
 
-class AutoresetMode(StrEnum):
-    """When the next episode begins after an env's episode has ended."""
-
-    SAME_STEP = "same_step"
-    NEXT_STEP = "next_step"
-    DISABLED = "disabled"
+AutoresetMode = StrEnum("AutoresetMode", "SAME_STEP NEXT_STEP DISABLED")  # values are the names in lower case
 
 
 class BatchMode(StrEnum):
-    """Where batches are cut."""
-
     TRUNCATE = "truncate"
     COMPLETE = "complete"
 
@@ -215,21 +209,11 @@ def record(
     num_envs: Annotated[
         int, typer.Option(min=1, metavar="N", help="How many copies of it, side by side in one picture.")
     ] = 1,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[ID=]WHAT[@PATH]",
-            help="Who acts, as in [b]marlvec rollout[/]; PATH is its trained state: a pool of opponents (its newest), "
-            "POOL/ID, or a file of save_policy().",
-        ),
-    ] = None,
+    policy: TrainedPolicies = None,
     mapping: Mapping = None,
     connectors: Connectors = None,
     settings: Settings = None,
-    max_episode_steps: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Truncate episodes after so many steps.", show_default="the env's own"),
-    ] = None,
+    max_episode_steps: MaxEpisodeSteps = None,
     fps: Annotated[
         float | None, typer.Option(metavar="N", help="Frames a second.", show_default="the env's own, or 30")
     ] = None,
@@ -318,14 +302,7 @@ app.command()(data)
 @app.command()
 def serve(
     env: Env,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[ID=]WHAT[@PATH]",
-            help="Who answers, as in [b]marlvec rollout[/]; PATH is its trained state: a file of save_policy(), a pool "
-            "of opponents (its newest), or POOL/ID.",
-        ),
-    ] = None,
+    policy: TrainedPolicies = None,
     mapping: Mapping = None,
     connectors: Connectors = None,
     settings: Settings = None,
@@ -533,7 +510,7 @@ def examples(
     marlvec examples policies --copy
     marlvec rollout simple_spread --policy examples/policies.py:seek
     """
-    from marlvec.cli.commands.examples import copy_examples, example_files, print_examples
+    from marlvec.cli.commands.lists import copy_examples, example_files, print_examples
 
     with plain_errors(traceback=False):
         files = example_files(name)

@@ -28,11 +28,7 @@ _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
 def policies(texts: Sequence[str]) -> dict[str, Policy]:
-    """Return the policies of options ``--policy [ID=]WHAT``, in their order.
-
-    Raises:
-        ArgumentError: A policy cannot be found, or is not one, or an id is used twice.
-    """
+    """Return the policies of options ``--policy [ID=]WHAT``, in their order."""
     found: dict[str, Policy] = {}
     for text in texts:
         name, what = policy_id(text)
@@ -50,15 +46,7 @@ def policy_id(text: str) -> tuple[str, str]:
 
 
 def load(text: str, what: str) -> Any:
-    """Import the object of ``module:attr`` or ``file.py:attr``.
-
-    Args:
-        text: The argument that names it, for error messages.
-        what: The name.
-
-    Raises:
-        ArgumentError: It does not exist.
-    """
+    """Import the object of ``module:attr`` or ``file.py:attr``; errors name the argument ``text``."""
     source, colon, path = what.rpartition(":")
     if not colon or not source or not path:
         raise ArgumentError(f"--policy {text}: expected random, MODULE:ATTR or FILE.py:ATTR, optionally after ID=")
@@ -95,16 +83,9 @@ def _policy(text: str, found: Any) -> Policy:
 def assign_policies(
     named: Mapping[str, Policy], texts: Sequence[str], agents: Sequence[str], groups: Mapping[str, Sequence[int]]
 ) -> tuple[dict[str, Policy], dict[str, str]]:
-    """Return all policies, and which agents each plays, from options ``--mapping PREFIX=ID``.
+    """Return all policies, and who plays which agent, from options ``--mapping PREFIX=ID``.
 
-    Args:
-        named: Policies of the command line; if empty, agents act at random, with one policy per group.
-        texts: The options.
-        agents: Agent names.
-        groups: Group name → indices of its agents.
-
-    Raises:
-        ArgumentError: A prefix fits no agent, a policy is unknown or plays no agent.
+    Without policies agents act at random, with one policy per group.
     """
     if not named:
         if texts:
@@ -145,11 +126,7 @@ def assign_policies(
 def connectors(
     texts: Sequence[str], policy_ids: Sequence[str]
 ) -> list[AgentConnector] | dict[str, list[AgentConnector]]:
-    """Return the chains of options ``--connectors [ID=]CHAIN``: one for all policies, or policy id to chain.
-
-    Raises:
-        ArgumentError: An unknown connector or policy, wrong arguments, or two chains for one policy.
-    """
+    """Return the chains of options ``--connectors [ID=]CHAIN``: one for all policies, or policy id to chain."""
     found: dict[str, list[AgentConnector]] = {}
     for text in texts:
         match = re.match(_ID, text)
@@ -193,7 +170,6 @@ def _connector(text: str, item: ast.expr, problem: str) -> AgentConnector:
 
 
 def _is_connector(value: Any) -> bool:
-    """Return whether a chain can name this class."""
     return (
         inspect.isclass(value)
         and issubclass(value, AgentConnector)
@@ -204,11 +180,7 @@ def _is_connector(value: Any) -> bool:
 
 
 def env_kwargs(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments of options ``--set KEY=VALUE``: values are Python literals, or plain text.
-
-    Raises:
-        ArgumentError: ``=`` is missing, or a key is given twice.
-    """
+    """Return the arguments of options ``--set KEY=VALUE``: values are Python literals, or plain text."""
     found: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -230,10 +202,6 @@ def players(texts: Sequence[str]) -> dict[str, Policy | Opponent]:
     """Return the players of arguments ``[ID=]WHAT``, in their order; ``WHAT`` ending in ``/*`` is several players.
 
     An opponent of a pool without ID is called ``FOLDER/NAME`` if another player has its name.
-
-    Raises:
-        ArgumentError: A player cannot be found, or is not a policy, or an id is used twice.
-        CheckpointError: A pool's file is damaged.
     """
     named = [(text, name, player) for text in texts for name, player in _players(text).items()]
     times = Counter(name for _, name, _ in named)
@@ -249,12 +217,7 @@ def players(texts: Sequence[str]) -> dict[str, Policy | Opponent]:
 
 
 def one_player(text: str) -> tuple[str, Policy | Opponent]:
-    """Return the id and the player of ``[ID=]WHAT``.
-
-    Raises:
-        ArgumentError: It cannot be found, is not a policy, or is several players.
-        CheckpointError: A pool's file is damaged.
-    """
+    """Return the id and the player of ``[ID=]WHAT``."""
     found = players([text])
     if len(found) != 1:
         raise ArgumentError(f"{text}: expected one player, got {len(found)}: {list(found)}")

@@ -18,15 +18,7 @@ __all__ = ["build_envs"]
 
 
 def build_envs(env: str, num_envs: int, *, backend: str, console: Console | None = None, **options: Any) -> VectorEnv:
-    """Build envs as `make` does; print a line if they are compiled, which takes seconds and happens once.
-
-    Args:
-        env: The env, as for `make`.
-        num_envs: N.
-        backend: As for `make`.
-        console: Where to print; None: stderr.
-        options: For `make`.
-    """
+    """Build envs as `make` does; print a line, to stderr by default, if they are compiled: it takes seconds, once."""
     compiled = backend in ("auto", "native") and native_entry(resolve(env).entry.id) is not None
     with _announcing_compilation(env, console) if compiled else nullcontext():
         return make(env, num_envs, backend=backend, **options)

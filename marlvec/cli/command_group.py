@@ -31,7 +31,6 @@ class CommandGroup(TyperGroup):
         return command
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options of ``marlvec`` itself."""
         options = super().get_params(ctx)
         _hide_types_of_flags(options)
         return options

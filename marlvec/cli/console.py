@@ -77,7 +77,7 @@ def plain_errors(traceback: bool) -> Iterator[None]:
 
 @contextmanager
 def torch_within_cores() -> Iterator[None]:
-    """Limit torch, also if imported later, to as many threads as usable cores: more threads slow small policies down.
+    """Limit torch, also if imported later, to the usable cores: more threads slow small policies down.
 
     torch counts all cores of the machine, also those beyond a container's quota.
     """

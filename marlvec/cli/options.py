@@ -15,36 +15,20 @@ __all__ = [
     "Connectors",
     "Env",
     "Mapping",
+    "MaxEpisodeSteps",
     "NumWorkers",
     "Policies",
     "Seed",
     "Settings",
     "Side",
     "Traceback",
+    "TrainedPolicies",
 ]
 
 
-class Backend(StrEnum):
-    """Where envs run."""
-
-    ASYNC = "async"
-    THREAD = "thread"
-    SYNC = "sync"
-    NATIVE = "native"
-    POOL = "pool"
-    AUTO = "auto"
-
-
+Backend = StrEnum("Backend", "ASYNC THREAD SYNC NATIVE POOL AUTO")  # values are the names in lower case
 DEFAULT_BACKEND = Backend.ASYNC if hasattr(os, "fork") else Backend.SYNC  # as in `marlvec.making`, without importing it
-
-
-class Side(StrEnum):
-    """Side of a connector, as seen from a policy."""
-
-    AGENT = "agent"
-    ACTION = "action"
-    LEARNER = "learner"
-
+Side = StrEnum("Side", "AGENT ACTION LEARNER")
 
 Env = Annotated[
     str,
@@ -60,6 +44,14 @@ Policies = Annotated[
         help="Who acts; may be given several times. WHAT is [b]random[/], MODULE:ATTR or FILE.py:ATTR: a marlvec "
         "Policy, or an object or class with a method act(rows), or a function from rows to actions. ID is its name in "
         "the table, by default ATTR. Without this option all agents act at random.",
+    ),
+]
+TrainedPolicies = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[ID=]WHAT[@PATH]",
+        help="Who acts, as in [b]marlvec rollout[/]; PATH is its trained state: a pool of opponents (its newest), "
+        "POOL/ID, or a file of save_policy().",
     ),
 ]
 Mapping = Annotated[
@@ -86,6 +78,10 @@ Settings = Annotated[
 ]
 NumWorkers = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Worker processes.", show_default="one per usable core")
+]
+MaxEpisodeSteps = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Truncate episodes after so many steps.", show_default="the env's own"),
 ]
 Seed = Annotated[
     int | None,

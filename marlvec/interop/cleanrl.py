@@ -1,7 +1,4 @@
-"""A marlvec vectorizer as CleanRL's scripts use it: flat rows, and infos in the form of Gymnasium 0.29.
-
-Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
-"""
+"""A marlvec vectorizer as CleanRL's scripts use it: flat rows, and infos in the form of Gymnasium 0.29."""
 
 from __future__ import annotations
 

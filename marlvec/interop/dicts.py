@@ -23,16 +23,9 @@ def places_of(spec: EnvSpec) -> dict[str, tuple[int, int]]:
 
 
 def join_actions(envs: VectorEnv, actions: Sequence[Mapping[str, Any]], acting_NA: NDArray[np.bool_]) -> Any:
-    """Convert one dict of actions per env to the form of `VectorEnv.step`.
+    """Convert one dict of actions per env to the form of `VectorEnv.step`; the agents ``acting_NA`` must have one.
 
-    Args:
-        envs: The vectorizer.
-        actions: Per env, agent to action, for every agent that must act. Actions of other agents are ignored.
-        acting_NA: (N, A), which agents must act.
-
-    Raises:
-        ActionError: An agent must act and has no action, a name is unknown, or an action does not have the form of its
-            space; names agent and, if there are several, env.
+    ActionError names agent and, if there are several, env. Actions of other agents are ignored.
     """
     names, known = envs.agents, set(envs.agents)
     for i, (own, acting) in enumerate(zip(actions, acting_NA.tolist(), strict=True)):

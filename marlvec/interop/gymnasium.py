@@ -38,18 +38,15 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
     With several agents, each agent has a row, with these differences:
 
     * An agent's flag is True once, in the step in which the agent ends. If its env continues, its row becomes padding,
-    as
-      for an agent that has not joined: zeros, reward 0, no flags, any action ignored, until the env's next episode.
+      as for an agent that has not joined: zeros, reward 0, no flags, any action ignored, until the env's next episode.
       ``infos["alive"]`` and ``infos["acting"]``, (R,) bool, mark padding and waiting rows.
     * Envs are reset as a whole: all their rows together, when the last agent has ended (with ``done_on="any"``, when
-    the
-      first has; then no row is ever padding, unless agents join late). ``infos["reset_mask"]``, (R,) bool, marks
+      the first has; then no row is ever padding, unless agents join late). ``infos["reset_mask"]``, (R,) bool, marks
       the rows of a next-step autoreset, whose actions were ignored.
     * In same-step mode, ``infos["final_obs"]`` and ``infos["final_info"]`` have an entry for each row whose flag is
-    True
-      (except rows whose episode was lost to a fault); that row's observation is the first one of the next episode, or
-      zeros if its env continues. In the other modes the row's observation is the agent's last one, and zeros from the
-      next step on.
+      True (except rows whose episode was lost to a fault); that row's observation is the first one of the next episode,
+      or zeros if its env continues. In the other modes the row's observation is the agent's last one, and zeros from
+      the next step on.
     * Infos of an env as a whole are repeated in the rows of its agents.
 
     ``infos["action_mask"]``, (R, k) bool, has the masks, if the env has any.
@@ -129,10 +126,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         self.envs.reset_send(**self._reset_arguments(seed, options))
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Wait for the reset requested by `reset_async`.
-
-        Returns:
-            ``(obs, infos)``, as `reset`.
+        """Wait for the reset requested by `reset_async`; return ``(obs, infos)``, as `reset`.
 
         Raises:
             NothingPendingError: No reset is pending.
@@ -169,10 +163,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
     def step_wait(
         self, timeout: float | None = None
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Wait for the step started by `step_async`.
-
-        Returns:
-            ``(obs, rewards, terminated, truncated, infos)``, as `step`.
+        """Wait for the step started by `step_async`; return what `step` does.
 
         Raises:
             NothingPendingError: No step is pending.
@@ -189,7 +180,6 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         truncated: NDArray[np.bool_],
         infos: dict[str, Any],
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Convert the vectorizer's step to rows."""
         if self._is_plain and infos.keys() <= self._redundant_keys:
             return self._layout.join(obs), rewards[:, 0], terminated[:, 0], truncated[:, 0], {}
         leaves = self._rows(obs)
@@ -238,10 +228,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         self.envs.call_send(name, *args, **kwargs)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Wait for the results of `call_async`.
-
-        Returns:
-            One entry per row, as `call`.
+        """Wait for the results of `call_async`; return one per row, as `call`.
 
         Raises:
             NothingPendingError: No call is pending.
@@ -254,9 +241,6 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Read an attribute of the envs. A method is returned; Gymnasium's `get_attr` calls it.
-
-        Args:
-            name: Name of the attribute.
 
         Returns:
             Its value, one entry per row: the same one for all agents of an env.
@@ -271,7 +255,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         """Set an attribute of the envs.
 
         Args:
-            name: Name of the attribute.
+            name: Its name.
             values: A list or tuple: one value per row, the same one for all rows of an env, as returned by `get_attr`.
                 Any other value is set in every env.
 
@@ -305,7 +289,6 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
     def _reset_arguments(
         self, seed: int | Sequence[int | None] | None, options: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        """Return the arguments for `VectorEnv.reset`."""
         env_ids, options = self._chosen(options)
         if isinstance(seed, (list, tuple, np.ndarray)) and np.ndim(seed):
             if len(seed) != self.envs.num_envs:
@@ -314,7 +297,6 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         return {"seed": seed, "options": options, "env_ids": env_ids}
 
     def _first_rows(self, obs: Any, infos: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Convert the vectorizer's reset to rows."""
         leaves = self._rows(obs)
         if self._same_step:
             leaves = cleared(leaves, ~infos["alive"].reshape(-1))  # an agent may have ended in its first step

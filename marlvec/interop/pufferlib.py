@@ -1,7 +1,4 @@
-"""A marlvec vectorizer as a PufferEnv: agents are rows, and results are written into PufferLib's buffers.
-
-Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
-"""
+"""A marlvec vectorizer as a PufferEnv: agents are rows, and results are written into PufferLib's buffers."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ __all__ = ["PufferView"]
 class PufferView(PufferEnv):  # type: ignore[misc]  # Any where pufferlib is not installed
     """A view of a `VectorEnv` with one group of agents, for PufferLib's vectorizers and its trainer.
 
-    PufferLib's buffers hold the rows: ``observations`` (R, …), ``rewards`` (R,) float32, ``terminals`` and
+    PufferLib's buffers hold the R = N * A rows: ``observations`` (R, …), ``rewards`` (R,) float32, ``terminals`` and
     ``truncations`` (R,) bool, and ``masks`` (R,) bool, True in rows whose agent must act. Each call writes into them.
     `marlvec.interop.rows.driver.RowDriver` describes flags, padding and the ends of episodes; an agent's last
     observation is lost, since PufferLib has no place for it.
@@ -35,8 +32,8 @@ class PufferView(PufferEnv):  # type: ignore[misc]  # Any where pufferlib is not
     The infos are a list with one dict per agent that ended: ``"episode_return"``, ``"episode_length"``, ``"agent"``
     (its name), and the agent's infos, without arrays and without marlvec's own keys.
 
-    A view is a native env for PufferLib, with many agents: ``pufferlib.vector.make(lambda buf=None,
-    seed=0: PufferView(marlvec.make(...), buf), backend=pufferlib.PufferEnv)``.
+    A view is a native env for PufferLib, with many agents: ``pufferlib.vector.make(lambda buf=None, seed=0:
+    PufferView(marlvec.make(...), buf), backend=pufferlib.PufferEnv)``.
 
     Args:
         envs: The vectorizer, in same-step mode. No other code may step or reset it.
@@ -49,7 +46,7 @@ class PufferView(PufferEnv):  # type: ignore[misc]  # Any where pufferlib is not
 
     Attributes:
         envs: The vectorizer.
-        driver: The `RowDriver` that steps the vectorizer.
+        driver: The `RowDriver` that steps it.
         num_agents: R, the number of rows.
         single_observation_space, single_action_space: Spaces of one row.
     """
@@ -73,14 +70,11 @@ class PufferView(PufferEnv):  # type: ignore[misc]  # Any where pufferlib is not
         super().__init__(buf)
 
     def reset(self, seed: int | Sequence[int] | None = None) -> tuple[NDArray[Any], list[dict[str, Any]]]:
-        """Begin new episodes in all envs.
+        """Begin new episodes in all envs; return ``(observations, [])``, the buffer.
 
         Args:
             seed: Spread over the envs by `marlvec.env_seeds`; None: the envs' random generators continue. A list with
                 one seed is accepted, as passed by PufferLib's Multiprocessing.
-
-        Returns:
-            ``(observations, [])``, the buffer.
         """
         if isinstance(seed, (list, tuple)) and len(seed) == 1:
             (seed,) = seed
@@ -120,6 +114,6 @@ _OURS = ("TimeLimit.truncated", "alive", "acting", "action_mask", "terminal_obse
 
 
 def _summary(info: dict[str, Any], agent: str) -> dict[str, Any]:
-    """Return the part of an agent's last info that PufferLib's trainer can log: numbers and texts."""
+    """Return the numbers and texts of an agent's last info: PufferLib's trainer can log these."""
     own = {key: value for key, value in info.items() if key not in _OURS and np.ndim(value) == 0}
     return {**own, "episode_return": info["episode"]["r"], "episode_length": info["episode"]["l"], "agent": agent}

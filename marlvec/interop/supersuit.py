@@ -1,7 +1,4 @@
-"""SuperSuit's functions that convert a PettingZoo env to a vector env, on marlvec's vectorizer.
-
-Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
-"""
+"""SuperSuit's functions that convert a PettingZoo env to a vector env, on marlvec's vectorizer."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from marlvec.making import make
 from marlvec.vector.vector_env import VectorEnv
 
 if TYPE_CHECKING:
-    from marlvec.interop.sb3.vec_env import SB3VecEnv
+    from marlvec.interop.sb3 import SB3VecEnv
 
 __all__ = ["SuperSuitVecEnv", "concat_vec_envs_v1", "pettingzoo_env_to_vec_env_v1"]
 
@@ -46,7 +43,7 @@ class SuperSuitVecEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
 
     Attributes:
         envs: The vectorizer.
-        driver: The `RowDriver` that steps the vectorizer.
+        driver: The `RowDriver` that steps it.
         par_env: As given.
         num_envs: R, the number of rows.
         observation_space, action_space, single_observation_space, single_action_space: Spaces of one row.
@@ -70,16 +67,12 @@ class SuperSuitVecEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
     def reset(  # type: ignore[override]  # a list of infos, as in SuperSuit
         self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Infos]:
-        """Begin new episodes in all envs.
+        """Begin new episodes in all envs; return obs (R, …), and one info per row.
 
         Args:
             seed: One int: env i gets ``seed + i``, as in SuperSuit. A list of one int or None per env: used as they
-                are.
-                None: the envs' random generators continue.
+                are. None: the envs' random generators continue.
             options: For the envs.
-
-        Returns:
-            ``(obs, infos)``; obs (R, …), one dict per row.
         """
         if isinstance(seed, (int, np.integer)):
             seed = [int(seed) + i for i in range(self.envs.num_envs)]
@@ -133,9 +126,6 @@ def pettingzoo_env_to_vec_env_v1(parallel_env: Any) -> SuperSuitVecEnv:
     Args:
         parallel_env: The env: Parallel, or AEC, which SuperSuit does not accept. It is used directly, not copied.
 
-    Returns:
-        A vector env with a row for each agent.
-
     Raises:
         ArgumentError: Its agents have different spaces.
     """
@@ -148,7 +138,7 @@ def concat_vec_envs_v1(
     num_cpus: int = 0,
     base_class: str = "gymnasium",
 ) -> SuperSuitVecEnv | SB3VecEnv:
-    """Make many copies of an env one vector env.
+    """Make many copies of an env one vector env of Gymnasium or of Stable-Baselines3.
 
     Args:
         vec_env: A vector env from `pettingzoo_env_to_vec_env_v1`, or a Gymnasium env, which has one row. The env is
@@ -157,10 +147,7 @@ def concat_vec_envs_v1(
         num_cpus: Worker processes; 0: all envs in this process. With two or more workers (and envs), flags are bool, as
             in SuperSuit; else uint8.
         base_class: ``"gymnasium"``: a `SuperSuitVecEnv`. ``"stable_baselines3"``: an
-            `marlvec.interop.sb3.vec_env.SB3VecEnv`, whose ``seed()`` spreads seeds in marlvec's way.
-
-    Returns:
-        A vector env of Gymnasium or of Stable-Baselines3, as SuperSuit's function returns.
+            `marlvec.interop.sb3.SB3VecEnv`, whose ``seed()`` spreads seeds in marlvec's way.
 
     Raises:
         ArgumentError: Another base class, a view that was not made from an env, or neither a view nor a Gymnasium env;
@@ -179,13 +166,12 @@ def concat_vec_envs_v1(
 
 
 def _of_sb3(envs: VectorEnv) -> SB3VecEnv:
-    from marlvec.interop.sb3.vec_env import SB3VecEnv
+    from marlvec.interop.sb3 import SB3VecEnv
 
     return SB3VecEnv(envs)
 
 
 def _env_of(vec_env: Any) -> Any:
-    """Return the env to copy."""
     if isinstance(vec_env, SuperSuitVecEnv):
         if vec_env.par_env is not None:
             return vec_env.par_env

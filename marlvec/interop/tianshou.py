@@ -36,12 +36,7 @@ Step = tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_], NDArray[np.bool_], N
 
 
 class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is not installed
-    """Base class of both views.
-
-    Args:
-        envs: The vectorizer, made with ``copy=True, autoreset_mode="disabled"``, as by `make`. No other code may step
-            or reset it.
-    """
+    """Base class of both views."""
 
     _row_per_agent: bool
 
@@ -58,16 +53,7 @@ class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is
 
     @classmethod
     def make(cls, env: EnvLike | Sequence[EnvLike], num_envs: int | None = None, **kwargs: Any) -> Self:
-        """Build envs and a view of them.
-
-        Args:
-            env: As in `marlvec.make`.
-            num_envs: N.
-            kwargs: Other arguments of `marlvec.make`, except ``autoreset_mode``.
-
-        Raises:
-            MarlvecError: As `marlvec.make` and the constructor.
-        """
+        """Build envs and a view of them; arguments as in `marlvec.make`, except ``autoreset_mode``."""
         envs = make(env, num_envs, autoreset_mode="disabled", **kwargs)
         return viewed(cls, envs)
 
@@ -86,14 +72,7 @@ class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is
         self.envs.set_attr(key, value, sorted({self._env_of(int(row)) for row in self._wrap_id(id)}))
 
     def seed(self, seed: int | Sequence[int] | None = None) -> list[Any]:
-        """Seed the next reset of each env.
-
-        Args:
-            seed: One for all, spread by `marlvec.env_seeds`; or one per env (N).
-
-        Returns:
-            One seed per env.
-        """
+        """Seed the next reset of each env, by one seed, spread by `marlvec.env_seeds`, or by N; return N seeds."""
         self._assert_is_not_closed()
         self._seeds = spread_seeds(seed, range(self.envs.num_envs), self.envs.num_envs)
         return list(self._seeds)
@@ -155,7 +134,8 @@ class TianshouVectorEnv(_View):
     so ``collect(n_episode=…)`` must be a multiple of A.
 
     Args:
-        envs: The vectorizer, see `make`.
+        envs: The vectorizer, made with ``copy=True, autoreset_mode="disabled"``, as by `make`. No other code may step
+            or reset it.
 
     Raises:
         MissingExtraError: (By the import.) tianshou is not installed.
@@ -183,15 +163,12 @@ class TianshouVectorEnv(_View):
         return super().make(env, num_envs, **{"done_on": "any"} | kwargs)
 
     def reset(self, env_id: Ids = None, *, seed: Any = None, options: Any = None) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Begin new episodes.
+        """Begin new episodes; return ``(obs, infos)`` of these rows, in their order.
 
         Args:
             env_id: Rows, all rows of an env together; None: all.
             seed: As in `VectorEnv.reset`.
             options: As in `VectorEnv.reset`.
-
-        Returns:
-            ``(obs, infos)`` of these rows, in their order.
 
         Raises:
             ArgumentError: Some rows of an env are missing.
@@ -292,7 +269,7 @@ class TianshouTurnVectorEnv(_View):
     and is truncated if any agent was.
 
     Args:
-        envs: The vectorizer, see `make`.
+        envs: As for `TianshouVectorEnv`.
 
     Raises:
         MissingExtraError: (By the import.) tianshou is not installed.

@@ -1,7 +1,7 @@
 """Native envs: compiled by numba, many in one call, with their reference's numbers bit for bit.
 
-`native_env` has the contract and how to write a native env; `catalog` lists all. Importing this package does not import
-numba: loading a kernel does.
+docs/tutorials/native_env.md shows how to write one. Importing this package does not import numba: loading a kernel
+does.
 """
 
 from marlvec.native.catalog import NativeEntry, register_native

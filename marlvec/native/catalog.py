@@ -13,25 +13,14 @@ __all__ = ["NativeEntry", "native_entry", "register_native"]
 
 @dataclass(frozen=True)
 class NativeEntry:
-    """Catalog entry of a native env.
+    """Catalog entry of a native env."""
 
-    Attributes:
-        id: Id of its reference env for `marlvec.make`.
-        entry_point: ``"module:Class"`` of a `NativeEnv`; imported only when an env is built, as it imports numba.
-        exact: Whether its numbers equal the reference's bit for bit. ``backend="auto"`` uses only exact entries.
-    """
-
-    id: str
-    entry_point: str | type[NativeEnv]
-    exact: bool = True
+    id: str  # of its reference env for `marlvec.make`
+    entry_point: str | type[NativeEnv]  # "module:Class" is imported only when an env is built, as it imports numba
+    exact: bool = True  # numbers equal the reference's bit for bit; backend="auto" uses only exact entries
 
     def load(self) -> type[NativeEnv]:
-        """Import the class.
-
-        Raises:
-            MissingExtraError: numba is not installed.
-            RegistryError: The class does not exist.
-        """
+        """Import the class; raise MissingExtraError without numba."""
         if not isinstance(self.entry_point, str):
             return self.entry_point
         module, _, name = self.entry_point.partition(":")
@@ -63,11 +52,11 @@ _MPE = {
 }
 
 _GAMES = {
-    "cards/kuhn_poker": "cards.kuhn:KuhnPoker",
-    "cards/leduc_poker": "cards.leduc:LeducPoker",
-    "pettingzoo/classic/connect_four_v3": "boards.connect_four:ConnectFour",
-    "pettingzoo/classic/rps_v2": "boards.rps:RockPaperScissors",
-    "pettingzoo/classic/tictactoe_v3": "boards.tictactoe:TicTacToe",
+    "cards/kuhn_poker": "games.kuhn:KuhnPoker",
+    "cards/leduc_poker": "games.leduc:LeducPoker",
+    "pettingzoo/classic/connect_four_v3": "games.connect_four:ConnectFour",
+    "pettingzoo/classic/rps_v2": "games.rps:RockPaperScissors",
+    "pettingzoo/classic/tictactoe_v3": "games.tictactoe:TicTacToe",
     "pettingzoo/sisl/pursuit_v5": "grids.pursuit.env:Pursuit",
 }
 """Boards, cards and grids: id → ``"module:Class"`` under ``marlvec.native``."""
@@ -95,7 +84,7 @@ def native_entry(env_id: str) -> NativeEntry | None:
 def register_native(
     id: str, entry_point: str | type[NativeEnv], *, exact: bool = True, overwrite: bool = False
 ) -> NativeEntry:
-    """Register a native form of an env that `marlvec.make` knows.
+    """Register a native form of an env that `marlvec.make` knows; ``backend="auto"`` uses it if it is exact.
 
     Args:
         id: The env's full id, e.g. ``"mpe/simple_spread_v3"``.

@@ -10,16 +10,15 @@ from typing import Any, TypeVar, cast
 
 import numba
 
-__all__ = ["kernel"]
+__all__ = ["end_episode", "kernel"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def kernel(function: _F) -> _F:
-    """Compile a function on its first call, for numba's nopython mode.
+    """Compile a function on its first call, in nopython mode, without the interpreter lock, cached on disk.
 
-    It runs without the interpreter lock. No fast math: operations are neither reordered nor fused. Division by zero
-    gives infinity or NaN, like numpy's. Compiled code is cached on disk for the next process.
+    No fast math: operations are neither reordered nor fused. Division by zero gives infinity or NaN, like numpy's.
     """
     jit: Any = partial(numba.njit, nogil=True, error_model="numpy")
     try:
@@ -42,3 +41,13 @@ def _sources() -> str:
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+@kernel
+def end_episode(i: Any, flags: Any, alive: Any, acting: Any, done: Any) -> None:
+    """End env ``i``'s episode: set all agents' ``flags`` (terminated or truncated)."""
+    for a in range(flags.shape[1]):
+        flags[i, a] = True
+        alive[i, a] = False
+        acting[i, a] = False
+    done[i] = True

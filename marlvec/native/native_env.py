@@ -1,59 +1,8 @@
 """Contract of native envs: one object holds N copies of an env, and steps them by compiled functions.
 
-A `NativeEnv` keeps the state of all its envs as plain arrays, whose first axis is the env, and reads and writes their
-rows of the buffers. Its functions get the envs to work on as an int64 array of indices, ascending, and are called for
-disjoint sets of envs from several threads at once: they touch only these envs, and release the interpreter lock
-(`marlvec.native.jit.kernel`).
-
-A native env does **not** do the runner's work: check actions against their
-spaces, clear rewards and flags, count steps for a time limit, keep final observations, begin the next episode, split
-work over threads, spread seeds.
-
-How to write one
-----------------
-Subclass `NativeEnv`, set the attributes that describe one env, and write two methods, each a line that calls a
-compiled function::
-
-    class Counter(NativeEnv):
-        "Counts to ten; the agent that adds the most gets a reward."
-
-        name, agents = "counter_v0", ("agent_0", "agent_1")
-        observation_spaces = (Box(0, 10, (1,), np.float32),) * 2
-        action_spaces = (Discrete(3),) * 2
-        state_names = ("count",)
-
-        def __init__(self, num_envs):
-            super().__init__(num_envs)
-            self.count = np.zeros(num_envs, np.int64)
-
-        def reset(self, ids):
-            _reset(ids, self.rng, self.count, self.rows.obs[0][0])
-            self.set_alive(ids)                       # all alive, all acting: or write alive and acting yourself
-
-        def step(self, ids):
-            r = self.rows
-            _step(ids, self.count, r.actions[0][0], r.obs[0][0], r.reward, r.terminated, r.alive, r.acting, r.done)
-
-    @kernel
-    def _step(ids, count, actions, obs, reward, terminated, alive, acting, done):
-        for i in ids:
-            count[i] += actions[i].sum()
-            for a in range(2):
-                obs[i, a, 0] = count[i]
-                reward[i, a] = actions[i, a]
-            if count[i] >= 10:
-                terminated[i] = True
-                alive[i] = False
-                acting[i] = False
-                done[i] = True
-
-and register it with `marlvec.native.register_native`. A scenario like mpe's derives from
-`marlvec.native.mpe.scenario.Scenario` instead, which needs less code.
-
-To be exact, use the reference's order of operations and of random draws, in its precision (float64 for Python floats
-and numpy's default), and never let a compiler reorder floats (`kernel` does not). ``np.exp`` is a trap: a twentieth of
-its values differ from the C library's in the last place, so call numpy on the whole batch between two compiled
-functions. `tests/native/` compares every native env with its reference over whole episodes, bit for bit.
+docs/tutorials/native_env.md shows how to write one, docs/native.md what makes its numbers exact: the reference's order
+of operations and of random draws, in its precision. `tests/native/` compares every native env with its reference over
+whole episodes, bit for bit.
 """
 
 from __future__ import annotations
@@ -71,7 +20,7 @@ from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.native.rng_streams import fresh_streams
 
-__all__ = ["Ids", "NativeEnv", "Rows", "refuse"]
+__all__ = ["Ids", "NativeEnv", "Rows", "own_arguments", "refuse", "NativeEnvView"]
 
 AnyArray = NDArray[Any]
 BoolArray = NDArray[np.bool_]
@@ -81,110 +30,96 @@ Ids = NDArray[np.int64]
 class Rows(Protocol):
     """The rows of all envs, laid out by `marlvec.vector.data.buffers.Buffers`; N envs, A agents, A_g of a group.
 
-    ``obs`` and ``actions``: per group of the spec, per leaf, (N, A_g, *leaf.shape), C-contiguous, of the leaf's dtype.
-    ``action_masks``: per group (N, A_g, n) bool, or None if its actions have no choices. ``reward``: (N, A) float64.
-    ``terminated``, ``truncated``, ``alive``, ``acting``: (N, A) bool, and ``done``: (N,) bool, strided columns of one
-    block. ``state``: (N, *state_space.shape), or None.
+    Flags are strided columns of one block.
     """
 
     @property
     def obs(self) -> list[list[AnyArray]]:
-        """Observations."""
+        """Observations: per group, per leaf, (N, A_g, *leaf.shape), C-contiguous, of the leaf's dtype."""
 
     @property
     def actions(self) -> list[list[AnyArray]]:
-        """Actions."""
+        """Actions, laid out like ``obs``."""
 
     @property
     def action_masks(self) -> list[BoolArray | None]:
-        """Allowed choices of each agent."""
+        """Allowed choices: per group (N, A_g, n) bool, or None if its actions have no choices."""
 
     @property
     def reward(self) -> NDArray[np.float64]:
-        """Each agent's reward of this step."""
+        """Rewards of this step, (N, A)."""
 
     @property
     def terminated(self) -> BoolArray:
-        """Whether an agent was terminated in this step."""
+        """Whether an agent was terminated in this step, (N, A)."""
 
     @property
     def truncated(self) -> BoolArray:
-        """Whether an agent was truncated in this step."""
+        """Whether an agent was truncated in this step, (N, A)."""
 
     @property
     def alive(self) -> BoolArray:
-        """Whether an agent is in the episode."""
+        """Whether an agent is in the episode, (N, A)."""
 
     @property
     def acting(self) -> BoolArray:
-        """Whether an agent must act now."""
+        """Whether an agent must act now, (N, A)."""
 
     @property
     def done(self) -> BoolArray:
-        """Whether an env's episode ended in this step."""
+        """Whether an env's episode ended in this step, (N,)."""
 
     @property
     def state(self) -> AnyArray | None:
-        """Global states."""
+        """Global states, (N, *state_space.shape), or None."""
 
 
 class NativeEnv(ABC):
-    """N copies of one env.
+    """N copies of one env, whose state is plain arrays with the env as first axis.
 
-    Subclasses set the attributes that describe one env (as `MultiAgentEnv` has them), in the class or in
-    ``__init__``, whose arguments are ``num_envs`` and those of the reference's constructor, with its defaults.
-    ``__init__`` raises the error of `refuse` for arguments that only the reference supports.
+    Subclasses set the attributes that describe one env (as `MultiAgentEnv` has them), in the class or in ``__init__``,
+    whose arguments are ``num_envs`` and those of the reference's constructor, with its defaults. It raises the error of
+    `refuse` for arguments that only the reference supports.
 
-    Args:
-        num_envs: N.
-
-    Attributes:
-        name: The reference's name.
-        agents: Agent names; their order is the agent axis.
-        observation_spaces: One per agent, without the action mask; equal to the reference's.
-        action_spaces: One per agent.
-        mask_sizes: Length of each agent's action mask if the reference's spaces declare it, else None; empty: no masks.
-        state_space: Space of the global state, or None.
-        metadata: The reference's metadata.
-        has_infos: Whether the runner calls `infos` after resets and steps.
-        state_names: Names of the arrays (N, …) that an env's next steps depend on, besides its random stream and rows:
-            attributes, or ``"attribute.field"`` of a NamedTuple. Each class lists what it adds to its bases, or ``()``;
-            without it, states cannot be saved.
-        viewer_names: Attributes in which the reference keeps its window; `render` passes it to the next reference, as
-            a window's memory is never freed.
-        num_envs: Number of envs, N.
-        rng: (N, 6) uint64, one numpy random stream (PCG64) per env, seeded by the runner; see
-            `marlvec.native.rng_kernels`. It continues across episodes.
-        rows: The arrays to read and write; set by `attach`.
+    Methods get the envs to work on as ascending indices, and are called for disjoint sets of envs from several threads
+    at once: they touch only these envs, and release the interpreter lock (`marlvec.native.jit.kernel`). The runner
+    checks actions against their spaces, clears rewards and flags, counts steps for a time limit, keeps final
+    observations, begins the next episode, and seeds the streams.
     """
 
-    name: str
-    agents: tuple[str, ...]
-    observation_spaces: tuple[Space[Any], ...]
+    name: str  # the reference's
+    agents: tuple[str, ...]  # in the order of the agent axis
+    observation_spaces: tuple[Space[Any], ...]  # per agent, without the action mask; the reference's
     action_spaces: tuple[Space[Any], ...]
+    # length of each agent's action mask if the reference's spaces declare it, else None; (): no masks
     mask_sizes: tuple[int | None, ...] = ()
     state_space: Space[Any] | None = None
     metadata: Mapping[str, Any] = {}
-    has_infos: bool = False
+    has_infos: bool = False  # whether the runner calls `infos` after resets and steps
+    # Names of the arrays (N, …) that an env's next steps depend on, besides its random stream and rows: attributes, or
+    # "attribute.field" of a NamedTuple. Each class lists what it adds to its bases, or (); without it, states cannot be
+    # saved.
     state_names: tuple[str, ...]
+    # Attributes in which the reference keeps its window; `render` passes it to the next reference, as a window's memory
+    # is never freed.
     viewer_names: tuple[str, ...] = ()
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
         self._viewer: dict[str, Any] = {}
-        self.rng = fresh_streams(num_envs)
+        self.rng = fresh_streams(num_envs)  # (N, 6): numpy's PCG64, continued across episodes; see `rng_kernels`
 
     def attach(self, rows: Rows) -> None:
-        """Set ``rows``; called once, before the first reset."""
+        """Set ``rows``, the arrays to read and write; called once, before the first reset."""
         self.rows = rows
 
     @abstractmethod
     def reset(self, ids: Ids) -> None:
-        """Begin an episode in each of these envs.
+        """Begin an episode in each of these envs: write obs, ``alive``, ``acting``, and masks if spaces declare them.
 
-        Writes obs, ``alive``, ``acting``, and masks if spaces declare them; not reward and flags, which in a same-step
-        autoreset belong to the episode that just ended. On entry no agent is alive or acting, masks allow everything,
-        and observations are unchanged. Reset options are not passed: references of native envs use none.
+        Do not write reward and flags: in a same-step autoreset they belong to the episode that just ended. On entry no
+        agent is alive or acting, masks allow everything, and observations are unchanged. References of native envs use
+        no options.
         """
 
     @abstractmethod
@@ -203,11 +138,7 @@ class NativeEnv(ABC):
         """
 
     def check_actions(self, ids: Ids) -> None:
-        """Check these envs' actions, known to lie in their spaces, before any env moves.
-
-        Raises:
-            ActionError: An acting agent cannot take its action; names env and agent.
-        """
+        """Raise ActionError, before any env moves, if an acting agent cannot take an action of its space now."""
 
     def cut_short(self, ids: Ids) -> None:
         """Write the final observations of envs that reach the runner's time limit in this step.
@@ -224,15 +155,7 @@ class NativeEnv(ABC):
         return {}
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
-        """Build the reference env in env ``i``'s state, for rendering and reading attributes.
-
-        Args:
-            i: The env.
-            render_mode: Its constructor's ``render_mode``.
-
-        Raises:
-            ArgumentError: This env cannot build its reference.
-        """
+        """Build the reference env in env ``i``'s state, for rendering and reading attributes."""
         raise refuse(self.name, "an env object per env (render, get_attr)")
 
     def render(self, i: int, render_mode: str | None) -> Any:
@@ -259,19 +182,14 @@ class NativeEnv(ABC):
         return {"rng": self.rng, **{name: attrgetter(name)(self) for name in names}}
 
     def state_limits(self) -> dict[str, tuple[int, int]]:
-        """Return the least and greatest legal number of state arrays: name → (least, greatest).
+        """Return legal limits of all `state_arrays` that kernels use as indices: name → (least, greatest).
 
-        List all `state_arrays` that kernels use as indices: compiled code checks no bounds, and a state may come from a
-        file. Subclasses extend their base's dict.
+        Compiled code checks no bounds, and a state may come from a file. Subclasses extend their base's dict.
         """
         return {}
 
     def check_limits(self, arrays: Mapping[str, AnyArray]) -> None:
-        """Check that arrays of a saved state, (n, …) each, are within `state_limits`.
-
-        Raises:
-            ArgumentError: An array is not; names it.
-        """
+        """Raise ArgumentError if an array of a saved state, (n, …) each, is outside of `state_limits`."""
         for name, (least, most) in self.state_limits().items():
             found = arrays[name]
             if found.size and not (least <= found.min() and found.max() <= most):
@@ -298,11 +216,47 @@ class NativeEnv(ABC):
         )
 
 
-def refuse(name: str, what: str) -> ArgumentError:
-    """Return the error for an option that only the reference supports.
+def own_arguments(scope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a constructor's arguments but ``num_envs`` and ``options``, from ``locals()`` in its first line."""
+    return {name: value for name, value in scope.items() if name not in ("self", "num_envs", "options", "__class__")}
 
-    Args:
-        name: Name of the env.
-        what: The option, e.g. ``"benchmark_data=True"``.
-    """
+
+def refuse(name: str, what: str) -> ArgumentError:
+    """Return the error for an option that only the reference supports, e.g. ``"benchmark_data=True"``."""
     return ArgumentError(f"{name}: the native backend does not support {what}; backend='async' does")
+
+
+class NativeEnvView:
+    """Env ``i`` of a `NativeEnv`: an array with one row per env appears as this env's row, which may be written to.
+
+    Attributes common to all envs appear unchanged. Only names with a leading underscore can be set, on this object.
+    """
+
+    def __init__(self, env: NativeEnv, i: int, render_mode: str | None) -> None:
+        self.render_mode = render_mode
+        self._of = env
+        self._i = i
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or callable(getattr(type(self._of), name, None)):
+            raise AttributeError(name)  # methods of the whole batch are hidden
+        value = getattr(self._of, name)
+        if isinstance(value, np.ndarray) and value.ndim and len(value) == self._of.num_envs:
+            return value[self._i, ...]
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_i" in vars(self) and name not in vars(self) and not name.startswith("_"):
+            raise AttributeError("compiled envs read only their arrays: write into these by exec_func()")
+        super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        return f"<env {self._i} of {self._of.name}>"
+
+    def render(self) -> Any:
+        """Return a frame, drawn by the reference."""
+        return self._of.render(self._i, self.render_mode)
+
+    def reference(self) -> Any:
+        """Build the reference env in this env's state: an independent copy."""
+        return self._of.reference(self._i, self.render_mode)

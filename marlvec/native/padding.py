@@ -36,12 +36,7 @@ class _OwnRows:
 class PaddedNativeEnv(NativeEnv):
     """A native env whose agents share one observation space and one action space, large enough for all.
 
-    Args:
-        env: The envs.
-
-    Raises:
-        ContractError: The agents' spaces cannot be padded to a common space; names the leaf.
-        ArgumentError: A space is not a Box or Discrete, or has an action mask.
+    Raises ContractError if the spaces cannot be padded, ArgumentError if one is not a Box or Discrete, or has a mask.
     """
 
     def __init__(self, env: NativeEnv) -> None:
@@ -57,11 +52,9 @@ class PaddedNativeEnv(NativeEnv):
         self._sizes = np.array([_choices(space) for space in self._own.action_spaces])
 
     def spec(self) -> EnvSpec:
-        """Describe one env, with its agents' unpadded spaces."""
         return self._padded
 
     def attach(self, rows: Rows) -> None:
-        """Set the padded rows, and allocate the wrapped envs' rows."""
         super().attach(rows)
         n, groups = self.num_envs, self._own.groups
         self._members = [list(group.agents) for group in groups]
@@ -76,7 +69,6 @@ class PaddedNativeEnv(NativeEnv):
         self._env.attach(self._inner)
 
     def check_actions(self, ids: Ids) -> None:
-        """Raise for choices that an agent does not have."""
         (given,) = self.rows.actions[0]
         if given.ndim != 2:
             return
@@ -87,12 +79,10 @@ class PaddedNativeEnv(NativeEnv):
             raise ActionError(f"actions: env {ids[k]}, agent {self.agents[a]!r}: expected one of {space}, got {action}")
 
     def reset(self, ids: Ids) -> None:
-        """Begin episodes."""
         self._env.reset(ids)
         self._show(ids)
 
     def step(self, ids: Ids) -> None:
-        """Take a step."""
         rows = rows_of(ids)
         (given,) = self.rows.actions[0]
         for members, (actions,) in zip(self._members, self._inner.actions, strict=True):
@@ -102,41 +92,32 @@ class PaddedNativeEnv(NativeEnv):
         self._show(ids)
 
     def cut_short(self, ids: Ids) -> None:
-        """Write final observations at the time limit."""
         self._env.cut_short(ids)
         self._show(ids)
 
     def write_state(self, ids: Ids) -> None:
-        """Write global states."""
         self._env.write_state(ids)
 
     def infos(self, ids: Ids) -> dict[int, Info]:
-        """Infos of the last reset or step."""
         return self._env.infos(ids)
 
     def state_obstacle(self) -> str | None:
-        """Why the states of these envs cannot be saved, or None."""
         return self._env.state_obstacle()
 
     def state_arrays(self) -> dict[str, AnyArray]:
-        """Return the wrapped envs' arrays, and their unpadded observations."""
         own = {f"obs/{g}": leaves[0] for g, leaves in enumerate(self._inner.obs)}
         return {**self._env.state_arrays(), **own}
 
     def state_limits(self) -> dict[str, tuple[int, int]]:
-        """Return the wrapped envs' limits."""
         return self._env.state_limits()
 
     def check_limits(self, arrays: Mapping[str, AnyArray]) -> None:
-        """Check the limits of the wrapped envs."""
         self._env.check_limits(arrays)
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
-        """Build the reference env, which is not padded."""
         return self._env.reference(i, render_mode)
 
     def render(self, i: int, render_mode: str | None) -> Any:
-        """Let the reference draw env ``i``, which is not padded."""
         return self._env.render(i, render_mode)
 
     def _show(self, ids: Ids) -> None:

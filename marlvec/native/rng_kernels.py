@@ -1,8 +1,7 @@
 """numpy's random numbers in compiled code: the same draws as ``Generator(PCG64(SeedSequence(seed)))``, bit for bit.
 
-All functions take ``rng`` (N, 6) uint64, see `marlvec.native.rng_streams`, and the index of an env.
-docs/tutorials/native_env.md maps numpy's calls to these functions: numpy draws a number below n in two ways, depending
-on the call.
+Functions take ``rng`` (N, 6), see `marlvec.native.rng_streams`, and an env's index. docs/tutorials/native_env.md maps
+numpy's calls to them: numpy draws a number below n in two ways, depending on the call.
 """
 
 from __future__ import annotations
@@ -39,13 +38,7 @@ _64 = np.uint64(64)
 
 
 def seed_envs(rng: Streams, ids: NDArray[np.int64], seeds: Sequence[int]) -> None:
-    """Seed the streams of these envs, like ``numpy.random.default_rng(seed)``.
-
-    Args:
-        rng: (N, 6) uint64.
-        ids: (n,) int64, the envs.
-        seeds: One per env, 0 to 2**64 - 1.
-    """
+    """Seed the streams of these envs, like ``numpy.random.default_rng(seed)``; a seed is below 2**64."""
     _seed(rng, ids, np.array(seeds, np.uint64))
 
 
@@ -172,16 +165,7 @@ def uniform(rng: Streams, i: int, low: float, high: float) -> Any:
 
 @kernel
 def bounded(rng: Streams, i: int, n: int) -> Any:
-    """``Generator.integers(n)``, for n from 1 to 2**32 - 1: Lemire's method on 32 bits. A single choice needs no draw.
-
-    Args:
-        rng: (N, 6) uint64.
-        i: The env.
-        n: Number of choices.
-
-    Returns:
-        0 to n - 1.
-    """
+    """``Generator.integers(n)``, n from 1 to 2**32 - 1: Lemire's method on 32 bits. A single choice needs no draw."""
     if n == 1:
         return 0
     size = np.uint64(n)
@@ -197,16 +181,7 @@ def bounded(rng: Streams, i: int, n: int) -> Any:
 
 @kernel
 def interval(rng: Streams, i: int, most: int) -> Any:
-    """Draw a number from 0 to ``most`` as `shuffle` does: masked bits, until they are at most ``most``.
-
-    Args:
-        rng: (N, 6) uint64.
-        i: The env.
-        most: 0 to 2**32 - 1; 0 needs no draw.
-
-    Returns:
-        0 to ``most``.
-    """
+    """Draw from 0 to ``most`` as `shuffle` does: masked bits, until they are at most ``most``; 0 needs no draw."""
     if most == 0:
         return 0
     top = np.uint64(most)
@@ -221,13 +196,7 @@ def interval(rng: Streams, i: int, most: int) -> Any:
 
 @kernel
 def shuffle(rng: Streams, i: int, values: Any) -> None:
-    """``Generator.shuffle(values)`` of an array with one axis, or of a list.
-
-    Args:
-        rng: (N, 6) uint64.
-        i: The env.
-        values: (n,), of any dtype; shuffled in place.
-    """
+    """``Generator.shuffle(values)`` in place, of an array (n,) of any dtype, or of a list."""
     for k in range(len(values) - 1, 0, -1):
         j = interval(rng, i, k)
         values[k], values[j] = values[j], values[k]
@@ -235,13 +204,7 @@ def shuffle(rng: Streams, i: int, values: Any) -> None:
 
 @kernel
 def permutation(rng: Streams, i: int, out: NDArray[np.int64]) -> None:
-    """``Generator.permutation(len(out))``.
-
-    Args:
-        rng: (N, 6) uint64.
-        i: The env.
-        out: (n,) int64, output.
-    """
+    """``Generator.permutation(len(out))``, into ``out``."""
     for k in range(len(out)):
         out[k] = k
     shuffle(rng, i, out)
@@ -255,12 +218,6 @@ def sample(rng: Streams, i: int, n: int, out: NDArray[np.int64]) -> None:
     """``Generator.choice(n, size=len(out), replace=False)``: different numbers below n, by Floyd's method.
 
     With replacement, ``Generator.choice(n, size)`` is `bounded` for each.
-
-    Args:
-        rng: (N, 6) uint64.
-        i: The env.
-        n: Number of choices, at least ``len(out)``.
-        out: (k,) int64, output.
     """
     size = len(out)
     if n > _LARGE and size > n // 50:

@@ -1,8 +1,7 @@
 """Random streams of envs as plain numbers: the state of numpy's PCG64, one row per env.
 
-A row is six uint64: state (high, low), increment (high, low), whether a 32-bit half is left over, and that half.
-numpy's ``Generator`` draws 32 bits at a time for small integers and keeps the other half for the next such draw; so it
-is part of the state, and continues across episodes.
+A row is six uint64: state (high, low), increment (high, low), whether a 32-bit half is left over, and that half, which
+numpy's ``Generator`` keeps for its next 32-bit draw; it continues across episodes.
 """
 
 from __future__ import annotations
@@ -21,14 +20,7 @@ _LOW = (1 << 64) - 1
 
 
 def fresh_streams(num_envs: int) -> Streams:
-    """Return streams with fresh entropy, like a ``Generator`` without a seed.
-
-    Args:
-        num_envs: N.
-
-    Returns:
-        (N, 6) uint64.
-    """
+    """Return streams with fresh entropy, like a ``Generator`` without a seed."""
     words = np.random.default_rng().integers(0, 2**64, (num_envs, 6), np.uint64, endpoint=False)
     words[:, 3] |= np.uint64(1)  # the increment is odd
     words[:, 4:] = 0
@@ -44,11 +36,7 @@ def row_of(generator: np.random.Generator) -> NDArray[np.uint64]:
 
 
 def as_generator(row: NDArray[np.uint64]) -> np.random.Generator:
-    """Build numpy's generator from a row.
-
-    Args:
-        row: (6,) uint64.
-    """
+    """Build numpy's generator from a row, (6,) uint64."""
     high, low, inc_high, inc_low, has_half, half = (int(word) for word in row)
     generator = np.random.Generator(np.random.PCG64(0))
     generator.bit_generator.state = {

@@ -9,8 +9,7 @@ import numpy as np
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
-from marlvec.native.env_view import NativeEnvView
-from marlvec.native.native_env import NativeEnv
+from marlvec.native.native_env import NativeEnv, NativeEnvView
 from marlvec.native.rng_kernels import seed_envs
 
 __all__ = ["NativeSingleEnv"]
@@ -19,11 +18,7 @@ _ONLY = np.zeros(1, np.int64)
 
 
 class NativeSingleEnv(MultiAgentEnv):
-    """A native env with a batch of one, for envs without a Python form; it is not faster than a Python env.
-
-    Args:
-        env: A `NativeEnv` with one env.
-    """
+    """A native env with a batch of one, for envs without a Python form; it is not faster than a Python env."""
 
     def __init__(self, env: NativeEnv) -> None:
         self._env = env
@@ -37,11 +32,9 @@ class NativeSingleEnv(MultiAgentEnv):
 
     @property
     def unwrapped(self) -> NativeEnvView:
-        """The env's view, as in `NativeVectorEnv`."""
         return self._view
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Begin an episode; native envs use no options."""
         rows = self._rows
         if seed is not None:
             seed_envs(self._env.rng, _ONLY, [seed])
@@ -53,7 +46,6 @@ class NativeSingleEnv(MultiAgentEnv):
         return self._copy_out(slot)
 
     def step(self, slot: Slot) -> Info | None:
-        """Take one step."""
         rows = self._rows
         rows.reward[:] = 0
         rows.terminated[:] = rows.truncated[:] = False
@@ -72,27 +64,22 @@ class NativeSingleEnv(MultiAgentEnv):
         return self._copy_out(slot)
 
     def cut_short(self, slot: Slot) -> None:
-        """Write the final observations at a time limit."""
         self._env.cut_short(_ONLY)
         self._copy_out(slot)
         super().cut_short(slot)
 
     def write_state(self, slot: Slot) -> None:
-        """Write the env's global state."""
         self._env.write_state(_ONLY)
         assert self._rows.state is not None
         slot.write_state(self._rows.state[0])
 
     def state_obstacle(self) -> str | None:
-        """Return why the env's state cannot be saved, or None."""
         return self._env.state_obstacle()
 
     def get_state(self) -> dict[str, Any]:
-        """Return the env's arrays and rows."""
         return {name: array.copy() for name, array in self._state_arrays().items()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore a state from `get_state`."""
         self._env.check_limits(state)
         for name, array in self._state_arrays().items():
             array[...] = state[name]
@@ -105,7 +92,6 @@ class NativeSingleEnv(MultiAgentEnv):
         return found | {f"mask/{g}": mask for g, mask in enumerate(rows.action_masks) if mask is not None}
 
     def _copy_out(self, slot: Slot) -> Info | None:
-        """Copy the env's row into the slot."""
         rows = self._rows
         for g, group in enumerate(self._spec.groups):
             mask = rows.action_masks[g]

@@ -15,67 +15,44 @@ from numpy.typing import NDArray
 
 from marlvec.native.jit import kernel
 from marlvec.native.native_env import Ids, NativeEnv, Rows
+from marlvec.native.rng_kernels import bounded
+from marlvec.native.rng_streams import Streams
 
-__all__ = ["DRAWN", "GOES_ON", "ILLEGAL", "LOST", "WON", "TurnGame", "TurnRows", "finish", "pass_turn", "start"]
+__all__ = ["DRAWN", "GOES_ON", "ILLEGAL", "LOST", "WON", "TurnGame", "TurnRows", "finish", "pass_turn", "start", "deal"]
 
 ILLEGAL, LOST, DRAWN, WON, GOES_ON = -2, -1, 0, 1, 2
 """What a move comes to, for the one who made it."""
 
 
 class TurnRows(NamedTuple):
-    """The rows of N two-player envs with equal spaces, as arguments of kernels.
+    """The rows of N two-player envs with equal spaces, as arguments of kernels."""
 
-    Attributes:
-        obs: (N, 2, *shape), each player's last observation.
-        actions: (N, 2) int64; only the mover's is read.
-        masks: (N, 2, n) bool.
-        reward: (N, 2) float64.
-        terminated, truncated, alive, acting: (N, 2) bool.
-        done: (N,) bool.
-    """
-
-    obs: NDArray[Any]
-    actions: NDArray[np.int64]
-    masks: NDArray[np.bool_]
-    reward: NDArray[np.float64]
+    obs: NDArray[Any]  # (N, 2, *shape), each player's last observation
+    actions: NDArray[np.int64]  # (N, 2); only the mover's is read
+    masks: NDArray[np.bool_]  # (N, 2, n)
+    reward: NDArray[np.float64]  # (N, 2), as are the flags
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     alive: NDArray[np.bool_]
     acting: NDArray[np.bool_]
-    done: NDArray[np.bool_]
+    done: NDArray[np.bool_]  # (N,)
 
 
 class TurnGame(NativeEnv):
-    """A turn-based game for two players with equal spaces.
-
-    Subclasses keep ``mover``, (N,) int8, up to date in their kernels.
-
-    Attributes:
-        turn_rows: The rows; set by `attach`.
-        mover: (N,) int64, the player whose turn it is.
-    """
+    """A turn-based game for two players with equal spaces; kernels keep ``mover`` up to date."""
 
     state_names: tuple[str, ...] = ("mover",)
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs)
-        self.mover = np.zeros(num_envs, np.int64)
+        self.mover = np.zeros(num_envs, np.int64)  # (N,), the player whose turn it is
 
     def attach(self, rows: Rows) -> None:
         super().attach(rows)
         masks = rows.action_masks[0]
         assert masks is not None
-        self.turn_rows = TurnRows(
-            rows.obs[0][0],
-            rows.actions[0][0],
-            masks,
-            rows.reward,
-            rows.terminated,
-            rows.truncated,
-            rows.alive,
-            rows.acting,
-            rows.done,
-        )
+        ends = rows.terminated, rows.truncated, rows.alive, rows.acting, rows.done
+        self.turn_rows = TurnRows(rows.obs[0][0], rows.actions[0][0], masks, rows.reward, *ends)
 
     def state_limits(self) -> dict[str, tuple[int, int]]:
         return {"mover": (0, len(self.agents) - 1)}
@@ -104,15 +81,7 @@ def pass_turn(rows: Any, i: int, before: int, after: int) -> None:
 
 @kernel
 def finish(rows: Any, i: int, mover: int, gain: float, legal: bool) -> None:
-    """End the game in env ``i``: write the rewards, and let no agent act.
-
-    Args:
-        rows: The rows.
-        i: The env.
-        mover: Player of the last move.
-        gain: The mover's reward.
-        legal: Whether the move was legal.
-    """
+    """End the game in env ``i``: write the reward ``gain`` of the last move's player, and let no agent act."""
     rows.reward[i, mover] = gain
     for a in range(2):
         rows.terminated[i, a] = True
@@ -121,3 +90,24 @@ def finish(rows: Any, i: int, mover: int, gain: float, legal: bool) -> None:
         rows.acting[i, a] = False
         rows.masks[i, a] = True
     rows.done[i] = True
+
+
+@kernel
+def deal(rng: Streams, i: int, size: int, hand: NDArray[np.int8]) -> None:
+    """Deal ``hand``, (n,), from a shuffled deck of cards 0 to ``size`` - 1, each with one draw from env ``i``'s stream.
+
+    ``Generator.integers(cards left)`` is an index into the remaining cards, in ascending order.
+    """
+    for k in range(len(hand)):
+        card = bounded(rng, i, size - k)
+        # Skip the cards dealt before, lowest first.
+        lowest = -1
+        for _ in range(k):
+            following = size
+            for j in range(k):
+                if lowest < hand[j] < following:
+                    following = hand[j]
+            if following <= card:
+                card += 1
+            lowest = following
+        hand[k] = card

@@ -11,9 +11,9 @@ import pytest
 from marlvec.envs import adapt
 from marlvec.envs.making.catalog import pettingzoo_env
 from marlvec.errors import ArgumentError
-from marlvec.native.boards.connect_four import ConnectFour
-from marlvec.native.boards.rps import RockPaperScissors
-from marlvec.native.boards.tictactoe import TicTacToe
+from marlvec.native.games.connect_four import ConnectFour
+from marlvec.native.games.rps import RockPaperScissors
+from marlvec.native.games.tictactoe import TicTacToe
 from marlvec.native.turn_game import TurnGame
 from tests.native.table import Shown, Table
 

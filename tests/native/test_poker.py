@@ -8,8 +8,8 @@ import numpy as np
 import pyspiel
 import pytest
 
-from marlvec.native.cards.kuhn import KuhnPoker
-from marlvec.native.cards.leduc import LeducPoker
+from marlvec.native.games.kuhn import KuhnPoker
+from marlvec.native.games.leduc import LeducPoker
 from marlvec.native.turn_game import TurnGame
 from tests.native.table import Shown, Table
 

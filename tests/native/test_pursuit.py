@@ -17,8 +17,8 @@ pytest.importorskip("scipy", reason="the extra `sisl` is not installed")
 import marlvec
 from marlvec.envs.making.catalog import pettingzoo_env
 from marlvec.errors import ArgumentError, ContractError, EnvArgumentError
+from marlvec.native.grids.pursuit.advance import MOST, pairwise_sum
 from marlvec.native.grids.pursuit.env import Pursuit
-from marlvec.native.grids.pursuit.pairwise_sum import MOST, pairwise_sum
 from marlvec.native.rng_kernels import seed_envs
 from marlvec.testing import check_vector_env
 from tests.native.scenarios import factories, maker, native, words
@@ -223,11 +223,11 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("does not support evader_controller=.*backend='async'", {"evader_controller": object()}),
     ("does not support pursuer_controller=.*backend='async'", {"pursuer_controller": object()}),
     ("does not support n_pursuers=129.*backend='async'", {"n_pursuers": 129}),
-    ("x_size: expected at least 1, got 0", {"x_size": 0}),
-    ("y_size: expected an int, got 4.0", {"y_size": 4.0}),
-    ("n_evaders: expected at least 1, got 0", {"n_evaders": 0}),
-    ("max_cycles: expected at least 1, got 0", {"max_cycles": 0}),
-    ("obs_range: expected an int, got None", {"obs_range": None}),
+    ("x_size: expected an int of at least 1, got 0", {"x_size": 0}),
+    ("y_size: expected an int of at least 1, got 4.0", {"y_size": 4.0}),
+    ("n_evaders: expected an int of at least 1, got 0", {"n_evaders": 0}),
+    ("max_cycles: expected an int of at least 1, got 0", {"max_cycles": 0}),
+    ("obs_range: expected an int of at least 1, got None", {"obs_range": None}),
     ("n_catch: expected an int, got True", {"n_catch": True}),
     ("constraint_window: expected a part .*0.0625 to 1, got 0.05", {"constraint_window": 0.05}),
     ("constraint_window: expected a part .* got 1.5", {"constraint_window": 1.5}),

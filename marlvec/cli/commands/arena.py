@@ -9,14 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from marlvec.cli.console import plain_errors, print_json, settle_in, stdout, torch_within_cores
-from marlvec.cli.options import AsJson, Backend, Connectors, Env, NumWorkers, Settings, Traceback
+from marlvec.cli.options import AsJson, Backend, Connectors, Env, MaxEpisodeSteps, NumWorkers, Settings, Traceback
 
 __all__ = ["arena"]
 
 
 class Rating(StrEnum):
-    """Kind of ratings."""
-
     BRADLEY_TERRY = "bradley-terry"
     ELO = "elo"
     SKILL = "skill"
@@ -59,10 +57,7 @@ def arena(
     confidence: Annotated[float, typer.Option(metavar="P", help="Level of the intervals.")] = 0.95,
     connectors: Connectors = None,
     settings: Settings = None,
-    max_episode_steps: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Truncate games after so many steps.", show_default="the env's own"),
-    ] = None,
+    max_episode_steps: MaxEpisodeSteps = None,
     seed: Annotated[
         int, typer.Option(min=0, metavar="N", help="Seed of envs, policies, and the order of line-ups.")
     ] = 0,

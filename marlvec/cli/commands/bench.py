@@ -29,22 +29,14 @@ _SIMPLEST = ("sync", "native", "thread", "async", "pool")
 
 @dataclass(frozen=True)
 class Figures:
-    """Measurements of one backend.
-
-    Attributes:
-        backend: Its name.
-        env_steps_per_second: Median over the rounds; of all envs together.
-        agent_steps_per_second: Env steps a second times the number of agents.
-        slowest, fastest: Env steps a second in the slowest and the fastest round.
-        workers: Number of worker processes or threads; 0 if envs run in this process.
-    """
+    """Measurements of one backend."""
 
     backend: str
-    env_steps_per_second: float
+    env_steps_per_second: float  # median over the rounds; of all envs together
     agent_steps_per_second: float
-    slowest: float
+    slowest: float  # env steps a second in this round
     fastest: float
-    workers: int
+    workers: int  # processes or threads; 0 if envs run in this process
 
 
 def bench(
@@ -55,23 +47,9 @@ def bench(
     seconds: float,
     console: Console,
 ) -> tuple[list[Figures], dict[str, str]]:
-    """Step an env with random actions on each backend that supports it, in turns.
+    """Step an env with random actions on each backend, in turns; return figures, fastest first, and why others refuse.
 
     Drawing actions, starting, and the first steps with their compilation are not counted.
-
-    Args:
-        env: The env, as for `make`.
-        num_envs: N.
-        num_workers: For backends with workers; None: one for each usable core.
-        env_kwargs: Arguments for the envs.
-        seconds: Seconds of stepping for each backend.
-        console: Console of the progress bar; nothing is shown if it is no terminal.
-
-    Returns:
-        The measurements of each backend, fastest first; and backend → why it does not support this env.
-
-    Raises:
-        ArgumentError: No backend supports it, or it cannot be built; as `make`.
     """
     running: dict[str, VectorEnv] = {}
     refused: dict[str, str] = {}

@@ -29,19 +29,7 @@ _COLUMNS: tuple[Column, ...] = (
 
 
 def check(env: str, kwargs: Mapping[str, Any], *, skip: Sequence[str], progress: bool, **options: int) -> list[Finding]:
-    """Check an env.
-
-    Args:
-        env: The env, as for `make`.
-        kwargs: Arguments for the env.
-        skip: Names of checks to leave out.
-        progress: Whether to draw a progress bar on stderr.
-        options: For `check_env`.
-
-    Raises:
-        EnvArgumentError: The env does not accept the arguments.
-        MarlvecError: As `check_env`.
-    """
+    """Check an env; a fault of its constructor's arguments is one of the command line."""
     findings = check_env(resolve(env).with_kwargs(**kwargs), skip=skip, raise_first=False, progress=progress, **options)
     for one in findings:
         if kwargs and one.where.endswith(".__init__()") and one.got.startswith("TypeError: "):

@@ -11,7 +11,7 @@ from marlvec.cli.console import plain_errors, settle_in, stdout
 from marlvec.cli.options import Connectors, Env, Seed, Settings, Traceback
 
 if TYPE_CHECKING:
-    from marlvec.cli.game.play_callback import PlayCallback
+    from marlvec.cli.game.human_policy import PlayCallback
     from marlvec.collect import Collector
     from marlvec.policies import Policy
     from marlvec.selfplay import Opponent
@@ -62,8 +62,7 @@ def play(
     from marlvec.cli import arguments
     from marlvec.cli.arguments import one_player
     from marlvec.cli.building import build_envs
-    from marlvec.cli.game.human_policy import AnnouncingPolicy, HumanPolicy, Quit
-    from marlvec.cli.game.play_callback import PlayCallback
+    from marlvec.cli.game.human_policy import AnnouncingPolicy, HumanPolicy, PlayCallback, Quit
     from marlvec.collect import Collector
     from marlvec.errors import ArgumentError
     from marlvec.selfplay import Opponent
@@ -121,13 +120,7 @@ def play(
 
 
 def what_plays(name: str, text: str, player: Policy | Opponent) -> str:
-    """Describe the opponent.
-
-    Args:
-        name: Its id.
-        text: Option ``--policy``.
-        player: The player of that option.
-    """
+    """Describe the opponent of option ``--policy``."""
     from marlvec.policies import RandomPolicy
     from marlvec.selfplay import Opponent
 
@@ -181,7 +174,6 @@ def _serve_page(
 
 
 def _play_games(table: PlayCallback, collector: Collector, games: int | None) -> None:
-    """Play games, one after the other."""
     from marlvec.trees import map_tree
 
     played = 0

@@ -37,50 +37,28 @@ _MOST_LISTED = 8  # episodes
 
 @dataclass(frozen=True, slots=True)
 class FilmedEpisode:
-    """One episode in the video.
-
-    Attributes:
-        env_id: Its env.
-        length: Env steps.
-        episode_return: Sum of all agents' rewards.
-    """
+    """One episode in the video."""
 
     env_id: int
-    length: int
-    episode_return: float
+    length: int  # env steps
+    episode_return: float  # of all agents
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Results of a recording.
-
-    Attributes:
-        name: Name of the env.
-        path: The file; None if Ctrl-C came before the first frame.
-        shape: Height and width of the picture.
-        frames: Number of frames.
-        fps: Frames a second.
-        episodes: Complete episodes in it, in the order of their ends.
-        interrupted: Whether Ctrl-C ended it.
-    """
+    """Results of a recording."""
 
     name: str
-    path: Path | None
-    shape: tuple[int, int]
+    path: Path | None  # None if Ctrl-C came before the first frame
+    shape: tuple[int, int]  # height and width
     frames: int
     fps: float
-    episodes: tuple[FilmedEpisode, ...]
-    interrupted: bool
+    episodes: tuple[FilmedEpisode, ...]  # complete ones, in the order of their ends
+    interrupted: bool  # by Ctrl-C
 
 
 def check_output(path: Path, fps: float | None) -> None:
-    """Check that a video can be written to this file.
-
-    Raises:
-        ArgumentError: The suffix is not a video format, the folder does not exist, or the format does not support this
-            number of frames a second.
-        MissingExtraError: ffmpeg is missing; names the extra that installs it.
-    """
+    """Raise ArgumentError, or MissingExtraError without ffmpeg, if no such video can be written to this file."""
     file_format = path.suffix[1:].lower()
     if file_format not in FORMATS:
         raise ArgumentError(f"--output {path}: expected a name that ends in .{' or .'.join(FORMATS)}")
@@ -93,17 +71,11 @@ def check_output(path: Path, fps: float | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A saved step of an env's episode, from which a video starts.
+    """A saved step of an env's episode, from which a video starts."""
 
-    Attributes:
-        path: Its file.
-        state: Contents of the file.
-        env_id: The env in it.
-    """
-
-    path: Path
-    state: dict[str, Any]
-    env_id: int
+    path: Path  # its file
+    state: dict[str, Any]  # the file's contents
+    env_id: int  # the env in it
 
     @property
     def backend(self) -> str | None:
@@ -111,11 +83,7 @@ class Moment:
         return "native" if self.state["kind"] == "native" else None
 
     def put_into(self, envs: VectorEnv) -> None:
-        """Make all envs continue from it.
-
-        Raises:
-            ArgumentError: It belongs to another env; the message names the difference.
-        """
+        """Make all envs continue from it, or raise ArgumentError that names the difference."""
         try:
             envs.set_state(self.state, range(envs.num_envs), from_ids=[self.env_id] * envs.num_envs)
         except ArgumentError as error:
@@ -123,16 +91,7 @@ class Moment:
 
 
 def read_moment(path: Path | None, env_id: int | None) -> Moment | None:
-    """Read the saved state of an env from which a video starts; None without a file.
-
-    Args:
-        path: A file of `marlvec.save_state`, or None.
-        env_id: The env in it; None: the only one.
-
-    Raises:
-        CheckpointError: The file is missing or damaged, or holds something else.
-        ArgumentError: ``env_id`` is required; the file does not hold this env; or the env has no running episode.
-    """
+    """Read the saved step of env ``env_id`` (None: the only one) from a file of `marlvec.save_state`."""
     if path is None:
         if env_id is not None:
             raise ArgumentError(f"--env-id {env_id}: expected --from FILE, whose env it selects, got none")
@@ -154,17 +113,8 @@ class Camera:
     """Filmed envs: takes a frame of all of them, in a grid, whenever rows are received.
 
     It is between the collector and the envs, so that it receives an episode's last frame before the collector begins
-    the next one. An env that has played its episodes keeps its last frame.
-
-    Args:
-        envs: The envs, made with ``autoreset_mode="disabled"``.
-        video: Receives the frames.
-        episodes: How many to film of each env.
-        begin: Saved step from which the first episode of each env continues; None: from a reset.
-
-    Attributes:
-        episodes: Finished episodes.
-        shape: Height and width of the picture; zeros before the first.
+    the next one. An env that has played its episodes keeps its last frame. The first ones continue from ``begin``, if
+    given.
     """
 
     def __init__(self, envs: VectorEnv, video: VideoFile, episodes: int, begin: Moment | None = None) -> None:
@@ -174,8 +124,8 @@ class Camera:
         self._tiles: list[NDArray[np.uint8] | None] = [None] * envs.num_envs
         self._returns = np.zeros(envs.num_envs)
         self._lengths = np.full(envs.num_envs, -1)  # the first row is a reset
-        self.episodes: list[FilmedEpisode] = []
-        self.shape = (0, 0)
+        self.episodes: list[FilmedEpisode] = []  # finished ones
+        self.shape = (0, 0)  # height and width of the picture
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._envs, name)
@@ -243,16 +193,9 @@ def record_episodes(
     console: Console,
     begin: Moment | None = None,
 ) -> Recording:
-    """Play episodes, and write a video of them.
+    """Play episodes, ``episodes`` of each env, and write a video of them; see `Camera`.
 
-    Args:
-        envs: The envs, made with ``autoreset_mode="disabled"`` and ``render_mode="rgb_array"``.
-        collector_of: Function of envs to the collector that plays them.
-        output: The file, see `check_output`.
-        episodes: How many episodes of each env.
-        fps: Frames a second; None: the env's own.
-        console: Console of the progress bar; nothing is shown if it is no terminal.
-        begin: Saved step from which the first episode of each env continues; None: from a reset.
+    The envs are made with ``autoreset_mode="disabled"`` and ``render_mode="rgb_array"``.
     """
     rate = own_fps(envs.metadata, output.suffix[1:].lower()) if fps is None else fps
     video = VideoFile(output, rate, find_ffmpeg())

@@ -28,14 +28,9 @@ def roll_out(
     console: Console,
     table: LiveTable | None = None,
 ) -> Rollout:
-    """Collect env steps; Ctrl-C ends it early.
+    """Collect env steps with a new collector whose metrics keep every episode; Ctrl-C ends it early.
 
-    Args:
-        collector: A new one, whose metrics keep every episode.
-        played_by: Agent name → policy id, the collector's mapping.
-        env_steps: How many.
-        console: Console of the progress bar; nothing is shown if it is no terminal.
-        table: A callback of the collector, shown instead of the bar and closed at the end.
+    ``table`` is a callback of the collector, shown instead of the bar and closed at the end.
     """
     envs, metrics = collector.envs, collector.metrics
     samples: dict[str, SampleBatch] = {}

@@ -34,18 +34,8 @@ def collector_of(
 ) -> Collector:
     """Return a collector with the policies of options ``--policy [ID=]WHAT[@PATH]``; it trains none of them.
 
-    Args:
-        envs: The envs.
-        texts: ``PATH`` is a file of `save_policy`, or an opponent of a pool, as in `marlvec.cli.arguments`.
-        mapping: Options ``--mapping``.
-        connectors: Options ``--connectors``.
-        explore: Whether policies explore.
-        seed: Seed of the policies.
-        callbacks: The collector's callbacks; with any, batches have the rows of all policies, for them to see.
-
-    Raises:
-        ArgumentError: An option is wrong, or a file belongs to another policy.
-        CheckpointError: A file is damaged, or holds something else.
+    ``PATH`` is a file of `save_policy`, or an opponent of a pool. With callbacks, batches have the rows of all
+    policies.
     """
     order, whats, files, opponents = _apart(texts)
     found: dict[str, Policy] = {**arguments.policies(whats), **{name: one.policy() for name, one in opponents.items()}}
@@ -103,12 +93,7 @@ def _apart(texts: Sequence[str]) -> tuple[list[str], list[str], dict[str, Path],
 
 
 def _restore(collector: Collector, policies: Mapping[str, Policy], files: Mapping[str, Path]) -> None:
-    """Load the saved states of policies and their connectors.
-
-    Raises:
-        CheckpointError: A file is damaged, or holds something else.
-        ArgumentError: It belongs to another policy, or to other connectors.
-    """
+    """Load the saved states of policies and their connectors."""
     for policy_id, file in files.items():
         found = load_policy(file)
         chains: list[tuple[Any, Any]] = [
@@ -136,11 +121,7 @@ def takes_logs(collector: Collector) -> bool:
 
 
 def token_of(file: Path | None, *, no_token: bool) -> str | None:
-    """Return the token that clients must know, from the options or the environment; None: no token.
-
-    Raises:
-        ArgumentError: Both options are given, or the token is invalid.
-    """
+    """Return the token that clients must know, from the options or the environment; None: no token."""
     if no_token and file is not None:
         raise ArgumentError("--no-token and --token-file: expected only one of them")
     return None if no_token else find_token(file)

@@ -27,12 +27,7 @@ _MAX_DOTS = 6000  # of one policy; more would hide each other
 
 
 def check_file(path: Path) -> None:
-    """Check that a plot can be written to this file.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        ArgumentError: The folder does not exist, or the suffix is not a format of matplotlib.
-    """
+    """Raise ArgumentError, or MissingExtraError without matplotlib, if a plot cannot be written to this file."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as error:
@@ -190,14 +185,7 @@ def _colours(of: Sized) -> list[str]:
 
 
 def heat_map(env: str, result: MatchResult, kind: str, ratings: Mapping[str, Rated]) -> Figure:
-    """Draw win rates, row against column, and ratings; ``figure.savefig(path)`` writes it.
-
-    Args:
-        env: Name of the env.
-        result: The tournament.
-        kind: Kind of the ratings.
-        ratings: Player to rating, in the order to draw them.
-    """
+    """Draw win rates, row against column, and ratings, in their order; ``figure.savefig(path)`` writes it."""
     from matplotlib.figure import Figure
 
     names = list(ratings)

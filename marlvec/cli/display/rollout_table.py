@@ -20,26 +20,17 @@ __all__ = ["Track", "tracks", "Rollout", "Setting", "print_rollout", "rollout_js
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One entry per agent and episode, in order of time.
+    """One entry per agent and episode, in order of time."""
 
-    Attributes:
-        env_steps: (k,) int64, env steps of all envs together when the episode ended: steps of its env times the
-            number of envs.
-        returns: (k,) float64, sum of the agent's rewards in the episode.
-        lengths: (k,) int64, number of the agent's decisions.
-        agents: (k,) int64, agent index.
-    """
-
-    env_steps: NDArray[np.int64]
-    returns: NDArray[np.float64]
-    lengths: NDArray[np.int64]
-    agents: NDArray[np.int64]
+    env_steps: NDArray[np.int64]  # of all envs together at the episode's end: its env's times N
+    returns: NDArray[np.float64]  # sum of the agent's rewards in the episode
+    lengths: NDArray[np.int64]  # number of the agent's decisions
+    agents: NDArray[np.int64]  # agent index
 
     def __len__(self) -> int:
         return len(self.returns)
 
     def of_agent(self, index: int) -> Track:
-        """Return one agent's entries."""
         mine = self.agents == index
         return Track(self.env_steps[mine], self.returns[mine], self.lengths[mine], self.agents[mine])
 
@@ -56,13 +47,7 @@ class Track:
 
 
 def tracks(episodes: Sequence[EpisodeRecord], policy_ids: Sequence[str], num_envs: int) -> Mapping[str, Track]:
-    """Sort the results of episodes by policy; agents that were never in an episode have no entry for it.
-
-    Args:
-        episodes: All finished episodes since the envs' first reset, in order.
-        policy_ids: Ids of all policies.
-        num_envs: N.
-    """
+    """Sort the results of all episodes since the first reset by policy; an agent that was never in one has no entry."""
     made = np.zeros(num_envs, np.int64)
     entries: dict[str, list[tuple[Any, ...]]] = {name: [] for name in policy_ids}
     for episode in episodes:
@@ -87,57 +72,34 @@ def _track(entries: list[tuple[Any, ...]]) -> Track:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Settings of a run.
-
-    Attributes:
-        name: Name of the env.
-        num_envs, agents, autoreset_mode: As of the vectorizer.
-        where: Backend and number of workers.
-    """
+    """Settings of a run."""
 
     name: str
     num_envs: int
     agents: tuple[str, ...]
     autoreset_mode: str
-    where: str
+    where: str  # backend and number of workers
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """Results of a run.
-
-    Attributes:
-        setting: Settings of the run.
-        env_steps: Env steps of all batches.
-        agent_steps: Rows of all batches.
-        episodes: Number of finished episodes.
-        episodes_faulty, episodes_restarted: Numbers of lost episodes, see `Metrics`.
-        env_steps_lost: Env steps of lost episodes.
-        seconds: Duration, including the first reset.
-        speed: Env steps a second; unfinished episodes count, lost ones do not.
-        samples: Policy id → its first batch, to read its columns.
-        rows: Policy id → number of rows in all batches.
-        players: Policy id → names of the agents it plays.
-        tracks: Policy id → its agents' returns and lengths.
-        timers: Seconds by activity.
-        interrupted: Whether Ctrl-C ended it.
-    """
+    """Results of a run; keys are policy ids."""
 
     setting: Setting
-    env_steps: int
+    env_steps: int  # of all batches, as agent_steps
     agent_steps: int
-    episodes: int
-    episodes_faulty: int
+    episodes: int  # finished ones
+    episodes_faulty: int  # lost, see `Metrics`
     episodes_restarted: int
     env_steps_lost: int
-    seconds: float
-    speed: float
-    samples: Mapping[str, SampleBatch]
-    rows: Mapping[str, int]
-    players: Mapping[str, tuple[str, ...]]
+    seconds: float  # including the first reset
+    speed: float  # env steps a second; unfinished episodes count, lost ones do not
+    samples: Mapping[str, SampleBatch]  # first batches, to read their columns
+    rows: Mapping[str, int]  # in all batches
+    players: Mapping[str, tuple[str, ...]]  # agents' names
     tracks: Mapping[str, Track]
-    timers: Mapping[str, float]
-    interrupted: bool
+    timers: Mapping[str, float]  # seconds by activity
+    interrupted: bool  # by Ctrl-C
 
 
 _TIMES = {

@@ -18,27 +18,14 @@ __all__ = ["Rated", "print_standings", "rated", "standings_json"]
 
 @dataclass(frozen=True, slots=True)
 class Rated:
-    """A player's rating.
-
-    Attributes:
-        rating: The rating.
-        error: Half the width of its interval; NaN if ratings of that kind have none.
-    """
+    """A player's rating."""
 
     rating: float
-    error: float = math.nan
+    error: float = math.nan  # half the width of its interval; NaN if ratings of that kind have none
 
 
 def rated(result: MatchResult, kind: str) -> dict[str, Rated]:
-    """Return every player's rating, the best first.
-
-    Args:
-        result: The tournament.
-        kind: ``"bradley-terry"``, ``"elo"``, ``"skill"`` or ``"alpha-rank"``.
-
-    Raises:
-        MissingExtraError: The library that computes it is not installed.
-    """
+    """Return every player's rating of a kind of ``marlvec arena --rating``, the best first."""
     if kind == "alpha-rank":
         found = {name: Rated(share) for name, share in alpha_rank(result.table).items()}
     elif kind == "bradley-terry":
@@ -57,15 +44,7 @@ def _fitted(ratings: BradleyTerry, name: str, confidence: float) -> Rated:
 
 
 def print_standings(console: Console, env: str, result: MatchResult, kind: str, ratings: Mapping[str, Rated]) -> None:
-    """Print each player's rating, the best first, and the results of each pair.
-
-    Args:
-        console: Console for output.
-        env: Name of the env.
-        result: The tournament.
-        kind: Kind of the ratings.
-        ratings: Player to rating, the best first.
-    """
+    """Print each player's rating, the best first, and the results of each pair."""
     level = f"{result.confidence:.3g}" if result.confidence * 100 % 1 else f"{result.confidence:.0%}"
     title = Text.assemble((env, "bold"), f" · {_summary(result)}")
     columns: list[Column] = [("player", "left")]

@@ -15,14 +15,7 @@ NOTHING = "–"
 
 
 def print_table(console: Console, title: Text, columns: Sequence[Column], rows: Sequence[Sequence[str | Text]]) -> None:
-    """Print a table; if the terminal is too narrow, one block of lines per row.
-
-    Args:
-        console: Console for output.
-        title: Title above it.
-        columns: Headings and alignments.
-        rows: Cells; the first cell names the row.
-    """
+    """Print a table; if the terminal is too narrow, one block of lines per row, which its first cell names."""
     if title.plain:
         console.print(title)
     console.print(WholeTable(columns, rows))

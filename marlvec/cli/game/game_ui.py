@@ -21,19 +21,12 @@ _STONES = (("●", "bold yellow"), ("○", "bold red"))
 
 @dataclass(frozen=True)
 class GameUI:
-    """Display and move names of one game.
+    """Display and move names of one game."""
 
-    Attributes:
-        moves: Name of each action.
-        ask: The prompt.
-        draw: Function of an observation and its agent's index to a text.
-        refuse: Function of a move's name to the reason why it is not allowed.
-    """
-
-    moves: Sequence[str]
-    ask: str
-    draw: Callable[[Any, int], Text]
-    refuse: Callable[[str], str]
+    moves: Sequence[str]  # names of actions
+    ask: str  # the prompt
+    draw: Callable[[Any, int], Text]  # from an observation and its agent's index
+    refuse: Callable[[str], str]  # from a move's name to why it is not allowed
 
     def action(self, typed: str) -> int | None:
         """Return the number of the move with this name or unique prefix; None if there is none."""
@@ -44,15 +37,7 @@ class GameUI:
 
 
 def game_ui_of(name: str, action_space: Space[Any]) -> GameUI:
-    """Return the display of a game: its own, or a general one of texts and numbers.
-
-    Args:
-        name: Name of the env, e.g. ``connect_four_v3``.
-        action_space: One agent's action space.
-
-    Raises:
-        ArgumentError: The action space is not Discrete.
-    """
+    """Return the display of a game: its own, or a general one of texts and numbers, for any Discrete actions."""
     if not isinstance(action_space, Discrete):
         raise ArgumentError(
             f"{name}: expected a Discrete action space, whose moves a person can type, got {action_space}"

@@ -1,9 +1,11 @@
-"""`HumanPolicy`: prompts a person at the keyboard for each action."""
+"""A person at the keyboard: `HumanPolicy` prompts for each action, `PlayCallback` prints the course of games."""
 
 from __future__ import annotations
 
 import select
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -13,6 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from marlvec.cli.game.game_ui import GameUI, game_ui_of
+from marlvec.collect import EpisodeRecord
+from marlvec.collect.callbacks import Callback, EpisodeStep, RunningEpisode
 from marlvec.connectors import Rows
 from marlvec.policies import Policy
 from marlvec.policies.policy import PolicyOutput
@@ -20,7 +24,7 @@ from marlvec.policies.policy_copy import SharedPolicy
 from marlvec.trees import map_tree
 from marlvec.vector.settings import LONGEST_WAIT
 
-__all__ = ["AnnouncingPolicy", "HumanPolicy", "Quit"]
+__all__ = ["AnnouncingPolicy", "HumanPolicy", "Quit", "PlayCallback"]
 
 _LEAVE = ("q", "quit", "exit")
 
@@ -30,16 +34,7 @@ class Quit(Exception):
 
 
 class HumanPolicy(Policy):
-    """Shows each observation, and prompts until an allowed move is typed.
-
-    Args:
-        game: Name of the env.
-        console: Console for output and input.
-
-    Attributes:
-        ui: Display of the game; set by `setup`.
-        start: Number of the first action.
-    """
+    """Shows each observation, and prompts until an allowed move is typed; raises `Quit`."""
 
     ui: GameUI
 
@@ -48,21 +43,11 @@ class HumanPolicy(Policy):
         self.start = 0
 
     def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
-        """Set the spaces.
-
-        Raises:
-            ArgumentError: The action space is not Discrete.
-        """
         self.ui = game_ui_of(self._game, action_space)
         self.start = int(action_space.start) if isinstance(action_space, Discrete) else 0
         super().setup(observation_space, action_space, seed=seed)
 
     def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
-        """Prompt for one move per row.
-
-        Raises:
-            Quit: The person quits.
-        """
         masks = rows.get("action_mask", np.ones((len(rows), len(self.ui.moves)), np.bool_))
         agents = rows["agent_index"].tolist()
         return np.array(
@@ -102,22 +87,72 @@ def _wait_for_a_line() -> None:
 
 
 class AnnouncingPolicy(SharedPolicy):
-    """A policy whose moves are recorded, to show them once all agents have moved.
-
-    Args:
-        name: Its id.
-        host: The policy.
-
-    Attributes:
-        noted: (agent index, action) of moves that were not shown yet.
-    """
+    """A policy whose moves are recorded, to show them once all agents have moved."""
 
     def __init__(self, name: str, host: Policy) -> None:
         super().__init__(name, host)
-        self.noted: list[tuple[int, int]] = []
+        self.noted: list[tuple[int, int]] = []  # (agent index, action) of moves that were not shown yet
 
     def act(self, rows: Rows, *, explore: bool = True) -> PolicyOutput:
         output = super().act(rows, explore=explore)
         actions = np.asarray(output[0] if isinstance(output, tuple) else output).tolist()
         self.noted += zip(rows["agent_index"].tolist(), actions, strict=True)
         return output
+
+
+_RESULTS = (("you win", "bold green"), ("a draw", "bold yellow"), ("you lose", "bold red"))
+
+
+class PlayCallback(Callback):
+    """Shows a person the course of games; a callback of the collector that plays them."""
+
+    def __init__(
+        self, console: Console, you: HumanPolicy, other: AnnouncingPolicy, name: str, agents: Sequence[str]
+    ) -> None:
+        self._console, self._you, self._other, self._name, self._agents = console, you, other, name, agents
+        self._own_index = 0
+        self._ended: tuple[EpisodeRecord, int] | None = None  # the game whose end is shown next, the person's agent
+        self._header: str | None = None  # header of the next game
+        self._results: Counter[str] = Counter()
+
+    def on_episode_start(self, episode: RunningEpisode) -> None:
+        self._own_index = next(a for a, name in enumerate(episode.policies) if name != self._name)
+        them = ", ".join(name for a, name in enumerate(self._agents) if a != self._own_index)
+        self._header = f"game {episode.number + 1}: you play {self._agents[self._own_index]}, {self._name} plays {them}"
+        if self._ended is None:  # otherwise the last game ended in the same step
+            self.begin_game()
+
+    def on_episode_step(self, step: EpisodeStep) -> None:
+        moves, self._other.noted = self._other.noted, []  # shown only once all have moved
+        for agent, action in moves:
+            who = self._name if len(self._agents) == 2 else f"{self._name} as {self._agents[agent]}"
+            self._print(f"{who} plays {self._you.ui.moves[action - self._you.start]}", "magenta")
+
+    def on_episode_end(self, episode: RunningEpisode, record: EpisodeRecord) -> None:
+        self._ended = record, self._own_index
+
+    def begin_game(self) -> None:
+        """Print the players of a new game, once."""
+        if self._header is not None:
+            self._print(self._header, "bold")
+        self._header = None
+
+    def end_game(self, obs: Any | None) -> None:
+        """Print the last position, as the person observes it, if at all, and the result."""
+        assert self._ended is not None  # set by the episode that was just collected
+        (record, own_index), self._ended = self._ended, None
+        if obs is not None:
+            self._console.print(self._you.ui.draw(obs, own_index))
+        own = float(record.returns_A[own_index])
+        best = max(float(value) for a, value in enumerate(record.returns_A) if a != own_index)
+        result, style = _RESULTS[0 if own > best else 1 if own == best else 2]
+        self._results[result] += 1
+        self._print(f"{result}: {own:g} against {best:g}, after {record.length} moves\n", style)
+
+    def print_results(self) -> None:
+        if self._results:
+            won, drawn, lost = (self._results[result] for result, _ in _RESULTS)
+            self._print(f"games won {won}, drawn {drawn}, lost {lost}", "bold")
+
+    def _print(self, text: str, style: str) -> None:
+        self._console.print(Text(text, style))

@@ -19,12 +19,7 @@ _BEGIN, _END = '<span id="opponent">', "</span>"
 
 
 def page_of(opponent: str, url: str) -> str:
-    """Return the page's HTML.
-
-    Args:
-        opponent: Name of the opponent, for "You against …".
-        url: URL of the policy server: ``ws://…``.
-    """
+    """Return the page's HTML, "You against ``opponent``", for the policy server at ``url``, ``ws://…``."""
     text = (FOLDER / "index.html").read_text(encoding="utf-8")
     before, _, rest = text.replace(_URL, f'data-url="{html.escape(url)}"').partition(_BEGIN)
     _, _, after = rest.partition(_END)
@@ -36,13 +31,6 @@ class PageServer:
 
     It answers only requests to 127.0.0.1 and localhost: a foreign page whose name resolves to this machine (DNS
     rebinding) receives nothing.
-
-    Args:
-        opponent: Name of the opponent.
-        url: URL of the policy server.
-
-    Attributes:
-        url: URL of the page.
     """
 
     def __init__(self, opponent: str, url: str) -> None:
@@ -74,7 +62,6 @@ class PageServer:
         self.url = f"http://127.0.0.1:{self._server.server_port}/"
 
     def close(self) -> None:
-        """Stop the server; open pages stay open."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

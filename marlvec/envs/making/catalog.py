@@ -159,7 +159,7 @@ def catalog() -> Iterator[EnvEntry]:
         for name, (kind, *packages) in needs.items():
             yield _pettingzoo(family, name, kind, ("pettingzoo", "pygame", *packages))
     for name, module in _CARDS.items():
-        entry_point = f"marlvec.native.cards.{module}:single"
+        entry_point = f"marlvec.native.games.{module}:single"
         yield EnvEntry(f"cards/{name}", entry_point, family="cards", extra="native", packages=("numba",))
     for name in _ATARI:
         yield _pettingzoo("atari", name, "parallel", ("pettingzoo", "pygame", "multi_agent_ale_py", "ale_py"))

@@ -37,14 +37,12 @@ class RLlibConnector(ConnectorV2):  # type: ignore[misc]  # Any where ray is not
 
     * Agents with equal spaces share one copy of the pipeline, whichever module plays them.
     * Of observations ``{"observations": …, "action_mask": …}`` only the former pass through; connectors find the mask
-    in
-      the column ``action_mask``.
+      in the column ``action_mask``.
     * If RLlib does not explore, running statistics are frozen.
     * `get_state` returns the learned state. Memory of running episodes, e.g. frame stacks, stays in its runner, since
       RLlib copies one runner's state to others.
     * RLlib stores states by class name and merges them by position: use one `RLlibConnector` per pipeline, before
-    pieces
-      that are not RLlib's defaults.
+      pieces that are not RLlib's defaults.
 
     Args:
         pipeline: Copied. Must not set ``changes_length``, since RLlib needs an action of every agent.
@@ -78,10 +76,7 @@ class RLlibConnector(ConnectorV2):  # type: ignore[misc]  # Any where ray is not
     def recompute_output_observation_space(
         self, input_observation_space: Space[Any], input_action_space: Space[Any]
     ) -> Space[Any]:
-        """Return the pipeline's output space for each agent; binds copies of the pipeline to the spaces.
-
-        Returns:
-            A Dict space of agent name to its space.
+        """Bind copies of the pipeline to the spaces; return a Dict of each agent's output space.
 
         Raises:
             ArgumentError: The observation space is not a Dict of agents.
@@ -142,11 +137,7 @@ class RLlibConnector(ConnectorV2):  # type: ignore[misc]  # Any where ray is not
         return {"groups": states} if any(states) else {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state from `get_state` or `merge_states`; running episodes continue.
-
-        Raises:
-            ArgumentError: The state does not fit these pipelines.
-        """
+        """Load a state from `get_state` or `merge_states`; running episodes continue."""
         if not state:
             return
         if len(state.get("groups", ())) != len(self._groups):

@@ -58,19 +58,11 @@ class AgentDicts:
     * RLlib requests an action for every observation, so only agents that must act get one, and agents that ended, as
       their last. An agent that waits for its turn gets only a reward; RLlib adds it to the agent's previous action.
     * If any agent reached the time limit, ``truncateds`` is True under ``"__all__"`` alone: with a flag per agent,
-    RLlib
-      would treat the episode as terminated, and bootstrap no agent.
+      RLlib would treat the episode as terminated, and bootstrap no agent.
     * RLlib ends an episode when all agents that it has seen have ended. If others live that it has not seen, these ends
       are reported one step later.
     * After a fault an agent's last observation is the one before it, and ``infos[agent]["fault"]`` is True.
-
-    Args:
-        envs: The vectorizer.
-        action_masks: Whether observations are ``{"observations": …, "action_mask": …}`` wherever actions are discrete,
-            the mask (k,) float32. If False, masks of the env are in ``infos[agent]["action_mask"]``, int8.
-
-    Attributes:
-        observation_spaces, action_spaces: Agent to a copy of its space, in the order of the agent axis.
+    * With ``action_masks``, masks of discrete actions are float32 in the observations; else int8 in the infos.
     """
 
     def __init__(self, envs: VectorEnv, *, action_masks: bool) -> None:
@@ -137,7 +129,6 @@ class AgentDicts:
         return given
 
     def _write_ends(self, i: int, given: tuple[dict[str, Any], ...], ended: set[str], *, done: bool) -> None:
-        """Write the flags of env ``i`` in RLlib's form."""
         obs, _, terminated, truncated, _ = given
         late, self._late[i] = self._late[i], {}
         known = self._open[i]
@@ -157,15 +148,7 @@ class AgentDicts:
         self._open[i] = (known | obs.keys()) - ended - late.keys()
 
     def arrays(self, actions: Sequence[Mapping[str, Any]]) -> Any:
-        """Convert one dict of actions per env to the form of `VectorEnv.step`.
-
-        Args:
-            actions: Agent to action, for every agent that must act. Actions of other agents are ignored.
-
-        Raises:
-            ActionError: An agent must act and has no action, a name is unknown, or an action does not have the form of
-                its space; names env and agent.
-        """
+        """Convert one dict of actions per env to the form of `VectorEnv.step`; see `join_actions`."""
         n_envs = self._envs.num_envs
         if len(actions) != n_envs:
             raise ActionError(f"actions: expected one dict per env, {n_envs} in all, got {len(actions)}")

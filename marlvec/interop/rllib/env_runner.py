@@ -31,8 +31,7 @@ class RLlibEnvRunner(MultiAgentEnvRunner):  # type: ignore[misc]  # Any where ra
     ``config.env_runners(env_runner_cls=RLlibEnvRunner, num_envs_per_env_runner=16)``.
 
     * The env is anything that `marlvec.make` accepts or, as usual in RLlib, a `MultiAgentEnv` class or a name
-    registered
-      by ``ray.tune.register_env``; then each env is built from ``env_config``.
+      registered by ``ray.tune.register_env``; then each env is built from ``env_config``.
     * ``env_config`` goes to the env, except ``"marlvec"``: the arguments of `marlvec.make`, and ``action_masks`` of
       `RLlibVectorEnv`.
     * A runner's first reset uses RLlib's seed, spread over the envs by `marlvec.env_seeds`.
@@ -40,8 +39,8 @@ class RLlibEnvRunner(MultiAgentEnvRunner):  # type: ignore[misc]  # Any where ra
 
     Raises:
         MissingExtraError: (By the import.) ray is not installed, or has no RLlib.
-        ArgumentError: (When the runner is built.) There is no env, or ``env_config["marlvec"]`` contains arguments
-            that RLlib sets: the number of envs, the mode, the env's own arguments.
+        ArgumentError: (When the runner is built.) There is no env, or ``env_config["marlvec"]`` contains arguments that
+            RLlib sets: the number of envs, the mode, the env's own arguments.
     """
 
     env: RLlibVectorEnv | None
@@ -88,7 +87,6 @@ class RLlibEnvRunner(MultiAgentEnvRunner):  # type: ignore[misc]  # Any where ra
         )
 
     def _context(self) -> EnvContext:
-        """Return the env_config with the worker's index."""
         given = self.config.env_config
         if isinstance(given, EnvContext):
             return given.copy_with_overrides()

@@ -1,7 +1,4 @@
-"""Agents of N envs as rows of one batch, as single-agent libraries expect them.
-
-Axis letters: N envs, A agents, R = N * A rows; the agents of env i are rows i * A to i * A + A - 1.
-"""
+"""Agents of N envs as rows of one batch; the agents of env i are rows i * A to i * A + A - 1, R in all."""
 
 from __future__ import annotations
 
@@ -24,20 +21,7 @@ _SHOWN = 5  # names shown in messages
 
 
 class AgentRows:
-    """Row layout of a `VectorEnv` with one group.
-
-    Args:
-        envs: The vectorizer.
-        view: Name of the view, for error messages.
-
-    Raises:
-        ArgumentError: There are several groups.
-
-    Attributes:
-        group: The group.
-        agent_num: A.
-        row_num: R.
-    """
+    """Row layout of a `VectorEnv` with one group."""
 
     def __init__(self, envs: VectorEnv, view: str) -> None:
         self.group = one_group(envs, view)
@@ -60,15 +44,7 @@ class AgentRows:
         return tuple(value for value in values for _ in range(self.agent_num))
 
     def per_env(self, values: Sequence[Any], what: str) -> list[Any]:
-        """Reduce one value per row to one per env.
-
-        Args:
-            values: One value per row.
-            what: Names them in messages.
-
-        Raises:
-            ArgumentError: Another number of values, or different values for rows of one env.
-        """
+        """Reduce one value per row to one per env; ArgumentError names ``what`` if the values of one env differ."""
         if len(values) != self.row_num:
             raise ArgumentError(f"{what}: expected one per row, {self.row_num} in all, got {len(values)}")
         for row, value in enumerate(values):
@@ -80,14 +56,7 @@ class AgentRows:
         return list(values[:: self.agent_num])
 
     def split(self, actions: Any) -> Any:
-        """Convert actions (R, …), or a tree of such arrays, to the form of `VectorEnv.step`.
-
-        Actions by agent (a dict of agents to (N, …), or a list with one dict of agents per env) are passed on
-        unchanged.
-
-        Raises:
-            ActionError: Wrong structure, or not one row per env and agent.
-        """
+        """Convert actions (R, …), or a tree of them, to the form of `VectorEnv.step`; by agent, they have it."""
         if actions.__class__ is not np.ndarray and is_by_agent(self._spec, self._grouped, actions, self._env_num):
             return actions
         tree = self.group.action_tree

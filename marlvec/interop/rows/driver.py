@@ -26,38 +26,26 @@ __all__ = ["EpisodeSums", "RowDriver", "RowStep"]
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """One step of all rows; arrays and dicts belong to the caller.
+    """One step of all rows; arrays and dicts belong to the caller."""
 
-    Attributes:
-        obs: (R, …), or a tree of such arrays. If an env's episode ended, the first observation of the next one; zeros
-            in rows without an agent.
-        rewards: (R,) float64.
-        terminated, truncated: (R,) bool, the agent ended in this step.
-        infos: For each row, infos of this step; see `RowDriver`.
-        first_infos: For each row, infos of the reset after it; empty without a reset.
-    """
-
+    # (R, …), or a tree of such arrays. If an env's episode ended, the first observation of the next one; zeros in rows
+    # without an agent.
     obs: Any
-    rewards: NDArray[np.float64]
-    terminated: NDArray[np.bool_]
+    rewards: NDArray[np.float64]  # (R,), as are the flags
+    terminated: NDArray[np.bool_]  # the agent ended in this step
     truncated: NDArray[np.bool_]
-    infos: list[dict[str, Any]]
-    first_infos: list[dict[str, Any]]
+    infos: list[dict[str, Any]]  # of each row, see `RowDriver`
+    first_infos: list[dict[str, Any]]  # of the reset after the step; empty without a reset
 
 
 class EpisodeSums:
-    """Return and length of each row's running episode; lengths count steps alive.
-
-    Args:
-        row_num: R.
-    """
+    """Return and length of each row's running episode; lengths count steps alive."""
 
     def __init__(self, row_num: int) -> None:
         self._returns, self._lengths = np.zeros(row_num), np.zeros(row_num, np.int64)
         self._began = time.monotonic()
 
     def add(self, rewards: NDArray[np.float64], was_alive: NDArray[np.bool_]) -> None:
-        """Add one step of all rows."""
         self._returns += rewards
         self._lengths += was_alive
 
@@ -72,7 +60,7 @@ class EpisodeSums:
 
 
 class RowDriver:
-    """Resets and steps a `VectorEnv`, and reports on each row.
+    """Resets and steps a `VectorEnv` in same-step mode, and reports on each row.
 
     An agent's flag is True once, when it ends. If its env continues, the row is padding from the next observation on,
     as for an agent that has not joined: zeros, reward 0, no flags, any action ignored, until the env's next episode.
@@ -86,28 +74,14 @@ class RowDriver:
     * in the step in which the agent ended, ``"terminal_observation"``, its last observation, and ``"episode"``:
       ``{"r": return, "l": number of steps alive, "t": seconds since the driver began}``;
     * ``"fault"``: True if its episode was lost. The row is truncated, and its last observation is the one before the
-    lost
-      step.
-
-    Args:
-        envs: The vectorizer, in same-step mode. No other code may step or reset it.
-        view: Name of the view, for error messages.
-
-    Raises:
-        ArgumentError: There are several groups, or the mode differs.
-
-    Attributes:
-        envs: The vectorizer.
-        rows: The row layout.
-        alive, acting: (R,) bool, for the latest observations.
-        acted: (R,) bool, whether the row's action counted in the latest step.
-        lost: (R,) bool, whether the latest step lost the row's episode.
+      lost step.
     """
 
     def __init__(self, envs: VectorEnv, view: str) -> None:
         self.rows = AgentRows(envs, view)
         check_view(envs, view)
         self.envs = envs
+        # (R,): for the latest observations; the row's action counted in the latest step; that step lost its episode.
         self.alive, self.acting, self.acted, self.lost = np.zeros((4, self.rows.row_num), np.bool_)
         self._sums = EpisodeSums(self.rows.row_num)
         self._leaves: list[NDArray[Any]] = []
@@ -120,11 +94,7 @@ class RowDriver:
 
     @property
     def action_masks(self) -> NDArray[np.bool_]:
-        """(R, k) bool, for the latest observations; all True if the envs have no masks, and in rows that do not act.
-
-        Raises:
-            ArgumentError: The actions are not discrete choices.
-        """
+        """(R, k), for the latest observations; all True if the envs have no masks, and in rows that do not act."""
         choices = self.rows.group.choices
         if choices is None:
             raise ArgumentError(f"action_masks: expected discrete choices, got {self.rows.group.action_space}")
@@ -133,15 +103,7 @@ class RowDriver:
     def reset(
         self, seed: int | Sequence[int | None] | None = None, options: Any = None
     ) -> tuple[Any, list[dict[str, Any]]]:
-        """Begin new episodes in all envs.
-
-        Args:
-            seed: As in `VectorEnv.reset`.
-            options: As in `VectorEnv.reset`.
-
-        Returns:
-            ``(obs, infos)``; obs (R, …), one dict per row.
-        """
+        """Begin new episodes in all envs; return obs (R, …), and one info per row."""
         self.envs.reset_send(seed=seed, options=options)
         result = self.envs.recv()
         self._note(result)
@@ -152,11 +114,7 @@ class RowDriver:
         return self._tree(), self._merge_infos(now, self._driver_infos())
 
     def send(self, actions: Any) -> None:
-        """Send actions (R, …), or a tree of such arrays; rows that do not act may have any action.
-
-        Raises:
-            ActionError: Wrong structure, shape, dtype or value; nothing was sent.
-        """
+        """Send actions (R, …), or a tree of such arrays; rows that do not act may have any action."""
         self.envs.step_send(self.rows.split(actions))
 
     def recv(self) -> RowStep:
@@ -207,7 +165,6 @@ class RowDriver:
         return [merged(own, common, mine) for (own, common), mine in zip(given, ours, strict=True)]
 
     def _driver_infos(self) -> list[dict[str, Any]]:
-        """Return the driver's own info of each row."""
         ours: list[dict[str, Any]] = [
             {"TimeLimit.truncated": False, "alive": alive, "acting": acting}
             for alive, acting in zip(self.alive.tolist(), self.acting.tolist(), strict=True)

@@ -1,7 +1,4 @@
-"""Converts one dict of arrays for all envs to infos per row: one dict for each (env, agent).
-
-Axis letters: N envs, A agents, R = N * A rows.
-"""
+"""Converts one dict of arrays for all envs to infos per row, R = N * A: one dict for each (env, agent)."""
 
 from __future__ import annotations
 
@@ -24,20 +21,12 @@ _ROW = "row"  # placeholder for the agent of a row
 
 @dataclass(frozen=True, slots=True)
 class InfoEntry:
-    """One key of the infos.
+    """One key of the infos."""
 
-    Attributes:
-        level: `AGENTS` if agents have values of their own, `COMMON` if the value belongs to the env and is repeated per
-            agent.
-        key: The key.
-        values: (R, …) array, or a dict of arrays with masks for nested dicts.
-        present: (R,) bool, the rows that have a value.
-    """
-
-    level: str
+    level: str  # `AGENTS`, or `COMMON` if the value is the env's, repeated per agent
     key: str
-    values: Any
-    present: NDArray[np.bool_]
+    values: Any  # (R, …), or a dict of arrays with masks for nested dicts
+    present: NDArray[np.bool_]  # (R,), the rows that have a value
 
     def at(self, row: int) -> Any:
         """Return the value in one row, with its type."""
@@ -45,12 +34,7 @@ class InfoEntry:
 
 
 def read_entries(infos: Mapping[str, Any], agent_num: int) -> list[InfoEntry]:
-    """Return the envs' own entries, without keys that marlvec adds.
-
-    Args:
-        infos: Infos of a `VectorEnv`, see `marlvec.vector.data.infos`.
-        agent_num: A.
-    """
+    """Return the entries of a `VectorEnv`'s infos, without keys that marlvec adds."""
     if infos.keys() <= _OURS:
         return []
     found = [(key, infos[key], infos["_" + key]) for key in infos if not key.startswith("_") and key not in RESERVED]
@@ -60,15 +44,9 @@ def read_entries(infos: Mapping[str, Any], agent_num: int) -> list[InfoEntry]:
 
 
 def lay_out(entries: Iterable[InfoEntry], taken: Collection[str]) -> dict[str, Any]:
-    """Return entries in Gymnasium's form, a dict of arrays: each key with its mask ``_key``.
+    """Return entries in Gymnasium's form: ``{key: values, _key: present}``.
 
-    Args:
-        entries: The entries. Of two with the same key the first one gets the key.
-        taken: Keys that must not be used, nor their masks' names.
-
-    Returns:
-        ``{key: values, _key: present}``; entries whose key is taken are ``{key: (values, present)}`` in
-        ``"__agents__"`` or ``"__common__"``.
+    Entries whose key is ``taken`` by the view, or by an earlier entry, are in ``"__agents__"`` or ``"__common__"``.
     """
     out: dict[str, Any] = {}
     aside: dict[str, dict[str, Any]] = {}
@@ -82,12 +60,7 @@ def lay_out(entries: Iterable[InfoEntry], taken: Collection[str]) -> dict[str, A
 
 
 def pick_rows(sources: Mapping[int, Sequence[InfoEntry]], row_num: int) -> list[InfoEntry]:
-    """Return entries of these rows only.
-
-    Args:
-        sources: Row to the entries to take it from.
-        row_num: R.
-    """
+    """Return entries of these rows only, each from its own source."""
     picked: list[dict[str, dict[str, Any]]] = [{} for _ in range(row_num)]
     for row, entries in sources.items():
         for entry in entries:
@@ -123,12 +96,9 @@ def _at(values: Any, row: int) -> Any:
 
 
 def merged(own: Mapping[str, Any], common: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge one agent's info with the env's and a view's.
+    """Merge one agent's info with the env's and a view's: the view's wins, then the agent's.
 
-    Args:
-        own: The agent's info; its value wins over the env's.
-        common: The env's info as a whole; values that lose are in ``"__common__"``.
-        ours: The view's info, which wins; the agent's values that lose are in ``"__agents__"``.
+    Values that lose are in ``"__common__"`` and ``"__agents__"``.
     """
     if not own and not common:
         return dict(ours)
@@ -141,16 +111,7 @@ def merged(own: Mapping[str, Any], common: Mapping[str, Any], ours: Mapping[str,
 
 
 def split_infos(result: VectorStep, agents: Sequence[str]) -> tuple[list[Info], list[Info]]:
-    """Split a step's infos at the ends of same-step episodes.
-
-    Args:
-        result: The step, of n envs.
-        agents: Agent names.
-
-    Returns:
-        For each env ``{agent: {key: value}, "__common__": {key: value}}`` of the step, and of the reset after it, empty
-        without a reset.
-    """
+    """Return infos of a step, and of the reset after it (empty without one), by env and agent or ``"__common__"``."""
     infos = result.infos
     now = infos_to_list(infos, agents, len(result))
     first: list[Info] = [{} for _ in now]

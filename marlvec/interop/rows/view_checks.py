@@ -32,23 +32,14 @@ View = TypeVar("View")
 
 
 class Needs(NamedTuple):
-    """The settings that a view supports.
+    """The settings that a view supports."""
 
-    Attributes:
-        why: The reason, one clause of the message.
-        modes: Autoreset modes.
-        num_envs: Number of envs; None: any.
-        copies: Whether the view keeps the arrays it receives, so that ``copy=True`` is required.
-        on_fault: Values of ``on_fault``; empty: all.
-        has_make: Whether the view has a ``make()`` that sets all this.
-    """
-
-    why: str
+    why: str  # one clause of the message
     modes: tuple[AutoresetMode, ...]
-    num_envs: int | None = None
-    copies: bool = False
-    on_fault: tuple[str, ...] = ()
-    has_make: bool = False
+    num_envs: int | None = None  # None: any
+    copies: bool = False  # the view keeps the arrays it receives, so that copy=True is required
+    on_fault: tuple[str, ...] = ()  # values; empty: all
+    has_make: bool = False  # the view has a `make()` that sets all this
 
 
 _OF_ROWS = Needs("a new episode's first observation must come with the old one's end", (AutoresetMode.SAME_STEP,))
@@ -85,15 +76,7 @@ NEEDS = {
 
 
 def check_view(envs: VectorEnv, view: str) -> None:
-    """Check that a view supports these envs.
-
-    Args:
-        envs: The envs.
-        view: Name of the view, a key of `NEEDS`.
-
-    Raises:
-        ArgumentError: A setting is not supported.
-    """
+    """Raise ArgumentError if a view, a key of `NEEDS`, does not support a setting of these envs."""
     why, modes, num_envs, copies, on_fault, has_make = NEEDS[view]
     needs: list[tuple[str, Any, Sequence[Any]]] = []  # setting, its value, supported values
     if num_envs is not None:
@@ -121,15 +104,7 @@ def viewed(view: Callable[..., View], envs: VectorEnv, *args: Any, **kwargs: Any
 
 
 def one_group(envs: VectorEnv, view: str) -> AgentGroup:
-    """Return the single group of all agents.
-
-    Args:
-        envs: The envs.
-        view: Name of the view.
-
-    Raises:
-        ArgumentError: There are several groups.
-    """
+    """Return the single group of all agents, or raise ArgumentError."""
     if len(envs.groups) > 1:
         raise ArgumentError(
             f"{view}: expected envs whose agents have equal spaces, one group; {envs.spec.name} has "
@@ -139,13 +114,7 @@ def one_group(envs: VectorEnv, view: str) -> AgentGroup:
 
 
 def value_at(tree: SpaceTree, leaves: list[NDArray[Any]], where: tuple[int, ...]) -> Any:
-    """Return one value of a space as a single env would: a copy; a scalar only if the space is Discrete.
-
-    Args:
-        tree: The space.
-        leaves: For each leaf, (…, *leaf.shape).
-        where: Index of the value on the leading axes.
-    """
+    """Return one value of a space as a single env would: a copy; a scalar only if the space is Discrete."""
     index: tuple[Any, ...] = (*where, ...)  # with the ellipsis, numpy returns 0-d arrays instead of scalars
     parts = [array[index].copy() for array in leaves]
     return tree.unflatten(
@@ -157,12 +126,7 @@ def value_at(tree: SpaceTree, leaves: list[NDArray[Any]], where: tuple[int, ...]
 
 
 def ask_envs(envs_of_rows: Sequence[int], ask: Callable[[list[int]], Iterable[Any]]) -> list[Any]:
-    """Return one answer per row: each env is asked once, and answers for all of its rows.
-
-    Args:
-        envs_of_rows: The env of each row.
-        ask: Returns the answers of these envs, in order.
-    """
+    """Return one answer per row: each env is asked once, in ascending order, and answers for all of its rows."""
     env_ids = sorted(set(envs_of_rows))
     answers = dict(zip(env_ids, ask(env_ids), strict=True))
     return [answers[i] for i in envs_of_rows]
@@ -185,11 +149,7 @@ def render_mode_of(envs: VectorEnv) -> str | None:
 
 @contextmanager
 def missing_is_attribute_error() -> Iterator[None]:
-    """Convert the error of a call for a missing attribute to AttributeError, as other libraries expect.
-
-    Raises:
-        AttributeError: From the `EnvRaised`.
-    """
+    """Convert the error of a call for a missing attribute to AttributeError, as other libraries expect."""
     try:
         yield
     except EnvRaised as error:

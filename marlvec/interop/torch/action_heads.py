@@ -41,12 +41,7 @@ MakeDistribution = Callable[[Any, Tensor | None], Distribution]
 
 
 class Categorical:
-    """Categorical distributions over k choices.
-
-    Args:
-        logits: (n, k); -inf for masked choices.
-        start: Number of the first choice.
-    """
+    """Categorical distributions over k choices, numbered from ``start``; logits (n, k), -inf for masked choices."""
 
     def __init__(self, logits: Tensor, start: int = 0) -> None:
         self._logp = torch.log_softmax(logits, dim=-1)
@@ -71,12 +66,7 @@ class Categorical:
 
 
 class Gaussian:
-    """Independent normal distributions.
-
-    Args:
-        inputs: (n, 2 k): k means, then k log standard deviations.
-        shape: Shape of one action.
-    """
+    """Independent normal distributions of k numbers; inputs (n, 2 k): means, then log standard deviations."""
 
     def __init__(self, inputs: Tensor, shape: tuple[int, ...]) -> None:
         self._mean, self._log_std = inputs.chunk(2, dim=-1)
@@ -99,13 +89,7 @@ class Gaussian:
 
 
 class Product:
-    """Independent distributions over the parts of one action.
-
-    Args:
-        parts: One distribution each.
-        split: From actions to one tensor per part.
-        join: Inverse of ``split``.
-    """
+    """Independent distributions over the parts of one action."""
 
     def __init__(
         self, parts: list[Any], split: Callable[[Any], list[Tensor]], join: Callable[[list[Tensor]], Any]
@@ -132,15 +116,6 @@ class Head:
     A row needs ``size`` numbers, leaf by leaf: ``n`` logits for a Discrete; the logits of all dimensions, one after the
     other, for a MultiDiscrete, and two each for a MultiBinary; means, then log standard deviations for a Box of floats.
     Masks apply to a Discrete or MultiDiscrete as a whole, in the same order.
-
-    Args:
-        tree: The action space.
-
-    Raises:
-        UnsupportedSpaceError: A leaf has another kind of space.
-
-    Attributes:
-        size: Numbers per row.
     """
 
     def __init__(self, tree: SpaceTree) -> None:
@@ -150,15 +125,7 @@ class Head:
         self._masked = isinstance(tree.space, (Discrete, MultiDiscrete))
 
     def __call__(self, inputs: Any, mask: Tensor | None) -> Distribution:
-        """Return the distributions of n rows.
-
-        Args:
-            inputs: (n, size) numbers.
-            mask: (n, size) bool, or None; used only if the space has masks.
-
-        Raises:
-            ContractError: Wrong shape.
-        """
+        """Return the distributions of n rows, from (n, size) numbers and a mask (n, size)."""
         if not isinstance(inputs, Tensor) or inputs.ndim != 2 or inputs.shape[1] != self.size:
             got = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
             raise ContractError(

@@ -168,7 +168,7 @@ class TorchPolicy(Policy):
         return self._forward(rows, "row {}".format)
 
     def values(self, rows: Rows) -> NDArray[Any]:
-        """Compute the values of rows, (n,) floats: a value function for learner connectors such as GAE.
+        """Compute the values of rows: a value function for learner connectors such as GAE.
 
         Returns:
             (n,) floats; (B, T) for sequences.
@@ -183,7 +183,7 @@ class TorchPolicy(Policy):
         return _to_numpy(columns["values"])
 
     def probabilities(self, rows: Rows) -> NDArray[Any]:
-        """Compute the probability of each action, for n rows: (n, k) floats; masked actions have 0.
+        """Compute the probability of each action; masked actions have 0.
 
         Returns:
             (n, k) floats; (B, T, k) for sequences, meaningless in the padding.
@@ -261,7 +261,6 @@ class TorchPolicy(Policy):
         return self._make(inputs, mask)
 
     def _one_number(self, values: Any, n: int) -> Any:
-        """Reshape values to (n,)."""
         shape = tuple(values.shape)
         if shape not in ((n,), (n, 1)):
             raise ContractError(f"module of {self!r}: expected 'values' of shape ({n},) or ({n}, 1), got {shape}")
@@ -299,7 +298,6 @@ class TorchPolicy(Policy):
         self.module.load_state_dict(self._module_weights(weights))
 
     def _module_weights(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert weights to the module's tensors."""
         own = self.module.state_dict()
         if own.keys() != given.keys():
             missing, extra = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())

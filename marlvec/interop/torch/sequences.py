@@ -18,16 +18,9 @@ __all__ = ["PaddedDistribution", "Padding"]
 
 
 class Padding:
-    """Marks which of B × T steps are real: n steps, in the order of the rows before padding.
+    """Marks which of B × T steps are real: ``count`` steps, in the order of the rows before padding.
 
-    Args:
-        seq_lens: (B,) ints, the number of real steps at the start of each sequence.
-        length: T.
-        device: Device of masks and indices.
-
-    Attributes:
-        mask: (B, T) bool, True for real steps.
-        count: n.
+    ``seq_lens`` (B,) are the numbers of real steps at the start of each sequence, ``length`` is T.
     """
 
     def __init__(self, seq_lens: Any, length: int, device: torch.device) -> None:
@@ -38,7 +31,6 @@ class Padding:
         self.count = int(here.sum())
 
     def place(self, i: int) -> str:
-        """Name the i-th real step."""
         starts = np.cumsum(self._lens) - self._lens
         sequence = int(np.searchsorted(starts + self._lens, i, side="right"))
         return f"step {i - int(starts[sequence])} of sequence {sequence}"
@@ -58,18 +50,10 @@ class Padding:
         return map_tree(filled, tree)
 
     def unroll(self, step: Callable[[Any, Any], Mapping[str, Tree]], obs: Tree, state: Tree) -> dict[str, Tree]:
-        """Call a recurrent module step by step, each time for the sequences that have this step.
+        """Call a recurrent module step by step, for the sequences that have this step; join its dicts to (n, …).
 
-        Args:
-            step: Takes obs (k, …) and state (k, …); returns a dict with ``state_out`` (k, …).
-            obs: Tensors (B, T, …).
-            state: Tensors (B, …), the state before the first step.
-
-        Returns:
-            The dicts of all steps, joined: (n, …).
-
-        Raises:
-            ContractError: The module returns no ``state_out``.
+        ``step`` takes obs (k, …) and state (k, …), and returns a dict with ``state_out``; ``obs`` is (B, T, …),
+        ``state``, the one before the first step, (B, …).
         """
         starts = np.cumsum(self._lens) - self._lens
         parts, places = [], []
@@ -100,30 +84,21 @@ def _at(tree: Tree, index: Tensor, t: int) -> Tree:
 
 
 class PaddedDistribution:
-    """Distributions of actions (B, T, …): one per real step; all results have zeros in the padding.
-
-    Args:
-        flat: The distributions of the n real steps.
-        padding: Marks the real steps.
-    """
+    """Distributions of actions (B, T, …): one per real step; all results have zeros in the padding."""
 
     def __init__(self, flat: Distribution, padding: Padding) -> None:
         self._flat, self._padding = flat, padding
 
     def sample(self, generator: torch.Generator) -> Tree:
-        """Draw an action for each real step."""
         return self._padding.fill(self._flat.sample(generator))
 
     def mode(self) -> Tree:
-        """Return the most likely action of each real step."""
         return self._padding.fill(self._flat.mode())
 
     def logp(self, actions: Tree) -> Tensor:
-        """Return the log-probabilities of actions (B, T, …): (B, T)."""
         filled: Tensor = self._padding.fill(self._flat.logp(self._padding.take(actions)))
         return filled
 
     def entropy(self) -> Tensor:
-        """Return the entropies: (B, T)."""
         filled: Tensor = self._padding.fill(self._flat.entropy())
         return filled

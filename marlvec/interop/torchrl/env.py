@@ -32,7 +32,6 @@ with needs_extra("torchrl", "TorchRLEnv", "pip install 'marlvec[torchrl]'"):
     from torchrl.data import Composite, Unbounded
     from torchrl.envs import EnvBase, MarlGroupMapType
 
-    from marlvec.interop.torchrl.rows import blank_others, with_old_rows
     from marlvec.interop.torchrl.specs import ActionReader, action_spec, flags_spec, nested, observation_spec
 
 __all__ = ["TorchRLEnv"]
@@ -141,18 +140,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
     ) -> Self:
         """Build envs and a view of them.
 
-        Args:
-            env: As in `marlvec.make`.
-            num_envs: N.
-            group_map: As for the constructor.
-            categorical_actions: As for the constructor.
-            action_masks: As for the constructor.
-            reward_dtype: As for the constructor.
-            device: As for the constructor.
-            kwargs: Other arguments of `marlvec.make`.
-
-        Raises:
-            MarlvecError: As `marlvec.make` and the constructor.
+        ``env``, ``num_envs`` and ``kwargs`` are as in `marlvec.make`, other arguments as for the constructor.
         """
         envs = make(env, num_envs, **kwargs)
         return viewed(
@@ -253,7 +241,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         for key in self.done_keys:
             fresh.set(key, torch.zeros_like(tensordict.get(key)))
         if not over.all():  # if all begin at once, TorchRL keeps entries of other code
-            blank_others(tensordict, torch.from_numpy(over), keep=fresh)
+            _blank_others(tensordict, torch.from_numpy(over), keep=fresh)
         self._over = np.zeros_like(over)
         self._terminated, self._truncated = np.zeros_like(self._terminated), np.zeros_like(self._truncated)
         return tensordict.update(fresh)
@@ -302,7 +290,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         self._rows = after
         self._over = self._over | done if ids is not None else done.copy()
         out = self._tensors(last, fault, {"reward": rewards, **flags})
-        return out if wanted is None else with_old_rows(out, wanted.reshape(n_envs), tensordict)
+        return out if wanted is None else _with_old_rows(out, wanted.reshape(n_envs), tensordict)
 
     # --- from arrays to tensors, and back
 
@@ -369,7 +357,6 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
         return torch.from_numpy(mask)[:, places.own]
 
     def _actions(self, tensordict: TensorDictBase) -> Any:
-        """Convert actions to the vectorizer's form."""
         spec, n_envs = self.envs.spec, self.envs.num_envs
         found: list[list[NDArray[Any]]] = [[] for _ in spec.groups]
         for places in self._places:
@@ -388,3 +375,25 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
                 whole[:, places.own] = leaf
         trees = [group.action_tree.unflatten(leaves) for group, leaves in zip(spec.groups, found, strict=True)]
         return dict(zip(self.envs.groups, trees, strict=True)) if self.envs.grouped else trees[0]
+
+
+def _with_old_rows(now: TensorDictBase, new_n: torch.Tensor, before: TensorDictBase) -> TensorDictBase:
+    """Return new values in the rows ``new_n``, and old ones in the others; zeros if there are none, e.g. of rewards."""
+
+    def merge(key: Any, tensor: torch.Tensor) -> torch.Tensor:
+        old = before.get(key, None)
+        return torch.where(_along(new_n, tensor), tensor, torch.zeros_like(tensor) if old is None else old)
+
+    return now.named_apply(merge, nested_keys=True)
+
+
+def _blank_others(tensordict: TensorDictBase, rows_n: torch.Tensor, *, keep: TensorDictBase) -> None:
+    """Zero some rows of all tensors, except of keys in ``keep``; old tensors are unchanged."""
+    kept = set(keep.keys(True, True))
+    for key in [key for key in tensordict.keys(True, True) if key not in kept]:
+        tensor = tensordict.get(key)
+        tensordict.set(key, tensor.masked_fill(_along(rows_n, tensor), 0))
+
+
+def _along(rows_n: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    return rows_n.reshape(-1, *[1] * (tensor.ndim - 1))

@@ -19,20 +19,10 @@ GroupMap = str | Mapping[str, Sequence[str]] | None
 
 
 def group_agents(spec: EnvSpec, group_map: GroupMap = None) -> dict[str, list[str]]:
-    """Return the agents of each group.
+    """Return the names of each group's agents, or raise ArgumentError with all problems.
 
-    Args:
-        spec: Agents and spaces of one env.
-        group_map: ``"spaces"`` or None: marlvec's own groups, agents with equal spaces; ``"all"``: one group,
-            ``"agents"``; ``"each"``: one group per agent, with its name; ``"prefix"``: ``agent_0, agent_1`` form the
-            group ``agent``, and a name without a number forms its own group; or a dict of group name to agent names.
-
-    Returns:
-        Group name → its agents' names. Every agent is in exactly one group.
-
-    Raises:
-        ArgumentError: ``group_map`` is none of these; a group is empty or its name is not a string; an agent is
-            unknown, in two groups, or in none. The message lists all problems with agents.
+    ``"spaces"`` or None: marlvec's own groups; ``"all"``: one group, ``"agents"``; ``"each"``: one group per agent,
+    with its name; ``"prefix"``: ``agent_0, agent_1`` form the group ``agent``, a name without a number its own.
     """
     agents = list(spec.agents)
     if group_map is None or group_map == "spaces":
@@ -56,36 +46,18 @@ def group_agents(spec: EnvSpec, group_map: GroupMap = None) -> dict[str, list[st
 
 @dataclass(frozen=True)
 class GroupPlaces:
-    """Positions of one group's agents. They are slices where possible, which avoids copies.
-
-    Attributes:
-        name: Name of the group.
-        group: Index in ``spec.groups``.
-        own: Their positions in that group.
-        on_axis: Their positions on the agent axis.
-        count: Number of agents.
-        whole: Whether they are all agents of that group, in its order.
-    """
+    """Positions of one group's agents: slices where possible, which avoids copies."""
 
     name: str
-    group: int
-    own: slice | list[int]
-    on_axis: slice | list[int]
+    group: int  # index in `spec.groups`
+    own: slice | list[int]  # positions in that group
+    on_axis: slice | list[int]  # positions on the agent axis
     count: int
-    whole: bool
+    whole: bool  # all agents of that group, in its order
 
 
 def find_places(spec: EnvSpec, name: str, members: Sequence[str]) -> GroupPlaces:
-    """Find the positions of a group's agents.
-
-    Args:
-        spec: Agents and spaces of one env.
-        name: Name of the group.
-        members: Names of its agents, in order.
-
-    Raises:
-        ArgumentError: Their spaces differ; the message names two agents and the difference.
-    """
+    """Find the positions of a group's agents, or raise ArgumentError if their spaces differ."""
     places = places_of(spec)
     g = places[members[0]][0]
     home = spec.groups[g]

@@ -17,27 +17,18 @@ __all__ = ["EnvSnapshot", "scatter"]
 
 @dataclass(frozen=True)
 class EnvSnapshot:
-    """Arrays with one row per env; never written to, so that callers may keep them.
+    """Arrays with one row per env; never written to, so that callers may keep them."""
 
-    Attributes:
-        obs: For each group and leaf: (n, A_g, …).
-        acting: (n, A) bool.
-        masks: For each group: (n, A_g, k) bool, or None.
-        state: (n, …), or None.
-    """
-
-    obs: list[list[NDArray[Any]]]
-    acting: NDArray[np.bool_]
-    masks: list[NDArray[np.bool_] | None]
-    state: NDArray[Any] | None
+    obs: list[list[NDArray[Any]]]  # for each group and leaf: (n, A_g, …)
+    acting: NDArray[np.bool_]  # (n, A)
+    masks: list[NDArray[np.bool_] | None]  # for each group: (n, A_g, k), or None
+    state: NDArray[Any] | None  # (n, …)
 
     @classmethod
     def of(cls, result: VectorStep) -> EnvSnapshot:
-        """Return the snapshot of a step or reset."""
         return cls(result.obs_leaves, result.acting, result.action_masks, result.state)
 
     def picked(self, ids: NDArray[np.int64]) -> EnvSnapshot:
-        """Return some rows."""
         return EnvSnapshot(
             [[leaf[ids] for leaf in leaves] for leaves in self.obs],
             self.acting[ids],
@@ -72,11 +63,8 @@ class EnvSnapshot:
     ) -> EnvSnapshot:
         """Return this snapshot, with final observations (and no acting agents) in rows whose episode ended.
 
-        Args:
-            result: The step.
-            before: The snapshot before it: final observations of lost episodes.
-            groups: The envs' groups.
-            same_step: Whether rows of ended episodes already belong to the next ones.
+        ``before`` has the final observations of lost episodes. In same-step mode ended rows are already the next
+        episode's.
         """
         if not result.done.any():
             return self

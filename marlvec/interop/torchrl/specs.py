@@ -19,27 +19,12 @@ __all__ = ["ActionReader", "action_spec", "flags_spec", "nested", "observation_s
 
 
 def observation_spec(tree: SpaceTree, *lead: int) -> Any:
-    """Return the spec of observations (*lead, …): of one leaf, or a `Composite` for a Dict or Tuple.
-
-    Bounds are widened to include 0, the observation of absent agents.
-
-    Raises:
-        UnsupportedSpaceError: No tensor can hold a leaf's values.
-    """
+    """Return the spec of observations (*lead, …), with bounds that include 0, the observation of absent agents."""
     return _build(tree.space, "observation", lead, _observation_leaf)
 
 
 def action_spec(tree: SpaceTree, *lead: int, categorical: bool) -> Any:
-    """Return the spec of actions (*lead, …): of one leaf, or a `Composite` for a Dict or Tuple.
-
-    Args:
-        tree: One agent's action space.
-        lead: Leading axes.
-        categorical: Whether choices are numbers from 0; otherwise they are one-hot, with one more axis.
-
-    Raises:
-        UnsupportedSpaceError: No tensor can hold a leaf's values.
-    """
+    """Return the spec of actions (*lead, …), of choices as numbers from 0, or one-hot with one more axis."""
 
     def leaf_spec(space: Space[Any], lead: tuple[int, ...], dtype: torch.dtype) -> Any:
         if isinstance(space, Discrete):
@@ -74,26 +59,14 @@ def nested(space: Space[Any], values: Any) -> Any:
 
 
 class ActionReader:
-    """Reads actions from a tensordict, as numbers of their space.
-
-    Args:
-        tree: One agent's action space.
-        categorical: As in `action_spec`.
-    """
+    """Reads actions from a tensordict, as numbers of their space."""
 
     def __init__(self, tree: SpaceTree, *, categorical: bool) -> None:
         self.tree = tree
         self._readers = [_reader(leaf, categorical=categorical) for leaf in tree.leaves]
 
     def leaves(self, actions: Any) -> list[NDArray[Any]]:
-        """Read actions with any leading axes.
-
-        Args:
-            actions: A tensor, or nested tensordicts.
-
-        Raises:
-            KeyError: A part is missing.
-        """
+        """Read a tensor, or nested tensordicts, with any leading axes; KeyError: a part is missing."""
         found: list[Tensor] = []
         _collect(self.tree.space, actions, found)
         return [read(part) for read, part in zip(self._readers, found, strict=True)]

@@ -15,11 +15,11 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
+from marlvec.arguments import check_int
 from marlvec.envs.making.factory import EnvEntry
 from marlvec.errors import ArgumentError
-from marlvec.native.grids.arguments import whole
-from marlvec.native.jit import kernel
-from marlvec.native.native_env import Ids, NativeEnv, refuse
+from marlvec.native.jit import end_episode, kernel
+from marlvec.native.native_env import Ids, NativeEnv, own_arguments, refuse
 from marlvec.native.rng_kernels import bounded, permutation
 from marlvec.native.rng_streams import as_generator
 
@@ -34,36 +34,9 @@ Levels = int | Sequence[int]
 
 
 class Foraging(NativeEnv):
-    """N fields of level-based foraging; R rows, C columns, P players, F foods.
+    """N fields of level-based foraging; R rows, C columns, P players, F foods. Arguments are lbforaging's.
 
-    Args:
-        num_envs: N.
-        players: P. They may fill half of the field.
-        min_player_level, max_player_level: Limits of a player's random level; lists are dealt out at random.
-        min_food_level, max_food_level: Limits of a food's random level; a maximum of None is the sum of the three
-            lowest players' levels.
-        field_size: (R, C), at least (3, 3).
-        max_num_food: F; fewer if the field has no room for them.
-        sight: How far a player sees, in cells.
-        max_episode_steps: Steps after which all players are terminated, as in lbforaging.
-        force_coop: Whether every food has its highest possible level.
-        normalize_reward: Whether an episode's rewards add up to 1.
-        grid_observation: Observe three planes (levels of players, levels of foods, free cells) instead of a list of
-            foods and players.
-        observe_agent_levels: Whether observations contain players' levels.
-        penalty: Cost of a failed load.
-
-    Raises:
-        ArgumentError: An argument is wrong, or lbforaging could raise with it in the middle of an episode.
-
-    Attributes:
-        pos: (N, P, 2) int64, row and column of each player.
-        level: (N, P) int64, players' levels.
-        foods: (N, F, 3) int64, row, column and level of each remaining food, ordered by row and column.
-        food_num: (N,) int64, number of remaining foods.
-        spawned: (N,) int64, sum of foods' levels at the reset.
-        steps: (N,) int64, since the episode began.
-        begun: (N,) bool, whether the env has had an episode: the next one keeps the players' last cells free.
+    Raises ArgumentError also if lbforaging could raise with an argument in the middle of an episode.
     """
 
     name = "ForagingEnv"
@@ -75,28 +48,27 @@ class Foraging(NativeEnv):
         self,
         num_envs: int,
         *,
-        players: int,
-        min_player_level: Levels,
+        players: int,  # may fill half of the field
+        min_player_level: Levels,  # limits of a random level; lists are dealt out at random
         max_player_level: Levels,
         min_food_level: Levels,
-        max_food_level: Levels | None,
+        max_food_level: Levels | None,  # None: sum of the three lowest players' levels
         field_size: tuple[int, int],
-        max_num_food: int,
+        max_num_food: int,  # F; fewer if the field has no room for them
         sight: int,
-        max_episode_steps: int,
-        force_coop: bool,
-        normalize_reward: bool = True,
-        grid_observation: bool = False,
+        max_episode_steps: int,  # steps after which all players are terminated, as in lbforaging
+        force_coop: bool,  # every food has its highest possible level
+        normalize_reward: bool = True,  # an episode's rewards add up to 1
+        grid_observation: bool = False,  # three planes (players' levels, foods' levels, free cells), not a list
         observe_agent_levels: bool = True,
-        penalty: float = 0.0,
+        penalty: float = 0.0,  # cost of a failed load
     ) -> None:
-        given = dict(locals())
+        self._kwargs = own_arguments(locals())
         super().__init__(num_envs)
-        self._kwargs = {name: given[name] for name in given.keys() - {"self", "num_envs", "__class__"}}
         self._size = rows, columns = _field_size(field_size)
-        p, f = whole("players", players, 1), whole("max_num_food", max_num_food, 1)
-        self._sight = whole("sight", sight, 1 if grid_observation else 0)
-        self._limit = whole("max_episode_steps", max_episode_steps, None)
+        p, f = check_int("players", players, 1), check_int("max_num_food", max_num_food, 1)
+        self._sight = check_int("sight", sight, 1 if grid_observation else 0)
+        self._limit = check_int("max_episode_steps", max_episode_steps)
         if not isinstance(penalty, (int, float, np.number)):
             raise ArgumentError(f"penalty: expected a number, got {penalty!r}")
         self._penalty = float(penalty)
@@ -117,11 +89,11 @@ class Foraging(NativeEnv):
         self.agents = tuple(f"agent_{a}" for a in range(p))
         self.observation_spaces = (self._space(p, f),) * p
         self.action_spaces = (Discrete(6),) * p
-        self.pos = np.zeros((num_envs, p, 2), np.int64)
+        self.pos = np.zeros((num_envs, p, 2), np.int64)  # row and column
         self.level = np.zeros((num_envs, p), np.int64)
-        self.foods = np.zeros((num_envs, f, 3), np.int64)
+        self.foods = np.zeros((num_envs, f, 3), np.int64)  # row, column, level of each left, by row and column
         self.food_num, self.spawned, self.steps = np.zeros((3, num_envs), np.int64)
-        self.begun = np.zeros(num_envs, np.bool_)
+        self.begun = np.zeros(num_envs, np.bool_)  # had an episode: the next one keeps the players' last cells free
 
     def _space(self, p: int, f: int) -> Box:
         """Return a player's observation space, with lbforaging's bounds."""
@@ -142,56 +114,27 @@ class Foraging(NativeEnv):
         return Box(np.array(low), np.array(top), dtype=np.float32)
 
     def reset(self, ids: Ids) -> None:
-        _reset(
-            ids,
-            self.rng,
-            self._size,
-            self._player_levels,
-            self._food_levels,
-            self._sums_levels,
-            self._coop,
-            self.pos,
-            self.level,
-            self.foods,
-            self.food_num,
-            self.spawned,
-            self.steps,
-            self.begun,
-        )
+        levels = self._player_levels, self._food_levels, self._sums_levels, self._coop
+        _reset(ids, self.rng, self._size, *levels, *self._field, self.spawned, self.steps, self.begun)
         self._observe(ids)
         self.set_alive(ids)
 
     def step(self, ids: Ids) -> None:
-        r = self.rows
-        _step(
-            ids,
-            self._size,
-            self._penalty,
-            self._normalize,
-            self._limit,
-            self.pos,
-            self.level,
-            self.foods,
-            self.food_num,
-            self.spawned,
-            self.steps,
-            r.actions[0][0],
-            r.reward,
-            r.terminated,
-            r.alive,
-            r.acting,
-            r.done,
-        )
+        r, rules = self.rows, (self._size, self._penalty, self._normalize, self._limit)
+        ends = r.terminated, r.alive, r.acting, r.done
+        _step(ids, *rules, *self._field, self.spawned, self.steps, r.actions[0][0], r.reward, *ends)
         self._observe(ids)
 
     def _observe(self, ids: Ids) -> None:
-        obs = self.rows.obs[0][0]
+        seen = self._sight, self._sees_levels, *self._field, self.rows.obs[0][0]
         if self._grid:
-            _show_planes(
-                ids, self._size, self._sight, self._sees_levels, self.pos, self.level, self.foods, self.food_num, obs
-            )
+            _show_planes(ids, self._size, *seen)
         else:
-            _show_lists(ids, self._sight, self._sees_levels, self.pos, self.level, self.foods, self.food_num, obs)
+            _show_lists(ids, *seen)
+
+    @property
+    def _field(self) -> tuple[Whole, Whole, Whole, Whole]:
+        return self.pos, self.level, self.foods, self.food_num
 
     def state_limits(self) -> dict[str, tuple[int, int]]:
         return {"food_num": (0, self.foods.shape[1])}
@@ -216,7 +159,7 @@ class Foraging(NativeEnv):
 def _field_size(value: Any) -> tuple[int, int]:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise ArgumentError(f"field_size: expected (rows, columns), got {value!r}")
-    return whole("field_size: rows", value[0], 3), whole("field_size: columns", value[1], 3)
+    return check_int("field_size: rows", value[0], 3), check_int("field_size: columns", value[1], 3)
 
 
 def _bounds(name: str, least: Any, most: Any, n: int) -> Whole:
@@ -226,7 +169,7 @@ def _bounds(name: str, least: Any, most: Any, n: int) -> Whole:
         many = list(given) if isinstance(given, (list, tuple, np.ndarray)) else [given] * n
         if len(many) != n:
             raise ArgumentError(f"{which}_{name}: expected one int, or {n}, got {given!r}")
-        columns.append([whole(f"{which}_{name}", one, 0) for one in many])
+        columns.append([check_int(f"{which}_{name}", one, 0) for one in many])
     bounds = np.array(columns, np.int64).T.copy()
     if (bounds[:, 0] > bounds[:, 1]).any():
         raise ArgumentError(f"min_{name}: expected no more than max_{name}, got {least!r} and {most!r}")
@@ -269,18 +212,8 @@ def _reset(
         own_levels[:] = level[i]
         own_levels.sort()
         permutation(rng, i, food_order)
-        _spawn(
-            rng,
-            i,
-            size,
-            food_levels,
-            food_order,
-            own_levels[:3].sum() if sums_levels else -1,
-            coop,
-            pos,
-            foods,
-            food_num,
-        )
+        highest = own_levels[:3].sum() if sums_levels else -1
+        _spawn(rng, i, size, food_levels, food_order, highest, coop, pos, foods, food_num)
         spawned[i] = foods[i, : food_num[i], 2].sum()
         steps[i] = 0
 
@@ -385,11 +318,7 @@ def _step(
         if someone_loads:
             _load(i, penalty, normalize, loads, level, foods, food_num, spawned, reward)
         if food_num[i] == 0 or limit <= steps[i]:
-            done[i] = True
-            for a in range(p):
-                terminated[i, a] = True
-                alive[i, a] = False
-                acting[i, a] = False
+            end_episode(i, terminated, alive, acting, done)
 
 
 @kernel

@@ -30,30 +30,18 @@ Whole = NDArray[np.int64]
 
 
 class Traffic(NamedTuple):
-    """Requested moves of A robots, which of them happen, and work arrays.
+    """Requested moves of A robots, which of them happen, and work arrays."""
 
-    Attributes:
-        start, target: (A,) int64, cells.
-        committed: (A,) bool, whether the robot gets its request: it goes, or stays as requested.
-        ahead: (A,) int64, the robot in the target cell, -1: none.
-        depth: (A,) int64, length of the longest line behind the robot.
-        end: (A,) int64, the free cell at the end of the robot's line, -1: none.
-        nodes: (2 * A,) int64, the graph's nodes (cells), in order of insertion.
-        reached: (2 * A,) int64, nodes of one component, in order of the search.
-        seen: (2 * A,) bool, whether the search reached a node.
-        table, spare: Hash tables of a set: cells, or -1.
-    """
-
-    start: Whole
+    start: Whole  # cells, (A,)
     target: Whole
-    committed: NDArray[np.bool_]
-    ahead: Whole
-    depth: Whole
-    end: Whole
-    nodes: Whole
-    reached: Whole
-    seen: NDArray[np.bool_]
-    table: Whole
+    committed: NDArray[np.bool_]  # (A,), whether the robot gets its request: it goes, or stays as requested
+    ahead: Whole  # (A,), the robot in the target cell, -1: none
+    depth: Whole  # (A,), length of the longest line behind the robot
+    end: Whole  # (A,), the free cell at the end of the robot's line, -1: none
+    nodes: Whole  # (2 * A,), the graph's nodes (cells), in order of insertion
+    reached: Whole  # (2 * A,), nodes of one component, in order of the search
+    seen: NDArray[np.bool_]  # (2 * A,), whether the search reached a node
+    table: Whole  # hash tables of a set: cells, or -1
     spare: Whole
 
 
@@ -80,13 +68,7 @@ def make_traffic(a_num: int) -> Traffic:
 
 @kernel
 def commit(t: Traffic, robots: Whole, hashes: NDArray[np.uint64]) -> None:
-    """Decide which robots go.
-
-    Args:
-        t: Starts and targets; the other arrays are written.
-        robots: The robot in each cell, counted from 1; 0: none.
-        hashes: Python's hash of each cell's ``(column, row)``.
-    """
+    """Decide which robots go, from their starts and targets; ``robots`` are by cell, counted from 1; 0: none."""
     a_num = len(t.start)
     crowded = False
     for a in range(a_num):

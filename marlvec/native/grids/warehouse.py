@@ -12,12 +12,12 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from numpy.typing import NDArray
 
+from marlvec.arguments import check_int
 from marlvec.envs.making.factory import EnvEntry
 from marlvec.errors import ArgumentError
-from marlvec.native.grids.arguments import whole
 from marlvec.native.grids.traffic import FORWARD, Traffic, commit, make_traffic
-from marlvec.native.jit import kernel
-from marlvec.native.native_env import Ids, NativeEnv, Rows, refuse
+from marlvec.native.jit import end_episode, kernel
+from marlvec.native.native_env import Ids, NativeEnv, Rows, own_arguments, refuse
 from marlvec.native.rng_kernels import bounded, sample
 from marlvec.native.rng_streams import as_generator
 
@@ -37,34 +37,8 @@ Whole = NDArray[np.int64]
 class Warehouse(NativeEnv):
     """N warehouses; H rows, W columns, A robots, S shelves, Q of them requested, M bits of a message.
 
-    Args:
-        num_envs: N.
-        shelf_columns, column_height, shelf_rows: Layout of the shelves; an odd number of columns.
-        n_agents: A.
-        msg_bits: M; above 0, an action also contains a message.
-        sensor_range: How far a robot sees, in cells.
-        request_queue_size: Q, less than S.
-        max_inactivity_steps, max_steps: Steps without a delivery, and in all, after which all robots are terminated;
-            None or 0: never.
-        reward_type: ``"individual"``, ``"global"`` or ``"two_stage"``, or rware's ``RewardType``.
-        layout: A drawing that replaces the shelves' numbers: ``x`` is a shelf, ``.`` free, ``g`` a goal.
-        observation_type: ``"flattened"``, or rware's ``ObservationType.FLATTENED``.
-        image_observation_layers, image_observation_directional: Ignored: options of image observations.
-        normalised_coordinates: Whether a robot's position is divided by the warehouse's size.
-
-    Raises:
-        ArgumentError: An argument is wrong, or not supported: images and dicts.
-
-    Attributes:
-        place: (N, A) int64, each robot's cell, ``W * row + column``.
-        heading: (N, A) int64: up, down, left, right.
-        carried: (N, A) int64, the shelf that a robot carries, 1 to S; 0: none.
-        delivered: (N, A) bool, whether the carried shelf was delivered; two-stage rewards only.
-        message: (N, A, M) int64, each robot's last message.
-        robots, shelves: (N, H * W) int64, the robot and the shelf in each cell, counted from 1; 0: none.
-        queue: (N, Q) int64, requested shelves.
-        requested: (N, S + 1) bool, by shelf.
-        steps, idle: (N,) int64, steps of the episode, and since the last delivery.
+    Arguments are rware's; images and dicts as observations are not supported. Cells are numbered ``W * row + column``,
+    robots and shelves from 1; 0: none.
     """
 
     name = "Warehouse"
@@ -88,42 +62,41 @@ class Warehouse(NativeEnv):
         self,
         num_envs: int,
         *,
-        shelf_columns: int,
+        shelf_columns: int,  # odd
         column_height: int,
         shelf_rows: int,
         n_agents: int,
-        msg_bits: int,
-        sensor_range: int,
-        request_queue_size: int,
-        max_inactivity_steps: int | None,
+        msg_bits: int,  # M; above 0, an action also contains a message
+        sensor_range: int,  # cells that a robot sees
+        request_queue_size: int,  # Q, less than S
+        max_inactivity_steps: int | None,  # steps without a delivery that terminate all robots; None or 0: never
         max_steps: int | None,
-        reward_type: Any,
-        layout: str | None = None,
-        observation_type: Any = "flattened",
-        image_observation_layers: Any = None,
+        reward_type: Any,  # "individual", "global" or "two_stage", or rware's `RewardType`
+        layout: str | None = None,  # a drawing instead of numbers: x is a shelf, . free, g a goal
+        observation_type: Any = "flattened",  # or rware's `ObservationType.FLATTENED`
+        image_observation_layers: Any = None,  # ignored, as the next: options of images
         image_observation_directional: bool = True,
-        normalised_coordinates: bool = False,
+        normalised_coordinates: bool = False,  # divide a robot's position by the warehouse's size
     ) -> None:
-        given = dict(locals())
+        self._kwargs = own_arguments(locals())
+        del self._kwargs["image_observation_layers"]
         super().__init__(num_envs)
-        kept = given.keys() - {"self", "num_envs", "__class__", "image_observation_layers"}
-        self._kwargs = {name: given[name] for name in kept}
         if _word("observation_type", observation_type, ("dict", "flattened", "image", "image_dict")) != "flattened":
             raise refuse(self.name, f"observation_type={observation_type!r} (but 'flattened')")
         if layout:
             self._free, goals = _drawn(layout)
         else:
             self._free, goals = _regular(
-                whole("shelf_columns", shelf_columns, 1),
-                whole("shelf_rows", shelf_rows, 1),
-                whole("column_height", column_height, 1),
+                check_int("shelf_columns", shelf_columns, 1),
+                check_int("shelf_rows", shelf_rows, 1),
+                check_int("column_height", column_height, 1),
             )
         self._size = height, width = self._free.shape
         self._goals = np.array([width * row + column for row, column in goals], np.int64)
         self._standing = np.flatnonzero(~self._free.ravel())
         self._highway = self._free.ravel()
-        a, s = whole("n_agents", n_agents, 1), len(self._standing)
-        m, q = whole("msg_bits", msg_bits, 0), whole("request_queue_size", request_queue_size, 0)
+        a, s = check_int("n_agents", n_agents, 1), len(self._standing)
+        m, q = check_int("msg_bits", msg_bits, 0), check_int("request_queue_size", request_queue_size, 0)
         if a > height * width:
             raise ArgumentError(f"n_agents: expected no more than the {height * width} cells, got {n_agents}")
         if q >= s:
@@ -131,7 +104,7 @@ class Warehouse(NativeEnv):
         self._normalised = bool(normalised_coordinates)
         if self._normalised and 1 in self._size:
             raise refuse(self.name, f"normalised_coordinates=True on {height} × {width} cells")
-        self._range = whole("sensor_range", sensor_range, 0)
+        self._range = check_int("sensor_range", sensor_range, 0)
         self._limits = _limit("max_inactivity_steps", max_inactivity_steps), _limit("max_steps", max_steps)
         self._reward = _REWARDS.index(_word("reward_type", reward_type, _REWARDS))
         self.agents = tuple(f"agent_{k}" for k in range(a))
@@ -139,13 +112,15 @@ class Warehouse(NativeEnv):
         self.observation_spaces = (Box(-np.inf, np.inf, (numbers,), np.float32),) * a
         self.action_spaces = (MultiDiscrete([5, *m * [2]]) if m else Discrete(5),) * a
         self.place, self.heading, self.carried = np.zeros((3, num_envs, a), np.int64)
-        self.delivered = np.zeros((num_envs, a), np.bool_)
-        self.message = np.zeros((num_envs, a, m), np.int64)
+        self.delivered = np.zeros((num_envs, a), np.bool_)  # the carried shelf was delivered; two-stage rewards only
+        self.message = np.zeros((num_envs, a, m), np.int64)  # each robot's last message
         self.robots, self.shelves = np.zeros((2, num_envs, height * width), np.int64)
-        self.queue = np.ones((num_envs, q), np.int64)
-        self.requested = np.zeros((num_envs, s + 1), np.bool_)
+        self.queue = np.ones((num_envs, q), np.int64)  # requested shelves
+        self.requested = np.zeros((num_envs, s + 1), np.bool_)  # by shelf
         self.steps, self.idle = np.zeros((2, num_envs), np.int64)
         self._hashes = _hashes(height, width)
+        robots = self.place, self.heading, self.carried, self.delivered, self.message
+        self._state = *robots, self.robots, self.shelves, self.queue, self.requested, self.steps, self.idle
 
     def attach(self, rows: Rows) -> None:
         super().attach(rows)
@@ -153,72 +128,20 @@ class Warehouse(NativeEnv):
         assert np.shares_memory(self._actions, rows.actions[0][0])
 
     def reset(self, ids: Ids) -> None:
-        _reset(
-            ids,
-            self.rng,
-            self._standing,
-            self.place,
-            self.heading,
-            self.carried,
-            self.delivered,
-            self.message,
-            self.robots,
-            self.shelves,
-            self.queue,
-            self.requested,
-            self.steps,
-            self.idle,
-        )
+        _reset(ids, self.rng, self._standing, *self._state)
         self._observe(ids)
         self.set_alive(ids)
 
     def step(self, ids: Ids) -> None:
-        r = self.rows
-        _step(
-            ids,
-            self.rng,
-            self._size,
-            self._highway,
-            self._goals,
-            self._hashes,
-            self._reward,
-            self._limits,
-            self.place,
-            self.heading,
-            self.carried,
-            self.delivered,
-            self.message,
-            self.robots,
-            self.shelves,
-            self.queue,
-            self.requested,
-            self.steps,
-            self.idle,
-            self._actions,
-            r.reward,
-            r.terminated,
-            r.alive,
-            r.acting,
-            r.done,
-        )
+        r, rules = self.rows, (self._size, self._highway, self._goals, self._hashes, self._reward, self._limits)
+        before, ends = (*rules, *self._state), (r.terminated, r.alive, r.acting, r.done)
+        _step(ids, self.rng, *before, self._actions, r.reward, *ends)
         self._observe(ids)
 
     def _observe(self, ids: Ids) -> None:
-        _observe(
-            ids,
-            self._size,
-            self._range,
-            self._normalised,
-            self._highway,
-            self.place,
-            self.heading,
-            self.carried,
-            self.message,
-            self.robots,
-            self.shelves,
-            self.requested,
-            self.rows.obs[0][0],
-        )
+        rules = self._size, self._range, self._normalised, self._highway
+        robots = self.place, self.heading, self.carried, self.message, self.robots
+        _observe(ids, *rules, *robots, self.shelves, self.requested, self.rows.obs[0][0])
 
     def state_limits(self) -> dict[str, tuple[int, int]]:
         a, s = len(self.agents), len(self._standing)
@@ -257,7 +180,7 @@ class Warehouse(NativeEnv):
 
 
 def _limit(name: str, value: int | None) -> int:
-    return 0 if value is None else whole(name, value, None)
+    return 0 if value is None else check_int(name, value)
 
 
 def _word(name: str, value: Any, known: tuple[str, ...]) -> str:
@@ -402,11 +325,7 @@ def _step(
             idle[i] += 1
         steps[i] += 1
         if (limits[0] != 0 and idle[i] >= limits[0]) or (limits[1] != 0 and steps[i] >= limits[1]):
-            done[i] = True
-            for a in range(a_num):
-                terminated[i, a] = True
-                alive[i, a] = False
-                acting[i, a] = False
+            end_episode(i, terminated, alive, acting, done)
 
 
 @kernel

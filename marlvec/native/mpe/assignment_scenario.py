@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Unpack
@@ -11,32 +12,112 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import rows_of
 from marlvec.native.jit import kernel
-from marlvec.native.mpe.matching import match, norms
-from marlvec.native.mpe.physics import put_offset, put_own
+from marlvec.native.mpe.physics import norms, put_offset, put_own
 from marlvec.native.mpe.scenario import Body, Options, Scenario
 from marlvec.native.native_env import Ids
 
-__all__ = ["AssignmentScenario"]
+__all__ = ["AssignmentScenario", "match"]
+
+
+def match(costs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return each agent's cost in the cheapest assignment, (n, A); ``costs`` (n, A, A) are by agent and place.
+
+    Repeats scipy's ``linear_sum_assignment`` step by step, so that ties are broken alike.
+    """
+    cheapest = np.empty(costs.shape[:2])
+    if costs.shape[1]:
+        _match(np.ascontiguousarray(costs), cheapest)
+    return cheapest
+
+
+@kernel
+def _match(costs: Any, cheapest: Any) -> None:
+    size = costs.shape[1]
+    u, v, shortest = np.empty(size), np.empty(size), np.empty(size)
+    path, row_of, column_of = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
+    remaining = np.empty(size, np.int64)
+    rows, columns = np.empty(size, np.bool_), np.empty(size, np.bool_)
+    for i in range(len(costs)):
+        u[:], v[:] = 0.0, 0.0
+        row_of[:], column_of[:] = -1, -1
+        for row in range(size):
+            sink, least = _find_path(row, costs[i], u, v, path, row_of, shortest, rows, columns, remaining)
+            u[row] += least
+            for r in range(size):
+                if rows[r] and r != row:
+                    u[r] += least - shortest[column_of[r]]
+            for c in range(size):
+                if columns[c]:
+                    v[c] -= least - shortest[c]
+            c = sink
+            while True:
+                r = path[c]
+                row_of[c] = r
+                column_of[r], c = c, column_of[r]
+                if r == row:
+                    break
+        for row in range(size):
+            cheapest[i, row] = costs[i, row, column_of[row]]
+
+
+@kernel
+def _find_path(
+    row: Any,
+    costs: Any,
+    u: Any,
+    v: Any,
+    path: Any,
+    row_of: Any,
+    shortest: Any,
+    rows: Any,
+    columns: Any,
+    remaining: Any,
+) -> Any:
+    """Find the shortest augmenting path from an unassigned row; return its last column and its length."""
+    size = len(u)
+    left, least, sink = size, 0.0, -1
+    for k in range(size):
+        remaining[k] = size - k - 1
+    rows[:], columns[:] = False, False
+    shortest[:] = math.inf
+    while sink == -1:
+        index, lowest = -1, math.inf
+        rows[row] = True
+        for k in range(left):
+            c = remaining[k]
+            reach = least + costs[row, c] - u[row] - v[c]
+            if reach < shortest[c]:
+                path[c] = row
+                shortest[c] = reach
+            if shortest[c] < lowest or (shortest[c] == lowest and row_of[c] == -1):
+                lowest = shortest[c]
+                index = k
+        if index < 0:  # NaNs: the reference raises, too
+            raise ValueError("matrix contains invalid numeric entries")
+        least = lowest
+        c = remaining[index]
+        if row_of[c] == -1:
+            sink = c
+        else:
+            row = row_of[c]
+        columns[c] = True
+        left -= 1
+        remaining[index] = remaining[left]
+    return sink, least
+
 
 _NEAR = 0.05
 
 
 class AssignmentScenario(Scenario):
-    """Rewards all agents for the distances of the cheapest assignment of agents to places.
-
-    Args:
-        num_envs: Number of envs.
-        agents, landmarks: The bodies.
-        terminate_on_success: End episodes once every place is taken.
-        options: See `Options`.
-    """
+    """Rewards all agents for the distances of the cheapest assignment of agents to places."""
 
     def __init__(
         self,
         num_envs: int,
         agents: Sequence[Body],
         landmarks: Sequence[Body],
-        terminate_on_success: bool,
+        terminate_on_success: bool,  # once every place is taken
         **options: Unpack[Options],
     ) -> None:
         super().__init__(

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.arguments import check_int
 from marlvec.env_ids import rows_of
 from marlvec.native.jit import kernel
-from marlvec.native.mpe.matching import norms
-from marlvec.native.mpe.physics import put, put_offset
-from marlvec.native.mpe.scenario import check_count
+from marlvec.native.mpe.physics import norms, put, put_offset
 from marlvec.native.native_env import Ids
 
 __all__ = ["Neighbours", "put_seen"]
@@ -20,31 +19,15 @@ _NO_NEIGHBOUR = -1
 
 
 class Neighbours:
-    """Indices of the entities that each agent sees, nearest first, filled up with -1.
-
-    Args:
-        num_envs: N.
-        agent_num: A.
-        landmark_num: Number of landmarks, whose indices follow the agents'.
-        num_agents: Number of other agents that each agent sees; None: all, in agent order.
-        num_landmarks: Number of landmarks that each agent sees; None: all, in order.
-
-    Raises:
-        ArgumentError: A number is not an int, or below 1.
-
-    Attributes:
-        limited: Whether some agent may be out of another's sight.
-        agents: (N, A, n) int64.
-        landmarks: (N, A, m) int64.
-    """
+    """Indices of the entities that each agent sees, nearest first, filled up with -1; no limit: all, in order."""
 
     def __init__(
         self, num_envs: int, agent_num: int, landmark_num: int, num_agents: int | None, num_landmarks: int | None
     ) -> None:
         for name, number in (("num_agent_neighbors", num_agents), ("num_landmark_neighbors", num_landmarks)):
             if number is not None:
-                check_count(name, number, 1)
-        self.limited = num_agents is not None or num_landmarks is not None
+                check_int(name, number, 1)
+        self.limited = num_agents is not None or num_landmarks is not None  # some agent may be out of another's sight
         self._limits = num_agents, num_landmarks
         each = range(agent_num)
         others = np.array([[b for b in each if b != a] for a in each], np.int64).reshape(agent_num, agent_num - 1)

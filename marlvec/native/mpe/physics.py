@@ -10,7 +10,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from marlvec.native.jit import kernel
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.native.jit import end_episode, kernel
 from marlvec.native.rng_kernels import uniform
 
 __all__ = [
@@ -20,6 +23,7 @@ __all__ = [
     "end_where",
     "move",
     "nearer",
+    "norms",
     "put",
     "put_colour",
     "put_comm",
@@ -44,10 +48,7 @@ _NOTHING_LEFT = 746.0  # exp(-x) is zero from here on
 def act_discretely(
     ids: Any, actions: Any, agents: Any, movable: Any, speaks: Any, gain: Any, force: Any, comm: Any
 ) -> None:
-    """Turn the Discrete actions (N, A_g) of these agents into forces and utterances.
-
-    The action of an agent that moves and speaks is the move plus 5 times the symbol.
-    """
+    """Turn Discrete actions (N, A_g), move + 5 * symbol of an agent that does both, into forces and utterances."""
     for k in range(len(ids)):
         i = ids[k]
         for j in range(len(agents)):
@@ -75,16 +76,14 @@ def act_discretely(
 def act_continuously(
     ids: Any, actions: Any, agents: Any, movable: Any, speaks: Any, gain: Any, force: Any, comm: Any
 ) -> None:
-    """Turn the Box actions (N, A_g, 5 and/or C) float32 of these agents into forces and utterances.
-
-    The two numbers of an axis are subtracted in float32, as in the reference.
-    """
+    """Turn Box actions (N, A_g, 5 and/or C) of these agents into forces and utterances."""
     for k in range(len(ids)):
         i = ids[k]
         for j in range(len(agents)):
             a, first = agents[j], 0
             if movable[a]:
                 first = _MOVES
+                # The two numbers of an axis are subtracted in float32, as in the reference.
                 force[i, a, 0] = (0.0 + (actions[i, j, 2] - actions[i, j, 1])) * gain[a]
                 force[i, a, 1] = (0.0 + (actions[i, j, 4] - actions[i, j, 3])) * gain[a]
             if speaks[a]:
@@ -119,7 +118,7 @@ def move(
                 _integrate(i, a, pos, vel, force, mass, limit)
         steps[i] += 1
         if steps[i] >= max_cycles:
-            _end(i, truncated, alive, acting, done)
+            end_episode(i, truncated, alive, acting, done)
 
 
 @kernel
@@ -173,21 +172,12 @@ def _integrate(i: Any, a: Any, pos: Any, vel: Any, force: Any, mass: Any, limit:
 
 
 @kernel
-def _end(i: Any, flags: Any, alive: Any, acting: Any, done: Any) -> None:
-    for a in range(flags.shape[1]):
-        flags[i, a] = True
-        alive[i, a] = False
-        acting[i, a] = False
-    done[i] = True
-
-
-@kernel
 def end_where(ids: Any, reached: Any, terminated: Any, alive: Any, acting: Any, done: Any) -> None:
     """Terminate the episodes that have ``reached`` (N,) their goal, unless truncated."""
     for k in range(len(ids)):
         i = ids[k]
         if reached[i] and not done[i]:
-            _end(i, terminated, alive, acting, done)
+            end_episode(i, terminated, alive, acting, done)
 
 
 @kernel
@@ -214,6 +204,13 @@ def distance(pos: Any, i: Any, a: Any, b: Any) -> Any:
     """Return the distance of two entities: ``np.sqrt(np.sum(np.square(…)))``."""
     x, y = pos[i, a, 0] - pos[i, b, 0], pos[i, a, 1] - pos[i, b, 1]
     return math.sqrt(x * x + y * y)
+
+
+def norms(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the lengths (…,) of vectors (…, 2), bit for bit as ``np.linalg.norm`` of each single vector."""
+    # norm() is a BLAS dot product, which may use a fused multiply-add; matmul of a row and a column calls the same.
+    squares = np.matmul(vectors[..., None, :], vectors[..., :, None])[..., 0, 0]
+    return np.asarray(np.sqrt(squares))
 
 
 @kernel

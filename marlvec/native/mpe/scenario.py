@@ -1,47 +1,7 @@
 """Base of all mpe2 scenarios: bodies, spaces, order of a step, and conversion to the reference.
 
-A new scenario is a subclass that defines its bodies, and three compiled functions::
-
-    class Simple(Scenario):
-        name = "simple_v3"
-        state_names = ()  # nothing besides what all scenarios have
-
-        def __init__(self, num_envs, **options: Unpack[Options]):
-            super().__init__(
-                num_envs,
-                agents=[Body("agent_0", collide=False)],
-                landmarks=[Body("landmark 0", collide=False)],
-                obs_sizes=[4],
-                options=options,
-            )
-
-        def place(self, ids):
-            _place(ids, self.rng, self.pos)
-
-        def score(self, ids):
-            _score(ids, self.pos, self.rows.reward)
-
-        def observe(self, ids):
-            _observe(ids, self.pos, self.vel, self.view)
-
-    @kernel
-    def _place(ids, rng, pos):
-        for i in ids:
-            scatter(i, rng, pos, 0, 2, 1.0)  # in the order of the reference's draws
-
-    @kernel
-    def _score(ids, pos, reward):
-        for i in ids:
-            x, y = pos[i, 0, 0] - pos[i, 1, 0], pos[i, 0, 1] - pos[i, 1, 1]
-            reward[i, 0] = -(x * x + y * y) + 0.0
-
-    @kernel
-    def _observe(ids, pos, vel, view):
-        for i in ids:
-            k = put_own(view, i, 0, vel, 0)
-            put_offset(view, i, k, pos, 1, 0)
-
-Rewards that may be -0.0 end in ``+ 0.0``: the reference's wrapper sums them from 0, which turns -0.0 into 0.0.
+A new scenario defines its bodies and three compiled functions; `scenarios/simple.py` is the shortest example. Rewards
+that may be -0.0 end in ``+ 0.0``: the reference's wrapper sums them from 0, which turns -0.0 into 0.0.
 """
 
 from __future__ import annotations
@@ -56,81 +16,45 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 from numpy.typing import NDArray
 
+from marlvec.arguments import check_int
 from marlvec.errors import ArgumentError
 from marlvec.native.mpe.physics import act_continuously, act_discretely, end_where, move, share_out, still
 from marlvec.native.native_env import Ids, NativeEnv, Rows, refuse
 from marlvec.native.rng_streams import as_generator
 
-__all__ = ["Body", "Options", "Scenario", "check_count", "check_ratio"]
+__all__ = ["Body", "Options", "Scenario", "check_ratio"]
 
 _SENSITIVITY = 5.0
 _FARTHEST = 1e100  # its square is finite
 
 
 class Options(TypedDict, total=False):
-    """Arguments that every scenario takes, with mpe2's defaults.
+    """Arguments that every scenario takes, as in mpe2."""
 
-    Attributes:
-        max_cycles: Steps after which all agents are truncated; 25.
-        continuous_actions: Box actions instead of Discrete ones; False.
-        dynamic_rescaling: Renderer option; True.
-        benchmark_data: Not supported.
-    """
-
-    max_cycles: int
-    continuous_actions: bool
-    dynamic_rescaling: bool
-    benchmark_data: bool
+    max_cycles: int  # 25: steps after which all agents are truncated
+    continuous_actions: bool  # False: Box actions instead of Discrete ones
+    dynamic_rescaling: bool  # True: a renderer's option
+    benchmark_data: bool  # not supported
 
 
 @dataclass(frozen=True)
 class Body:
-    """One entity, with mpe2's defaults.
-
-    Attributes:
-        name: Its name.
-        size: Its radius.
-        collide: Whether it collides with other bodies that collide.
-        movable: Whether an agent can move; landmarks never move.
-        silent: Whether it never communicates.
-        accel: Factor of its actions; None: 5.
-        max_speed: None: no limit.
-        mass: Its mass.
-    """
+    """One entity, with mpe2's defaults."""
 
     name: str
-    size: float = 0.05
-    collide: bool = True
-    movable: bool = True
-    silent: bool = True
-    accel: float | None = None
-    max_speed: float | None = None
+    size: float = 0.05  # radius
+    collide: bool = True  # with other bodies that collide
+    movable: bool = True  # an agent can move; landmarks never move
+    silent: bool = True  # never communicates
+    accel: float | None = None  # factor of its actions; None: 5
+    max_speed: float | None = None  # None: no limit
     mass: float = 1.0
 
 
 class Scenario(NativeEnv):
-    """Many envs of one scenario; see the head of this file for how to write one.
+    """Many envs of one scenario: A agents, E bodies with the landmarks, utterances of C = ``dim_c`` numbers.
 
-    Args:
-        num_envs: N.
-        agents: The agents' bodies, A.
-        landmarks: The landmarks' bodies; E bodies with the agents.
-        obs_sizes: Length of each agent's observation.
-        dim_c: Length of an utterance, C.
-        options: Arguments of every scenario.
-        own: Arguments of this scenario alone, for the reference.
-
-    Raises:
-        ArgumentError: An argument is wrong, or not supported.
-
-    Attributes:
-        pos: (N, E, 2) float64, agents first.
-        vel, force: (N, A, 2) float64.
-        comm: (N, A, C) float64.
-        size: (E,) float64.
-        steps: (N,) int64, since the episode began.
-        view: (N, S) float32, the observations of all agents, concatenated: also the global state.
-        starts: (A,) int64, the column of ``view`` where each agent's observation begins.
+    ``view`` (N, S) float32 has the observations of all agents, concatenated: also the global state.
     """
 
     metadata: Mapping[str, Any] = {"render_modes": ["human", "rgb_array"], "is_parallelizable": True, "render_fps": 10}
@@ -145,14 +69,14 @@ class Scenario(NativeEnv):
         obs_sizes: Sequence[int],
         dim_c: int = 2,
         options: Options,
-        own: Mapping[str, Any] | None = None,
+        own: Mapping[str, Any] | None = None,  # arguments of this scenario alone, for the reference
     ) -> None:
         super().__init__(num_envs)
         _check_options(self.name, options)
         self.agents = tuple(body.name for body in agents)
         self.metadata = {**type(self).metadata, "name": self.name}
         self._kwargs = {**options, **(own or {})}
-        self._max_cycles = options.get("max_cycles", 25)
+        self._max_cycles = int(options.get("max_cycles", 25))
         self._continuous = bool(options.get("continuous_actions", False))
         self._act = act_continuously if self._continuous else act_discretely
         self.action_spaces = tuple(_action_space(body, dim_c, self._continuous) for body in agents)
@@ -160,12 +84,12 @@ class Scenario(NativeEnv):
         self.state_space = _endless(sum(obs_sizes))
         bodies = [*agents, *landmarks]
         self.size = np.array([body.size for body in bodies])
-        self.pos = np.zeros((num_envs, len(bodies), 2))
+        self.pos = np.zeros((num_envs, len(bodies), 2))  # agents first
         self.vel = np.zeros((num_envs, len(agents), 2))
         self.force = np.zeros_like(self.vel)
         self.comm = np.zeros((num_envs, len(agents), dim_c))
-        self.steps = np.zeros(num_envs, np.int64)
-        self.starts = np.cumsum([0, *obs_sizes[:-1]], dtype=np.int64)
+        self.steps = np.zeros(num_envs, np.int64)  # since the episode began
+        self.starts = np.cumsum([0, *obs_sizes[:-1]], dtype=np.int64)  # column of `view` where each agent begins
         self._before = self.rng.copy()  # each env's stream at the beginning of its episode
         self._collide = np.array([body.collide for body in bodies])
         self._mass = np.array([body.mass for body in agents])
@@ -191,7 +115,6 @@ class Scenario(NativeEnv):
         return None
 
     def attach(self, rows: Rows) -> None:
-        """Take the rows."""
         super().attach(rows)
         groups = self.spec().groups
         self._groups = [np.array(group.agents, np.int64) for group in groups]
@@ -206,38 +129,23 @@ class Scenario(NativeEnv):
             self._shares = [(leaves[0], self.starts[who]) for leaves, who in zip(rows.obs, self._groups, strict=True)]
 
     def reset(self, ids: Ids) -> None:
-        """Begin episodes."""
         still(ids, self.vel, self.comm, self.steps, self.rng, self._before)
         self.place(ids)
         self._observe(ids)
         self.set_alive(ids)
 
     def step(self, ids: Ids) -> None:
-        """Act, move, score, observe."""
         rows = self.rows
         for actions, agents in zip(self._inputs, self._groups, strict=True):
             self._act(ids, actions, agents, self._movable, self._speaks, self._gain, self.force, self.comm)
-        move(
-            ids,
-            self.pos,
-            self.vel,
-            self.force,
-            self.size,
-            self._collide,
-            self._mass,
-            self._limit,
-            self._movable,
-            self.steps,
-            self._max_cycles,
-            rows.truncated,
-            rows.alive,
-            rows.acting,
-            rows.done,
-        )
+        state = self.pos, self.vel, self.force
+        bodies = self.size, self._collide, self._mass, self._limit, self._movable
+        ends = rows.alive, rows.acting, rows.done
+        move(ids, *state, *bodies, self.steps, self._max_cycles, rows.truncated, *ends)
         self.score(ids)
         reached = self.reached(ids)
         if reached is not None:
-            end_where(ids, reached, rows.terminated, rows.alive, rows.acting, rows.done)
+            end_where(ids, reached, rows.terminated, *ends)
         self._observe(ids)
 
     def _observe(self, ids: Ids) -> None:
@@ -246,12 +154,12 @@ class Scenario(NativeEnv):
             share_out(ids, self.view, obs, starts)
 
     def write_state(self, ids: Ids) -> None:
-        """Write the global states: the observations of all agents, concatenated."""
+        """Write the observations of all agents, concatenated."""
         assert self.rows.state is not None
         self.rows.state[ids] = self.view[ids]
 
     def check_limits(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Check that distances of positions are finite; else the search for the nearest would never end."""
+        """Check also that distances of positions are finite; else the search for the nearest would never end."""
         super().check_limits(arrays)
         for name, found in arrays.items():
             if found.dtype.kind != "f":
@@ -262,19 +170,15 @@ class Scenario(NativeEnv):
                 )
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays that later steps depend on, and `view` unless it is a view of the rows."""
+        """Return also `view`, unless it is a view of the rows."""
         return {**super().state_arrays(), **({"view": self.view} if self._shares else {})}
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
-        """Return mpe2's env in env ``i``'s state.
-
-        It begins the episode from the same random stream, which gives the same goals and colours; then it gets the
-        current positions, velocities and utterances.
-        """
+        """Return mpe2's env in env ``i``'s state."""
         module = importlib.import_module(f"mpe2.{self.name}")
         env = module.parallel_env(**self._kwargs, render_mode=render_mode)
         inner = env.unwrapped
-        inner.np_random = as_generator(self._before[i])
+        inner.np_random = as_generator(self._before[i])  # begins the same episode: the same goals and colours
         env.reset()
         inner.np_random.bit_generator.state = as_generator(self.rng[i]).bit_generator.state
         inner.steps = int(self.steps[i])
@@ -291,23 +195,8 @@ class Scenario(NativeEnv):
         """Copy env ``i``'s further state that changes during an episode into the reference's ``env``."""
 
 
-def check_count(name: str, value: Any, least: int) -> int:
-    """Check that an argument is a count.
-
-    Raises:
-        ArgumentError: It is not an int, or below ``least``.
-    """
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-        raise ArgumentError(f"{name}: expected an int of at least {least}, got {value!r}")
-    return int(value)
-
-
 def check_ratio(value: Any) -> float:
-    """Check that ``local_ratio`` is a ratio.
-
-    Raises:
-        ArgumentError: It is not a number from 0 to 1.
-    """
+    """Return ``local_ratio`` from 0 to 1, or raise ArgumentError."""
     if not isinstance(value, (int, float, np.number)) or not 0.0 <= value <= 1.0:
         raise ArgumentError(f"local_ratio: expected a number from 0 to 1, got {value!r}")
     return float(value)
@@ -320,7 +209,7 @@ def _check_options(name: str, options: Options) -> None:
     if options.get("benchmark_data", False):
         raise refuse(name, "benchmark_data=True")
     if "max_cycles" in options:
-        check_count("max_cycles", options["max_cycles"], 1)
+        check_int("max_cycles", options["max_cycles"], 1)
 
 
 def _action_space(body: Body, dim_c: int, continuous: bool) -> Space[Any]:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import rows_of
 from marlvec.errors import ArgumentError
-from marlvec.native.env_view import NativeEnvView
-from marlvec.native.native_env import Ids, NativeEnv
+from marlvec.native.native_env import Ids, NativeEnv, NativeEnvView
 from marlvec.serialization.state_fields import check_array
 from marlvec.vector.commands import Command, CommandTarget, run_commands
 from marlvec.vector.data.buffers import Buffers, Selection

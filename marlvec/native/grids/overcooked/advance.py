@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.native.grids.overcooked.layout import Kitchen, Recipes
-from marlvec.native.jit import kernel
+from marlvec.native.jit import end_episode, kernel
 from marlvec.native.native_env import Ids
 
 __all__ = ["DISH", "ONION", "SOUP", "TOMATO", "Objects", "advance"]
@@ -19,18 +19,12 @@ _STAY, _INTERACT = 4, 5
 
 
 class Objects(NamedTuple):
-    """Objects of N envs: a place for each of C cells, and one for each player's hands.
+    """Objects of N envs: a place for each of C cells, and one for each player's hands; arrays are (N, C + 2)."""
 
-    Attributes:
-        kind: (N, C + 2) int8, `ONION`, `TOMATO`, `DISH`, `SOUP`, or 0.
-        onions, tomatoes: (N, C + 2) int8, a soup's ingredients.
-        tick: (N, C + 2) int32, steps a soup has been cooking; -1: not cooking.
-    """
-
-    kind: NDArray[np.int8]
-    onions: NDArray[np.int8]
+    kind: NDArray[np.int8]  # `ONION`, `TOMATO`, `DISH`, `SOUP`, or 0
+    onions: NDArray[np.int8]  # in a soup
     tomatoes: NDArray[np.int8]
-    tick: NDArray[np.int32]
+    tick: NDArray[np.int32]  # steps a soup has been cooking; -1: not cooking
 
 
 @kernel
@@ -70,11 +64,7 @@ def advance(
                 objects.tick[i, pot] += 1
         steps[i] += 1
         if steps[i] >= horizon:
-            done[i] = True
-            for a in range(2):
-                truncated[i, a] = True
-                alive[i, a] = False
-                acting[i, a] = False
+            end_episode(i, truncated, alive, acting, done)
 
 
 @kernel

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from marlvec.arguments import check_choice, whole_number
+from marlvec.arguments import check_choice, check_int
 from marlvec.errors import ArgumentError
 from marlvec.native.grids.overcooked.advance import Objects, advance
 from marlvec.native.grids.overcooked.encode import encode_features, encode_lossless, feature_num
@@ -19,28 +19,7 @@ __all__ = ["Overcooked"]
 
 
 class Overcooked(NativeEnv):
-    """N kitchens of one layout with C cells.
-
-    Args:
-        num_envs: N.
-        layout: Name of a two-player layout of overcooked-ai.
-        horizon: Steps after which both players are truncated.
-        featurization: ``"lossless"`` or ``"features"``.
-        num_pots: Number of pots in the feature vector.
-        shaping: Factor of shaped rewards, which are added to rewards.
-        params: Replace the layout's recipes, orders and shaped rewards.
-
-    Raises:
-        MissingExtraError: overcooked-ai is not installed.
-        ArgumentError: An argument is wrong, or not supported.
-        TypeError: An argument is unknown.
-
-    Attributes:
-        cells: (N, 2) int32, players' cells, ``x * height + y``.
-        facing: (N, 2) int32, players' directions, numbered like actions.
-        objects: Objects on cells and in hands.
-        steps: (N,) int64, since the episode began.
-    """
+    """N kitchens of one layout with C cells."""
 
     name = "overcooked"
     agents = ("player_0", "player_1")
@@ -51,12 +30,12 @@ class Overcooked(NativeEnv):
     def __init__(
         self,
         num_envs: int,
-        layout: str,
-        horizon: int = 400,
-        featurization: str = "lossless",
-        num_pots: int = 2,
-        shaping: float = 0.0,
-        **params: Any,
+        layout: str,  # a two-player layout of overcooked-ai
+        horizon: int = 400,  # steps after which both players are truncated
+        featurization: str = "lossless",  # or "features"
+        num_pots: int = 2,  # in the feature vector
+        shaping: float = 0.0,  # factor of shaped rewards, which are added to rewards
+        **params: Any,  # replace the layout's recipes, orders and shaped rewards
     ) -> None:
         super().__init__(num_envs)
         self._kwargs = {
@@ -78,8 +57,8 @@ class Overcooked(NativeEnv):
         else:
             space = Box(-np.inf, np.inf, (feature_num(num_pots),), np.float32)
         self.observation_spaces = (space,) * 2
-        self.cells = np.zeros((num_envs, 2), np.int32)
-        self.facing = np.zeros((num_envs, 2), np.int32)
+        self.cells = np.zeros((num_envs, 2), np.int32)  # x * height + y
+        self.facing = np.zeros((num_envs, 2), np.int32)  # numbered like actions
         kind, onions, tomatoes = (np.zeros((num_envs, c + 2), np.int8) for _ in range(3))
         self.objects = Objects(kind, onions, tomatoes, np.full((num_envs, c + 2), -1, np.int32))
         self.steps = np.zeros(num_envs, np.int64)
@@ -101,23 +80,10 @@ class Overcooked(NativeEnv):
 
     def step(self, ids: Ids) -> None:
         rows = self.rows
-        advance(
-            ids,
-            self._kitchen,
-            self._recipes,
-            self._shaping,
-            self._horizon,
-            rows.actions[0][0],
-            self.cells,
-            self.facing,
-            self.objects,
-            self.steps,
-            rows.reward,
-            rows.truncated,
-            rows.alive,
-            rows.acting,
-            rows.done,
-        )
+        rules = self._kitchen, self._recipes, self._shaping, self._horizon
+        state = self.cells, self.facing, self.objects, self.steps
+        ends = rows.truncated, rows.alive, rows.acting, rows.done
+        advance(ids, *rules, rows.actions[0][0], *state, rows.reward, *ends)
         self._encode(ids)
 
     def _encode(self, ids: Ids) -> None:
@@ -133,7 +99,6 @@ class Overcooked(NativeEnv):
         return {"cells": (0, last), "facing": (0, 3), "objects.kind": (0, 4), **parts}
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
-        """Return overcooked-ai's gridworld in env ``i``'s state."""
         from marlvec.envs.grids.overcooked import OvercookedEnv  # imports overcooked-ai
 
         env = OvercookedEnv(**self._kwargs, render_mode=render_mode)
@@ -146,7 +111,7 @@ class Overcooked(NativeEnv):
 
 
 def _count(name: str, value: Any) -> int:
-    found = whole_number(value)
-    if found is None or not 1 <= found < 2**40:
-        raise ArgumentError(f"overcooked: {name}: expected an int of at least 1, got {value!r}")
+    found = check_int(f"overcooked: {name}", value, 1)
+    if found >= 2**40:
+        raise ArgumentError(f"overcooked: {name}: expected an int below 2**40, got {value!r}")
     return found

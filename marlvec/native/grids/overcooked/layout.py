@@ -40,58 +40,35 @@ _KNOWN = {
 
 
 class Kitchen(NamedTuple):
-    """Tables of a grid of C cells, numbered ``x * height + y``.
+    """Tables of a grid of C cells, numbered ``x * height + y``."""
 
-    Attributes:
-        terrain: (C,) int8, indices into `TERRAIN`.
-        beside: (C, 4) int32, the cell to the north, south, east and west; beyond the edge, the cell itself.
-        pots: (K,) int32.
-        walls: (C, 4) bool, whether the neighbour is not floor.
-        layers: (C, 26) float32, the lossless encoding of the grid without players and objects.
-        nearest: (C, 4, 8) float32, by a player's cell and direction: (dx, dy) to the nearest reachable onions,
-            tomatoes, dishes and serving place; zeros if none is reachable.
-        nearest_pots: (C, 4, num_pots) int32, reachable pots, nearest first, filled up with -1.
-        starts: (2,) int32, players' first cells.
-    """
-
-    terrain: NDArray[np.int8]
-    beside: NDArray[np.int32]
-    pots: NDArray[np.int32]
-    walls: NDArray[np.bool_]
-    layers: NDArray[np.float32]
+    terrain: NDArray[np.int8]  # (C,), indices into `TERRAIN`
+    beside: NDArray[np.int32]  # (C, 4): north, south, east, west; beyond the edge, the cell itself
+    pots: NDArray[np.int32]  # (K,)
+    walls: NDArray[np.bool_]  # (C, 4), whether the neighbour is not floor
+    layers: NDArray[np.float32]  # (C, 26), the lossless encoding of the grid without players and objects
+    # (C, 4, 8), by a player's cell and direction: (dx, dy) to the nearest reachable onions, tomatoes, dishes and
+    # serving place; zeros if none is reachable
     nearest: NDArray[np.float32]
-    nearest_pots: NDArray[np.int32]
-    starts: NDArray[np.int32]
+    nearest_pots: NDArray[np.int32]  # (C, 4, num_pots), reachable pots, nearest first, filled up with -1
+    starts: NDArray[np.int32]  # (2,), players' first cells
 
 
 class Recipes(NamedTuple):
-    """Values and cooking times of soups.
+    """Values and cooking times of soups, by their numbers of onions and tomatoes."""
 
-    Attributes:
-        values: (4, 4) float64, reward for serving a soup, by its numbers of onions and tomatoes.
-        times: (4, 4) int64, steps that it cooks.
-        potting, dish, soup: Shaped rewards for putting an ingredient into a pot, taking a useful dish, and taking up a
-            soup.
-    """
-
-    values: NDArray[np.float64]
-    times: NDArray[np.int64]
-    potting: float
-    dish: float
-    soup: float
+    values: NDArray[np.float64]  # (4, 4), rewards for serving
+    times: NDArray[np.int64]  # (4, 4), steps
+    potting: float  # shaped reward for an ingredient in a pot
+    dish: float  # … for taking a useful dish
+    soup: float  # … for taking up a soup
 
 
 def read_layout(layout: str, overwrite: Mapping[str, Any]) -> dict[str, Any]:
-    """Read one of overcooked-ai's files.
+    """Read one of overcooked-ai's files, with some options replaced.
 
-    Args:
-        layout: Its name.
-        overwrite: Options that replace the file's.
-
-    Raises:
-        MissingExtraError: overcooked-ai is not installed.
-        ArgumentError: The layout does not exist, or has an option that compiled envs lack.
-        TypeError: An argument is unknown.
+    Raises MissingExtraError without overcooked-ai, ArgumentError for a layout that compiled envs lack, TypeError for an
+    unknown option.
     """
     found = importlib.util.find_spec("overcooked_ai_py")
     if found is None or not found.submodule_search_locations:
@@ -116,11 +93,7 @@ def read_layout(layout: str, overwrite: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_recipes(layout: Mapping[str, Any]) -> Recipes:
-    """Compute each soup's value and time like overcooked-ai's ``Recipe`` and ``get_recipe_value``.
-
-    Raises:
-        ArgumentError: Arguments exclude each other, or are not numbers.
-    """
+    """Compute each soup's value and time like overcooked-ai's ``Recipe`` and ``get_recipe_value``."""
     for first, second in _APART:
         if first in layout and second in layout:
             raise ArgumentError(f"overcooked: {first}: expected none beside {second}, got both")
@@ -191,18 +164,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def read_kitchen(layout: Mapping[str, Any], num_pots: int) -> tuple[Kitchen, tuple[int, int]]:
-    """Build the tables of a layout's grid.
-
-    Args:
-        layout: From `read_layout`.
-        num_pots: Number of pots in the feature vector.
-
-    Returns:
-        The tables, and (width, height).
-
-    Raises:
-        ArgumentError: The grid does not have two players.
-    """
+    """Build the tables of a layout's grid, which has two players; return them, and (width, height)."""
     rows = [row.strip() for row in layout["grid"].split("\n")]
     width, height = len(rows[0]), len(rows)
     letters = [rows[y][x] for x in range(width) for y in range(height)]

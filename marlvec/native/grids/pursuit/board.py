@@ -1,4 +1,7 @@
-"""The map of pursuit, as tables for the kernels."""
+"""The map of pursuit, as tables for the kernels.
+
+Observations and global states are pictures of it, with three planes: walls, pursuers, evaders.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Board", "Cells", "make_board"]
+from marlvec.native.jit import kernel
+from marlvec.native.native_env import Ids
+
+__all__ = ["Board", "Cells", "make_board", "observe", "write_state"]
 
 _BESIDE = ((-1, 0), (1, 0), (0, 1), (0, -1))  # (dx, dy) of actions 0 to 3; action 4 stays
 
@@ -16,26 +22,16 @@ Cells = NDArray[np.int32]
 
 
 class Board(NamedTuple):
-    """Tables of a map of C cells.
+    """Tables of a map of C cells."""
 
-    Attributes:
-        go: (C, 5) int32, the cell that an action leads to.
-        beside: (C, 4) int32, neighbours; beyond the edge, the cell itself.
-        wall: (C,) bool.
-        need: (C,) int32, how many neighbours must hold pursuers to surround an evader.
-        corner: (C, 2) int32, row and column of `picture` where a pursuer's window begins.
-        picture: (rows, columns, 3) float32, walls without agents, in observation planes; the map plus a margin as wide
-            as a pursuer sees.
-        sight: How far a pursuer sees, in cells.
-    """
-
-    go: Cells
-    beside: Cells
-    wall: NDArray[np.bool_]
-    need: Cells
-    corner: Cells
+    go: Cells  # (C, 5), the cell that an action leads to
+    beside: Cells  # (C, 4), neighbours; beyond the edge, the cell itself
+    wall: NDArray[np.bool_]  # (C,)
+    need: Cells  # (C,), how many neighbours must hold pursuers to surround an evader
+    corner: Cells  # (C, 2), row and column of `picture` where a pursuer's window begins
+    # (rows, columns, 3), walls without agents, in observation planes, with a margin as wide as a pursuer sees
     picture: NDArray[np.float32]
-    sight: int
+    sight: int  # cells that a pursuer sees
 
 
 def make_board(x_size: int, y_size: int, sight: int) -> Board:
@@ -65,3 +61,65 @@ def make_board(x_size: int, y_size: int, sight: int) -> Board:
             # The reference ignores the first row and column.
             need[cell] -= inside and to_x > 0 and to_y > 0 and wall[to_y, to_x]
     return Board(go, beside, wall.ravel(), need, corner, picture, sight)
+
+
+@kernel
+def observe(
+    i: int,
+    board: Board,
+    picture: NDArray[np.float32],
+    pursuers: Cells,
+    evaders: Cells,
+    gone: NDArray[np.bool_],
+    view: NDArray[np.float32],
+) -> None:
+    """Draw env ``i``'s agents into the picture, copy each pursuer's window, and erase the agents."""
+    sight = board.sight
+    _draw(i, board.corner, sight, pursuers, evaders, gone, picture)
+    flat = picture.reshape(picture.shape[0], 3 * picture.shape[1])
+    side = 2 * sight + 1
+    for a in range(pursuers.shape[1]):
+        row, column = board.corner[pursuers[i, a], 0], 3 * board.corner[pursuers[i, a], 1]
+        for y in range(side):
+            for k in range(3 * side):
+                view[i, a, y, k] = flat[row + y, column + k]
+        if side < view.shape[2]:  # an even side: the last row and column stay unseen
+            for y in range(view.shape[2]):
+                for k in range(0 if y == side else 3 * side, view.shape[3]):
+                    view[i, a, y, k] = 1.0 if k % 3 == 0 else 0.0
+    for a in range(pursuers.shape[1]):
+        row, column = board.corner[pursuers[i, a]]
+        picture[row + sight, column + sight, 1] = 0.0
+    for e in range(evaders.shape[1]):
+        row, column = board.corner[evaders[i, e]]
+        picture[row + sight, column + sight, 2] = 0.0
+
+
+@kernel
+def _draw(
+    i: int,
+    corner: Cells,
+    margin: int,
+    pursuers: Cells,
+    evaders: Cells,
+    gone: NDArray[np.bool_],
+    picture: NDArray[np.float32],
+) -> None:
+    for a in range(pursuers.shape[1]):
+        row, column = corner[pursuers[i, a]]
+        picture[row + margin, column + margin, 1] += 1.0
+    for e in range(evaders.shape[1]):
+        if not gone[i, e]:
+            row, column = corner[evaders[i, e]]
+            picture[row + margin, column + margin, 2] += 1.0
+
+
+@kernel
+def write_state(
+    ids: Ids, board: Board, pursuers: Cells, evaders: Cells, gone: NDArray[np.bool_], state: NDArray[np.float32]
+) -> None:
+    """Write global states, (N, y_size, x_size, 3): the picture without its margin."""
+    sight = board.sight
+    for i in ids:
+        state[i] = board.picture[sight : sight + state.shape[1], sight : sight + state.shape[2]]
+        _draw(i, board.corner, 0, pursuers, evaders, gone, state[i])

@@ -12,15 +12,12 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from marlvec.arguments import whole_number
+from marlvec.arguments import check_int
 from marlvec.envs.making.catalog import pettingzoo_env
 from marlvec.errors import ArgumentError, ContractError
-from marlvec.native.grids.pursuit.advance import Rules, advance
-from marlvec.native.grids.pursuit.begin import begin
-from marlvec.native.grids.pursuit.board import make_board
-from marlvec.native.grids.pursuit.pairwise_sum import MOST
-from marlvec.native.grids.pursuit.view import write_state
-from marlvec.native.native_env import Ids, NativeEnv, Rows, refuse
+from marlvec.native.grids.pursuit.advance import MOST, Rules, advance, begin
+from marlvec.native.grids.pursuit.board import make_board, write_state
+from marlvec.native.native_env import Ids, NativeEnv, Rows, own_arguments, refuse
 from marlvec.native.rng_streams import as_generator
 
 __all__ = ["Pursuit"]
@@ -30,33 +27,7 @@ _ENDLESS = 2**62  # steps
 
 
 class Pursuit(NativeEnv):
-    """N envs of pursuit with P pursuers and E evaders; a pursuer sees a window of R × R cells.
-
-    Args:
-        num_envs: N.
-        x_size, y_size: The map.
-        max_cycles: Steps after which all pursuers are truncated.
-        shared_reward: Whether each pursuer gets the mean of all rewards; a number is the mean's share.
-        n_evaders, n_pursuers: E and P, at least 1; P at most 128.
-        obs_range: R.
-        n_catch: With ``surround=False``, how many pursuers in an evader's cell catch it.
-        freeze_evaders: Whether evaders stay where they are.
-        evader_controller, pursuer_controller: Not supported.
-        tag_reward: For each evader beside a pursuer, after the move of each pursuer.
-        catch_reward: For each pursuer that helped to catch.
-        urgency_reward: For each step.
-        surround: Whether evaders are caught by pursuers in all cells beside them.
-        constraint_window: Agents begin in a random window of the map; its sides as a fraction of the map's.
-
-    Raises:
-        ArgumentError: An argument is wrong, or not supported.
-
-    Attributes:
-        pursuers: (N, P) int32, their cells.
-        evaders: (N, E) int32, their cells; the last cell if caught.
-        gone: (N, E) bool, whether an evader was caught.
-        frames: (N,) int64, steps since the episode began.
-    """
+    """N envs of pursuit: P pursuers, each of which sees a window of R × R cells, and E evaders."""
 
     name = "pursuit_v5"
     metadata = {
@@ -73,23 +44,23 @@ class Pursuit(NativeEnv):
         num_envs: int,
         x_size: int = 16,
         y_size: int = 16,
-        max_cycles: int = 500,
-        shared_reward: bool | float = True,
+        max_cycles: int = 500,  # steps after which all pursuers are truncated
+        shared_reward: bool | float = True,  # each pursuer gets the mean of all rewards; a number: the mean's share
         n_evaders: int = 30,
-        n_pursuers: int = 8,
+        n_pursuers: int = 8,  # 1 to 128
         obs_range: int = 7,
-        n_catch: int = 2,
+        n_catch: int = 2,  # with surround=False: pursuers in an evader's cell that catch it
         freeze_evaders: bool = False,
-        evader_controller: Any = None,
+        evader_controller: Any = None,  # not supported, nor the pursuers'
         pursuer_controller: Any = None,
-        tag_reward: float = 0.01,
-        catch_reward: float = 5.0,
-        urgency_reward: float = -0.1,
-        surround: bool = True,
-        constraint_window: float = 1.0,
+        tag_reward: float = 0.01,  # for each evader beside a pursuer, after the move of each pursuer
+        catch_reward: float = 5.0,  # for each pursuer that helped to catch
+        urgency_reward: float = -0.1,  # for each step
+        surround: bool = True,  # evaders are caught by pursuers in all cells beside them
+        constraint_window: float = 1.0,  # agents begin in a random window of the map; sides as a fraction of the map's
     ) -> None:
+        self._kwargs = own_arguments(locals())
         super().__init__(num_envs)
-        self._kwargs = {name: value for name, value in locals().items() if name not in _NO_ARGUMENTS}
         for name in ("evader_controller", "pursuer_controller"):
             if self._kwargs[name] is not None:
                 raise refuse(self.name, f"{name}=, an object that compiled functions cannot call")
@@ -111,7 +82,7 @@ class Pursuit(NativeEnv):
             _number("urgency_reward", urgency_reward),
             1.0 - _number("shared_reward", shared_reward),
             min(_count("max_cycles", max_cycles), _ENDLESS),
-            max(0, min(_whole("n_catch", n_catch), pursuers + 1)),
+            max(0, min(check_int("pursuit_v5: n_catch", n_catch), pursuers + 1)),
             bool(surround),
             bool(freeze_evaders),
         )
@@ -122,8 +93,8 @@ class Pursuit(NativeEnv):
         self.action_spaces = (Discrete(5),) * pursuers
         self.state_space = Box(0, most, (y_size, x_size, 3), np.float32)
         self.pursuers = np.zeros((num_envs, pursuers), np.int32)
-        self.evaders = np.zeros((num_envs, evaders), np.int32)
-        self.gone = np.zeros((num_envs, evaders), np.bool_)
+        self.evaders = np.zeros((num_envs, evaders), np.int32)  # the last cell if caught
+        self.gone = np.zeros((num_envs, evaders), np.bool_)  # caught
         self.frames = np.zeros(num_envs, np.int64)
 
     def attach(self, rows: Rows) -> None:
@@ -131,20 +102,10 @@ class Pursuit(NativeEnv):
         # Planes of a row lie one after another, so a row of a pursuer's window is contiguous.
         self._view = rows.obs[0][0].reshape(self.num_envs, len(self.agents), self._range, 3 * self._range)
         assert np.shares_memory(self._view, rows.obs[0][0])
+        self._state = self.pursuers, self.evaders, self.gone, self.frames, self._view
 
     def reset(self, ids: Ids) -> None:
-        full = begin(
-            ids,
-            self.rng,
-            self._board,
-            self._size,
-            self._window,
-            self.pursuers,
-            self.evaders,
-            self.gone,
-            self.frames,
-            self._view,
-        )
+        full = begin(ids, self.rng, self._board, self._size, self._window, *self._state)
         if full >= 0:
             raise ContractError(
                 f"{self.name}: reset(): env {full}: expected a free cell for each agent, got none: no agent begins "
@@ -155,24 +116,8 @@ class Pursuit(NativeEnv):
 
     def step(self, ids: Ids) -> None:
         rows = self.rows
-        advance(
-            ids,
-            self.rng,
-            self._board,
-            self._rules,
-            rows.actions[0][0],
-            self.pursuers,
-            self.evaders,
-            self.gone,
-            self.frames,
-            self._view,
-            rows.reward,
-            rows.terminated,
-            rows.truncated,
-            rows.alive,
-            rows.acting,
-            rows.done,
-        )
+        ends = rows.terminated, rows.truncated, rows.alive, rows.acting, rows.done
+        advance(ids, self.rng, self._board, self._rules, rows.actions[0][0], *self._state, rows.reward, *ends)
 
     def write_state(self, ids: Ids) -> None:
         assert self.rows.state is not None
@@ -183,7 +128,6 @@ class Pursuit(NativeEnv):
         return {"pursuers": (0, last), "evaders": (0, last)}
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
-        """Return PettingZoo's env in env ``i``'s state, random stream included."""
         env = pettingzoo_env("sisl/pursuit_v5", "parallel", render_mode=render_mode, **self._kwargs)
         env.reset()
         aec = env.unwrapped
@@ -203,21 +147,8 @@ class Pursuit(NativeEnv):
         return env
 
 
-_NO_ARGUMENTS = ("self", "num_envs", "__class__")
-
-
-def _whole(name: str, value: Any) -> int:
-    found = whole_number(value)
-    if found is None:
-        raise ArgumentError(f"pursuit_v5: {name}: expected an int, got {value!r}")
-    return found
-
-
 def _count(name: str, value: Any) -> int:
-    found = _whole(name, value)
-    if found < 1:
-        raise ArgumentError(f"pursuit_v5: {name}: expected at least 1, got {value!r}")
-    return found
+    return check_int(f"pursuit_v5: {name}", value, 1)
 
 
 def _number(name: str, value: Any) -> float:

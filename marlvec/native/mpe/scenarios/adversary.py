@@ -6,28 +6,19 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from marlvec.arguments import check_int
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.neighbours import Neighbours, put_seen
 from marlvec.native.mpe.physics import distance, nearer, put_offset, scatter
-from marlvec.native.mpe.scenario import Body, Options, Scenario, check_count
-from marlvec.native.native_env import Ids
+from marlvec.native.mpe.scenario import Body, Options, Scenario
+from marlvec.native.native_env import Ids, own_arguments
 from marlvec.native.rng_kernels import bounded
 
 __all__ = ["SimpleAdversary"]
 
 
 class SimpleAdversary(Scenario):
-    """mpe2's ``simple_adversary_v3``.
-
-    Args:
-        num_envs: How many.
-        N: Good agents, and landmarks.
-        num_agent_neighbors, num_landmark_neighbors: How many of each an agent sees; None: all.
-        options: See `Options`.
-
-    Attributes:
-        goal: (N,) int64, the landmark that is the goal.
-    """
+    """mpe2's ``simple_adversary_v3``."""
 
     name = "simple_adversary_v3"
     state_names = ("goal",)
@@ -35,13 +26,14 @@ class SimpleAdversary(Scenario):
     def __init__(
         self,
         num_envs: int,
-        N: int = 2,
-        num_agent_neighbors: int | None = None,
+        N: int = 2,  # good agents, and landmarks
+        num_agent_neighbors: int | None = None,  # how many an agent sees; None: all
         num_landmark_neighbors: int | None = None,
         **options: Unpack[Options],
     ) -> None:
-        good = check_count("N", N, 1)
-        self.goal = np.zeros(num_envs, np.int64)
+        own = own_arguments(locals())
+        good = check_int("N", N, 1)
+        self.goal = np.zeros(num_envs, np.int64)  # the landmark that is the goal
         self._seen = Neighbours(num_envs, good + 1, good, num_agent_neighbors, num_landmark_neighbors)
         seen = 2 * (self._seen.agents.shape[2] + self._seen.landmarks.shape[2])
         super().__init__(
@@ -53,11 +45,7 @@ class SimpleAdversary(Scenario):
             landmarks=[Body(f"landmark {j}", 0.08, collide=False) for j in range(good)],
             obs_sizes=[seen, *[seen + 2] * good],
             options=options,
-            own={
-                "N": good,
-                "num_agent_neighbors": num_agent_neighbors,
-                "num_landmark_neighbors": num_landmark_neighbors,
-            },
+            own=own,
         )
 
     def state_limits(self) -> dict[str, tuple[int, int]]:

@@ -16,17 +16,13 @@ __all__ = ["SimpleCrypto"]
 
 
 class SimpleCrypto(Scenario):
-    """mpe2's ``simple_crypto_v3``. Arguments: the number of envs, and `Options`.
-
-    Attributes:
-        goal: (N, 2) int64, the message and the key.
-    """
+    """mpe2's ``simple_crypto_v3``."""
 
     name = "simple_crypto_v3"
     state_names = ("goal",)
 
     def __init__(self, num_envs: int, **options: Unpack[Options]) -> None:
-        self.goal = np.zeros((num_envs, 2), np.int64)
+        self.goal = np.zeros((num_envs, 2), np.int64)  # the message and the key
         super().__init__(
             num_envs,
             agents=[Body(name, collide=False, movable=False, silent=False) for name in ("eve_0", "bob_0", "alice_0")],

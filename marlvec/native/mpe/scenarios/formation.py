@@ -7,10 +7,11 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.arguments import check_int
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.assignment_scenario import AssignmentScenario
 from marlvec.native.mpe.physics import scatter
-from marlvec.native.mpe.scenario import Body, Options, check_count
+from marlvec.native.mpe.scenario import Body, Options
 from marlvec.native.native_env import Ids
 
 __all__ = ["SimpleFormation"]
@@ -19,14 +20,7 @@ _RADIUS = 0.5
 
 
 class SimpleFormation(AssignmentScenario):
-    """mpe2's ``simple_formation_v1``.
-
-    Args:
-        num_envs: How many.
-        N: Agents.
-        terminate_on_success: End episodes once every place on the circle is taken.
-        options: See `Options`.
-    """
+    """mpe2's ``simple_formation_v1`` with N agents."""
 
     name = "simple_formation_v1"
     state_names = ()
@@ -34,7 +28,7 @@ class SimpleFormation(AssignmentScenario):
     def __init__(
         self, num_envs: int, N: int = 4, terminate_on_success: bool = False, **options: Unpack[Options]
     ) -> None:
-        agents = [Body(f"agent_{a}") for a in range(check_count("N", N, 1))]
+        agents = [Body(f"agent_{a}") for a in range(check_int("N", N, 1))]
         landmarks = [Body("landmark_0", 0.03, collide=False)]
         super().__init__(num_envs, agents, landmarks, terminate_on_success, **options)
 

@@ -7,11 +7,12 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.arguments import check_int
 from marlvec.env_ids import rows_of
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.assignment_scenario import AssignmentScenario
 from marlvec.native.mpe.physics import scatter
-from marlvec.native.mpe.scenario import Body, Options, check_count
+from marlvec.native.mpe.scenario import Body, Options
 from marlvec.native.native_env import Ids
 from marlvec.native.rng_kernels import uniform
 
@@ -21,14 +22,7 @@ _LENGTH = 1.25
 
 
 class SimpleLine(AssignmentScenario):
-    """mpe2's ``simple_line_v1``.
-
-    Args:
-        num_envs: How many.
-        N: Agents.
-        terminate_on_success: End episodes once every place on the line is taken.
-        options: See `Options`.
-    """
+    """mpe2's ``simple_line_v1`` with N agents."""
 
     name = "simple_line_v1"
     state_names = ("_places",)
@@ -36,7 +30,7 @@ class SimpleLine(AssignmentScenario):
     def __init__(
         self, num_envs: int, N: int = 4, terminate_on_success: bool = False, **options: Unpack[Options]
     ) -> None:
-        size = check_count("N", N, 1)
+        size = check_int("N", N, 1)
         agents = [Body(f"agent_{a}", 0.03) for a in range(size)]
         landmarks = [Body(f"landmark_{j}", 0.02, collide=False) for j in range(2)]
         super().__init__(num_envs, agents, landmarks, terminate_on_success, **options)

@@ -16,17 +16,13 @@ __all__ = ["SimplePush"]
 
 
 class SimplePush(Scenario):
-    """mpe2's ``simple_push_v3``. Arguments: the number of envs, and `Options`.
-
-    Attributes:
-        goal: (N,) int64, the landmark that is the goal.
-    """
+    """mpe2's ``simple_push_v3``."""
 
     name = "simple_push_v3"
     state_names = ("goal",)
 
     def __init__(self, num_envs: int, **options: Unpack[Options]) -> None:
-        self.goal = np.zeros(num_envs, np.int64)
+        self.goal = np.zeros(num_envs, np.int64)  # the landmark that is the goal
         super().__init__(
             num_envs,
             agents=[Body("adversary_0"), Body("agent_0")],

@@ -16,23 +16,14 @@ __all__ = ["SimpleReference"]
 
 
 class SimpleReference(Scenario):
-    """mpe2's ``simple_reference_v3``.
-
-    Args:
-        num_envs: How many.
-        local_ratio: Weight of an agent's own reward; the shared reward has the rest.
-        options: See `Options`.
-
-    Attributes:
-        goal: (N, 2) int64, the landmark that is the other agent's goal, by the agent that knows it.
-    """
+    """mpe2's ``simple_reference_v3``."""
 
     name = "simple_reference_v3"
     state_names = ("goal",)
 
     def __init__(self, num_envs: int, local_ratio: float = 0.5, **options: Unpack[Options]) -> None:
         self._local = check_ratio(local_ratio)
-        self.goal = np.zeros((num_envs, 2), np.int64)
+        self.goal = np.zeros((num_envs, 2), np.int64)  # by the agent that knows it: the other's goal landmark
         super().__init__(
             num_envs,
             agents=[Body(f"agent_{a}", collide=False, silent=False) for a in range(2)],

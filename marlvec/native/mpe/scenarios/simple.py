@@ -13,7 +13,7 @@ __all__ = ["Simple"]
 
 
 class Simple(Scenario):
-    """mpe2's ``simple_v3``. Arguments: the number of envs, and `Options`."""
+    """mpe2's ``simple_v3``."""
 
     name = "simple_v3"
     state_names = ()

@@ -16,17 +16,13 @@ __all__ = ["SimpleSpeakerListener"]
 
 
 class SimpleSpeakerListener(Scenario):
-    """mpe2's ``simple_speaker_listener_v4``. Arguments: the number of envs, and `Options`.
-
-    Attributes:
-        goal: (N,) int64, the landmark that is the goal.
-    """
+    """mpe2's ``simple_speaker_listener_v4``."""
 
     name = "simple_speaker_listener_v4"
     state_names = ("goal",)
 
     def __init__(self, num_envs: int, **options: Unpack[Options]) -> None:
-        self.goal = np.zeros(num_envs, np.int64)
+        self.goal = np.zeros(num_envs, np.int64)  # the landmark that is the goal
         super().__init__(
             num_envs,
             agents=[

@@ -7,11 +7,12 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.arguments import check_int
 from marlvec.native.jit import kernel
 from marlvec.native.mpe.neighbours import Neighbours, put_seen
 from marlvec.native.mpe.physics import distance, nearer, put_offset, put_own, scatter, touching
-from marlvec.native.mpe.scenario import Body, Options, Scenario, check_count, check_ratio
-from marlvec.native.native_env import Ids
+from marlvec.native.mpe.scenario import Body, Options, Scenario, check_ratio
+from marlvec.native.native_env import Ids, own_arguments
 
 __all__ = ["SimpleSpread"]
 
@@ -19,17 +20,7 @@ _CAPTURE_RADIUS = 0.1
 
 
 class SimpleSpread(Scenario):
-    """mpe2's ``simple_spread_v3``.
-
-    Args:
-        num_envs: How many.
-        N: Agents, and landmarks.
-        local_ratio: Weight of an agent's own reward; the shared reward has the rest.
-        curriculum: Use mpe2's first stage, in which collisions cost nothing; later stages are not supported.
-        terminate_on_success: End episodes once every landmark is covered.
-        num_agent_neighbors, num_landmark_neighbors: How many of each an agent sees; None: all.
-        options: See `Options`.
-    """
+    """mpe2's ``simple_spread_v3``."""
 
     name = "simple_spread_v3"
     state_names = ()
@@ -37,15 +28,16 @@ class SimpleSpread(Scenario):
     def __init__(
         self,
         num_envs: int,
-        N: int = 3,
-        local_ratio: float = 0.5,
-        curriculum: bool = False,
-        terminate_on_success: bool = False,
-        num_agent_neighbors: int | None = None,
+        N: int = 3,  # agents, and landmarks
+        local_ratio: float = 0.5,  # weight of an agent's own reward; the shared reward has the rest
+        curriculum: bool = False,  # mpe2's first stage, where collisions cost nothing; later stages are not supported
+        terminate_on_success: bool = False,  # once every landmark is covered
+        num_agent_neighbors: int | None = None,  # how many an agent sees; None: all
         num_landmark_neighbors: int | None = None,
         **options: Unpack[Options],
     ) -> None:
-        size = check_count("N", N, 1)
+        own = own_arguments(locals())
+        size = check_int("N", N, 1)
         self._seen = Neighbours(num_envs, size, size, num_agent_neighbors, num_landmark_neighbors)
         others, landmarks = self._seen.agents.shape[2], self._seen.landmarks.shape[2]
         self._local = check_ratio(local_ratio)
@@ -57,14 +49,7 @@ class SimpleSpread(Scenario):
             landmarks=[Body(f"landmark {j}", collide=False) for j in range(size)],
             obs_sizes=[4 + 2 * landmarks + 4 * others] * size,
             options=options,
-            own={
-                "N": size,
-                "local_ratio": local_ratio,
-                "curriculum": curriculum,
-                "terminate_on_success": terminate_on_success,
-                "num_agent_neighbors": num_agent_neighbors,
-                "num_landmark_neighbors": num_landmark_neighbors,
-            },
+            own=own,
         )
 
     def place(self, ids: Ids) -> None:

@@ -6,13 +6,13 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from marlvec.arguments import check_int
 from marlvec.env_ids import rows_of
 from marlvec.errors import ArgumentError
 from marlvec.native.jit import kernel
-from marlvec.native.mpe.matching import norms
-from marlvec.native.mpe.physics import distance, nearer, put, put_colour, put_offset, put_own, scatter, touching
-from marlvec.native.mpe.scenario import Body, Options, Scenario, check_count
-from marlvec.native.native_env import Ids
+from marlvec.native.mpe.physics import distance, nearer, norms, put, put_colour, put_offset, put_own, scatter, touching
+from marlvec.native.mpe.scenario import Body, Options, Scenario
+from marlvec.native.native_env import Ids, own_arguments
 from marlvec.native.rng_kernels import bounded, double, uniform
 from marlvec.native.rng_streams import as_generator
 
@@ -24,18 +24,7 @@ _NOTHING = -1
 
 
 class CollectTreasure(Scenario):
-    """mpe2's ``collect_treasure_v1``.
-
-    Args:
-        num_envs: How many.
-        num_collectors, num_deposits, num_treasures: How many of each; there are as many kinds of treasure as deposits.
-        options: See `Options`.
-
-    Attributes:
-        holding: (N, C) int64, the kind of treasure that each collector holds, or -1.
-        kind: (N, T) int64, each treasure's kind.
-        lies: (N, T) bool, whether a treasure lies on the ground.
-    """
+    """mpe2's ``collect_treasure_v1``, with as many kinds of treasure as deposits."""
 
     name = "collect_treasure_v1"
     state_names = ("holding", "kind", "lies", "_respawns")
@@ -48,9 +37,10 @@ class CollectTreasure(Scenario):
         num_treasures: int = 6,
         **options: Unpack[Options],
     ) -> None:
-        collectors = check_count("num_collectors", num_collectors, 1)
-        kinds = check_count("num_deposits", num_deposits, 1)
-        treasures = check_count("num_treasures", num_treasures, 1)
+        own = own_arguments(locals())
+        collectors = check_int("num_collectors", num_collectors, 1)
+        kinds = check_int("num_deposits", num_deposits, 1)
+        treasures = check_int("num_treasures", num_treasures, 1)
         if kinds > _MOST_KINDS:
             raise ArgumentError(f"num_deposits: expected at most {_MOST_KINDS}, got {kinds}")
         agent_num = collectors + kinds
@@ -64,12 +54,12 @@ class CollectTreasure(Scenario):
             landmarks=[Body(f"treasure_{j}", 0.025, collide=False) for j in range(treasures)],
             obs_sizes=[common + kinds] * collectors + [common] * kinds,
             options=options,
-            own={"num_collectors": collectors, "num_deposits": kinds, "num_treasures": treasures},
+            own=own,
         )
         self._collectors, self._kinds = collectors, kinds
-        self.holding = np.full((num_envs, collectors), _NOTHING)
-        self.kind = np.zeros((num_envs, treasures), np.int64)
-        self.lies = np.ones((num_envs, treasures), np.bool_)
+        self.holding = np.full((num_envs, collectors), _NOTHING)  # (N, C) kind of treasure that each collector holds
+        self.kind = np.zeros((num_envs, treasures), np.int64)  # (N, T), of each treasure
+        self.lies = np.ones((num_envs, treasures), np.bool_)  # (N, T), on the ground
         self._respawns = self.rng.copy()  # the reference draws these from a copy of the stream, taken at the reset
         self._shared = np.zeros(num_envs)  # shared reward of this step's pickups and deliveries
         self._stray = np.zeros((num_envs, kinds))  # distance of each deposit to the collectors' centre
@@ -97,7 +87,6 @@ class CollectTreasure(Scenario):
         _observe(ids, self.pos, self.vel, self._collectors, *things, self._order, self._key, self.view)
 
     def dress(self, world: Any, i: int) -> None:
-        """Set the held treasures and kinds of the reference's bodies."""
         for agent, held in zip(world.agents, self.holding[i].tolist(), strict=False):
             agent.holding = None if held == _NOTHING else held
             agent.color = np.array([0.85] * 3) if held == _NOTHING else 0.85 * world.treasure_colors[held]

@@ -6,23 +6,18 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from marlvec.arguments import check_int
 from marlvec.native.jit import kernel
-from marlvec.native.mpe.boundary import boundary, exponentials
 from marlvec.native.mpe.physics import distance, nearer, put, put_comm, put_offset, put_own, scatter, touching
-from marlvec.native.mpe.scenario import Body, Options, Scenario, check_count
-from marlvec.native.native_env import Ids, refuse
+from marlvec.native.mpe.scenario import Body, Options, Scenario
+from marlvec.native.mpe.scenarios.tag import boundary, exponentials
+from marlvec.native.native_env import Ids, own_arguments, refuse
 
 __all__ = ["SimpleWorldComm"]
 
 
 class SimpleWorldComm(Scenario):
-    """mpe2's ``simple_world_comm_v3``.
-
-    Args:
-        num_envs: How many.
-        num_good, num_adversaries, num_obstacles, num_food, num_forests: How many of each.
-        options: See `Options`.
-    """
+    """mpe2's ``simple_world_comm_v3``."""
 
     name = "simple_world_comm_v3"
     state_names = ()
@@ -37,13 +32,14 @@ class SimpleWorldComm(Scenario):
         num_forests: int = 2,
         **options: Unpack[Options],
     ) -> None:
+        own = own_arguments(locals())
         if num_adversaries == 0:
             raise refuse(self.name, "num_adversaries=0")
-        good = check_count("num_good", num_good, 1)
-        self._hunters = hunters = check_count("num_adversaries", num_adversaries, 1)
-        obstacles = check_count("num_obstacles", num_obstacles, 0)
-        food = check_count("num_food", num_food, 1)
-        forests = check_count("num_forests", num_forests, 0)
+        good = check_int("num_good", num_good, 1)
+        self._hunters = hunters = check_int("num_adversaries", num_adversaries, 1)
+        obstacles = check_int("num_obstacles", num_obstacles, 0)
+        food = check_int("num_food", num_food, 1)
+        forests = check_int("num_forests", num_forests, 0)
         self._first_food = good + hunters + obstacles
         self._first_forest = self._first_food + food
         self._exp = np.zeros((num_envs, good, 2))
@@ -64,13 +60,7 @@ class SimpleWorldComm(Scenario):
             obs_sizes=[common + 2 * good + 4] * hunters + [common + 2 * (good - 1)] * good,
             dim_c=4,
             options=options,
-            own={
-                "num_good": good,
-                "num_adversaries": hunters,
-                "num_obstacles": obstacles,
-                "num_food": food,
-                "num_forests": forests,
-            },
+            own=own,
         )
 
     def place(self, ids: Ids) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.spaces import Box, Space
 
-from marlvec.connectors._support.leaf_spaces import space_summary
+from marlvec.connectors._support.leafwise_obs import space_summary
 from marlvec.connectors.connector import ActionConnector, AgentConnector, Connector
 from marlvec.connectors.pipeline import Pipeline
 from marlvec.connectors.rows import Rows

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from marlvec.native.boards.reference import classic_env
+from marlvec.envs.making.catalog import pettingzoo_env
 from marlvec.native.jit import kernel
 from marlvec.native.native_env import Ids, Rows
 from marlvec.native.turn_game import DRAWN, GOES_ON, ILLEGAL, WON, TurnGame, finish, pass_turn, start
@@ -27,18 +27,7 @@ _ONE = np.uint64(1)
 
 
 class ConnectFour(TurnGame):
-    """N games of connect four.
-
-    Args:
-        num_envs: Number of games, N.
-        screen_scaling: Size of rendered frames.
-
-    Attributes:
-        stones: (N, 2) uint64, each player's stones as bits.
-        heights: (N, 7) int8, stones in each column.
-        last: (N, 2) int8, position of each player's last stone in an observation (``7 * row + column``, from the top),
-            or -1. Observations are updated, not rewritten: a player's view gains these two stones.
-    """
+    """N games of connect four."""
 
     name = "connect_four_v3"
     agents = ("player_0", "player_1")
@@ -50,8 +39,10 @@ class ConnectFour(TurnGame):
 
     def __init__(self, num_envs: int, *, screen_scaling: int = 9) -> None:
         super().__init__(num_envs)
-        self.stones = np.zeros((num_envs, 2), np.uint64)
-        self.heights = np.zeros((num_envs, WIDTH), np.int8)
+        self.stones = np.zeros((num_envs, 2), np.uint64)  # each player's stones as bits
+        self.heights = np.zeros((num_envs, WIDTH), np.int8)  # stones in each column
+        # Position of each player's last stone in an observation (7 * row + column, from the top), or -1. Observations
+        # are updated, not rewritten: a player's view gains these two stones.
         self.last = np.full((num_envs, 2), -1, np.int8)
         self._screen_scaling = screen_scaling
 
@@ -74,7 +65,9 @@ class ConnectFour(TurnGame):
         _observe_all(ids, self._cells, self.last)
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
-        env = classic_env(self.name, "aec", render_mode, screen_scaling=self._screen_scaling)
+        build = {"render_mode": render_mode, "screen_scaling": self._screen_scaling}
+        env = pettingzoo_env(f"classic/{self.name}", "aec", **build)
+        env.reset()
         for row in range(HEIGHT):
             for column in range(WIDTH):
                 place = WIDTH * column + HEIGHT - 1 - row

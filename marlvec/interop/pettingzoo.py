@@ -1,4 +1,4 @@
-"""One marlvec env as a PettingZoo Parallel env."""
+"""One marlvec env as a PettingZoo Parallel env, or as an AEC env, whose agents act one after the other."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Self
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Space
 from numpy.typing import NDArray
-from pettingzoo import ParallelEnv
+from pettingzoo import AECEnv, ParallelEnv
 
 from marlvec.envs.spec import COMMON, AgentGroup
-from marlvec.errors import ArgumentError
+from marlvec.errors import ArgumentError, NotResetError
 from marlvec.interop.dicts import join_actions, places_of
 from marlvec.interop.rows.infos import merged
 from marlvec.interop.rows.view_checks import check_view, metadata_of, render_mode_of, value_at, viewed
@@ -23,7 +23,7 @@ from marlvec.vector.data.infos import infos_to_list
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
 
-__all__ = ["ParallelView"]
+__all__ = ["ParallelView", "AECView"]
 
 
 class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
@@ -89,9 +89,6 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
             env: As in `marlvec.make`.
             backend: Where it runs; ``"sync"``: in this process.
             kwargs: Other arguments of `marlvec.make`, except ``num_envs`` and ``autoreset_mode``.
-
-        Raises:
-            MarlvecError: As `marlvec.make`.
         """
         envs = make(env, 1, backend=backend, autoreset_mode="disabled", **kwargs)
         return viewed(cls, envs)
@@ -107,14 +104,11 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Begin an episode.
+        """Begin an episode; return ``(obs, infos)`` of the agents alive now.
 
         Args:
             seed: For the env, used as it is; None: its random generator continues.
             options: For the env.
-
-        Returns:
-            ``(obs, infos)`` of the agents alive now.
         """
         self.envs.reset_send(seed=None if seed is None else [seed], options=options)
         result = self.envs.recv()
@@ -124,13 +118,10 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
     def step(
         self, actions: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
-        """Step the env.
+        """Step the env; return ``(obs, rewards, terminations, truncations, infos)``.
 
         Args:
             actions: Agent to action, for every agent that must act. Actions of other agents are ignored.
-
-        Returns:
-            ``(obs, rewards, terminations, truncations, infos)``.
 
         Raises:
             ActionError: An agent must act and has no action, a name is unknown, or an action is not in its space.
@@ -186,7 +177,6 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         return agent
 
     def _note(self, result: VectorStep, alive: list[bool]) -> None:
-        """Store the agents alive, acting, and the state."""
         self.agents = [*compress(self.possible_agents, alive)]
         self._acting = result.acting[0].tolist()
         self._all_act = False not in self._acting
@@ -216,7 +206,6 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
         return infos
 
     def _arrays(self, actions: Mapping[str, Any]) -> Any:
-        """Convert actions to the vectorizer's form."""
         if self._has_plain_actions and self._all_act and actions.keys() == self._agent_set:
             chosen = [actions[agent] for agent in self.possible_agents]
             if _INTS.issuperset(map(type, chosen)):
@@ -234,3 +223,154 @@ def _observation_space(group: AgentGroup) -> Space[Any]:
     if group.mask_size is None:
         return space
     return Dict({"observation": space, "action_mask": Box(0, 1, (group.mask_size,), np.int8)})
+
+
+class AECView(AECEnv):  # type: ignore[misc]  # pettingzoo has no type information
+    """A view of the single env of a `VectorEnv`, for code written for PettingZoo's AEC envs.
+
+    A turn-based env keeps its turns. Agents that act simultaneously are queried one after the other, in the order of
+    ``possible_agents``, and the env is stepped with the last one's action. ``agent_selection`` is the agent whose turn
+    it is; agents that have ended come first, to be stepped with None, as PettingZoo requires.
+
+    Observations, infos and names are those of `ParallelView`. `observe` returns an agent's latest observation, also
+    while it waits for its turn.
+
+    Args:
+        envs: The vectorizer, made with ``num_envs=1, autoreset_mode="disabled"``, as by `make`. No other code may step
+            or reset it.
+
+    Raises:
+        ArgumentError: It has several envs, or resets them itself.
+
+    Attributes:
+        envs: The vectorizer.
+        possible_agents: All agents' names.
+        agents: Names of agents that are alive, or have ended and were not yet stepped with None.
+        agent_selection: The agent to step next.
+        observation_spaces, action_spaces: Agent to its space.
+        rewards, terminations, truncations, infos: Agent to the results of the env's latest step.
+        metadata, render_mode: From the env.
+    """
+
+    def __init__(self, envs: VectorEnv) -> None:
+        super().__init__()
+        self._parallel = ParallelView(envs)
+        self.envs = envs
+        self.possible_agents = self._parallel.possible_agents
+        self.observation_spaces = self._parallel.observation_spaces
+        self.action_spaces = self._parallel.action_spaces
+        self.metadata = self._parallel.metadata
+        self.render_mode = self._parallel.render_mode
+        if envs.state_space is not None:
+            self.state_space = envs.state_space
+        self.agents: list[str] = []
+        self.agent_selection: str | None = None
+        self._obs: dict[str, Any] = {}
+        self._turns: list[str] = []  # agents that have not acted yet in this round
+        self._actions: dict[str, Any] = {}  # actions of the agents that have
+
+    @classmethod
+    def make(cls, env: EnvLike, *, backend: str = "sync", **kwargs: Any) -> Self:
+        """Build one env and a view of it; arguments as in `ParallelView.make`."""
+        return cls(ParallelView.make(env, backend=backend, **kwargs).envs)
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        """Return one agent's observation space, the same object each time."""
+        return self._parallel.observation_space(agent)
+
+    def action_space(self, agent: str) -> Space[Any]:
+        """Return one agent's action space, the same object each time."""
+        return self._parallel.action_space(agent)
+
+    def observe(self, agent: str) -> Any:
+        """Return an agent's latest observation."""
+        return self._obs[agent]
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Begin an episode.
+
+        Args:
+            seed: For the env, used as it is; None: its random generator continues.
+            options: For the env.
+        """
+        self._obs, self.infos = self._parallel.reset(seed, options)
+        self.agents = list(self._obs)
+        self.rewards: dict[str, float] = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict(self.rewards)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self._skip_agent_selection: str | None = None
+        self._next_round(None)
+
+    def step(self, action: Any) -> None:
+        """Apply an action of ``agent_selection``; None if that agent has ended.
+
+        Raises:
+            ActionError: An agent's action is not in its space. Raised in the step of the round's last agent; nothing
+                was stepped, and that agent may act again.
+            NotResetError: No episode is running.
+            ValueError: An agent that has ended received an action.
+        """
+        agent = self.agent_selection
+        if agent is None or agent not in self.agents:
+            raise NotResetError("step(): no episode is running; call reset() first")
+        if self.terminations[agent] or self.truncations[agent]:
+            self._was_dead_step(action)
+            return
+        actions = {**self._actions, agent: action}
+        if len(self._turns) > 1:
+            self._cumulative_rewards[agent] = 0.0
+            self._actions, self._turns = actions, self._turns[1:]
+            self._clear_rewards()
+            self.agent_selection = self._turns[0]
+            return
+        result = self._parallel.step(actions)
+        self._cumulative_rewards[agent] = 0.0
+        self._take(*result)
+        self._next_round(agent)
+
+    def state(self) -> NDArray[Any]:
+        """Global state, see `ParallelView.state`."""
+        return self._parallel.state()
+
+    def render(self) -> Any:
+        """The frame of the env's ``render()``."""
+        return self._parallel.render()
+
+    def close(self) -> None:
+        """Close the vectorizer and the env."""
+        self._parallel.close()
+
+    def _take(
+        self,
+        obs: dict[str, Any],
+        rewards: dict[str, float],
+        terminations: dict[str, bool],
+        truncations: dict[str, bool],
+        infos: dict[str, dict[str, Any]],
+    ) -> None:
+        self._obs = {**self._obs, **obs}
+        self.agents = list(rewards)
+        self.rewards, self.terminations, self.truncations, self.infos = rewards, terminations, truncations, infos
+        self._cumulative_rewards = {
+            agent: self._cumulative_rewards.get(agent, 0.0) + reward for agent, reward in rewards.items()
+        }
+
+    def _next_round(self, latest: str | None) -> None:
+        """Begin the next round, and select the agent, after the ``latest`` one that acted."""
+        self._actions = {}
+        while True:
+            self._turns = [agent for agent in self._parallel.agents if self.infos[agent]["acting"]]
+            ended = [agent for agent in self.agents if self.terminations[agent] or self.truncations[agent]]
+            if self._turns or ended or not self._parallel.agents:
+                break
+            self._take(*self._parallel.step({}))  # no agent acts: step the env without actions
+        if self._turns:
+            self.agent_selection = self._turns[0]
+            self._deads_step_first()
+        elif ended:  # the episode is over: first the agent after the last one to act
+            order = self.possible_agents
+            after = order.index(latest) + 1 if latest is not None else 0
+            self.agent_selection = next(agent for agent in (*order[after:], *order[:after]) if agent in ended)
+        else:
+            self.agent_selection = None

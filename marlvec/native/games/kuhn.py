@@ -12,11 +12,10 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from marlvec.native.cards.deck import deal
 from marlvec.native.jit import kernel
 from marlvec.native.native_env import Ids
 from marlvec.native.single_env import NativeSingleEnv
-from marlvec.native.turn_game import TurnGame, finish, pass_turn, start
+from marlvec.native.turn_game import TurnGame, deal, finish, pass_turn, start
 
 __all__ = ["KuhnPoker", "single"]
 
@@ -29,15 +28,8 @@ SHAPE = (11,)
 class KuhnPoker(TurnGame):
     """N games of Kuhn poker.
 
-    An observation is OpenSpiel's information state tensor: which player (2), its card (3), and each move as pass or
-    bet (3 × 2), all one-hot.
-
-    Args:
-        num_envs: N.
-
-    Attributes:
-        hands: (N, 2) int8, each player's card, 0 to 2.
-        moves: (N, 3) int8, moves so far, 0 or 1; -1: not played yet.
+    An observation is OpenSpiel's information state tensor: which player (2), its card (3), and each move as pass or bet
+    (3 × 2), all one-hot.
     """
 
     name = "kuhn_poker"
@@ -50,8 +42,8 @@ class KuhnPoker(TurnGame):
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs)
-        self.hands = np.zeros((num_envs, 2), np.int8)
-        self.moves = np.full((num_envs, MOVES), -1, np.int8)
+        self.hands = np.zeros((num_envs, 2), np.int8)  # each player's card, 0 to 2
+        self.moves = np.full((num_envs, MOVES), -1, np.int8)  # moves so far, 0 or 1; -1: not played yet
 
     def reset(self, ids: Ids) -> None:
         _reset(ids, self.turn_rows, self.rng, self.hands, self.moves, self.mover)

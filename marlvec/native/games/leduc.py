@@ -14,11 +14,10 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from marlvec.native.cards.deck import deal
 from marlvec.native.jit import kernel
 from marlvec.native.native_env import Ids
 from marlvec.native.single_env import NativeSingleEnv
-from marlvec.native.turn_game import DRAWN, GOES_ON, ILLEGAL, LOST, WON, TurnGame, finish, pass_turn, start
+from marlvec.native.turn_game import DRAWN, GOES_ON, ILLEGAL, LOST, WON, TurnGame, deal, finish, pass_turn, start
 
 __all__ = ["LeducPoker", "single"]
 
@@ -32,36 +31,20 @@ SHAPE = (30,)
 
 
 class Game(NamedTuple):
-    """State of N games.
+    """State of N games."""
 
-    Attributes:
-        deals: (N, 3) int8, both players' cards and the open card; all are drawn at the start.
-        moves: (N, 2, 4) int8, moves of each round; -1: not played yet.
-        round: (N,) int8, 0 or 1.
-        pot: (N, 2) int64, chips that each player has put in.
-        mover: (N,) int64, the player whose turn it is.
-    """
-
-    deals: NDArray[np.int8]
-    moves: NDArray[np.int8]
-    round: NDArray[np.int8]
-    pot: NDArray[np.int64]
-    mover: NDArray[np.int64]
+    deals: NDArray[np.int8]  # (N, 3), both players' cards and the open card; all are drawn at the start
+    moves: NDArray[np.int8]  # (N, 2, 4), moves of each round; -1: not played yet
+    round: NDArray[np.int8]  # (N,), 0 or 1
+    pot: NDArray[np.int64]  # (N, 2), chips that each player has put in
+    mover: NDArray[np.int64]  # (N,), the player whose turn it is
 
 
 class LeducPoker(TurnGame):
-    """N games of Leduc poker.
+    """N games of Leduc poker. An illegal move counts as a fold, and also truncates both players.
 
     An observation is OpenSpiel's information state tensor: which player (2), its card (6), the open card (6), and each
     move of both rounds as call or raise (2 × 4 × 2), all one-hot.
-
-    An illegal move counts as a fold, and also truncates both players.
-
-    Args:
-        num_envs: N.
-
-    Attributes:
-        game: The games.
     """
 
     name = "leduc_poker"

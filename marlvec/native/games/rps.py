@@ -8,9 +8,9 @@ import numpy as np
 from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
+from marlvec.envs.making.catalog import pettingzoo_env
 from marlvec.errors import ArgumentError
-from marlvec.native.boards.reference import classic_env
-from marlvec.native.jit import kernel
+from marlvec.native.jit import end_episode, kernel
 from marlvec.native.native_env import Ids, NativeEnv
 
 __all__ = ["RockPaperScissors"]
@@ -19,21 +19,7 @@ SHOWN = 5  # rounds that a picture shows
 
 
 class RockPaperScissors(NativeEnv):
-    """N games of rock-paper-scissors, and of its larger forms.
-
-    Args:
-        num_envs: Number of games, N.
-        num_actions: Odd, and at least 3.
-        max_cycles: Rounds in an episode.
-        screen_height: For rendering.
-
-    Raises:
-        ArgumentError: A number that the reference refuses, or that is not an int.
-
-    Attributes:
-        rounds: (N,) int64, rounds played.
-        history: (N, 5, 2) int64, both choices of the last rounds, newest first; -1: not played yet.
-    """
+    """N games of rock-paper-scissors, and of its larger forms, with an odd number of actions."""
 
     name = "rps_v2"
     agents = ("player_0", "player_1")
@@ -50,7 +36,8 @@ class RockPaperScissors(NativeEnv):
         self._screen_height = screen_height
         self.observation_spaces = (Discrete(self._num_actions + 1),) * 2
         self.action_spaces = (Discrete(self._num_actions),) * 2
-        self.rounds = np.zeros(num_envs, np.int64)
+        self.rounds = np.zeros(num_envs, np.int64)  # played in this episode
+        # both choices of the last rounds, newest first; -1: not played yet
         self.history = np.full((num_envs, SHOWN, 2), -1, np.int64)
 
     def reset(self, ids: Ids) -> None:
@@ -65,7 +52,9 @@ class RockPaperScissors(NativeEnv):
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
         arguments = {"num_actions": self._num_actions, "max_cycles": self._max_cycles}
-        env = classic_env(self.name, "parallel", render_mode, screen_height=self._screen_height, **arguments)
+        build = {"render_mode": render_mode, "screen_height": self._screen_height}
+        env = pettingzoo_env(f"classic/{self.name}", "parallel", **build, **arguments)
+        env.reset()
         raw = env.unwrapped
         raw.num_moves = int(self.rounds[i])
         raw.history = self.history[i].ravel().tolist()
@@ -120,7 +109,4 @@ def _end(
     """Truncate both players of the envs in which the last round is over."""
     for i in ids:
         if rounds[i] >= max_cycles:
-            truncated[i] = True
-            alive[i] = False
-            acting[i] = False
-            done[i] = True
+            end_episode(i, truncated, alive, acting, done)

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from marlvec.native.boards.reference import classic_env
+from marlvec.envs.making.catalog import pettingzoo_env
 from marlvec.native.jit import kernel
 from marlvec.native.native_env import Ids
 from marlvec.native.turn_game import DRAWN, GOES_ON, ILLEGAL, WON, TurnGame, finish, pass_turn, start
@@ -19,15 +19,7 @@ LINES = np.array([(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 
 
 
 class TicTacToe(TurnGame):
-    """N games of tic-tac-toe.
-
-    Args:
-        num_envs: N.
-        screen_height: For rendering.
-
-    Attributes:
-        squares: (N, 9) int8, column by column as PettingZoo numbers them: 0 is empty, 1 and 2 are the players' marks.
-    """
+    """N games of tic-tac-toe."""
 
     name = "tictactoe_v3"
     agents = ("player_1", "player_2")
@@ -39,7 +31,7 @@ class TicTacToe(TurnGame):
 
     def __init__(self, num_envs: int, *, screen_height: int = 1000) -> None:
         super().__init__(num_envs)
-        self.squares = np.zeros((num_envs, 9), np.int8)
+        self.squares = np.zeros((num_envs, 9), np.int8)  # column by column, as PettingZoo; 0: empty, 1 and 2: marks
         self._screen_height = screen_height
 
     def reset(self, ids: Ids) -> None:
@@ -52,7 +44,9 @@ class TicTacToe(TurnGame):
         _observe_all(ids, self.turn_rows.obs, self.squares)
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:
-        env = classic_env(self.name, "aec", render_mode, screen_height=self._screen_height)
+        build = {"render_mode": render_mode, "screen_height": self._screen_height}
+        env = pettingzoo_env(f"classic/{self.name}", "aec", **build)
+        env.reset()
         env.unwrapped.board.squares = self.squares[i].tolist()
         env.unwrapped.agent_selection = self.agents[self.mover[i]]
         return env

@@ -1,1 +1,0 @@
-"""Commands that record datasets and show what is in them."""

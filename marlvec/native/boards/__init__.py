@@ -1,1 +1,0 @@
-"""PettingZoo's small classic games, with the same numbers: tic-tac-toe, connect four, rock-paper-scissors."""

@@ -1,1 +1,0 @@
-"""Small poker games of two players, by OpenSpiel's rules: Kuhn and Leduc."""
