@@ -13,13 +13,7 @@ _ENTRY = 128  # bytes of a dict entry, including the dict's spare capacity
 class Account:
     """Bytes that one client's episodes hold. Change it with the exchange locked; read it at any time.
 
-    Args:
-        most: Byte limit of rows; above it, a slot that already has a waiting row accepts no more rows.
-        total: The account of all clients together, or None.
-
-    Attributes:
-        pending: Bytes of rewards, infos and ends that wait for their row.
-        rows: Bytes of rows that wait for the collector.
+    Above `most` bytes of rows, a slot that already has a waiting row accepts no more rows. `total` counts all clients.
     """
 
     __slots__ = ("_most", "_total", "pending", "rows")

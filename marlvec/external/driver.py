@@ -52,11 +52,8 @@ class EpisodeDriver:
     Args:
         episodes: The driver's running episodes.
         agents: Agent names, in order.
-        timeout: Seconds that each call waits at most; None: for ever.
+        timeout: Seconds that each call waits at most; None: for ever. May be changed later.
         dicts: Whether values are dicts by agent name even if there is one agent.
-
-    Attributes:
-        agents, timeout: As given; ``timeout`` may be changed.
     """
 
     def __init__(self, episodes: RunningEpisodes, agents: Sequence[str], timeout: float | None, *, dicts: bool) -> None:

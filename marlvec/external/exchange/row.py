@@ -21,14 +21,7 @@ Ending = tuple[Any, bool, bool]
 
 
 class RowSource(Protocol):
-    """The part of an external episode that rows and their exchange use.
-
-    Attributes:
-        id: Its number.
-        env_id: Its slot.
-        account: Counts its bytes, or None.
-        over: Why the episode accepts no more calls, or None.
-    """
+    """The part of an external episode that rows and their exchange use; see `ExternalEpisode`."""
 
     id: int
     env_id: int
@@ -51,30 +44,16 @@ class RowSource(Protocol):
 
 @dataclass(slots=True)
 class ExternalRow:
-    """One row for the collector. Its values are checked copies.
-
-    Attributes:
-        episode: The row's episode.
-        first: Whether it is the episode's first row.
-        obs: Agent index to observation, of the agents that act.
-        masks: Agent index to action mask, for some of them.
-        rewards: Agent index to reward since the previous row.
-        ended: Agent index to its end, for agents that ended with this row.
-        infos: Infos by agent.
-        done: Whether the episode is over.
-        answer: Callback for the actions, or None if none are requested.
-        lost: Why the episode is lost; the row's other values do not count then.
-        cost: Its bytes on the account of its episode.
-    """
+    """One row for the collector. Its values are checked copies, by agent index."""
 
     episode: RowSource
-    first: bool = False
-    obs: Mapping[int, Any] = field(default_factory=dict)
-    masks: Mapping[int, NDArray[Any]] = field(default_factory=dict)
-    rewards: Mapping[int, float] = field(default_factory=dict)
-    ended: Mapping[int, Ending] = field(default_factory=dict)
+    first: bool = False  # of the episode's rows
+    obs: Mapping[int, Any] = field(default_factory=dict)  # of the agents that act
+    masks: Mapping[int, NDArray[Any]] = field(default_factory=dict)  # of some of them
+    rewards: Mapping[int, float] = field(default_factory=dict)  # since the previous row
+    ended: Mapping[int, Ending] = field(default_factory=dict)  # agents that ended with this row
     infos: Info = field(default_factory=dict)
-    done: bool = False
-    answer: Answer | None = None
-    lost: BaseException | None = None
-    cost: int = 0
+    done: bool = False  # the episode is over
+    answer: Answer | None = None  # None: no actions are requested
+    lost: BaseException | None = None  # why the episode is lost; the row's other values do not count then
+    cost: int = 0  # bytes on the account of its episode

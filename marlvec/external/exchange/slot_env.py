@@ -13,14 +13,7 @@ __all__ = ["SlotEnv"]
 
 
 class SlotEnv(MultiAgentEnv):
-    """Writes rows from outside into its slot. Its shard treats it as any other env.
-
-    Args:
-        spec: Agents and spaces of the external envs.
-
-    Attributes:
-        row: The row that the next `reset` or `step` writes.
-    """
+    """Writes `row`, which comes from outside, into its slot. Its shard treats it as any other env."""
 
     row: ExternalRow
 
@@ -31,12 +24,10 @@ class SlotEnv(MultiAgentEnv):
         self._acting: tuple[int, ...] = ()
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Write the row that begins an episode."""
         self._acting = ()
         return self._write(slot)
 
     def step(self, slot: Slot) -> Info | None:
-        """Write the next row."""
         for a in self._acting:
             slot.acting[a] = False
             slot.clear_mask(a)

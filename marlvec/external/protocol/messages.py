@@ -140,21 +140,13 @@ _outcome: dict[str, Kind] = {"rewards": _numbers, "infos": _infos}
 
 
 class MessageForm(NamedTuple):
-    """Fields and properties of one message type.
+    """Fields and properties of one message type."""
 
-    Attributes:
-        sender: Which side may send it; None: both.
-        is_numbered: Whether it is numbered, sent again after a reconnection, and processed once.
-        fields: Required fields.
-        optional: Optional fields.
-        is_large: Whether it may be larger than `MAX_HANDSHAKE`.
-    """
-
-    sender: Side | None
-    is_numbered: bool
+    sender: Side | None  # None: both sides
+    is_numbered: bool  # then also sent again after a reconnection, and processed once
     fields: Mapping[str, Kind]
     optional: Mapping[str, Kind] = {}
-    is_large: bool = False
+    is_large: bool = False  # may be larger than `MAX_HANDSHAKE`
 
 
 FORMS: dict[Type, MessageForm] = {
@@ -232,19 +224,12 @@ FORMS: dict[Type, MessageForm] = {
 
 
 class Message(NamedTuple):
-    """A validated message; values of spaces are not decoded yet.
-
-    Attributes:
-        type: Its type.
-        fields: Its fields.
-        number: Its number; 0 if it is not numbered.
-        received: Number of the last numbered message that the sender has received.
-    """
+    """A validated message; values of spaces are not decoded yet."""
 
     type: Type
     fields: dict[str, Any]
-    number: int = 0
-    received: int = 0
+    number: int = 0  # 0: not numbered
+    received: int = 0  # number of the last numbered message that the sender has received
 
 
 def write_message(message: Message) -> bytes:
@@ -253,15 +238,7 @@ def write_message(message: Message) -> bytes:
 
 
 def read_message(data: bytes | bytearray, sender: Side) -> Message:
-    """Unpack and validate a message.
-
-    Args:
-        data: One whole WebSocket message; its size was checked before it was read.
-        sender: The side that sent it.
-
-    Raises:
-        ProtocolError: The sender may not send this type, or a field is invalid.
-    """
+    """Unpack and validate a whole WebSocket message, whose size was checked before it was read."""
     frame = unpack_frame(data)
     try:
         kind = Type(frame.type)

@@ -28,20 +28,12 @@ MIN_LENGTH = 32
 
 
 def make_token() -> str:
-    """Make a new token: 256 random bits, 43 characters.
-
-    Returns:
-        The token.
-    """
+    """Make a new token: 256 random bits, 43 characters."""
     return secrets.token_urlsafe(32)
 
 
 def check_token(token: str, where: str = "token") -> str:
-    """Check that a token is long enough.
-
-    Raises:
-        ArgumentError: Too short, or not of printable ASCII characters. The message does not contain the token.
-    """
+    """Return a token that is long enough; the error of another one does not contain it."""
     if not isinstance(token, str) or len(token) < MIN_LENGTH or not token.isascii() or not token.isprintable():
         raise ArgumentError(
             f"{where}: expected {MIN_LENGTH} or more printable ASCII characters; see marlvec.external.make_token()"

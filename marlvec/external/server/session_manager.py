@@ -25,29 +25,17 @@ __all__ = ["ServerCounters", "SessionManager"]
 
 @dataclass(slots=True)
 class ServerCounters:
-    """Counts since the server's start.
+    """Counts since the server's start."""
 
-    Attributes:
-        accepted: Accepted connections.
-        unadmitted: Connections that closed before they had a session.
-        turned_away: Connections closed at once, since too many were open.
-        refused: Clients that were sent a reason and cut off.
-        wrong_tokens: Clients refused for a wrong token.
-        sessions: New sessions.
-        resumed: Resumed sessions.
-        messages: Valid messages.
-        duplicates: Valid messages that came twice and were dropped.
-    """
-
-    accepted: int = 0
-    unadmitted: int = 0
-    turned_away: int = 0
-    refused: int = 0
-    wrong_tokens: int = 0
+    accepted: int = 0  # connections
+    unadmitted: int = 0  # connections that closed before they had a session
+    turned_away: int = 0  # connections closed at once, since too many were open
+    refused: int = 0  # clients that were sent a reason and cut off
+    wrong_tokens: int = 0  # clients refused for a wrong token
     sessions: int = 0
     resumed: int = 0
-    messages: int = 0
-    duplicates: int = 0
+    messages: int = 0  # valid ones
+    duplicates: int = 0  # valid messages that came twice and were dropped
 
 
 _LOG = logging.getLogger("marlvec.external")
@@ -62,20 +50,8 @@ _SPARE = 64  # connections beyond the limit, which receive a refusal
 class SessionManager:
     """All connections and sessions of one server.
 
-    Args:
-        gateway: Begins episodes.
-        readers: Read and write values.
-        weights: Weights that clients may fetch.
-        limits: The server's limits.
-        token: Token that clients must prove to know, or None.
-        clock: Returns the time in seconds.
-        on_free: Called from any thread when a slot is free that a client waits for.
-        release: Called with each connection whose socket is about to close.
-
-    Attributes:
-        connections: All open connections.
-        sessions: All sessions, by the hash of their secret: timing a lookup reveals no secret.
-        counters: Counts of events.
+    `on_free` is called from any thread when a slot is free that a client waits for, `release` with each connection
+    whose socket is about to close.
     """
 
     def __init__(
@@ -93,7 +69,7 @@ class SessionManager:
         self._token, self._clock, self._on_free, self._release = token, clock, on_free, release
         self._id = secrets.token_bytes(16)
         self.connections: dict[Connection, ServerHandshake | Session | None] = {}
-        self.sessions: dict[bytes, Session] = {}
+        self.sessions: dict[bytes, Session] = {}  # by the hash of their secret: timing a lookup reveals no secret
         self.counters = ServerCounters()
         self._queue = SlotQueue[Session]()
         self._failures: dict[str, list[float]] = {}
