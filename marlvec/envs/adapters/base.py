@@ -34,24 +34,12 @@ _RESERVED = (COMMON, "__all__")
 
 
 class Adapter(MultiAgentEnv):
-    """A user's env as a `MultiAgentEnv`.
+    """A user's env as a `MultiAgentEnv`; ``env`` is the env as it was passed in, ``ids`` its own names of its agents.
 
-    Args:
-        env: The user's env.
-        ids: Its own names of its agents, in the order of the agent axis.
-        observation_spaces: One per agent, including action masks.
-        action_spaces: One per agent.
-
-    Raises:
-        ContractError: No agents, a reserved name, or an object that is not a space.
-
-    Attributes:
-        env: The user's env, as it was passed in.
-        ids: As given; `agents` has them as strings.
-        is_lenient: Whether rewards and flags may be arrays of one element, and flags 0 or 1.
+    `agents` has the names as strings. Observation spaces are given with action masks, and declared without.
     """
 
-    is_lenient = False
+    is_lenient = False  # rewards and flags may be arrays of one element, and flags 0 or 1
     _copies_attributes = False
     _flag_names: ClassVar[tuple[str, str]] = ("termination", "truncation")
 
@@ -99,17 +87,14 @@ class Adapter(MultiAgentEnv):
 
     @property
     def unwrapped(self) -> Any:
-        """The user's own env object, as it was passed in."""
         return self.env
 
     def close(self) -> None:
-        """Close the user's env, if it can be closed."""
         close = getattr(self.env, "close", None)
         if close is not None:
             close()
 
     def write_state(self, slot: Slot) -> None:
-        """Write the result of the env's ``state()``."""
         slot.write_state(self.env.state())
 
     def copy_attributes(self) -> None:
@@ -117,15 +102,12 @@ class Adapter(MultiAgentEnv):
         self._copies_attributes = True
 
     def state_obstacle(self) -> str | None:
-        """Return why the state of the user's env cannot be saved, or None."""
         return self._user_state().obstacle()
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state of the user's env, and the adapter's state of its agents."""
         return {"agents": self._agents_now(), "user": self._user_state().get()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore a state from `get_state`."""
         if not isinstance(state, dict) or state.keys() != {"agents", "user"}:
             raise ArgumentError(f"{self.name}: expected the state of an env with the same marlvec wrappers")
         self._user_state().set(state["user"])
@@ -184,13 +166,11 @@ class Adapter(MultiAgentEnv):
                 )
 
     def _reward(self, value: Any, agent: AgentId, vector_hint: str = "") -> float:
-        """Read one agent's reward; see `as_reward`."""
         return (
             value if type(value) is float else as_reward(value, self.name, agent, vector_hint, lenient=self.is_lenient)
         )
 
     def _flag(self, value: Any, agent: AgentId, what: str, several_hint: str = "") -> bool:
-        """Read one agent's termination or truncation flag; see `as_flag`."""
         if value is True or value is False:
             return value is True
         return as_flag(value, self.name, agent, what, several_hint, lenient=self.is_lenient)
@@ -206,7 +186,6 @@ class Adapter(MultiAgentEnv):
         return info_dicts.by_agent(infos, self._index, self.agents, self.name)
 
     def _listed(self, agents: Any, call: str) -> frozenset[AgentId]:
-        """Return ``env.agents`` as a set; raise if it names an unknown agent."""
         refuse_unknown(agents, self._index, self.name, call, "env.agents")
         return frozenset(agents)
 
@@ -248,7 +227,6 @@ class Adapter(MultiAgentEnv):
         return acts
 
     def _without_mask(self, a: int, value: Any) -> Any:
-        """Return agent number ``a``'s observation without the mask that its space declares."""
         if self.mask_sizes[a] is None:
             return value
         if not isinstance(value, Mapping) or "action_mask" not in value:
@@ -332,11 +310,7 @@ class DictAdapter(Adapter):
 
 
 def keywords_of(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Return the keywords that a callable accepts; None if it accepts any, or has no readable signature.
-
-    Args:
-        function: The callable.
-    """
+    """Return the keywords that a callable accepts; None if it accepts any, or has no readable signature."""
     try:
         parameters = signature_of(function).parameters.values()
     except (TypeError, ValueError):

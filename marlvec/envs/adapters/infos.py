@@ -23,9 +23,8 @@ _MUTABLE = (np.ndarray, dict, list, tuple, set, bytearray)
 def snapshot(info: Mapping[Any, Any], env: str) -> dict[str, Any]:
     """Copy one info dict so that the env may reuse it and the arrays in it.
 
-    Raises:
-        ContractError: A value cannot be copied, or is a dict that contains itself; or two keys are equal as text, like
-            1 and "1". Names the key.
+    `ContractError`, with the key, if a value cannot be copied or contains itself, or two keys are equal as text (1,
+    "1").
     """
     out: dict[str, Any] = {}
     for key, value in info.items():
@@ -67,19 +66,9 @@ def common(info: Any, env: str) -> Info | None:
 
 
 def by_agent(infos: Mapping[Any, Any], index: Mapping[Any, int], names: Sequence[str], env: str) -> Info | None:
-    """Convert the infos of an env that has one info dict per agent.
+    """Copy the infos of an env that has one info dict per agent; None if all are empty.
 
-    Args:
-        infos: The env's infos. Keys that are not agents (``"common"``, ``"__common__"``) go under `COMMON`.
-        index: Agent to its index on the agent axis.
-        names: Agent names in that order.
-        env: The env's name, for messages.
-
-    Returns:
-        Copies of the infos that are not empty, or None if all are empty.
-
-    Raises:
-        ContractError: An agent's info is not a dict.
+    `index`: agent to index; `names` in that order. Keys that are not agents (``"common"``, …) go under `COMMON`.
     """
     out: Info = {}
     for key, info in infos.items():

@@ -55,19 +55,9 @@ def zero_or_one(value: Any) -> bool | None:
 
 
 def as_reward(value: Any, env: str, agent: AgentId, vector_hint: str = "", *, lenient: bool = False) -> float:
-    """Convert one agent's reward to a float.
+    """Convert one agent's reward to a float; NaN and infinities pass, since `ObservationValidator` checks them.
 
-    NaN and infinities pass here; `ObservationValidator` checks them.
-
-    Args:
-        value: The reward.
-        env: The env's name.
-        agent: The agent.
-        vector_hint: Advice for a reward with one number per objective.
-        lenient: Whether an array of one number, of any shape, is accepted.
-
-    Raises:
-        ContractError: Not a real scalar: None, text, complex, an array with axes, or an int too large for a float.
+    `vector_hint`: advice for a reward with one number per objective; `lenient`: an array of one number is accepted.
     """
     plain = value
     if isinstance(value, np.ndarray) and value.shape == ():
@@ -91,16 +81,7 @@ def as_reward(value: Any, env: str, agent: AgentId, vector_hint: str = "", *, le
 def as_flag(value: Any, env: str, agent: AgentId, what: str, several_hint: str = "", *, lenient: bool = False) -> bool:
     """Convert one agent's termination or truncation flag to a bool.
 
-    Args:
-        value: The flag.
-        env: The env's name.
-        agent: The agent.
-        what: ``"termination"`` or ``"truncation"``, in the env's words.
-        several_hint: Advice for a value with several flags.
-        lenient: Whether 0 and 1, and arrays of one 0, 1 or bool, are accepted.
-
-    Raises:
-        ContractError: It is neither a bool nor a numpy bool.
+    `several_hint`: advice for a value with several flags; `lenient`: 0, 1 and arrays of one flag are accepted.
     """
     if isinstance(value, _FLAG):
         return bool(value)
@@ -128,11 +109,7 @@ def mapping(value: Any, env: str, call: str, what: str) -> Mapping[Any, Any]:
 
 
 def agent_ids(found: Any, env: str, where: str) -> list[AgentId]:
-    """Check that an env's list of agents has entries that can be keys of dicts.
-
-    Raises:
-        ContractError: It is not a list, or an entry is not hashable.
-    """
+    """Check that an env's list of agents has entries that can be keys of dicts."""
     if not isinstance(found, Iterable) or isinstance(found, (str, bytes)):
         contract_error(env, where, f"expected a list of agents, got {type(found).__name__}: {short_repr(found)}")
     ids = list(found)
@@ -154,11 +131,7 @@ def _is_key(agent: Any) -> bool:
 
 
 def refuse_unknown(table: Iterable[Any], known: Mapping[Any, int], env: str, call: str, what: str) -> None:
-    """Check that a table has no unknown agents.
-
-    Raises:
-        ContractError: It has one; names the agent and all possible agents.
-    """
+    """Check that a table has no unknown agents."""
     for agent in table:
         try:
             is_known = agent in known
@@ -178,13 +151,6 @@ def five_values(result: Any, env: str) -> Sequence[Any]:
     """Return observation, reward, terminated, truncated and info of a step; convert the four values of an old env.
 
     An old env's done means terminated, unless ``info["TimeLimit.truncated"]`` is True.
-
-    Args:
-        result: The result of ``step()``.
-        env: The env's name.
-
-    Raises:
-        ContractError: It is neither 5 values nor 4; quotes the API.
     """
     if (result.__class__ is tuple and len(result) == 5) or _step_length(result, env, "values") == 5:
         five: Sequence[Any] = result
@@ -195,13 +161,7 @@ def five_values(result: Any, env: str) -> Sequence[Any]:
 
 
 def five_dicts(result: Any, env: str, flags: tuple[str, str]) -> list[Mapping[Any, Any]]:
-    """As `five_values`, for results that are dicts by agent.
-
-    Args:
-        result: The result of ``step()``.
-        env: The env's name.
-        flags: The names of the two dicts of flags, for messages.
-    """
+    """As `five_values`, for results that are dicts by agent; `flags` names the two dicts of flags, for messages."""
     if _step_length(result, env, "dicts") == 4:
         obs, rewards, found, infos = result
         dones, infos = mapping(found, env, "step()", "dones"), mapping(infos, env, "step()", "infos")
@@ -218,7 +178,6 @@ def _ran_out_of_time(info: Any) -> bool:
 
 
 def _step_length(result: Any, env: str, kinds: str) -> int:
-    """Return the length of the result of ``step()``; raise `ContractError` if it is not 4 or 5."""
     size = len(result) if isinstance(result, (tuple, list)) else -1
     if size in (4, 5):
         return size

@@ -181,15 +181,9 @@ def _pettingzoo(family: str, name: str, kind: str, packages: tuple[str, ...]) ->
 
 
 def pettingzoo_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
-    """Build one of PettingZoo's own envs, in exactly the version that its id names.
+    """Build one of PettingZoo's own envs, in exactly the version of its id, ``"classic/connect_four_v3"``.
 
-    Args:
-        env_id: Family and versioned name, e.g. ``"classic/connect_four_v3"``.
-        kind: ``"parallel"`` or ``"aec"``.
-        kwargs: Arguments of the env.
-
-    Raises:
-        MissingExtraError: PettingZoo or a package that the family needs is not installed.
+    `kind`: ``"parallel"`` or ``"aec"``. `MissingExtraError` if PettingZoo or a package of the family is not installed.
     """
     family, _, name = env_id.partition("/")
     entry = EnvEntry(env_id, "", family=family, extra=family)
@@ -211,16 +205,7 @@ def pettingzoo_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
 
 
 def atari_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
-    """Build one of PettingZoo's Atari envs, by default with the game files that ship in ale-py.
-
-    Args:
-        env_id: As in `pettingzoo_env`.
-        kind: As in `pettingzoo_env`.
-        kwargs: Arguments of the env; without ``auto_rom_install_path``, ale-py's own folder is used if it is installed.
-
-    Raises:
-        MissingExtraError: As in `pettingzoo_env`, or the file of this game is missing.
-    """
+    """Build one of PettingZoo's Atari envs, by default with the game files of ale-py; see `pettingzoo_env`."""
     if "auto_rom_install_path" not in kwargs:
         found = importlib.util.find_spec("ale_py")
         if found is not None and found.origin is not None:
@@ -234,26 +219,19 @@ def atari_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
 
 
 def openspiel_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
-    """Build one of PettingZoo's envs of OpenSpiel games, in a `SeedStream`.
+    """Build one of PettingZoo's envs of OpenSpiel games, in a `SeedStream`; see `pettingzoo_env`.
 
     Without it, half of all seeds raise (OpenSpiel takes 31 bits), and after a reset without a seed the cards cannot be
     reproduced by any seed.
-
-    Args:
-        env_id: As in `pettingzoo_env`.
-        kind: As in `pettingzoo_env`.
-        kwargs: Arguments of the env.
     """
     env = pettingzoo_env(env_id, kind, **kwargs)
     return SeedStream(env)
 
 
 def library_entry(family: str, name: str) -> EnvEntry:
-    """Return the entry of an env of a library with its own ids; an unknown id raises when the env is built.
+    """Return the entry of an env of a library with its own ids: ``"Pong-v5"``, ``"go(board_size=5)"``, ``"balance"``.
 
-    Args:
-        family: A key of `LIBRARIES`.
-        name: The library's own name of the env, e.g. ``"Pong-v5"``, ``"go(board_size=5)"``, ``"balance"``.
+    An unknown id raises when the env is built.
     """
     entry_point, argument, package = LIBRARIES[family]
     extra, packages = family, [package]
@@ -264,16 +242,12 @@ def library_entry(family: str, name: str) -> EnvEntry:
 
 
 def jax_entries() -> list[EnvEntry]:
-    """Entries of the envs of JAX suites that are known by name; `library_entry` has them, and others, too."""
+    """Return the entries of the envs of JAX suites that are listed by name; `library_entry` accepts others, too."""
     return [library_entry(family, name) for family, names in _JAX_ENVS.items() for name in names.split()]
 
 
 def gymnasium_entry(env_id: str) -> EnvEntry:
-    """Return the entry of an env from Gymnasium's registry.
-
-    Args:
-        env_id: Gymnasium's own id, e.g. ``"CartPole-v1"``.
-    """
+    """Return the entry of an env from Gymnasium's registry, by Gymnasium's own id."""
     spec = gymnasium.envs.registration.registry.get(env_id)
     module = spec.entry_point if spec is not None and isinstance(spec.entry_point, str) else ""
     found = (needs for prefix, needs in _GYMNASIUM_NEEDS.items() if module.startswith(prefix))
@@ -288,15 +262,7 @@ def gymnasium_entry(env_id: str) -> EnvEntry:
 
 
 def gymnasium_env(env_id: str, /, **kwargs: Any) -> Any:
-    """Build an env from Gymnasium's registry, without its checker, which costs time in every step.
-
-    Args:
-        env_id: Gymnasium's own id.
-        kwargs: Arguments of ``gymnasium.make``; ``disable_env_checker=False`` enables the checker.
-
-    Raises:
-        MissingExtraError: A package that the env needs is not installed.
-    """
+    """Build an env from Gymnasium's registry, by default without its checker, which costs time in every step."""
     try:
         return gymnasium.make(env_id, **{"disable_env_checker": True, **kwargs})
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:

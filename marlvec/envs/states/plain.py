@@ -12,15 +12,7 @@ __all__ = ["one_each", "plain_copy"]
 
 
 def plain_copy(state: Any, name: str) -> Any:
-    """Copy a state, so that its env may change the original.
-
-    Args:
-        state: A state from ``get_state()``.
-        name: The env's name, for messages.
-
-    Raises:
-        SerialisationError: It is not plain data; names the part.
-    """
+    """Copy a state from ``get_state()``; `SerialisationError` names a part that is not plain data."""
     try:
         encode(state, f"the result of {name}.get_state()")
     except SerialisationError as error:

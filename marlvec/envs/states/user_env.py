@@ -20,12 +20,7 @@ class UserEnvState:
 
     The outermost layer that has both ``get_state()`` and ``set_state(state)`` provides the state of itself and all
     layers below it. For wrappers above it, their attributes are the state. If no layer has both methods, the attributes
-    of all layers are the state, if the user allows it (``env_state="deepcopy"``).
-
-    Args:
-        env: The user's env.
-        name: Its name in messages.
-        copies_attributes: Whether copies of attributes may be used as the state.
+    of all layers are the state, if the user allows it (``env_state="deepcopy"``: `copies_attributes`).
     """
 
     def __init__(self, env: Any, name: str, *, copies_attributes: bool) -> None:
@@ -53,15 +48,7 @@ class UserEnvState:
         return None
 
     def get(self) -> dict[str, Any]:
-        """Read the state.
-
-        Returns:
-            Plain data: ``layers``, the attributes of each layer above the one with state methods, and ``env``, the
-            state from that layer.
-
-        Raises:
-            SerialisationError: The env's own state is not plain data; names the part.
-        """
+        """Return ``layers``, attributes of each layer above that with state methods, and ``env``, its state."""
         layers, offering = self._layers()
         attributes, _ = self._read(layers, offering)
         if offering == len(layers):
@@ -69,11 +56,7 @@ class UserEnvState:
         return {"layers": attributes, "env": plain_copy(layers[offering].get_state(), self._name)}
 
     def set(self, state: dict[str, Any]) -> None:
-        """Write a copy of a state, so that several envs may share the original.
-
-        Raises:
-            ArgumentError: It is the state of an env with other layers.
-        """
+        """Write a copy of a state, so that several envs may share the original."""
         layers, offering = self._layers()
         expected, got = [type(layer).__name__ for layer in layers[:offering]], [of for of, _ in state["layers"]]
         if expected != got or ("env" in state) != (offering < len(layers)):
