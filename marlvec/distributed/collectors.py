@@ -287,11 +287,6 @@ class Collectors(StatefulCollectors, BatchSource):
         self._report()
 
     def _raise(self) -> None:
-        """Raise the exceptions of collectors.
-
-        Raises:
-            Exception: A collector raised it.
-        """
         raised, self._group.raised = self._group.raised, []
         if raised:
             for other in raised[1:]:
@@ -301,11 +296,7 @@ class Collectors(StatefulCollectors, BatchSource):
     # --- starting and losing collectors
 
     def _restart_missing(self) -> None:
-        """Restart or mask lost collectors, as ``on_fault`` requires.
-
-        Raises:
-            CollectorDied: See ``on_fault``.
-        """
+        """Restart or mask lost collectors, or raise, as ``on_fault`` requires."""
         self._group.end_doubtful()
         lost = [
             collector
@@ -355,9 +346,6 @@ class Collectors(StatefulCollectors, BatchSource):
         New collectors have new ids and seeds. If there are fewer, the last ones first deliver their requests, into the
         next batches, and then close their envs.
 
-        Args:
-            num_collectors: Number of collectors.
-
         Raises:
             ArgumentError: ``num_collectors`` is not a positive integer.
             CollectorDied: See ``on_fault`` and ``max_restarts``.
@@ -389,13 +377,7 @@ class Collectors(StatefulCollectors, BatchSource):
         return tuple(collector.pid for collector in self._group.collectors.values())
 
     def place_of(self, eps_id: int) -> Place:
-        """Return the place of the collector that made an episode or fragment, even if the collector is gone.
-
-        Args:
-            eps_id: An ``eps_id`` or ``unroll_id``.
-
-        Returns:
-            The place at which its collector was built.
+        """Return the place of the collector that made an ``eps_id`` or ``unroll_id``, even if the collector is gone.
 
         Raises:
             KeyError: No collector has made it.
@@ -541,10 +523,8 @@ class Collectors(StatefulCollectors, BatchSource):
     def _change(self, content: PolicyChange, note: Callable[[], None]) -> None:
         """Make a change in all collectors, first in one, then in the others.
 
-        Args:
-            content: The change.
-            note: Called once the first collector has made it (twice if Ctrl-C comes meanwhile): from then on all make
-                it, even after Ctrl-C.
+        `note` is called once the first collector has made it (twice if Ctrl-C comes meanwhile): from then on all make
+        it, even after Ctrl-C.
         """
         group, log = self._group, self._log
         self._await_changes()  # a collector may have made a change that Ctrl-C has undone

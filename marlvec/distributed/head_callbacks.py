@@ -18,17 +18,7 @@ _HERE = ("on_sample_end", "on_episode_end", "on_collector_start", "on_collector_
 
 
 class HeadCallbacks:
-    """The callbacks of `Collectors`.
-
-    Args:
-        callbacks: Callbacks, in calling order.
-
-    Raises:
-        ArgumentError: A value is not a callback, or has only hooks that collectors call.
-
-    Attributes:
-        callbacks: As given.
-    """
+    """The callbacks of `Collectors`, in calling order; callbacks that have only hooks of collectors are refused."""
 
     def __init__(self, callbacks: Iterable[CallbackLike]) -> None:
         found = list(callbacks) if not isinstance(callbacks, dict) else callbacks
@@ -43,11 +33,7 @@ class HeadCallbacks:
                 )
 
     def sample_end(self, records: Iterable[EpisodeRecord], batch: MultiAgentBatch, metrics: Metrics) -> None:
-        """Call callbacks for a finished batch and the episodes that end in it.
-
-        Raises:
-            BaseException: A callback raised it; a note names the callback.
-        """
+        """Call callbacks for a finished batch and the episodes that end in it; a note names one that raises."""
         if self._listeners["on_episode_end"]:
             for record in records:
                 episode = RunningEpisode(record.eps_id, record.env_id, record.number, 0, record.policies)

@@ -19,14 +19,7 @@ def joined(
 ) -> MultiAgentBatch:
     """Join all rows into one batch, in the order of parts; run the head's learner connectors.
 
-    Args:
-        parts: The collectors' batches; at least one.
-        learner_connectors: Pipeline by policy id; rows of other policies stay unchanged.
-        known: Ids of all policies.
-
-    Raises:
-        ArgumentError: The parts differ in their columns.
-        Exception: A learner connector raised it, with a note. No rows are lost.
+    Rows of policies without a pipeline stay unchanged. If a connector raises, no rows are lost.
     """
     batch = MultiAgentBatch.concat(parts)
     found = dict(batch.items())
@@ -49,14 +42,9 @@ def stats_after(
     answers: Sequence[Answer],
     version: int,
 ) -> tuple[CollectorStats, ...]:
-    """Return each collector's statistics after the delivery of some answers.
+    """Return each collector's statistics after the delivery of answers, whose ledger entries are in the same order.
 
-    Args:
-        known: The statistics before.
-        restarts: Restarts of each existing collector, by index.
-        entries: The ledger's entries of the answers.
-        answers: The answers, in the same order.
-        version: Current version of the weights.
+    `restarts`: of each existing collector, by index.
     """
     before = {stats.index: stats for stats in known}
     found = {i: replace(before.get(i, CollectorStats(i)), restarts=count) for i, count in restarts.items()}

@@ -16,10 +16,6 @@ def in_pieces(reply: Reply, limit: int) -> Reply:
     """Return the reply with its rows cut so that no column exceeds ``limit`` bytes.
 
     Rows are not copied. The head copies all pieces into one batch, like the answers of several collectors.
-
-    Args:
-        reply: A server's reply.
-        limit: Most bytes of a column.
     """
     if not isinstance(reply, Answer):
         return reply

@@ -19,11 +19,7 @@ _DELTA = ("agents", "policies", "episodes", "counters", "timers", "values")
 
 
 def get_answer_state(answer: Answer) -> State:
-    """Return the part of an answer that its future batch needs; connectors' statistics are not part of it.
-
-    Raises:
-        SerialisationError: A column of its rows holds objects along more axes than one.
-    """
+    """Return the part of an answer that its future batch needs; connectors' statistics are not part of it."""
     return {
         "id": answer.id,
         "epoch": answer.epoch,
@@ -34,11 +30,7 @@ def get_answer_state(answer: Answer) -> State:
 
 
 def answer_from(state: Any) -> Answer:
-    """Rebuild an answer from its state.
-
-    Raises:
-        ArgumentError: The data is not from `get_answer_state`.
-    """
+    """Rebuild an answer from its state."""
     where = "an answer that waits"
     check_fields(state, _FIELDS, where)
     try:

@@ -130,10 +130,7 @@ class StatefulCollectors(ABC):
         self._restart_missing()
 
     def save(self, path: FilePath) -> None:
-        """Write `get_state` to a file, atomically.
-
-        Args:
-            path: The file, by convention ``.npz``; an existing file is replaced.
+        """Write `get_state` to a file, by convention ``.npz``, atomically; an existing file is replaced.
 
         Raises:
             SerialisationError: A value cannot be saved in a file; names it.
@@ -144,9 +141,6 @@ class StatefulCollectors(ABC):
 
     def load(self, path: FilePath) -> None:
         """Continue from a file of `save`: see `set_state`. Loading executes no code from it.
-
-        Args:
-            path: The file.
 
         Raises:
             CheckpointError: The file is missing, damaged, of another version, or holds something else.
