@@ -47,7 +47,7 @@ class RemoteCollector:
     since: float = 0.0  # time when its oldest request began to run, as far as known
     is_masked: bool = False  # it is never restarted
     is_reported: bool = False  # the caller got an error for its loss
-    why: tuple[LostReason, str] | None = None  # it ended; None while it runs, or if Ctrl-C ended it
+    why: tuple[LostReason, str] | None = None  # reason of its end; None while it runs, or if Ctrl-C ended it
     merged: int = 0  # number of the last merged state sent to it
     changes: set[int] = field(default_factory=set)  # numbers of the policy changes sent to it
     differs: LostReason | None = None  # why its policies differ from the other collectors' (it must be restarted)

@@ -149,8 +149,6 @@ def _random(envs: VectorEnv, rng: np.random.Generator) -> Any:
 
 
 class _Run:
-    """A run: one seed in one autoreset mode."""
-
     def __init__(self, pair: Pair, mode: str, seed: int, draw: Actions, build: Callable[[int], Pair]) -> None:
         self._pair, self._mode, self._seed, self._draw, self._build = pair, mode, seed, draw, build
         self._rng = np.random.default_rng(seed)

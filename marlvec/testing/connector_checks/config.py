@@ -28,11 +28,7 @@ def check_config(trial: Trial) -> None:
 
 
 def _read_back(report: Report, piece: Connector) -> Connector | None:
-    """Build a connector from another one's config; None if the config names an unregistered class or function.
-
-    Raises:
-        ContractError: The config holds other than JSON-able data and arrays, or builds something else.
-    """
+    """Build a connector from another one's config; None if the config names an unregistered class or function."""
     with report.asking("to_config()"):
         try:
             config = piece.to_config()

@@ -20,13 +20,7 @@ __all__ = ["ConstantSpaces"]
 class ConstantSpaces:
     """All spaces of one env, as first returned.
 
-    Args:
-        env: The env's name.
-        read: Reads all spaces of the env, keyed by call, e.g. ``"observation_space('agent_0')"``.
-        log: Log for findings.
-
-    Raises:
-        Fault: A returned value is not a space.
+    `read` returns them keyed by call, e.g. ``"observation_space('agent_0')"``; `Fault`: a value is not a space.
     """
 
     def __init__(self, env: str, read: Callable[[], dict[str, Any]], log: EpisodeLog) -> None:
@@ -45,11 +39,7 @@ class ConstantSpaces:
         self.check(Place(env, "", log=log))
 
     def check(self, place: Place) -> None:
-        """Read the spaces again; report changes to the place's log.
-
-        Args:
-            place: The episode, and the log for findings.
-        """
+        """Read the spaces again; report changes to the place's log."""
         now = self._read()
         for call, space in self._first.items():
             asked = replace(place, call=call, step=None)

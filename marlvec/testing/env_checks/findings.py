@@ -78,12 +78,7 @@ class Finding:
 
 
 class Fault(ContractError):
-    """Carries a finding to where the check can continue.
-
-    Args:
-        finding: The finding.
-        key: Key that equal faults share.
-    """
+    """Carries a finding, with a key that equal faults share, to where the check can continue."""
 
     def __init__(self, finding: Finding, key: tuple[Any, ...]) -> None:
         super().__init__(finding.problem)
@@ -91,12 +86,7 @@ class Fault(ContractError):
 
 
 class Findings:
-    """All findings, each fault once.
-
-    Args:
-        skip: Names of checks whose findings are dropped.
-        is_aside: Whether findings come from instances that may affect each other.
-    """
+    """All findings, each fault once. `is_aside`: they come from instances that may affect each other."""
 
     def __init__(self, skip: Iterable[str] = (), *, is_aside: bool = False) -> None:
         self._skip = frozenset(skip)
@@ -136,11 +126,6 @@ class EpisodeLog:
 
     Once the agents of an episode are wrong, further faults of agents in the same episode may be consequences and are
     dropped.
-
-    Attributes:
-        findings: Receives the findings.
-        doubtful: Whether the agents of this episode are wrong.
-        found: Whether this episode has any fault.
     """
 
     def __init__(self, findings: Findings) -> None:
@@ -149,16 +134,13 @@ class EpisodeLog:
         self.begin()
 
     def divert(self, findings: Findings) -> None:
-        """Write to these findings from now on."""
         self._is_aside = findings.is_aside
         self.findings = findings
 
     def begin(self) -> None:
-        """Begin an episode."""
         self.doubtful, self.found = False, self._is_aside
 
     def add(self, fault: Fault) -> None:
-        """Add one fault."""
         check = fault.finding.check
         self.found = True
         if self.doubtful and check in _FOLLOWS:
@@ -168,11 +150,7 @@ class EpisodeLog:
 
 
 def check_names(skip: Iterable[str] | str) -> frozenset[str]:
-    """Return the names of checks to skip.
-
-    Raises:
-        ArgumentError: A name is unknown; the message lists all names.
-    """
+    """Return the names of checks to skip; the error of an unknown one lists all names."""
     names = (skip,) if isinstance(skip, str) else tuple(skip)
     for name in names:
         if name not in CHECKS:

@@ -15,16 +15,7 @@ __all__ = ["fixed_generators"]
 
 
 def fixed_generators(env: Any, reset: Callable[[int], object], seeds: tuple[int, int]) -> list[str]:
-    """Return the random generators that a reset sets to the same state for both seeds.
-
-    Args:
-        env: The env.
-        reset: Resets the env with a seed.
-        seeds: Two seeds.
-
-    Returns:
-        Names of the generators, e.g. ``"self.rng"`` or ``"np.random"``.
-    """
+    """Return the names of random generators, ``"self.rng"``, ``"np.random"``, that resets with two seeds set alike."""
     states = []
     for seed in seeds:
         for generator in _generators(env).values():

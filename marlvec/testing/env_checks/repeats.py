@@ -31,7 +31,6 @@ class Difference(NamedTuple):
     got: str
 
     def add_to(self, findings: Findings, check: str, change: str = "") -> None:
-        """Add the difference to the findings."""
         try:
             self.place.fault(check, self.subject, self.expected, self.got, change)
         except Fault as fault:
@@ -53,13 +52,7 @@ def check_repeats(
 ) -> None:
     """Play the episodes of one seed several times, and find out why they differ, if they do.
 
-    Args:
-        first: Plays the first instance.
-        another: Makes the player of a second instance; returns None if that cannot be played.
-        episodes: Number of episodes to play.
-        seed: Seed of the compared episodes.
-        findings: Collects findings.
-        skip: Checks to skip.
+    `another` makes the player of a second instance, or returns None if that cannot be played.
     """
     trace = first.play(episodes, seed)
     if skip >= _REPEATS:

@@ -17,20 +17,13 @@ __all__ = ["Place", "short", "first_difference", "leaf"]
 
 @dataclass(frozen=True)
 class Place:
-    """One call of one env.
-
-    Attributes:
-        env: The env's name.
-        call: The call, e.g. ``"step()"``.
-        episode: Number of the episode, counted from 1; None outside of one.
-        step: Number of the step, counted from 1; None at a reset.
-        log: Log for findings after which the check can continue; None: it stops.
-    """
+    """One call of one env."""
 
     env: str
-    call: str
-    episode: int | None = None
-    step: int | None = None
+    call: str  # e.g. "step()"
+    episode: int | None = None  # from 1; None outside of one
+    step: int | None = None  # from 1; None at a reset
+    # for findings after which the check can continue; None: it stops
     log: EpisodeLog | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
@@ -55,15 +48,8 @@ class Place:
     ) -> NoReturn:
         """Raise the `Fault` of a finding here.
 
-        Args:
-            check: The check, of `CHECKS`.
-            subject: What is wrong.
-            expected: What it should be.
-            got: What it is.
-            change: What to change; ``""``: the check's default advice.
-            path: The leaf. Faults with equal check, ``path`` and ``kind`` are one finding.
-            kind: Distinguishes faults; default: the advice.
-            minor: Whether marlvec corrects it silently.
+        `change`: advice, by default the check's. Faults with equal check, `path` (the leaf) and `kind` (by default the
+        advice) are one finding. `minor`: marlvec corrects it silently.
         """
         advice = change or CHECKS[check]
         finding = Finding(check, "minor" if minor else "serious", str(self), subject, expected, got, advice)

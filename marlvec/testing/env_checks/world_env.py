@@ -16,14 +16,7 @@ __all__ = ["WorldEnv"]
 
 
 class WorldEnv(MultiAgentEnv):
-    """One world, compiled, which resets nothing by itself.
-
-    Args:
-        world: The world.
-
-    Raises:
-        ContractError: It breaks the protocol.
-    """
+    """One world, compiled, which resets nothing by itself; `ContractError` if it breaks the protocol."""
 
     def __init__(self, world: JaxWorld) -> None:
         self.world = world

@@ -25,42 +25,22 @@ _TWICE = ("infos/final_obs", "infos/_final_obs")  # Gymnasium's names of final o
 
 
 class Unequal(NamedTuple):
-    """The first number that differs.
+    """The first number that differs."""
 
-    Attributes:
-        what: Name of its array, e.g. ``"rewards"``, ``"infos/final_observation"``.
-        at: Its index; the first axis is the env.
-        expected: The reference's number.
-        got: The native env's number.
-        agent: Name of its agent; None if the array has no agent axis.
-    """
-
-    what: str
-    at: tuple[int, ...]
-    expected: str
-    got: str
-    agent: str | None
+    what: str  # name of its array, e.g. "rewards", "infos/final_observation"
+    at: tuple[int, ...]  # its index; the first axis is the env
+    expected: str  # the reference's number
+    got: str  # the native env's number
+    agent: str | None  # None if the array has no agent axis
 
 
 class Pair:
-    """Native envs and reference envs that get the same calls and must return the same results.
-
-    Args:
-        native: Builds native envs.
-        reference: Builds the reference envs.
-        autoreset_mode: Autoreset mode of both.
-        num_envs: Number of envs of each.
-
-    Attributes:
-        over: (N,) bool, envs that must be reset before the next step.
-        ended: (N,) bool, envs whose episode ended in the last step.
-        numbers: Count of compared numbers.
-    """
+    """Native envs and reference envs that get the same calls and must return the same results."""
 
     def __init__(self, native: MakeEnvs, reference: MakeEnvs, autoreset_mode: str, num_envs: int) -> None:
         self._make, self._num_envs, self._mode = native, num_envs, autoreset_mode
         self.over, self.ended = np.zeros((2, num_envs), np.bool_)
-        self.numbers = 0
+        self.numbers = 0  # compared so far
         with ExitStack() as stack:
             self._native = native(num_envs, autoreset_mode)
             stack.callback(self._close_native)
@@ -79,11 +59,7 @@ class Pair:
         self._native.close()  # the current one: resume() replaces it
 
     def check_spec(self) -> None:
-        """Check that agents and spaces are equal.
-
-        Raises:
-            ContractError: They differ.
-        """
+        """Check that agents and spaces are equal."""
         if (found := self.reference.spec.difference(self._native.spec)) is not None:
             raise ContractError(f"check_native_env: {self._native.spec.name}: {found}")
 

@@ -18,17 +18,11 @@ _BUDGET = 100_000  # calls in all attempts
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call.
-
-    Attributes:
-        kind: ``"reset"``, ``"step"``, or ``"resume"``: load the state into a new env.
-        seed: Seed of a reset, or None.
-        actions: Actions of a step, a tree of (1, A_g, ...).
-    """
+    """One call; "resume" loads the state into a new env."""
 
     kind: Literal["reset", "step", "resume"]
-    seed: int | None = None
-    actions: Any = None
+    seed: int | None = None  # of a reset
+    actions: Any = None  # of a step, a tree of (1, A_g, ...)
 
     def __str__(self) -> str:
         if self.kind == "reset":
@@ -41,16 +35,10 @@ def _plain(actions: Any) -> Any:
 
 
 def run(calls: Sequence[Call], build: Callable[[int], Pair]) -> tuple[int, Unequal] | None:
-    """Play a script to two equal envs (kernels would be compiled again for a single env).
+    """Play a script, which begins with a reset, to two equal envs (kernels would be compiled again for a single env).
 
-    If an episode is over and the autoreset mode does not begin the next one, a step resets the env.
-
-    Args:
-        calls: The script; the first call is a reset.
-        build: Builds a `Pair` with this number of envs.
-
-    Returns:
-        (index of the call, the difference); None if nothing differs.
+    If an episode is over and the autoreset mode does not begin the next one, a step resets the env. Return the index of
+    the call that shows a difference, and the difference; or None.
     """
     with build(2) as pair:
         for k, call in enumerate(calls):
@@ -71,12 +59,7 @@ def run(calls: Sequence[Call], build: Callable[[int], Pair]) -> tuple[int, Unequ
 def shorten(calls: Sequence[Call], build: Callable[[int], Pair]) -> tuple[list[Call], Unequal] | None:
     """Shorten a failing script: drop calls, then zero actions, while a difference remains.
 
-    Args:
-        calls: A script that led to a difference in one of several envs.
-        build: As in `run`.
-
-    Returns:
-        The short script and the difference at its end; None if a single env shows no difference.
+    Return the short script and the difference at its end; None if a single env shows no difference.
     """
     search = _Search(build)
     if not search.fails(list(calls)):

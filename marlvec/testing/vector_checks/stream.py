@@ -43,7 +43,6 @@ def check_stream(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
 
 
 def _taken(place: VectorPlace, result: VectorStep, waiting: set[int]) -> list[int]:
-    """Return the envs of a result."""
     ids: list[int] = result.env_ids.tolist()
     if not ids or len(set(ids)) != len(ids) or not set(ids) <= waiting:
         place.broken("env_ids", f"some of the envs under way {sorted(waiting)}, each once", str(ids))

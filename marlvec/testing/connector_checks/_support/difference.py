@@ -35,13 +35,9 @@ def _within(expected: NDArray[Any], got: NDArray[Any], tolerance: float, least: 
 
 
 def outsider(space: Space[Any], tree: Any, n: int, *, exact: bool = True) -> Difference | None:
-    """Return the first value of a column (n, …) outside its space.
+    """Return the first value of a column of n rows outside its space.
 
-    Args:
-        space: Space of one row's value.
-        tree: The column.
-        n: Number of rows.
-        exact: Whether each leaf must have the space's dtype; else a lossless conversion is enough.
+    `exact`: each leaf must have the space's dtype; else a lossless conversion is enough.
     """
     spaces = SpaceTree(space)
     try:

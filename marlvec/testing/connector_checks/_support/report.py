@@ -20,11 +20,7 @@ Key = tuple[int, int]
 
 
 class Refused(Exception):
-    """The connector rejects this space with the documented error.
-
-    Attributes:
-        error: The error it raised.
-    """
+    """The connector rejects this space with the documented error, `error`."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -32,15 +28,7 @@ class Refused(Exception):
 
 
 class Report:
-    """Reports faults of one connector on one input.
-
-    Args:
-        connector: The connector's name.
-        on: Description of its input.
-
-    Attributes:
-        check: Name of the running check.
-    """
+    """Reports faults of one connector on one input, which `on` describes."""
 
     def __init__(self, connector: str, on: str) -> None:
         self.connector, self.on = connector, on
@@ -55,9 +43,7 @@ class Report:
     def asking(self, subject: str, *, may_refuse: bool = False) -> Iterator[None]:
         """Turn any error of the connector into a `ContractError` that names the call.
 
-        Args:
-            subject: The call.
-            may_refuse: Whether it may reject the space here.
+        `may_refuse`: it may reject the space here.
         """
         try:
             yield
@@ -84,15 +70,9 @@ class Report:
     def compare(
         self, expected: Rows, got: Rows, moment: int, condition: str, hint: str = "", *, near: bool = False
     ) -> None:
-        """Raise if rows differ from the expected ones.
+        """Raise if rows differ from the expected ones, which may be more, in any order.
 
-        Args:
-            expected: The expected rows, in any order; may contain more.
-            got: The rows.
-            moment: Number of the moment.
-            condition: What must make no difference, e.g. ``"in any order"``.
-            hint: What to change.
-            near: Whether floats may differ in their last digits.
+        `condition` must make no difference, e.g. ``"in any order"``; `near`: floats may differ in their last digits.
         """
         places = {key: i for i, key in enumerate(keys_of(expected))}
         if more := [key for key in keys_of(got) if key not in places]:
@@ -109,7 +89,6 @@ class BatchReport(Report):
     def compare(
         self, expected: Rows, got: Rows, moment: int, condition: str, hint: str = "", *, near: bool = False
     ) -> None:
-        """Raise if rows differ from the expected ones; see `Report.compare`."""
         if differs := difference(expected, got, close=summed if near else None):
             row = f", row {differs.at[0]}" if differs.at else ""
             where = f"column {differs.path!r}{row}" if differs.path else "the columns"

@@ -27,7 +27,6 @@ class TurnPlayer(RawPlayer):
         self._selected: set[AgentId] = set()  # in this game; only these are observed
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Begin a game."""
         self.ask_reset(seed, options)
         self._once.begin()
         self.live, self._flagged, self._selected = set(), set(), set()

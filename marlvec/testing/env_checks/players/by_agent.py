@@ -15,15 +15,9 @@ __all__ = ["ByAgentPlayer"]
 
 
 class ByAgentPlayer(RawPlayer):
-    """Plays an env that takes actions by agent, and returns dicts by agent.
+    """Plays an env that takes actions by agent, and returns dicts by agent; keeps the last observations and infos."""
 
-    Attributes:
-        tables: The env's names of observations, rewards and both flags.
-        seen: Observations of the last call.
-        infos: Infos of the last call.
-    """
-
-    tables: ClassVar[tuple[str, str, str, str]]
+    tables: ClassVar[tuple[str, str, str, str]]  # the env's names of observations, rewards and both flags
     seen: Mapping[Any, Any] = {}
     infos: Mapping[Any, Any] = {}
 

@@ -32,7 +32,6 @@ class SinglePlayer(RawPlayer):
         return f"{kind}_space"
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Begin an episode."""
         result = self.ask_reset(seed, options)
         pair = isinstance(result, tuple) and len(result) == 2
         if not pair:
@@ -43,7 +42,6 @@ class SinglePlayer(RawPlayer):
         self.observe(AGENT, self._seen)
 
     def step(self, rng: np.random.Generator) -> None:
-        """Take one step."""
         action = self.draw(AGENT, self.allowed(AGENT, self._seen, self._info), rng)
         result = self.check_step(self.ask(self.env.step, action, given="the action"))
         obs, reward, ended, *cut, self._info = result

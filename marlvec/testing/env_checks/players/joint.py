@@ -20,10 +20,7 @@ __all__ = ["JointPlayer"]
 
 
 class JointPlayer(RawPlayer):
-    """Plays a Gymnasium env with one entry per agent in its spaces: all agents act in every step.
-
-    The adapter provides the actions of ended agents.
-    """
+    """Plays a Gymnasium env with one entry per agent in its spaces: all agents act, ended ones as the adapter says."""
 
     def __init__(self, adapter: JointAdapter, max_steps: int, findings: Findings) -> None:
         self._adapter = adapter
@@ -35,7 +32,6 @@ class JointPlayer(RawPlayer):
         return f"{kind}_space[{self._adapter.keys[self._adapter.ids.index(agent)]!r}]"
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Begin an episode of all agents."""
         result = self.ask_reset(seed, options)
         obs, info = self._adapter.split_reset(result)
         if obs is result:
@@ -45,7 +41,6 @@ class JointPlayer(RawPlayer):
         self._check_obs(obs)
 
     def step(self, rng: np.random.Generator) -> None:
-        """Step with all live agents; ended agents get the adapter's idle action."""
         actions = [
             self.draw(agent, self._allowed(agent), rng) if agent in self.live else self._adapter.idle_action(a)
             for a, agent in enumerate(self.agents)

@@ -20,7 +20,6 @@ class ParallelPlayer(ByAgentPlayer):
     tables = ("observations", "rewards", "terminations", "truncations")
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Begin an episode with the agents in ``env.agents``."""
         self.take_reset(seed, options)
         self.live = set(self._listed())
         if not self.live:
@@ -31,7 +30,6 @@ class ParallelPlayer(ByAgentPlayer):
         self.observe_seen()
 
     def step(self, rng: np.random.Generator) -> None:
-        """Step with all live agents."""
         tables = self.take_step([agent for agent in self.agents if agent in self.live], rng)
         now = self._listed()
         for what, table in tables.items():

@@ -30,7 +30,6 @@ class KeyedPlayer(ByAgentPlayer):
         return f"{kind}_space of agent {agent!r}"
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Begin an episode with the observed agents."""
         self.take_reset(seed, options)
         self._acting = check_agents(list(self.seen), self.agents, self.place, "observations")
         if not self.seen:
@@ -39,7 +38,6 @@ class KeyedPlayer(ByAgentPlayer):
         self.observe_seen()
 
     def step(self, rng: np.random.Generator) -> None:
-        """Step with the agents observed last."""
         tables = self.take_step(self._acting, rng)
         over = self._all_flags(tables)
         for what, table in tables.items():

@@ -37,7 +37,6 @@ class SlotPlayer(Player):
         self._alive, self._acting, self._unseen = rows.alive[0], rows.acting[0], rows.final_missing[0]
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Begin an episode."""
         self._rows.clear_row(0)
         self._clear()
         infos = self.ask(partial(self.env.reset, self._slot), seed=seed, options=options, given="options")
@@ -48,7 +47,6 @@ class SlotPlayer(Player):
         self._check_rows()
 
     def step(self, rng: np.random.Generator) -> None:
-        """Step with the agents that must act."""
         for agent in np.array(self.agents)[self._acting].tolist():
             g, j = self._homes[agent]
             action = self.draw(agent, self._mask_of(agent), rng)
