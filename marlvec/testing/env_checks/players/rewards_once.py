@@ -14,11 +14,7 @@ __all__ = ["RewardsOnce"]
 
 
 class WatchedRewards(dict[Any, Any]):
-    """Rewards of an env that record writes.
-
-    Attributes:
-        written: Agents whose reward was written since the last clear.
-    """
+    """Rewards of an env that record of which agents they were written since the last clear."""
 
     def __init__(self, rewards: Mapping[Any, Any]) -> None:
         super().__init__(rewards)
@@ -29,7 +25,6 @@ class WatchedRewards(dict[Any, Any]):
         super().__setitem__(agent, value)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Write several rewards."""
         for agent, value in dict(*args, **kwargs).items():
             self[agent] = value
 
@@ -66,11 +61,7 @@ class RewardsOnce:
             self._watched.written.clear()
 
     def check_step(self, place: Place, env: Any, mover: AgentId) -> None:
-        """After the step of a live agent: check that no reward of an earlier step remains.
-
-        Raises:
-            Fault: One remains.
-        """
+        """After the step of a live agent: check that no reward of an earlier step remains."""
         sums, rewards = self._sums, env.rewards
         if sums is not None and isinstance(rewards, Mapping):
             sums[mover] = 0.0
@@ -91,11 +82,7 @@ class RewardsOnce:
                 )
 
     def check_dead_step(self, place: Place, env: Any, before: Mapping[Any, Any], dead: AgentId) -> None:
-        """After the step of a dead agent: check that earlier rewards are cleared.
-
-        Raises:
-            Fault: One remains. Nothing more is summed in this game.
-        """
+        """After a dead agent's step: check that earlier rewards are cleared. If not, nothing is summed any more."""
         rewards = env.rewards
         for agent, value in rewards.items() if isinstance(rewards, Mapping) else ():
             if _is_number(value) and value != 0 and agent in before and before[agent] == value:
@@ -109,11 +96,7 @@ class RewardsOnce:
                 )
 
     def check_last(self, place: Place, agent: AgentId, reward: Any) -> None:
-        """Check that ``last()`` returns the sum of an agent's rewards since its turn.
-
-        Raises:
-            Fault: The sum differs. Nothing more is summed in this game.
-        """
+        """Check that ``last()`` returns the sum of an agent's rewards since its turn. If not, no more are summed."""
         if self._sums is None or not _is_number(reward):
             return
         expected = self._sums.get(agent, 0.0)
