@@ -11,8 +11,8 @@ from marlvec.connectors.connector import ActionConnector, Connector, LearnerConn
 from marlvec.connectors.pipeline import Pipeline, is_left_out
 from marlvec.connectors.rows import Rows
 from marlvec.spaces.equality import difference
-from marlvec.testing.connector_checks._support.report import Report, keys_of
-from marlvec.testing.connector_checks._support.story import Moment
+from marlvec.testing.connector_checks.report import Report, keys_of
+from marlvec.testing.connector_checks.story import Moment
 
 __all__ = ["BatchDriver", "ConnectorDriver"]
 

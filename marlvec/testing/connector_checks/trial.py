@@ -14,9 +14,9 @@ from marlvec.connectors._support.leaf_spaces import space_summary
 from marlvec.connectors.connector import ActionConnector, AgentConnector, Connector
 from marlvec.connectors.pipeline import Pipeline
 from marlvec.connectors.rows import Rows
-from marlvec.testing.connector_checks._support.player import BatchDriver, ConnectorDriver
-from marlvec.testing.connector_checks._support.report import BatchReport, Report
-from marlvec.testing.connector_checks._support.story import ColumnLike, Moment, SampledRows, transitions
+from marlvec.testing.connector_checks.player import BatchDriver, ConnectorDriver
+from marlvec.testing.connector_checks.report import BatchReport, Report
+from marlvec.testing.connector_checks.story import ColumnLike, Moment, SampledRows, transitions
 
 __all__ = ["BatchTrial", "EpisodeTrial", "Trial", "has_leaves"]
 
