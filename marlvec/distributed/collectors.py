@@ -24,8 +24,7 @@ from marlvec.distributed.accounting import Accounting, Fragments, Ledger, Plan, 
 from marlvec.distributed.collector_group import CollectorGroup, RemoteCollector
 from marlvec.distributed.engines.engine import Engine
 from marlvec.distributed.engines.sync_engine import SyncEngine
-from marlvec.distributed.head_callbacks import HeadCallbacks
-from marlvec.distributed.head_policies import HeadPolicies
+from marlvec.distributed.head import HeadCallbacks, HeadPolicies
 from marlvec.distributed.joining import joined, oldest_row, stats_after
 from marlvec.distributed.merge_rounds import MergeRounds
 from marlvec.distributed.place import Place
@@ -38,7 +37,7 @@ from marlvec.distributed.server.policy_changes import (
     TrainPolicies,
     pickled,
 )
-from marlvec.distributed.state.stateful_collectors import StatefulCollectors
+from marlvec.distributed.stateful_collectors import StatefulCollectors
 from marlvec.errors import ArgumentError, ClosedError
 from marlvec.vector.faults.restarts import RestartLimit
 from marlvec.vector.seeding import check_seed, entropy_of

@@ -10,8 +10,8 @@ from typing import Any
 
 import cloudpickle
 
-from marlvec.distributed.engines.answer_pieces import in_pieces
 from marlvec.distributed.engines.engine import LostError, Message, Reply, UnsentError
+from marlvec.distributed.joining import in_pieces
 from marlvec.distributed.place import Place
 from marlvec.distributed.server.collector_server import CollectorServer
 from marlvec.distributed.server.messages import Raised
