@@ -80,10 +80,7 @@ class ExternalEnv(EpisodeDriver):
     # --- the thread
 
     def start(self) -> Self:
-        """Start a thread that calls `run`.
-
-        Returns:
-            This object.
+        """Start a thread that calls `run`, and return this object.
 
         Raises:
             StateError: The thread is already running, or the class does not define `run`.

@@ -42,13 +42,9 @@ def check_token(token: str, where: str = "token") -> str:
 
 
 def find_token(file: str | os.PathLike[str] | None = None) -> str | None:
-    """Read the token from a file or, without one, from the environment variable MARLVEC_TOKEN.
+    """Return the token in a file or, without one, in the environment variable ``MARLVEC_TOKEN``; None: it is not set.
 
-    Args:
-        file: A file with the token, which only its owner may read.
-
-    Returns:
-        The token; None if no file is given and the variable is not set.
+    Only the file's owner may be able to read it.
 
     Raises:
         ArgumentError: The file cannot be read, other users may read it, or it holds no valid token.

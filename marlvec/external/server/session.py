@@ -26,9 +26,9 @@ from marlvec.errors import (
     RefusedError,
     StateError,
 )
-from marlvec.external.account import Account
 from marlvec.external.exchange.external_episode import ExternalEpisode
 from marlvec.external.exchange.gateway import EpisodeGateway
+from marlvec.external.exchange.row import Account
 from marlvec.external.limits import Limits
 from marlvec.external.protocol.messages import FORMS, Message, Type, read_message
 from marlvec.external.protocol.stream import EpisodeState, MessageStream, check_order

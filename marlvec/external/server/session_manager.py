@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from marlvec.errors import ConnectionLost, ProtocolError, RefusedError
-from marlvec.external.account import Account
 from marlvec.external.exchange.gateway import EpisodeGateway
+from marlvec.external.exchange.row import Account
 from marlvec.external.limits import Limits
 from marlvec.external.protocol.handshake import ServerHandshake, Welcome
 from marlvec.external.protocol.messages import Message, Type, read_message, write_message
