@@ -15,11 +15,11 @@ from marlvec.envs.adapters.return_values import (
     contract_error,
     mapping,
     names_of,
+    warn_of_contract,
 )
-from marlvec.envs.contract_warnings import warn_of_contract
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
-from marlvec.envs.states.plain import one_each
+from marlvec.envs.user_env import one_each
 from marlvec.errors import ContractError
 
 __all__ = ["AECAdapter", "state_owner"]

@@ -11,14 +11,20 @@ import numpy as np
 from gymnasium.spaces import Space
 
 from marlvec.arguments import signature_of
-from marlvec.envs.adapters import infos as info_dicts
-from marlvec.envs.adapters.return_values import AgentId, as_flag, as_reward, contract_error, mapping, refuse_unknown
+from marlvec.envs.adapters.return_values import (
+    AgentId,
+    as_flag,
+    as_reward,
+    contract_error,
+    infos_by_agent,
+    mapping,
+    refuse_unknown,
+)
 from marlvec.envs.adapters.self_reset import resets_itself, take_finals
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, Info
-from marlvec.envs.states.plain import one_each
-from marlvec.envs.states.user_env import UserEnvState
+from marlvec.envs.user_env import UserEnvState, one_each
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree, describe_difference
 from marlvec.spaces.action_masks import split_action_mask
@@ -183,7 +189,7 @@ class Adapter(MultiAgentEnv):
         )
 
     def _infos_by_agent(self, infos: Mapping[Any, Any]) -> Info | None:
-        return info_dicts.by_agent(infos, self._index, self.agents, self.name)
+        return infos_by_agent(infos, self._index, self.agents, self.name)
 
     def _listed(self, agents: Any, call: str) -> frozenset[AgentId]:
         refuse_unknown(agents, self._index, self.name, call, "env.agents")

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Dict, Tuple
 
-from marlvec.envs.adapters import infos as info_dicts
 from marlvec.envs.adapters.base import Adapter
-from marlvec.envs.adapters.return_values import AgentId, contract_error, five_values
+from marlvec.envs.adapters.return_values import AgentId, common_info, contract_error, five_values
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import ContractError
@@ -60,7 +59,7 @@ class GymnasiumAdapter(Adapter):
             self._bind(slot)
         obs, info = split_reset(self._call_reset(seed, options), self._pair, _is_dict)
         self._join(slot, 0, obs)
-        return self._take_masks(slot, info_dicts.common(info, self.name) if info else None)
+        return self._take_masks(slot, common_info(info, self.name) if info else None)
 
     def _check_spaces(self) -> None:
         (_, _, space), (_, _, action_space) = self._declared
@@ -95,7 +94,7 @@ class GymnasiumAdapter(Adapter):
         if info.__class__ is not dict or info:
             if not isinstance(info, Mapping):
                 contract_error(name, "step()", f"info: expected a dict, got {type(info).__name__}")
-            new_infos = info_dicts.common(info, name)
+            new_infos = common_info(info, name)
         if over:
             slot.terminated[0] = ended
             slot.truncated[0] = cut

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Dict, Discrete, Tuple
 
-from marlvec.envs.adapters import infos as info_dicts
 from marlvec.envs.adapters.base import ENDED, LIVE, Adapter
 from marlvec.envs.adapters.gymnasium import PLAIN_REWARDS, joint_keys, pair_tree, split_reset
 from marlvec.envs.adapters.return_values import (
     AgentId,
+    common_info,
     contract_error,
     five_values,
     only_element,
@@ -181,7 +181,7 @@ class JointAdapter(Adapter):
             entries = self._entries(info, "infos", "info")
             info = dict(zip(self.ids, entries or (), strict=True))
         elif not self.is_dict or not isinstance(info, Mapping):
-            new_infos = info_dicts.common(info, self.name)
+            new_infos = common_info(info, self.name)
             if new_infos is not None:
                 self._deal_out(slot, new_infos)
             return new_infos

@@ -1,14 +1,18 @@
-"""Checks of an env's return values, and their error messages, for all adapters."""
+"""Checks of an env's return values, the copies of its infos, and the errors and warnings of broken contracts."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from reprlib import repr as short_repr
 from typing import Any, NoReturn
 
 import numpy as np
 
-from marlvec.errors import ContractError
+from marlvec.envs.spec import COMMON, Info
+from marlvec.errors import ContractError, ContractWarning
 
 __all__ = [
     "AgentId",
@@ -23,6 +27,10 @@ __all__ = [
     "only_element",
     "refuse_unknown",
     "zero_or_one",
+    "MAX_DEPTH",
+    "infos_by_agent",
+    "common_info",
+    "warn_of_contract",
 ]
 
 AgentId = Hashable
@@ -188,3 +196,83 @@ def _step_length(result: Any, env: str, kinds: str) -> int:
         f"expected 5 {kinds} (observations, rewards, terminations, truncations, infos) "
         f"or 4 (observations, rewards, dones, infos), got {got}",
     )
+
+
+MAX_DEPTH = 32
+"""Maximum nesting of dicts in an info; guards against a dict that contains itself."""
+
+# Values that an env may change later are copied; all others are passed on unchanged.
+_MUTABLE = (np.ndarray, dict, list, tuple, set, bytearray)
+
+
+def _snapshot(info: Mapping[Any, Any], env: str) -> dict[str, Any]:
+    """Copy one info dict so that the env may reuse it and the arrays in it.
+
+    `ContractError`, with the key: a value cannot be copied or contains itself, or two keys are equal as text.
+    """
+    out: dict[str, Any] = {}
+    for key, value in info.items():
+        name = key if key.__class__ is str else str(key)
+        if name in out:
+            contract_error(env, "info", f"expected keys that differ as text, got {name!r} twice (as {key!r}, too)")
+        if isinstance(value, dict) and _has_no_end(value):
+            contract_error(
+                env, "info", f"the value of {key!r} is a dict that contains itself, or more than {MAX_DEPTH} in a row"
+            )
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            value = value.copy()
+        elif isinstance(value, _MUTABLE):
+            try:
+                value = deepcopy(value)
+            except Exception as error:
+                contract_error(env, "info", f"the value of {key!r} cannot be copied ({type(error).__name__}: {error})")
+        out[name] = value
+    return out
+
+
+def _has_no_end(table: dict[Any, Any]) -> bool:
+    """Return whether dicts are nested deeper than `MAX_DEPTH`. A dict that occurs twice on a level is visited once."""
+    level = {id(table): table}
+    for _ in range(MAX_DEPTH):
+        level = {id(value): value for inner in level.values() for value in inner.values() if isinstance(value, dict)}
+        if not level:
+            return False
+    return True
+
+
+def common_info(info: Any, env: str) -> Info | None:
+    """Convert the info dict of an env that has one for all agents; its entries go under `COMMON`."""
+    if isinstance(info, Mapping):
+        return {COMMON: _snapshot(info, env)} if info else None
+    if info is None:
+        return None
+    contract_error(env, "info", f"expected a dict, got {type(info).__name__}")
+
+
+def infos_by_agent(infos: Mapping[Any, Any], index: Mapping[Any, int], names: Sequence[str], env: str) -> Info | None:
+    """Copy the infos of an env that has one info dict per agent; None if all are empty.
+
+    `index`: agent to index; `names` in that order. Keys that are not agents (``"common"``, …) go under `COMMON`.
+    """
+    out: Info = {}
+    for key, info in infos.items():
+        is_dict = isinstance(info, Mapping)
+        if info is None or (is_dict and not info):
+            continue
+        a = index.get(key)
+        if a is None:
+            entries = info if key == COMMON and is_dict else {key: info}
+            out.setdefault(COMMON, {}).update(_snapshot(entries, env))
+        elif is_dict:
+            out[names[a]] = _snapshot(info, env)
+        else:
+            contract_error(env, "info", f"info of agent {key!r}: expected a dict, got {type(info).__name__}")
+    return out or None
+
+
+def warn_of_contract(message: str) -> None:
+    """Emit a `ContractWarning` at the innermost frame outside of marlvec."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "marlvec":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, ContractWarning, stacklevel=level + 1)

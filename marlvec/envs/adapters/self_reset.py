@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from marlvec.envs.adapters.return_values import AgentId, contract_error, mapping
+from marlvec.envs.adapters.return_values import AgentId, contract_error, mapping, warn_of_contract
 from marlvec.envs.autoreset import AutoresetMode
-from marlvec.envs.contract_warnings import warn_of_contract
 from marlvec.envs.spec import COMMON, Info
 from marlvec.envs.wrapper_chain import wrapper_chain
 

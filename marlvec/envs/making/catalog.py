@@ -51,7 +51,7 @@ VMAS = "vmas"
 
 LIBRARIES = {
     ENVPOOL: ("marlvec.vector.pools.envpool_tasks:build", "task_id", "envpool"),
-    OPENSPIEL: ("marlvec.envs.openspiel:OpenSpielEnv", "game", "pyspiel"),
+    OPENSPIEL: ("marlvec.envs.adapters.openspiel:OpenSpielEnv", "game", "pyspiel"),
     JAXMARL: ("marlvec.vector.pools.jax.jaxmarl:JaxMarlWorld", "env_id", "jaxmarl"),
     JUMANJI: ("marlvec.vector.pools.jax.jumanji:JumanjiWorld", "env_id", "jumanji"),
     PGX: ("marlvec.vector.pools.jax.pgx:PgxWorld", "game", "pgx"),

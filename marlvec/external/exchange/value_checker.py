@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.adapters import infos as info_dicts
-from marlvec.envs.adapters.return_values import names_of
+from marlvec.envs.adapters.return_values import infos_by_agent, names_of
 from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import Leaf, Membership, SpaceTree, check_member, membership, snapshot
@@ -139,7 +138,7 @@ class ValueChecker:
         if not isinstance(table, Mapping):
             raise ArgumentError(f"infos: expected a dict of agent name to dict, got {type(table).__name__}")
         self.indices({name: None for name in table if name not in _COMMON}, "infos")
-        found = info_dicts.by_agent(table, self._index, self.agents, "infos") or {}
+        found = infos_by_agent(table, self._index, self.agents, "infos") or {}
         for who, info in found.items():
             if ours := [key for key in _OURS if key in info]:
                 raise ArgumentError(f"infos of {who!r}: the key {ours[0]!r} is reserved; choose another one")

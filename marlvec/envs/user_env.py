@@ -7,12 +7,12 @@ from functools import lru_cache
 from typing import Any
 
 from marlvec.arguments import signature_of
-from marlvec.envs.states.attributes import AttributeReader, AttributeWriter
-from marlvec.envs.states.plain import plain_copy
+from marlvec.envs.attributes import AttributeReader, AttributeWriter
 from marlvec.envs.wrapper_chain import wrapper_chain
-from marlvec.errors import ArgumentError
+from marlvec.errors import ArgumentError, SerialisationError
+from marlvec.serialization.values import encode
 
-__all__ = ["UserEnvState"]
+__all__ = ["UserEnvState", "one_each", "plain_copy"]
 
 
 class UserEnvState:
@@ -92,3 +92,19 @@ def _has_state_methods(kind: Any) -> bool:
     except (TypeError, ValueError):  # a method for another purpose: MuJoCo's envs have set_state(qpos, qvel)
         return False
     return True
+
+
+def plain_copy(state: Any, name: str) -> Any:
+    """Copy a state from ``get_state()``; `SerialisationError` names a part that is not plain data."""
+    try:
+        encode(state, f"the result of {name}.get_state()")
+    except SerialisationError as error:
+        raise SerialisationError(f"{error}. A state must be plain data, so that it can be written to a file") from None
+    return deepcopy(state)
+
+
+def one_each(values: Any, n: int, where: str) -> list[Any]:
+    """Copy a list in a state, which must have one value for each of n agents; else raise `ArgumentError`."""
+    if not isinstance(values, list) or len(values) != n:
+        raise ArgumentError(f"{where}: expected {n} values, one for each agent, got {values!r:.200}")
+    return list(values)
