@@ -177,7 +177,7 @@ class AttributeWriter:
         if kind == "again":
             return self._made[number]
         if kind in _MAKERS:
-            self._made[number] = _MAKERS[kind](state, old)
+            self._made[number] = _MAKERS[kind](state)
             return self._made[number]
         self._made[number] = getattr(self, f"_make_{kind}")(state, old, path)
         return self._made[number]
@@ -292,13 +292,13 @@ class AttributeWriter:
         return found
 
 
-def _make_stream(state: Plain, old: Any) -> Any:
+def _make_stream(state: Plain) -> Any:
     made = np.random.Generator(_bits_for(state["state"]))
     made.bit_generator.state = _copied(state["state"])
     return made
 
 
-def _make_random_state(state: Plain, old: Any) -> Any:
+def _make_random_state(state: Plain) -> Any:
     made = np.random.RandomState(_bits_for(state["state"]))
     made.set_state(_copied(state["state"]))
     return made
@@ -320,21 +320,21 @@ def _bits_for(state: Any) -> np.random.BitGenerator:
     return made
 
 
-def _make_random(state: Plain, old: Any) -> Any:
+def _make_random(state: Plain) -> Any:
     made = random.Random(0)
     version, words, rest = state["state"]
     made.setstate((version, tuple(words), rest))
     return made
 
 
-_MAKERS: dict[str, Callable[[Plain, Any], Any]] = {
-    "array": lambda state, _: np.array(state["array"]),
+_MAKERS: dict[str, Callable[[Plain], Any]] = {
+    "array": lambda state: np.array(state["array"]),
     "generator": _make_stream,
     "RandomState": _make_random_state,
     "Random": _make_random,
-    "bytes": lambda state, _: state["bytes"].tobytes(),
-    "bytearray": lambda state, _: bytearray(state["bytes"].tobytes()),
-    "complex": lambda state, _: complex(*state["parts"]),
+    "bytes": lambda state: state["bytes"].tobytes(),
+    "bytearray": lambda state: bytearray(state["bytes"].tobytes()),
+    "complex": lambda state: complex(*state["parts"]),
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from marlvec.errors import ArgumentError, DriverGone, EpisodeCut, StateError
@@ -132,7 +131,7 @@ class ExternalEnv(EpisodeDriver):
     def __enter__(self) -> Self:
         return self if type(self).run is ExternalEnv.run else self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:

@@ -34,20 +34,14 @@ __all__ = [
     "pettingzoo_env",
 ]
 
+# Families, which are namespaces of ids, too; JAX is that of users' own JAX worlds.
 ENVPOOL = "envpool"
-"""Family, and namespace of ids, of EnvPool's tasks."""
 OPENSPIEL = "openspiel"
-"""Family, and namespace of ids, of OpenSpiel's games."""
 JAX = "jax"
-"""Family of JAX worlds of users' own."""
 JAXMARL = "jaxmarl"
-"""Family, and namespace of ids, of JaxMARL's envs."""
 JUMANJI = "jumanji"
-"""Family, and namespace of ids, of Jumanji's multi-agent envs."""
 PGX = "pgx"
-"""Family, and namespace of ids, of Pgx's games."""
 VMAS = "vmas"
-"""Family, and namespace of ids, of VMAS's scenarios."""
 
 LIBRARIES = {
     ENVPOOL: ("marlvec.vector.pools.envpool_tasks:build", "task_id", "envpool"),
@@ -79,20 +73,11 @@ _JAX_ENVS = {
 }
 """Envs of JAX suites, for lists alone: a short name never means one of these."""
 
-_MPE = (
-    "collect_treasure_v1",
-    "simple_v3",
-    "simple_adversary_v3",
-    "simple_crypto_v3",
-    "simple_formation_v1",
-    "simple_line_v1",
-    "simple_push_v3",
-    "simple_reference_v3",
-    "simple_speaker_listener_v4",
-    "simple_spread_v3",
-    "simple_tag_v3",
-    "simple_world_comm_v3",
-)
+_MPE = """
+    collect_treasure_v1 simple_v3 simple_adversary_v3 simple_crypto_v3 simple_formation_v1 simple_line_v1
+    simple_push_v3 simple_reference_v3 simple_speaker_listener_v4 simple_spread_v3 simple_tag_v3
+    simple_world_comm_v3
+"""
 
 # Per env: Parallel form if it has one, else AEC; and required packages besides pygame, which all need.
 _CLASSIC = {
@@ -112,32 +97,12 @@ _BUTTERFLY = {
     "pistonball_v6": ("parallel", "pymunk"),
 }
 _SISL = {"multiwalker_v9": ("parallel", "Box2D"), "pursuit_v5": ("parallel", "scipy")}
-_ATARI = (
-    "basketball_pong_v3",
-    "boxing_v2",
-    "combat_plane_v2",
-    "combat_tank_v2",
-    "double_dunk_v3",
-    "entombed_competitive_v3",
-    "entombed_cooperative_v3",
-    "flag_capture_v2",
-    "foozpong_v3",
-    "ice_hockey_v2",
-    "joust_v3",
-    "mario_bros_v3",
-    "maze_craze_v3",
-    "othello_v3",
-    "pong_v3",
-    "quadrapong_v4",
-    "space_invaders_v2",
-    "space_war_v2",
-    "surround_v2",
-    "tennis_v3",
-    "video_checkers_v4",
-    "volleyball_pong_v3",
-    "warlords_v3",
-    "wizard_of_wor_v3",
-)
+_ATARI = """
+    basketball_pong_v3 boxing_v2 combat_plane_v2 combat_tank_v2 double_dunk_v3 entombed_competitive_v3
+    entombed_cooperative_v3 flag_capture_v2 foozpong_v3 ice_hockey_v2 joust_v3 mario_bros_v3 maze_craze_v3
+    othello_v3 pong_v3 quadrapong_v4 space_invaders_v2 space_war_v2 surround_v2 tennis_v3 video_checkers_v4
+    volleyball_pong_v3 warlords_v3 wizard_of_wor_v3
+"""
 
 # marlvec's card games: native envs, which other backends use one by one.
 _CARDS = {"kuhn_poker": "kuhn", "leduc_poker": "leduc"}
@@ -153,7 +118,7 @@ _GYMNASIUM_NEEDS: dict[str, tuple[str | None, tuple[str, ...]]] = {
 
 def catalog() -> Iterator[EnvEntry]:
     """Yield every built-in env, except Gymnasium's, which are looked up in Gymnasium's own registry."""
-    for name in _MPE:
+    for name in _MPE.split():
         yield EnvEntry(f"mpe/{name}", f"mpe2.{name}:parallel_env", family="mpe", packages=("mpe2",))
     for family, needs in (("classic", _CLASSIC), ("butterfly", _BUTTERFLY), ("sisl", _SISL)):
         for name, (kind, *packages) in needs.items():
@@ -161,7 +126,7 @@ def catalog() -> Iterator[EnvEntry]:
     for name, module in _CARDS.items():
         entry_point = f"marlvec.native.cards.{module}:single"
         yield EnvEntry(f"cards/{name}", entry_point, family="cards", extra="native", packages=("numba",))
-    for name in _ATARI:
+    for name in _ATARI.split():
         yield _pettingzoo("atari", name, "parallel", ("pettingzoo", "pygame", "multi_agent_ale_py", "ale_py"))
 
 

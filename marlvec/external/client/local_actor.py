@@ -22,7 +22,7 @@ from marlvec.external.client.request_channel import RequestChannel
 from marlvec.external.protocol.messages import Type
 from marlvec.external.protocol.weights import unpack_plain
 from marlvec.spaces import SpaceTree
-from marlvec.trees import map_tree, to_array
+from marlvec.trees import map_tree, to_array, zip_trees
 
 __all__ = ["LocalActor"]
 
@@ -138,7 +138,7 @@ class LocalActor:
             "agent_index": np.array([self._index[agent] for agent in mine], np.int64),
             "eps_id": np.full(n, number),
             "t": np.array(turns, np.int64),
-            "obs": _stack([obs[agent] for agent in mine]),
+            "obs": zip_trees(np.stack, [obs[agent] for agent in mine]),
             "rewards": reward_B,
             "terminated": np.zeros(n, np.bool_),
             "truncated": np.zeros(n, np.bool_),
@@ -224,12 +224,3 @@ def _mapping(given: str | Mapping[str, str] | None, ids: tuple[str, ...], agents
 
 def _pick(tree: Any, i: int) -> Any:
     return map_tree(lambda leaf: to_array(leaf)[i], tree)
-
-
-def _stack(values: list[Any]) -> Any:
-    first = values[0]
-    if isinstance(first, Mapping):
-        return {key: _stack([value[key] for value in values]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(_stack([value[i] for value in values]) for i in range(len(first)))
-    return np.stack([np.asarray(value) for value in values])

@@ -115,10 +115,8 @@ class SessionManager:
                     self.begin_waiting()
             else:
                 self._greet(connection, message)
-        except ProtocolError as error:
-            self._refuse(connection, error.code, str(error))
-        except RefusedError as error:
-            if error.code == "token":
+        except (ProtocolError, RefusedError) as error:
+            if isinstance(error, RefusedError) and error.code == "token":
                 self._punish(connection, error)
             else:
                 self._refuse(connection, error.code, str(error))

@@ -11,8 +11,7 @@ from typing import Any
 from gymnasium.spaces import Space
 
 from marlvec.spaces import describe_difference
-from marlvec.testing.env_checks.findings import EpisodeLog
-from marlvec.testing.env_checks.report import Place
+from marlvec.testing.env_checks.findings import EpisodeLog, Place
 
 __all__ = ["ConstantSpaces"]
 

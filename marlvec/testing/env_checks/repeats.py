@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marlvec.envs.wrapper_chain import wrapper_chain
-from marlvec.testing.env_checks.findings import CHECKS, Fault, Findings
+from marlvec.testing.env_checks.findings import CHECKS, Fault, Findings, Place, first_difference, leaf
 from marlvec.testing.env_checks.players.base import Moment, Player
-from marlvec.testing.env_checks.report import Place, first_difference, leaf
 from marlvec.testing.env_checks.shared_state import GENERATORS, SharedState, fingerprint, reachable
 
 __all__ = ["check_repeats", "count_episodes"]

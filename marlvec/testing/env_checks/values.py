@@ -18,7 +18,7 @@ from marlvec.errors import ContractError
 from marlvec.spaces.action_masks import choice_sizes, count_choices, read_mask
 from marlvec.spaces.members import fit
 from marlvec.spaces.tree import has_arrays
-from marlvec.testing.env_checks.report import Place, leaf, short
+from marlvec.testing.env_checks.findings import Place, leaf, short
 
 __all__ = [
     "check_agents",

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from marlvec.testing.env_checks.report import Place, first_difference, leaf
+from marlvec.testing.env_checks.findings import Place, first_difference, leaf
 from marlvec.trees import map_tree, zip_trees
 from marlvec.vector.vector_env import VectorEnv
 

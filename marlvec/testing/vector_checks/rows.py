@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Discrete, Space
 
-from marlvec.testing.env_checks.report import leaf
+from marlvec.testing.env_checks.findings import leaf
 from marlvec.testing.env_checks.values import check_member
 from marlvec.testing.vector_checks.play import MakeEnvs, VectorPlace, actions_for, compare, play, record, row_of
 from marlvec.trees import tree_leaves

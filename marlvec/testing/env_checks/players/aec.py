@@ -11,9 +11,8 @@ import numpy as np
 
 from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.adapters.return_values import AgentId
-from marlvec.testing.env_checks.findings import Findings
+from marlvec.testing.env_checks.findings import Findings, Place, short
 from marlvec.testing.env_checks.players.base import RawPlayer
-from marlvec.testing.env_checks.report import Place, short
 from marlvec.testing.env_checks.values import check_agents, check_table
 
 __all__ = ["TurnPlayer", "RewardsOnce"]

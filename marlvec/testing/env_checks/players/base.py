@@ -21,8 +21,7 @@ from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.action_masks import split_action_mask
 from marlvec.testing.env_checks.constant_spaces import ConstantSpaces
-from marlvec.testing.env_checks.findings import EpisodeLog, Fault, Findings
-from marlvec.testing.env_checks.report import Place, first_difference, leaf
+from marlvec.testing.env_checks.findings import EpisodeLog, Fault, Findings, Place, first_difference, leaf
 from marlvec.testing.env_checks.values import (
     check_flag,
     check_mask,
