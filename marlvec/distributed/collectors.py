@@ -335,9 +335,10 @@ class Collectors(StatefulCollectors, BatchSource):
         """Call callbacks for collectors that started or were lost."""
         group = self._group
         while group.losses:
-            self._callbacks.collector_lost(group.losses.pop(0))
+            loss = group.losses.pop(0)
+            self._callbacks.call("on_collector_lost", loss.place, loss.why, loss.requests)
         while group.builds:
-            self._callbacks.collector_start(group.builds.pop(0))
+            self._callbacks.call("on_collector_start", group.builds.pop(0))
 
     def resize(self, num_collectors: int) -> None:
         """Change the number of collectors, between two batches.

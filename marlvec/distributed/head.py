@@ -17,8 +17,6 @@ from marlvec.collect.callbacks.callback_list import CallbackLike, listeners_by_h
 from marlvec.collect.state.state_loader import StateLoader
 from marlvec.connectors import LearnerPipeline
 from marlvec.distributed.accounting import may_publish
-from marlvec.distributed.collector_group import LostCollector
-from marlvec.distributed.place import Place
 from marlvec.distributed.server.messages import Started
 from marlvec.errors import ArgumentError, SerialisationError, StateError
 from marlvec.serialization.state_fields import State, check_fields, number_field
@@ -159,18 +157,11 @@ class HeadCallbacks:
                 episode = RunningEpisode(record.eps_id, record.env_id, record.number, 0, record.policies)
                 episode.custom = dict(record.custom)
                 episode.stage = "over"
-                self._call("on_episode_end", episode, record)
-        self._call("on_sample_end", batch, metrics)
+                self.call("on_episode_end", episode, record)
+        self.call("on_sample_end", batch, metrics)
 
-    def collector_start(self, place: Place) -> None:
-        """Call callbacks for a built collector."""
-        self._call("on_collector_start", place)
-
-    def collector_lost(self, loss: LostCollector) -> None:
-        """Call callbacks for a lost collector."""
-        self._call("on_collector_lost", loss.place, loss.why, loss.requests)
-
-    def _call(self, hook: str, *what: Any) -> None:
+    def call(self, hook: str, *what: Any) -> None:
+        """Call this hook of all callbacks."""
         for name, listener in self._listeners[hook]:
             try:
                 listener(*what)

@@ -110,7 +110,9 @@ class StatefulCollectors(ABC):
         self._check_open()
         try:
             check_fields(state, _FIELDS, "set_state()")
-            self._check_identity(state)
+            if state["format"] != FORMAT:
+                raise ArgumentError(f"set_state(): expected a state of format {FORMAT}, got {state['format']!r:.50}")
+            check_identity(state["belongs_to"], self._identity, "these collectors have")
             stored = self._store(state)
             loader = StateLoader()
             put_all = self._prepare(state, stored, loader)
@@ -179,11 +181,6 @@ class StatefulCollectors(ABC):
             "sync_states": self._rounds.every,
             "learner_connectors": {name: describe_pipeline(chain) for name, chain in sorted(chains.items())},
         }
-
-    def _check_identity(self, state: State) -> None:
-        if state["format"] != FORMAT:
-            raise ArgumentError(f"set_state(): expected a state of format {FORMAT}, got {state['format']!r:.50}")
-        check_identity(state["belongs_to"], self._identity, "these collectors have")
 
     def _ask_all(self, content: Callable[[int], GetState | CheckState | None]) -> dict[int, Any]:
         """Send each collector a question, after its earlier requests; return the replies by index."""

@@ -185,7 +185,7 @@ def shorten(calls: Sequence[Call], build: Callable[[int], Pair]) -> tuple[list[C
         return None
     search.begin_late()
     before: list[Call] = []
-    while search.best != before and search.may_go_on:
+    while search.best != before and search.left > 0:
         before = search.best
         search.cut()
         search.clear()
@@ -197,23 +197,18 @@ class _Search:
     """Search for a short script: ``best`` is the shortest so far, ``found`` its difference."""
 
     def __init__(self, build: Callable[[int], Pair]) -> None:
-        self._build, self._left = build, _BUDGET
+        self._build, self.left = build, _BUDGET
         self.best: list[Call] = []
         self.found: Unequal | None = None
 
     def fails(self, calls: list[Call]) -> bool:
         """Return whether a script leads to a difference; if so, keep it up to that call."""
-        self._left -= len(calls)
+        self.left -= len(calls)
         told = run(calls, self._build)
         if told is None:
             return False
         self.best, self.found = calls[: told[0] + 1], told[1]
         return True
-
-    @property
-    def may_go_on(self) -> bool:
-        """Return whether attempts are left."""
-        return self._left > 0
 
     def begin_late(self) -> None:
         """Begin at the last seeded reset that still leads to the difference."""
@@ -224,9 +219,9 @@ class _Search:
     def cut(self) -> None:
         """Drop runs of calls, long runs first; never the first call, which has the seed."""
         size = len(self.best) // 2
-        while size and self._left > 0:
+        while size and self.left > 0:
             at = 1
-            while at < len(self.best) and self._left > 0:
+            while at < len(self.best) and self.left > 0:
                 if not self.fails(self.best[:at] + self.best[at + size :]):
                     at += size
             size //= 2
@@ -238,7 +233,7 @@ class _Search:
                 continue
             for leaf in range(len(_leaves(self.best[k].actions))):
                 for a in range(_leaves(self.best[k].actions)[leaf].shape[1]):
-                    if self._left <= 0:
+                    if self.left <= 0:
                         return
                     self._clear(k, leaf, a)
                     if k >= len(self.best):

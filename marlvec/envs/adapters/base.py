@@ -46,7 +46,7 @@ class Adapter(MultiAgentEnv):
     """
 
     is_lenient = False  # rewards and flags may be arrays of one element, and flags 0 or 1
-    _copies_attributes = False
+    copies_attributes = False  # copies of the env's attributes are its state, if it has no ``get_state()``
     _flag_names: ClassVar[tuple[str, str]] = ("termination", "truncation")
 
     def __init__(
@@ -103,10 +103,6 @@ class Adapter(MultiAgentEnv):
     def write_state(self, slot: Slot) -> None:
         slot.write_state(self.env.state())
 
-    def copy_attributes(self) -> None:
-        """Use copies of the env's attributes as its state, if it has no ``get_state()``."""
-        self._copies_attributes = True
-
     def state_obstacle(self) -> str | None:
         return self._user_state().obstacle()
 
@@ -120,7 +116,7 @@ class Adapter(MultiAgentEnv):
         self._recall_agents(state["agents"])
 
     def _user_state(self) -> UserEnvState:
-        return UserEnvState(self.env, self.name, copies_attributes=self._copies_attributes)
+        return UserEnvState(self.env, self.name, copies_attributes=self.copies_attributes)
 
     def _agents_now(self) -> dict[str, Any]:
         """Return the adapter's state of its agents, as plain data."""

@@ -25,6 +25,7 @@ from marlvec.external.client.local_inference import LocalInference
 from marlvec.external.client.request_channel import PendingRequest, RequestChannel
 from marlvec.external.exchange.external_episode import Flags
 from marlvec.external.protocol.messages import Type
+from marlvec.external.protocol.values import write_mask
 
 __all__ = ["ClientEpisodes"]
 
@@ -211,7 +212,7 @@ class ClientEpisodes:
     # --- inside
 
     def _masks(self, masks: Mapping[str, Any]) -> dict[str, Any]:
-        return {"masks": self.form.write_masks(masks)} if masks else {}
+        return {"masks": {name: write_mask(mask) for name, mask in masks.items()}} if masks else {}
 
     def _send(
         self, key: Hashable, run: _Run, kind: Type, fields: Mapping[str, Any], timeout: float | None

@@ -11,7 +11,7 @@ from marlvec.errors import ArgumentError, ContractError, ProtocolError
 from marlvec.external.exchange.value_checker import split_mask
 from marlvec.external.protocol.handshake import Welcome
 from marlvec.external.protocol.spaces import read_space
-from marlvec.external.protocol.values import DTYPES, ValueReader, write_array, write_mask
+from marlvec.external.protocol.values import DTYPES, ValueReader, write_array
 
 __all__ = ["EnvForm"]
 
@@ -62,10 +62,6 @@ class EnvForm:
     def write_actions(self, actions: Mapping[str, Any]) -> dict[str, Any]:
         """Pack actions; raises as `write_obs`."""
         return {name: _write(self.actions[name], value, "action", name) for name, value in actions.items()}
-
-    def write_masks(self, masks: Mapping[str, Any]) -> dict[str, Any]:
-        """Pack action masks."""
-        return {name: write_mask(mask) for name, mask in masks.items()}
 
     def read_actions(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Unpack received actions; `ProtocolError` if they do not match the action spaces."""
