@@ -354,13 +354,10 @@ class Session:
 
     def _give_up(self, number: int, reason: MarlvecError) -> None:
         """Lose an episode on both sides."""
-        running = self._running[number]
-        was_due = running.state is not EpisodeState.RUNNING
-        self._forget(number, str(reason))
-        if running.episode is not None:
-            running.episode.abandon(reason)
-        if was_due:
-            self._refuse(running.re, "episode", str(reason))
+        episode = self._running[number].episode
+        self._lost(number, str(reason))
+        if episode is not None:
+            episode.abandon(reason)
 
     def _drop(self, number: int) -> list[int]:
         """Remove an episode; return the numbers of its held requests."""
