@@ -77,42 +77,25 @@ LostReason = Literal["died", "unreachable", "timeout", "object_lost", "after_a_l
 
 
 class Entry(NamedTuple):
-    """One request that is neither delivered nor lost.
-
-    Attributes:
-        id: Unique number of the request.
-        collector: Index of the collector.
-        epoch: Incarnation of the collector.
-        amount: Requested amount; 0: the request brings no rows.
-        base: Version of the weights when it was issued.
-        held: Arrival number of its answer on the head; None: no answer yet.
-    """
+    """One request that is neither delivered nor lost."""
 
     id: int
     collector: int
-    epoch: int
-    amount: int
-    base: int
-    held: int | None = None
+    epoch: int  # incarnation of the collector
+    amount: int  # 0: the request brings no rows
+    base: int  # version of the weights when it was issued
+    held: int | None = None  # arrival number of its answer on the head; None: no answer yet
 
 
 class LedgerState(NamedTuple):
-    """Immutable state of a ledger: each event builds a new state, and one assignment publishes it.
+    """Immutable state of a ledger: each event builds a new state, and one assignment publishes it. See `Accounting`."""
 
-    Attributes:
-        entries: Entries by request id, in the order of requests.
-        requested, delivered, lost: Amounts and numbers of requests.
-        lost_by: Requests lost, by reason.
-        arrivals: Number of answers that ever arrived.
-        refused, restarts, max_lag, max_row_lag: See `Accounting`.
-    """
-
-    entries: Mapping[int, Entry]
-    requested: tuple[int, int] = (0, 0)
+    entries: Mapping[int, Entry]  # by request id, in the order of requests
+    requested: tuple[int, int] = (0, 0)  # amount and number of requests, as are the next two
     delivered: tuple[int, int] = (0, 0)
     lost: tuple[int, int] = (0, 0)
     lost_by: Mapping[str, int] = {}  # never mutated
-    arrivals: int = 0
+    arrivals: int = 0  # answers that ever arrived
     refused: int = 0
     restarts: int = 0
     max_lag: int = 0
@@ -124,11 +107,7 @@ class LedgerState(NamedTuple):
 
     @classmethod
     def from_state(cls, state: State) -> LedgerState:
-        """Rebuild a ledger state from the result of `get_state`.
-
-        Raises:
-            ArgumentError: ``state`` is not from `get_state`, or its sums do not balance.
-        """
+        """Rebuild a ledger state from the result of `get_state`; `ArgumentError` also if its sums do not balance."""
         where = "the ledger"
         check_fields(state, cls._fields, where)
         try:
@@ -160,9 +139,6 @@ class Ledger:
 
     The caller reports events. A request is *outstanding* until its answer reaches the head; then it is *held*, which
     still counts as outstanding; when its batch is returned, it is *delivered*. Or it is *lost*.
-
-    Attributes:
-        state: The current state.
     """
 
     def __init__(self) -> None:
@@ -207,9 +183,8 @@ class Ledger:
     def hold(self, request_id: int, epoch: int) -> None:
         """Record that an answer has reached the head.
 
-        Raises:
-            ProtocolError: It answers no outstanding request, or not its collector's oldest one. It is counted as
-                refused, and must not be used.
+        `ProtocolError`: it answers no outstanding request, or not its collector's oldest one. It is counted as refused,
+        and must not be used.
         """
         state = self.state
         entry = state.entries.get(request_id)
@@ -220,11 +195,7 @@ class Ledger:
         self.state = state._replace(entries={**state.entries, request_id: held}, arrivals=state.arrivals + 1)
 
     def lose(self, request_ids: Collection[int], reason: LostReason) -> list[Entry]:
-        """Record that requests are lost.
-
-        Returns:
-            The requests that were outstanding.
-        """
+        """Record that requests are lost; return those that were outstanding."""
         state = self.state
         gone = [state.entries[request_id] for request_id in request_ids if request_id in state.entries]
         entries = {key: entry for key, entry in state.entries.items() if entry not in gone}
@@ -237,12 +208,9 @@ class Ledger:
         self.state = self.state._replace(restarts=self.state.restarts + 1)
 
     def after_delivery(self, request_ids: Collection[int], version: int, row_lag: int = 0) -> LedgerState:
-        """Return the state after delivery of some requests; assign it to `state` to deliver.
+        """Return the state after delivery of some held requests; assign it to `state` to deliver.
 
-        Args:
-            request_ids: Ids of held requests.
-            version: The present version of the weights.
-            row_lag: The greatest lag of their rows.
+        `row_lag`: the greatest lag of their rows at the present `version` of the weights.
         """
         state = self.state
         taken = [state.entries[request_id] for request_id in request_ids]
@@ -282,14 +250,10 @@ class Pacing(NamedTuple):
     A fragment's lag is the version at its delivery minus the version at its request. It is bounded without dropping
     fragments: the plan waits for fragments that would get too old. It must wait early enough: the remaining fragments
     must fit into the batches that come before they are too old.
-
-    Attributes:
-        fragments: Fragments per batch, F.
-        max_lag: Greatest lag, L; None: no bound.
     """
 
-    fragments: int
-    max_lag: int | None
+    fragments: int  # per batch, F
+    max_lag: int | None  # L; None: no bound
 
     @property
     def most(self) -> int | None:
@@ -299,13 +263,8 @@ class Pacing(NamedTuple):
     def pick(self, ready: Sequence[int], bases: Sequence[int], version: int) -> list[int] | None:
         """Choose the fragments of the next batch: by arrival, as long as the rest stays within the bound.
 
-        Args:
-            ready: Positions in ``bases`` of held fragments, in order of arrival.
-            bases: Versions at the requests of all outstanding fragments.
-            version: The current version.
-
-        Returns:
-            Positions in ``bases``, or None if the batch must wait.
+        `bases` are the versions at the requests of all outstanding fragments, `ready` the positions there of held ones,
+        in order of arrival. Return positions in `bases`, or None if the batch must wait.
         """
         if len(ready) < self.fragments:
             return None
@@ -323,13 +282,7 @@ class Pacing(NamedTuple):
 
 
 def may_publish(bases: Sequence[int], version: int, max_lag: int | None) -> bool:
-    """Return whether a new weight version keeps all outstanding fragments within the bound on lag.
-
-    Args:
-        bases: Versions at the requests of all outstanding fragments.
-        version: The current version.
-        max_lag: Greatest lag; None: no bound.
-    """
+    """Return whether a new weight version keeps outstanding fragments, requested at `bases`, within the bound."""
     return max_lag is None or all(base > version - max_lag for base in bases)
 
 
@@ -344,12 +297,7 @@ class Plan(Protocol):
         """Greatest lag of outstanding fragments, in versions."""
 
     def begin(self, goal: SampleTarget, active: Sequence[int]) -> None:
-        """Begin a batch.
-
-        Raises:
-            ArgumentError: The plan cannot make batches of this amount.
-            StateError: Another batch is unfinished.
-        """
+        """Begin a batch; `StateError`: another batch is unfinished; `ArgumentError`: no batches of this amount."""
 
     def asked(self, active: Sequence[int]) -> Sequence[int]:
         """Return the collectors that take part in the batch; small batches need fewer than all."""
@@ -371,11 +319,7 @@ class Plan(Protocol):
         """Return the state of the unfinished batch, or of coming batches."""
 
     def prepare(self, state: State) -> Callable[[], None]:
-        """Validate a state from `get_state` of a plan with equal settings; return a function that installs it.
-
-        Raises:
-            ArgumentError: ``state`` is not from `get_state`.
-        """
+        """Validate a state from `get_state` of a plan with equal settings; return a function that installs it."""
 
 
 class Shares:
@@ -449,12 +393,9 @@ class Shares:
 
 
 class Fragments:
-    """Fragments of one size, in order of arrival, within the bound on lag.
+    """Fragments of one size, in order of arrival, within the bound on lag; see `Pacing`.
 
-    Args:
-        fragment: Amount of a fragment; None: the first batch's amount divided by the number of collectors.
-        max_in_flight: Most requests of one collector.
-        max_lag: See `Pacing`.
+    Without `fragment`, their size is the first batch's amount divided by the number of collectors.
     """
 
     def __init__(self, fragment: int | None, max_in_flight: int, max_lag: int | None) -> None:

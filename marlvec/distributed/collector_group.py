@@ -36,80 +36,41 @@ _LATE_ANSWERS = 2.0  # seconds to fetch the last answers of a lost collector
 
 @dataclass(slots=True)
 class RemoteCollector:
-    """One collector.
-
-    Attributes:
-        index: Number of the collector.
-        epoch: Number of earlier builds.
-        place: Its place; None before its first start.
-        handle: The engine's handle; None while it does not run.
-        pid: Id of its process; None without a process.
-        tickets: Tickets by request id, oldest first.
-        since: Time when its oldest request began to run, as far as known.
-        is_masked: Whether it is never restarted.
-        is_reported: Whether the caller got an error for its loss.
-        why: Why it ended; None while it runs, or if Ctrl-C ended it.
-        merged: Number of the last merged state sent to it.
-        changes: Numbers of the policy changes sent to it.
-        differs: Why its policies differ from the other collectors' (it must be restarted); else None.
-        resume: References to the state and weights for its next build, at its current place; None: it starts afresh.
-        in_doubt: True while a request or an answer is recorded. If it is still True later, Ctrl-C came meanwhile, and
-            its requests and answers are unknown.
-    """
+    """One collector."""
 
     index: int
-    epoch: int = -1
-    place: Place | None = None
-    handle: Any = None
+    epoch: int = -1  # number of earlier builds
+    place: Place | None = None  # None before its first start
+    handle: Any = None  # the engine's; None while it does not run
     pid: int | None = None
-    tickets: dict[int, Any] = field(default_factory=dict)
-    since: float = 0.0
-    is_masked: bool = False
-    is_reported: bool = False
-    why: tuple[LostReason, str] | None = None
-    merged: int = 0
-    changes: set[int] = field(default_factory=set)
-    differs: LostReason | None = None
+    tickets: dict[int, Any] = field(default_factory=dict)  # by request id, oldest first
+    since: float = 0.0  # time when its oldest request began to run, as far as known
+    is_masked: bool = False  # it is never restarted
+    is_reported: bool = False  # the caller got an error for its loss
+    why: tuple[LostReason, str] | None = None  # reason of its end; None while it runs, or if Ctrl-C ended it
+    merged: int = 0  # number of the last merged state sent to it
+    changes: set[int] = field(default_factory=set)  # numbers of the policy changes sent to it
+    differs: LostReason | None = None  # why its policies differ from the other collectors' (it must be restarted)
+    # references to state and weights for its next build at its place; None: it starts afresh
     resume: tuple[Any, Any] | None = None
+    # True while a request or an answer is recorded. If it is still True later, Ctrl-C came meanwhile, and its requests
+    # and answers are unknown.
     in_doubt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LostCollector:
-    """A collector that was lost.
-
-    Attributes:
-        place: Place of the collector.
-        why: The reason, as in `Accounting.lost_by`.
-        requests: How many requests were lost with it.
-    """
+    """A collector that was lost."""
 
     place: Place
-    why: LostReason
-    requests: int
+    why: LostReason  # as in `Accounting.lost_by`
+    requests: int  # how many were lost with it
 
 
 class CollectorGroup:
     """Builds collectors, sends requests, receives answers in order, and ends hung collectors.
 
-    Args:
-        engine: Runs the collectors.
-        build: The caller's function, pickled.
-        ledger: The accounting of requests.
-        entropy: Source of all seeds.
-        timeout: Seconds a request may run.
-        limit: Restart limit of one collector.
-        rounds: Merged connector states; takes those that collectors hand over.
-        log: Policy changes that all collectors make.
-
-    Attributes:
-        collectors: Collectors by index.
-        started: The first collector's `Started` reply.
-        answers: Held answers by request id.
-        replies: Last replies to `question`, by index.
-        losses: Collectors lost since the last callbacks.
-        builds: Places built since the last callbacks.
-        raised: Exceptions of collectors, to be raised.
+    A request may run `timeout` seconds; `limit` is the restart limit of one collector; all seeds come from `entropy`.
     """
 
     def __init__(
@@ -130,12 +91,12 @@ class CollectorGroup:
         self._commands: dict[int, int | None] = {}  # change number by request id; None for a question
         self._streams: dict[int, Place] = {}
         self.collectors: dict[int, RemoteCollector] = {}
-        self.started: Started | None = None
-        self.answers: dict[int, Answer] = {}
-        self.replies: dict[int, Answer] = {}
-        self.losses: list[LostCollector] = []
-        self.builds: list[Place] = []
-        self.raised: list[BaseException] = []
+        self.started: Started | None = None  # the first collector's reply
+        self.answers: dict[int, Answer] = {}  # held answers by request id
+        self.replies: dict[int, Answer] = {}  # last replies to `question`, by index
+        self.losses: list[LostCollector] = []  # since the last callbacks
+        self.builds: list[Place] = []  # since the last callbacks
+        self.raised: list[BaseException] = []  # exceptions of collectors, to be raised
 
     @property
     def active(self) -> list[int]:
@@ -143,11 +104,7 @@ class CollectorGroup:
         return [collector.index for collector in self.collectors.values() if not collector.is_masked]
 
     def place_of(self, stream: int) -> Place:
-        """Return the place that owns a stream of ids.
-
-        Raises:
-            KeyError: No place owns it.
-        """
+        """Return the place that owns a stream of ids; `KeyError` if no place does."""
         return self._streams[stream]
 
     # --- building
@@ -160,9 +117,8 @@ class CollectorGroup:
     def build(self, collectors: list[RemoteCollector], num_collectors: int) -> None:
         """Build some collectors concurrently.
 
-        Raises:
-            CollectorDied: A collector died too often.
-            Exception: ``build`` raised it; the other collectors are built, and the next call retries.
+        `CollectorDied`: a collector died too often. If ``build`` raises, the other collectors are built, and the next
+        call retries.
         """
         errors: list[BaseException] = []
         unready = {collector.index: collector for collector in collectors}
@@ -208,9 +164,8 @@ class CollectorGroup:
     def _await_start(self, collector: RemoteCollector, ticket: Any, num_collectors: int) -> Started | Raised:
         """Return a collector's `Started` reply; if it dies first, restart it and wait again.
 
-        Raises:
-            CollectorDied: It died too often. Limits with a time window shorter than a few timeouts count, too: a
-                collector that fits on no machine would be restarted for ever.
+        Limits with a time window shorter than a few timeouts count, too: a collector that fits on no machine would be
+        restarted for ever.
         """
         for begun in count(1):
             try:
@@ -247,11 +202,7 @@ class CollectorGroup:
         self.builds.append(collector.place)
 
     def allow_restart(self, collector: RemoteCollector) -> None:
-        """Count one more incarnation, and wait the limit's delay.
-
-        Raises:
-            CollectorDied: The limit is reached.
-        """
+        """Count one more incarnation, and wait the limit's delay; `CollectorDied` at the limit."""
         _, text = collector.why or ("died", "")
         pause = self._budget.try_restart(collector.index, text)
         if pause is None:
@@ -271,11 +222,9 @@ class CollectorGroup:
     # --- requests
 
     def send_changes(self, index: int, number: int | None = None) -> None:
-        """Send a collector the policy changes that it has not been sent.
+        """Send a collector its unsent policy changes, and the change `number`, which no collector has made yet.
 
-        Args:
-            index: Index of the collector. A lost collector gets them when it is rebuilt.
-            number: A further change, which no collector has made yet.
+        A lost collector gets them when it is rebuilt.
         """
         collector = self.collectors[index]
         if collector.handle is None:
@@ -420,11 +369,7 @@ class CollectorGroup:
     # --- saved
 
     def get_state(self, states: Mapping[int, Any]) -> State:
-        """Return the group's state, with the given states of its collectors.
-
-        Args:
-            states: Collectors' states by index.
-        """
+        """Return the group's state, with the given states of its collectors by index."""
         places = [[p.index, p.incarnation, p.stream, p.seed, p.num_collectors] for p in self._streams.values()]
         collectors = [
             {
@@ -444,13 +389,7 @@ class CollectorGroup:
     ) -> Callable[[], None]:
         """Validate a state; return a function that ends all collectors, and has the state's collectors be built.
 
-        Args:
-            state: A state from `get_state`.
-            answers: The held answers.
-            stored: By index, the engine's references to each collector's state and to the saved weights.
-
-        Raises:
-            ArgumentError: ``state`` is not from `get_state`.
+        `stored`: by index, the engine's references to each collector's state and to the saved weights.
         """
         where = "the collectors"
         check_fields(state, ("entropy", "places", "collectors"), where)

@@ -24,8 +24,7 @@ from marlvec.distributed.accounting import Accounting, Fragments, Ledger, Plan, 
 from marlvec.distributed.collector_group import CollectorGroup, RemoteCollector
 from marlvec.distributed.engines.engine import Engine
 from marlvec.distributed.engines.sync_engine import SyncEngine
-from marlvec.distributed.head_callbacks import HeadCallbacks
-from marlvec.distributed.head_policies import HeadPolicies
+from marlvec.distributed.head import HeadCallbacks, HeadPolicies
 from marlvec.distributed.joining import joined, oldest_row, stats_after
 from marlvec.distributed.merge_rounds import MergeRounds
 from marlvec.distributed.place import Place
@@ -38,7 +37,7 @@ from marlvec.distributed.server.policy_changes import (
     TrainPolicies,
     pickled,
 )
-from marlvec.distributed.state.stateful_collectors import StatefulCollectors
+from marlvec.distributed.stateful_collectors import StatefulCollectors
 from marlvec.errors import ArgumentError, ClosedError
 from marlvec.vector.faults.restarts import RestartLimit
 from marlvec.vector.seeding import check_seed, entropy_of
@@ -287,11 +286,6 @@ class Collectors(StatefulCollectors, BatchSource):
         self._report()
 
     def _raise(self) -> None:
-        """Raise the exceptions of collectors.
-
-        Raises:
-            Exception: A collector raised it.
-        """
         raised, self._group.raised = self._group.raised, []
         if raised:
             for other in raised[1:]:
@@ -301,11 +295,7 @@ class Collectors(StatefulCollectors, BatchSource):
     # --- starting and losing collectors
 
     def _restart_missing(self) -> None:
-        """Restart or mask lost collectors, as ``on_fault`` requires.
-
-        Raises:
-            CollectorDied: See ``on_fault``.
-        """
+        """Restart or mask lost collectors, or raise, as ``on_fault`` requires."""
         self._group.end_doubtful()
         lost = [
             collector
@@ -345,18 +335,16 @@ class Collectors(StatefulCollectors, BatchSource):
         """Call callbacks for collectors that started or were lost."""
         group = self._group
         while group.losses:
-            self._callbacks.collector_lost(group.losses.pop(0))
+            loss = group.losses.pop(0)
+            self._callbacks.call("on_collector_lost", loss.place, loss.why, loss.requests)
         while group.builds:
-            self._callbacks.collector_start(group.builds.pop(0))
+            self._callbacks.call("on_collector_start", group.builds.pop(0))
 
     def resize(self, num_collectors: int) -> None:
         """Change the number of collectors, between two batches.
 
         New collectors have new ids and seeds. If there are fewer, the last ones first deliver their requests, into the
         next batches, and then close their envs.
-
-        Args:
-            num_collectors: Number of collectors.
 
         Raises:
             ArgumentError: ``num_collectors`` is not a positive integer.
@@ -389,13 +377,7 @@ class Collectors(StatefulCollectors, BatchSource):
         return tuple(collector.pid for collector in self._group.collectors.values())
 
     def place_of(self, eps_id: int) -> Place:
-        """Return the place of the collector that made an episode or fragment, even if the collector is gone.
-
-        Args:
-            eps_id: An ``eps_id`` or ``unroll_id``.
-
-        Returns:
-            The place at which its collector was built.
+        """Return the place of the collector that made an ``eps_id`` or ``unroll_id``, even if the collector is gone.
 
         Raises:
             KeyError: No collector has made it.
@@ -541,10 +523,8 @@ class Collectors(StatefulCollectors, BatchSource):
     def _change(self, content: PolicyChange, note: Callable[[], None]) -> None:
         """Make a change in all collectors, first in one, then in the others.
 
-        Args:
-            content: The change.
-            note: Called once the first collector has made it (twice if Ctrl-C comes meanwhile): from then on all make
-                it, even after Ctrl-C.
+        `note` is called once the first collector has made it (twice if Ctrl-C comes meanwhile): from then on all make
+        it, even after Ctrl-C.
         """
         group, log = self._group, self._log
         self._await_changes()  # a collector may have made a change that Ctrl-C has undone

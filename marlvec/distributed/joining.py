@@ -1,4 +1,4 @@
-"""Joins the rows of several collectors into the learner's batch."""
+"""Joins the rows of several collectors into the learner's batch, and cuts answers into pieces that Ray copies fast."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from marlvec.collect import MultiAgentBatch, SampleBatch
+from marlvec.collect.batch.batch_columns import named_leaves
 from marlvec.collect.metrics.collector_stats import CollectorStats
 from marlvec.connectors import LearnerPipeline
 from marlvec.distributed.accounting import Entry
-from marlvec.distributed.server.messages import Answer
+from marlvec.distributed.server.messages import Answer, Raised, Started
 
-__all__ = ["joined", "oldest_row", "stats_after"]
+__all__ = ["joined", "oldest_row", "stats_after", "in_pieces"]
 
 
 def joined(
@@ -19,14 +20,7 @@ def joined(
 ) -> MultiAgentBatch:
     """Join all rows into one batch, in the order of parts; run the head's learner connectors.
 
-    Args:
-        parts: The collectors' batches; at least one.
-        learner_connectors: Pipeline by policy id; rows of other policies stay unchanged.
-        known: Ids of all policies.
-
-    Raises:
-        ArgumentError: The parts differ in their columns.
-        Exception: A learner connector raised it, with a note. No rows are lost.
+    Rows of policies without a pipeline stay unchanged. If a connector raises, no rows are lost.
     """
     batch = MultiAgentBatch.concat(parts)
     found = dict(batch.items())
@@ -49,14 +43,9 @@ def stats_after(
     answers: Sequence[Answer],
     version: int,
 ) -> tuple[CollectorStats, ...]:
-    """Return each collector's statistics after the delivery of some answers.
+    """Return each collector's statistics after the delivery of answers, whose ledger entries are in the same order.
 
-    Args:
-        known: The statistics before.
-        restarts: Restarts of each existing collector, by index.
-        entries: The ledger's entries of the answers.
-        answers: The answers, in the same order.
-        version: Current version of the weights.
+    `restarts`: of each existing collector, by index.
     """
     before = {stats.index: stats for stats in known}
     found = {i: replace(before.get(i, CollectorStats(i)), restarts=count) for i, count in restarts.items()}
@@ -86,3 +75,37 @@ def oldest_row(parts: Sequence[MultiAgentBatch], policies: Sequence[str]) -> int
         if name in part and len(part[name]) and "policy_version" in part[name]
     ]
     return min(found, default=None)
+
+
+def in_pieces(reply: Started | Answer | Raised, limit: int) -> Started | Answer | Raised:
+    """Return the reply with its rows cut so that no column exceeds ``limit`` bytes.
+
+    Rows are not copied. The head copies all pieces into one batch, like the answers of several collectors.
+    """
+    if not isinstance(reply, Answer):
+        return reply
+    return replace(reply, parts=tuple(piece for part in reply.parts for piece in _cut(part, limit)))
+
+
+def _cut(batch: MultiAgentBatch, limit: int) -> list[MultiAgentBatch]:
+    cut = {name: _slices(rows, limit) for name, rows in batch.items()}
+    count = max(map(len, cut.values()), default=1)
+    return [
+        MultiAgentBatch(
+            {name: slices[i] for name, slices in cut.items() if i < len(slices)},
+            env_steps=0 if i else batch.env_steps,  # the head sums the counts
+            known=batch.known,
+            agent_steps=0 if i else batch.agent_steps,
+        )
+        for i in range(count)
+    ]
+
+
+def _slices(rows: SampleBatch, limit: int) -> list[SampleBatch]:
+    number = len(rows)
+    largest = max(leaf.nbytes for _, leaf in named_leaves(dict(rows.items())))
+    count = min(-(-largest // limit), number)
+    if count <= 1:
+        return [rows]
+    size = -(-number // count)
+    return [rows.slice(start, start + size) for start in range(0, number, size)]

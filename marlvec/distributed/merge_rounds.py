@@ -20,15 +20,7 @@ class MergeRounds:
 
     If a collector dies before it hands over, its own statistics are lost. A collector built during a round starts with
     the last merged state. Each collector gets the merged state with its next request, so always before it hands
-    over again.
-
-    Args:
-        every: Batches between two rounds; None: no rounds.
-
-    Attributes:
-        every: As given.
-        merged: Policy id to the states of its agent and action connectors; None before the first merge.
-        number: Number of merged rounds.
+    over again. `every` batches a round begins; None: never.
     """
 
     def __init__(self, every: int | None) -> None:
@@ -39,8 +31,9 @@ class MergeRounds:
         self._came: dict[int, HandedOver] = {}
         self._chains: dict[str, tuple[Pipeline[Any], ...]] = {}
         self._lacks_chains = True
+        # policy id → states of its agent and action connectors
         self.merged: Mapping[str, tuple[Any, ...]] | None = None
-        self.number = 0
+        self.number = 0  # of merged rounds
 
     def note_batch(self, indices: Collection[int]) -> None:
         """Record that a batch begins, with requests to these collectors."""
@@ -86,11 +79,7 @@ class MergeRounds:
         }
 
     def prepare(self, state: State) -> Callable[[], None]:
-        """Validate a state from `get_state`; return a function that installs it.
-
-        Raises:
-            ArgumentError: ``state`` is not from `get_state`.
-        """
+        """Validate a state from `get_state`; return a function that installs it."""
         where = "the merging of states"
         check_fields(state, ("batches", "asked", "unasked", "came", "merged", "number"), where)
         try:

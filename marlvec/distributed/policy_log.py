@@ -20,21 +20,11 @@ __all__ = ["PolicyLog"]
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """One policy change.
-
-    Attributes:
-        content: The change itself.
-        change: The message to collectors.
-        is_confirmed: Whether a collector has made it; from then on all must make it.
-        error: The first collector's exception.
-        note: Function to call once it is confirmed; None after the call.
-    """
-
     content: PolicyChange
-    change: Change
-    note: Callable[[], None] | None = None
-    is_confirmed: bool = False
-    error: BaseException | None = None
+    change: Change  # the message to collectors
+    note: Callable[[], None] | None = None  # to call once it is confirmed; None after the call
+    is_confirmed: bool = False  # a collector has made it; from then on all must make it
+    error: BaseException | None = None  # the first collector's exception
 
 
 class PolicyLog:
@@ -42,9 +32,6 @@ class PolicyLog:
 
     The first collector to get a change decides. If it raises, the caller gets the exception, and nothing has changed.
     Once it has made the change, all others must make it; if one cannot, it is restarted, as collectors may not differ.
-
-    Args:
-        put: Stores a value where all collectors can fetch it.
     """
 
     def __init__(self, put: Callable[[Any], Any]) -> None:
@@ -53,12 +40,7 @@ class PolicyLog:
         self._count = 0
 
     def add(self, content: PolicyChange, note: Callable[[], None]) -> int:
-        """Record a change that no collector has made yet; return its number.
-
-        Args:
-            content: The change.
-            note: Function that `note_confirmed` calls.
-        """
+        """Record a change that no collector has made yet; return its number. `note_confirmed` calls `note`."""
         number, self._count = self._count, self._count + 1
         self._entries[number] = _Entry(content, Change(self._put(content)), note)
         return number
@@ -79,11 +61,7 @@ class PolicyLog:
                 entry.note = None
 
     def is_confirmed(self, number: int) -> bool:
-        """Return whether a collector has made a change.
-
-        Raises:
-            Exception: The first collector raised it.
-        """
+        """Return whether a collector has made a change; raise the first collector's exception."""
         entry = self._entries[number]
         if entry.error is not None:
             raise entry.error
@@ -94,11 +72,7 @@ class PolicyLog:
         return [number for number, entry in self._entries.items() if entry.is_confirmed and number not in sent]
 
     def take(self, number: int, answer: Answer) -> bool:
-        """Record that a collector has made a change, or raised.
-
-        Returns:
-            True if it continues; False if it differs from other collectors and must be restarted.
-        """
+        """Record that a collector has made a change, or raised; False: it differs from others: restart it."""
         entry = self._entries.get(number)
         if answer.raised is not None:
             if entry is not None and not entry.is_confirmed:

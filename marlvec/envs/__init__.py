@@ -3,12 +3,12 @@
 from marlvec.envs.adapters.aec import AECAdapter
 from marlvec.envs.adapters.gymnasium import GymnasiumAdapter
 from marlvec.envs.adapters.joint import JointAdapter
+from marlvec.envs.adapters.openspiel import OpenSpielEnv
 from marlvec.envs.adapters.parallel import ParallelAdapter
 from marlvec.envs.adapters.rllib import RLlibAdapter
 from marlvec.envs.autoreset import AutoresetMode
 from marlvec.envs.detect import adapt
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.openspiel import OpenSpielEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, AgentGroup, EnvSpec, Info
 from marlvec.envs.wrappers.padding import PaddedEnv

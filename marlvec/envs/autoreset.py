@@ -25,25 +25,13 @@ class AutoresetMode(StrEnum):
 
     @classmethod
     def named(cls, word: Any) -> AutoresetMode | None:
-        """Return the mode for another library's name of it; None if there is none.
-
-        Args:
-            word: Text, or Gymnasium's enum: ``"same_step"``, ``"SameStep"``, ``"same-step"``.
-        """
+        """Return the mode for text or Gymnasium's enum, ``"same_step"``, ``"SameStep"``, ``"same-step"``, or None."""
         plain = _letters(getattr(word, "value", word))
         return next((mode for mode in cls if _letters(mode.value) == plain), None)
 
     @classmethod
     def declared_by(cls, metadata: Mapping[str, Any], name: str) -> AutoresetMode | None:
-        """Return the mode that the metadata of an env or a pool declare; None if they declare none.
-
-        Args:
-            metadata: The metadata.
-            name: Name of the env or pool, for the message.
-
-        Raises:
-            ContractError: They declare something that is not a mode.
-        """
+        """Return the mode that the metadata of an env or a pool declare; None if they declare none."""
         word = metadata.get("autoreset_mode")
         if word is None:
             return None
@@ -56,14 +44,7 @@ class AutoresetMode(StrEnum):
 
 @dataclass(frozen=True)
 class AutoresetRules:
-    """The rules of an autoreset mode. Other code uses these flags instead of comparing names.
-
-    Attributes:
-        mode: The mode.
-        begins_at_once: The step that ends an episode begins the next one.
-        begins_on_next_step: The next step of that env begins the next episode, whatever its action.
-        caller_begins: Only the caller's `reset` begins the next episode.
-    """
+    """The rules of an autoreset mode. Other code uses these flags instead of comparing names."""
 
     mode: AutoresetMode
 
@@ -85,16 +66,7 @@ class AutoresetRules:
         return self.mode is AutoresetMode.DISABLED
 
     def check_env(self, name: str, *, resets_itself: bool, keeps_state: bool) -> None:
-        """Check that an env supports this mode.
-
-        Args:
-            name: The env's name.
-            resets_itself: Whether its step that ends an episode begins the next one.
-            keeps_state: Whether the global state at the end of an episode is requested.
-
-        Raises:
-            ArgumentError: It does not.
-        """
+        """Raise if an env does not support this mode. `keeps_state`: the global state at the end is requested."""
         if not resets_itself:
             return
         if not self.begins_at_once:
@@ -108,16 +80,7 @@ class AutoresetRules:
             )
 
     def check_pool(self, name: str, own: AutoresetMode, *, steps_all: bool) -> None:
-        """Check that a pool of envs supports this mode.
-
-        Args:
-            name: The pool's name.
-            own: The pool's own mode.
-            steps_all: Whether the pool can only step all its envs at once.
-
-        Raises:
-            ArgumentError: It does not.
-        """
+        """Raise if a pool does not support this mode. `steps_all`: it can only step all its envs at once."""
         if own is self.mode:
             return
         wanted = f"autoreset_mode={self.mode.value!r}: {name}"
@@ -127,14 +90,10 @@ class AutoresetRules:
             raise ArgumentError(f"{wanted} steps all its envs at once, and its own mode is {own.value!r}; take that")
 
     def next_episode_request(self, own: AutoresetMode) -> Literal["reset", "step"] | None:
-        """Return the request that begins an env's next episode in a pool, when this mode begins one.
+        """Return the request that begins an env's next episode in a pool of the mode `own`, when this mode begins one.
 
-        Args:
-            own: The pool's own mode.
-
-        Returns:
-            ``"step"`` if a step of an ended env begins the next episode, whatever the action; ``"reset"``; or None if
-            no request is needed: the pool has begun it by itself, or the caller begins it.
+        ``"step"`` if a step of an ended env begins it, whatever the action. None: no request is needed, since the pool
+        has begun it by itself, or the caller begins it.
         """
         if self.caller_begins or own is AutoresetMode.SAME_STEP:
             return None

@@ -23,17 +23,11 @@ __all__ = ["adapt"]
 
 
 def adapt(env: Any, *, agents: str = "auto", lenient: bool = False) -> MultiAgentEnv:
-    """Wrap an env in the adapter for its API.
+    """Wrap an env in the adapter for its API; a `MultiAgentEnv` is returned unchanged.
 
     The API is found by the env's base class, if its library is loaded; else by its attributes. If both are ambiguous (a
     dict env that could be PettingZoo's or RLlib's), return the adapter from your factory: it is passed through.
-
-    Args:
-        env: A PettingZoo Parallel env, a PettingZoo AEC env, a Gymnasium env, an RLlib-style dict env, or a
-            `MultiAgentEnv`, which is returned unchanged.
-        agents: Whether a Gymnasium env has several agents, as in `marlvec.make`.
-        lenient: Whether rewards and flags may have other forms, and a Parallel env may leave out entries, as in
-            `marlvec.make`.
+    ``agents`` and ``lenient`` are as in `marlvec.make`.
 
     Raises:
         ContractError: The env has none of these APIs.

@@ -99,11 +99,7 @@ class MultiAgentEnv(ABC):
         raise ContractError(f"{self.name} declares a state_space and has no write_state()")
 
     def state_obstacle(self) -> str | None:
-        """Return why the env's state cannot be saved; None if it can.
-
-        Returns:
-            What is missing and what to do, in one sentence, or None.
-        """
+        """Return why the env's state cannot be saved, and what to do, in one sentence; None if it can."""
         kind = type(self)
         if kind.get_state is not MultiAgentEnv.get_state and kind.set_state is not MultiAgentEnv.set_state:
             return None
@@ -118,12 +114,9 @@ class MultiAgentEnv(ABC):
         raise NotImplementedError(f"{self.name}.get_state()")
 
     def set_state(self, state: Any) -> None:
-        """Restore a state, which was read from this env or from another of its kind.
+        """Restore a state, read from this env or from another of its kind. The env must not keep or change it.
 
         The caller writes the slot afterwards.
-
-        Args:
-            state: A state from `get_state`; the env must not keep or change it.
         """
         raise NotImplementedError(f"{self.name}.set_state()")
 
@@ -136,10 +129,7 @@ class MultiAgentEnv(ABC):
         return self
 
     def spec(self) -> EnvSpec:
-        """Describe this env.
-
-        Returns:
-            Agents, groups, spaces and the kind of state: all that a vectorizer needs before the first reset.
+        """Return agents, groups, spaces and the kind of state: all that a vectorizer needs before the first reset.
 
         Raises:
             ContractError: The env has no agents, or a space is missing.

@@ -18,12 +18,7 @@ __all__ = ["check_frame", "render_env", "render_mode", "tile_frames"]
 
 
 def render_mode(env: MultiAgentEnv, default: str | None = None) -> Any:
-    """Return the render mode of an env's outermost layer that has one.
-
-    Args:
-        env: The env.
-        default: Result for an env without the attribute ``render_mode``.
-    """
+    """Return the render mode of an env's outermost layer that has one."""
     try:
         return get_attribute(env, "render_mode")
     except ArgumentError:
@@ -31,13 +26,9 @@ def render_mode(env: MultiAgentEnv, default: str | None = None) -> Any:
 
 
 def render_env(env: MultiAgentEnv) -> Any:
-    """Render an env.
+    """Render an env; frames are copied, since envs may draw over them later.
 
-    Returns:
-        The result of its ``render()``; frames are copied, since envs may draw over them later.
-
-    Raises:
-        ArgumentError: It has no ``render()``, or was made without a render mode.
+    `ArgumentError`: it has no ``render()``, or was made without a render mode.
     """
     try:
         render = find_method(env, "render")
@@ -56,18 +47,7 @@ def render_env(env: MultiAgentEnv) -> Any:
 
 
 def check_frame(frame: Any, where: str) -> NDArray[np.uint8]:
-    """Check that an object is a frame.
-
-    Args:
-        frame: The result of ``render()``.
-        where: Name of the env, for the message.
-
-    Returns:
-        The frame, (H, W, 3) uint8.
-
-    Raises:
-        ContractError: It is something else.
-    """
+    """Return a frame, (H, W, 3) uint8; `ContractError` if it is something else."""
     if isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.shape[2:] == (3,) and frame.size:
         return frame
     got = f"{frame.dtype} of shape {frame.shape}" if isinstance(frame, np.ndarray) else type(frame).__name__
@@ -100,8 +80,7 @@ def tile_frames(
         (rows * H, columns * W, 3) uint8, a new array.
 
     Raises:
-        ArgumentError: An entry is not a frame (names its index and shape), there is no frame, or ``columns`` or
-            ``background`` are invalid.
+        ArgumentError: An entry is not a frame (names its index and shape), there is none, or an argument is invalid.
     """
     if isinstance(frames, np.ndarray) and frames.ndim == 3 and frames.shape[2] in (3, 4):
         raise ArgumentError(

@@ -22,20 +22,9 @@ AnyArray = NDArray[Any]
 
 
 class Slot:
-    """One env's row of the buffers; values that an env writes here are not copied again.
+    """One env's row of the buffers; values that an env writes here are not copied again. A agents, n actions.
 
     Made by `Slot.of_groups`; the constructor takes arrays by agent, which `narrowed` needs.
-
-    Args:
-        spec: The env's spec.
-        obs: Per agent, per leaf: its row, shape leaf.shape.
-        final_obs: Per agent, per leaf: the row for the last observation of an episode that is over.
-        readers: Readers of actions, each with the indices of its agents.
-        action_mask: Per agent (n,) bool, or None.
-        gave_mask: (1,) bool, see below.
-        reward: (A,) float64.
-        terminated, truncated, final_missing, alive, acting: (A,) bool.
-        state: Row of the global state, or None.
 
     Attributes:
         done: Whether the episode is over. The vectorizer sets it to False before each call; the env sets it to True
@@ -140,13 +129,8 @@ class Slot:
     ) -> Slot:
         """Make a slot from arrays by group.
 
-        Args:
-            spec: The env's spec.
-            obs: Per group, per leaf: this env's row, shape (A_group, *leaf.shape).
-            final_obs: As ``obs``, for final observations.
-            actions: As ``obs``, for actions.
-            action_mask: Per group (A_group, n) bool, or None.
-            rows: The other arguments of the constructor.
+        `obs`, `final_obs`, `actions`: per group, per leaf: this env's row, (A_group, *leaf.shape); `action_mask`: per
+        group (A_group, n) bool, or None; `rows`: the other arguments of the constructor.
         """
         agent_num = len(spec.agents)
         obs_of: list[list[AnyArray]] = [[]] * agent_num
@@ -174,11 +158,8 @@ class Slot:
     ) -> Slot:
         """Return a slot for an env with smaller spaces, whose arrays are views of parts of this slot's.
 
-        Args:
-            spec: The inner env's spec: the same agents, which are one group here.
-            obs: Per agent, per leaf: the part of its row that belongs to its own space.
-            actions: As ``obs``, for actions.
-            action_mask: Per agent its mask.
+        `obs`, `actions`: per agent, per leaf: the part of its row that belongs to its own space; `action_mask`: per
+        agent.
         """
 
         def cut_all(rows: Sequence[Sequence[AnyArray]]) -> list[list[AnyArray]]:
@@ -200,9 +181,8 @@ class Slot:
     def write_obs(self, agent: int, value: Any) -> None:
         """Write agent number ``agent``'s observation.
 
-        Raises:
-            ContractError: Wrong keys or shape, or a dtype that cannot be cast without changing its kind; an object that
-                its space does not contain, that cannot be pickled or is too large. The row is unchanged then.
+        `ContractError`, and the row is unchanged: wrong keys or shape, or a dtype that cannot be cast without changing
+        its kind; an object that its space does not contain, that cannot be pickled or is too large.
         """
         fast = self._fast[agent]
         if fast is not None:
@@ -213,23 +193,11 @@ class Slot:
         self._write_tree(self._obs[agent], self._objects, agent, value, "observation")
 
     def write_final(self, agent: int, value: Any) -> None:
-        """Write agent number ``agent``'s final observation, in an env that has itself begun the next episode.
-
-        Raises:
-            ContractError: As `write_obs`.
-        """
+        """As `write_obs`, the final observation, in an env that has itself begun the next episode."""
         self._write_tree(self._final[agent], self._final_objects, agent, value, "final observation")
 
     def write_mask(self, agent: int, value: Any) -> None:
-        """Write agent number ``agent``'s action mask.
-
-        Args:
-            agent: Index of the agent.
-            value: A mask in a form that `marlvec.spaces.action_masks.read_mask` accepts.
-
-        Raises:
-            ContractError: It is not a mask, has another length, or the agent has no mask.
-        """
+        """Write agent number ``agent``'s action mask, in a form that `action_masks.read_mask` accepts."""
         row = self.action_mask[agent]
         try:
             mask = read_mask(value)
@@ -302,13 +270,9 @@ def _cell(row: AnyArray) -> memoryview | None:
 
 
 class ActionReader:
-    """Reads the actions of some agents of one env.
+    """Reads the actions of some agents of one env; `rows`: per leaf, (agents, *leaf.shape).
 
-    Args:
-        tree: Structure of one agent's action.
-        rows: Per leaf: the agents' rows, (agents, *leaf.shape).
-        agent_num: Number of these agents.
-        crops: Per agent and leaf, the part of the row that belongs to the agent's own space; None: all of it.
+    `crops`: per agent and leaf, the part of the row that belongs to the agent's own space; None: all of it.
     """
 
     __slots__ = ("_agent_num", "_crops", "_is_bare", "_rows", "_tree")
@@ -356,11 +320,7 @@ class ActionReader:
 
 
 class ObjectCells:
-    """Checks and copies objects that an env returns, and limits the total size of an env's objects.
-
-    Args:
-        rows: Per agent, per leaf, its part of the row. Cells of object leaves have no axes.
-    """
+    """Checks and copies objects that an env returns; limits their total size. Cells of object leaves have no axes."""
 
     __slots__ = ("_rows", "_sizes")
 
@@ -369,14 +329,7 @@ class ObjectCells:
         self._sizes: dict[tuple[int, int], int] = {}  # (agent, leaf) → bytes of the value there
 
     def fit(self, agent: int, k: int, leaf: Leaf, value: Any) -> AnyArray:
-        """Copy a value for the cell of agent number ``agent``'s leaf ``k``; does not write the cell.
-
-        Returns:
-            An array without axes that holds the copy.
-
-        Raises:
-            ContractError: It is not in its space, cannot be pickled, or makes the env's objects too large.
-        """
+        """Return an array without axes with a copy of a value for the cell of agent number ``agent``'s leaf ``k``."""
         check_member(leaf, value)
         copy, size = snapshot(leaf, value)
         # Other code clears cells, too, so empty cells are left out of the sum.

@@ -31,20 +31,15 @@ _MOST_CHOICES = 65_536  # limits the memory for masks of envs that may never ret
 class AgentGroup:
     """The agents of one env that have equal observation and action spaces.
 
-    Attributes:
-        name: Common prefix of its agents' names if there is one (``"adversary"``), else ``"agents"`` if it is the only
-            group, else its first agent's name.
-        agents: Their indices on the agent axis, ascending.
-        observation_tree: Structure of one agent's observation.
-        action_tree: Structure of one agent's action.
-        mask_size: Length of the action mask that an agent's spaces declare, or None.
+    It is named by the common prefix of its agents' names (``"adversary"``) if there is one, else ``"agents"`` if it is
+    the only group, else by its first agent.
     """
 
     name: str
-    agents: tuple[int, ...]
+    agents: tuple[int, ...]  # indices on the agent axis, ascending
     observation_tree: SpaceTree
     action_tree: SpaceTree
-    mask_size: int | None
+    mask_size: int | None  # of the action mask that an agent's spaces declare
 
     @property
     def observation_space(self) -> Space[Any]:
@@ -77,8 +72,7 @@ class EnvSpec:
         mask_sizes: Length of the action mask that each agent's spaces declare, or None.
         state_space: Space of the global state, or None.
         metadata: The env's metadata.
-        original_observation_spaces: With padding, each agent's own observation space; None without padding.
-        original_action_spaces: With padding, each agent's own action space; None without padding.
+        original_observation_spaces, original_action_spaces: With padding, each agent's own space; None without.
     """
 
     name: str
@@ -126,7 +120,6 @@ class EnvSpec:
         )
 
     def _outline(self, a: int) -> Hashable:
-        """Return a hashable value that is equal for agents with equal spaces."""
         return _outline(self.observation_spaces[a]), _outline(self.action_spaces[a]), self.mask_sizes[a]
 
     @property
@@ -136,7 +129,7 @@ class EnvSpec:
 
     @property
     def own_action_spaces(self) -> Spaces:
-        """One space per agent, as the env declares it: before padding."""
+        """As `own_observation_spaces`, for actions."""
         return self.original_action_spaces or self.action_spaces
 
     @cached_property
@@ -152,9 +145,7 @@ class EnvSpec:
     def difference(self, other: EnvSpec, mode: str = "equal") -> str | None:
         """Return in which field ``other`` first differs from this spec, or None if they are compatible.
 
-        Args:
-            other: Another env's spec.
-            mode: ``"equal"``: spaces must be equal; ``"compatible"``: the bounds of Boxes may differ.
+        ``mode="compatible"``: the bounds of Boxes may differ.
         """
         if self.agents != other.agents:
             return f"agents: expected {self.agents}, got {other.agents}"
@@ -180,11 +171,7 @@ class EnvSpec:
         return f"state space {differs}" if differs else None
 
     def widened(self, other: EnvSpec) -> EnvSpec:
-        """Return a spec for this env and another: their bounds are element by element the wider ones.
-
-        Args:
-            other: A spec without ``difference(other, "compatible")``.
-        """
+        """Return a spec for this env and a compatible one: their bounds are element by element the wider ones."""
 
         def widen_all(mine: Spaces | None, theirs: Spaces | None) -> Spaces | None:
             if mine is None or theirs is None:
@@ -218,11 +205,7 @@ def _outline(space: Space[Any]) -> Hashable:
 
 
 def object_leaves(spec: EnvSpec) -> list[str]:
-    """List the leaves without a fixed-size array form, for one agent of each group.
-
-    Returns:
-        In words: ``"observation of agent 'a', leaf 'text' (Text)"``.
-    """
+    """List, in words, the leaves without a fixed-size array form, for one agent of each group."""
     return [
         f"{what} of agent {spec.agents[group.agents[0]]!r}"
         + (f", leaf {leaf.path!r}" if leaf.path else "")

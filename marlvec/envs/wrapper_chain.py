@@ -37,11 +37,7 @@ def innermost(env: MultiAgentEnv) -> Any:
 
 
 def get_attribute(env: MultiAgentEnv, name: str) -> Any:
-    """Read an attribute of the user's env from the outermost layer that has it; does not call it.
-
-    Raises:
-        ArgumentError: No layer has it.
-    """
+    """Read an attribute of the user's env from the outermost layer that has it; does not call it."""
     user_env = env.unwrapped
     for layer in wrapper_chain(user_env):
         if _owns(layer, name):
@@ -53,11 +49,7 @@ def get_attribute(env: MultiAgentEnv, name: str) -> Any:
 
 
 def set_attribute(env: MultiAgentEnv, name: str, value: Any) -> None:
-    """Set an attribute of the user's env on the outermost layer that has it, or else on the innermost one.
-
-    Raises:
-        ArgumentError: It cannot be set on that layer.
-    """
+    """Set an attribute of the user's env on the outermost layer that has it, or else on the innermost one."""
     user_env = env.unwrapped
     every = list(wrapper_chain(user_env))
     owner = next((layer for layer in every if _owns(layer, name)), every[-1])
@@ -71,11 +63,7 @@ def set_attribute(env: MultiAgentEnv, name: str, value: Any) -> None:
 
 
 def find_method(env: MultiAgentEnv, name: str) -> Any:
-    """Return a method of the outermost layer that has it.
-
-    Raises:
-        ArgumentError: No layer has it, or it cannot be called.
-    """
+    """Return a method of the outermost layer that has it."""
     found = get_attribute(env, name)
     if not callable(found):
         raise ArgumentError(f"{name!r} is not a method but {type(found).__name__}; get_attr({name!r}) reads it")

@@ -7,43 +7,39 @@ from typing import Any, Protocol
 
 from marlvec.external.exchange.external_episode import Flags
 
-__all__ = ["EpisodeDriver", "RunningEpisodes"]
+__all__ = ["EpisodeDriver"]
 
 DEFAULT = -1.0
 """Timeout argument: use the constructor's timeout."""
 
 
 class RunningEpisodes(Protocol):
-    """Running episodes of one driver, by id. Dicts are keyed by agent name; a timeout of None waits for ever."""
+    """Running episodes of one driver, by id; its calls are those of `EpisodeDriver`.
+
+    Dicts are keyed by agent name; a timeout of None waits for ever.
+    """
 
     def __len__(self) -> int: ...
 
     def begin(
         self, key: Hashable | None, *, training_enabled: bool, env_id: int | None, timeout: float | None
-    ) -> Hashable:
-        """See `EpisodeDriver.start_episode`."""
+    ) -> Hashable: ...
 
-    def ask(self, key: Hashable, obs: Any, masks: Any, timeout: float | None) -> Mapping[str, Any]:
-        """See `EpisodeDriver.get_action`."""
+    def ask(self, key: Hashable, obs: Any, masks: Any, timeout: float | None) -> Mapping[str, Any]: ...
 
-    def wait(self, key: Hashable, timeout: float | None) -> Mapping[str, Any]:
-        """See `EpisodeDriver.wait_for_action`."""
+    def wait(self, key: Hashable, timeout: float | None) -> Mapping[str, Any]: ...
 
-    def log(self, key: Hashable, obs: Any, actions: Any, masks: Any, timeout: float | None) -> None:
-        """See `EpisodeDriver.log_action`."""
+    def log(self, key: Hashable, obs: Any, actions: Any, masks: Any, timeout: float | None) -> None: ...
 
-    def log_returns(self, key: Hashable, rewards: Any, infos: Any) -> None:
-        """See `EpisodeDriver.log_returns`."""
+    def log_returns(self, key: Hashable, rewards: Any, infos: Any) -> None: ...
 
     def leave(
         self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
-    ) -> None:
-        """See `EpisodeDriver.end_agents`."""
+    ) -> None: ...
 
     def end(
         self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
-    ) -> None:
-        """See `EpisodeDriver.end_episode`."""
+    ) -> None: ...
 
 
 class EpisodeDriver:
@@ -52,11 +48,8 @@ class EpisodeDriver:
     Args:
         episodes: The driver's running episodes.
         agents: Agent names, in order.
-        timeout: Seconds that each call waits at most; None: for ever.
+        timeout: Seconds that each call waits at most; None: for ever. May be changed later.
         dicts: Whether values are dicts by agent name even if there is one agent.
-
-    Attributes:
-        agents, timeout: As given; ``timeout`` may be changed.
     """
 
     def __init__(self, episodes: RunningEpisodes, agents: Sequence[str], timeout: float | None, *, dicts: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from marlvec.errors import ArgumentError, DriverGone, EpisodeCut, StateError
@@ -80,10 +79,7 @@ class ExternalEnv(EpisodeDriver):
     # --- the thread
 
     def start(self) -> Self:
-        """Start a thread that calls `run`.
-
-        Returns:
-            This object.
+        """Start a thread that calls `run`, and return this object.
 
         Raises:
             StateError: The thread is already running, or the class does not define `run`.
@@ -135,7 +131,7 @@ class ExternalEnv(EpisodeDriver):
     def __enter__(self) -> Self:
         return self if type(self).run is ExternalEnv.run else self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:

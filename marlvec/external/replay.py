@@ -28,34 +28,21 @@ _IN_TIME = ("t", "env_t", "next_env_t", "eps_id", "agent_index")
 
 @dataclass(slots=True)
 class LoggedStep:
-    """Everything that happened between two env steps, by agent name.
+    """Everything that happened between two env steps, by agent name."""
 
-    Attributes:
-        rewards: Rewards since the previous step.
-        ended: Agents that ended, and how.
-        obs: Observations of the agents that act.
-        actions: Their actions.
-        masks: Their action masks, where known.
-    """
-
-    rewards: dict[str, float] = field(default_factory=dict)
+    rewards: dict[str, float] = field(default_factory=dict)  # since the previous step
     ended: dict[str, Ending] = field(default_factory=dict)
-    obs: dict[str, Any] = field(default_factory=dict)
+    obs: dict[str, Any] = field(default_factory=dict)  # of the agents that act
     actions: dict[str, Any] = field(default_factory=dict)
-    masks: dict[str, Any] = field(default_factory=dict)
+    masks: dict[str, Any] = field(default_factory=dict)  # where known
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLog:
-    """One episode.
+    """One episode."""
 
-    Attributes:
-        moments: Its steps, in order; no agent acts in the last one.
-        as_policy: Whether its actions are a policy's outputs, and not the actions that the env received.
-    """
-
-    moments: Sequence[LoggedStep]
-    as_policy: bool
+    moments: Sequence[LoggedStep]  # in order; no agent acts in the last one
+    as_policy: bool  # its actions are a policy's outputs, and not the actions that the env received
 
 
 def read_logs(dataset: Dataset, agents: Sequence[str]) -> Callable[[], Iterator[EpisodeLog]]:
@@ -63,14 +50,6 @@ def read_logs(dataset: Dataset, agents: Sequence[str]) -> Callable[[], Iterator[
 
     An episode without an end is truncated at its last row. An episode that lacks rows in the middle raises
     `ArgumentError` when it is reached.
-
-    Args:
-        dataset: The dataset.
-        agents: Names of the agents, in order of the agent axis.
-
-    Raises:
-        ArgumentError: Not a dataset; a column is missing; or the data has more agents, or other ones.
-        CheckpointError: A file cannot be read.
     """
     if hasattr(dataset, "iterate_episodes"):
         if len(agents) != 1:

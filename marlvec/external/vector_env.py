@@ -1,23 +1,29 @@
-"""`ExternalVectorEnv`: a vectorizer whose slots are filled from outside."""
+"""`ExternalVectorEnv`: a vectorizer whose slots are filled from outside; `make` creates one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from marlvec.env_ids import EnvIds, Options
-from marlvec.envs.spec import EnvSpec
+from marlvec.envs.detect import adapt
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.making.recipe import write_recipes
+from marlvec.envs.slot import Slot
+from marlvec.envs.spec import EnvSpec, Info
 from marlvec.envs.wrappers.time_limit import check_limit
 from marlvec.errors import ArgumentError, BrokenError, ClosedError, EpisodeCut, Failure
 from marlvec.external.exchange.gateway import EpisodeGateway
 from marlvec.external.exchange.row import ExternalRow
 from marlvec.external.exchange.row_exchange import RowExchange
-from marlvec.external.exchange.slot_env import SlotEnv
 from marlvec.external.exchange.value_checker import ValueChecker
+from marlvec.registry import EnvLike, resolve_all
+from marlvec.spaces.action_masks import split_action_mask
 from marlvec.vector.backends.in_process import InProcessVectorEnv
 from marlvec.vector.call_state import CallEvent, exclusive
 from marlvec.vector.data.buffers import Buffers
@@ -26,7 +32,103 @@ from marlvec.vector.settings import Settings
 from marlvec.vector.shards.shard import Shard
 from marlvec.vector.vector_step import VectorStep
 
-__all__ = ["ExternalVectorEnv"]
+__all__ = ["make", "ExternalVectorEnv", "SlotEnv"]
+
+Spaces = Mapping[str, tuple[Space[Any], Space[Any]]]
+"""Agent name → its observation space and its action space."""
+
+
+def make(
+    env: EnvLike | Spaces | EnvSpec,
+    num_envs: int = 1,
+    *,
+    batch_size: int | None = None,
+    batch_wait: float = 0.002,
+    max_backlog: int = 64,
+    lockstep: bool = False,
+    max_episode_steps: int | None = None,
+    idle_timeout: float | None = None,
+    copy: bool = True,
+    grouped: bool = False,
+    validate: str = "sample",
+    **kwargs: Any,
+) -> ExternalVectorEnv:
+    """Make a vectorizer for episodes that run outside.
+
+    Args:
+        env: The env that runs outside: a dict of agent name to ``(observation space, action space)``; or anything that
+            `marlvec.make` takes for one env (it is built here once for its spaces, and closed); or an `EnvSpec`. An
+            ``action_mask`` in an observation space is a mask, as in `marlvec.make`.
+        num_envs: How many episodes can run at a time.
+        batch_size: See `ExternalVectorEnv`.
+        batch_wait: See `ExternalVectorEnv`.
+        max_backlog: See `ExternalVectorEnv`.
+        lockstep: See `ExternalVectorEnv`.
+        max_episode_steps: See `ExternalVectorEnv`.
+        idle_timeout: See `ExternalVectorEnv`.
+        copy: As in `marlvec.make`.
+        grouped: As in `marlvec.make`.
+        validate: As in `marlvec.make`; see also `ExternalVectorEnv`.
+        kwargs: For the env's constructor.
+
+    Returns:
+        A vectorizer whose slots are filled from outside, for a `Collector`.
+
+    Raises:
+        ArgumentError: An argument is wrong, or a space is not a Gymnasium space.
+        Exception: As `marlvec.make`, if an env is built.
+    """
+    return ExternalVectorEnv(
+        _spec_of(env, kwargs),
+        num_envs,
+        batch_size=batch_size,
+        batch_wait=batch_wait,
+        max_backlog=max_backlog,
+        lockstep=lockstep,
+        max_episode_steps=max_episode_steps,
+        idle_timeout=idle_timeout,
+        copy=copy,
+        grouped=grouped,
+        validate=validate,
+    )
+
+
+def _spec_of(env: EnvLike | Spaces | EnvSpec, kwargs: Mapping[str, Any]) -> EnvSpec:
+    if isinstance(env, (Mapping, EnvSpec)):
+        if kwargs:
+            raise ArgumentError(
+                f"make(): {sorted(kwargs)} are for an env's constructor, but env is a dict of spaces or a spec; "
+                f"leave them out"
+            )
+        return env if isinstance(env, EnvSpec) else _spec_of_spaces(env)
+    (recipe,) = write_recipes(resolve_all(env, 1), kwargs=kwargs)
+    built = adapt(recipe())
+    try:
+        return built.spec()
+    finally:
+        built.close()
+
+
+def _spec_of_spaces(spaces: Spaces) -> EnvSpec:
+    if not spaces:
+        raise ArgumentError("make(env): expected at least one agent with its spaces, got an empty dict")
+    for name, pair in spaces.items():
+        if (
+            not isinstance(name, str)
+            or not isinstance(pair, tuple)
+            or [isinstance(s, Space) for s in pair] != [True] * 2
+        ):
+            raise ArgumentError(
+                f"make(env): expected agent name -> (observation space, action space), got {name!r}: {pair!r}"
+            )
+    pairs = [split_action_mask(observation, action) for observation, action in spaces.values()]
+    return EnvSpec(
+        name="external",
+        agents=tuple(spaces),
+        observation_spaces=tuple(space for space, _ in pairs),
+        action_spaces=tuple(action for _, action in spaces.values()),
+        mask_sizes=tuple(size for _, size in pairs),
+    )
 
 
 class ExternalVectorEnv(InProcessVectorEnv):
@@ -208,3 +310,46 @@ class ExternalVectorEnv(InProcessVectorEnv):
 
 def _identity(slot_env: SlotEnv) -> SlotEnv:
     return slot_env
+
+
+class SlotEnv(MultiAgentEnv):
+    """Writes `row`, which comes from outside, into its slot. Its shard treats it as any other env."""
+
+    row: ExternalRow
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self.name, self.agents, self.metadata = spec.name, spec.agents, spec.metadata
+        self.observation_spaces, self.action_spaces = spec.observation_spaces, spec.action_spaces
+        self.mask_sizes = spec.mask_sizes
+        self._acting: tuple[int, ...] = ()
+
+    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
+        self._acting = ()
+        return self._write(slot)
+
+    def step(self, slot: Slot) -> Info | None:
+        for a in self._acting:
+            slot.acting[a] = False
+            slot.clear_mask(a)
+        return self._write(slot)
+
+    def _write(self, slot: Slot) -> Info | None:
+        row = self.row
+        for a, obs in row.obs.items():
+            slot.alive[a] = slot.acting[a] = True
+            slot.write_obs(a, obs)
+        for a, mask in row.masks.items():
+            slot.write_mask(a, mask)
+        for a, reward in row.rewards.items():
+            slot.reward[a] = reward
+        for a, (obs, terminated, truncated) in row.ended.items():
+            if obs is None:
+                slot.final_missing[a] = True  # the row keeps the agent's last observation
+            else:
+                slot.write_obs(a, obs)
+            slot.terminated[a], slot.truncated[a] = terminated, truncated
+            slot.alive[a] = False
+        self._acting = tuple(row.obs)
+        slot.done = row.done
+        infos, row.infos = row.infos, {}  # the row object lives until the next one comes
+        return infos or None

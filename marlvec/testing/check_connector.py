@@ -13,10 +13,15 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from marlvec.arguments import signature_of
 from marlvec.connectors.connector import ActionConnector, AgentConnector, Connector, LearnerConnector
 from marlvec.errors import ArgumentError
-from marlvec.testing.connector_checks._support.report import Refused
-from marlvec.testing.connector_checks._support.story import ColumnLike
-from marlvec.testing.connector_checks._support.trial import BatchTrial, EpisodeTrial, Trial
-from marlvec.testing.connector_checks.batches import check_batched, check_learning, check_order, check_subsets
+from marlvec.testing.connector_checks.batches import (
+    check_batched,
+    check_empty_batch,
+    check_fragment_order,
+    check_fragments,
+    check_learning,
+    check_order,
+    check_subsets,
+)
 from marlvec.testing.connector_checks.calls import (
     check_empty,
     check_inputs,
@@ -25,10 +30,9 @@ from marlvec.testing.connector_checks.calls import (
     check_repeat,
     check_rows,
 )
-from marlvec.testing.connector_checks.config import check_config
 from marlvec.testing.connector_checks.episodes import check_first, check_reset
-from marlvec.testing.connector_checks.learner import check_empty_batch, check_fragment_order, check_fragments
 from marlvec.testing.connector_checks.memory import (
+    check_config,
     check_copy,
     check_hand_over,
     check_merge,
@@ -36,6 +40,9 @@ from marlvec.testing.connector_checks.memory import (
     check_setup,
     check_state,
 )
+from marlvec.testing.connector_checks.report import Refused
+from marlvec.testing.connector_checks.story import ColumnLike
+from marlvec.testing.connector_checks.trial import BatchTrial, EpisodeTrial, Trial
 
 __all__ = ["check_connector"]
 

@@ -14,17 +14,13 @@ from marlvec.envs.adapters.rllib import RLlibAdapter
 from marlvec.envs.detect import adapt
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.errors import ArgumentError, ContractError, MarlvecError
-from marlvec.testing.env_checks.findings import Fault, Finding, Findings, check_names
+from marlvec.testing.env_checks.findings import Fault, Finding, Findings, Place, check_names
 from marlvec.testing.env_checks.players.aec import TurnPlayer
 from marlvec.testing.env_checks.players.base import Player
-from marlvec.testing.env_checks.players.gymnasium import SinglePlayer
-from marlvec.testing.env_checks.players.joint import JointPlayer
-from marlvec.testing.env_checks.players.parallel import ParallelPlayer
-from marlvec.testing.env_checks.players.rllib import KeyedPlayer
-from marlvec.testing.env_checks.players.slot import SlotPlayer
+from marlvec.testing.env_checks.players.by_agent import KeyedPlayer, ParallelPlayer
+from marlvec.testing.env_checks.players.gymnasium import JointPlayer, SinglePlayer
+from marlvec.testing.env_checks.players.slot import SlotPlayer, WorldEnv
 from marlvec.testing.env_checks.repeats import check_repeats, count_episodes
-from marlvec.testing.env_checks.report import Place
-from marlvec.testing.env_checks.world_env import WorldEnv
 from marlvec.testing.episodes_bar import episodes_bar
 from marlvec.vector.pools.jax.world import JaxWorld
 

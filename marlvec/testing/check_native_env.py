@@ -16,8 +16,7 @@ from marlvec.making import make
 from marlvec.native.native_env import NativeEnv
 from marlvec.registry import EnvLike
 from marlvec.testing.episodes_bar import episodes_bar
-from marlvec.testing.native_checks.pair import Pair, Unequal
-from marlvec.testing.native_checks.script import Call, shorten
+from marlvec.testing.native_checks import Call, Pair, Unequal, shorten
 from marlvec.trees import map_tree
 from marlvec.vector.backends.native import NativeVectorEnv
 from marlvec.vector.vector_env import VectorEnv
@@ -149,8 +148,6 @@ def _random(envs: VectorEnv, rng: np.random.Generator) -> Any:
 
 
 class _Run:
-    """A run: one seed in one autoreset mode."""
-
     def __init__(self, pair: Pair, mode: str, seed: int, draw: Actions, build: Callable[[int], Pair]) -> None:
         self._pair, self._mode, self._seed, self._draw, self._build = pair, mode, seed, draw, build
         self._rng = np.random.default_rng(seed)

@@ -15,8 +15,8 @@ from marlvec.testing.vector_checks.rows import (
     check_partial_reset,
     check_seeding,
     check_spaces,
+    check_stream,
 )
-from marlvec.testing.vector_checks.stream import check_stream
 
 __all__ = ["CHECKS", "check_vector_env"]
 

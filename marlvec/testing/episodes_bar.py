@@ -11,13 +11,7 @@ __all__ = ["episodes_bar"]
 
 @contextmanager
 def episodes_bar(total: int, unit: str, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that takes the numbers of finished episodes and of units so far, and draws a bar on stderr.
-
-    Args:
-        total: Number of episodes.
-        unit: Unit of the speed, e.g. ``"calls"``.
-        shown: Whether the bar is drawn.
-    """
+    """Yield a function that takes the numbers of finished episodes and of units so far, and draws a bar on stderr."""
     if not shown:
         yield lambda episodes, units: None
         return

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.env_ids import EnvIds, check_env_ids
+from marlvec.envs.adapters.return_values import warn_of_contract
 from marlvec.envs.autoreset import AutoresetRules
-from marlvec.envs.contract_warnings import warn_of_contract
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, BrokenError, EnvFault, Failure, FetchTimeout
 from marlvec.vector.call_state import (

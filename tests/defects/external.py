@@ -6,10 +6,10 @@ from typing import Any
 
 from marlvec.external.exchange.external_episode import ExternalEpisode
 from marlvec.external.exchange.row_exchange import RowExchange
-from marlvec.external.exchange.slot_env import SlotEnv
 from marlvec.external.protocol.stream import MessageStream
 from marlvec.external.server.session import Session
 from marlvec.external.server.weight_store import WeightStore
+from marlvec.external.vector_env import SlotEnv
 from tests.defects.registry import Patch, found_by
 
 EXCHANGE = "tests/external/exchange"

@@ -8,7 +8,7 @@ from marlvec.native.grids import warehouse
 from marlvec.native.grids.foraging import Foraging
 from marlvec.native.grids.overcooked import env as overcooked
 from marlvec.native.grids.pursuit import env as pursuit
-from marlvec.testing.native_checks import pair
+from marlvec.testing import native_checks
 from marlvec.vector.shards.native_shard import NativeShard
 from marlvec.vector.shards.threads.helper import Share
 from marlvec.vector.shards.threads.thread_team import ThreadTeam
@@ -116,11 +116,11 @@ def overcooked_soups_are_done_at_once(patch: Patch) -> None:
 @found_by(CHECK)
 def native_check_looks_at_no_rewards(patch: Patch) -> None:
     """Rewards are not compared by check_native_env()."""
-    pairs = pair._pairs
-    patch.setattr(pair, "_pairs", lambda a, b, path: iter(()) if path == "rewards" else pairs(a, b, path))
+    pairs = native_checks._pairs
+    patch.setattr(native_checks, "_pairs", lambda a, b, path: iter(()) if path == "rewards" else pairs(a, b, path))
 
 
 @found_by(CHECK)
 def native_check_never_resumes(patch: Patch) -> None:
     """No env of check_native_env() goes on from a saved state."""
-    patch.setattr(pair.Pair, "resume", lambda both: None)
+    patch.setattr(native_checks.Pair, "resume", lambda both: None)

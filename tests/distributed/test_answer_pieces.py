@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from marlvec.collect import MultiAgentBatch, SampleBatch
-from marlvec.distributed.engines.answer_pieces import in_pieces
-from marlvec.distributed.joining import joined
+from marlvec.distributed.joining import in_pieces, joined
 from marlvec.distributed.server.messages import Answer, Raised
 from marlvec.trees import tree_leaves
 

@@ -16,11 +16,7 @@ Reply = Started | Answer | Raised
 
 
 class LostError(Exception):
-    """Raised: an answer will never come, or cannot be fetched.
-
-    Attributes:
-        reason: Reason of the loss, as in `Accounting.lost_by`.
-    """
+    """Raised: an answer will never come, or cannot be fetched. `reason` as in `Accounting.lost_by`."""
 
     def __init__(self, reason: LostReason, text: str) -> None:
         super().__init__(text)
@@ -28,11 +24,7 @@ class LostError(Exception):
 
 
 class UnsentError(LostError):
-    """Raised: an answer cannot be sent. Its rows are lost; its server continues.
-
-    Attributes:
-        raised: The exception that prevented it.
-    """
+    """Raised: an answer cannot be sent, because of `raised`. Its rows are lost; its server continues."""
 
     def __init__(self, raised: Raised) -> None:
         super().__init__("object_lost", f"its answer could not be sent: {raised.summary}")
@@ -56,12 +48,7 @@ class Engine(Protocol):
         """Wait until a ticket is answered or lost, or the time is over; return all such tickets."""
 
     def take(self, ticket: Any, timeout: float) -> Reply:
-        """Fetch an answer to the head.
-
-        Raises:
-            UnsentError: The answer cannot be sent.
-            LostError: The answer is lost, or did not arrive in time.
-        """
+        """Fetch an answer to the head; `UnsentError`: it cannot be sent; `LostError`: it is lost, or came too late."""
 
     def put(self, value: Any) -> Any:
         """Store a value for all servers to fetch, as long as the returned reference lives."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import cloudpickle
 
-from marlvec.distributed.engines.answer_pieces import in_pieces
 from marlvec.distributed.engines.engine import LostError, Message, Reply, UnsentError
+from marlvec.distributed.joining import in_pieces
 from marlvec.distributed.place import Place
 from marlvec.distributed.server.collector_server import CollectorServer
 from marlvec.distributed.server.messages import Raised
@@ -37,17 +37,11 @@ _LONGEST = 1e9  # seconds, as Ray does not accept infinity
 
 @dataclass
 class _Connection:
-    """A connection to Ray, made by an engine of this process; the last engine that uses it ends it.
-
-    Attributes:
-        session: Id of the connection.
-        is_local: Whether the engine started the cluster.
-        engines: Number of engines that use it.
-    """
+    """A connection to Ray, made by an engine of this process; the last engine that uses it ends it."""
 
     session: tuple[str, str]
-    is_local: bool
-    engines: int = 0
+    is_local: bool  # the engine started the cluster
+    engines: int = 0  # that use it
 
 
 _connections: list[_Connection] = []  # at most one connection
@@ -70,14 +64,7 @@ class RayEngine:
     """Runs servers as Ray actors that Ray never restarts, with messages that it never sends twice.
 
     Each incarnation is an actor, so one handle is one process: Ray's own restarts would put a new process behind the
-    same handle, and its retries could run a request twice.
-
-    Args:
-        remote_args: Arguments of ``Actor.options``, or a function of the place that returns them.
-
-    Raises:
-        ArgumentError: ``remote_args`` sets an option that the engine sets itself.
-        StateError: Raised by methods that need Ray: the engine's connection to Ray has ended.
+    same handle, and its retries could run a request twice. `StateError` once the connection to Ray has ended.
     """
 
     def __init__(self, remote_args: RemoteArgs) -> None:
@@ -178,7 +165,6 @@ class RayEngine:
 
 
 def _session() -> tuple[str, str]:
-    """Return the id of the current connection."""
     context = ray.get_runtime_context()
     return str(context.gcs_address), str(context.get_job_id())
 

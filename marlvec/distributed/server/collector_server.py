@@ -33,15 +33,7 @@ __all__ = ["CollectorServer"]
 
 
 class CollectorServer:
-    """Builds a collector, and answers requests one after the other.
-
-    Args:
-        fetch: Fetches a value by the engine's reference.
-        reports_pid: Whether the server has its own process.
-
-    Attributes:
-        collector: The collector; None before it is built.
-    """
+    """Builds a collector, and answers requests one after the other. `fetch` takes references of the engine."""
 
     def __init__(self, fetch: Callable[[Any], Any], *, reports_pid: bool) -> None:
         self._fetch, self._reports_pid = fetch, reports_pid

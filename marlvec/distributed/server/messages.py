@@ -32,15 +32,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of policies.
+    """A change of policies."""
 
-    Attributes:
-        content: The engine's reference to the `PolicyChange`.
-        added: Reference to the first collector's result; None for the first collector, or without a result.
-    """
-
-    content: Any
-    added: Any = None
+    content: Any  # the engine's reference to the `PolicyChange`
+    added: Any = None  # reference to the first collector's result; None for the first collector, or without a result
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,91 +45,54 @@ class GetState:
 
 @dataclass(frozen=True, slots=True)
 class CheckState:
-    """Check that a state fits this collector.
-
-    Attributes:
-        state: The engine's reference to the state.
-    """
+    """Check that a state, given by the engine's reference, fits this collector."""
 
     state: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Build a collector.
-
-    Attributes:
-        place: Place of the collector.
-        build: The caller's function, pickled by value.
-        merged: The merged statistics so far; None before the first merge.
-        wants_weights: Whether to return the policies' weights.
-        changes: All policy changes since the first collectors were built, in order.
-        state: Reference to the state to continue from, a `GetState` answer; None: start afresh.
-        weights: Reference to the weights saved with it, for policies whose only state are weights.
-    """
+    """Build a collector."""
 
     place: Place
-    build: bytes
-    merged: Any
-    wants_weights: bool
-    changes: tuple[Change, ...] = ()
-    state: Any = None
-    weights: Any = None
+    build: bytes  # the caller's function, pickled by value
+    merged: Any  # statistics so far; None before the first merge
+    wants_weights: bool  # to return the policies' weights
+    changes: tuple[Change, ...] = ()  # all since the first collectors were built, in order
+    state: Any = None  # reference to a `GetState` answer to continue from
+    weights: Any = None  # reference to the weights saved with it, for policies whose only state are weights
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Reply to `Start`: the collector is built.
+    """Reply to `Start`: the collector is built."""
 
-    Attributes:
-        pid: Its process id; None in the head's process.
-        agents, policies: Agents and policies of its metrics when built, before any change.
-        count_by: Unit of its ``collect(1000)``.
-        policies_to_train: The collector's argument.
-        weights: Weights by policy id, if requested, of policies with weights.
-    """
-
-    pid: int | None
-    agents: tuple[str, ...]
+    pid: int | None  # None in the head's process
+    agents: tuple[str, ...]  # of its metrics when built, before any change, as are `policies`
     policies: tuple[str, ...]
-    count_by: str
+    count_by: str  # unit of its ``collect(1000)``
     policies_to_train: Any
-    weights: Mapping[str, Any] | None
+    weights: Mapping[str, Any] | None  # by policy id, if requested, of policies with weights
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Collect rows.
-
-    Attributes:
-        id, index, epoch: Request id, collector's number and incarnation.
-        goal: Amount to collect.
-        base: Version of the weights to decide with.
-        weights: The engine's reference to the weights.
-        merged: Merged statistics to install first; None: nothing new.
-        hands_over: Whether to hand over connectors' statistics after collecting.
-        wants_pipelines: Whether to add copies of the pipelines, which the head merges with.
-    """
+    """Collect rows."""
 
     id: int
     index: int
     epoch: int
     goal: SampleTarget
-    base: int
-    weights: Any
-    merged: Any
-    hands_over: bool
-    wants_pipelines: bool
+    base: int  # version of the weights to decide with
+    weights: Any  # the engine's reference
+    merged: Any  # statistics to install first; None: nothing new
+    hands_over: bool  # connectors' statistics, after collecting
+    wants_pipelines: bool  # copies of the pipelines, which the head merges with
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Do something other than collecting, in order with requests.
-
-    Attributes:
-        id, index, epoch: Request id, collector's number and incarnation.
-        content: The command.
-    """
+    """Do something other than collecting, in order with requests."""
 
     id: int
     index: int
@@ -144,39 +102,24 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """Statistics of a collector's connectors.
+    """Statistics of a collector's connectors."""
 
-    Attributes:
-        states: Policy id to the states of its agent and action connectors, for policies whose spaces are known.
-        pipelines: Policy id to those pipelines, pickled, if requested.
-    """
-
+    # policy id → states of its agent and action connectors, for policies whose spaces are known
     states: Mapping[str, tuple[Any, ...]]
-    pipelines: bytes | None
+    pipelines: bytes | None  # policy id → those pipelines, pickled, if requested
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An exception of the user's code, sent to the head.
+    """An exception of the user's code, sent to the head."""
 
-    Attributes:
-        summary: Its type and text.
-        notes: Its notes, and its traceback in the collector's process.
-        pickled: The exception, pickled; None if it cannot be pickled.
-    """
-
-    summary: str
-    notes: tuple[str, ...]
-    pickled: bytes | None
+    summary: str  # type and text
+    notes: tuple[str, ...]  # its notes, and its traceback in the collector's process
+    pickled: bytes | None  # None if it cannot be pickled
 
     @classmethod
     def of(cls, error: BaseException, where: str) -> Raised:
-        """Pack an exception.
-
-        Args:
-            error: The exception.
-            where: What the server was doing, for a note.
-        """
+        """Pack an exception; `where` says what the server was doing, for a note."""
         notes = (*getattr(error, "__notes__", ()), where, "".join(traceback.format_exception(error)))
         pickled: bytes | None
         try:
@@ -200,23 +143,14 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer to a request.
-
-    Attributes:
-        id, epoch: Request id and collector's incarnation.
-        parts: The rows, in consecutive pieces; empty if the collector raised, and for commands.
-        delta: Metrics since the previous answer.
-        handed: Connectors' statistics, if requested.
-        raised: The collector's exception; its rows come with its next answer.
-        value: Result of a command.
-        seconds: Seconds for which the collector waited for the request, and worked on it.
-    """
+    """Answer to a request."""
 
     id: int
     epoch: int
+    # the rows, in consecutive pieces; empty if the collector raised, and for commands
     parts: tuple[MultiAgentBatch, ...] = ()
-    delta: MetricsDelta | None = None
-    handed: HandedOver | None = None
-    raised: Raised | None = None
-    value: Any = None
-    seconds: tuple[float, float] = (0.0, 0.0)
+    delta: MetricsDelta | None = None  # metrics since the previous answer
+    handed: HandedOver | None = None  # connectors' statistics, if requested
+    raised: Raised | None = None  # its rows come with the collector's next answer
+    value: Any = None  # result of a command
+    seconds: tuple[float, float] = (0.0, 0.0)  # for which the collector waited for the request, and worked on it

@@ -30,44 +30,28 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The first collector's new policy, from which all others build an equal policy.
+    """The first collector's new policy, from which all others build an equal policy."""
 
-    Attributes:
-        weights: Its weights; None without weights.
-        chains: Its agent, action and learner connectors, pickled, if copied from another policy.
-    """
-
-    weights: Any
-    chains: bytes | None
+    weights: Any  # None without weights
+    chains: bytes | None  # its agent, action and learner connectors, pickled, if copied from another policy
 
 
 @dataclass(frozen=True, slots=True)
 class AddPolicy:
     """Add a policy, as `marlvec.Collector.add_policy` does.
 
-    Attributes:
-        policy_id, like, frozen: Arguments of `marlvec.Collector.add_policy`.
-        content: The policy and its agent, action and learner connectors, pickled together, so that connectors that
-            refer to the policy refer to the added object.
-        mapping: The pickled policy mapping of episodes that begin from then on; None: keep the current mapping.
+    `content` are the policy and its agent, action and learner connectors, pickled together, so that connectors that
+    refer to the policy refer to the added object.
     """
 
     policy_id: str
     content: bytes
     like: str | None
     frozen: bool
-    mapping: bytes | None = None
+    mapping: bytes | None = None  # pickled, of episodes that begin from then on; None: keep the current one
 
     def apply(self, collector: Collector, added: Added | None) -> Added:
-        """Add the policy to a collector.
-
-        Args:
-            collector: The collector.
-            added: The first collector's result; None for the first collector.
-
-        Raises:
-            Exception: See `marlvec.Collector.add_policy`.
-        """
+        """Add the policy to a collector. `added` is the first collector's result; None for the first collector."""
         policy, *own = pickle.loads(self.content)
         like = self.like
         if added is not None and added.chains is not None:
@@ -101,25 +85,15 @@ class AddPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RemovePolicy:
-    """Remove a policy, once it plays in no running episode of a collector.
-
-    Attributes:
-        policy_id: Id of the policy.
-        mapping: A pickled mapping that does not name it; None: the current mapping does not.
-    """
+    """Remove a policy, once it plays in no running episode of a collector."""
 
     policy_id: str
-    mapping: bytes | None = None
+    mapping: bytes | None = None  # pickled, without the policy; None: the current mapping does not name it
 
     def apply(self, collector: Collector) -> bool:
         """Set the mapping; remove the policy if no running episode uses it.
 
-        Returns:
-            Whether it was removed; if not, call `retry` between other calls.
-
-        Raises:
-            StateError: A fixed mapping names it.
-            ArgumentError: The mapping is not a function of an agent's name and an episode.
+        Return whether it was removed; if not, call `retry` between other calls. `StateError`: a fixed mapping names it.
         """
         _change_mapping(collector, self.mapping)
         return self.retry(collector)
@@ -137,40 +111,23 @@ class RemovePolicy:
 
 @dataclass(frozen=True, slots=True)
 class MapPolicies:
-    """Set the policy mapping of episodes that begin.
-
-    Attributes:
-        mapping: ``(agent name, episode) -> policy id``, pickled.
-    """
+    """Set the policy mapping, pickled, of episodes that begin."""
 
     mapping: bytes
 
     def apply(self, collector: Collector) -> None:
-        """Set the mapping.
-
-        Raises:
-            ArgumentError: It is not a function of an agent's name and an episode.
-            StateError: The collector's mapping is fixed.
-        """
+        """Set the mapping; `StateError` if the collector's mapping is fixed."""
         _change_mapping(collector, self.mapping)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainPolicies:
-    """Set the trained policies.
-
-    Attributes:
-        given: Value for `marlvec.Collector.policies_to_train`, pickled.
-    """
+    """Set the trained policies, a pickled value for `marlvec.Collector.policies_to_train`."""
 
     given: bytes
 
     def apply(self, collector: Collector) -> None:
-        """Set them.
-
-        Raises:
-            ArgumentError: The value is neither a collection of policy ids nor a function.
-        """
+        """Set them."""
         given: PoliciesToTrain = pickle.loads(self.given)
         collector.policies_to_train = given
 
@@ -185,11 +142,7 @@ def _change_mapping(collector: Collector, mapping: bytes | None) -> None:
 
 
 def check_learner_chain(collector: Collector, policy_id: str) -> None:
-    """Raise for learner connectors that need the whole batch: a collector sees only its part.
-
-    Raises:
-        ArgumentError: The chain has such connectors; names them.
-    """
+    """Raise for learner connectors that need the whole batch: a collector sees only its part."""
     if across := [piece.name for piece in collector.learner_connectors[policy_id] if piece.across_agents]:
         raise ArgumentError(
             f"learner connectors {across} of policy {policy_id!r} look across a batch, and each collector sees its own "
@@ -198,11 +151,7 @@ def check_learner_chain(collector: Collector, policy_id: str) -> None:
 
 
 def pickled(value: Any, name: str, hint: str = "") -> bytes:
-    """Pickle a caller's value, functions and classes by value.
-
-    Raises:
-        SerialisationError: It cannot be pickled; names it.
-    """
+    """Pickle a caller's value, functions and classes by value; `SerialisationError` names it."""
     try:
         return bytes(cloudpickle.dumps(value))
     except Exception as error:

@@ -15,11 +15,11 @@ from marlvec.envs.adapters.return_values import (
     contract_error,
     mapping,
     names_of,
+    warn_of_contract,
 )
-from marlvec.envs.contract_warnings import warn_of_contract
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import Info
-from marlvec.envs.states.plain import one_each
+from marlvec.envs.user_env import one_each
 from marlvec.errors import ContractError
 
 __all__ = ["AECAdapter", "state_owner"]
@@ -45,14 +45,6 @@ class AECAdapter(Adapter):
 
     The reward of a step is the sum of all ``env.rewards`` in it, for every agent, even for agents that wait. If
     ``last()`` has another sum at an agent's turn, there is one `ContractWarning` per env.
-
-    Args:
-        env: The env. Needs ``possible_agents``, ``observation_space(agent)`` and ``action_space(agent)``.
-
-    Raises:
-        ContractError: Here, if a name or space is missing. In ``reset`` and ``step``, if the env selects an agent that
-            is not in ``env.agents``, rewards or revives an agent that has ended, drops one without a flag, or returns
-            an invalid observation, reward or flag.
     """
 
     def __init__(self, env: Any) -> None:
@@ -70,7 +62,6 @@ class AECAdapter(Adapter):
             )
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Begin a game; the agent to move observes."""
         self._status = [NOT_JOINED] * len(self.ids)
         self._seen = [False] * len(self.ids)
         self._acting = None
@@ -199,7 +190,6 @@ class AECAdapter(Adapter):
             slot.final_missing[a] = True
 
     def _select(self, slot: Slot, call: str) -> None:
-        """Note whose turn it is, and write its observation."""
         agent = self._state_owner.agent_selection
         a = self._place(agent, call)
         if self._status[a] != LIVE or agent not in self._state_owner.agents:
@@ -237,7 +227,6 @@ class AECAdapter(Adapter):
         return float(reward) if isinstance(reward, (int, float, np.number)) else self._owed[a]
 
     def _place(self, agent: AgentId, call: str) -> int:
-        """Return the index of an agent on the agent axis."""
         try:
             a = self._index.get(agent)
         except TypeError:  # not hashable
@@ -253,7 +242,6 @@ class AECAdapter(Adapter):
         return self._flags_in(agent, terminations, truncations)
 
     def _infos(self, slot: Slot, last_infos: dict[AgentId, Any]) -> Info | None:
-        """Return infos of live agents, and last infos of agents that ended, without masks."""
         infos = mapping(self._state_owner.infos, self.name, "infos", "infos")
         if last_infos:
             infos = {**infos, **last_infos}
@@ -269,9 +257,6 @@ def state_owner(env: Any) -> Any:
 
     PettingZoo's wrappers forward attributes to one another, which takes 1 µs each, and a move reads ten. Only
     PettingZoo's own wrappers are skipped, and only if they have none of these attributes: a user's wrapper counts.
-
-    Args:
-        env: An AEC env; anything else is returned unchanged.
     """
     while _hands_on(env):
         env = env.env

@@ -11,14 +11,20 @@ import numpy as np
 from gymnasium.spaces import Space
 
 from marlvec.arguments import signature_of
-from marlvec.envs.adapters import infos as info_dicts
-from marlvec.envs.adapters.return_values import AgentId, as_flag, as_reward, contract_error, mapping, refuse_unknown
+from marlvec.envs.adapters.return_values import (
+    AgentId,
+    as_flag,
+    as_reward,
+    contract_error,
+    infos_by_agent,
+    mapping,
+    refuse_unknown,
+)
 from marlvec.envs.adapters.self_reset import resets_itself, take_finals
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, Info
-from marlvec.envs.states.plain import one_each
-from marlvec.envs.states.user_env import UserEnvState
+from marlvec.envs.user_env import UserEnvState, one_each
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree, describe_difference
 from marlvec.spaces.action_masks import split_action_mask
@@ -34,25 +40,13 @@ _RESERVED = (COMMON, "__all__")
 
 
 class Adapter(MultiAgentEnv):
-    """A user's env as a `MultiAgentEnv`.
+    """A user's env as a `MultiAgentEnv`; ``env`` is the env as it was passed in, ``ids`` its own names of its agents.
 
-    Args:
-        env: The user's env.
-        ids: Its own names of its agents, in the order of the agent axis.
-        observation_spaces: One per agent, including action masks.
-        action_spaces: One per agent.
-
-    Raises:
-        ContractError: No agents, a reserved name, or an object that is not a space.
-
-    Attributes:
-        env: The user's env, as it was passed in.
-        ids: As given; `agents` has them as strings.
-        is_lenient: Whether rewards and flags may be arrays of one element, and flags 0 or 1.
+    `agents` has the names as strings. Observation spaces are given with action masks, and declared without.
     """
 
-    is_lenient = False
-    _copies_attributes = False
+    is_lenient = False  # rewards and flags may be arrays of one element, and flags 0 or 1
+    copies_attributes = False  # copies of the env's attributes are its state, if it has no ``get_state()``
     _flag_names: ClassVar[tuple[str, str]] = ("termination", "truncation")
 
     def __init__(
@@ -99,40 +93,30 @@ class Adapter(MultiAgentEnv):
 
     @property
     def unwrapped(self) -> Any:
-        """The user's own env object, as it was passed in."""
         return self.env
 
     def close(self) -> None:
-        """Close the user's env, if it can be closed."""
         close = getattr(self.env, "close", None)
         if close is not None:
             close()
 
     def write_state(self, slot: Slot) -> None:
-        """Write the result of the env's ``state()``."""
         slot.write_state(self.env.state())
 
-    def copy_attributes(self) -> None:
-        """Use copies of the env's attributes as its state, if it has no ``get_state()``."""
-        self._copies_attributes = True
-
     def state_obstacle(self) -> str | None:
-        """Return why the state of the user's env cannot be saved, or None."""
         return self._user_state().obstacle()
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state of the user's env, and the adapter's state of its agents."""
         return {"agents": self._agents_now(), "user": self._user_state().get()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore a state from `get_state`."""
         if not isinstance(state, dict) or state.keys() != {"agents", "user"}:
             raise ArgumentError(f"{self.name}: expected the state of an env with the same marlvec wrappers")
         self._user_state().set(state["user"])
         self._recall_agents(state["agents"])
 
     def _user_state(self) -> UserEnvState:
-        return UserEnvState(self.env, self.name, copies_attributes=self._copies_attributes)
+        return UserEnvState(self.env, self.name, copies_attributes=self.copies_attributes)
 
     def _agents_now(self) -> dict[str, Any]:
         """Return the adapter's state of its agents, as plain data."""
@@ -184,13 +168,11 @@ class Adapter(MultiAgentEnv):
                 )
 
     def _reward(self, value: Any, agent: AgentId, vector_hint: str = "") -> float:
-        """Read one agent's reward; see `as_reward`."""
         return (
             value if type(value) is float else as_reward(value, self.name, agent, vector_hint, lenient=self.is_lenient)
         )
 
     def _flag(self, value: Any, agent: AgentId, what: str, several_hint: str = "") -> bool:
-        """Read one agent's termination or truncation flag; see `as_flag`."""
         if value is True or value is False:
             return value is True
         return as_flag(value, self.name, agent, what, several_hint, lenient=self.is_lenient)
@@ -203,10 +185,9 @@ class Adapter(MultiAgentEnv):
         )
 
     def _infos_by_agent(self, infos: Mapping[Any, Any]) -> Info | None:
-        return info_dicts.by_agent(infos, self._index, self.agents, self.name)
+        return infos_by_agent(infos, self._index, self.agents, self.name)
 
     def _listed(self, agents: Any, call: str) -> frozenset[AgentId]:
-        """Return ``env.agents`` as a set; raise if it names an unknown agent."""
         refuse_unknown(agents, self._index, self.name, call, "env.agents")
         return frozenset(agents)
 
@@ -248,7 +229,6 @@ class Adapter(MultiAgentEnv):
         return acts
 
     def _without_mask(self, a: int, value: Any) -> Any:
-        """Return agent number ``a``'s observation without the mask that its space declares."""
         if self.mask_sizes[a] is None:
             return value
         if not isinstance(value, Mapping) or "action_mask" not in value:
@@ -332,11 +312,7 @@ class DictAdapter(Adapter):
 
 
 def keywords_of(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Return the keywords that a callable accepts; None if it accepts any, or has no readable signature.
-
-    Args:
-        function: The callable.
-    """
+    """Return the keywords that a callable accepts; None if it accepts any, or has no readable signature."""
     try:
         parameters = signature_of(function).parameters.values()
     except (TypeError, ValueError):

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Dict, Tuple
 
-from marlvec.envs.adapters import infos as info_dicts
 from marlvec.envs.adapters.base import Adapter
-from marlvec.envs.adapters.return_values import AgentId, contract_error, five_values
+from marlvec.envs.adapters.return_values import AgentId, common_info, contract_error, five_values
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import ContractError
@@ -33,13 +32,6 @@ class GymnasiumAdapter(Adapter):
 
     Its infos belong to the env, so they are under `COMMON`. Old envs are supported, too: ``step`` may return 4 values
     (done means terminated, unless ``info["TimeLimit.truncated"]`` is True), and ``reset`` the observation alone.
-
-    Args:
-        env: The env. Needs ``observation_space`` and ``action_space``.
-
-    Raises:
-        ContractError: Here, if a space is missing. In ``reset`` and ``step``, if the env returns an invalid
-            observation, reward or flag.
     """
 
     def __init__(self, env: Any) -> None:
@@ -63,12 +55,11 @@ class GymnasiumAdapter(Adapter):
         super().close()
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Begin an episode."""
         if slot is not self._slot:
             self._bind(slot)
         obs, info = split_reset(self._call_reset(seed, options), self._pair, _is_dict)
         self._join(slot, 0, obs)
-        return self._take_masks(slot, info_dicts.common(info, self.name) if info else None)
+        return self._take_masks(slot, common_info(info, self.name) if info else None)
 
     def _check_spaces(self) -> None:
         (_, _, space), (_, _, action_space) = self._declared
@@ -83,17 +74,12 @@ class GymnasiumAdapter(Adapter):
         return self.env.observation_space if kind == "observation" else self.env.action_space
 
     def step(self, slot: Slot) -> Info | None:
-        """Step the env."""
         if slot is not self._slot:
             self._bind(slot)
         return self.read_step(slot, self.env.step(self._read_actions()[0]))
 
     def read_step(self, slot: Slot, result: Any) -> Info | None:
-        """Check the result of the env's ``step``, and write it into the slot.
-
-        Returns:
-            Infos, or None if all are empty.
-        """
+        """Check the result of the env's ``step``, and write it into the slot; return infos, or None if empty."""
         name = self.name
         obs, reward, terminated, truncated, info = five_values(result, name)
         ended = (
@@ -108,7 +94,7 @@ class GymnasiumAdapter(Adapter):
         if info.__class__ is not dict or info:
             if not isinstance(info, Mapping):
                 contract_error(name, "step()", f"info: expected a dict, got {type(info).__name__}")
-            new_infos = info_dicts.common(info, name)
+            new_infos = common_info(info, name)
         if over:
             slot.terminated[0] = ended
             slot.truncated[0] = cut
@@ -121,7 +107,6 @@ class GymnasiumAdapter(Adapter):
         return self._take_masks(slot, new_infos)
 
     def _bind(self, slot: Slot) -> None:
-        """Store this slot's fastest function for reading actions."""
         self._slot = slot
         self._read_actions = slot.fast_actions or slot.read_actions
 
@@ -148,15 +133,9 @@ def pair_tree(space: Any) -> SpaceTree | None:
 
 
 def split_reset(result: Any, pair: SpaceTree | None, is_info: Callable[[Any], bool]) -> tuple[Any, Any]:
-    """Split the result of a reset into observation and info; old envs return the observation alone.
+    """Split the result of a reset into observation, and info or None; old envs return the observation alone.
 
-    Args:
-        result: The result of ``reset()``.
-        pair: `pair_tree` of the observation space.
-        is_info: Returns whether an object can be an info.
-
-    Returns:
-        Observation, and info or None.
+    `pair` is the `pair_tree` of the observation space; `is_info` returns whether an object can be an info.
     """
     if not isinstance(result, tuple) or len(result) != 2 or not is_info(result[1]):
         return result, None

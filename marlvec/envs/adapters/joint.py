@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Dict, Discrete, Tuple
 
-from marlvec.envs.adapters import infos as info_dicts
 from marlvec.envs.adapters.base import ENDED, LIVE, Adapter
 from marlvec.envs.adapters.gymnasium import PLAIN_REWARDS, joint_keys, pair_tree, split_reset
 from marlvec.envs.adapters.return_values import (
     AgentId,
+    common_info,
     contract_error,
     five_values,
     only_element,
@@ -41,7 +41,8 @@ MASKS = ("action_mask", "avail_actions")  # the second is SMAC's name
 class JointAdapter(Adapter):
     """A Gymnasium env whose observation and action are joint: one entry per agent, in a Tuple or a Dict.
 
-    All agents act in every step. Each result of `step` may be one value for all agents, or one for each:
+    Agents of a Tuple are named ``"agent_0"``, ``"agent_1"``, …, agents of a Dict by their keys. All agents act in every
+    step. Each result of `step` may be one value for all agents, or one for each:
 
     * rewards: one number is the team's reward, which each alive agent gets; or one number for each agent.
     * flags: one flag ends every agent; or one flag for each agent, and the episode is over when all have ended. For an
@@ -51,43 +52,28 @@ class JointAdapter(Adapter):
 
     Old envs are supported, too: ``step`` may return 4 values (done means terminated, unless
     ``info["TimeLimit.truncated"]`` is True), and ``reset`` the observations alone.
-
-    Args:
-        env: The env. Its ``observation_space`` and ``action_space`` are Tuples of equal length, or Dicts with equal
-            keys. Agents of a Tuple are named ``"agent_0"``, ``"agent_1"``, …, agents of a Dict by their keys.
-
-    Attributes:
-        is_dict: Whether the spaces are Dicts.
-        keys: The agents' keys in the Dicts, or indices in the Tuples.
-
-    Raises:
-        ContractError: In ``reset`` and ``step``, if the env returns too few or too many entries, a reward for an agent
-            that has ended, or an invalid observation, reward or flag.
     """
 
     def __init__(self, env: Any) -> None:
         joint = env.observation_space, env.action_space
-        self.is_dict = isinstance(joint[0], Dict)
-        self.keys: list[Any] = joint_keys(*joint) or []
+        self.is_dict = isinstance(joint[0], Dict)  # the spaces are Dicts
+        self.keys: list[Any] = joint_keys(*joint) or []  # the agents' keys in the Dicts, or indices in the Tuples
         ids = self.keys if self.is_dict else [f"agent_{key}" for key in self.keys]
         super().__init__(env, ids, *([space.spaces[key] for key in self.keys] for space in joint))
         self._idle_actions: dict[int, Any] = {}
         self._pair = pair_tree(joint[0])
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Begin an episode with all agents."""
         obs, info = self.split_reset(self._call_reset(seed, options))
         self._begin(slot, obs, "reset()")
         return self._take_masks(slot, self._by_agent(slot, info))
 
     def _begin(self, slot: Slot, obs: Any, call: str) -> None:
-        """Write the first observations of an episode."""
         entries = self._observations(obs, call, everyone=True)
         for a in range(len(self.ids)):
             self._join(slot, a, entries[a])
 
     def step(self, slot: Slot) -> Info | None:
-        """Step all agents."""
         actions, live = slot.read_actions(), []
         for a, status in enumerate(self._status):
             if status == LIVE:
@@ -191,12 +177,11 @@ class JointAdapter(Adapter):
         return split_reset(result, self._pair, _is_info)
 
     def _by_agent(self, slot: Slot, info: Any) -> Info | None:
-        """Convert the env's infos: one for all, or one per agent."""
         if isinstance(info, (list, tuple)):
             entries = self._entries(info, "infos", "info")
             info = dict(zip(self.ids, entries or (), strict=True))
         elif not self.is_dict or not isinstance(info, Mapping):
-            new_infos = info_dicts.common(info, self.name)
+            new_infos = common_info(info, self.name)
             if new_infos is not None:
                 self._deal_out(slot, new_infos)
             return new_infos
@@ -241,14 +226,8 @@ def has_joint_spaces(env: Any, agents: str = "auto") -> bool:
     """Return whether a Gymnasium env has several agents.
 
     It has if its observation and action spaces are Tuples of equal length, or Dicts with equal keys, and either its
-    ``n_agents`` or ``num_agents`` is that number, or the keys are ints.
-
-    Args:
-        env: The env.
-        agents: ``"auto"``: by this rule. ``"tuple"``, ``"dict"``: by the spaces alone; ``"single"``: it has one agent.
-
-    Raises:
-        ArgumentError: The spaces do not have the form that ``agents`` names.
+    ``n_agents`` or ``num_agents`` is that number, or the keys are ints; with ``agents`` not ``"auto"``, if that says
+    so.
     """
     if agents == "single":
         return False

@@ -40,19 +40,10 @@ class ParallelAdapter(DictAdapter):
     Old envs are supported, too: ``step`` may return 4 dicts, with one of dones (done means terminated, unless
     ``info["TimeLimit.truncated"]`` is True), and ``reset`` observations alone.
 
-    Args:
-        env: The env. Needs ``possible_agents``, ``observation_space(agent)`` and ``action_space(agent)``.
-        lenient: Accept other forms of rewards and flags (`Adapter.is_lenient`), and two omissions. Without
-            ``possible_agents``, the agents are those present after a reset (without a seed), which is called here. An
-            agent that leaves ``env.agents`` without a flag is truncated in that step; if the env returns no observation
-            for it, its final observation is marked as missing (`Slot.final_missing`).
-
-    Attributes:
-        is_lenient: As ``lenient``; rewards and flags may then be arrays of one element, and flags 0 or 1.
-
-    Raises:
-        ContractError: Here, if a name or space is missing. In ``reset`` and ``step``, if the env returns data for an
-            unknown or ended agent, leaves out a live one, or returns an invalid observation, reward or flag.
+    ``lenient`` accepts other forms of rewards and flags (`Adapter.is_lenient`), and two omissions. Without
+    ``possible_agents``, the agents are those present after a reset (without a seed), which is called here. An agent
+    that leaves ``env.agents`` without a flag is truncated in that step; if the env returns no observation for it, its
+    final observation is marked as missing (`Slot.final_missing`).
     """
 
     def __init__(self, env: Any, *, lenient: bool = False) -> None:
@@ -71,12 +62,10 @@ class ParallelAdapter(DictAdapter):
         super().close()
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Begin an episode with the agents that are in ``env.agents`` now."""
         self._expected = None
         return super().reset(slot, seed=seed, options=options)
 
     def _begin(self, slot: Slot, obs: Mapping[Any, Any], call: str) -> None:
-        """Write the first observations of an episode."""
         refuse_unknown(obs, self._index, self.name, call, "observations")
         listed = self._present(call)
         for a, agent in enumerate(self.ids):
@@ -93,7 +82,6 @@ class ParallelAdapter(DictAdapter):
         self._note_live_agents(slot)
 
     def step(self, slot: Slot) -> Info | None:
-        """Step all live agents at once."""
         expected = self._expected
         actions = slot.read_actions()
         if expected is None or slot is not self._slot:
@@ -209,7 +197,6 @@ class ParallelAdapter(DictAdapter):
         return self._take_masks(slot, new_infos)
 
     def _present(self, call: str) -> frozenset[AgentId]:
-        """Return the agents in ``env.agents``."""
         agents = getattr(self.env, "agents", None)
         if agents is None:
             contract_error(self.name, call, "it has no `agents`: expected the list of live agents")
@@ -243,13 +230,7 @@ def agents_and_spaces(
 ) -> tuple[list[AgentId], list[Any], list[Any]]:
     """Return the agents of a PettingZoo env with their observation and action spaces.
 
-    Args:
-        env: The env.
-        can_be_lenient: Whether the error for missing ``possible_agents`` may name ``lenient``.
-        lenient: Whether to use the agents after a reset if ``possible_agents`` is missing.
-
-    Raises:
-        ContractError: ``possible_agents`` is missing or empty, or an agent has no space.
+    `can_be_lenient`: the error for missing ``possible_agents`` may name ``lenient``, which takes those after a reset.
     """
     label = type(env).__name__
     agents = getattr(env, "possible_agents", None)
@@ -270,11 +251,7 @@ def agents_and_spaces(
 
 
 def space_of(env: Any, kind: str, agent: AgentId, agents: Iterable[AgentId]) -> Any:
-    """Return one agent's observation or action space.
-
-    Raises:
-        ContractError: The env declares none.
-    """
+    """Return one agent's observation or action space; `ContractError` if the env declares none."""
     function = getattr(env, f"{kind}_space", None)
     # PettingZoo's own default warns and then reads the dict; read the dict here without the warning.
     inherited = getattr(getattr(function, "__func__", None), "__module__", "") == "pettingzoo.utils.env"

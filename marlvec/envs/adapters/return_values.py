@@ -1,14 +1,18 @@
-"""Checks of an env's return values, and their error messages, for all adapters."""
+"""Checks of an env's return values, the copies of its infos, and the errors and warnings of broken contracts."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from reprlib import repr as short_repr
 from typing import Any, NoReturn
 
 import numpy as np
 
-from marlvec.errors import ContractError
+from marlvec.envs.spec import COMMON, Info
+from marlvec.errors import ContractError, ContractWarning
 
 __all__ = [
     "AgentId",
@@ -23,6 +27,10 @@ __all__ = [
     "only_element",
     "refuse_unknown",
     "zero_or_one",
+    "MAX_DEPTH",
+    "infos_by_agent",
+    "common_info",
+    "warn_of_contract",
 ]
 
 AgentId = Hashable
@@ -55,19 +63,9 @@ def zero_or_one(value: Any) -> bool | None:
 
 
 def as_reward(value: Any, env: str, agent: AgentId, vector_hint: str = "", *, lenient: bool = False) -> float:
-    """Convert one agent's reward to a float.
+    """Convert one agent's reward to a float; NaN and infinities pass, since `ObservationValidator` checks them.
 
-    NaN and infinities pass here; `ObservationValidator` checks them.
-
-    Args:
-        value: The reward.
-        env: The env's name.
-        agent: The agent.
-        vector_hint: Advice for a reward with one number per objective.
-        lenient: Whether an array of one number, of any shape, is accepted.
-
-    Raises:
-        ContractError: Not a real scalar: None, text, complex, an array with axes, or an int too large for a float.
+    `vector_hint`: advice for a reward with one number per objective; `lenient`: an array of one number is accepted.
     """
     plain = value
     if isinstance(value, np.ndarray) and value.shape == ():
@@ -91,16 +89,7 @@ def as_reward(value: Any, env: str, agent: AgentId, vector_hint: str = "", *, le
 def as_flag(value: Any, env: str, agent: AgentId, what: str, several_hint: str = "", *, lenient: bool = False) -> bool:
     """Convert one agent's termination or truncation flag to a bool.
 
-    Args:
-        value: The flag.
-        env: The env's name.
-        agent: The agent.
-        what: ``"termination"`` or ``"truncation"``, in the env's words.
-        several_hint: Advice for a value with several flags.
-        lenient: Whether 0 and 1, and arrays of one 0, 1 or bool, are accepted.
-
-    Raises:
-        ContractError: It is neither a bool nor a numpy bool.
+    `several_hint`: advice for a value with several flags; `lenient`: 0, 1 and arrays of one flag are accepted.
     """
     if isinstance(value, _FLAG):
         return bool(value)
@@ -128,11 +117,7 @@ def mapping(value: Any, env: str, call: str, what: str) -> Mapping[Any, Any]:
 
 
 def agent_ids(found: Any, env: str, where: str) -> list[AgentId]:
-    """Check that an env's list of agents has entries that can be keys of dicts.
-
-    Raises:
-        ContractError: It is not a list, or an entry is not hashable.
-    """
+    """Check that an env's list of agents has entries that can be keys of dicts."""
     if not isinstance(found, Iterable) or isinstance(found, (str, bytes)):
         contract_error(env, where, f"expected a list of agents, got {type(found).__name__}: {short_repr(found)}")
     ids = list(found)
@@ -154,11 +139,7 @@ def _is_key(agent: Any) -> bool:
 
 
 def refuse_unknown(table: Iterable[Any], known: Mapping[Any, int], env: str, call: str, what: str) -> None:
-    """Check that a table has no unknown agents.
-
-    Raises:
-        ContractError: It has one; names the agent and all possible agents.
-    """
+    """Check that a table has no unknown agents."""
     for agent in table:
         try:
             is_known = agent in known
@@ -178,13 +159,6 @@ def five_values(result: Any, env: str) -> Sequence[Any]:
     """Return observation, reward, terminated, truncated and info of a step; convert the four values of an old env.
 
     An old env's done means terminated, unless ``info["TimeLimit.truncated"]`` is True.
-
-    Args:
-        result: The result of ``step()``.
-        env: The env's name.
-
-    Raises:
-        ContractError: It is neither 5 values nor 4; quotes the API.
     """
     if (result.__class__ is tuple and len(result) == 5) or _step_length(result, env, "values") == 5:
         five: Sequence[Any] = result
@@ -195,13 +169,7 @@ def five_values(result: Any, env: str) -> Sequence[Any]:
 
 
 def five_dicts(result: Any, env: str, flags: tuple[str, str]) -> list[Mapping[Any, Any]]:
-    """As `five_values`, for results that are dicts by agent.
-
-    Args:
-        result: The result of ``step()``.
-        env: The env's name.
-        flags: The names of the two dicts of flags, for messages.
-    """
+    """As `five_values`, for results that are dicts by agent; `flags` names the two dicts of flags, for messages."""
     if _step_length(result, env, "dicts") == 4:
         obs, rewards, found, infos = result
         dones, infos = mapping(found, env, "step()", "dones"), mapping(infos, env, "step()", "infos")
@@ -218,7 +186,6 @@ def _ran_out_of_time(info: Any) -> bool:
 
 
 def _step_length(result: Any, env: str, kinds: str) -> int:
-    """Return the length of the result of ``step()``; raise `ContractError` if it is not 4 or 5."""
     size = len(result) if isinstance(result, (tuple, list)) else -1
     if size in (4, 5):
         return size
@@ -229,3 +196,83 @@ def _step_length(result: Any, env: str, kinds: str) -> int:
         f"expected 5 {kinds} (observations, rewards, terminations, truncations, infos) "
         f"or 4 (observations, rewards, dones, infos), got {got}",
     )
+
+
+MAX_DEPTH = 32
+"""Maximum nesting of dicts in an info; guards against a dict that contains itself."""
+
+# Values that an env may change later are copied; all others are passed on unchanged.
+_MUTABLE = (np.ndarray, dict, list, tuple, set, bytearray)
+
+
+def _snapshot(info: Mapping[Any, Any], env: str) -> dict[str, Any]:
+    """Copy one info dict so that the env may reuse it and the arrays in it.
+
+    `ContractError`, with the key: a value cannot be copied or contains itself, or two keys are equal as text.
+    """
+    out: dict[str, Any] = {}
+    for key, value in info.items():
+        name = key if key.__class__ is str else str(key)
+        if name in out:
+            contract_error(env, "info", f"expected keys that differ as text, got {name!r} twice (as {key!r}, too)")
+        if isinstance(value, dict) and _has_no_end(value):
+            contract_error(
+                env, "info", f"the value of {key!r} is a dict that contains itself, or more than {MAX_DEPTH} in a row"
+            )
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            value = value.copy()
+        elif isinstance(value, _MUTABLE):
+            try:
+                value = deepcopy(value)
+            except Exception as error:
+                contract_error(env, "info", f"the value of {key!r} cannot be copied ({type(error).__name__}: {error})")
+        out[name] = value
+    return out
+
+
+def _has_no_end(table: dict[Any, Any]) -> bool:
+    """Return whether dicts are nested deeper than `MAX_DEPTH`. A dict that occurs twice on a level is visited once."""
+    level = {id(table): table}
+    for _ in range(MAX_DEPTH):
+        level = {id(value): value for inner in level.values() for value in inner.values() if isinstance(value, dict)}
+        if not level:
+            return False
+    return True
+
+
+def common_info(info: Any, env: str) -> Info | None:
+    """Convert the info dict of an env that has one for all agents; its entries go under `COMMON`."""
+    if isinstance(info, Mapping):
+        return {COMMON: _snapshot(info, env)} if info else None
+    if info is None:
+        return None
+    contract_error(env, "info", f"expected a dict, got {type(info).__name__}")
+
+
+def infos_by_agent(infos: Mapping[Any, Any], index: Mapping[Any, int], names: Sequence[str], env: str) -> Info | None:
+    """Copy the infos of an env that has one info dict per agent; None if all are empty.
+
+    `index`: agent to index; `names` in that order. Keys that are not agents (``"common"``, …) go under `COMMON`.
+    """
+    out: Info = {}
+    for key, info in infos.items():
+        is_dict = isinstance(info, Mapping)
+        if info is None or (is_dict and not info):
+            continue
+        a = index.get(key)
+        if a is None:
+            entries = info if key == COMMON and is_dict else {key: info}
+            out.setdefault(COMMON, {}).update(_snapshot(entries, env))
+        elif is_dict:
+            out[names[a]] = _snapshot(info, env)
+        else:
+            contract_error(env, "info", f"info of agent {key!r}: expected a dict, got {type(info).__name__}")
+    return out or None
+
+
+def warn_of_contract(message: str) -> None:
+    """Emit a `ContractWarning` at the innermost frame outside of marlvec."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "marlvec":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, ContractWarning, stacklevel=level + 1)

@@ -32,16 +32,10 @@ class RLlibAdapter(DictAdapter):
     ends without an observation keeps its previous one, and is marked (`Slot.final_missing`). The episode is over when
     ``"__all__"`` is True in terminateds or truncateds, or when every possible agent has ended.
 
-    Old envs are supported, too: ``step`` may return 4 dicts with one of dones, and ``reset`` observations alone.
-
-    Args:
-        env: The env. Agents come from ``possible_agents``, else from the keys of ``observation_spaces``, else from
-            ``get_agent_ids()``, ``_agent_ids`` or ``agents``; spaces from ``observation_spaces`` and ``action_spaces``,
-            ``get_observation_space(agent)`` and ``get_action_space(agent)``, or one space shared by all.
-
-    Raises:
-        ContractError: Here, if agents or spaces cannot be found. In ``reset`` and ``step``, if the env returns data for
-            an unknown or ended agent, no ``"__all__"``, or an invalid observation, reward or flag.
+    Agents come from ``possible_agents``, else from the keys of ``observation_spaces``, else from ``get_agent_ids()``,
+    ``_agent_ids`` or ``agents``; spaces from ``observation_spaces`` and ``action_spaces``,
+    ``get_observation_space(agent)`` and ``get_action_space(agent)``, or one space shared by all. Old envs are
+    supported, too: ``step`` may return 4 dicts with one of dones, and ``reset`` observations alone.
     """
 
     _flag_names = ("terminateds", "truncateds")
@@ -58,7 +52,6 @@ class RLlibAdapter(DictAdapter):
         self._acting: tuple[int, ...] = ()
 
     def _begin(self, slot: Slot, obs: Mapping[Any, Any], call: str) -> None:
-        """Write the first observations of an episode."""
         refuse_unknown(obs, self._index, self.name, call, "observations")
         if not obs:
             contract_error(self.name, call, "no observations: expected at least one agent in an episode")
@@ -69,7 +62,6 @@ class RLlibAdapter(DictAdapter):
         self._acting = tuple(a for a, status in enumerate(self._status) if status == LIVE)
 
     def step(self, slot: Slot) -> Info | None:
-        """Step the agents that were in the last observations."""
         actions = slot.read_actions()
         result = self.env.step({self.ids[a]: actions[a] for a in self._acting})
         name = self.name

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from marlvec.envs.adapters.return_values import AgentId, contract_error, mapping
+from marlvec.envs.adapters.return_values import AgentId, contract_error, mapping, warn_of_contract
 from marlvec.envs.autoreset import AutoresetMode
-from marlvec.envs.contract_warnings import warn_of_contract
 from marlvec.envs.spec import COMMON, Info
 from marlvec.envs.wrapper_chain import wrapper_chain
 
@@ -22,17 +21,11 @@ _NOTHING: Any = object()
 
 
 class EndAndBegin(NamedTuple):
-    """The infos of a step in which an env reset itself, by episode.
+    """The infos of a step in which an env reset itself, by episode."""
 
-    Attributes:
-        observations: Agent name → final observation of the ended episode.
-        ended: Infos of its last step.
-        begun: Infos of the reset.
-    """
-
-    observations: dict[str, Any]
-    ended: Info | None
-    begun: Info | None
+    observations: dict[str, Any]  # agent name → final observation of the ended episode
+    ended: Info | None  # infos of its last step
+    begun: Info | None  # infos of the reset
 
 
 def resets_itself(env: Any, name: str) -> bool:
@@ -41,13 +34,6 @@ def resets_itself(env: Any, name: str) -> bool:
     It declares this by ``has_auto_reset = True`` (as in OpenRL), or in its metadata by ``autoreset_mode``
     ``"same_step"`` or a true ``autoreset``. Gymnasium's own enum in the dict of a class is ignored with a
     `ContractWarning`: its vector envs up to 1.2 write their mode there, for all envs of the class.
-
-    Args:
-        env: The user's env.
-        name: The env's name, for messages.
-
-    Raises:
-        ContractError: It declares another autoreset mode.
     """
     # The outermost layer with the attribute decides.
     says = (getattr(layer, "has_auto_reset", None) for layer in wrapper_chain(env))
@@ -84,19 +70,11 @@ def _is_in_a_class(env: Any, metadata: Mapping[Any, Any]) -> bool:
 
 
 def take_finals(new_infos: Info | None, ended: Mapping[str, AgentId], env: str) -> EndAndBegin:
-    """Find the final observations, and split the infos by episode.
+    """Find the final observations, and split the infos, which are modified, by episode.
 
-    Each agent's final observation is in its own info, or by agent in the common one, under ``"final_observation"``,
-    ``"final_obs"`` or ``"terminal_observation"``. If there is a ``"final_info"`` beside it, that is the info of the
-    last step, and the rest is the info of the reset; without one, all infos belong to the ended episode.
-
-    Args:
-        new_infos: The infos of that step; modified.
-        ended: Name → the env's own name, of each agent that ended in that step.
-        env: The env's name.
-
-    Raises:
-        ContractError: An observation is missing.
+    Each agent's final observation is in its own info, or by agent in the common one, under one of `OBSERVATION_KEYS`.
+    If there is a ``"final_info"`` beside it, that is the info of the last step, and the rest is the info of the reset;
+    without one, all infos belong to the ended episode. `ended`: name → the env's own name, of each agent that ended.
     """
     new_infos = {} if new_infos is None else new_infos
     shared = _pop(new_infos.get(COMMON, {}), OBSERVATION_KEYS)

@@ -22,11 +22,7 @@ class ForagingEnv(environment.ForagingEnv):  # type: ignore[misc]  # Any where l
     metadata = {**environment.ForagingEnv.metadata, "render_modes": ["human", "rgb_array"]}
 
     def render(self, mode: str | None = None) -> Any:
-        """Draw the env.
-
-        Args:
-            mode: ``"rgb_array"`` returns a frame, ``"human"`` opens a window; None: as ``render_mode`` says.
-        """
+        """Draw the env: ``"rgb_array"`` returns a frame, ``"human"`` opens a window; None: as ``render_mode`` says."""
         if self.viewer is not None:  # lbforaging wipes the window that was drawn in last, which may be another env's
             self.viewer.window.switch_to()
         return super().render(mode or self.render_mode or "human")

@@ -28,7 +28,7 @@ _KINDS = (None, "onion", "tomato", "dish", "soup")
 
 
 class OvercookedEnv(ParallelEnv):  # type: ignore[misc]  # Any where PettingZoo has no types
-    """Two players cook soups, serve them, and both get what is given for each.
+    """Two players cook soups, serve them, and both get the reward of each.
 
     States, rewards and encodings are those of overcooked-ai's ``OvercookedGridworld``. Its own ``OvercookedEnv`` cannot
     be imported with numpy 2; all that it adds is the horizon.
@@ -37,14 +37,10 @@ class OvercookedEnv(ParallelEnv):  # type: ignore[misc]  # Any where PettingZoo 
         layout: The name of a layout for two players.
         horizon: Steps after which both players are truncated.
         featurization: ``"lossless"``: 26 layers of the grid; ``"features"``: a vector of features.
-        num_pots: How many pots features are of.
-        shaping: What shaped rewards (an ingredient in a pot, a useful dish, a soup on a dish) are multiplied by before
-            they are added.
+        num_pots: Number of pots in the features.
+        shaping: Factor of shaped rewards (an ingredient in a pot, a useful dish, a soup on a dish), which are added.
         render_mode: ``"rgb_array"``, or None.
-        params: What is put in the place of what the layout says, as in ``OvercookedGridworld.from_layout_name``.
-
-    Raises:
-        ArgumentError: The layout has not two players.
+        params: Replace values of the layout, as in ``OvercookedGridworld.from_layout_name``.
     """
 
     metadata = {"name": "overcooked", "render_modes": ["rgb_array"], "is_parallelizable": True}
@@ -74,7 +70,6 @@ class OvercookedEnv(ParallelEnv):  # type: ignore[misc]  # Any where PettingZoo 
             self._space = Box(-np.inf, np.inf, self._mdp.get_featurize_state_shape(num_pots), np.float32)
 
     def observation_space(self, agent: str) -> Space[Any]:
-        """Box of float32."""
         return self._space
 
     def action_space(self, agent: str) -> Space[Any]:
@@ -91,7 +86,6 @@ class OvercookedEnv(ParallelEnv):  # type: ignore[misc]  # Any where PettingZoo 
         return self._observe(), {agent: {} for agent in self.agents}
 
     def step(self, actions: Mapping[str, int]) -> tuple[dict[str, Any], ...]:
-        """Take one step."""
         self._configure()
         joint = tuple(Action.INDEX_TO_ACTION[int(actions[agent])] for agent in self.agents)
         self.overcooked_state, told = self._mdp.get_state_transition(self.overcooked_state, joint)
@@ -122,13 +116,10 @@ class OvercookedEnv(ParallelEnv):  # type: ignore[misc]  # Any where PettingZoo 
         objects: Sequence[tuple[tuple[int, int], int, int, int, int]],
         timestep: int,
     ) -> None:
-        """Go on from another state: the compiled env's.
+        """Continue from another state, that of the compiled env.
 
-        Args:
-            places: Where players are, (x, y).
-            facing: The directions that they face, as actions number them.
-            objects: Place, kind (onion, tomato, dish, soup, from 1 on), onions, tomatoes and tick of each.
-            timestep: Steps since the episode began.
+        `places`: (x, y) of players; `facing`: their directions, as actions number them; `objects`: place, kind (onion,
+        tomato, dish, soup, from 1), onions, tomatoes and tick of each.
         """
         state = self.overcooked_state
         held: dict[tuple[int, int], Any] = {}

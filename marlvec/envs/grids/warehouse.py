@@ -10,15 +10,11 @@ __all__ = ["Warehouse"]
 
 
 class Warehouse(warehouse.Warehouse):  # type: ignore[misc]  # Any where rware is not installed
-    """rware's ``Warehouse``.
+    """rware's ``Warehouse``, with frames and with rware's enums by name.
 
-    ``reward_type`` and ``observation_type`` may be the names of rware's enums, so that ids need not import them, and
-    ``render()`` returns a frame where the env was made with ``render_mode="rgb_array"``: rware's own opens a window.
-
-    Args:
-        reward_type: ``"individual"``, ``"global"``, ``"two_stage"``, or rware's ``RewardType``.
-        observation_type: ``"flattened"``, ``"dict"``, ``"image"``, ``"image_dict"``, or rware's ``ObservationType``.
-        kwargs: rware's other arguments.
+    ``reward_type`` is ``"individual"``, ``"global"``, ``"two_stage"``, ``observation_type`` is ``"flattened"``,
+    ``"dict"``, ``"image"``, ``"image_dict"``, so that ids need not import the enums. ``render()`` returns a frame where
+    the env was made with ``render_mode="rgb_array"``: rware's own opens a window.
     """
 
     def __init__(self, *, reward_type: Any, observation_type: Any = "flattened", **kwargs: Any) -> None:
@@ -29,11 +25,7 @@ class Warehouse(warehouse.Warehouse):  # type: ignore[misc]  # Any where rware i
         )
 
     def render(self, mode: str | None = None) -> Any:
-        """Draw the env.
-
-        Args:
-            mode: ``"rgb_array"`` returns a frame, ``"human"`` opens a window; None: as ``render_mode`` says.
-        """
+        """Draw the env: ``"rgb_array"`` returns a frame, ``"human"`` opens a window; None: as ``render_mode`` says."""
         if self.renderer is not None:  # rware wipes the window that was drawn in last, which may be another env's
             self.renderer.window.switch_to()
         return super().render(mode or self.render_mode or "human")

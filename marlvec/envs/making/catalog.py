@@ -34,24 +34,18 @@ __all__ = [
     "pettingzoo_env",
 ]
 
+# Families, which are namespaces of ids, too; JAX is that of users' own JAX worlds.
 ENVPOOL = "envpool"
-"""Family, and namespace of ids, of EnvPool's tasks."""
 OPENSPIEL = "openspiel"
-"""Family, and namespace of ids, of OpenSpiel's games."""
 JAX = "jax"
-"""Family of JAX worlds of users' own."""
 JAXMARL = "jaxmarl"
-"""Family, and namespace of ids, of JaxMARL's envs."""
 JUMANJI = "jumanji"
-"""Family, and namespace of ids, of Jumanji's multi-agent envs."""
 PGX = "pgx"
-"""Family, and namespace of ids, of Pgx's games."""
 VMAS = "vmas"
-"""Family, and namespace of ids, of VMAS's scenarios."""
 
 LIBRARIES = {
     ENVPOOL: ("marlvec.vector.pools.envpool_tasks:build", "task_id", "envpool"),
-    OPENSPIEL: ("marlvec.envs.openspiel:OpenSpielEnv", "game", "pyspiel"),
+    OPENSPIEL: ("marlvec.envs.adapters.openspiel:OpenSpielEnv", "game", "pyspiel"),
     JAXMARL: ("marlvec.vector.pools.jax.jaxmarl:JaxMarlWorld", "env_id", "jaxmarl"),
     JUMANJI: ("marlvec.vector.pools.jax.jumanji:JumanjiWorld", "env_id", "jumanji"),
     PGX: ("marlvec.vector.pools.jax.pgx:PgxWorld", "game", "pgx"),
@@ -79,20 +73,11 @@ _JAX_ENVS = {
 }
 """Envs of JAX suites, for lists alone: a short name never means one of these."""
 
-_MPE = (
-    "collect_treasure_v1",
-    "simple_v3",
-    "simple_adversary_v3",
-    "simple_crypto_v3",
-    "simple_formation_v1",
-    "simple_line_v1",
-    "simple_push_v3",
-    "simple_reference_v3",
-    "simple_speaker_listener_v4",
-    "simple_spread_v3",
-    "simple_tag_v3",
-    "simple_world_comm_v3",
-)
+_MPE = """
+    collect_treasure_v1 simple_v3 simple_adversary_v3 simple_crypto_v3 simple_formation_v1 simple_line_v1
+    simple_push_v3 simple_reference_v3 simple_speaker_listener_v4 simple_spread_v3 simple_tag_v3
+    simple_world_comm_v3
+"""
 
 # Per env: Parallel form if it has one, else AEC; and required packages besides pygame, which all need.
 _CLASSIC = {
@@ -112,32 +97,12 @@ _BUTTERFLY = {
     "pistonball_v6": ("parallel", "pymunk"),
 }
 _SISL = {"multiwalker_v9": ("parallel", "Box2D"), "pursuit_v5": ("parallel", "scipy")}
-_ATARI = (
-    "basketball_pong_v3",
-    "boxing_v2",
-    "combat_plane_v2",
-    "combat_tank_v2",
-    "double_dunk_v3",
-    "entombed_competitive_v3",
-    "entombed_cooperative_v3",
-    "flag_capture_v2",
-    "foozpong_v3",
-    "ice_hockey_v2",
-    "joust_v3",
-    "mario_bros_v3",
-    "maze_craze_v3",
-    "othello_v3",
-    "pong_v3",
-    "quadrapong_v4",
-    "space_invaders_v2",
-    "space_war_v2",
-    "surround_v2",
-    "tennis_v3",
-    "video_checkers_v4",
-    "volleyball_pong_v3",
-    "warlords_v3",
-    "wizard_of_wor_v3",
-)
+_ATARI = """
+    basketball_pong_v3 boxing_v2 combat_plane_v2 combat_tank_v2 double_dunk_v3 entombed_competitive_v3
+    entombed_cooperative_v3 flag_capture_v2 foozpong_v3 ice_hockey_v2 joust_v3 mario_bros_v3 maze_craze_v3
+    othello_v3 pong_v3 quadrapong_v4 space_invaders_v2 space_war_v2 surround_v2 tennis_v3 video_checkers_v4
+    volleyball_pong_v3 warlords_v3 wizard_of_wor_v3
+"""
 
 # marlvec's card games: native envs, which other backends use one by one.
 _CARDS = {"kuhn_poker": "kuhn", "leduc_poker": "leduc"}
@@ -153,7 +118,7 @@ _GYMNASIUM_NEEDS: dict[str, tuple[str | None, tuple[str, ...]]] = {
 
 def catalog() -> Iterator[EnvEntry]:
     """Yield every built-in env, except Gymnasium's, which are looked up in Gymnasium's own registry."""
-    for name in _MPE:
+    for name in _MPE.split():
         yield EnvEntry(f"mpe/{name}", f"mpe2.{name}:parallel_env", family="mpe", packages=("mpe2",))
     for family, needs in (("classic", _CLASSIC), ("butterfly", _BUTTERFLY), ("sisl", _SISL)):
         for name, (kind, *packages) in needs.items():
@@ -161,7 +126,7 @@ def catalog() -> Iterator[EnvEntry]:
     for name, module in _CARDS.items():
         entry_point = f"marlvec.native.games.{module}:single"
         yield EnvEntry(f"cards/{name}", entry_point, family="cards", extra="native", packages=("numba",))
-    for name in _ATARI:
+    for name in _ATARI.split():
         yield _pettingzoo("atari", name, "parallel", ("pettingzoo", "pygame", "multi_agent_ale_py", "ale_py"))
 
 
@@ -181,15 +146,9 @@ def _pettingzoo(family: str, name: str, kind: str, packages: tuple[str, ...]) ->
 
 
 def pettingzoo_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
-    """Build one of PettingZoo's own envs, in exactly the version that its id names.
+    """Build one of PettingZoo's own envs, in exactly the version of its id, ``"classic/connect_four_v3"``.
 
-    Args:
-        env_id: Family and versioned name, e.g. ``"classic/connect_four_v3"``.
-        kind: ``"parallel"`` or ``"aec"``.
-        kwargs: Arguments of the env.
-
-    Raises:
-        MissingExtraError: PettingZoo or a package that the family needs is not installed.
+    `kind`: ``"parallel"`` or ``"aec"``. `MissingExtraError` if PettingZoo or a package of the family is not installed.
     """
     family, _, name = env_id.partition("/")
     entry = EnvEntry(env_id, "", family=family, extra=family)
@@ -211,16 +170,7 @@ def pettingzoo_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
 
 
 def atari_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
-    """Build one of PettingZoo's Atari envs, by default with the game files that ship in ale-py.
-
-    Args:
-        env_id: As in `pettingzoo_env`.
-        kind: As in `pettingzoo_env`.
-        kwargs: Arguments of the env; without ``auto_rom_install_path``, ale-py's own folder is used if it is installed.
-
-    Raises:
-        MissingExtraError: As in `pettingzoo_env`, or the file of this game is missing.
-    """
+    """Build one of PettingZoo's Atari envs, by default with the game files of ale-py; see `pettingzoo_env`."""
     if "auto_rom_install_path" not in kwargs:
         found = importlib.util.find_spec("ale_py")
         if found is not None and found.origin is not None:
@@ -234,26 +184,19 @@ def atari_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
 
 
 def openspiel_env(env_id: str, kind: str, /, **kwargs: Any) -> Any:
-    """Build one of PettingZoo's envs of OpenSpiel games, in a `SeedStream`.
+    """Build one of PettingZoo's envs of OpenSpiel games, in a `SeedStream`; see `pettingzoo_env`.
 
     Without it, half of all seeds raise (OpenSpiel takes 31 bits), and after a reset without a seed the cards cannot be
     reproduced by any seed.
-
-    Args:
-        env_id: As in `pettingzoo_env`.
-        kind: As in `pettingzoo_env`.
-        kwargs: Arguments of the env.
     """
     env = pettingzoo_env(env_id, kind, **kwargs)
     return SeedStream(env)
 
 
 def library_entry(family: str, name: str) -> EnvEntry:
-    """Return the entry of an env of a library with its own ids; an unknown id raises when the env is built.
+    """Return the entry of an env of a library with its own ids: ``"Pong-v5"``, ``"go(board_size=5)"``, ``"balance"``.
 
-    Args:
-        family: A key of `LIBRARIES`.
-        name: The library's own name of the env, e.g. ``"Pong-v5"``, ``"go(board_size=5)"``, ``"balance"``.
+    An unknown id raises when the env is built.
     """
     entry_point, argument, package = LIBRARIES[family]
     extra, packages = family, [package]
@@ -264,16 +207,12 @@ def library_entry(family: str, name: str) -> EnvEntry:
 
 
 def jax_entries() -> list[EnvEntry]:
-    """Entries of the envs of JAX suites that are known by name; `library_entry` has them, and others, too."""
+    """Return the entries of the envs of JAX suites that are listed by name; `library_entry` accepts others, too."""
     return [library_entry(family, name) for family, names in _JAX_ENVS.items() for name in names.split()]
 
 
 def gymnasium_entry(env_id: str) -> EnvEntry:
-    """Return the entry of an env from Gymnasium's registry.
-
-    Args:
-        env_id: Gymnasium's own id, e.g. ``"CartPole-v1"``.
-    """
+    """Return the entry of an env from Gymnasium's registry, by Gymnasium's own id."""
     spec = gymnasium.envs.registration.registry.get(env_id)
     module = spec.entry_point if spec is not None and isinstance(spec.entry_point, str) else ""
     found = (needs for prefix, needs in _GYMNASIUM_NEEDS.items() if module.startswith(prefix))
@@ -288,15 +227,7 @@ def gymnasium_entry(env_id: str) -> EnvEntry:
 
 
 def gymnasium_env(env_id: str, /, **kwargs: Any) -> Any:
-    """Build an env from Gymnasium's registry, without its checker, which costs time in every step.
-
-    Args:
-        env_id: Gymnasium's own id.
-        kwargs: Arguments of ``gymnasium.make``; ``disable_env_checker=False`` enables the checker.
-
-    Raises:
-        MissingExtraError: A package that the env needs is not installed.
-    """
+    """Build an env from Gymnasium's registry, by default without its checker, which costs time in every step."""
     try:
         return gymnasium.make(env_id, **{"disable_env_checker": True, **kwargs})
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:

@@ -23,31 +23,20 @@ OFFERED = ("env_index", "num_envs")
 
 @dataclass(frozen=True)
 class EnvEntry:
-    """One env that can be built.
-
-    Attributes:
-        id: The env's id.
-        entry_point: Builds the env: a callable, or ``"module:attr"`` or ``"FILE.py:attr"``, imported by `load`.
-        kwargs: Defaults for its keyword arguments.
-        family: Its family: ``"mpe"``, ``"classic"``, ``"gymnasium"``, …, ``"custom"``.
-        extra: The extra of marlvec that installs its packages, or None.
-        packages: Top-level packages that it needs.
-    """
+    """One env that can be built."""
 
     id: str
-    entry_point: str | Callable[..., Any]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    family: str = "custom"
-    extra: str | None = None
-    packages: tuple[str, ...] = ()
+    entry_point: str | Callable[..., Any]  # a callable, or "module:attr" or "FILE.py:attr", imported by `load`
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # defaults for its keyword arguments
+    family: str = "custom"  # "mpe", "classic", "gymnasium", …
+    extra: str | None = None  # of marlvec, which installs its packages
+    packages: tuple[str, ...] = ()  # top-level packages that it needs
 
     def load(self) -> Callable[..., Any]:
         """Import the entry point.
 
-        Raises:
-            MissingExtraError: A package it needs is not installed.
-            UnknownEnvError: The file does not exist.
-            RegistryError: The module has no such attribute, or it is not callable.
+        `MissingExtraError`: a package is not installed; `UnknownEnvError`: no such file; `RegistryError`: no such
+        callable.
         """
         if not isinstance(self.entry_point, str):
             return self.entry_point
@@ -83,15 +72,10 @@ class EnvEntry:
 
 @dataclass(frozen=True)
 class EnvFactory:
-    """Builds one env each time it is called. Picklable by plain pickle if its entry point is a string.
-
-    Attributes:
-        entry: The env to build.
-        kwargs: Keyword arguments that override the entry's defaults.
-    """
+    """Builds one env each time it is called. Picklable by plain pickle if its entry point is a string."""
 
     entry: EnvEntry
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # override the entry's defaults
 
     def with_kwargs(self, **kwargs: Any) -> EnvFactory:
         """Return a copy with these keyword arguments, which override the present ones."""
@@ -102,19 +86,9 @@ class EnvFactory:
         return name in _declared(self.entry.load())
 
     def __call__(self, *, env_index: int | None = None, num_envs: int | None = None, **kwargs: Any) -> Any:
-        """Build an env.
+        """Build an env, without an adapter; `kwargs` override all others.
 
-        Args:
-            env_index: Index of the env; passed on only to a factory that declares an argument of this name.
-            num_envs: Number of envs; passed on only to a factory that declares an argument of this name.
-            kwargs: Keyword arguments that override all others.
-
-        Returns:
-            The env as its factory returned it, without an adapter.
-
-        Raises:
-            MissingExtraError: A package it needs is not installed.
-            TypeError: The factory does not take an argument.
+        `env_index` and `num_envs` are passed on only to a factory that declares arguments of these names.
         """
         target = self.entry.load()
         given = {name: copy_or_share(value) for name, value in {**self.entry.kwargs, **self.kwargs, **kwargs}.items()}
@@ -122,12 +96,7 @@ class EnvFactory:
 
 
 def builder_hint(found: Any, name: str) -> str:
-    """Return the end of an error message with the function that builds a PettingZoo module's env, or empty text.
-
-    Args:
-        found: The object that was passed as an env.
-        name: The user's name of it.
-    """
+    """Return the end of an error message with the function that builds a PettingZoo module's env, or empty text."""
     if isinstance(found, ModuleType):
         for attribute in ("parallel_env", "env"):
             if callable(getattr(found, attribute, None)):
@@ -136,24 +105,14 @@ def builder_hint(found: Any, name: str) -> str:
 
 
 def offer(target: Callable[..., Any], env_index: int | None, num_envs: int | None) -> dict[str, int]:
-    """Return those of the arguments `OFFERED` that a factory or wrapper declares.
-
-    Args:
-        target: The factory or wrapper.
-        env_index: Index of the env; None is not passed.
-        num_envs: Number of envs; None is not passed.
-    """
+    """Return those of the arguments `OFFERED` that a factory or wrapper declares; None is not passed."""
     declares = _declared(target)
     offered = zip(OFFERED, (env_index, num_envs), strict=True)
     return {name: value for name, value in offered if value is not None and name in declares}
 
 
 def copy_or_share(value: Any) -> Any:
-    """Deep-copy an argument, so that envs do not share it. An object that cannot be copied (a lock) is shared.
-
-    Args:
-        value: The argument.
-    """
+    """Deep-copy an argument, so that envs do not share it. An object that cannot be copied (a lock) is shared."""
     try:
         return deepcopy(value)
     except Exception:

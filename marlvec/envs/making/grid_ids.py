@@ -15,21 +15,13 @@ __all__ = ["GRIDS", "grid_entry"]
 
 @dataclass(frozen=True)
 class _Family:
-    """One library whose ids are read.
-
-    Attributes:
-        entry_point: What builds an env.
-        package: What it needs.
-        example: An id of its.
-        form: What all ids look like, in words.
-        read: The arguments that an id stands for; None: it is none.
-    """
+    """One library whose ids are read."""
 
     entry_point: str
     package: str
     example: str
-    form: str
-    read: Callable[[str], dict[str, Any] | None]
+    form: str  # of all its ids, in words
+    read: Callable[[str], dict[str, Any] | None]  # arguments of an id; None: no such id
 
 
 _FORAGING = re.compile(
@@ -39,7 +31,7 @@ _FORAGING = re.compile(
 
 
 def _foraging(name: str) -> dict[str, Any] | None:
-    """What ``lbforaging/__init__.py`` registers under such a name; any size, number and sight."""
+    """Return the arguments that ``lbforaging/__init__.py`` registers under such a name; any size, number and sight."""
     found = _FORAGING.fullmatch(name)
     if found is None:
         return None
@@ -72,7 +64,7 @@ _REWARDS = {None: "individual", "indiv": "individual", "global": "global", "twos
 
 
 def _warehouse(name: str) -> dict[str, Any] | None:
-    """What ``rware/__init__.py`` registers under such a name; any size, number and range."""
+    """Return the arguments that ``rware/__init__.py`` registers under such a name; any size, number and range."""
     found = _WAREHOUSE.fullmatch(name)
     if found is None or bool(found["size"]) == bool(found["requests"]):
         return None
@@ -122,15 +114,7 @@ GRIDS = {
 
 
 def grid_entry(family: str, name: str) -> EnvEntry:
-    """Entry of an env whose id says how it is built.
-
-    Args:
-        family: Of `GRIDS`.
-        name: The library's own name of the env, e.g. ``"Foraging-8x8-2p-3f-v3"``.
-
-    Raises:
-        UnknownEnvError: No env is called so; says what their names look like.
-    """
+    """Return the entry of an env whose id, e.g. ``"Foraging-8x8-2p-3f-v3"``, says how it is built."""
     known = GRIDS[family]
     kwargs = known.read(name)
     if kwargs is None:

@@ -21,15 +21,8 @@ _loaded: dict[Path, tuple[int, ModuleType]] = {}  # path → time of the file's 
 def load_file(path: Path) -> ModuleType:
     """Import a file under its own name, or with a suffix if another module has that name.
 
-    It is imported again only if it has changed, and then into the same module. Its classes and functions are pickled by
-    value for worker processes that cannot import it by name.
-
-    Args:
-        path: The file; a relative path is relative to the working directory.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        Exception: Any exception that the file raises; it is not imported then.
+    It is imported again only if it has changed, and then into the same module; a file that raises is not imported. Its
+    classes and functions are pickled by value for worker processes that cannot import it by name.
     """
     path = path.resolve(strict=True)
     changed = path.stat().st_mtime_ns
@@ -93,7 +86,7 @@ def _beside(folder: Path) -> Iterator[None]:
 
 
 class _Neighbours(MetaPathFinder):
-    """Finds top-level modules in one folder."""
+    """Finds top-level modules, whose ``path`` is None, in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -101,7 +94,6 @@ class _Neighbours(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a module for the import system; ``path`` is None for top-level modules."""
         if path is not None:
             return None
         spec = PathFinder.find_spec(fullname, [str(self._folder)], target)

@@ -30,37 +30,19 @@ _SINGLE = "single_"
 
 @dataclass(frozen=True)
 class EnvRecipe:
-    """Everything needed to build env number ``env_index``.
-
-    Attributes:
-        factory: Builds the env itself.
-        env_index: Index of the env.
-        num_envs: Number of envs.
-        wrappers: Wrappers of the env, the first one innermost.
-        render_mode: Argument of the env's constructor, or None.
-        max_episode_steps: Number of steps after which episodes are truncated, or None.
-        pad: Whether agents of different spaces are padded to one group.
-        agents: Whether a Gymnasium env has several agents, see `marlvec.envs.adapt`.
-        lenient: Whether other forms of rewards and flags are accepted, see `marlvec.envs.adapt`.
-    """
+    """Everything needed to build env number ``env_index``; ``agents`` and ``lenient`` as in `marlvec.envs.adapt`."""
 
     factory: EnvFactory
     env_index: int = 0
     num_envs: int = 1
-    wrappers: tuple[Wrapper, ...] = ()
+    wrappers: tuple[Wrapper, ...] = ()  # the first one innermost
     render_mode: str | None = None
     max_episode_steps: int | None = None
-    pad: bool = False
+    pad: bool = False  # agents of different spaces to one group
     agents: str = "auto"
     lenient: bool = False
 
     def __call__(self) -> Any:
-        """Build the env.
-
-        Raises:
-            ArgumentError: The env does not support the render mode; names the supported ones.
-            ContractError: Its agents' spaces cannot be padded, or it is not an env.
-        """
         env = self._build()
         try:
             return self._finish(env)
@@ -128,11 +110,7 @@ def write_recipes(
     agents: str = "auto",
     lenient: bool = False,
 ) -> list[EnvRecipe]:
-    """Write one recipe per env; arguments as in `marlvec.make`.
-
-    Raises:
-        ArgumentError: An argument is wrong, or a list does not have one entry per env.
-    """
+    """Write one recipe per env; arguments as in `marlvec.make`."""
     n = len(factories)
     layers = tuple(wrappers) if isinstance(wrappers, (list, tuple)) else (wrappers,)
     if not all(map(callable, layers)):

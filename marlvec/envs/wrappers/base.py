@@ -13,14 +13,7 @@ __all__ = ["EnvWrapper", "adapter_in"]
 
 
 class EnvWrapper(MultiAgentEnv):
-    """Forwards all calls to another env; ``unwrapped`` is still the user's env.
-
-    Args:
-        env: The env inside.
-
-    Attributes:
-        env: As given.
-    """
+    """Forwards all calls to another env; ``unwrapped`` is still the user's env."""
 
     def __init__(self, env: MultiAgentEnv) -> None:
         self.env = env
@@ -35,35 +28,27 @@ class EnvWrapper(MultiAgentEnv):
 
     @property
     def unwrapped(self) -> Any:
-        """The user's own env object."""
         return self.env.unwrapped
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Begin an episode."""
         return self.env.reset(slot, seed=seed, options=options)
 
     def step(self, slot: Slot) -> Info | None:
-        """Take a step."""
         return self.env.step(slot)
 
     def cut_short(self, slot: Slot) -> None:
-        """End the episode here."""
         self.env.cut_short(slot)
 
     def write_state(self, slot: Slot) -> None:
-        """Write the global state."""
         self.env.write_state(slot)
 
     def spec(self) -> EnvSpec:
-        """Describe the env inside."""
         return self.env.spec()
 
     def state_obstacle(self) -> str | None:
-        """Return why the state of this wrapper, or of the env inside, cannot be saved, or None."""
         return super().state_obstacle() or self.env.state_obstacle()
 
     def close(self) -> None:
-        """Close the env inside."""
         self.env.close()
 
 

@@ -27,13 +27,7 @@ class PaddedEnv(EnvWrapper):
     Smaller observations are padded with zeros. Discrete or MultiDiscrete action spaces of different sizes get an action
     mask, which forbids actions that an agent does not have, besides those that its own mask forbids. From an action in
     a Box or MultiBinary an agent gets its own first part. The env itself still has its own spaces, and writes straight
-    into the padded rows.
-
-    Args:
-        env: The env.
-
-    Raises:
-        ContractError: The agents' spaces have no common one; names the leaf that differs.
+    into the padded rows. `ContractError` names a leaf for which there is no common space.
     """
 
     def __init__(self, env: MultiAgentEnv) -> None:
@@ -54,29 +48,24 @@ class PaddedEnv(EnvWrapper):
         self._scattered: list[tuple[BoolArray, BoolArray, BoolArray]] = []
 
     def spec(self) -> EnvSpec:
-        """Describe this env, including its agents' own spaces."""
         return self._padded
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Begin an episode."""
         inner = self._enter(slot)
         for _, _, mask in self._scattered:
             mask[...] = True
         return self._leave(slot, inner, self.env.reset(inner, seed=seed, options=options))
 
     def step(self, slot: Slot) -> Info | None:
-        """Take a step."""
         inner = self._enter(slot)
         return self._leave(slot, inner, self.env.step(inner))
 
     def cut_short(self, slot: Slot) -> None:
-        """End the episode here."""
         inner = self._enter(slot)
         self.env.cut_short(inner)
         self._leave(slot, inner, None)
 
     def write_state(self, slot: Slot) -> None:
-        """Write the global state."""
         self.env.write_state(self._enter(slot))
 
     def get_state(self) -> Any:
@@ -84,7 +73,6 @@ class PaddedEnv(EnvWrapper):
         return self.env.get_state()
 
     def set_state(self, state: Any) -> None:
-        """Restore a state from `get_state`."""
         self._outer = self._inner = None  # so that scattered masks are read from the row again
         self.env.set_state(state)
 
@@ -129,14 +117,7 @@ class PaddedEnv(EnvWrapper):
 
 
 def padded_spec(spec: EnvSpec) -> EnvSpec:
-    """Return the spec of an env whose agents are padded to one group.
-
-    Args:
-        spec: The env's own spec.
-
-    Raises:
-        ContractError: The agents' spaces have no common one; names the leaf that differs.
-    """
+    """Return the spec of an env whose agents are padded to one group."""
     agents = spec.agents
     return replace(
         spec,

@@ -116,12 +116,7 @@ class RecordVideo:
         return episode % self._every == 0 if self._wanted is None else episode in self._wanted
 
     def open(self, env: MultiAgentEnv, env_index: int, episode: int) -> VideoFile:
-        """Begin the video of an episode.
-
-        Args:
-            env: The env.
-            env_index: Its index in the vectorizer.
-            episode: Number of its episode, from 0.
+        """Begin the video of an env's episode with this number, from 0.
 
         Returns:
             A file for frames (height, width, 3) uint8.
@@ -157,8 +152,6 @@ class RecordVideo:
 
 
 class _RecordedEnv(EnvWrapper):
-    """An env that is being recorded."""
-
     def __init__(self, env: MultiAgentEnv, recorder: RecordVideo, env_index: int) -> None:
         super().__init__(env)
         mode = render_mode(env, default="rgb_array")
@@ -180,7 +173,6 @@ class _RecordedEnv(EnvWrapper):
         self._video: VideoFile | None = None
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Begin an episode, and its video if it is to be recorded."""
         self._end(complete=False)
         info = self.env.reset(slot, seed=seed, options=options)
         if self._recorder.wants(self._episode):
@@ -188,7 +180,6 @@ class _RecordedEnv(EnvWrapper):
         return info
 
     def step(self, slot: Slot) -> Info | None:
-        """Take a step, and record a frame."""
         info = self.env.step(slot)
         self._stepped = True
         if self._opening is not None:

@@ -15,11 +15,7 @@ __all__ = ["TimeLimit", "check_limit"]
 
 
 def check_limit(max_episode_steps: Any) -> int:
-    """Return a number of steps as an int.
-
-    Raises:
-        ArgumentError: It is less than 1, or not an int.
-    """
+    """Return a number of steps as an int, at least 1."""
     number = whole_number(max_episode_steps)
     if number is None or number < 1:
         raise ArgumentError(f"max_episode_steps: expected an int of at least 1, got {max_episode_steps!r}")
@@ -31,13 +27,6 @@ class TimeLimit(EnvWrapper):
 
     An agent that ends by itself in that step keeps its own flags; an agent that ended before does not change. In a
     turn-based env one move is one step.
-
-    Args:
-        env: The env.
-        max_episode_steps: Maximum number of steps of an episode.
-
-    Raises:
-        ArgumentError: ``max_episode_steps`` is less than 1, or not an int.
     """
 
     def __init__(self, env: MultiAgentEnv, max_episode_steps: int) -> None:
@@ -46,12 +35,10 @@ class TimeLimit(EnvWrapper):
         self._steps = 0
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Begin an episode, and count from 0."""
         self._steps = 0
         return self.env.reset(slot, seed=seed, options=options)
 
     def step(self, slot: Slot) -> Info | None:
-        """Take a step, and truncate all alive agents if it was the last one."""
         info = self.env.step(slot)
         self._steps += 1
         if slot.begun:
@@ -61,11 +48,9 @@ class TimeLimit(EnvWrapper):
         return info
 
     def get_state(self) -> dict[str, Any]:
-        """Return the number of steps in the episode, and the env's own state."""
         return {"steps": self._steps, "env": self.env.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore a state from `get_state`."""
         if not isinstance(state, dict) or state.keys() != {"steps", "env"}:
             raise ArgumentError(f"{self.name}: state has no step count: it was saved without max_episode_steps")
         self._steps = state["steps"]

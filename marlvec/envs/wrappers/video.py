@@ -45,11 +45,7 @@ _open: weakref.WeakSet[VideoFile] = weakref.WeakSet()
 
 
 def find_ffmpeg() -> str:
-    """Return the path of ffmpeg.
-
-    Raises:
-        MissingExtraError: It was not found; names the extra that installs it.
-    """
+    """Return the path of ffmpeg; the error names the extra that installs it."""
     try:
         from imageio_ffmpeg import get_ffmpeg_exe
 
@@ -61,22 +57,14 @@ def find_ffmpeg() -> str:
 
 
 def check_format(name: Any, what: str) -> str:
-    """Return a video format as text.
-
-    Raises:
-        ArgumentError: It is not one of `FORMATS`.
-    """
+    """Return a video format, of `FORMATS`, as text."""
     if name not in FORMATS:
         raise ArgumentError(f"{what}: expected {' or '.join(map(repr, FORMATS))}, got {name!r}")
     return str(name)
 
 
 def check_fps(fps: Any, file_format: str, what: str = "fps") -> float:
-    """Return a number of frames a second as a float.
-
-    Raises:
-        ArgumentError: It is not a positive number, or too large for this format.
-    """
+    """Return a number of frames a second, which the format supports, as a float."""
     number = isinstance(fps, (int, float, np.integer, np.floating)) and not isinstance(fps, bool)
     if not number or not math.isfinite(fps) or fps <= 0:
         raise ArgumentError(f"{what}: expected a positive number of frames a second, got {fps!r}")
@@ -86,11 +74,7 @@ def check_fps(fps: Any, file_format: str, what: str = "fps") -> float:
 
 
 def own_fps(metadata: Mapping[str, Any], file_format: str) -> float:
-    """Return the frames a second in an env's ``metadata["render_fps"]``; 30 without it.
-
-    Raises:
-        ArgumentError: It is not a positive number.
-    """
+    """Return the frames a second in an env's ``metadata["render_fps"]``; 30 without it."""
     asked = metadata.get("render_fps")
     if asked is None:
         return _DEFAULT_FPS
@@ -101,21 +85,12 @@ def own_fps(metadata: Mapping[str, Any], file_format: str) -> float:
 class VideoFile:
     """A video that is being written. Until it is complete, its file is named ``<name>.….part``.
 
-    Frames are not kept: `write` waits until ffmpeg has read the frame.
-
-    Args:
-        path: Path of the video; its folder is created. The suffix determines the format.
-        fps: Frames a second.
-        ffmpeg: The program, see `find_ffmpeg`.
-
-    Attributes:
-        path: As given.
-        frames: Number of frames written.
+    Frames are not kept: `write` waits until ffmpeg has read the frame. The path's suffix determines the format.
     """
 
     def __init__(self, path: Path, fps: float, ffmpeg: str) -> None:
         self.path = path
-        self.frames = 0
+        self.frames = 0  # written so far
         self._fps, self._ffmpeg = fps, ffmpeg
         self._part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
         self._process: subprocess.Popen[bytes] | None = None
@@ -123,14 +98,9 @@ class VideoFile:
         self._shape: tuple[int, ...] = ()
 
     def write(self, frame: Any) -> None:
-        """Add a frame.
+        """Add a frame, (H, W, 3) uint8, of the same size as all others.
 
-        Args:
-            frame: (H, W, 3) uint8, of the same size as all others.
-
-        Raises:
-            ContractError: It is not a frame, or has another size.
-            MarlvecError: ffmpeg failed, e.g. because the disk is full; the file is removed.
+        `MarlvecError`, and the file is removed: ffmpeg failed, e.g. because the disk is full.
         """
         picture = check_frame(frame, f"frame {self.frames} of {self.path.name}")
         if self.frames and picture.shape != self._shape:
@@ -149,17 +119,7 @@ class VideoFile:
         self.frames += 1
 
     def finish(self, path: Path | None = None) -> Path:
-        """Write the end, and rename the file to its final name.
-
-        Args:
-            path: Another path in the same folder; None: `path`.
-
-        Returns:
-            The path of the video.
-
-        Raises:
-            MarlvecError: ffmpeg failed; the file is removed.
-        """
+        """Write the end, and rename the file to its final name, or to `path` in the same folder; return its path."""
         if self._process is None:
             raise MarlvecError(f"{self.path}: a video needs at least one frame")
         target = self.path if path is None else path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from gymnasium.spaces import Space
@@ -108,10 +107,7 @@ class Client(EpisodeDriver):
         return int(self._runs.weights_version)
 
     def update_weights(self, timeout: float | None = DEFAULT) -> int:
-        """Fetch the newest weights now.
-
-        Returns:
-            The version of the weights now in use.
+        """Fetch the newest weights now; return the version now in use.
 
         Raises:
             StateError: The client has no local inference.
@@ -131,7 +127,7 @@ class Client(EpisodeDriver):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

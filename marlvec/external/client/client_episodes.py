@@ -25,6 +25,7 @@ from marlvec.external.client.local_inference import LocalInference
 from marlvec.external.client.request_channel import PendingRequest, RequestChannel
 from marlvec.external.exchange.external_episode import Flags
 from marlvec.external.protocol.messages import Type
+from marlvec.external.protocol.values import write_mask
 
 __all__ = ["ClientEpisodes"]
 
@@ -32,34 +33,18 @@ _KINDS = {"value": ContractError, "order": StateError, "episode": EpisodeOver, "
 
 
 class _Run:
-    """One episode.
-
-    Attributes:
-        number: Its number in the protocol.
-        era: The session that it belongs to.
-        rewards, infos: Values logged since the last message.
-        asked: The pending request for actions, or None.
-        unconfirmed: Requests that the server has not confirmed yet.
-    """
-
     __slots__ = ("asked", "era", "infos", "number", "rewards", "unconfirmed")
 
     def __init__(self, number: int, era: int) -> None:
         self.number, self.era = number, era
-        self.rewards: dict[str, float] = {}
+        self.rewards: dict[str, float] = {}  # logged since the last message, as are infos
         self.infos: dict[str, dict[str, Any]] = {}
-        self.asked: PendingRequest | None = None
-        self.unconfirmed: list[PendingRequest] = []
+        self.asked: PendingRequest | None = None  # for actions
+        self.unconfirmed: list[PendingRequest] = []  # by the server
 
 
 class ClientEpisodes:
-    """All episodes of one client.
-
-    Args:
-        caller: The connection to the server.
-        form: Agents and spaces of the server.
-        local: Settings of local inference, or None.
-    """
+    """All episodes of one client; see `RunningEpisodes`."""
 
     def __init__(self, caller: RequestChannel, form: EnvForm, local: LocalInference | None) -> None:
         self.form = form
@@ -74,15 +59,11 @@ class ClientEpisodes:
 
     @property
     def weights_version(self) -> int:
-        """Version of the weights used in this process."""
+        """Version of the weights used in this process; 0: none were fetched."""
         return 0 if self._actor is None else self._actor.version
 
     def update(self, timeout: float | None) -> int:
-        """Fetch the newest weights.
-
-        Raises:
-            StateError: The client has no local inference.
-        """
+        """Fetch the newest weights; `StateError` without local inference."""
         if self._actor is None:
             raise StateError("update_weights(): the server decides, not this client; give Client(local=…)")
         self._actor.update(timeout)
@@ -231,7 +212,7 @@ class ClientEpisodes:
     # --- inside
 
     def _masks(self, masks: Mapping[str, Any]) -> dict[str, Any]:
-        return {"masks": self.form.write_masks(masks)} if masks else {}
+        return {"masks": {name: write_mask(mask) for name, mask in masks.items()}} if masks else {}
 
     def _send(
         self, key: Hashable, run: _Run, kind: Type, fields: Mapping[str, Any], timeout: float | None

@@ -31,20 +31,12 @@ _QUIET.setLevel(logging.CRITICAL)
 
 
 class ClientConnection:
-    """One WebSocket connection.
-
-    Args:
-        url: ``ws://host:port/``.
-        deadline: Time by which it must be open.
+    """One WebSocket connection, open at `deadline` or not at all.
 
     Raises:
         ArgumentError: The url is malformed.
         ConnectionLost: No marlvec server answers there in time.
         RefusedError: The server accepts no client from here; the text gives its reason.
-
-    Attributes:
-        host: Host header of the request.
-        heard: When bytes last came.
     """
 
     def __init__(self, url: str, deadline: float) -> None:
@@ -61,7 +53,7 @@ class ClientConnection:
         self._out: deque[bytes | memoryview] = deque()
         self._out_bytes = 0
         self._parts: list[bytes] = []
-        self.heard = time.monotonic()
+        self.heard = time.monotonic()  # when bytes last came
         try:
             self._sock = socket.create_connection((uri.host, uri.port), max(0.01, deadline - time.monotonic()))
         except OSError as error:
@@ -72,7 +64,7 @@ class ClientConnection:
             self._selector = _Selector()
             self._selector.register(self._sock, selectors.EVENT_READ)
             request = self._protocol.connect()
-            self.host = request.headers["Host"]
+            self.host = request.headers["Host"]  # Host header of the request
             self._protocol.send_request(request)
             self._shake_hands(url, deadline)
         except BaseException:
@@ -101,11 +93,7 @@ class ClientConnection:
         return self._out_bytes
 
     def send(self, data: bytes) -> None:
-        """Send one message, or let `receive` send it once the socket takes it.
-
-        Raises:
-            ConnectionLost: The connection is closed.
-        """
+        """Send one message, or let `receive` send it once the socket takes it."""
         with self._lock:
             if self._protocol.state.name != "OPEN":
                 raise self._gone("it is closed")
@@ -113,17 +101,7 @@ class ClientConnection:
             self._flush()
 
     def receive(self, timeout: float) -> list[bytes]:
-        """Wait for messages.
-
-        Args:
-            timeout: Seconds to wait, 0.1 s at most.
-
-        Returns:
-            The messages that have come; may be empty.
-
-        Raises:
-            ConnectionLost: The connection is closed.
-        """
+        """Wait for messages, 0.1 s at most; may return none."""
         return self._read(min(timeout, _SLICE))
 
     def _read(self, timeout: float) -> list[bytes]:

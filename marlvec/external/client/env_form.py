@@ -11,7 +11,7 @@ from marlvec.errors import ArgumentError, ContractError, ProtocolError
 from marlvec.external.exchange.value_checker import split_mask
 from marlvec.external.protocol.handshake import Welcome
 from marlvec.external.protocol.spaces import read_space
-from marlvec.external.protocol.values import DTYPES, ValueReader, write_array, write_mask
+from marlvec.external.protocol.values import DTYPES, ValueReader, write_array
 
 __all__ = ["EnvForm"]
 
@@ -19,19 +19,7 @@ _COMMON = ("common", "__common__")  # keys of infos that belong to no single age
 
 
 class EnvForm:
-    """Agents and spaces of a server, and conversion of their values.
-
-    Args:
-        welcome: The server's welcome message.
-
-    Raises:
-        ProtocolError: The welcome does not declare valid spaces.
-
-    Attributes:
-        agents: Names, in order.
-        obs, actions: Agent name to the reader and writer of its values.
-        masks: Names of the agents that need an action mask.
-    """
+    """Agents and spaces of a server, by agent name, and conversion of their values. `masks`: agents that need one."""
 
     def __init__(self, welcome: Welcome) -> None:
         self.agents = welcome.agents
@@ -50,11 +38,7 @@ class EnvForm:
             raise ProtocolError("WELCOME: groups: expected every agent in one group, and no others")
 
     def check(self, table: Any, what: str) -> Mapping[str, Any]:
-        """Require a dict keyed by known agents.
-
-        Raises:
-            ArgumentError: Not a dict, or an agent is unknown.
-        """
+        """Require a dict keyed by known agents."""
         if not isinstance(table, Mapping):
             raise ArgumentError(f"{what}: expected a dict of agent name to value, got {type(table).__name__}")
         if unknown := [name for name in table if name not in self.obs]:
@@ -72,39 +56,22 @@ class EnvForm:
         return bare, found
 
     def write_obs(self, obs: Mapping[str, Any]) -> dict[str, Any]:
-        """Pack observations for the protocol.
-
-        Raises:
-            ContractError: A value does not have its space's structure, shape and dtype; names the agent.
-        """
+        """Pack observations; `ContractError` names an agent whose structure, shapes or dtypes are not its space's."""
         return {name: _write(self.obs[name], value, "observation", name) for name, value in obs.items()}
 
     def write_actions(self, actions: Mapping[str, Any]) -> dict[str, Any]:
-        """Pack actions for the protocol; raises as `write_obs`."""
+        """Pack actions; raises as `write_obs`."""
         return {name: _write(self.actions[name], value, "action", name) for name, value in actions.items()}
 
-    def write_masks(self, masks: Mapping[str, Any]) -> dict[str, Any]:
-        """Pack action masks for the protocol."""
-        return {name: write_mask(mask) for name, mask in masks.items()}
-
     def read_actions(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Unpack received actions.
-
-        Raises:
-            ProtocolError: They do not match the action spaces.
-        """
+        """Unpack received actions; `ProtocolError` if they do not match the action spaces."""
         try:
             return {name: self.actions[name].read(value, f"action of {name!r}") for name, value in data.items()}
         except (KeyError, ContractError) as error:
             raise ProtocolError(f"the server sent invalid actions: {error}") from None
 
     def write_infos(self, infos: Any) -> dict[str, dict[str, Any]]:
-        """Pack infos for the protocol.
-
-        Raises:
-            ArgumentError: Not a dict of dicts by agent.
-            ContractError: The protocol has no type for a value.
-        """
+        """Pack infos; `ContractError` if the protocol has no type for a value."""
         self.check({n: None for n in infos if n not in _COMMON} if isinstance(infos, Mapping) else infos, "infos")
         out: dict[str, dict[str, Any]] = {}
         for name, info in infos.items():

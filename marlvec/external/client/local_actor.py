@@ -22,7 +22,7 @@ from marlvec.external.client.request_channel import RequestChannel
 from marlvec.external.protocol.messages import Type
 from marlvec.external.protocol.weights import unpack_plain
 from marlvec.spaces import SpaceTree
-from marlvec.trees import map_tree, to_array
+from marlvec.trees import map_tree, to_array, zip_trees
 
 __all__ = ["LocalActor"]
 
@@ -30,37 +30,18 @@ _MAX_WEIGHTS = 2**31
 
 
 class _Episode:
-    """Connectors and rewards of one episode's agents.
-
-    Attributes:
-        before, behind: Policy id to its agent connectors, and action connectors, for this episode alone.
-        turns: Agent name to the number of its next decision.
-        rewards: Agent name to the sum of its rewards since its last decision.
-    """
-
     __slots__ = ("before", "behind", "rewards", "turns")
 
     def __init__(self, before: Mapping[str, AgentPipeline], behind: Mapping[str, ActionPipeline]) -> None:
+        # agent connectors by policy id, for this episode alone; `behind`: action connectors
         self.before = {name: copy.deepcopy(chain) for name, chain in before.items()}
         self.behind = {name: copy.deepcopy(chain) for name, chain in behind.items()}
-        self.turns: dict[str, int] = {}
-        self.rewards: dict[str, float] = {}
+        self.turns: dict[str, int] = {}  # agent name → number of its next decision
+        self.rewards: dict[str, float] = {}  # agent name → sum since its last decision
 
 
 class LocalActor:
-    """Policies and connectors of a client. Threads may call it at the same time; a lock serializes policy calls.
-
-    Args:
-        local: The settings.
-        form: Agents and spaces of the server.
-        caller: The connection to the server.
-
-    Raises:
-        ArgumentError: The mapping does not fit the agents.
-
-    Attributes:
-        version: Version of the weights in use; 0: the policies' initial weights.
-    """
+    """Policies and connectors of a client. Threads may call it at the same time; a lock serializes policy calls."""
 
     def __init__(self, local: LocalInference, form: EnvForm, caller: RequestChannel) -> None:
         policies = dict(named(local.policies))
@@ -88,7 +69,7 @@ class LocalActor:
         self._episodes: dict[int, _Episode] = {}
         self._lock = threading.RLock()
         self._every, self._next_look = local.update_seconds, 0.0
-        self.version = 0
+        self.version = 0  # of the weights in use; 0: the policies' initial weights
 
     # --- episodes
 
@@ -110,16 +91,9 @@ class LocalActor:
     def decide(
         self, number: int, obs: Mapping[str, Any], masks: Mapping[str, Any], rewards: Mapping[str, float]
     ) -> dict[str, Any]:
-        """Choose actions for the env.
+        """Choose actions for the env; all dicts are by agent name, `rewards` since the last call.
 
-        Args:
-            number: The episode.
-            obs: Agent name to observation.
-            masks: Agent name to action mask, for agents that have one.
-            rewards: Agent name to its reward since the last call.
-
-        Raises:
-            ContractError: The agent connectors removed rows: only the server can decide for these.
+        Raises `ContractError` if the agent connectors removed rows: only the server can decide for these.
         """
         episode = self._episodes[number]
         for agent, reward in rewards.items():
@@ -164,7 +138,7 @@ class LocalActor:
             "agent_index": np.array([self._index[agent] for agent in mine], np.int64),
             "eps_id": np.full(n, number),
             "t": np.array(turns, np.int64),
-            "obs": _stack([obs[agent] for agent in mine]),
+            "obs": zip_trees(np.stack, [obs[agent] for agent in mine]),
             "rewards": reward_B,
             "terminated": np.zeros(n, np.bool_),
             "truncated": np.zeros(n, np.bool_),
@@ -189,10 +163,7 @@ class LocalActor:
     def update(self, timeout: float | None) -> None:
         """Fetch the newest weights if they are newer than those in use.
 
-        Raises:
-            ProtocolError: The weights differ from the offer.
-            ArgumentError: They do not fit the policies here.
-            MarlvecError: As `RequestChannel.wait`.
+        Raises `ProtocolError` if they differ from the offer, `ArgumentError` if they do not fit the policies here.
         """
         for _ in range(5):
             try:
@@ -253,12 +224,3 @@ def _mapping(given: str | Mapping[str, str] | None, ids: tuple[str, ...], agents
 
 def _pick(tree: Any, i: int) -> Any:
     return map_tree(lambda leaf: to_array(leaf)[i], tree)
-
-
-def _stack(values: list[Any]) -> Any:
-    first = values[0]
-    if isinstance(first, Mapping):
-        return {key: _stack([value[key] for value in values]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(_stack([value[i] for value in values]) for i in range(len(first)))
-    return np.stack([np.asarray(value) for value in values])

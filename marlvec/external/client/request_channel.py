@@ -30,38 +30,22 @@ _HIGH = 2**20
 
 
 class PendingRequest:
-    """A request and its reply.
-
-    Attributes:
-        number: The request's number.
-        era: The session's count; see `RequestChannel.era`.
-        reply: The reply, or the error in its place; None while it is pending.
-    """
+    """A request and its reply."""
 
     __slots__ = ("era", "number", "reply")
 
     def __init__(self, number: int, era: int) -> None:
         self.number, self.era = number, era
-        self.reply: Message | Exception | None = None
+        self.reply: Message | Exception | None = None  # or the error in its place; None while it is pending
 
 
 class RequestChannel:
     """A session with a server, across reconnections.
 
-    Args:
-        url: The server's address.
-        token: The server's token, or None.
-        name: The client's name in the server's log.
-        reconnect_timeout: Seconds to keep trying to reach a server that is gone.
-
     Raises:
-        ConnectionLost: The server cannot be reached.
+        ConnectionLost: The server cannot be reached, for `reconnect_timeout` seconds once it was reached.
         RefusedError: The server refuses this client.
         ProtocolError: The server does not speak marlvec's protocol.
-
-    Attributes:
-        welcome: The server's welcome message.
-        era: How many sessions were lost before this one.
     """
 
     def __init__(self, url: str, token: str | None, name: str, reconnect_timeout: float) -> None:
@@ -76,7 +60,7 @@ class RequestChannel:
         self._gone_since = 0.0
         self._attempts = 0
         self._next_attempt = 0.0
-        self.era = 0
+        self.era = 0  # how many sessions were lost before this one
         self.welcome = self._dial(time.monotonic() + min(reconnect_timeout, _HANDSHAKE_SECONDS))
         self._helper = threading.Thread(target=self._help, name="marlvec-client", daemon=True)
         self._helper.start()
@@ -85,11 +69,6 @@ class RequestChannel:
 
     def request(self, kind: Type, fields: dict[str, Any], timeout: float | None = None) -> PendingRequest:
         """Send a request without waiting for its reply; waits only while too much is unsent or unanswered.
-
-        Args:
-            kind: Message type.
-            fields: Its fields.
-            timeout: Seconds to wait until it can be sent; None: for ever.
 
         Raises:
             ClosedError: `close` was called.
@@ -114,10 +93,6 @@ class RequestChannel:
 
     def wait(self, pending: PendingRequest, timeout: float | None) -> Message:
         """Wait for a reply.
-
-        Args:
-            pending: The request.
-            timeout: Seconds; None: for ever.
 
         Raises:
             RefusedError: The server refuses the request.

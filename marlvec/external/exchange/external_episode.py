@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 
 from marlvec.envs.spec import COMMON, Info
 from marlvec.errors import AnswerTimeout, ArgumentError, BusyError, EpisodeCut, EpisodeOver, MarlvecError, StateError
-from marlvec.external.account import Account, growth
-from marlvec.external.exchange.row import Answer, Ending, ExternalRow
+from marlvec.external.exchange.row import Account, Answer, Ending, ExternalRow, growth
 from marlvec.external.exchange.row_exchange import RowExchange
 from marlvec.external.exchange.value_checker import ValueChecker
 
@@ -30,19 +29,11 @@ class ExternalEpisode:
 
     Every call checks all its arguments before it changes anything: after an error the episode is unchanged.
 
-    Args:
-        exchange: The queue of rows.
-        checker: Checks all values.
-        env_id: Its slot.
-        training_enabled: Whether its rows go into batches.
-        on_lost: Called once, if the collector's side loses the episode.
-        max_steps: Episode length after which it is cut; None: no limit.
-        account: Counts its bytes, or None.
-
     Attributes:
         id: Its number, unique in this vectorizer.
         env_id: Its slot, as in batches; other episodes use the same slot before and after.
-        training_enabled, account: As given.
+        training_enabled: Whether its rows go into batches.
+        account: Counts its bytes, or None.
         over: Why the episode accepts no more calls, or None.
     """
 
@@ -207,8 +198,7 @@ class ExternalEpisode:
                 one under the same key; the next row takes them all.
 
         Raises:
-            EpisodeOver: The episode has ended, or was lost.
-            ArgumentError, ContractError: As `ask`.
+            EpisodeOver, ArgumentError, ContractError: As `ask`.
         """
         with self._calling("log_returns", waiting=True):
             self._note(*self._outcome(rewards, infos))
@@ -234,11 +224,9 @@ class ExternalEpisode:
             infos: As `log_returns`.
 
         Raises:
-            EpisodeOver: The episode has ended, or was lost.
-            BusyError: An answer is due.
             ArgumentError: An agent is unknown, or neither terminated nor truncated.
             StateError: An agent has already ended.
-            ContractError: A value does not match its space; names the agent.
+            MarlvecError: As `ask`.
         """
         with self._calling("end_agents"):
             ended = self._endings(final_obs, terminated, truncated)
@@ -269,8 +257,7 @@ class ExternalEpisode:
             infos: As `log_returns`.
 
         Raises:
-            EpisodeOver: The episode has ended, or was lost.
-            ArgumentError, StateError, ContractError: As `end_agents`.
+            MarlvecError: As `end_agents`.
         """
         with self._calling("end", waiting=True):
             given = {} if final_obs is None else final_obs
@@ -285,13 +272,11 @@ class ExternalEpisode:
             self._exchange.leave(self.env_id)
 
     def abandon(self, error: BaseException) -> None:
-        """Give the episode up: its simulator failed, or its client is gone.
+        """Give the episode up, because of an error: its simulator failed, or its client is gone.
 
         The collector sees a lost episode, as with any failed env: truncated, marked as ``fault``, without final
-        observations. Its slot is free at once. Does nothing if the episode is over.
-
-        Args:
-            error: Why; its type and text are in ``envs.faults``.
+        observations; the error's type and text are in ``envs.faults``. Its slot is free at once. Does nothing if the
+        episode is over.
         """
         with self._exchange.changing():
             if self.over is None:
@@ -318,11 +303,7 @@ class ExternalEpisode:
             self._check("wait_for_room", waiting=True)
 
     def lost(self, reason: Exception) -> None:
-        """Note that the collector's side has lost the episode; called by the exchange.
-
-        Args:
-            reason: Why.
-        """
+        """Note that the collector's side has lost the episode; called by the exchange."""
         self._waiting = None
         if self._on_lost is not None:
             self._on_lost(reason)
@@ -346,12 +327,7 @@ class ExternalEpisode:
 
     @contextmanager
     def _calling(self, call: str, *, waiting: bool = False) -> Iterator[None]:
-        """Lock the exchange for one call, and name the call in its errors.
-
-        Args:
-            call: Its name.
-            waiting: Whether the call is allowed while an answer is due.
-        """
+        """Lock the exchange for one call, and name the call in its errors. `waiting`: also while an answer is due."""
         try:
             with self._exchange.lock:
                 self._check(call, waiting=waiting)

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from marlvec.errors import ArgumentError, ClosedError, EpisodesFull
-from marlvec.external.account import Account
 from marlvec.external.exchange.external_episode import ExternalEpisode, OnLost
+from marlvec.external.exchange.row import Account
 from marlvec.external.exchange.row_exchange import RowExchange
 from marlvec.external.exchange.value_checker import ValueChecker
 
@@ -114,11 +114,7 @@ class EpisodeGateway:
     def free_slots(self, on_free: Callable[[], None]) -> list[int]:
         """Return the free slots, those with the fewest waiting rows first.
 
-        Args:
-            on_free: Called once when one more slot is free or the vectorizer is closed, as in `begin`.
-
-        Returns:
-            Env ids.
+        ``on_free`` is called once when one more slot is free or the vectorizer is closed, as in `begin`.
         """
         exchange = self._exchange
         with exchange.changing():
@@ -127,12 +123,7 @@ class EpisodeGateway:
             return exchange.free()
 
     def drop(self, account: Account, reason: BaseException) -> None:
-        """Lose all episodes with rows that wait on an account, also episodes that have ended.
-
-        Args:
-            account: As given to `begin`.
-            reason: Why, as for `ExternalEpisode.abandon`.
-        """
+        """Abandon all episodes with rows that wait on an account, also ended ones, because of an error."""
         exchange = self._exchange
         with exchange.changing():
             for place in exchange.places:
@@ -140,11 +131,7 @@ class EpisodeGateway:
                     exchange.lose(episode, reason)
 
     def fail(self, error: Exception) -> None:
-        """Make the collector's call raise an error as soon as possible. No episode is lost by it.
-
-        Args:
-            error: The error.
-        """
+        """Make the collector's call raise an error as soon as possible. No episode is lost by it."""
         with self._exchange.changing():
             self._exchange.fail(error)
 

@@ -21,13 +21,7 @@ _numbers = count()
 
 
 class _Run:
-    """A running episode and its queue of answers.
-
-    Attributes:
-        episode: The episode.
-        box: Its answers, and the reason if it is lost.
-        asked: Whether a request's answer was not fetched yet.
-    """
+    """An episode, its answers (`box`), and whether a request's answer was not fetched yet (`asked`)."""
 
     __slots__ = ("asked", "box", "episode")
 
@@ -41,15 +35,7 @@ class _Run:
 
 
 class LocalEpisodes:
-    """Running episodes of one driver; see `RunningEpisodes`. Any thread may use it, each episode one thread at a time.
-
-    Args:
-        gateway: Begins the episodes.
-        max_episodes: How many may run at a time; None: as many as there are slots.
-
-    Attributes:
-        stopped: Whether no more episodes may begin.
-    """
+    """Running episodes of one driver; see `RunningEpisodes`. Any thread may use it, an episode one thread at a time."""
 
     def __init__(self, gateway: EpisodeGateway, max_episodes: int | None) -> None:
         self._gateway, self._max_episodes = gateway, max_episodes

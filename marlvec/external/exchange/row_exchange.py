@@ -26,28 +26,16 @@ Taken = tuple[int, ExternalRow | None]
 
 
 class ExchangeSlot:
-    """Rows and state of one slot.
-
-    Attributes:
-        episode: The episode that may put rows here, or None: the slot is free.
-        rows: Rows not taken yet; may belong to several episodes, one after the other.
-        wants: What the collector waits for, or None: it is still handling the previous row.
-        running: The episode that the collector sees in this slot, or None.
-        asked: The row whose answer is due, or None.
-        cancelled: Whether the collector cancelled its request, and `take` must return None for this slot.
-        since: When the simulator's turn began, by `time.monotonic`.
-    """
-
     __slots__ = ("asked", "cancelled", "episode", "rows", "running", "since", "wants")
 
     def __init__(self) -> None:
-        self.episode: RowSource | None = None
-        self.rows: deque[ExternalRow] = deque()
-        self.wants: Literal["reset", "step"] | None = None
-        self.running: RowSource | None = None
-        self.asked: ExternalRow | None = None
-        self.cancelled = False
-        self.since = 0.0
+        self.episode: RowSource | None = None  # the episode that may put rows here; None: the slot is free
+        self.rows: deque[ExternalRow] = deque()  # not taken yet; may belong to several episodes, one after the other
+        self.wants: Literal["reset", "step"] | None = None  # None: the collector still handles the previous row
+        self.running: RowSource | None = None  # the episode that the collector sees here
+        self.asked: ExternalRow | None = None  # the row whose answer is due
+        self.cancelled = False  # the collector cancelled its request: `take` must return None for this slot
+        self.since = 0.0  # when the simulator's turn began, by `time.monotonic`
 
     @property
     def is_ready(self) -> bool:
@@ -65,23 +53,10 @@ class ExchangeSlot:
 
 
 class RowExchange:
-    """All slots' rows, and one lock.
+    """All slots' rows, and one lock, held while anything here is read or changed.
 
     Callbacks of other code never run under the lock: they are returned, or put into `_later` for `notify` to call.
-
-    Args:
-        num_envs: N.
-        max_backlog: How many rows may wait in one slot.
-        idle_timeout: Seconds after which a silent episode is lost; None: never. Checked while a collector collects, or
-            when a driver needs a slot.
-
-    Attributes:
-        lock: Held while anything here is read or changed.
-        places: (N,) one per slot.
-        max_backlog: As given.
-        numbers: Counter of episode ids.
-        closed: Whether the vectorizer was closed.
-        drivers: How many drivers are counted in; None if none ever was.
+    Episodes silent for `idle_timeout` seconds are lost, while a collector collects or when a driver needs a slot.
     """
 
     def __init__(self, num_envs: int, max_backlog: int, idle_timeout: float | None = None) -> None:
@@ -92,10 +67,10 @@ class RowExchange:
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._wake_at: int | None = None  # wake it at this number of ready rows; None: no thread waits
         self.places = [ExchangeSlot() for _ in range(num_envs)]
-        self.max_backlog = max_backlog
-        self.numbers = count()
+        self.max_backlog = max_backlog  # rows in one slot
+        self.numbers = count()  # episode ids
         self.closed = False
-        self.drivers: int | None = None
+        self.drivers: int | None = None  # None: none was ever counted in
         self._idle_timeout = idle_timeout
         self._look_at = 0.0 if idle_timeout is not None else float("inf")  # time of the next check for idle episodes
         self._ready: dict[int, None] = {}  # slots with a wanted row, in order of arrival
@@ -189,11 +164,7 @@ class RowExchange:
     # --- the collector's thread
 
     def request_rows(self, ids: Sequence[int], what: Literal["reset", "step"]) -> list[ExternalRow]:
-        """Request the next rows of these slots: first rows, or following ones.
-
-        Returns:
-            Rows whose answers are due.
-        """
+        """Request the next rows of slots: first rows, or following ones. Return the rows whose answers are due."""
         due: list[ExternalRow] = []
         now = time.monotonic()
         with self.lock:
@@ -214,20 +185,10 @@ class RowExchange:
         return due
 
     def take(self, timeout: float | None, most: int, wait_for_more: float) -> list[Taken]:
-        """Take the requested rows that have come; wait for the first one.
+        """Take up to `most` requested rows that have come, ascending; wait for the first one. Empty: time ran out.
 
-        Args:
-            timeout: Seconds; None for ever.
-            most: How many rows to take.
-            wait_for_more: Seconds to wait for more rows after the first, while a simulator works on one.
-
-        Returns:
-            (slot, row) pairs, ascending; empty if time ran out.
-
-        Raises:
-            Exception: The error passed to `fail`.
-            DriverGone: No row waits, and no driver is left.
-            ClosedError: The exchange was closed.
+        `wait_for_more`: seconds to wait for more rows after the first, while a simulator works on one. Raises the error
+        passed to `fail`, `DriverGone` if no row waits and no driver is left, `ClosedError` after `close`.
         """
         ends = float("inf") if timeout is None else time.monotonic() + timeout
         self._listen(1, ends)

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.adapters import infos as info_dicts
-from marlvec.envs.adapters.return_values import names_of
+from marlvec.envs.adapters.return_values import infos_by_agent, names_of
 from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import Leaf, Membership, SpaceTree, check_member, membership, snapshot
@@ -26,15 +25,9 @@ _OURS = ("off_policy_action", "logged_action", "training_enabled")  # infos that
 
 
 class ValueChecker:
-    """Checks and copies values from outside.
+    """Checks and copies values from outside. `values`: also against their spaces; shapes and dtypes always are.
 
-    Args:
-        spec: Agents and spaces of one env.
-        values: Whether values are checked against their spaces; shapes and dtypes always are.
-
-    Attributes:
-        agents: Agent names, in order of the agent axis.
-        agent_bytes: Upper estimate of the bytes of one agent's observation, action and mask, without object leaves.
+    Everywhere, `ArgumentError`: an agent is unknown; `ContractError`: a value is wrong, with the agent's name.
     """
 
     def __init__(self, spec: EnvSpec, *, values: bool = True) -> None:
@@ -50,14 +43,10 @@ class ValueChecker:
         self.agent_bytes = max(
             obs.size + action.size + 8 * (choices or 0)
             for obs, action, choices in zip(self._obs, self._actions, self._choices, strict=True)
-        )
+        )  # upper estimate for one agent's observation, action and mask, without object leaves
 
     def indices(self, table: Any, what: str) -> dict[int, Any]:
-        """Return a dict by agent name as one by agent index.
-
-        Raises:
-            ArgumentError: Not a dict, or an agent is unknown.
-        """
+        """Return a dict by agent name as one by agent index."""
         if not isinstance(table, Mapping):
             raise ArgumentError(f"{what}: expected a dict of agent name to value, got {type(table).__name__}")
         try:
@@ -69,16 +58,9 @@ class ValueChecker:
             ) from None
 
     def observations(self, table: Any, masks: Any, *, acting: bool) -> tuple[dict[int, Any], dict[int, NDArray[Any]]]:
-        """Check observations and action masks of some agents.
+        """Check observations and action masks of some agents. An observation may contain its mask.
 
-        Args:
-            table: Agent name to observation, with the mask in it if the env's own space has it there.
-            masks: Agent name to mask, or None.
-            acting: Whether they act on them: a declared mask is required then.
-
-        Raises:
-            ArgumentError: An agent is unknown.
-            ContractError: A value does not match its space; names the agent and the leaf.
+        `acting`: whether they act on them; a declared mask is required then.
         """
         found = self.indices(table, "observations")
         given = {} if masks is None else self.indices(masks, "masks")
@@ -114,17 +96,7 @@ class ValueChecker:
         return mask.copy()
 
     def actions(self, table: Any, agents: Mapping[int, Any], *, are_env: bool = True) -> dict[int, Any]:
-        """Check actions that were chosen outside.
-
-        Args:
-            table: Agent name to action.
-            agents: The agents that act: others may not be in the table.
-            are_env: Whether they are env actions; other actions are not checked.
-
-        Raises:
-            ArgumentError: An agent is unknown, or does not act.
-            ContractError: An action is not in its space; names the agent.
-        """
+        """Check actions of some of `agents`, chosen outside. Actions that are not env actions are not checked."""
         found = self.indices(table, "actions")
         if stray := [self.agents[a] for a in found if a not in agents]:
             raise ArgumentError(
@@ -138,12 +110,7 @@ class ValueChecker:
         }
 
     def rewards(self, table: Any) -> dict[int, float]:
-        """Check rewards of some agents.
-
-        Raises:
-            ArgumentError: An agent is unknown.
-            ContractError: A reward is not a finite number; names the agent.
-        """
+        """Check that rewards are finite numbers."""
         return {a: self._reward(a, value) for a, value in self.indices(table, "rewards").items()}
 
     def _reward(self, a: int, value: Any) -> float:
@@ -157,11 +124,7 @@ class ValueChecker:
         raise ContractError(f"reward of agent {self.agents[a]!r}: expected a finite number, got {short_repr(value)}")
 
     def flags(self, given: Any, agents: Mapping[int, Any], what: str) -> dict[int, bool]:
-        """Parse flags: one bool for all `agents`, or a dict of bools; missing agents are False.
-
-        Raises:
-            ArgumentError: Neither a bool nor a dict of bools, or it names another agent.
-        """
+        """Parse flags: one bool for all `agents`, or a dict of bools; missing agents are False."""
         if isinstance(given, (bool, np.bool_)):
             return dict.fromkeys(agents, bool(given))
         table = self.indices(given, what)
@@ -171,16 +134,11 @@ class ValueChecker:
         return {a: bool(table.get(a, False)) for a in agents}
 
     def infos(self, table: Any) -> Info:
-        """Copy infos by agent; ``"__common__"`` holds infos of no single agent.
-
-        Raises:
-            ArgumentError: Not a dict, an agent is unknown, or a key is reserved for the collector.
-            ContractError: An agent's infos are not a dict, or cannot be copied.
-        """
+        """Copy infos by agent; ``"__common__"``: of no single agent. Keys that the collector reads are refused."""
         if not isinstance(table, Mapping):
             raise ArgumentError(f"infos: expected a dict of agent name to dict, got {type(table).__name__}")
         self.indices({name: None for name in table if name not in _COMMON}, "infos")
-        found = info_dicts.by_agent(table, self._index, self.agents, "infos") or {}
+        found = infos_by_agent(table, self._index, self.agents, "infos") or {}
         for who, info in found.items():
             if ours := [key for key in _OURS if key in info]:
                 raise ArgumentError(f"infos of {who!r}: the key {ours[0]!r} is reserved; choose another one")
@@ -203,8 +161,6 @@ def split_mask(value: Any) -> tuple[Any, Any]:
 
 
 class _Form:
-    """Form of one agent's observations or actions."""
-
     __slots__ = ("_bare", "_leaves", "_tree")
 
     def __init__(self, space: Any, *, values: bool) -> None:
@@ -218,11 +174,7 @@ class _Form:
         return sum(_ARRAY + blank.nbytes for _, blank, _ in self._leaves)
 
     def checked(self, value: Any) -> Any:
-        """Return a checked copy of a value.
-
-        Raises:
-            ContractError: The value does not match the space; names the leaf.
-        """
+        """Return a checked copy of a value; `ContractError` names the leaf."""
         if self._bare is not None:
             return _checked_leaf(*self._bare, value)
         parts = self._tree.flatten(value)

@@ -1,8 +1,8 @@
-"""Message bodies as msgpack, restricted to the types that the protocol uses.
+"""A message's 24-byte header, and its body: msgpack, restricted to the types that the protocol uses.
 
-None, bools, ints of 64 bits, floats of 64 bits, UTF-8 texts, bytes, lists, and dicts whose keys are texts. No extension
-types (so no timestamps), no duplicate key, no bytes after the end. The number of items is limited while they are built,
-and the declared length of a list or dict before: a short message cannot make a large object.
+None, bools, 64-bit ints and floats, UTF-8 texts, bytes, lists, and dicts whose keys are texts. No extension types, no
+duplicate key, no bytes after the end. Items are limited while they are built, and the declared length of a list or dict
+before: a short message cannot make a large object.
 """
 
 from __future__ import annotations
@@ -43,15 +43,10 @@ def pack(body: Any) -> bytes:
 
 
 def unpack(data: bytes | memoryview, max_width: int = MAX_WIDTH) -> dict[str, Any]:
-    """Unpack a body.
+    """Unpack a body; `ProtocolError` unless it is a dict of the protocol's types.
 
-    Args:
-        data: The whole body.
-        max_width: Items that one list or dict may declare; memory for that many is allocated before they are read, at
-            each of 512 levels.
-
-    Raises:
-        ProtocolError: Not msgpack, not restricted to the protocol's types, or not a dict.
+    A list or dict may declare `max_width` items: memory for that many is allocated before they are read, at each of
+    512 levels.
     """
     left = MAX_ITEMS
 
@@ -77,11 +72,7 @@ def unpack(data: bytes | memoryview, max_width: int = MAX_WIDTH) -> dict[str, An
 
 
 def unpack_tree(data: bytes) -> Any:
-    """Unpack any tree, without a limit of items: for data from a trusted source.
-
-    Raises:
-        ProtocolError: Not msgpack, or not restricted to the protocol's types.
-    """
+    """Unpack any tree, without a limit of items: for data from a trusted source."""
     return _unpack(data)
 
 
@@ -104,18 +95,11 @@ HEADER_SIZE = _HEADER.size
 
 
 class Frame(NamedTuple):
-    """One message with a packed body.
+    """One message with a packed body."""
 
-    Attributes:
-        type: Number of the message type.
-        number: The message's number; 0 if it is not numbered.
-        received: Number of the last numbered message that the sender has received.
-        body: The packed body.
-    """
-
-    type: int
-    number: int
-    received: int
+    type: int  # number of the message type
+    number: int  # 0: not numbered
+    received: int  # number of the last numbered message that the sender has received
     body: bytes | memoryview
 
 
@@ -125,11 +109,7 @@ def pack_frame(frame: Frame) -> bytes:
 
 
 def unpack_frame(data: bytes | bytearray) -> Frame:
-    """Split a message into header fields and body.
-
-    Raises:
-        ProtocolError: The header is invalid, or of another version: code ``"protocol"`` or ``"version"``.
-    """
+    """Split a message into header fields and body; `ProtocolError` has the code ``"protocol"`` or ``"version"``."""
     if len(data) < HEADER_SIZE:
         raise ProtocolError(f"a message: expected at least {HEADER_SIZE} bytes, got {len(data)}")
     magic, version, kind, flags, number, received = _HEADER.unpack_from(data)

@@ -29,45 +29,26 @@ _NONCE = 32
 
 
 class Welcome(NamedTuple):
-    """A server's declaration of its session, agents, spaces and limits.
+    """A server's declaration of its session, agents, spaces and limits."""
 
-    Attributes:
-        session: The secret with which this session can be resumed.
-        resumed: Whether it was resumed.
-        received: Number of the last of the client's messages that the server has received.
-        agents: Agent names.
-        groups: Spaces, as plain data.
-        limits: Memory, time and connections that the server grants.
-        weights: Version of the newest weights; 0: none.
-    """
-
-    session: bytes
+    session: bytes  # secret with which this session can be resumed
     resumed: bool
-    received: int
+    received: int  # number of the last of the client's messages that the server has received
     agents: tuple[str, ...]
-    groups: Sequence[Any]
+    groups: Sequence[Any]  # spaces, as plain data
     limits: Mapping[str, float]
-    weights: int
+    weights: int  # version of the newest weights; 0: none
 
 
 class ServerHandshake:
-    """The server's side of the handshake.
-
-    Args:
-        token: The token that clients must prove to know; None: no token.
-        server: 16 bytes that identify this server.
-        host: Host header of the request.
-
-    Attributes:
-        session: The session that the client wants to resume, once known; ``b""``: a new one.
-    """
+    """The server's side of the handshake. `server`: 16 bytes that identify it; `host`: Host header of the request."""
 
     def __init__(self, token: str | None, server: bytes, host: str) -> None:
         self._token, self._server, self._host = token, server, host
         self._nonce = secrets.token_bytes(_NONCE)
         self._client_nonce = b""
         self._next: Type | None = Type.HELLO
-        self.session = b""
+        self.session = b""  # to resume, once known; b"": a new one
 
     @property
     def is_done(self) -> bool:
@@ -77,9 +58,7 @@ class ServerHandshake:
     def receive(self, message: Message) -> Message | None:
         """Process one message; return the answer. None: the client has passed, and `welcome` makes the answer.
 
-        Raises:
-            ProtocolError: Another message was due.
-            RefusedError: Versions or features do not fit, or the proof is wrong.
+        `ProtocolError`: another message was due. `RefusedError`: wrong proof, or versions or features do not fit.
         """
         _check_turn(message, self._next)
         if message.type is Type.HELLO:
@@ -129,15 +108,7 @@ class ServerHandshake:
 
 
 class ClientHandshake:
-    """The client's side of the handshake.
-
-    Args:
-        token: The token, or None.
-        host: Host header of the request.
-        name: The client's name in the server's log.
-        session: The session to resume, or ``b""``.
-        features: Features that the server must have.
-    """
+    """The client's side of the handshake. `session`: to resume, or ``b""``; `features`: the server must have them."""
 
     def __init__(
         self, token: str | None, host: str, name: str = "", session: bytes = b"", features: Sequence[str] = ()
@@ -158,9 +129,8 @@ class ClientHandshake:
     def receive(self, message: Message) -> Message | Welcome:
         """Process one message; return the answer or, at the end, the server's welcome.
 
-        Raises:
-            ProtocolError: Another message was due.
-            RefusedError: The server refused; its proof is wrong; or only one of the two sides has a token.
+        `ProtocolError`: another message was due. `RefusedError`: the server refused, its proof is wrong, or only one
+        side has a token.
         """
         fields = message.fields
         if message.type is Type.ERROR:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Mapping
 from enum import IntEnum
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from marlvec.errors import ProtocolError
@@ -140,111 +141,79 @@ _outcome: dict[str, Kind] = {"rewards": _numbers, "infos": _infos}
 
 
 class MessageForm(NamedTuple):
-    """Fields and properties of one message type.
+    """Fields and properties of one message type."""
 
-    Attributes:
-        sender: Which side may send it; None: both.
-        is_numbered: Whether it is numbered, sent again after a reconnection, and processed once.
-        fields: Required fields.
-        optional: Optional fields.
-        is_large: Whether it may be larger than `MAX_HANDSHAKE`.
-    """
-
-    sender: Side | None
-    is_numbered: bool
+    sender: Side | None  # None: both sides
+    is_numbered: bool  # then also sent again after a reconnection, and processed once
     fields: Mapping[str, Kind]
-    optional: Mapping[str, Kind] = {}
-    is_large: bool = False
+    optional: Mapping[str, Kind]
+    is_large: bool  # may be larger than `MAX_HANDSHAKE`
 
+
+def _form(
+    sender: Side | None,
+    *,
+    numbered: bool = False,
+    optional: Mapping[str, Kind] = {},
+    large: bool = False,
+    **fields: Kind,
+) -> MessageForm:
+    return MessageForm(sender, numbered, fields, optional, large)
+
+
+_request = partial(_form, "client", numbered=True)
+_about = partial(_request, episode=_count)
+_reply = partial(_form, "server", numbered=True, re=_count)
+_names_16 = _list(_name, 16)
 
 FORMS: dict[Type, MessageForm] = {
-    Type.HELLO: MessageForm(
-        "client",
-        False,
-        {"versions": _list(_count, 16), "features": _list(_name, 16), "name": _text, "nonce": _bytes(32)},
+    Type.HELLO: _form("client", versions=_list(_count, 16), features=_names_16, name=_text, nonce=_bytes(32)),
+    Type.CHALLENGE: _form(
+        "server", version=_count, features=_names_16, server=_bytes(16), nonce=_bytes(32), wants_token=_flag
     ),
-    Type.CHALLENGE: MessageForm(
+    Type.AUTH: _form("client", proof=_bytes(0, 32), session=_bytes(0, 32)),
+    Type.WELCOME: _form(
         "server",
-        False,
-        {
-            "version": _count,
-            "features": _list(_name, 16),
-            "server": _bytes(16),
-            "nonce": _bytes(32),
-            "wants_token": _flag,
-        },
+        proof=_bytes(0, 32),
+        session=_bytes(32),
+        resumed=_flag,
+        agents=_list(_name),
+        groups=_list(_anything),
+        limits=_dict(_number),
+        weights=_count,
+        large=True,
     ),
-    Type.AUTH: MessageForm("client", False, {"proof": _bytes(0, 32), "session": _bytes(0, 32)}),
-    Type.WELCOME: MessageForm(
-        "server",
-        False,
-        {
-            "proof": _bytes(0, 32),
-            "session": _bytes(32),
-            "resumed": _flag,
-            "agents": _list(_name),
-            "groups": _list(_anything),
-            "limits": _dict(_number),
-            "weights": _count,
-        },
-        is_large=True,
+    Type.ERROR: _form("server", code=_name, text=_text),
+    Type.PING: _form(None),
+    Type.PONG: _form(None),
+    Type.BEGIN: _about(training=_flag, optional={"slot": _count}),
+    Type.STEP: _about(obs=_values, optional={**_outcome, "masks": _values}, large=True),
+    Type.LOG: _about(
+        obs=_values, actions=_values, optional={**_outcome, "masks": _values, "version": _count}, large=True
     ),
-    Type.ERROR: MessageForm("server", False, {"code": _name, "text": _text}),
-    Type.PING: MessageForm(None, False, {}),
-    Type.PONG: MessageForm(None, False, {}),
-    Type.BEGIN: MessageForm("client", True, {"episode": _count, "training": _flag}, {"slot": _count}),
-    Type.STEP: MessageForm(
-        "client", True, {"episode": _count, "obs": _values}, {**_outcome, "masks": _values}, is_large=True
-    ),
-    Type.LOG: MessageForm(
-        "client",
-        True,
-        {"episode": _count, "obs": _values, "actions": _values},
-        {**_outcome, "masks": _values, "version": _count},
-        is_large=True,
-    ),
-    Type.RETURNS: MessageForm(
-        "client", True, {"episode": _count, "rewards": _numbers}, {"infos": _infos}, is_large=True
-    ),
-    Type.LEAVE: MessageForm(
-        "client",
-        True,
-        {"episode": _count, "obs": _values, "terminated": _names, "truncated": _names},
-        _outcome,
-        is_large=True,
-    ),
-    Type.END: MessageForm(
-        "client", True, {"episode": _count, "obs": _values, "truncated": _flag}, _outcome, is_large=True
-    ),
-    Type.ABANDON: MessageForm("client", True, {"episode": _count, "reason": _text}),
-    Type.WEIGHTS: MessageForm("client", True, {"have": _count}),
-    Type.PART: MessageForm("client", True, {"version": _count, "part": _count}),
-    Type.BYE: MessageForm("client", True, {}),
-    Type.OK: MessageForm("server", True, {"re": _count}),
-    Type.ACTIONS: MessageForm("server", True, {"re": _count, "actions": _values}, is_large=True),
-    Type.OFFER: MessageForm(
-        "server", True, {"re": _count, "version": _count, "size": _count, "parts": _count, "sha256": _bytes(0, 32)}
-    ),
-    Type.CHUNK: MessageForm("server", True, {"re": _count, "data": _data}, is_large=True),
-    Type.REFUSED: MessageForm("server", True, {"re": _count, "code": _name, "text": _text}, is_large=True),
+    Type.RETURNS: _about(rewards=_numbers, optional={"infos": _infos}, large=True),
+    Type.LEAVE: _about(obs=_values, terminated=_names, truncated=_names, optional=_outcome, large=True),
+    Type.END: _about(obs=_values, truncated=_flag, optional=_outcome, large=True),
+    Type.ABANDON: _about(reason=_text),
+    Type.WEIGHTS: _request(have=_count),
+    Type.PART: _request(version=_count, part=_count),
+    Type.BYE: _request(),
+    Type.OK: _reply(),
+    Type.ACTIONS: _reply(actions=_values, large=True),
+    Type.OFFER: _reply(version=_count, size=_count, parts=_count, sha256=_bytes(0, 32)),
+    Type.CHUNK: _reply(data=_data, large=True),
+    Type.REFUSED: _reply(code=_name, text=_text, large=True),
 }
 """Fields of each message type."""
 
 
 class Message(NamedTuple):
-    """A validated message; values of spaces are not decoded yet.
-
-    Attributes:
-        type: Its type.
-        fields: Its fields.
-        number: Its number; 0 if it is not numbered.
-        received: Number of the last numbered message that the sender has received.
-    """
+    """A validated message; values of spaces are not decoded yet."""
 
     type: Type
     fields: dict[str, Any]
-    number: int = 0
-    received: int = 0
+    number: int = 0  # 0: not numbered
+    received: int = 0  # number of the last numbered message that the sender has received
 
 
 def write_message(message: Message) -> bytes:
@@ -253,15 +222,7 @@ def write_message(message: Message) -> bytes:
 
 
 def read_message(data: bytes | bytearray, sender: Side) -> Message:
-    """Unpack and validate a message.
-
-    Args:
-        data: One whole WebSocket message; its size was checked before it was read.
-        sender: The side that sent it.
-
-    Raises:
-        ProtocolError: The sender may not send this type, or a field is invalid.
-    """
+    """Unpack and validate a whole WebSocket message, whose size was checked before it was read."""
     frame = unpack_frame(data)
     try:
         kind = Type(frame.type)

@@ -31,11 +31,7 @@ MAX_DEPTH = 32
 
 
 def write_space(space: spaces.Space[Any]) -> dict[str, Any]:
-    """Convert a space to plain data.
-
-    Raises:
-        UnsupportedSpaceError: Not one of the six kinds.
-    """
+    """Convert a space to plain data; `UnsupportedSpaceError` unless it is one of the six kinds."""
     match space:
         case spaces.Box():
             low, high = _write_bound(space.low), _write_bound(space.high)
@@ -61,11 +57,7 @@ def write_space(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 def read_space(data: Any, depth: int = 0) -> spaces.Space[Any]:
-    """Rebuild a space from plain data.
-
-    Raises:
-        ProtocolError: Not a space, nested too deep, or larger than a message may be.
-    """
+    """Rebuild a space; `ProtocolError`: not a space, nested too deep, or larger than a message may be."""
     if type(data) is not dict or depth > MAX_DEPTH:
         raise ProtocolError(f"expected a space, at most {MAX_DEPTH} deep, got {type(data).__name__} at {depth}")
     try:

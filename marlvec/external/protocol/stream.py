@@ -22,13 +22,7 @@ __all__ = ["EpisodeState", "MessageStream", "check_order"]
 class MessageStream:
     """One side's message numbers in one session, and messages that may have to be sent again. Outlives connections.
 
-    Args:
-        max_kept: Bytes of unconfirmed messages that are kept.
-        each: Bytes added to each message's size in that count.
-
-    Attributes:
-        received: Number of the last received message.
-        duplicates: How many messages came again and were dropped.
+    At most `max_kept` bytes of unconfirmed messages are kept, counted with `each` more for each message.
     """
 
     def __init__(self, max_kept: int, each: int = 0) -> None:
@@ -36,8 +30,8 @@ class MessageStream:
         self._kept: OrderedDict[int, bytes] = OrderedDict()
         self._kept_bytes = 0
         self._sent = 0
-        self.received = 0
-        self.duplicates = 0
+        self.received = 0  # number of the last received message
+        self.duplicates = 0  # messages that came again and were dropped
 
     @property
     def sent(self) -> int:
@@ -52,8 +46,7 @@ class MessageStream:
     def take(self, message: Message) -> bool:
         """Register a received message; return False for a duplicate, which must be ignored.
 
-        Raises:
-            ProtocolError: An earlier message is missing, or it confirms messages that were never sent.
+        `ProtocolError`: an earlier message is missing, or it confirms messages that were never sent.
         """
         self.acknowledge(message.received)
         if not message.number:
@@ -67,11 +60,7 @@ class MessageStream:
         return True
 
     def acknowledge(self, number: int) -> None:
-        """Discard kept messages up to this number: the other side has received them.
-
-        Raises:
-            ProtocolError: This number was never sent.
-        """
+        """Discard kept messages up to this number: the other side has received them."""
         if number > self._sent:
             raise ProtocolError(f"message {number} cannot have been received: the last one sent was {self._sent}")
         while self._kept and next(iter(self._kept)) <= number:
@@ -81,14 +70,7 @@ class MessageStream:
     def make(self, kind: Type, fields: dict[str, Any], max_bytes: float = math.inf) -> bytes:
         """Make the bytes of the next message, and keep them if it is numbered.
 
-        Args:
-            kind: Message type.
-            fields: Its fields.
-            max_bytes: Byte limit of the other side.
-
-        Raises:
-            ProtocolError: It is larger than the limit, or too many bytes are unconfirmed; code ``"limit"``. No message
-                was made then.
+        `ProtocolError`, code ``"limit"``, and no message: larger than `max_bytes`, or too many bytes are unconfirmed.
         """
         if not FORMS[kind].is_numbered:
             return write_message(Message(kind, fields, 0, self.received))
@@ -105,11 +87,7 @@ class MessageStream:
         return data
 
     def missing(self, received: int) -> list[bytes]:
-        """Return the messages to send again, in order, given the last number that the other side has received.
-
-        Raises:
-            ProtocolError: This number was never sent.
-        """
+        """Return the messages to send again, in order, given the last number that the other side has received."""
         self.acknowledge(received)
         return list(self._kept.values())
 
@@ -133,8 +111,7 @@ _ALLOWED = {
 def check_order(message: Message, state: EpisodeState | None) -> None:
     """Check that a message about an episode may come while the episode is in this state; None: it is not running.
 
-    Raises:
-        RefusedError: Code ``"order"``: not in this state; ``"episode"``: no such episode is running.
+    `RefusedError`: code ``"order"``: not in this state; ``"episode"``: no such episode is running.
     """
     if message.type in _OF_EPISODES:
         episode = message.fields["episode"]

@@ -28,20 +28,12 @@ MIN_LENGTH = 32
 
 
 def make_token() -> str:
-    """Make a new token: 256 random bits, 43 characters.
-
-    Returns:
-        The token.
-    """
+    """Make a new token: 256 random bits, 43 characters."""
     return secrets.token_urlsafe(32)
 
 
 def check_token(token: str, where: str = "token") -> str:
-    """Check that a token is long enough.
-
-    Raises:
-        ArgumentError: Too short, or not of printable ASCII characters. The message does not contain the token.
-    """
+    """Return a token that is long enough; the error of another one does not contain it."""
     if not isinstance(token, str) or len(token) < MIN_LENGTH or not token.isascii() or not token.isprintable():
         raise ArgumentError(
             f"{where}: expected {MIN_LENGTH} or more printable ASCII characters; see marlvec.external.make_token()"
@@ -50,13 +42,9 @@ def check_token(token: str, where: str = "token") -> str:
 
 
 def find_token(file: str | os.PathLike[str] | None = None) -> str | None:
-    """Read the token from a file or, without one, from the environment variable MARLVEC_TOKEN.
+    """Return the token in a file or, without one, in the environment variable ``MARLVEC_TOKEN``; None: it is not set.
 
-    Args:
-        file: A file with the token, which only its owner may read.
-
-    Returns:
-        The token; None if no file is given and the variable is not set.
+    Only the file's owner may be able to read it.
 
     Raises:
         ArgumentError: The file cannot be read, other users may read it, or it holds no valid token.

@@ -41,11 +41,7 @@ def write_array(array: NDArray[Any]) -> list[Any]:
 
 
 def read_array(data: Any, where: str) -> NDArray[Any]:
-    """Unpack an array: a read-only view of the received bytes.
-
-    Raises:
-        ProtocolError: Malformed; names ``where``.
-    """
+    """Unpack an array: a read-only view of the received bytes. `ProtocolError`, with `where`, if malformed."""
     if type(data) is not list or len(data) != 3:
         raise ProtocolError(f"{where}: expected [dtype, shape, bytes], got {short(data)}")
     name, shape, raw = data
@@ -78,14 +74,7 @@ def short(value: Any) -> str:
 
 
 class ValueReader:
-    """Reads and writes values of one space.
-
-    Args:
-        space: Any space whose leaves are arrays.
-
-    Raises:
-        UnsupportedSpaceError: The protocol has no form for its values; names the leaf.
-    """
+    """Reads and writes values of one space whose leaves are arrays; `UnsupportedSpaceError` names another leaf."""
 
     def __init__(self, space: spaces.Space[Any]) -> None:
         self.space = space
@@ -101,11 +90,9 @@ class ValueReader:
         self._bare = self._leaves[0] if self._tree.is_leaf else None
 
     def read(self, data: Any, where: str) -> Any:
-        """Unpack a value.
+        """Unpack a value; bounds are not checked.
 
-        Raises:
-            ProtocolError: An array is malformed.
-            ContractError: The value does not have the space's structure, shapes and dtypes; bounds are not checked.
+        `ProtocolError`: an array is malformed. `ContractError`: not the space's structure, shapes and dtypes.
         """
         if self._bare is not None:
             return self._bare.read(data, where)
@@ -116,11 +103,7 @@ class ValueReader:
         return self._tree.unflatten([leaf.read(part, where) for leaf, part in zip(self._leaves, parts, strict=True)])
 
     def write(self, value: Any) -> Any:
-        """Pack a value.
-
-        Raises:
-            ContractError: The value does not have the space's structure, shapes and dtypes.
-        """
+        """Pack a value; `ContractError` unless it has the space's structure, shapes and dtypes."""
         if self._bare is not None:
             return self._bare.write(value)
         parts = zip(self._leaves, self._tree.flatten(value), strict=True)
@@ -140,8 +123,6 @@ def _check_keys(space: spaces.Space[Any]) -> None:
 
 
 class _LeafReader:
-    """Reads and writes values of one leaf."""
-
     __slots__ = ("_bounds", "_dtype", "_is_box", "_kinds", "_leaf", "_name", "_plain", "_shape", "_shape_list")
 
     def __init__(self, leaf: Leaf) -> None:
@@ -200,11 +181,7 @@ def write_mask(mask: Any) -> list[Any]:
 
 
 def read_mask(data: Any, where: str) -> NDArray[np.bool_]:
-    """Unpack an action mask, (k,) bool.
-
-    Raises:
-        ProtocolError: Malformed.
-    """
+    """Unpack an action mask, (k,) bool."""
     mask = read_array(data, where)
     if mask.dtype != np.bool_ or mask.ndim != 1:
         raise ProtocolError(f"{where}: expected bools in one row, got {mask.dtype.name} of {mask.shape}")

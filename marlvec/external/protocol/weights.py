@@ -30,24 +30,12 @@ _WORD = 2**63
 
 
 def pack_plain(value: Any, where: str) -> bytes:
-    """Pack a tree.
-
-    Args:
-        value: The tree.
-        where: Its name in error messages.
-
-    Raises:
-        SerialisationError: The tree holds a value of another type.
-    """
+    """Pack a tree; `SerialisationError` names a value of another type by its path from `where`."""
     return pack(_write(value, where, 0))
 
 
 def unpack_plain(data: bytes) -> Any:
-    """Unpack a tree; arrays are writable copies.
-
-    Raises:
-        ProtocolError: Malformed.
-    """
+    """Unpack a tree; arrays are writable copies. `ProtocolError` if malformed."""
     try:
         return _read(unpack_tree(data), 0)
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:

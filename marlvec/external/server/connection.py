@@ -45,30 +45,7 @@ class Stage(Enum):
 
 
 class Connection:
-    """One client's socket.
-
-    Args:
-        sock: The socket; non-blocking.
-        address: The client's address.
-        gate: Decides which requests are accepted.
-        limits: The server's limits.
-        now: The time.
-        want_write: Called with this connection, from any thread, if bytes wait to be sent.
-
-    Attributes:
-        sock, address: As given.
-        number: The socket's file descriptor.
-        stage: How far it has come.
-        host: Host header of the request.
-        began: When it was accepted.
-        heard: When bytes last came.
-        unsent_bytes: Bytes that wait to be sent, with the overhead of their lists.
-        unfinished: When the message that is still incomplete began, or None.
-        stuck: Since when the client has read none of the waiting bytes, or None.
-        pinged: When it was last pinged.
-        closing: When closing began.
-        error: Why it was cut off, or ``""``.
-    """
+    """One client's non-blocking socket. `want_write` is called, from any thread, if bytes wait to be sent."""
 
     def __init__(
         self,
@@ -89,14 +66,14 @@ class Connection:
         self._parts: list[bytes | bytearray] = []
         self._parts_bytes = 0
         self._read_bytes = 0
-        self.unsent_bytes = 0
+        self.unsent_bytes = 0  # with the overhead of their lists
         self.stage = Stage.REQUEST
-        self.host = ""
+        self.host = ""  # header of the request
         self.began = self.heard = self.pinged = now
-        self.unfinished: float | None = None
-        self.stuck: float | None = None
-        self.closing: float | None = None
-        self.error = ""
+        self.unfinished: float | None = None  # when the message that is still incomplete began
+        self.stuck: float | None = None  # since when the client has read none of the waiting bytes
+        self.closing: float | None = None  # when closing began
+        self.error = ""  # why it was cut off
 
     def __repr__(self) -> str:
         return f"<Connection from {self.address}: {self.stage.value}>"
@@ -120,9 +97,7 @@ class Connection:
     def read(self, now: float) -> list[bytes]:
         """Read one chunk; return the messages it completes.
 
-        Raises:
-            OSError: The connection is broken.
-            EOFError: The client has closed it.
+        `OSError`: the connection is broken; `EOFError`: the client has closed it.
         """
         data = self.sock.recv(_CHUNK)
         if not data:
@@ -236,11 +211,7 @@ class Connection:
                 self._flush(now)
 
     def write(self, now: float) -> None:
-        """Send as many of the waiting bytes as the socket takes.
-
-        Raises:
-            OSError: The connection is broken.
-        """
+        """Send as many of the waiting bytes as the socket takes; `OSError` if the connection is broken."""
         with self._lock:
             self._push(now)
 

@@ -17,13 +17,7 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 class RequestFilter:
-    """Accepts or refuses WebSocket upgrade requests.
-
-    Args:
-        host: Address that the server is bound to.
-        hosts: Further names of the server.
-        origins: Further sites whose pages may use it, e.g. ``"https://example.com"``.
-    """
+    """Accepts or refuses WebSocket upgrade requests, by the server's names and by sites whose pages may use it."""
 
     def __init__(self, host: str, hosts: Collection[str], origins: Collection[str]) -> None:
         self._hosts = {*_LOCAL, host.lower(), *(name.lower() for name in hosts)}
@@ -32,9 +26,7 @@ class RequestFilter:
     def refusal(self, path: str, headers: Mapping[str, list[str]]) -> tuple[int, str] | None:
         """Return why a request is refused: an HTTP status and a sentence. None: it is accepted.
 
-        Args:
-            path: The requested path.
-            headers: The values of ``Host``, ``Origin`` and ``Sec-WebSocket-Protocol``, by these names.
+        `headers`: the values of ``Host``, ``Origin`` and ``Sec-WebSocket-Protocol``, by these names.
         """
         if path != "/":
             return 404, "only / exists here"

@@ -26,9 +26,9 @@ from marlvec.errors import (
     RefusedError,
     StateError,
 )
-from marlvec.external.account import Account
 from marlvec.external.exchange.external_episode import ExternalEpisode
 from marlvec.external.exchange.gateway import EpisodeGateway
+from marlvec.external.exchange.row import Account
 from marlvec.external.limits import Limits
 from marlvec.external.protocol.messages import FORMS, Message, Type, read_message
 from marlvec.external.protocol.stream import EpisodeState, MessageStream, check_order
@@ -42,25 +42,15 @@ __all__ = ["SessionEpisode", "REPORTS", "apply_report", "CLOSE_CODES", "Session"
 
 @dataclass(slots=True)
 class SessionEpisode:
-    """One episode of a session.
-
-    Attributes:
-        began, heard: When it began, and when a message about it last came.
-        training: Whether its rows go into batches.
-        slot: The requested slot, or None: any.
-        re: Number of the unanswered request: ``begin`` or ``step``.
-        state: What it waits for.
-        episode: The episode in the exchange, once it has a slot.
-        held: Held requests: number and undecoded bytes, since decoded they may be many times as large.
-    """
+    """One episode of a session; `held`: number and undecoded bytes of held requests: decoded, they may be larger."""
 
     began: float
-    heard: float
-    training: bool
-    slot: int | None
-    re: int
+    heard: float  # when a message about it last came
+    training: bool  # its rows go into batches
+    slot: int | None  # the requested one; None: any
+    re: int  # number of the unanswered request: ``begin`` or ``step``
     state: EpisodeState = EpisodeState.BEGINNING
-    episode: ExternalEpisode | None = None
+    episode: ExternalEpisode | None = None  # once it has a slot
     held: deque[tuple[int, bytes]] = field(default_factory=deque)
 
 
@@ -71,18 +61,10 @@ REPORTS = frozenset({Type.STEP, Type.LOG, Type.RETURNS, Type.LEAVE, Type.END})
 def apply_report(
     episode: ExternalEpisode, message: Message, readers: ValueReaders, answer: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Apply a client's report to its episode.
+    """Apply a client's report, of `REPORTS`, to its episode. `answer` is called with actions that it requests.
 
-    Args:
-        episode: The episode.
-        message: A message of `REPORTS`.
-        readers: Reads its values.
-        answer: Called with the actions, if the message requests some.
-
-    Raises:
-        ProtocolError: An array is malformed.
-        RefusedError: An agent is unknown, or not allowed in this field.
-        MarlvecError: As the episode's own calls; nothing changed then.
+    `ProtocolError`: an array is malformed. `RefusedError`: an agent is unknown, or not allowed in this field.
+    `MarlvecError`: as the episode's own calls; nothing changed then.
     """
     fields, outcome = message.fields, readers.outcome(message.fields)
     if message.type is Type.RETURNS:
@@ -117,29 +99,7 @@ CLOSE_CODES = {"protocol": 1002, "version": 1002, "full": 1013, "closing": 1001}
 
 
 class Session:
-    """One client's requests and episodes.
-
-    Args:
-        key: The secret with which it can be resumed.
-        name: Its name in logs.
-        gateway: Begins its episodes.
-        readers: Reads and writes its values.
-        weights: Weights that it may fetch.
-        limits: The server's limits.
-        clock: Returns the time in seconds.
-        queue: Its episodes wait for slots here.
-        account: Counts the bytes of its episodes.
-
-    Attributes:
-        key, name: As given.
-        connection: Its connection, or None.
-        left: When its last connection was lost, or None.
-        over: Whether it has ended.
-        is_leaving: Whether the client said goodbye, or was cut off.
-        unanswered: Number of unanswered requests.
-        account: As given.
-        counted: Its cost in bytes when last counted.
-    """
+    """One client's requests and episodes, under a secret `key` with which it can be resumed."""
 
     def __init__(
         self,
@@ -162,10 +122,10 @@ class Session:
         self._newest = 0  # number of the newest episode: old numbers need not be remembered
         self._cut: OrderedDict[int, str] = OrderedDict()
         self._held_bytes = self._cut_bytes = 0
-        self.unanswered = self.counted = 0
+        self.unanswered = self.counted = 0  # unanswered requests, and the cost in bytes when last counted
         self.connection: Connection | None = None
-        self.left: float | None = None
-        self.over = self.is_leaving = False
+        self.left: float | None = None  # when its last connection was lost
+        self.over = self.is_leaving = False  # `is_leaving`: the client said goodbye, or was cut off
 
     def __repr__(self) -> str:
         return f"<Session of {self.name}: {len(self._running)} episodes>"
@@ -196,16 +156,7 @@ class Session:
     # --- connections
 
     def attach(self, connection: Connection, welcome: bytes, received: int) -> None:
-        """Continue the session over a connection.
-
-        Args:
-            connection: The connection.
-            welcome: The first message to send.
-            received: Number of the last reply that the client has received.
-
-        Raises:
-            ProtocolError: This number was never sent.
-        """
+        """Continue the session over a connection: send `welcome`, then all replies after the last `received` one."""
         with self._lock:
             missing = self._stream.missing(received)
             connection.send_all([welcome, *missing], self._clock())
@@ -239,15 +190,7 @@ class Session:
     # --- requests
 
     def receive(self, message: Message, data: bytes | bytearray) -> None:
-        """Process one message.
-
-        Args:
-            message: The message.
-            data: Its bytes.
-
-        Raises:
-            ProtocolError: The message is not allowed; the session is over.
-        """
+        """Process one message and its bytes; after a `ProtocolError` the session is over."""
         with self._lock:
             if self.over or self.is_leaving or not self._stream.take(message):
                 return
@@ -411,13 +354,10 @@ class Session:
 
     def _give_up(self, number: int, reason: MarlvecError) -> None:
         """Lose an episode on both sides."""
-        running = self._running[number]
-        was_due = running.state is not EpisodeState.RUNNING
-        self._forget(number, str(reason))
-        if running.episode is not None:
-            running.episode.abandon(reason)
-        if was_due:
-            self._refuse(running.re, "episode", str(reason))
+        episode = self._running[number].episode
+        self._lost(number, str(reason))
+        if episode is not None:
+            episode.abandon(reason)
 
     def _drop(self, number: int) -> list[int]:
         """Remove an episode; return the numbers of its held requests."""

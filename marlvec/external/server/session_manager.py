@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from marlvec.errors import ConnectionLost, ProtocolError, RefusedError
-from marlvec.external.account import Account
 from marlvec.external.exchange.gateway import EpisodeGateway
+from marlvec.external.exchange.row import Account
 from marlvec.external.limits import Limits
 from marlvec.external.protocol.handshake import ServerHandshake, Welcome
 from marlvec.external.protocol.messages import Message, Type, read_message, write_message
@@ -25,29 +25,17 @@ __all__ = ["ServerCounters", "SessionManager"]
 
 @dataclass(slots=True)
 class ServerCounters:
-    """Counts since the server's start.
+    """Counts since the server's start."""
 
-    Attributes:
-        accepted: Accepted connections.
-        unadmitted: Connections that closed before they had a session.
-        turned_away: Connections closed at once, since too many were open.
-        refused: Clients that were sent a reason and cut off.
-        wrong_tokens: Clients refused for a wrong token.
-        sessions: New sessions.
-        resumed: Resumed sessions.
-        messages: Valid messages.
-        duplicates: Valid messages that came twice and were dropped.
-    """
-
-    accepted: int = 0
-    unadmitted: int = 0
-    turned_away: int = 0
-    refused: int = 0
-    wrong_tokens: int = 0
+    accepted: int = 0  # connections
+    unadmitted: int = 0  # connections that closed before they had a session
+    turned_away: int = 0  # connections closed at once, since too many were open
+    refused: int = 0  # clients that were sent a reason and cut off
+    wrong_tokens: int = 0  # clients refused for a wrong token
     sessions: int = 0
     resumed: int = 0
-    messages: int = 0
-    duplicates: int = 0
+    messages: int = 0  # valid ones
+    duplicates: int = 0  # valid messages that came twice and were dropped
 
 
 _LOG = logging.getLogger("marlvec.external")
@@ -62,20 +50,8 @@ _SPARE = 64  # connections beyond the limit, which receive a refusal
 class SessionManager:
     """All connections and sessions of one server.
 
-    Args:
-        gateway: Begins episodes.
-        readers: Read and write values.
-        weights: Weights that clients may fetch.
-        limits: The server's limits.
-        token: Token that clients must prove to know, or None.
-        clock: Returns the time in seconds.
-        on_free: Called from any thread when a slot is free that a client waits for.
-        release: Called with each connection whose socket is about to close.
-
-    Attributes:
-        connections: All open connections.
-        sessions: All sessions, by the hash of their secret: timing a lookup reveals no secret.
-        counters: Counts of events.
+    `on_free` is called from any thread when a slot is free that a client waits for, `release` with each connection
+    whose socket is about to close.
     """
 
     def __init__(
@@ -93,7 +69,7 @@ class SessionManager:
         self._token, self._clock, self._on_free, self._release = token, clock, on_free, release
         self._id = secrets.token_bytes(16)
         self.connections: dict[Connection, ServerHandshake | Session | None] = {}
-        self.sessions: dict[bytes, Session] = {}
+        self.sessions: dict[bytes, Session] = {}  # by the hash of their secret: timing a lookup reveals no secret
         self.counters = ServerCounters()
         self._queue = SlotQueue[Session]()
         self._failures: dict[str, list[float]] = {}
@@ -139,10 +115,8 @@ class SessionManager:
                     self.begin_waiting()
             else:
                 self._greet(connection, message)
-        except ProtocolError as error:
-            self._refuse(connection, error.code, str(error))
-        except RefusedError as error:
-            if error.code == "token":
+        except (ProtocolError, RefusedError) as error:
+            if isinstance(error, RefusedError) and error.code == "token":
                 self._punish(connection, error)
             else:
                 self._refuse(connection, error.code, str(error))

@@ -14,18 +14,11 @@ Client = TypeVar("Client", bound=Hashable)
 
 
 class _Turn:
-    """One client's waiting episodes in one line.
-
-    Attributes:
-        order: Its turn: clients with smaller numbers come first.
-        episodes: Numbers of its episodes, the oldest first.
-    """
-
     __slots__ = ("episodes", "order")
 
     def __init__(self, order: int) -> None:
-        self.order = order
-        self.episodes: OrderedDict[int, None] = OrderedDict()
+        self.order = order  # clients with smaller numbers come first
+        self.episodes: OrderedDict[int, None] = OrderedDict()  # numbers, the oldest first
 
 
 class SlotQueue(Generic[Client]):
@@ -47,27 +40,14 @@ class SlotQueue(Generic[Client]):
         return sum(len(turn.episodes) for line in self._lines.values() for turn in line.values())
 
     def add(self, client: Client, number: int, slot: int | None) -> None:
-        """Queue an episode.
-
-        Args:
-            client: Its client.
-            number: Its number within the client.
-            slot: The requested slot, or None: any.
-        """
+        """Queue a client's episode for a slot; None: any."""
         line = self._lines.setdefault(slot, OrderedDict())
         if client not in line:
             line[client] = _Turn(next(self._next_turn))
         line[client].episodes[number] = None
 
     def remove(self, client: Client, number: int, slot: int | None, *, served: bool = False) -> None:
-        """Remove an episode.
-
-        Args:
-            client: As `add`.
-            number: As `add`.
-            slot: As `add`.
-            served: Whether it got a slot, so that the client's turn is over.
-        """
+        """Remove an episode. `served`: it got a slot, so that the client's turn is over."""
         line = self._lines[slot]
         turn = line[client]
         del turn.episodes[number]

@@ -24,17 +24,10 @@ BACKLOG = 1024
 
 
 def bind(host: str, port: int, *, allow_remote: bool, is_guarded: bool) -> socket.socket:
-    """Open the listening socket.
+    """Open the listening socket, of port 0: a free one.
 
-    Args:
-        host: A name or an address; only this machine may reach its addresses, unless ``allow_remote``.
-        port: 0: a free one.
-        allow_remote: Whether other machines may reach it.
-        is_guarded: Whether there is a token, or none is required.
-
-    Raises:
-        ArgumentError: Other machines reach the address, without ``allow_remote`` or without a token.
-        ResourceError: The name is unknown, or the port is taken.
+    `ArgumentError`: other machines reach the address, without `allow_remote`, or with neither a token nor the word that
+    none is required (`is_guarded`). `ResourceError`: the name is unknown, or the port is taken.
     """
     where = f"Server(host={host!r}, port={port!r})"
     if not isinstance(host, str) or not host:
@@ -84,16 +77,7 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class SocketLoop:
-    """The server's thread: sockets, calls from other threads, and deadlines.
-
-    Args:
-        listener: The listening socket; belongs to the loop from now on.
-        gate: Decides which requests are accepted.
-        limits: The server's limits.
-
-    Attributes:
-        session_manager: Set it before `start`.
-    """
+    """The server's thread: sockets, calls from other threads, and deadlines. Set `session_manager` before `start`."""
 
     session_manager: SessionManager
 

@@ -14,18 +14,9 @@ __all__ = ["ValueReaders"]
 
 
 class ValueReaders:
-    """Values of all agents, by their declared spaces. Immutable.
+    """Values of all agents, by their declared spaces; immutable. `groups`: spaces as plain data, for the welcome.
 
-    Args:
-        spec: Agents and spaces of one env.
-        logs: Whether clients may send their own actions.
-
-    Raises:
-        UnsupportedSpaceError: The protocol has no form for a space's values.
-
-    Attributes:
-        agents: Names, in order.
-        groups: Their spaces as plain data, for the welcome.
+    Reading raises `RefusedError`: an agent is unknown; `ContractError`: not its space's; `ProtocolError`: malformed.
     """
 
     def __init__(self, spec: EnvSpec, *, logs: bool = True) -> None:
@@ -49,23 +40,17 @@ class ValueReaders:
             )
 
     def obs(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Unpack observations of some agents.
-
-        Raises:
-            RefusedError: An agent is unknown.
-            ContractError: A value does not match its space.
-            ProtocolError: An array is malformed.
-        """
+        """Unpack observations of some agents."""
         return self._read(self._obs, data, "observation")
 
     def actions(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Unpack actions of some agents; raises as `obs`, and if clients may not send their own actions."""
+        """Unpack actions of some agents; `RefusedError` if clients may not send their own actions."""
         if not self._logs:
             raise RefusedError("this server accepts no logged actions (logs=False)", "value")
         return self._read(self._actions, data, "action")
 
     def masks(self, data: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """Unpack action masks of some agents; raises as `obs`."""
+        """Unpack action masks of some agents."""
         if data is None:
             return None
         return {name: read_mask(mask, f"action mask of agent {name!r}") for name, mask in data.items()}

@@ -18,13 +18,7 @@ _KEPT = 2  # versions: a client may finish fetching the previous one
 
 
 class Package(NamedTuple):
-    """One version of the weights.
-
-    Attributes:
-        version: Its number, from 1.
-        data: The packed weights.
-        sha256: Their checksum.
-    """
+    """One version of the weights, from 1, and its checksum."""
 
     version: int
     data: bytes
@@ -36,7 +30,6 @@ class Package(NamedTuple):
         return -(-len(self.data) // PART_BYTES)
 
     def part(self, number: int) -> bytes:
-        """Return one part."""
         return self.data[number * PART_BYTES : (number + 1) * PART_BYTES]
 
 
@@ -64,14 +57,9 @@ class WeightStore:
             return next((package for package in self._packages if package.version == version), None)
 
     def answer(self, message: Message, room: int) -> tuple[Type, dict[str, Any]]:
-        """Answer a ``weights`` or ``part`` request.
+        """Answer a ``weights`` or ``part`` request, in `room` bytes at most.
 
-        Args:
-            message: The request.
-            room: Bytes that the reply may have.
-
-        Raises:
-            RefusedError: The part is not kept, or it is larger than ``room``.
+        `RefusedError`: the part is not kept, or it is larger.
         """
         fields = message.fields
         if message.type is Type.WEIGHTS:
@@ -90,18 +78,10 @@ class WeightStore:
         return Type.CHUNK, {"data": data}
 
     def add(self, content: Mapping[str, Any], version: int | None = None) -> int:
-        """Add a version.
+        """Add a version, by default the last plus one; return its number.
 
-        Args:
-            content: Texts to trees, see `marlvec.external.protocol.weights`.
-            version: Its number; None: the last plus one.
-
-        Returns:
-            Its number.
-
-        Raises:
-            ArgumentError: ``version`` is not above the last.
-            SerialisationError: The protocol has no form for a value.
+        `content`: texts to trees, see `marlvec.external.protocol.weights`; `SerialisationError` if one has no form
+        there.
         """
         last = self.version
         number = last + 1 if version is None else version

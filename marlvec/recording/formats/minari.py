@@ -11,7 +11,7 @@ from gymnasium.spaces import Space
 
 from marlvec.collect.batch import MultiAgentBatch, SampleBatch
 from marlvec.errors import ArgumentError
-from marlvec.external.make import make
+from marlvec.external.vector_env import make
 from marlvec.extras import import_extra
 from marlvec.recording.dataset import RecordedDataset
 from marlvec.recording.files.part_file import Format

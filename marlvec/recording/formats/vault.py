@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from marlvec.collect.batch import MultiAgentBatch, SampleBatch
 from marlvec.errors import ArgumentError, CheckpointError
-from marlvec.external.make import make
+from marlvec.external.vector_env import make
 from marlvec.recording.dataset import RecordedDataset
 from marlvec.recording.files.part_file import Format
 from marlvec.recording.formats.vault_store import Leaf, VaultStore, leaves_of, tree_of

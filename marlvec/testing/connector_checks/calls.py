@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.connectors.rows import Rows
-from marlvec.testing.connector_checks._support.difference import outsider
-from marlvec.testing.connector_checks._support.report import place
-from marlvec.testing.connector_checks._support.story import Moment
-from marlvec.testing.connector_checks._support.trial import EpisodeTrial, Trial
+from marlvec.testing.connector_checks.report import outsider, place
+from marlvec.testing.connector_checks.story import Moment
+from marlvec.testing.connector_checks.trial import EpisodeTrial, Trial
 from marlvec.trees import map_tree, tree_leaves
 
-__all__ = ["check_empty", "check_inputs", "check_inside", "check_outputs", "check_repeat", "check_rows"]
+__all__ = ["check_empty", "check_inputs", "check_inside", "check_outputs", "check_repeat", "check_rows", "form_of"]
 
 
 def check_rows(trial: Trial) -> None:
@@ -97,11 +96,12 @@ def check_empty(trial: EpisodeTrial) -> None:
         for name, column in out.items():
             if name not in none:
                 trial.report.broken("the columns of no rows", f"{name!r} among them", str(list(none.keys())))
-            trial.report.same(map_tree(_form, column), map_tree(_form, none[name]), f"column {name!r} of no rows")
+            trial.report.same(map_tree(form_of, column), map_tree(form_of, none[name]), f"column {name!r} of no rows")
         trial.report.same(state, player.piece.state_dict(), "the state after a call without rows")
 
 
-def _form(array: Any) -> tuple[str, tuple[int, ...]]:
+def form_of(array: Any) -> tuple[str, tuple[int, ...]]:
+    """Return dtype and shape of one row of a column."""
     return str(array.dtype), tuple(array.shape[1:])
 
 

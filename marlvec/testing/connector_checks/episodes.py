@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.testing.connector_checks._support.player import ConnectorDriver
-from marlvec.testing.connector_checks._support.report import keys_of
-from marlvec.testing.connector_checks._support.story import Moment
-from marlvec.testing.connector_checks._support.trial import EpisodeTrial
+from marlvec.testing.connector_checks.player import ConnectorDriver
+from marlvec.testing.connector_checks.report import keys_of
+from marlvec.testing.connector_checks.story import Moment
+from marlvec.testing.connector_checks.trial import EpisodeTrial
 
 __all__ = ["check_first", "check_reset"]
 

@@ -1,28 +1,23 @@
-"""Checks of a connector's state: saved, loaded, copied and merged."""
+"""Checks of a connector's state: saved, loaded, copied and merged, and rebuilt from its config."""
 
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import numpy as np
 
 from marlvec.connectors.connector import Connector
 from marlvec.connectors.pipeline import with_inner
-from marlvec.errors import ArgumentError
-from marlvec.testing.connector_checks._support.player import ConnectorDriver
-from marlvec.testing.connector_checks._support.report import Report
-from marlvec.testing.connector_checks._support.story import Moment
-from marlvec.testing.connector_checks._support.trial import EpisodeTrial, Trial, has_leaves
+from marlvec.connectors.registry import connector_from_config
+from marlvec.errors import ArgumentError, SerialisationError
+from marlvec.testing.connector_checks.player import ConnectorDriver
+from marlvec.testing.connector_checks.report import Report
+from marlvec.testing.connector_checks.story import Moment
+from marlvec.testing.connector_checks.trial import EpisodeTrial, Trial, has_leaves
 
-__all__ = [
-    "check_copy",
-    "check_setup",
-    "check_state",
-    "check_hand_over",
-    "check_merge",
-    "check_mode",
-]
+__all__ = ["check_copy", "check_setup", "check_state", "check_hand_over", "check_merge", "check_mode", "check_config"]
 
 _OTHER = 3_000  # seed of a different story
 _ALL = "state_dict() must hold all that it remembers"
@@ -208,3 +203,39 @@ def _take_merged(trial: Trial, pieces: list[Connector], merged: Any) -> None:
     for piece in pieces:
         with trial.report.asking("take_merged()"):
             piece.take_merged(copy.deepcopy(merged))
+
+
+def check_config(trial: Trial) -> None:
+    """The connector built from the config is equal, and continues from the state."""
+    player = trial.player(training=True)
+    if (built := _read_back(trial.report, player.piece)) is None:
+        return
+    other = trial.driver(trial.piece(built))
+    trial.load(other.piece, player.watch(trial.before).piece.state_dict())
+    trial.go_on(player, [other], "from one built from the config")
+
+
+def _read_back(report: Report, piece: Connector) -> Connector | None:
+    """Build a connector from another one's config; None if the config names an unregistered class or function."""
+    with report.asking("to_config()"):
+        try:
+            config = piece.to_config()
+        except SerialisationError:
+            return None
+    try:
+        json.dumps(config, default=_array)
+    except TypeError as error:
+        report.broken("the config", "JSON-able data and arrays", str(error))
+    with report.asking("building from the config"):
+        built = connector_from_config(copy.deepcopy(config))
+        again = built.to_config()
+    if type(built) is not type(piece) or repr(built) != repr(piece):
+        report.broken("what is built from the config", repr(piece), repr(built), "keep arguments under their own names")
+    report.same(config, again, "the config of what was built from it")
+    return built
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} {value!r} is not JSON-able")

@@ -11,8 +11,7 @@ from typing import Any
 from gymnasium.spaces import Space
 
 from marlvec.spaces import describe_difference
-from marlvec.testing.env_checks.findings import EpisodeLog
-from marlvec.testing.env_checks.report import Place
+from marlvec.testing.env_checks.findings import EpisodeLog, Place
 
 __all__ = ["ConstantSpaces"]
 
@@ -20,13 +19,7 @@ __all__ = ["ConstantSpaces"]
 class ConstantSpaces:
     """All spaces of one env, as first returned.
 
-    Args:
-        env: The env's name.
-        read: Reads all spaces of the env, keyed by call, e.g. ``"observation_space('agent_0')"``.
-        log: Log for findings.
-
-    Raises:
-        Fault: A returned value is not a space.
+    `read` returns them keyed by call, e.g. ``"observation_space('agent_0')"``; `Fault`: a value is not a space.
     """
 
     def __init__(self, env: str, read: Callable[[], dict[str, Any]], log: EpisodeLog) -> None:
@@ -45,11 +38,7 @@ class ConstantSpaces:
         self.check(Place(env, "", log=log))
 
     def check(self, place: Place) -> None:
-        """Read the spaces again; report changes to the place's log.
-
-        Args:
-            place: The episode, and the log for findings.
-        """
+        """Read the spaces again; report changes to the place's log."""
         now = self._read()
         for call, space in self._first.items():
             asked = replace(place, call=call, step=None)

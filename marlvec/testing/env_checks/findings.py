@@ -1,16 +1,29 @@
-"""Names of the checks of `marlvec.testing.check_env`, and its findings."""
+"""Names of the checks of `marlvec.testing.check_env`, their findings, and the places of faults."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from traceback import extract_tb
+from typing import Any, NoReturn
 
 from marlvec.errors import ArgumentError, ContractError
+from marlvec.spaces.equality import Difference, difference, short
 
-__all__ = ["CHECKS", "EpisodeLog", "Fault", "Finding", "Findings", "check_names"]
-
+__all__ = [
+    "CHECKS",
+    "EpisodeLog",
+    "Fault",
+    "Finding",
+    "Findings",
+    "check_names",
+    "Place",
+    "short",
+    "first_difference",
+    "leaf",
+]
 
 CHECKS: dict[str, str] = {
     "form": "return such an env from the factory",
@@ -78,12 +91,7 @@ class Finding:
 
 
 class Fault(ContractError):
-    """Carries a finding to where the check can continue.
-
-    Args:
-        finding: The finding.
-        key: Key that equal faults share.
-    """
+    """Carries a finding, with a key that equal faults share, to where the check can continue."""
 
     def __init__(self, finding: Finding, key: tuple[Any, ...]) -> None:
         super().__init__(finding.problem)
@@ -91,12 +99,7 @@ class Fault(ContractError):
 
 
 class Findings:
-    """All findings, each fault once.
-
-    Args:
-        skip: Names of checks whose findings are dropped.
-        is_aside: Whether findings come from instances that may affect each other.
-    """
+    """All findings, each fault once. `is_aside`: they come from instances that may affect each other."""
 
     def __init__(self, skip: Iterable[str] = (), *, is_aside: bool = False) -> None:
         self._skip = frozenset(skip)
@@ -136,11 +139,6 @@ class EpisodeLog:
 
     Once the agents of an episode are wrong, further faults of agents in the same episode may be consequences and are
     dropped.
-
-    Attributes:
-        findings: Receives the findings.
-        doubtful: Whether the agents of this episode are wrong.
-        found: Whether this episode has any fault.
     """
 
     def __init__(self, findings: Findings) -> None:
@@ -149,16 +147,13 @@ class EpisodeLog:
         self.begin()
 
     def divert(self, findings: Findings) -> None:
-        """Write to these findings from now on."""
         self._is_aside = findings.is_aside
         self.findings = findings
 
     def begin(self) -> None:
-        """Begin an episode."""
         self.doubtful, self.found = False, self._is_aside
 
     def add(self, fault: Fault) -> None:
-        """Add one fault."""
         check = fault.finding.check
         self.found = True
         if self.doubtful and check in _FOLLOWS:
@@ -168,11 +163,7 @@ class EpisodeLog:
 
 
 def check_names(skip: Iterable[str] | str) -> frozenset[str]:
-    """Return the names of checks to skip.
-
-    Raises:
-        ArgumentError: A name is unknown; the message lists all names.
-    """
+    """Return the names of checks to skip; the error of an unknown one lists all names."""
     names = (skip,) if isinstance(skip, str) else tuple(skip)
     for name in names:
         if name not in CHECKS:
@@ -180,3 +171,81 @@ def check_names(skip: Iterable[str] | str) -> frozenset[str]:
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise ArgumentError(f"skip: expected names of checks, {', '.join(CHECKS)}; got {name!r}{hint}")
     return frozenset(names)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One call of one env."""
+
+    env: str
+    call: str  # e.g. "step()"
+    episode: int | None = None  # from 1; None outside of one
+    step: int | None = None  # from 1; None at a reset
+    # for findings after which the check can continue; None: it stops
+    log: EpisodeLog | None = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        counts = (("episode", self.episode), ("step", self.step))
+        return f"{self.env}.{self.call}" + "".join(f", {what} {n}" for what, n in counts if n is not None)
+
+    def broken(self, subject: str, expected: str, got: str) -> NoReturn:
+        """Raise the `ContractError` of a fault here."""
+        raise ContractError(f"{self}: {subject}: expected {expected}, got {got}")
+
+    def fault(
+        self,
+        check: str,
+        subject: str,
+        expected: str,
+        got: str,
+        change: str = "",
+        *,
+        path: str = "",
+        kind: str = "",
+        minor: bool = False,
+    ) -> NoReturn:
+        """Raise the `Fault` of a finding here.
+
+        `change`: advice, by default the check's. Faults with equal check, `path` (the leaf) and `kind` (by default the
+        advice) are one finding. `minor`: marlvec corrects it silently.
+        """
+        advice = change or CHECKS[check]
+        finding = Finding(check, "minor" if minor else "serious", str(self), subject, expected, got, advice)
+        raise Fault(finding, (check, path, kind or advice))
+
+    def report(self, *args: Any, **kwargs: Any) -> None:
+        """Add the `Fault` that `fault` raises to the log; raise it if there is no log."""
+        with self.logging():
+            self.fault(*args, **kwargs)
+
+    def raised(self, error: Exception) -> NoReturn:
+        """Raise the `Fault` of an error that the env raised."""
+        frame = extract_tb(error.__traceback__)[-1]
+        change = f"see {frame.filename}, line {frame.lineno}, in {frame.name}()"
+        got = f"{type(error).__name__}: {error}"
+        kind = f"{self.call} {type(error).__name__}"
+        try:
+            self.fault("runs", "the call", "no exception", got, change, kind=kind)
+        except Fault as fault:
+            raise fault from error
+
+    @contextmanager
+    def logging(self) -> Iterator[None]:
+        """Add faults raised inside to the log, and continue after the block; without a log, raise them."""
+        try:
+            yield
+        except Fault as fault:
+            if self.log is None:
+                raise
+            self.log.add(fault)
+
+
+def first_difference(before: Any, after: Any) -> Difference | None:
+    """Return where two values differ; the array index, if any, is in ``expected``."""
+    found = difference(before, after)
+    return found and found._replace(expected=found.expected + (f" at index {found.at}" if found.at else ""))
+
+
+def leaf(subject: str, path: str) -> str:
+    """Return the name of a leaf of a value."""
+    return f"{subject}, leaf {path!r}" if path else subject

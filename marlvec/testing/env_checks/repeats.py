@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from marlvec.testing.env_checks.findings import CHECKS, Fault, Findings
-from marlvec.testing.env_checks.ignored_seed import fixed_generators
+import numpy as np
+
+from marlvec.envs.wrapper_chain import wrapper_chain
+from marlvec.testing.env_checks.findings import CHECKS, Fault, Findings, Place, first_difference, leaf
 from marlvec.testing.env_checks.players.base import Moment, Player
-from marlvec.testing.env_checks.report import Place, first_difference, leaf
-from marlvec.testing.env_checks.shared_state import SharedState
+from marlvec.testing.env_checks.shared_state import GENERATORS, SharedState, fingerprint, reachable
 
 __all__ = ["check_repeats", "count_episodes"]
 
@@ -31,7 +33,6 @@ class Difference(NamedTuple):
     got: str
 
     def add_to(self, findings: Findings, check: str, change: str = "") -> None:
-        """Add the difference to the findings."""
         try:
             self.place.fault(check, self.subject, self.expected, self.got, change)
         except Fault as fault:
@@ -53,13 +54,7 @@ def check_repeats(
 ) -> None:
     """Play the episodes of one seed several times, and find out why they differ, if they do.
 
-    Args:
-        first: Plays the first instance.
-        another: Makes the player of a second instance; returns None if that cannot be played.
-        episodes: Number of episodes to play.
-        seed: Seed of the compared episodes.
-        findings: Collects findings.
-        skip: Checks to skip.
+    `another` makes the player of a second instance, or returns None if that cannot be played.
     """
     trace = first.play(episodes, seed)
     if skip >= _REPEATS:
@@ -92,7 +87,7 @@ def _check_another_seed(player: Player, trace: Sequence[Moment], seed: int, find
     for before, now in zip(trace, player.moments(1, seed + 1, actions=seed), strict=False):
         if _difference([before], [now], ""):
             return
-    fixed = fixed_generators(player.env, lambda number: next(player.moments(1, number)), (seed, seed + 1))
+    fixed = _fixed_generators(player.env, lambda number: next(player.moments(1, number)), (seed, seed + 1))
     if fixed:
         names = " and ".join(fixed)
         got = f"the same one for the seeds {seed} and {seed + 1}: after both, {names} is in the same state"
@@ -158,3 +153,30 @@ def _difference(first: Sequence[Moment], again: Sequence[Moment], source: str) -
         expected = f"{len(first)} calls in all for the same seed"
         return Difference(longer.place, "the episodes", expected, f"{len(again)} from {source}")
     return None
+
+
+def _fixed_generators(env: Any, reset: Callable[[int], object], seeds: tuple[int, int]) -> list[str]:
+    """Return the names of random generators, ``"self.rng"``, ``"np.random"``, that resets with two seeds set alike."""
+    states = []
+    for seed in seeds:
+        for generator in _generators(env).values():
+            generator.random()  # so a generator that reset() does not set differs after the second reset
+        reset(seed)
+        states.append({name: _state_of(generator) for name, generator in _generators(env).items()})
+    first, second = states
+    return [name for name, state in first.items() if state is not None and state == second.get(name)]
+
+
+def _generators(env: Any) -> dict[str, Any]:
+    """Return the generators of an env and the two of the process, by name."""
+    parts = reachable([*wrapper_chain(env), getattr(env, "unwrapped", env)]).values()
+    held: dict[str, Any] = {path: part for part, path in parts if isinstance(part, GENERATORS)}
+    return {**held, "np.random": np.random, "random": random}
+
+
+def _state_of(generator: Any) -> int | None:
+    if isinstance(generator, random.Random):
+        return fingerprint(generator)
+    if isinstance(generator, np.random.Generator):
+        return fingerprint(generator.bit_generator.state)
+    return fingerprint(generator.get_state() if hasattr(generator, "get_state") else generator.getstate())

@@ -25,12 +25,7 @@ _MOST_OBJECTS, _MOST_BYTES, _MOST_PLACES = 5_000, 10_000_000, 3
 
 
 class SharedState:
-    """State that two instances share, and which of it changes.
-
-    Args:
-        first: One env.
-        second: Another env of the same kind.
-    """
+    """State that two instances of an env share, and which of it changes."""
 
     def __init__(self, first: Any, second: Any) -> None:
         self._places: dict[str, Callable[[], Any]] = {}
@@ -94,7 +89,6 @@ class SharedState:
         )
 
     def _add_data(self, owner: Any, prefix: str, text: str) -> None:
-        """Add the data attributes of a class or a module."""
         for name, value in list(vars(owner).items()):
             if not name.startswith("__") and _is_data(value):
                 self._add(

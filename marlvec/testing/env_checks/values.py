@@ -18,7 +18,7 @@ from marlvec.errors import ContractError
 from marlvec.spaces.action_masks import choice_sizes, count_choices, read_mask
 from marlvec.spaces.members import fit
 from marlvec.spaces.tree import has_arrays
-from marlvec.testing.env_checks.report import Place, leaf, short
+from marlvec.testing.env_checks.findings import Place, leaf, short
 
 __all__ = [
     "check_agents",
@@ -35,8 +35,7 @@ __all__ = [
 def check_member(space: Space[Any], value: Any, place: Place, subject: str, check: str = "observations") -> None:
     """Check a value leaf by leaf: it must be in its space, with exactly the space's dtype and shape.
 
-    Raises:
-        Fault: A leaf is wrong; if the place has a log, all wrong leaves go there instead.
+    `Fault`: a leaf is wrong; if the place has a log, all wrong leaves go there instead.
     """
     _check_part(_Value(place, subject, check), space, value, "")
 
@@ -215,8 +214,7 @@ def _is_one_number(value: Any) -> bool:
 def check_mask(action_space: Space[Any], value: Any, place: Place, agent: Any) -> NDArray[np.bool_] | None:
     """Report a value that is not a mask, does not fit the action space, or allows no action.
 
-    Returns:
-        (n,) bool, one entry per choice; None if the action space has no choices.
+    Return (n,) bool, one entry per choice; None if the action space has no choices.
     """
     size, subject = count_choices(action_space), f"action mask of agent {agent!r}"
     if size is None:

@@ -3,9 +3,8 @@
 from marlvec.testing.scripted.aec import TurnEnv
 from marlvec.testing.scripted.faulty import ExitingEnv, FaultyEnv, HangingEnv, RaisingEnv, SlowEnv
 from marlvec.testing.scripted.gymnasium import SingleEnv
-from marlvec.testing.scripted.parallel import CounterEnv, NoOpEnv, ScriptedParallelEnv
+from marlvec.testing.scripted.parallel import CounterEnv, NoOpEnv, SampledEnv, ScriptedParallelEnv
 from marlvec.testing.scripted.rllib import KeyedEnv
-from marlvec.testing.scripted.sampled import SampledEnv
 from marlvec.testing.scripted.script import End, Script, ScriptLike, draw_script
 from marlvec.testing.scripted.stamp import (
     ALIVE_CHECKSUM,

@@ -14,10 +14,6 @@ __all__ = ["ExitingEnv", "FaultyEnv", "HangingEnv", "Operation", "RaisingEnv", "
 Operation = Literal["init", "reset", "step", "close"]
 
 
-def _scripted_error() -> BaseException:
-    return ValueError("scripted failure")
-
-
 class FaultyEnv(CounterEnv):
     """A `CounterEnv` that fails before one of its operations; subclasses define how, in `strike`.
 
@@ -83,7 +79,11 @@ class RaisingEnv(FaultyEnv):
     """
 
     def __init__(
-        self, *args: Any, error: Callable[[], BaseException] = _scripted_error, env_index: int = 0, **options: Any
+        self,
+        *args: Any,
+        error: Callable[[], BaseException] = lambda: ValueError("scripted failure"),
+        env_index: int = 0,
+        **options: Any,
     ) -> None:
         self._error = error
         super().__init__(*args, env_index=env_index, **options)

@@ -25,23 +25,14 @@ __all__ = ["AgentStep", "ScriptedState", "Shell", "ZooShell", "count_incarnation
 
 
 class AgentStep(NamedTuple):
-    """Result of a step for one agent.
+    """Result of a step for one agent."""
 
-    Attributes:
-        place: Its place on the agent axis.
-        reward: Its reward.
-        terminated: Whether it terminates.
-        truncated: Whether it is truncated.
-        alive: Whether it stays alive.
-        joins: Whether it enters now.
-    """
-
-    place: int
+    place: int  # on the agent axis
     reward: float
     terminated: bool
     truncated: bool
-    alive: bool
-    joins: bool
+    alive: bool  # it stays alive
+    joins: bool  # it enters now
 
 
 def count_incarnation(marks: str | Path, env_index: int) -> int:
@@ -70,11 +61,6 @@ class ScriptedState:
         reuse_buffer: Whether all observations share one buffer, and all infos one dict, overwritten at each step.
         masked: Whether observations come with an action mask.
         action_space: Action space of every agent; None: ``Discrete(5)``.
-
-    Attributes:
-        episode: Number of the running episode, -1 before the first reset.
-        t: Steps since the reset.
-        script: The running episode's script.
     """
 
     def __init__(
@@ -132,11 +118,7 @@ class ScriptedState:
             raise ValueError(f"the script is for {len(self.script.births)} agents, the env has {self.agent_num}")
 
     def act(self, actions: Mapping[int, Any]) -> None:
-        """Take one step with the actions of these agents.
-
-        Raises:
-            ValueError: An action is not in the action space, or is masked.
-        """
+        """Take one step with actions of these agents; `ValueError`: one is not in the action space, or is masked."""
         for a, action in actions.items():
             if not self.action_space.contains(action):
                 raise ValueError(f"action {action!r} of agent {a} is not in {self.action_space}")
@@ -147,14 +129,7 @@ class ScriptedState:
             self._checksums[a] = next_checksum(self._checksums[a], action)
 
     def advance(self, actions: Mapping[int, Any]) -> list[AgentStep]:
-        """Take one step with the actions of these agents.
-
-        Returns:
-            One entry for each agent in the episode before or after the step.
-
-        Raises:
-            ValueError: As in `act`.
-        """
+        """Take one step as `act`; return one entry for each agent in the episode before or after it."""
         before = self.script.alive(self.t)
         self.act(actions)
         script, t = self.script, self.t

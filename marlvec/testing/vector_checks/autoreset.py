@@ -37,14 +37,6 @@ def check_autoreset(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
 
 
 class _Player:
-    """Plays one mode and records the events of each env.
-
-    Args:
-        envs: The vectorizer.
-        place: The check.
-        seed: The seed.
-    """
-
     def __init__(self, envs: VectorEnv, place: VectorPlace, seed: int) -> None:
         self._envs, self._place, self._seed = envs, place, seed
         self._stories: list[Story] = [[] for _ in range(envs.num_envs)]
@@ -52,7 +44,7 @@ class _Player:
         self._ended = [0] * envs.num_envs
 
     def play(self) -> list[Story]:
-        """Play until every env has ended `EPISODES` episodes."""
+        """Play one mode until every env has ended `EPISODES` episodes; return the events of each env."""
         envs, mode = self._envs, self._envs.autoreset_mode
         obs, infos = envs.reset(seed=self._seed)
         for i in range(envs.num_envs):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from marlvec.testing.env_checks.report import Place, first_difference, leaf
+from marlvec.testing.env_checks.findings import Place, first_difference, leaf
 from marlvec.trees import map_tree, zip_trees
 from marlvec.vector.vector_env import VectorEnv
 
@@ -47,14 +47,7 @@ def record(result: Sequence[Any]) -> dict[str, Any]:
 
 
 def actions_for(envs: VectorEnv, seed: int, counts: Sequence[int], env_ids: Sequence[int] | None = None) -> Any:
-    """Return random legal actions that depend only on the seed, each env's index and its step count.
-
-    Args:
-        envs: The vectorizer.
-        seed: The seed.
-        counts: Step count of each chosen env.
-        env_ids: The envs; None for all.
-    """
+    """Return random legal actions that depend only on the seed, each chosen env's index and its step count."""
     ids = range(envs.num_envs) if env_ids is None else env_ids
     drawn = [
         envs.random_action(seed=seed * 1_000_003 + 10_007 * i + count, env_ids=[i])

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.adapters.infos import MAX_DEPTH
+from marlvec.envs.adapters.return_values import MAX_DEPTH
 from marlvec.envs.spec import COMMON, Info
 from marlvec.vector.data.buffers import Selection
 

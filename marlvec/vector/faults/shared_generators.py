@@ -9,7 +9,7 @@ from types import FunctionType
 
 import numpy as np
 
-from marlvec.envs.contract_warnings import warn_of_contract
+from marlvec.envs.adapters.return_values import warn_of_contract
 
 __all__ = ["GENERATORS", "is_drawn_by_all", "warn_of_shared"]
 

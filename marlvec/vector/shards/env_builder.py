@@ -169,7 +169,7 @@ class EnvBuilder:
         """Use copies of an env's attributes as its state, after a replay check."""
         adapter = adapter_in(env)
         if adapter is not None:
-            adapter.copy_attributes()
+            adapter.copies_attributes = True
         if problem := env.state_obstacle():
             raise ArgumentError(f"env_state='deepcopy': {problem}")
         layers = tuple(type(layer) for layer in wrapper_chain(env.unwrapped))

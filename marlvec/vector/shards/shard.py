@@ -26,7 +26,7 @@ from marlvec.envs.autoreset import AutoresetRules
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec, Info
-from marlvec.envs.states.plain import plain_copy
+from marlvec.envs.user_env import plain_copy
 from marlvec.envs.wrappers.base import adapter_in
 from marlvec.errors import ContractError, Failure, MarlvecError, NotResetError
 from marlvec.spaces.action_masks import find_forbidden

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, Space
 from numpy.typing import NDArray
 
-from marlvec.envs.contract_warnings import warn_of_contract
+from marlvec.envs.adapters.return_values import warn_of_contract
 from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.errors import ActionError, ContractError
 from marlvec.spaces import Contained, Leaf, Membership, check_size, membership, snapshot

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.contract_warnings import warn_of_contract
+from marlvec.envs.adapters.return_values import warn_of_contract
 from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.spaces import Finite, Leaf, Membership, membership
 from marlvec.vector.vector_step import VectorStep

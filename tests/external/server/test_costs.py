@@ -15,7 +15,7 @@ import pytest
 
 from marlvec import external
 from marlvec.errors import BusyError, ConnectionLost, ProtocolError, RefusedError
-from marlvec.external.account import Account
+from marlvec.external.exchange.row import Account
 from marlvec.external.protocol.messages import Message, Type, read_message, write_message
 from marlvec.external.server import session, session_manager
 from tests.external.helpers.served import SPACES, Raw, Served, obs_of, served, wire_obs

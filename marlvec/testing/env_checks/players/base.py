@@ -21,8 +21,7 @@ from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.action_masks import split_action_mask
 from marlvec.testing.env_checks.constant_spaces import ConstantSpaces
-from marlvec.testing.env_checks.findings import EpisodeLog, Fault, Findings
-from marlvec.testing.env_checks.report import Place, first_difference, leaf
+from marlvec.testing.env_checks.findings import EpisodeLog, Fault, Findings, Place, first_difference, leaf
 from marlvec.testing.env_checks.values import (
     check_flag,
     check_mask,
@@ -37,12 +36,7 @@ __all__ = ["Moment", "Player", "RawPlayer"]
 
 @dataclass
 class Moment:
-    """Results of one call.
-
-    Attributes:
-        place: The call.
-        facts: Copies of the results, keyed by description, e.g. ``"reward of agent 'a'"``.
-    """
+    """Copies of the results of one call, keyed by description, e.g. ``"reward of agent 'a'"``."""
 
     place: Place
     facts: dict[str, Any] = field(default_factory=dict)
@@ -51,21 +45,7 @@ class Moment:
 class Player(ABC):
     """Plays random legal actions on one env of one form.
 
-    Args:
-        env: The user's env.
-        name: Its name.
-        agents: The env's agents.
-        read_spaces: See `ConstantSpaces`; observation spaces of all agents first, then action spaces.
-        max_steps: Most steps that an episode may take.
-        findings: Collects findings.
-
-    Attributes:
-        place: The running call.
-        live: Agents in the episode.
-        gone: Agents that have ended.
-        over: Whether the episode is over.
-        lenient: Whether the env is played with ``lenient=True``, which accepts other forms of rewards and flags.
-        watch: Called after each checked call, with whether the episode is over.
+    `read_spaces`: see `ConstantSpaces`; observation spaces of all agents first, then action spaces.
     """
 
     def __init__(
@@ -91,9 +71,10 @@ class Player(ABC):
         }
         self.resets_itself = resets_itself(env, name)
         self.live: set[AgentId] = set()
-        self.gone: set[AgentId] = set()
+        self.gone: set[AgentId] = set()  # agents that have ended
         self.over = False
-        self.lenient = False
+        self.lenient = False  # the env is played with ``lenient=True``
+        # called after each checked call, with whether the episode is over
         self.watch: Callable[[bool], None] = lambda over: None
         self._moment = Moment(self.place)
 
@@ -110,25 +91,16 @@ class Player(ABC):
     # --- whole episodes ---
 
     def play(self, episodes: int, seed: int) -> list[Moment]:
-        """Play episodes; the first is seeded, the others continue from there.
+        """Play episodes, and return the results of each call; the first is seeded, the others continue from there.
 
         Faults go to the findings; an episode that cannot continue ends there.
-
-        Returns:
-            Results of each call.
         """
         return list(self.moments(episodes, seed))
 
     def moments(self, episodes: int, seed: int, actions: int | None = None) -> Iterator[Moment]:
-        """Play episodes, one call at a time.
+        """Play episodes, and yield the results of each call once it has returned.
 
-        Args:
-            episodes: Number of episodes.
-            seed: Seed of the env, in the first episode, and of the actions.
-            actions: Seed of the actions, if different.
-
-        Yields:
-            Results of each call, once it has returned.
+        `seed` is that of the env, in the first episode, and of the actions unless `actions` gives another one.
         """
         rng = np.random.default_rng(seed if actions is None else actions)
         for episode in range(1, episodes + 1):
@@ -176,14 +148,7 @@ class Player(ABC):
     # --- calls ---
 
     def ask(self, function: Callable[..., Any], *args: Any, given: str = "", **kwargs: Any) -> Any:
-        """Call the env, which must not raise or change its arguments.
-
-        Args:
-            function: The function.
-            args: Its arguments.
-            given: Name of the arguments, for messages.
-            kwargs: Its keyword arguments.
-        """
+        """Call the env, which must not raise or change its arguments, which messages call `given`."""
         before = deepcopy((args, kwargs))
         try:
             result = function(*args, **kwargs)
@@ -300,13 +265,7 @@ class Player(ABC):
         return table
 
     def check_final(self, agent: AgentId, info: Any, common: Mapping[Any, Any]) -> None:
-        """Check the last observation of an agent of an env that resets itself.
-
-        Args:
-            agent: The agent.
-            info: Its info, which may contain the observation.
-            common: Infos that may contain one for each agent, keyed by agent.
-        """
+        """Check an agent's last observation in an env that resets itself: in its info, or by agent in common infos."""
         found = [info[key] for key in OBSERVATION_KEYS if isinstance(info, Mapping) and key in info]
         shared = [table for key in OBSERVATION_KEYS if isinstance(table := common.get(key), Mapping)]
         found += [table[agent] for table in shared if agent in table]
@@ -329,13 +288,7 @@ class Player(ABC):
 
 
 class RawPlayer(Player):
-    """Plays the raw env of an adapter, with the adapter's name, agents and spaces.
-
-    Args:
-        adapter: The adapter.
-        max_steps: Most steps that an episode may take.
-        findings: Collects findings.
-    """
+    """Plays the raw env of an adapter, with the adapter's name, agents and spaces."""
 
     def __init__(self, adapter: Adapter, max_steps: int, findings: Findings) -> None:
         pairs = [(kind, agent) for kind in ("observation", "action") for agent in adapter.ids]

@@ -14,9 +14,9 @@ from marlvec.connectors._support.leafwise_obs import space_summary
 from marlvec.connectors.connector import ActionConnector, AgentConnector, Connector
 from marlvec.connectors.pipeline import Pipeline
 from marlvec.connectors.rows import Rows
-from marlvec.testing.connector_checks._support.player import BatchDriver, ConnectorDriver
-from marlvec.testing.connector_checks._support.report import BatchReport, Report
-from marlvec.testing.connector_checks._support.story import ColumnLike, Moment, SampledRows, transitions
+from marlvec.testing.connector_checks.player import BatchDriver, ConnectorDriver
+from marlvec.testing.connector_checks.report import BatchReport, Report
+from marlvec.testing.connector_checks.story import ColumnLike, Moment, SampledRows, transitions
 
 __all__ = ["BatchTrial", "EpisodeTrial", "Trial", "has_leaves"]
 
@@ -25,22 +25,11 @@ _WARM = 1_000  # seed of the story that connectors learn from
 
 
 class Trial(ABC):
-    """A connector, and moments to play to it.
+    """A connector, which `build` makes, and moments to play to it."""
 
-    Args:
-        build: Makes a new connector.
-        report: Reports faults.
-
-    Attributes:
-        report: As above.
-        both: Modes to check in: True is training, False eval.
-        length: Number of moments in a story.
-        cut: Number of moments before a connector is saved, copied or reset.
-    """
-
-    both: ClassVar[tuple[bool, ...]]
-    length: ClassVar[int]
-    cut: ClassVar[int]
+    both: ClassVar[tuple[bool, ...]]  # modes to check in: True is training, False eval
+    length: ClassVar[int]  # of a story, in moments
+    cut: ClassVar[int]  # moments before a connector is saved, copied or reset
     _driver: ClassVar[type[ConnectorDriver]] = ConnectorDriver
 
     def __init__(self, build: Callable[[], Connector], report: Report) -> None:
@@ -95,17 +84,7 @@ class Trial(ABC):
 
 
 class BatchTrial(Trial):
-    """A learner connector, and finished batches for it.
-
-    Args:
-        build: Makes a new connector.
-        obs: Space of one observation.
-        action: Space of one action.
-        columns: Further columns of the batches.
-        num_envs: Number of envs.
-        num_agents: Number of agents in each env.
-        seed: Seed of all draws.
-    """
+    """A learner connector, and finished batches for it."""
 
     both, length, cut = (True,), 3, 1
     _driver = BatchDriver
@@ -124,12 +103,10 @@ class BatchTrial(Trial):
         self._drawn, self._seed = (obs, action, columns, num_envs, num_agents), seed
 
     def piece(self, made: Connector | None = None) -> Connector:
-        """Return a new connector, or `made`."""
         with self.report.asking("making one"):
             return self._build() if made is None else made
 
     def fresh_moments(self, *, seed: int = 0) -> list[Moment]:
-        """Draw batches in arrays that no connector has been given."""
         batches = [transitions(*self._drawn, self._seed + seed + k) for k in range(self.length)]
         return [Moment(rows, rows) for rows in batches]
 
@@ -137,24 +114,8 @@ class BatchTrial(Trial):
 class EpisodeTrial(Trial):
     """A connector of the agent or the action side on one space.
 
-    Args:
-        build: Makes a new connector.
-        space: Agent side: space of one observation at its input. Action side: space of one action at its output.
-        action_space: Space of one policy action; derived on the action side.
-        agents: Names of the agents.
-        num_envs: Number of envs.
-        columns: Extra columns of the rows and the policy's answer.
-        seed: Seed of all draws.
-
-    Attributes:
-        acts: Whether it is on the action side.
-        across: Whether all rows of an env must come in one call.
-        outer: The space on the policy's side.
-        learnt: What a connector learnt from a separate story; empty if it learns nothing.
-
-    Raises:
-        Refused: The connector rejects this space.
-        ContractError: It cannot be made, set up or played at all.
+    `space` is of one observation at its input on the agent side, of one action at its output on the action side, where
+    `action_space` is derived. `Refused`: the connector rejects this space.
     """
 
     both, length, cut = (True, False), 12, 6
@@ -175,13 +136,12 @@ class EpisodeTrial(Trial):
         self._columns, self._seed = columns, seed
         piece = self.piece()
         self.acts, self.across = isinstance(piece, ActionConnector), piece.across_agents
-        self.outer = self.declared(piece, space)
-        self.learnt: Any = {}
+        self.outer = self.declared(piece, space)  # the space on the policy's side
+        self.learnt: Any = {}  # from a separate story; empty if it learns nothing
 
     # --- new connectors
 
     def piece(self, made: Connector | None = None) -> Connector:
-        """Return a new connector, or ``made``, set up for the space."""
         with self.report.asking("making one"):
             piece = self._build() if made is None else made
         if isinstance(piece, Pipeline):
@@ -217,9 +177,7 @@ class EpisodeTrial(Trial):
     def player(self, *, training: bool | None = None) -> ConnectorDriver:
         """Return the driver of a new connector, which has what was learnt, but no history.
 
-        Args:
-            training: Its mode; None: training if it learns nothing, else eval, so that results depend on the rows
-                alone.
+        By default it is training if it learns nothing, else in eval, so that results depend on the rows alone.
         """
         piece = self.piece()
         if self.learns:
@@ -278,7 +236,7 @@ class EpisodeTrial(Trial):
 
 
 def has_leaves(state: Any) -> bool:
-    """Whether nested dicts and lists contain anything."""
+    """Return whether nested dicts and lists contain anything."""
     if isinstance(state, Mapping):
         return any(has_leaves(item) for item in state.values())
     if isinstance(state, (list, tuple)):

@@ -11,8 +11,8 @@ from marlvec.connectors.connector import ActionConnector, Connector, LearnerConn
 from marlvec.connectors.pipeline import Pipeline, is_left_out
 from marlvec.connectors.rows import Rows
 from marlvec.spaces.equality import difference
-from marlvec.testing.connector_checks._support.report import Report, keys_of
-from marlvec.testing.connector_checks._support.story import Moment
+from marlvec.testing.connector_checks.report import Report, keys_of
+from marlvec.testing.connector_checks.story import Moment
 
 __all__ = ["BatchDriver", "ConnectorDriver"]
 
@@ -21,12 +21,7 @@ _IDENTITY = ("env_id", "agent_index", "eps_id", "t")
 
 
 class ConnectorDriver:
-    """Calls a connector as a collector would.
-
-    Args:
-        report: Reports faults.
-        piece: The connector, set up.
-    """
+    """Calls a connector, which is set up, as a collector would."""
 
     def __init__(self, report: Report, piece: Connector) -> None:
         self.report, self.piece = report, piece
@@ -52,11 +47,7 @@ class ConnectorDriver:
         return outs
 
     def call(self, rows: Rows) -> Rows:
-        """Call the connector.
-
-        Raises:
-            ContractError: It raised, or returned something other than these rows.
-        """
+        """Call the connector, which must return these rows."""
         out = self._call(rows)
         for name in _IDENTITY:
             if name not in out:
@@ -121,11 +112,7 @@ class BatchDriver(ConnectorDriver):
     """Calls a learner connector with whole batches, which have no policy answer."""
 
     def call(self, rows: Rows) -> Rows:
-        """Pass a batch to the connector, and call it.
-
-        Raises:
-            ContractError: It raised, or returned something other than these rows.
-        """
+        """Pass a batch to the connector, and call it; it must return these rows."""
         assert isinstance(self.piece, LearnerConnector)  # checked by the caller
         with self.report.asking("see_batch()"):
             self.piece.see_batch({"main": rows})
@@ -141,8 +128,7 @@ class BatchDriver(ConnectorDriver):
         return out
 
     def answered(self, out: Rows, moment: Moment) -> Rows:
-        """Return no rows: no policy answers."""
         return out.take(slice(0, 0))
 
     def show_answer(self, answered: Rows) -> None:
-        """Do nothing: no policy answers."""
+        pass

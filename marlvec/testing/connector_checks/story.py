@@ -31,17 +31,11 @@ _NUMBER = Box(-np.inf, np.inf, (), np.float64)
 
 @dataclass(frozen=True)
 class Moment:
-    """One call's rows, the policy's answer and the resets after it.
+    """One call's rows, the policy's answer and the resets after it."""
 
-    Attributes:
-        rows: The rows, without the policy's answer.
-        answer: The policy's answer, one entry per row.
-        over: Envs to reset afterwards: their episode ended or was lost.
-    """
-
-    rows: Rows
-    answer: Rows
-    over: tuple[int, ...] = ()
+    rows: Rows  # without the policy's answer
+    answer: Rows  # one entry per row
+    over: tuple[int, ...] = ()  # envs to reset afterwards: their episode ended or was lost
 
     def take(self, index: Any) -> Moment:
         """Return this moment with some of its rows, and all of ``over``."""
@@ -62,16 +56,8 @@ class SampledRows:
     """Draws moments, one after the other.
 
     In a moment some envs have no rows, and others not every agent. An agent's episode may begin later than its env's,
-    end earlier, and end without an action. Some episodes are lost midway.
-
-    Args:
-        obs: Space of one observation.
-        action: Space of one action of the policy.
-        mask: Space that ``action_mask`` is for; if it has no choices, there is no such column.
-        columns: Extra columns of the rows and the policy's answer.
-        num_envs: Number of envs.
-        num_agents: Number of agents.
-        seed: Seed of all draws; stories with different seeds share no ``eps_id``.
+    end earlier, and end without an action. Some episodes are lost midway. Stories with different seeds share no
+    ``eps_id``. `mask` is the space that ``action_mask`` is for; if it has no choices, there is no such column.
     """
 
     def __init__(
@@ -189,14 +175,6 @@ def transitions(
     The columns are those of a `SampleBatch`; ``state`` and ``next_state``; ``logp`` and ``values`` of the policy; and
     the columns that learner connectors add: ``next_values``, ``target_logp``, ``advantages``. Long fragments are cut
     in two.
-
-    Args:
-        obs: Space of one observation.
-        action: Space of one action.
-        columns: Further columns.
-        num_envs: Number of envs.
-        num_agents: Number of agents in each env.
-        seed: Seed of all draws.
     """
     moments = SampledRows(obs, action, action, columns, num_envs, num_agents, seed).moments(_LENGTH)
     rows = Rows.concat([moment.rows for moment in moments])

@@ -1,4 +1,4 @@
-"""The format in which checks of connectors report faults."""
+"""The format in which checks of connectors report faults, and their tolerances for numbers."""
 
 from __future__ import annotations
 
@@ -7,24 +7,77 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
 
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
-from marlvec.spaces.equality import Difference, difference
-from marlvec.testing.connector_checks._support.difference import learnt, summed
+from marlvec.spaces import Leaf, SpaceTree, membership
+from marlvec.spaces.equality import Difference, difference, short
 
-__all__ = ["BatchReport", "Key", "Refused", "Report", "keys_of"]
+__all__ = ["learnt", "outsider", "summed", "BatchReport", "Key", "Refused", "Report", "keys_of"]
+
+_ULPS = 64.0  # rounding of a sum taken in another order
+_LEARNT = 1e-6  # rounding of learnt statistics
+
+
+def summed(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return (…,) bool, whether numbers differ by no more than the rounding of a sum in another order."""
+    return _within(expected, got, _ULPS * float(np.finfo(expected.dtype).eps), 0.0)
+
+
+def learnt(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return (…,) bool, whether numbers differ by no more than the rounding of statistics learnt in another order."""
+    return _within(expected, got, _LEARNT, 1.0)
+
+
+def _within(expected: NDArray[Any], got: NDArray[Any], tolerance: float, least: float) -> NDArray[np.bool_]:
+    scale = float(np.abs(expected[np.isfinite(expected)]).max(initial=least))
+    close: NDArray[np.bool_] = np.isclose(got, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+    return close
+
+
+def outsider(space: Space[Any], tree: Any, n: int, *, exact: bool = True) -> Difference | None:
+    """Return the first value of a column of n rows outside its space.
+
+    `exact`: each leaf must have the space's dtype; else a lossless conversion is enough.
+    """
+    spaces = SpaceTree(space)
+    try:
+        values = spaces.flatten(tree)
+    except ContractError as error:
+        return Difference("", (), "the structure of the space", str(error))
+    return next(
+        (found for leaf, v in zip(spaces.leaves, values, strict=True) if (found := _in(leaf, v, n, exact))), None
+    )
+
+
+def _in(leaf: Leaf, value: Any, n: int, exact: bool) -> Difference | None:
+    if not isinstance(value, np.ndarray):
+        return Difference(leaf.path, (), "an array", f"{type(value).__name__} {short(value)}")
+    if value.shape != (n, *leaf.shape):
+        return Difference(leaf.path, (), f"shape {(n, *leaf.shape)}", str(value.shape))
+    if value.dtype != leaf.dtype and (exact or not _fits(value, leaf.dtype)):
+        return Difference(leaf.path, (), f"dtype {leaf.dtype}", str(value.dtype))
+    members, everywhere = membership(leaf, in_buffer=False), np.ones((n, 1), np.bool_)
+    if members is None or (good := members.rows(value[:, None], everywhere)).all():
+        return None
+    row = int(np.argmin(good))
+    return Difference(leaf.path, (row,), *members.refuse(value[row, ...]))
+
+
+def _fits(value: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    return np.can_cast(value.dtype, dtype, "same_kind") and bool(
+        (value.astype(dtype) == value).all() or dtype.kind == "f"
+    )
+
 
 Key = tuple[int, int]
 """(env, agent)"""
 
 
 class Refused(Exception):
-    """The connector rejects this space with the documented error.
-
-    Attributes:
-        error: The error it raised.
-    """
+    """The connector rejects this space with the documented error, `error`."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -32,15 +85,7 @@ class Refused(Exception):
 
 
 class Report:
-    """Reports faults of one connector on one input.
-
-    Args:
-        connector: The connector's name.
-        on: Description of its input.
-
-    Attributes:
-        check: Name of the running check.
-    """
+    """Reports faults of one connector on one input, which `on` describes."""
 
     def __init__(self, connector: str, on: str) -> None:
         self.connector, self.on = connector, on
@@ -55,9 +100,7 @@ class Report:
     def asking(self, subject: str, *, may_refuse: bool = False) -> Iterator[None]:
         """Turn any error of the connector into a `ContractError` that names the call.
 
-        Args:
-            subject: The call.
-            may_refuse: Whether it may reject the space here.
+        `may_refuse`: it may reject the space here.
         """
         try:
             yield
@@ -84,15 +127,9 @@ class Report:
     def compare(
         self, expected: Rows, got: Rows, moment: int, condition: str, hint: str = "", *, near: bool = False
     ) -> None:
-        """Raise if rows differ from the expected ones.
+        """Raise if rows differ from the expected ones, which may be more, in any order.
 
-        Args:
-            expected: The expected rows, in any order; may contain more.
-            got: The rows.
-            moment: Number of the moment.
-            condition: What must make no difference, e.g. ``"in any order"``.
-            hint: What to change.
-            near: Whether floats may differ in their last digits.
+        `condition` must make no difference, e.g. ``"in any order"``; `near`: floats may differ in their last digits.
         """
         places = {key: i for i, key in enumerate(keys_of(expected))}
         if more := [key for key in keys_of(got) if key not in places]:
@@ -109,7 +146,6 @@ class BatchReport(Report):
     def compare(
         self, expected: Rows, got: Rows, moment: int, condition: str, hint: str = "", *, near: bool = False
     ) -> None:
-        """Raise if rows differ from the expected ones; see `Report.compare`."""
         if differs := difference(expected, got, close=summed if near else None):
             row = f", row {differs.at[0]}" if differs.at else ""
             where = f"column {differs.path!r}{row}" if differs.path else "the columns"

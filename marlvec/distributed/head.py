@@ -1,16 +1,19 @@
-"""`HeadPolicies`: the head's record of policies: ids, weights and learner connectors."""
+"""What the head itself keeps: `HeadPolicies`, ids, weights and learner connectors; `HeadCallbacks`."""
 
 from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import cloudpickle
 
+from marlvec.collect import EpisodeRecord, Metrics, MultiAgentBatch
 from marlvec.collect.acting.policy_set import Connectors, PoliciesToTrain, pipelines_for
+from marlvec.collect.callbacks import RunningEpisode
+from marlvec.collect.callbacks.callback_list import CallbackLike, listeners_by_hook
 from marlvec.collect.state.state_loader import StateLoader
 from marlvec.connectors import LearnerPipeline
 from marlvec.distributed.accounting import may_publish
@@ -18,51 +21,29 @@ from marlvec.distributed.server.messages import Started
 from marlvec.errors import ArgumentError, SerialisationError, StateError
 from marlvec.serialization.state_fields import State, check_fields, number_field
 
-__all__ = ["HeadPolicies"]
+__all__ = ["HeadPolicies", "HeadCallbacks"]
 
 
 class HeadPolicies:
-    """The policies that all collectors have.
-
-    Args:
-        started: The first collector's `Started` reply.
-        learner_connectors: The argument of `Collectors`.
-        put: Stores a value where all collectors can fetch it.
-
-    Attributes:
-        ids: Policy ids, in order.
-        trained: Policies with batches, as in `marlvec.Collector.policies_to_train`.
-        learner_connectors: Pipeline by policy id; policies without learner connectors are left out.
-        weights: The current weights by policy id, of policies with weights.
-        reference: The engine's reference to the weights.
-        version: Version of the weights.
-    """
+    """The policies that all collectors have."""
 
     def __init__(self, started: Started, learner_connectors: Connectors, put: Callable[[Any], Any]) -> None:
         self._put, self._given = put, learner_connectors
         self.ids = list(started.policies)
         self._removed: set[str] = set()
         self.trained: PoliciesToTrain = started.policies_to_train
-        self.learner_connectors: dict[str, LearnerPipeline] = {}
+        self.learner_connectors: dict[str, LearnerPipeline] = {}  # of policies that have any
         if learner_connectors is not None:
             self.learner_connectors = pipelines_for(
                 LearnerPipeline, learner_connectors, self.ids, LearnerPipeline.default
             )
-        self.weights: dict[str, Any] = dict(started.weights or {})
+        self.weights: dict[str, Any] = dict(started.weights or {})  # of policies with weights
         self.reference, self.version = put(self.weights), 0
 
     def set_weights(self, weights: Mapping[str, Any], bases: Sequence[int], max_lag: int | None) -> None:
-        """Set new weights as the next version.
+        """Set new weights of some policies as the next version.
 
-        Args:
-            weights: Weights by policy id; other policies keep theirs.
-            bases: Versions at the requests of outstanding fragments.
-            max_lag: Greatest lag of a fragment.
-
-        Raises:
-            ArgumentError: A policy does not exist.
-            SerialisationError: The weights cannot be pickled.
-            StateError: A fragment would exceed ``max_lag``.
+        `StateError`: an outstanding fragment, requested at one of the versions `bases`, would exceed `max_lag`.
         """
         if not isinstance(weights, Mapping):
             raise ArgumentError(f"weights must be a dict by policy id, got {weights!r:.200}")
@@ -84,21 +65,12 @@ class HeadPolicies:
     # --- policies that come and go
 
     def find(self, policy_id: str) -> None:
-        """Check that a policy exists.
-
-        Raises:
-            KeyError: It does not exist; lists the existing policies.
-        """
+        """Check that a policy exists; the `KeyError` lists the existing policies."""
         if policy_id not in self.ids:
             raise KeyError(f"no policy {policy_id!r}; the policies are {self.ids}")
 
     def learner_connectors_with(self, policy_id: str, like: str | None) -> dict[str, LearnerPipeline]:
-        """Return all pipelines, with a pipeline for a new policy.
-
-        Raises:
-            ArgumentError: The id is invalid or was used before; or its pipeline is ambiguous.
-            KeyError: The policy ``like`` does not exist.
-        """
+        """Return all pipelines, with a pipeline for a new policy."""
         if not isinstance(policy_id, str):
             raise ArgumentError(f"a policy id must be a string, got {policy_id!r}")
         if policy_id in self.ids or policy_id in self._removed:
@@ -141,15 +113,7 @@ class HeadPolicies:
         }
 
     def prepare(self, state: State, loader: StateLoader) -> Callable[[], None]:
-        """Validate a state from `get_state`; return a function that installs it, except for learner connectors.
-
-        Args:
-            state: A state from `get_state`.
-            loader: Called with the learner connectors' states.
-
-        Raises:
-            ArgumentError: ``state`` is not from `get_state`, or of other policies.
-        """
+        """Validate a state; return a function that installs it. `loader` gets the learner connectors' states."""
         where = "the policies of the head"
         check_fields(state, ("version", "weights", "removed", "learner_connectors"), where)
         version, weights = number_field(state, "version", where), dict(state["weights"])
@@ -166,3 +130,41 @@ class HeadPolicies:
             "_removed": set(map(str, state["removed"])),
         }
         return partial(vars(self).update, new)
+
+
+_HERE = ("on_sample_end", "on_episode_end", "on_collector_start", "on_collector_lost")
+
+
+class HeadCallbacks:
+    """The callbacks of `Collectors`, in calling order; callbacks that have only hooks of collectors are refused."""
+
+    def __init__(self, callbacks: Iterable[CallbackLike]) -> None:
+        found = list(callbacks) if not isinstance(callbacks, dict) else callbacks
+        self._listeners = listeners_by_hook(found)
+        self.callbacks = tuple(found)
+        for callback in found:
+            own = [hook for hook, listeners in listeners_by_hook([callback]).items() if listeners]
+            if own and not set(own) & set(_HERE):
+                raise ArgumentError(
+                    f"{callback!r} has the hooks {own}, which are called beside the envs: give it to the Collector "
+                    f"in build; on the head there are {list(_HERE)}"
+                )
+
+    def sample_end(self, records: Iterable[EpisodeRecord], batch: MultiAgentBatch, metrics: Metrics) -> None:
+        """Call callbacks for a finished batch and the episodes that end in it; a note names one that raises."""
+        if self._listeners["on_episode_end"]:
+            for record in records:
+                episode = RunningEpisode(record.eps_id, record.env_id, record.number, 0, record.policies)
+                episode.custom = dict(record.custom)
+                episode.stage = "over"
+                self.call("on_episode_end", episode, record)
+        self.call("on_sample_end", batch, metrics)
+
+    def call(self, hook: str, *what: Any) -> None:
+        """Call this hook of all callbacks."""
+        for name, listener in self._listeners[hook]:
+            try:
+                listener(*what)
+            except BaseException as error:
+                error.add_note(f"in {hook} of {name}")
+                raise

@@ -48,29 +48,17 @@ _MODE = "render_mode"
 
 
 class AttributeReader:
-    """Reads the attributes of some objects, the roots, and of all objects that they refer to.
-
-    Args:
-        roots: The objects. References from one root to another stay references.
-
-    Attributes:
-        opaque: Path and class of each object that cannot be copied: ``"env.screen (pygame.surface.Surface)"``.
-        classes: Name → class, of each class with an object among those read.
-    """
+    """Reads the attributes of some objects, the roots, and of all objects that they refer to."""
 
     def __init__(self, roots: Sequence[Any]) -> None:
         self._numbers = {id(root): number for number, root in enumerate(roots)}
         self._held: list[Any] = list(roots)  # keeps objects alive, so that no id is reused
-        self.opaque: list[str] = []
+        self.opaque: list[str] = []  # objects that cannot be copied: "env.screen (pygame.surface.Surface)"
+        # by name, of the objects read
         self.classes: dict[str, type] = {_name(type(root)): type(root) for root in roots}
 
     def read(self, root: Any, path: str) -> Plain:
-        """Return the attributes of one root.
-
-        Args:
-            root: The root.
-            path: Its name in messages.
-        """
+        """Return the attributes of one root, which is called `path` in messages."""
         return self._read(root, path)
 
     def _read(self, thing: Any, path: str) -> Plain:
@@ -154,11 +142,7 @@ class AttributeReader:
 
 
 class AttributeWriter:
-    """Sets attributes that an `AttributeReader` has read from objects of the same classes.
-
-    Args:
-        roots: The objects, in the order of the reader's roots.
-    """
+    """Sets attributes that an `AttributeReader` has read from objects of the same classes, the roots in its order."""
 
     def __init__(self, roots: Sequence[Any]) -> None:
         self._roots = list(roots)
@@ -168,13 +152,7 @@ class AttributeWriter:
     def write(self, root: Any, state: Plain, path: str) -> None:
         """Set the attributes of one root, and delete those that are not in the state.
 
-        Args:
-            root: The root.
-            state: Attributes from `AttributeReader.read`.
-            path: Its name in messages.
-
-        Raises:
-            ArgumentError: An object in the state has no counterpart here.
+        `ArgumentError`: an object in the state has no counterpart here.
         """
         now = _attributes(root)
         made = {name: self._make(value, now.get(name, _MISSING), f"{path}.{name}") for name, value in state.items()}
@@ -199,7 +177,7 @@ class AttributeWriter:
         if kind == "again":
             return self._made[number]
         if kind in _MAKERS:
-            self._made[number] = _MAKERS[kind](state, old)
+            self._made[number] = _MAKERS[kind](state)
             return self._made[number]
         self._made[number] = getattr(self, f"_make_{kind}")(state, old, path)
         return self._made[number]
@@ -314,13 +292,13 @@ class AttributeWriter:
         return found
 
 
-def _make_stream(state: Plain, old: Any) -> Any:
+def _make_stream(state: Plain) -> Any:
     made = np.random.Generator(_bits_for(state["state"]))
     made.bit_generator.state = _copied(state["state"])
     return made
 
 
-def _make_random_state(state: Plain, old: Any) -> Any:
+def _make_random_state(state: Plain) -> Any:
     made = np.random.RandomState(_bits_for(state["state"]))
     made.set_state(_copied(state["state"]))
     return made
@@ -342,21 +320,21 @@ def _bits_for(state: Any) -> np.random.BitGenerator:
     return made
 
 
-def _make_random(state: Plain, old: Any) -> Any:
+def _make_random(state: Plain) -> Any:
     made = random.Random(0)
     version, words, rest = state["state"]
     made.setstate((version, tuple(words), rest))
     return made
 
 
-_MAKERS: dict[str, Callable[[Plain, Any], Any]] = {
-    "array": lambda state, _: np.array(state["array"]),
+_MAKERS: dict[str, Callable[[Plain], Any]] = {
+    "array": lambda state: np.array(state["array"]),
     "generator": _make_stream,
     "RandomState": _make_random_state,
     "Random": _make_random,
-    "bytes": lambda state, _: state["bytes"].tobytes(),
-    "bytearray": lambda state, _: bytearray(state["bytes"].tobytes()),
-    "complex": lambda state, _: complex(*state["parts"]),
+    "bytes": lambda state: state["bytes"].tobytes(),
+    "bytearray": lambda state: bytearray(state["bytes"].tobytes()),
+    "complex": lambda state: complex(*state["parts"]),
 }
 
 

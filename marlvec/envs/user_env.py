@@ -7,12 +7,12 @@ from functools import lru_cache
 from typing import Any
 
 from marlvec.arguments import signature_of
-from marlvec.envs.states.attributes import AttributeReader, AttributeWriter
-from marlvec.envs.states.plain import plain_copy
+from marlvec.envs.attributes import AttributeReader, AttributeWriter
 from marlvec.envs.wrapper_chain import wrapper_chain
-from marlvec.errors import ArgumentError
+from marlvec.errors import ArgumentError, SerialisationError
+from marlvec.serialization.values import encode
 
-__all__ = ["UserEnvState"]
+__all__ = ["UserEnvState", "one_each", "plain_copy"]
 
 
 class UserEnvState:
@@ -20,12 +20,7 @@ class UserEnvState:
 
     The outermost layer that has both ``get_state()`` and ``set_state(state)`` provides the state of itself and all
     layers below it. For wrappers above it, their attributes are the state. If no layer has both methods, the attributes
-    of all layers are the state, if the user allows it (``env_state="deepcopy"``).
-
-    Args:
-        env: The user's env.
-        name: Its name in messages.
-        copies_attributes: Whether copies of attributes may be used as the state.
+    of all layers are the state, if the user allows it (``env_state="deepcopy"``: `copies_attributes`).
     """
 
     def __init__(self, env: Any, name: str, *, copies_attributes: bool) -> None:
@@ -53,15 +48,7 @@ class UserEnvState:
         return None
 
     def get(self) -> dict[str, Any]:
-        """Read the state.
-
-        Returns:
-            Plain data: ``layers``, the attributes of each layer above the one with state methods, and ``env``, the
-            state from that layer.
-
-        Raises:
-            SerialisationError: The env's own state is not plain data; names the part.
-        """
+        """Return ``layers``, attributes of each layer above that with state methods, and ``env``, its state."""
         layers, offering = self._layers()
         attributes, _ = self._read(layers, offering)
         if offering == len(layers):
@@ -69,11 +56,7 @@ class UserEnvState:
         return {"layers": attributes, "env": plain_copy(layers[offering].get_state(), self._name)}
 
     def set(self, state: dict[str, Any]) -> None:
-        """Write a copy of a state, so that several envs may share the original.
-
-        Raises:
-            ArgumentError: It is the state of an env with other layers.
-        """
+        """Write a copy of a state, so that several envs may share the original."""
         layers, offering = self._layers()
         expected, got = [type(layer).__name__ for layer in layers[:offering]], [of for of, _ in state["layers"]]
         if expected != got or ("env" in state) != (offering < len(layers)):
@@ -109,3 +92,19 @@ def _has_state_methods(kind: Any) -> bool:
     except (TypeError, ValueError):  # a method for another purpose: MuJoCo's envs have set_state(qpos, qvel)
         return False
     return True
+
+
+def plain_copy(state: Any, name: str) -> Any:
+    """Copy a state from ``get_state()``; `SerialisationError` names a part that is not plain data."""
+    try:
+        encode(state, f"the result of {name}.get_state()")
+    except SerialisationError as error:
+        raise SerialisationError(f"{error}. A state must be plain data, so that it can be written to a file") from None
+    return deepcopy(state)
+
+
+def one_each(values: Any, n: int, where: str) -> list[Any]:
+    """Copy a list in a state, which must have one value for each of n agents; else raise `ArgumentError`."""
+    if not isinstance(values, list) or len(values) != n:
+        raise ArgumentError(f"{where}: expected {n} values, one for each agent, got {values!r:.200}")
+    return list(values)

@@ -1,4 +1,4 @@
-"""`StatefulCollectors`: saves and restores the state of many collectors."""
+"""`StatefulCollectors`: saves and restores the state of many collectors, with answers that are in no batch yet."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from typing import Any
 
+from marlvec.collect import MultiAgentBatch
 from marlvec.collect.metrics.collector_stats import CollectorStats
+from marlvec.collect.metrics.episode_table import EpisodeTable
 from marlvec.collect.metrics.metrics import Metrics
+from marlvec.collect.metrics.metrics_delta import MetricsDelta
 from marlvec.collect.rollout_state import Counters
+from marlvec.collect.state.batch_state import batch_from, get_batch_state
 from marlvec.collect.state.identity import check_identity, describe_pipeline
 from marlvec.collect.state.state_loader import StateLoader, has_state, state_of
 from marlvec.distributed.accounting import Ledger, LedgerState, Plan
 from marlvec.distributed.collector_group import CollectorGroup
 from marlvec.distributed.engines.engine import Engine
-from marlvec.distributed.head_callbacks import HeadCallbacks
-from marlvec.distributed.head_policies import HeadPolicies
+from marlvec.distributed.head import HeadCallbacks, HeadPolicies
 from marlvec.distributed.merge_rounds import MergeRounds
-from marlvec.distributed.server.messages import CheckState, GetState
-from marlvec.distributed.state.answer_state import answer_from, get_answer_state
+from marlvec.distributed.server.messages import Answer, CheckState, GetState
 from marlvec.errors import ArgumentError, StateError
 from marlvec.serialization.archive import FilePath
 from marlvec.serialization.saved_value import read_value, write_value
-from marlvec.serialization.state_fields import State, check_fields
+from marlvec.serialization.state_fields import State, check_fields, number_field
 
-__all__ = ["StatefulCollectors"]
+__all__ = ["StatefulCollectors", "answer_from", "get_answer_state"]
 
 FORMAT = 1
 _FIELDS = (
@@ -108,7 +110,9 @@ class StatefulCollectors(ABC):
         self._check_open()
         try:
             check_fields(state, _FIELDS, "set_state()")
-            self._check_identity(state)
+            if state["format"] != FORMAT:
+                raise ArgumentError(f"set_state(): expected a state of format {FORMAT}, got {state['format']!r:.50}")
+            check_identity(state["belongs_to"], self._identity, "these collectors have")
             stored = self._store(state)
             loader = StateLoader()
             put_all = self._prepare(state, stored, loader)
@@ -130,10 +134,7 @@ class StatefulCollectors(ABC):
         self._restart_missing()
 
     def save(self, path: FilePath) -> None:
-        """Write `get_state` to a file, atomically.
-
-        Args:
-            path: The file, by convention ``.npz``; an existing file is replaced.
+        """Write `get_state` to a file, by convention ``.npz``, atomically; an existing file is replaced.
 
         Raises:
             SerialisationError: A value cannot be saved in a file; names it.
@@ -144,9 +145,6 @@ class StatefulCollectors(ABC):
 
     def load(self, path: FilePath) -> None:
         """Continue from a file of `save`: see `set_state`. Loading executes no code from it.
-
-        Args:
-            path: The file.
 
         Raises:
             CheckpointError: The file is missing, damaged, of another version, or holds something else.
@@ -183,11 +181,6 @@ class StatefulCollectors(ABC):
             "sync_states": self._rounds.every,
             "learner_connectors": {name: describe_pipeline(chain) for name, chain in sorted(chains.items())},
         }
-
-    def _check_identity(self, state: State) -> None:
-        if state["format"] != FORMAT:
-            raise ArgumentError(f"set_state(): expected a state of format {FORMAT}, got {state['format']!r:.50}")
-        check_identity(state["belongs_to"], self._identity, "these collectors have")
 
     def _ask_all(self, content: Callable[[int], GetState | CheckState | None]) -> dict[int, Any]:
         """Send each collector a question, after its earlier requests; return the replies by index."""
@@ -257,3 +250,64 @@ class StatefulCollectors(ABC):
         for i, callback in enumerate(self._callbacks.callbacks):
             if has_state(callback):
                 yield f"callbacks[{i}], {type(callback).__name__}", callback
+
+
+_ANSWER_FIELDS = ("id", "epoch", "batch", "delta", "seconds")
+_DELTA = ("agents", "policies", "episodes", "counters", "timers", "values")
+
+
+def get_answer_state(answer: Answer) -> State:
+    """Return the part of an answer that its future batch needs; connectors' statistics are not part of it."""
+    return {
+        "id": answer.id,
+        "epoch": answer.epoch,
+        "batch": get_batch_state(MultiAgentBatch.concat(answer.parts)) if answer.parts else None,
+        "delta": None if answer.delta is None else _get_delta_state(answer.delta),
+        "seconds": list(answer.seconds),
+    }
+
+
+def answer_from(state: Any) -> Answer:
+    """Rebuild an answer from its state."""
+    where = "an answer that waits"
+    check_fields(state, _ANSWER_FIELDS, where)
+    try:
+        delta = None if state["delta"] is None else _delta_from(state["delta"])
+        waited, worked = map(float, state["seconds"])
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        raise ArgumentError(f"{where}: expected a state from get_state(): {error!r:.200}") from error
+    return Answer(
+        number_field(state, "id", where),
+        number_field(state, "epoch", where),
+        () if state["batch"] is None else (batch_from(state["batch"], {}),),
+        delta,
+        seconds=(waited, worked),
+    )
+
+
+def _get_delta_state(delta: MetricsDelta) -> State:
+    table = EpisodeTable(len(delta.agents), max(1, len(delta.episodes)))
+    table.add(delta.episodes)
+    return {
+        "agents": list(delta.agents),
+        "policies": list(delta.policies),
+        "episodes": table.get_state(),
+        "counters": dict(delta.counters),
+        "timers": {name: list(timer) for name, timer in delta.timers.items()},
+        "values": [list(value) for value in delta.values],
+    }
+
+
+def _delta_from(state: Any) -> MetricsDelta:
+    check_fields(state, _DELTA, "metrics of an answer")
+    agents = tuple(map(str, state["agents"]))
+    table = EpisodeTable(len(agents), max(1, state["episodes"]["size"]))
+    table.prepare(state["episodes"], {})()
+    return MetricsDelta(
+        agents,
+        tuple(map(str, state["policies"])),
+        table.last(),
+        {str(name): int(number) for name, number in state["counters"].items()},
+        {str(name): (float(seconds), int(calls)) for name, (seconds, calls) in state["timers"].items()},
+        tuple((str(name), float(value)) for name, value in state["values"]),
+    )

@@ -1,1 +1,0 @@
-"""State of many collectors, as plain data."""

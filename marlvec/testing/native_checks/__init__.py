@@ -1,1 +1,0 @@
-"""Parts of `check_native_env`."""
