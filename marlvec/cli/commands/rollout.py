@@ -22,11 +22,7 @@ _RECENT = 100  # episodes in the mean return beside the bar
 
 
 def roll_out(
-    collector: Collector,
-    played_by: Mapping[str, str],
-    env_steps: int,
-    console: Console,
-    table: LiveTable | None = None,
+    collector: Collector, played_by: Mapping[str, str], env_steps: int, console: Console, table: LiveTable | None = None
 ) -> Rollout:
     """Collect env steps with a new collector whose metrics keep every episode; Ctrl-C ends it early.
 

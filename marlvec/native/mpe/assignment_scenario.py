@@ -62,16 +62,7 @@ def _match(costs: Any, cheapest: Any) -> None:
 
 @kernel
 def _find_path(
-    row: Any,
-    costs: Any,
-    u: Any,
-    v: Any,
-    path: Any,
-    row_of: Any,
-    shortest: Any,
-    rows: Any,
-    columns: Any,
-    remaining: Any,
+    row: Any, costs: Any, u: Any, v: Any, path: Any, row_of: Any, shortest: Any, rows: Any, columns: Any, remaining: Any
 ) -> Any:
     """Find the shortest augmenting path from an unassigned row; return its last column and its length."""
     size = len(u)
