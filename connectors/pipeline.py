@@ -39,11 +39,10 @@ class Stage(Generic[P]):
     __slots__ = ("calls", "is_checked", "name", "ns", "piece")
 
     def __init__(self, name: str, piece: P) -> None:
-        self.name = name
-        self.piece = piece
-        self.is_checked = not _is_ours(piece)  # results of user code are checked
-        self.ns = 0
-        self.calls = 0
+        self.name, self.piece = name, piece
+        ours = type(piece).__module__.startswith("marlvec.connectors.") and not isinstance(piece, FunctionConnector)
+        self.is_checked = not ours  # results of user code are checked
+        self.ns = self.calls = 0
 
     @property
     def timing(self) -> Timing:
@@ -77,10 +76,6 @@ def with_inner(piece: Connector) -> list[Connector]:
     """List a piece and, if it is a chain, all pieces in it, outer pieces first."""
     inner = piece if isinstance(piece, Pipeline) else ()
     return [piece, *(found for part in inner for found in with_inner(part))]
-
-
-def _is_ours(piece: Connector) -> bool:
-    return type(piece).__module__.startswith("marlvec.connectors.") and not isinstance(piece, FunctionConnector)
 
 
 def is_left_out(piece: Connector) -> bool:
