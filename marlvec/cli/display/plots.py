@@ -201,7 +201,7 @@ def heat_map(env: str, result: MatchResult, kind: str, ratings: Mapping[str, Rat
             if i != j and np.isfinite(rate):
                 left.text(j, i, f"{rate:.0%}", ha="center", va="center", fontsize=9)
     left.set_title("win rate, row against column", loc="left", fontsize=10)
-    figure.colorbar(image, ax=left, shrink=0.8, format=_percent)
+    figure.colorbar(image, ax=left, shrink=0.8, format=lambda rate, _: f"{rate:.0%}")
     values, errors = np.transpose([(found.rating, found.error) for found in ratings.values()])
     wide = None if np.isnan(errors).any() else np.where(np.isfinite(errors), errors, 0.0)
     right.errorbar(values, range(len(names)), xerr=wide, fmt="o", color="#0072B2")
@@ -212,7 +212,3 @@ def heat_map(env: str, result: MatchResult, kind: str, ratings: Mapping[str, Rat
     right.set_title(kind, loc="left", fontsize=10)
     figure.suptitle(f"{env}: {len(result.games):,} games", x=0.01, ha="left", fontweight="bold")
     return figure
-
-
-def _percent(rate: float, _: Any) -> str:
-    return f"{rate:.0%}"
