@@ -511,9 +511,12 @@ class Pipeline(Connector, Generic[P]):
 
     @classmethod
     def load(cls, path: FilePath) -> Self:
-        """Build a saved pipeline with its state, which continues like the original.
+        """Build a saved pipeline, which continues like the original.
 
         First import the modules that register its classes and functions. Loading executes no code from the file.
+
+        Returns:
+            The pipeline with its state.
 
         Raises:
             CheckpointError: The file is damaged, of another class, or of another version; the text has the reason.
