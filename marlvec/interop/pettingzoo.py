@@ -14,9 +14,16 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from marlvec.envs.spec import COMMON, AgentGroup
 from marlvec.errors import ArgumentError, NotResetError
-from marlvec.interop.dicts import join_actions, places_of
 from marlvec.interop.rows.infos import merged
-from marlvec.interop.rows.view_checks import check_view, metadata_of, render_mode_of, value_at, viewed
+from marlvec.interop.rows.view_checks import (
+    check_view,
+    join_actions,
+    metadata_of,
+    places_of,
+    render_mode_of,
+    value_at,
+    viewed,
+)
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.vector.data.infos import infos_to_list

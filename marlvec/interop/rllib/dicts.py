@@ -16,9 +16,8 @@ from gymnasium.spaces import Box, Dict, Discrete, Space
 
 from marlvec.envs.spec import COMMON, AgentGroup
 from marlvec.errors import ActionError
-from marlvec.interop.dicts import join_actions, places_of
 from marlvec.interop.rows.infos import merged
-from marlvec.interop.rows.view_checks import value_at
+from marlvec.interop.rows.view_checks import join_actions, places_of, value_at
 from marlvec.vector.data.infos import infos_to_list
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
