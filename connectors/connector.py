@@ -20,7 +20,18 @@ from marlvec.serialization.name_table import CLASSES
 from marlvec.serialization.values import Config, decode, encode
 from marlvec.spaces.equality import difference
 
-__all__ = ["ActionConnector", "AgentConnector", "Connector", "EnvIds", "LearnerConnector", "State", "from_setup"]
+__all__ = [
+    "ActionConnector",
+    "AgentConnector",
+    "Connector",
+    "EnvIds",
+    "LearnerConnector",
+    "State",
+    "from_setup",
+    "holds",
+    "is_left_out",
+    "overrides",
+]
 
 State = dict[str, Any]
 """What a connector remembers: plain dicts and lists of arrays and numbers."""
@@ -283,6 +294,26 @@ class Connector(ABC):
             f"{self.name} does not know its space: call bind(space) on its pipeline, or setup(space); in a Collector "
             f"whose policies are assigned to agents when episodes begin, call its reset() first"
         )
+
+
+def is_left_out(piece: Connector) -> bool:
+    """Return whether a call can skip the piece."""
+    return holds(piece, "is_identity")
+
+
+def holds(piece: Connector, what: str) -> bool:
+    """Return whether a property holds for the piece; a base class's property does not hold for an overridden call."""
+    if not getattr(piece, what):
+        return False
+    said, called = (
+        next(k for k, cls in enumerate(type(piece).__mro__) if name in vars(cls)) for name in (what, "__call__")
+    )
+    return said <= called
+
+
+def overrides(piece: Connector, name: str) -> bool:
+    """Return whether a piece has its own version of a method that does nothing by default."""
+    return getattr(getattr(piece, name), "__func__", None) is not getattr(Connector, name)
 
 
 class AgentConnector(Connector):
