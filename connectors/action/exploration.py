@@ -174,7 +174,6 @@ def _choices(space: Space[Any]) -> list[tuple[int, Choices]]:
 def _noisy(
     rows: Rows, boxes: FloatBoxes, noise_nD: NDArray[np.float64], executed: ExecutedActions, *, clip: bool
 ) -> Rows:
-    """Add noise to the actions that a policy chose."""
     given = is_given(rows)
     actions = boxes.add(rows.actions_for_env, noise_nD, clip=clip)
     if given.any():

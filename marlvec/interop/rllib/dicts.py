@@ -88,7 +88,6 @@ class AgentDicts:
     def _env(
         self, result: VectorStep, i: int, row: tuple[Any, ...], raw_infos: Mapping[str, Any], *, begins: bool
     ) -> tuple[dict[str, Any], ...]:
-        """Return RLlib's dicts of env ``i``, one of each kind."""
         is_over, seen, present, *values, done, fault, was_reset = row
         if begins or was_reset:
             begins, self._open[i], self._late[i] = True, set(), {}

@@ -129,7 +129,6 @@ def _step(
 def _play(
     stones: NDArray[np.uint64], heights: NDArray[np.int8], last: NDArray[np.int8], i: int, me: int, column: int
 ) -> int:
-    """Drop a stone in env ``i``; return the outcome."""
     height = heights[i, column]
     if height == HEIGHT:
         return ILLEGAL
