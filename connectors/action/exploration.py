@@ -11,9 +11,8 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from marlvec.connectors._support.agent_table import AgentTable, Remembers, Tables, load_tables, save_tables
-from marlvec.connectors._support.executed_actions import ExecutedActions, is_given
 from marlvec.connectors._support.row_random import RowRandom
-from marlvec.connectors.action.valid_actions import BoxActions, Choices, FloatBoxes, row_name
+from marlvec.connectors.action.valid_actions import BoxActions, Choices, ExecutedActions, FloatBoxes, is_given, row_name
 from marlvec.connectors.connector import ActionConnector, State, from_setup
 from marlvec.connectors.parameters import PositiveInt, Probability
 from marlvec.connectors.rows import Rows
