@@ -27,11 +27,14 @@ class CatalogueRow(NamedTuple):
 
 
 def catalogue(name: str = "", side: str | None = None) -> list[CatalogueRow]:
-    """List the connectors that ``marlvec.connectors`` exports, by side and name, each with its first line.
+    """List the connectors that ``marlvec.connectors`` exports, by side and name.
 
     Args:
         name: Only those whose names contain this, in upper or lower case.
         side: Only those of this side; None for all.
+
+    Returns:
+        A row a connector, with its side, name and first line.
 
     Raises:
         ArgumentError: ``side`` does not exist.

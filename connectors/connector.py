@@ -20,7 +20,18 @@ from marlvec.serialization.name_table import CLASSES
 from marlvec.serialization.values import Config, decode, encode
 from marlvec.spaces.equality import difference
 
-__all__ = ["ActionConnector", "AgentConnector", "Connector", "EnvIds", "LearnerConnector", "State", "from_setup"]
+__all__ = [
+    "ActionConnector",
+    "AgentConnector",
+    "Connector",
+    "EnvIds",
+    "LearnerConnector",
+    "State",
+    "from_setup",
+    "holds",
+    "is_left_out",
+    "overrides",
+]
 
 State = dict[str, Any]
 """What a connector remembers: plain dicts and lists of arrays and numbers."""
@@ -155,10 +166,13 @@ class Connector(ABC):
             raise ArgumentError(f"{self.name} has no state, got {list(state)}")
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> State:
-        """Merge states of copies that saw different data, into a state for `load_state_dict` of all.
+        """Merge states of copies that saw different data, into a state that all can load.
 
         Only learnt statistics are merged; state of running episodes stays in its copy. The default is ``{}``, and
         loading ``{}`` through a pipeline changes nothing.
+
+        Returns:
+            A state for `load_state_dict`.
         """
         return {}
 
@@ -166,8 +180,11 @@ class Connector(ABC):
         """Return learnt statistics for a merge elsewhere, and continue learning until `take_merged`.
 
         With many collectors, each hands over, the head merges, and all load the merged state while they collect. Data
-        learnt in between must count exactly once, so override the three methods together. The default is `state_dict`
-        if `merge_states` is overridden, else ``{}``.
+        learnt in between must count exactly once, so override the three methods together. The default is
+        `state_dict` if `merge_states` is overridden, else ``{}``.
+
+        Returns:
+            A state for `merge_states`; ``{}`` without statistics.
         """
         return {} if type(self).merge_states is Connector.merge_states else self.state_dict()
 
@@ -198,9 +215,12 @@ class Connector(ABC):
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     def to_config(self) -> Config:
-        """Return ``{"connector": name, …arguments}`` for `from_config`, without its state.
+        """Return its arguments for `from_config`: JSON data, except for arrays, which are not converted.
 
-        It is JSON data, except for arrays, which are not converted.
+        Its state is not included: see `state_dict`.
+
+        Returns:
+            ``{"connector": name, …arguments}``.
 
         Raises:
             SerialisationError: Its class, or a function among its arguments, is not registered; an argument cannot be
@@ -219,7 +239,10 @@ class Connector(ABC):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Build a connector or pipeline, without learnt state, from the result of `to_config`.
+        """Build a connector from the result of `to_config`.
+
+        Returns:
+            A new connector or pipeline, without learnt state.
 
         Raises:
             ArgumentError: It is not a config, or not of a ``cls``.
@@ -273,11 +296,34 @@ class Connector(ABC):
         )
 
 
+def is_left_out(piece: Connector) -> bool:
+    """Return whether a call can skip the piece."""
+    return holds(piece, "is_identity")
+
+
+def holds(piece: Connector, what: str) -> bool:
+    """Return whether a property holds for the piece; a base class's property does not hold for an overridden call."""
+    if not getattr(piece, what):
+        return False
+    said, called = (
+        next(k for k, cls in enumerate(type(piece).__mro__) if name in vars(cls)) for name in (what, "__call__")
+    )
+    return said <= called
+
+
+def overrides(piece: Connector, name: str) -> bool:
+    """Return whether a piece has its own version of a method that does nothing by default."""
+    return getattr(getattr(piece, name), "__func__", None) is not getattr(Connector, name)
+
+
 class AgentConnector(Connector):
     """Agent side, before the policy: changes ``obs`` and ``rewards``, and adds columns."""
 
     def output_space(self, space: Space[Any]) -> Space[Any]:
         """Return the space of one observation after this connector, for ``space`` before it. Changes nothing.
+
+        Returns:
+            The space of ``obs`` after this connector.
 
         Raises:
             UnsupportedSpaceError: The connector does not support the space; the text has a remedy.
@@ -293,6 +339,9 @@ class ActionConnector(Connector):
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
         """Return the space of one action before this connector, for ``space`` after it. Changes nothing.
+
+        Returns:
+            The policy's space, if the next connector or the env takes ``space``.
 
         Raises:
             UnsupportedSpaceError: The connector does not support the space; the text has a remedy.

@@ -100,6 +100,9 @@ def agent_connector(
         function: Rows in, rows out; set by the decorator.
         name: Name in pipelines; None: the function's name.
         output_space: Function from the space before the connector to the space after it; None if both are equal.
+
+    Returns:
+        The connector; or a decorator, if only options were given.
     """
     if function is not None:
         return FunctionAgentConnector(function, name=name, output_space=output_space)
@@ -125,6 +128,9 @@ def action_connector(
         function: Rows in, rows with another ``actions_for_env`` out; set by the decorator.
         name: Name in pipelines; None: the function's name.
         policy_space: Function from the space after the connector to the space before it; None if both are equal.
+
+    Returns:
+        The connector; or a decorator, if only options were given.
     """
     if function is not None:
         return FunctionActionConnector(function, name=name, policy_space=policy_space)
@@ -150,6 +156,9 @@ def learner_connector(
         function: Rows of one policy's batch in, rows to learn from out; set by the decorator.
         name: Name in pipelines; None: the function's name.
         changes_length: Whether the function may return another number of rows than it gets.
+
+    Returns:
+        The connector; or a decorator, if only options were given.
     """
     if function is not None:
         return FunctionLearnerConnector(function, name=name, changes_length=changes_length)

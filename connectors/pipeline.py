@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 from gymnasium.spaces import Space
 
 from marlvec.connectors._support.leafwise_obs import space_summary
-from marlvec.connectors.connector import Connector, EnvIds, State
+from marlvec.connectors.connector import Connector, EnvIds, State, holds, is_left_out, overrides
 from marlvec.connectors.function import FunctionConnector
 from marlvec.connectors.rows import Rows
 from marlvec.connectors.saved_pipeline import SavedPipeline, explained
@@ -21,7 +21,7 @@ from marlvec.errors import ArgumentError, ContractError, StateError
 from marlvec.serialization.archive import FilePath
 from marlvec.serialization.values import Config
 
-__all__ = ["Stage", "Timing", "Target", "is_left_out", "with_inner", "Pipeline"]
+__all__ = ["Stage", "Timing", "Target", "with_inner", "Pipeline"]
 
 P = TypeVar("P", bound=Connector)
 
@@ -39,11 +39,10 @@ class Stage(Generic[P]):
     __slots__ = ("calls", "is_checked", "name", "ns", "piece")
 
     def __init__(self, name: str, piece: P) -> None:
-        self.name = name
-        self.piece = piece
-        self.is_checked = not _is_ours(piece)  # results of user code are checked
-        self.ns = 0
-        self.calls = 0
+        self.name, self.piece = name, piece
+        ours = type(piece).__module__.startswith("marlvec.connectors.") and not isinstance(piece, FunctionConnector)
+        self.is_checked = not ours  # results of user code are checked
+        self.ns = self.calls = 0
 
     @property
     def timing(self) -> Timing:
@@ -77,29 +76,6 @@ def with_inner(piece: Connector) -> list[Connector]:
     """List a piece and, if it is a chain, all pieces in it, outer pieces first."""
     inner = piece if isinstance(piece, Pipeline) else ()
     return [piece, *(found for part in inner for found in with_inner(part))]
-
-
-def _is_ours(piece: Connector) -> bool:
-    return type(piece).__module__.startswith("marlvec.connectors.") and not isinstance(piece, FunctionConnector)
-
-
-def is_left_out(piece: Connector) -> bool:
-    """Return whether a call can skip the piece."""
-    return _holds(piece, "is_identity")
-
-
-def _holds(piece: Connector, what: str) -> bool:
-    """Return whether a property holds for the piece; a base class's property does not hold for an overridden call."""
-    if not getattr(piece, what):
-        return False
-    said, called = (
-        next(k for k, cls in enumerate(type(piece).__mro__) if name in vars(cls)) for name in (what, "__call__")
-    )
-    return said <= called
-
-
-def _overrides(piece: Connector, name: str) -> bool:
-    return getattr(getattr(piece, name), "__func__", None) is not getattr(Connector, name)
 
 
 def _shared(name: str) -> Any:
@@ -228,9 +204,9 @@ class Pipeline(Connector, Generic[P]):
         flat = list(self._flat())
         self._program = program = _Program(
             tuple(stage for stage in flat if not is_left_out(stage.piece)),
-            tuple(stage.piece for stage in flat if _overrides(stage.piece, "on_policy_output")),
-            tuple(stage.piece for stage in flat if _overrides(stage.piece, "reset")),
-            all(is_left_out(stage.piece) or _holds(stage.piece, "only_converts") for stage in flat),
+            tuple(stage.piece for stage in flat if overrides(stage.piece, "on_policy_output")),
+            tuple(stage.piece for stage in flat if overrides(stage.piece, "reset")),
+            all(is_left_out(stage.piece) or holds(stage.piece, "only_converts") for stage in flat),
         )
         return program
 
@@ -516,9 +492,12 @@ class Pipeline(Connector, Generic[P]):
 
     @classmethod
     def load(cls, path: FilePath) -> Self:
-        """Build a saved pipeline with its state, which continues like the original.
+        """Build a saved pipeline, which continues like the original.
 
         First import the modules that register its classes and functions. Loading executes no code from the file.
+
+        Returns:
+            The pipeline with its state.
 
         Raises:
             CheckpointError: The file is damaged, of another class, or of another version; the text has the reason.

@@ -26,7 +26,7 @@ def register_connector(cls: None = None, *, name: str | None = None) -> Callable
 
 
 def register_connector(cls: C | None = None, *, name: str | None = None) -> C | Callable[[C], C]:
-    """Register a connector class for configs and files: ``@register_connector``, or as a call; return the class.
+    """Register a connector class for configs and files: ``@register_connector``, or as a call.
 
     Constructor arguments must define an instance: store them under the arguments' names, or return them from
     `Connector.params`. marlvec's classes need no registration.
@@ -34,6 +34,9 @@ def register_connector(cls: C | None = None, *, name: str | None = None) -> C | 
     Args:
         cls: The class; set by the decorator.
         name: Its name in configs, which must stay as long as configs are read; None: the class's name.
+
+    Returns:
+        The class, unchanged.
 
     Raises:
         AlreadyRegisteredError: The name belongs to another class, or the class has another name.
@@ -58,13 +61,16 @@ def register_function(function: None = None, *, name: str | None = None) -> Call
 
 
 def register_function(function: F | None = None, *, name: str | None = None) -> F | Callable[[F], F]:
-    """Register a function used by connectors for configs and files: ``@register_function``, or as a call; return it.
+    """Register a function used by connectors for configs and files: ``@register_function``, or as a call.
 
     Works above or below ``@agent_connector`` and the other decorators.
 
     Args:
         function: The function; set by the decorator.
         name: Its name in configs, which must stay as long as configs are read; None: the function's name.
+
+    Returns:
+        The function, unchanged.
 
     Raises:
         AlreadyRegisteredError: The name belongs to another function, or the function has another name.
@@ -80,10 +86,12 @@ def register_function(function: F | None = None, *, name: str | None = None) -> 
 
 
 def connector_from_config(config: Mapping[str, Any]) -> Connector:
-    """Build a connector, or a whole pipeline, without learnt state, from the result of `Connector.to_config`.
+    """Build a connector, or a whole pipeline, from its config; see `Connector.from_config` for errors.
 
-    Raises:
-        ArgumentError: ``config`` is not a config.
-        RegistryError: A name in it is not registered.
+    Args:
+        config: The result of `Connector.to_config`.
+
+    Returns:
+        The connector, without learnt state.
     """
     return Connector.from_config(config)

@@ -134,11 +134,7 @@ class Rows:
         return self._columns.get(name, default)
 
     def replace(self, **columns: Tree) -> Self:
-        """Return rows with these columns replaced or added, which share the arrays of the other columns.
-
-        Raises:
-            ArgumentError: A column's length differs from the rows'; names the column.
-        """
+        """Return rows with these columns replaced or added; they share the others. ArgumentError if lengths differ."""
         if not self._columns:
             return type(self)(columns)
         for column in columns.values():
@@ -151,11 +147,7 @@ class Rows:
         return rows
 
     def drop(self, *names: str) -> Self:
-        """Return rows without these columns, which share the arrays of the others.
-
-        Raises:
-            KeyError: A column does not exist.
-        """
+        """Return rows without the columns ``names``; they share the others. KeyError if a column does not exist."""
         for name in names:
             self[name]
         return type(self)({name: column for name, column in self._columns.items() if name not in names})
@@ -167,10 +159,13 @@ class Rows:
         return self.take(slice(start, stop))
 
     def take(self, index: Index) -> Self:
-        """Return the chosen rows, in the order of ``index``: views for a slice, else copies.
+        """Return the chosen rows, in the order of ``index``.
 
         Args:
-            index: (k,) ints, a (n,) bool mask, or a slice.
+            index: (k,) ints, a (n,) bool mask, or a slice. A slice gives views, the others copies.
+
+        Returns:
+            k rows: views for a slice, else copies.
 
         Raises:
             ArgumentError: The index is not one-dimensional ints or bools, or a mask's length is not n.
@@ -205,6 +200,9 @@ class Rows:
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
         """Concatenate rows; without parts return rows without columns.
+
+        Returns:
+            New rows, as many as all parts have.
 
         Raises:
             ArgumentError: The parts do not have the same columns, or a column's structure differs; names the columns.

@@ -63,8 +63,7 @@ class SavedPipeline:
         """Raise CheckpointError, with the difference, if this content of a file does not fit an existing pipeline."""
         if own.space is None and self.space is not None:
             raise CheckpointError(
-                path,
-                "is of a bound pipeline, this one is not bound: call bind() first, or reset() of its Collector",
+                path, "is of a bound pipeline, this one is not bound: call bind() first, or reset() of its Collector"
             )
         if own.agents != self.agents:
             raise CheckpointError(path, f"expected the agents {list(own.agents)}, got {list(self.agents)}")

@@ -45,7 +45,7 @@ class AgentTable:
         return f"AgentTable({self.shape}, {self.values.dtype}; {n} envs, {a} agents)"
 
     def get(self, env_id: NDArray[Any], agent_index: NDArray[Any]) -> NDArray[Any]:
-        """Copy the slots of these rows, (n,) each: ``(n, *shape)``, of the table's dtype."""
+        """Copy the slots of the rows ``env_id``, ``agent_index``, (n,) each: ``(n, *shape)``, of the table's dtype."""
         try:
             slots: NDArray[Any] = self.values[env_id, agent_index]
         except IndexError:
@@ -54,7 +54,7 @@ class AgentTable:
         return slots
 
     def set(self, env_id: NDArray[Any], agent_index: NDArray[Any], values: Any) -> None:
-        """Write ``values``, broadcast to ``(n, *shape)``, into the slots of these rows."""
+        """Write ``values``, broadcast to ``(n, *shape)``, to the slots of the rows ``env_id``, ``agent_index``."""
         try:
             self.values[env_id, agent_index] = values
         except IndexError:
@@ -82,11 +82,7 @@ class AgentTable:
         self.values = self.checked(state, "slots of agents")
 
     def checked(self, state: Mapping[str, Any], where: str) -> NDArray[Any]:
-        """Validate a state of ``where``; return a copy of its slots, (N, A, *shape).
-
-        Raises:
-            ArgumentError: Slots of another shape or dtype.
-        """
+        """Return a copy of a state's slots, (N, A, *shape); ArgumentError names ``where`` if shape or dtype differ."""
         check_fields(state, ["values"], where)
         return array_field(state, "values", self.values.dtype, (None, None, *self.shape), where)
 

@@ -56,7 +56,10 @@ class RowRandom:
         return f"RowRandom({self.seed}, {self.stream!r})"
 
     def uniform(self, rows: Rows, k: int = 1) -> NDArray[np.float64]:
-        """Draw (n, k) numbers in [0, 1), which do not depend on other rows.
+        """Draw (n, k) numbers in [0, 1).
+
+        Returns:
+            (n, k) float64; a row's numbers do not depend on the other rows.
 
         Raises:
             ContractError: The rows lack ``t``, ``agent_index``, or both ``eps_id`` and ``env_id``.
@@ -67,7 +70,7 @@ class RowRandom:
         return drawn
 
     def normal(self, rows: Rows, k: int = 1) -> NDArray[np.float64]:
-        """Draw (n, k) numbers of mean 0 and variance 1; errors as `uniform`."""
+        """Draw (n, k) numbers of mean 0 and variance 1; for errors see `uniform`."""
         pairs = (k + 1) // 2
         u = self.uniform(rows, 2 * pairs)
         radius = np.sqrt(-2 * np.log1p(-u[:, 0::2]))  # of 1 - u, which is never 0
@@ -78,7 +81,7 @@ class RowRandom:
         return out[:, :k]
 
     def integers(self, rows: Rows, high_n: ArrayLike, k: int = 1) -> NDArray[np.int64]:
-        """Draw (n, k) ints from 0 to below ``high_n``; errors as `uniform`.
+        """Draw (n, k) ints from 0 to below ``high_n``; for errors see `uniform`.
 
         Args:
             rows: n rows.

@@ -89,11 +89,7 @@ class MapActions(ActionConnector):
             the function returned another number of rows.
     """
 
-    def __init__(
-        self,
-        function: Callable[[Tree], Tree],
-        policy_space: SpaceRule = None,
-    ) -> None:
+    def __init__(self, function: Callable[[Tree], Tree], policy_space: SpaceRule = None) -> None:
         check_function(function, policy_space, "MapActions", "policy_space")
         self.function = function
         self._rule = policy_space

@@ -11,9 +11,8 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from marlvec.connectors._support.agent_table import AgentTable, Remembers, Tables, load_tables, save_tables
-from marlvec.connectors._support.executed_actions import ExecutedActions, is_given
 from marlvec.connectors._support.row_random import RowRandom
-from marlvec.connectors.action.valid_actions import BoxActions, Choices, FloatBoxes, row_name
+from marlvec.connectors.action.valid_actions import BoxActions, Choices, ExecutedActions, FloatBoxes, is_given, row_name
 from marlvec.connectors.connector import ActionConnector, State, from_setup
 from marlvec.connectors.parameters import PositiveInt, Probability
 from marlvec.connectors.rows import Rows
@@ -174,7 +173,6 @@ def _choices(space: Space[Any]) -> list[tuple[int, Choices]]:
 def _noisy(
     rows: Rows, boxes: FloatBoxes, noise_nD: NDArray[np.float64], executed: ExecutedActions, *, clip: bool
 ) -> Rows:
-    """Add noise to the actions that a policy chose."""
     given = is_given(rows)
     actions = boxes.add(rows.actions_for_env, noise_nD, clip=clip)
     if given.any():
@@ -192,16 +190,10 @@ def _noisy(
 class GaussianNoise(Decaying, BoxActions):
     """Adds independent normal noise to every element of every Box of floats, while training.
 
-    The batch gets a column ``actions_executed``: the action with its noise, in the policy's space. Off-policy learners
-    (DDPG, TD3) take this column; ``actions`` stays what the policy chose. Actions that no policy chose (``off_policy``)
-    pass unchanged.
-
-    Other leaves pass unchanged. ``std`` is in the units of the actions: before `UnsquashActions` they go from -1 to 1,
-    whatever the env's bounds, and that is where this belongs.
-
-    With ``final`` and ``decay_steps`` the deviation changes linearly from ``std`` to ``final``. Each agent of each env
-    counts its own decisions, so with 16 envs a decay over 16,000 steps in total is ``decay_steps=1000``. A new value of
-    ``std`` applies from the next call.
+    Other leaves, and actions that no policy chose (``off_policy``), pass unchanged. Off-policy learners (DDPG, TD3)
+    take the column ``actions_executed``, as with `EpsilonGreedy`, which also describes ``final`` and ``decay_steps``.
+    ``std`` is in the units of the actions: before `UnsquashActions` they go from -1 to 1, whatever the env's bounds,
+    and that is where this belongs.
 
     Args:
         std: Initial standard deviation: one number, or one per element of all Boxes, in order.

@@ -11,9 +11,9 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from marlvec.connectors._support.agent_table import AgentTable, Remembers
-from marlvec.connectors._support.executed_actions import ExecutedActions
 from marlvec.connectors._support.history import fixed_size_tree
 from marlvec.connectors._support.row_random import RowRandom
+from marlvec.connectors.action.valid_actions import ExecutedActions
 from marlvec.connectors.connector import ActionConnector, from_setup
 from marlvec.connectors.parameters import PositiveInt, Probability
 from marlvec.connectors.rows import Rows

@@ -108,8 +108,7 @@ def rollout(
     batch_mode: Annotated[
         BatchMode,
         typer.Option(
-            metavar="MODE",
-            help="truncate: exactly --env-steps; complete: whole episodes until they sum to it.",
+            metavar="MODE", help="truncate: exactly --env-steps; complete: whole episodes until they sum to it."
         ),
     ] = BatchMode.TRUNCATE,
     live: Annotated[
@@ -227,8 +226,7 @@ def record(
         ),
     ] = None,
     env_id: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="N", help="Which env of --from.", show_default="the only one in it"),
+        int | None, typer.Option(min=0, metavar="N", help="Which env of --from.", show_default="the only one in it")
     ] = None,
     backend: Annotated[
         Backend,
@@ -310,8 +308,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 for a free one.")] = 8765,
     num_envs: Annotated[int, typer.Option(min=1, metavar="N", help="How many episodes can run at a time.")] = 64,
     allow_remote: Annotated[
-        bool,
-        typer.Option("--allow-remote", help="Accept other machines; they need the token, or --no-token."),
+        bool, typer.Option("--allow-remote", help="Accept other machines; they need the token, or --no-token.")
     ] = False,
     token_file: Annotated[
         Path | None,
@@ -323,8 +320,7 @@ def serve(
         bool, typer.Option("--no-token", help="Require no token of any client, also of other machines.")
     ] = False,
     origin: Annotated[
-        list[str] | None,
-        typer.Option(metavar="URL", help="Another site whose pages may use it; may be repeated."),
+        list[str] | None, typer.Option(metavar="URL", help="Another site whose pages may use it; may be repeated.")
     ] = None,
     name: Annotated[
         list[str] | None, typer.Option(metavar="HOST", help="Another name of the server; may be repeated.")
@@ -364,8 +360,7 @@ def serve(
         ) as server:
             console = Console(stderr=True, emoji=False)
             console.print(
-                f"{envs.spec.name}: {', '.join(collector.policies)} at {server.url}; Ctrl-C ends it",
-                highlight=False,
+                f"{envs.spec.name}: {', '.join(collector.policies)} at {server.url}; Ctrl-C ends it", highlight=False
             )
             if token is None:
                 console.print(serve_command.who_may_come(server.host), highlight=False, soft_wrap=True)
@@ -448,9 +443,7 @@ def envs(
     filter: Annotated[
         str | None,
         typer.Argument(
-            metavar="FILTER",
-            help="Show ids that contain this, including Gymnasium's own.",
-            show_default=False,
+            metavar="FILTER", help="Show ids that contain this, including Gymnasium's own.", show_default=False
         ),
     ] = None,
     as_json: AsJson = False,

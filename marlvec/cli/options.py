@@ -33,8 +33,7 @@ Side = StrEnum("Side", "AGENT ACTION LEARNER")
 Env = Annotated[
     str,
     typer.Argument(
-        metavar="ENV",
-        help="An id such as simple_spread ([b]marlvec envs[/] lists them), MODULE:ATTR or FILE.py:ATTR.",
+        metavar="ENV", help="An id such as simple_spread ([b]marlvec envs[/] lists them), MODULE:ATTR or FILE.py:ATTR."
     ),
 ]
 Policies = Annotated[

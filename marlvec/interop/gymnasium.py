@@ -126,7 +126,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         self.envs.reset_send(**self._reset_arguments(seed, options))
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Wait for the reset requested by `reset_async`; return ``(obs, infos)``, as `reset`.
+        """Wait for the reset requested by `reset_async`; return what `reset` does.
 
         Raises:
             NothingPendingError: No reset is pending.
@@ -228,7 +228,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         self.envs.call_send(name, *args, **kwargs)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Wait for the results of `call_async`; return one per row, as `call`.
+        """Wait for the results of `call_async`; return what `call` does.
 
         Raises:
             NothingPendingError: No call is pending.

@@ -14,9 +14,16 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from marlvec.envs.spec import COMMON, AgentGroup
 from marlvec.errors import ArgumentError, NotResetError
-from marlvec.interop.dicts import join_actions, places_of
 from marlvec.interop.rows.infos import merged
-from marlvec.interop.rows.view_checks import check_view, metadata_of, render_mode_of, value_at, viewed
+from marlvec.interop.rows.view_checks import (
+    check_view,
+    join_actions,
+    metadata_of,
+    places_of,
+    render_mode_of,
+    value_at,
+    viewed,
+)
 from marlvec.making import make
 from marlvec.registry import EnvLike
 from marlvec.vector.data.infos import infos_to_list
@@ -104,11 +111,14 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Begin an episode; return ``(obs, infos)`` of the agents alive now.
+        """Begin an episode.
 
         Args:
             seed: For the env, used as it is; None: its random generator continues.
             options: For the env.
+
+        Returns:
+            ``(obs, infos)`` of the agents alive now.
         """
         self.envs.reset_send(seed=None if seed is None else [seed], options=options)
         result = self.envs.recv()
@@ -118,10 +128,13 @@ class ParallelView(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type
     def step(
         self, actions: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
-        """Step the env; return ``(obs, rewards, terminations, truncations, infos)``.
+        """Step the env.
 
         Args:
             actions: Agent to action, for every agent that must act. Actions of other agents are ignored.
+
+        Returns:
+            ``(obs, rewards, terminations, truncations, infos)``.
 
         Raises:
             ActionError: An agent must act and has no action, a name is unknown, or an action is not in its space.

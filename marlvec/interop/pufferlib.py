@@ -70,11 +70,14 @@ class PufferView(PufferEnv):  # type: ignore[misc]  # Any where pufferlib is not
         super().__init__(buf)
 
     def reset(self, seed: int | Sequence[int] | None = None) -> tuple[NDArray[Any], list[dict[str, Any]]]:
-        """Begin new episodes in all envs; return ``(observations, [])``, the buffer.
+        """Begin new episodes in all envs.
 
         Args:
             seed: Spread over the envs by `marlvec.env_seeds`; None: the envs' random generators continue. A list with
                 one seed is accepted, as passed by PufferLib's Multiprocessing.
+
+        Returns:
+            ``(observations, [])``, the buffer.
         """
         if isinstance(seed, (list, tuple)) and len(seed) == 1:
             (seed,) = seed

@@ -80,10 +80,13 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
     # --- reset and step
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Set the seed of the next `reset`; return, for each row, the seed of its env.
+        """Set the seed of the next `reset`.
 
         Args:
             seed: Spread over the envs by `marlvec.env_seeds`; None: a random seed.
+
+        Returns:
+            For each row, the seed of its env.
         """
         if seed is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0])
@@ -147,11 +150,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         return step.obs, step.rewards.astype(np.float32), step.terminated | step.truncated, step.infos
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Return the action masks, (R, k) bool: what each row may do now; all True if it does not act.
-
-        Raises:
-            ArgumentError: The actions are not discrete choices.
-        """
+        """Return masks, (R, k) bool: allowed choices; all True if a row does not act. ArgumentError without choices."""
         self._heeds_masks = True
         return self.driver.action_masks
 
@@ -166,11 +165,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         return self._is_maskable if attr_name == _MASKS else bool(super().has_attr(attr_name))
 
     def get_attr(self, attr_name: str, indices: Rows = None) -> list[Any]:
-        """Return an attribute of the env of each of these rows, one value per row.
-
-        Raises:
-            AttributeError: The envs have no such attribute.
-        """
+        """Return an attribute of the env of each of these rows, one value per row; AttributeError if envs have none."""
         rows = self._rows(indices)
         if attr_name == "render_mode":  # VecEnv reads it, also of envs without one
             return [render_mode_of(self.envs)] * len(rows)
@@ -182,11 +177,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is
         self.envs.set_attr(attr_name, value, sorted(set(self._envs_of(self._rows(indices)))))
 
     def env_method(self, method_name: str, *method_args: Any, indices: Rows = None, **method_kwargs: Any) -> list[Any]:
-        """Call a method of the envs, once for each env; each of these rows gets its env's result.
-
-        Raises:
-            AttributeError: The envs have no such method.
-        """
+        """Call a method once for each env; return its result for each of these rows, or raise AttributeError."""
         rows = self._rows(indices)
         if method_name == _MASKS and self._is_maskable:
             masks = self.action_masks()

@@ -67,12 +67,16 @@ class SuperSuitVecEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
     def reset(  # type: ignore[override]  # a list of infos, as in SuperSuit
         self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Infos]:
-        """Begin new episodes in all envs; return obs (R, …), and one info per row.
+        """Begin new episodes in all envs.
 
         Args:
             seed: One int: env i gets ``seed + i``, as in SuperSuit. A list of one int or None per env: used as they
-                are. None: the envs' random generators continue.
+                are.
+                None: the envs' random generators continue.
             options: For the envs.
+
+        Returns:
+            ``(obs, infos)``; obs (R, …), one dict per row.
         """
         if isinstance(seed, (int, np.integer)):
             seed = [int(seed) + i for i in range(self.envs.num_envs)]
@@ -126,6 +130,9 @@ def pettingzoo_env_to_vec_env_v1(parallel_env: Any) -> SuperSuitVecEnv:
     Args:
         parallel_env: The env: Parallel, or AEC, which SuperSuit does not accept. It is used directly, not copied.
 
+    Returns:
+        A vector env with a row for each agent.
+
     Raises:
         ArgumentError: Its agents have different spaces.
     """
@@ -138,7 +145,7 @@ def concat_vec_envs_v1(
     num_cpus: int = 0,
     base_class: str = "gymnasium",
 ) -> SuperSuitVecEnv | SB3VecEnv:
-    """Make many copies of an env one vector env of Gymnasium or of Stable-Baselines3.
+    """Make many copies of an env one vector env.
 
     Args:
         vec_env: A vector env from `pettingzoo_env_to_vec_env_v1`, or a Gymnasium env, which has one row. The env is
@@ -148,6 +155,9 @@ def concat_vec_envs_v1(
             in SuperSuit; else uint8.
         base_class: ``"gymnasium"``: a `SuperSuitVecEnv`. ``"stable_baselines3"``: an
             `marlvec.interop.sb3.SB3VecEnv`, whose ``seed()`` spreads seeds in marlvec's way.
+
+    Returns:
+        A vector env of Gymnasium or of Stable-Baselines3, as SuperSuit's function returns.
 
     Raises:
         ArgumentError: Another base class, a view that was not made from an env, or neither a view nor a Gymnasium env;

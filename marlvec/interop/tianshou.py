@@ -36,8 +36,6 @@ Step = tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_], NDArray[np.bool_], N
 
 
 class _View(BaseVectorEnv):  # type: ignore[misc]  # tianshou is Any where it is not installed
-    """Base class of both views."""
-
     _row_per_agent: bool
 
     def __init__(self, envs: VectorEnv) -> None:

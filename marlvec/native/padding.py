@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
 from marlvec.env_ids import rows_of
-from marlvec.envs.spec import EnvSpec, Info
+from marlvec.envs.spec import EnvSpec
 from marlvec.envs.wrappers.padding import padded_spec
 from marlvec.errors import ActionError
 from marlvec.native.native_env import Ids, NativeEnv, Rows, refuse
@@ -49,7 +48,10 @@ class PaddedNativeEnv(NativeEnv):
         self.num_envs, self.rng = env.num_envs, env.rng
         self.name, self.agents, self.metadata = env.name, env.agents, env.metadata
         self.state_space, self.has_infos = env.state_space, env.has_infos
-        self._sizes = np.array([_choices(space) for space in self._own.action_spaces])
+        most = np.iinfo(np.int64).max
+        self._sizes = np.array([getattr(space, "n", most) for space in self._own.action_spaces])
+        for name in ("write_state", "infos", "state_obstacle", "state_limits", "check_limits", "reference", "render"):
+            setattr(self, name, getattr(env, name))  # padding does not change these
 
     def spec(self) -> EnvSpec:
         return self._padded
@@ -58,13 +60,8 @@ class PaddedNativeEnv(NativeEnv):
         super().attach(rows)
         n, groups = self.num_envs, self._own.groups
         self._members = [list(group.agents) for group in groups]
-        obs, actions = (
-            [
-                [np.zeros((n, len(group.agents), *leaf.shape), leaf.dtype) for leaf in tree.leaves]
-                for group, tree in ((group, getattr(group, kind)) for group in groups)
-            ]
-            for kind in ("observation_tree", "action_tree")
-        )
+        obs = [group.observation_tree.zeros(n, len(group.agents)) for group in groups]
+        actions = [group.action_tree.zeros(n, len(group.agents)) for group in groups]
         self._inner = _OwnRows(rows, obs, actions)
         self._env.attach(self._inner)
 
@@ -95,30 +92,9 @@ class PaddedNativeEnv(NativeEnv):
         self._env.cut_short(ids)
         self._show(ids)
 
-    def write_state(self, ids: Ids) -> None:
-        self._env.write_state(ids)
-
-    def infos(self, ids: Ids) -> dict[int, Info]:
-        return self._env.infos(ids)
-
-    def state_obstacle(self) -> str | None:
-        return self._env.state_obstacle()
-
     def state_arrays(self) -> dict[str, AnyArray]:
         own = {f"obs/{g}": leaves[0] for g, leaves in enumerate(self._inner.obs)}
         return {**self._env.state_arrays(), **own}
-
-    def state_limits(self) -> dict[str, tuple[int, int]]:
-        return self._env.state_limits()
-
-    def check_limits(self, arrays: Mapping[str, AnyArray]) -> None:
-        self._env.check_limits(arrays)
-
-    def reference(self, i: int, render_mode: str | None = None) -> Any:
-        return self._env.reference(i, render_mode)
-
-    def render(self, i: int, render_mode: str | None) -> Any:
-        return self._env.render(i, render_mode)
 
     def _show(self, ids: Ids) -> None:
         """Copy the envs' own observations into the first corner of the padded ones; the rest stays zero."""
@@ -127,7 +103,3 @@ class PaddedNativeEnv(NativeEnv):
         for members, (obs,) in zip(self._members, self._inner.obs, strict=True):
             for j, a in enumerate(members):
                 shown[rows, a, *map(slice, obs.shape[2:])] = obs[rows, j]
-
-
-def _choices(space: Any) -> int:
-    return int(space.n) if isinstance(space, Discrete) else np.iinfo(np.int64).max

@@ -95,13 +95,7 @@ def record_data(
             Recorder(out, format.value, append=append, notes=notes) as recorder,
         ):
             collector = collector_of(
-                envs,
-                policy or [],
-                mapping or [],
-                connectors or [],
-                explore=not best,
-                seed=seed,
-                callbacks=[recorder],
+                envs, policy or [], mapping or [], connectors or [], explore=not best, seed=seed, callbacks=[recorder]
             )
             interrupted = _collect(collector, env_steps)
         show(out, as_json=as_json)
@@ -154,13 +148,7 @@ def show(folder: Path, *, as_json: bool) -> None:
 
 def _content(dataset: RecordedDataset) -> dict[str, Any]:
     policies = [
-        {
-            "policy": name,
-            "rows": len(rows),
-            "files": len(rows.files),
-            "bytes": rows.size_bytes,
-            "columns": _forms(rows),
-        }
+        {"policy": name, "rows": len(rows), "files": len(rows.files), "bytes": rows.size_bytes, "columns": _forms(rows)}
         for name, rows in dataset.items()
     ]
     return {

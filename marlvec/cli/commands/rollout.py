@@ -9,7 +9,7 @@ from time import perf_counter
 import numpy as np
 from rich.console import Console
 
-from marlvec.cli.display.rollout_table import Rollout, Setting, tracks
+from marlvec.cli.display.rollout_table import Rollout, tracks
 from marlvec.collect import Collector, SampleBatch
 from marlvec.collect.callbacks import LiveTable
 from marlvec.collect.progress_bar import ProgressBar
@@ -22,11 +22,7 @@ _RECENT = 100  # episodes in the mean return beside the bar
 
 
 def roll_out(
-    collector: Collector,
-    played_by: Mapping[str, str],
-    env_steps: int,
-    console: Console,
-    table: LiveTable | None = None,
+    collector: Collector, played_by: Mapping[str, str], env_steps: int, console: Console, table: LiveTable | None = None
 ) -> Rollout:
     """Collect env steps with a new collector whose metrics keep every episode; Ctrl-C ends it early.
 
@@ -59,7 +55,10 @@ def roll_out(
         except KeyboardInterrupt:
             interrupted = True
     return Rollout(
-        setting=Setting(envs.spec.name, envs.num_envs, envs.agents, envs.autoreset_mode, _where(envs)),
+        env=envs.spec.name,
+        num_envs=envs.num_envs,
+        agents=envs.agents,
+        where=_where(envs),
         env_steps=done,
         agent_steps=sum(rows.values()),
         episodes=metrics.episodes_total,

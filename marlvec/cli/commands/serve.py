@@ -93,7 +93,6 @@ def _apart(texts: Sequence[str]) -> tuple[list[str], list[str], dict[str, Path],
 
 
 def _restore(collector: Collector, policies: Mapping[str, Policy], files: Mapping[str, Path]) -> None:
-    """Load the saved states of policies and their connectors."""
     for policy_id, file in files.items():
         found = load_policy(file)
         chains: list[tuple[Any, Any]] = [

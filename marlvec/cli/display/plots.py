@@ -75,12 +75,12 @@ def returns_figure(result: Rollout) -> Figure:
 
 
 def _words(figure: Figure, grid: Any, result: Rollout, found: Mapping[str, Track]) -> None:
-    setting, top, bottom = result.setting, grid[0, 0], grid[-1]
-    figure.suptitle(f"{setting.name}: what the agents earned", x=0.01, ha="left", fontsize=14, fontweight="bold")
-    agents = f"{len(setting.agents)} agent{'s' * (len(setting.agents) > 1)}"
+    top, bottom = grid[0, 0], grid[-1]
+    figure.suptitle(f"{result.env}: what the agents earned", x=0.01, ha="left", fontsize=14, fontweight="bold")
+    agents = f"{len(result.agents)} agent{'s' * (len(result.agents) > 1)}"
     each = "".join({f" of {track.lengths[0]} decisions" for track in found.values()}) if len(grid) == 1 else ""
     top.set_title(
-        f"{setting.num_envs} envs × {agents}, {result.env_steps:,} env steps, {result.episodes:,} episodes{each}",
+        f"{result.num_envs} envs × {agents}, {result.env_steps:,} env steps, {result.episodes:,} episodes{each}",
         loc="left",
         fontsize=9.5,
         color=_FAINT,
@@ -131,7 +131,7 @@ def _agents(axes: Axes, track: Track, colour: str, result: Rollout) -> None:
         y = [part.mean() for part in recent]
         axes.plot(x, y, color=colour, linewidth=1.0, alpha=0.8)
         axes.annotate(
-            result.setting.agents[a],
+            result.agents[a],
             (x[-1], y[-1]),
             xytext=(-4, 4),
             textcoords="offset points",
@@ -201,7 +201,7 @@ def heat_map(env: str, result: MatchResult, kind: str, ratings: Mapping[str, Rat
             if i != j and np.isfinite(rate):
                 left.text(j, i, f"{rate:.0%}", ha="center", va="center", fontsize=9)
     left.set_title("win rate, row against column", loc="left", fontsize=10)
-    figure.colorbar(image, ax=left, shrink=0.8, format=_percent)
+    figure.colorbar(image, ax=left, shrink=0.8, format=lambda rate, _: f"{rate:.0%}")
     values, errors = np.transpose([(found.rating, found.error) for found in ratings.values()])
     wide = None if np.isnan(errors).any() else np.where(np.isfinite(errors), errors, 0.0)
     right.errorbar(values, range(len(names)), xerr=wide, fmt="o", color="#0072B2")
@@ -212,7 +212,3 @@ def heat_map(env: str, result: MatchResult, kind: str, ratings: Mapping[str, Rat
     right.set_title(kind, loc="left", fontsize=10)
     figure.suptitle(f"{env}: {len(result.games):,} games", x=0.01, ha="left", fontweight="bold")
     return figure
-
-
-def _percent(rate: float, _: Any) -> str:
-    return f"{rate:.0%}"

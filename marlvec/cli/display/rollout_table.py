@@ -15,7 +15,7 @@ from marlvec.cli.display.table import NOTHING, Column, print_table
 from marlvec.collect import EpisodeRecord, SampleBatch
 from marlvec.trees import tree_leaves
 
-__all__ = ["Track", "tracks", "Rollout", "Setting", "print_rollout", "rollout_json"]
+__all__ = ["Track", "tracks", "Rollout", "print_rollout", "rollout_json"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +71,13 @@ def _track(entries: list[tuple[Any, ...]]) -> Track:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """Settings of a run."""
-
-    name: str
-    num_envs: int
-    agents: tuple[str, ...]
-    autoreset_mode: str
-    where: str  # backend and number of workers
-
-
-@dataclass(frozen=True, slots=True)
 class Rollout:
     """Results of a run; keys are policy ids."""
 
-    setting: Setting
+    env: str
+    num_envs: int
+    agents: tuple[str, ...]
+    where: str  # backend and number of workers
     env_steps: int  # of all batches, as agent_steps
     agent_steps: int
     episodes: int  # finished ones
@@ -127,9 +119,8 @@ _COLUMNS: tuple[Column, ...] = (
 
 def print_rollout(console: Console, result: Rollout) -> None:
     """Print the table of policies, and the totals."""
-    setting = result.setting
-    agents = f"{len(setting.agents)} agent{'s' * (len(setting.agents) != 1)}"
-    title = Text.assemble((setting.name, "bold"), f" · {setting.num_envs} envs × {agents}, {setting.where}")
+    agents = f"{len(result.agents)} agent{'s' * (len(result.agents) != 1)}"
+    title = Text.assemble((result.env, "bold"), f" · {result.num_envs} envs × {agents}, {result.where}")
     rows: list[list[str | Text]] = []
     for name, track in result.tracks.items():
         batch = result.samples.get(name)
@@ -146,7 +137,7 @@ def print_rollout(console: Console, result: Rollout) -> None:
         )
         if track.agents_differ:
             for agent in result.players[name]:
-                own = track.of_agent(setting.agents.index(agent))
+                own = track.of_agent(result.agents.index(agent))
                 cells = ("", agent, "", "", "", *_returns(own), _lengths(own))
                 rows.append([Text(cell, "dim") for cell in cells])
     print_table(console, title, _COLUMNS, rows)
@@ -168,21 +159,13 @@ def print_rollout(console: Console, result: Rollout) -> None:
 
 def rollout_json(result: Rollout) -> dict[str, Any]:
     """Return the results as a JSON object; unknown values are null."""
-    setting = result.setting
+    names = (
+        *("env", "num_envs", "agents", "where", "env_steps", "agent_steps", "episodes", "episodes_faulty"),
+        *("episodes_restarted", "env_steps_lost", "seconds", "interrupted"),
+    )
     return {
-        "env": setting.name,
-        "num_envs": setting.num_envs,
-        "agents": setting.agents,
-        "where": setting.where,
-        "env_steps": result.env_steps,
-        "agent_steps": result.agent_steps,
-        "episodes": result.episodes,
-        "episodes_faulty": result.episodes_faulty,
-        "episodes_restarted": result.episodes_restarted,
-        "env_steps_lost": result.env_steps_lost,
-        "seconds": result.seconds,
+        **{name: getattr(result, name) for name in names},
         "env_steps_per_second": result.speed,
-        "interrupted": result.interrupted,
         "seconds_by_part": dict(result.timers),
         "policies": {name: _policy_json(result, name) for name in result.tracks},
     }
@@ -190,7 +173,7 @@ def rollout_json(result: Rollout) -> dict[str, Any]:
 
 def _policy_json(result: Rollout, name: str) -> dict[str, Any]:
     batch, track = result.samples.get(name), result.tracks[name]
-    agents = {agent: track.of_agent(result.setting.agents.index(agent)) for agent in result.players[name]}
+    agents = {agent: track.of_agent(result.agents.index(agent)) for agent in result.players[name]}
     return {
         "rows": result.rows[name],
         "obs": None if batch is None else _form(batch, "obs").splitlines(),

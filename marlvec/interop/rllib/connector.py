@@ -76,7 +76,10 @@ class RLlibConnector(ConnectorV2):  # type: ignore[misc]  # Any where ray is not
     def recompute_output_observation_space(
         self, input_observation_space: Space[Any], input_action_space: Space[Any]
     ) -> Space[Any]:
-        """Bind copies of the pipeline to the spaces; return a Dict of each agent's output space.
+        """Return the pipeline's output space for each agent; binds copies of the pipeline to the spaces.
+
+        Returns:
+            A Dict space of agent name to its space.
 
         Raises:
             ArgumentError: The observation space is not a Dict of agents.

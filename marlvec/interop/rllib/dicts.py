@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +16,8 @@ from gymnasium.spaces import Box, Dict, Discrete, Space
 
 from marlvec.envs.spec import COMMON, AgentGroup
 from marlvec.errors import ActionError
-from marlvec.interop.dicts import join_actions, places_of
 from marlvec.interop.rows.infos import merged
-from marlvec.interop.rows.view_checks import value_at
+from marlvec.interop.rows.view_checks import join_actions, places_of, value_at
 from marlvec.vector.data.infos import infos_to_list
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
@@ -36,20 +36,6 @@ class EnvDicts(NamedTuple):
     terminateds: list[dict[str, bool]]
     truncateds: list[dict[str, bool]]
     infos: list[dict[str, dict[str, Any]]]
-
-
-class _Rows(NamedTuple):
-    """A step's flags and rewards as lists: per env, and per agent if nested."""
-
-    ended: list[list[bool]]
-    seen: list[list[bool]]
-    here: list[list[bool]]
-    rewards: list[list[float]]
-    terminated: list[list[bool]]
-    truncated: list[list[bool]]
-    done: list[bool]
-    fault: list[bool]
-    was_reset: list[bool]
 
 
 class AgentDicts:
@@ -91,26 +77,21 @@ class AgentDicts:
         """Convert a step of all envs, or a reset if ``begins``."""
         self._acting = result.acting.copy()
         raw_infos = infos_to_list(result.infos, self._names, len(result))
-        ended, flags = result.ended, (result.terminated.tolist(), result.truncated.tolist())
+        ended = result.ended
+        arrays = ended, result.acting | ended, result.alive | ended, result.rewards, result.terminated, result.truncated
+        envs = result.done, result.fault, result.reset_mask
         # Plain lists, since reading single array entries is slow.
-        rows = _Rows(
-            ended.tolist(), (result.acting | ended).tolist(), (result.alive | ended).tolist(), result.rewards.tolist(),
-            *flags, result.done.tolist(), result.fault.tolist(), result.reset_mask.tolist(),
-        )  # fmt: skip
-        columns: list[list[dict[str, Any]]] = [[] for _ in EnvDicts._fields]
-        for i in range(len(result)):
-            for column, entries in zip(columns, self._env(result, rows, i, raw_infos[i], begins=begins), strict=True):
-                column.append(entries)
-        return EnvDicts(*columns)
+        rows = zip(*(array.tolist() for array in (*arrays, *envs)), strict=True)
+        found = [self._env(result, i, row, raw_infos[i], begins=begins) for i, row in enumerate(rows)]
+        return EnvDicts(*map(list, zip(*found, strict=True)))
 
     def _env(
-        self, result: VectorStep, rows: _Rows, i: int, raw_infos: Mapping[str, Any], *, begins: bool
+        self, result: VectorStep, i: int, row: tuple[Any, ...], raw_infos: Mapping[str, Any], *, begins: bool
     ) -> tuple[dict[str, Any], ...]:
-        """Return RLlib's dicts of env ``i``, one of each kind."""
-        if begins or rows.was_reset[i]:
+        is_over, seen, present, *values, done, fault, was_reset = row
+        if begins or was_reset:
             begins, self._open[i], self._late[i] = True, set(), {}
-        done, fault, seen = rows.done[i], rows.fault[i], rows.seen[i]
-        ended = {name for name, is_over in zip(self._names, rows.ended[i], strict=True) if is_over}
+        ended = set(compress(self._names, is_over))
         obs = {
             name: self._observation(result, i, name)
             for a, name in enumerate(self._names)
@@ -120,10 +101,8 @@ class AgentDicts:
             last = self._last[i]
             obs.update((name, last[name]) for name in self._names if fault and name in ended and name in last)
             self._last[i] = {} if done else {**({} if begins else last), **obs}
-        here = [] if begins else [(a, name) for a, name in enumerate(self._names) if rows.here[i][a]]
-        rewards, terminated, truncated = (
-            {name: row[a] for a, name in here} for row in (rows.rewards[i], rows.terminated[i], rows.truncated[i])
-        )
+        here = [] if begins else [(a, name) for a, name in enumerate(self._names) if present[a]]
+        rewards, terminated, truncated = ({name: of_agent[a] for a, name in here} for of_agent in values)
         given = obs, rewards, terminated, truncated, self._infos(result, i, obs, raw_infos, fault=fault)
         self._write_ends(i, given, ended, done=done)
         return given

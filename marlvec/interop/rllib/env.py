@@ -75,11 +75,14 @@ class RLlibMultiAgentEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Begin an episode; return ``(obs, infos)`` of the agents that must act.
+        """Begin an episode.
 
         Args:
             seed: For the env, used as it is; None: its random generator continues.
             options: For the env.
+
+        Returns:
+            ``(obs, infos)`` of the agents that must act.
         """
         self.envs.reset_send(seed=None if seed is None else [seed], options=options)
         result = self.envs.recv()
@@ -90,10 +93,13 @@ class RLlibMultiAgentEnv(MultiAgentEnv):  # type: ignore[misc]  # Any where ray 
     def step(
         self, action_dict: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
-        """Step the env; return ``(obs, rewards, terminateds, truncateds, infos)``.
+        """Step the env.
 
         Args:
             action_dict: Agent to action, for every agent that must act.
+
+        Returns:
+            ``(obs, rewards, terminateds, truncateds, infos)``.
 
         Raises:
             ActionError: An agent must act and has no action, a name is unknown, or an action is not in its space.

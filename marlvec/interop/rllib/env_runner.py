@@ -78,12 +78,7 @@ class RLlibEnvRunner(MultiAgentEnvRunner):  # type: ignore[misc]  # Any where ra
             "on_environment_created",
             callbacks_objects=self._callbacks,
             callbacks_functions=self.config.callbacks_on_environment_created,
-            kwargs={
-                "env_runner": self,
-                "metrics_logger": self.metrics,
-                "env": self.env,
-                "env_context": context,
-            },
+            kwargs={"env_runner": self, "metrics_logger": self.metrics, "env": self.env, "env_context": context},
         )
 
     def _context(self) -> EnvContext:

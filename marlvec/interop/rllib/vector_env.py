@@ -67,21 +67,27 @@ class RLlibVectorEnv(VectorMultiAgentEnv):  # type: ignore[misc]  # Any where ra
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[dict[str, Any]], list[dict[str, dict[str, Any]]]]:
-        """Begin new episodes in all envs; return ``(obs, infos)`` of agents that must act, one dict per env.
+        """Begin new episodes in all envs.
 
         Args:
             seed: One int, spread over the envs by `marlvec.env_seeds`; or one per env; or None.
             options: For all envs.
+
+        Returns:
+            ``(obs, infos)`` of agents that must act, one dict per env.
         """
         self.vectorizer.reset_send(seed=seed, options=options)
         given = self._dicts.read(self.vectorizer.recv(), begins=True)
         return given.obs, given.infos
 
     def step(self, actions: Sequence[Mapping[str, Any]]) -> EnvDicts:
-        """Step all envs; return ``(obs, rewards, terminateds, truncateds, infos)``, one dict per env in each.
+        """Step all envs.
 
         Args:
             actions: Per env, agent to action, for every agent that must act.
+
+        Returns:
+            ``(obs, rewards, terminateds, truncateds, infos)``, one dict per env in each.
 
         Raises:
             ActionError: An agent must act and has no action, a name is unknown, or an action is not in its space.

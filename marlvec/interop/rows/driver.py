@@ -158,7 +158,6 @@ class RowDriver:
         return self.rows.group.observation_tree.unflatten(self._leaves)
 
     def _merge_infos(self, infos: list[Info], ours: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Merge each row's driver info with its agent's and its env's."""
         if not any(infos):  # most envs have no infos in most steps
             return ours
         given = ((info.get(agent, {}), info.get(COMMON, {})) for info in infos for agent in self.envs.agents)
@@ -175,7 +174,6 @@ class RowDriver:
         return ours
 
     def _end(self, result: VectorStep, ended: NDArray[np.bool_], ours: list[dict[str, Any]]) -> None:
-        """Add the last observations and episode statistics of these rows."""
         tree, final = self.rows.group.observation_tree, [self.rows.join(leaf) for leaf in result.final_leaves[0]]
         for row in np.flatnonzero(ended).tolist():
             info, lost = ours[row], bool(self.lost[row])

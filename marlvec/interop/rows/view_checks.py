@@ -1,18 +1,21 @@
-"""What views need of the envs that they receive, and its check; reading single values, metadata and the render mode."""
+"""Shared by views: what they need of the envs that they receive, single values, metadata, dicts of agents."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import compress
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
 from marlvec.envs.autoreset import AutoresetMode
-from marlvec.envs.spec import AgentGroup
-from marlvec.errors import ArgumentError, EnvRaised
+from marlvec.envs.spec import AgentGroup, EnvSpec
+from marlvec.errors import ActionError, ArgumentError, EnvRaised
 from marlvec.spaces import SpaceTree
+from marlvec.vector.validation.agent_dicts import lay_out
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = [
@@ -26,6 +29,8 @@ __all__ = [
     "render_mode_of",
     "value_at",
     "viewed",
+    "join_actions",
+    "places_of",
 ]
 
 View = TypeVar("View")
@@ -160,3 +165,30 @@ def missing_is_attribute_error() -> Iterator[None]:
 
 def _join(parts: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+
+
+def places_of(spec: EnvSpec) -> dict[str, tuple[int, int]]:
+    """Return each agent's group, and its index in that group."""
+    return {spec.agents[a]: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)}
+
+
+def join_actions(envs: VectorEnv, actions: Sequence[Mapping[str, Any]], acting_NA: NDArray[np.bool_]) -> Any:
+    """Convert one dict of actions per env to the form of `VectorEnv.step`; the agents ``acting_NA`` must have one.
+
+    ActionError names agent and, if there are several, env. Actions of other agents are ignored.
+    """
+    names, known = envs.agents, set(envs.agents)
+    for i, (own, acting) in enumerate(zip(actions, acting_NA.tolist(), strict=True)):
+        where = "actions" if envs.num_envs == 1 else f"actions of env {i}"
+        if unknown := [name for name in own if name not in known]:
+            raise ActionError(f"{where}: no agent {unknown[0]!r}; the agents are {list(names)}")
+        if missing := [name for name in compress(names, acting) if name not in own]:
+            raise ActionError(
+                f"{where}: expected one for each agent that must act, {[*compress(names, acting)]}; "
+                f"missing are {missing}"
+            )
+
+    def place(i: int, a: int) -> str:
+        return f"action of agent {names[a]!r}" if envs.num_envs == 1 else f"action of env {i}, agent {names[a]!r}"
+
+    return lay_out(envs.spec, envs.grouped, actions, acting_NA, place)

@@ -9,7 +9,7 @@ from typing import Any
 
 from marlvec.envs.spec import AgentGroup, EnvSpec
 from marlvec.errors import ArgumentError
-from marlvec.interop.dicts import places_of
+from marlvec.interop.rows.view_checks import places_of
 from marlvec.spaces import describe_difference
 
 __all__ = ["GroupMap", "GroupPlaces", "group_agents", "find_places"]

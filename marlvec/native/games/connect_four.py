@@ -127,14 +127,8 @@ def _step(
 
 @kernel
 def _play(
-    stones: NDArray[np.uint64],
-    heights: NDArray[np.int8],
-    last: NDArray[np.int8],
-    i: int,
-    me: int,
-    column: int,
+    stones: NDArray[np.uint64], heights: NDArray[np.int8], last: NDArray[np.int8], i: int, me: int, column: int
 ) -> int:
-    """Drop a stone in env ``i``; return the outcome."""
     height = heights[i, column]
     if height == HEIGHT:
         return ILLEGAL

@@ -120,7 +120,6 @@ def _step(ids: Ids, rows: Any, game: Any) -> None:
 
 @kernel
 def _play(game: Any, i: int, me: int, move: int) -> int:
-    """Make a move in env ``i``; return the outcome."""
     pot = game.pot[i]
     moves = game.moves[i, game.round[i]]
     turn, raises = _count(moves)
@@ -166,7 +165,6 @@ def _compare(cards: NDArray[np.int8], me: int) -> int:
 
 @kernel
 def _allow(rows: Any, game: Any, i: int, player: int) -> None:
-    """Write the mask of the player whose turn it is."""
     mask = rows.masks[i, player]
     mask[FOLD] = game.pot[i, player] < game.pot[i, 1 - player]
     mask[CALL] = True

@@ -84,7 +84,6 @@ def _step(ids: Ids, rows: Any, squares: NDArray[np.int8], mover: NDArray[np.int6
 
 @kernel
 def _play(squares: NDArray[np.int8], mark: int, action: int) -> int:
-    """Make a move on one board; return the outcome."""
     if squares[action] != 0:
         return ILLEGAL
     squares[action] = mark

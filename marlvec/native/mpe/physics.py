@@ -123,7 +123,6 @@ def move(
 
 @kernel
 def _collide(i: Any, pos: Any, force: Any, size: Any, collide: Any, movable: Any) -> None:
-    """Add the collision forces of each pair of near entities."""
     agent_num = len(movable)
     for a in range(agent_num):
         if not collide[a]:

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from marlvec.connectors.connector import ActionConnector, Connector, LearnerConnector
-from marlvec.connectors.pipeline import Pipeline, is_left_out
+from marlvec.connectors.connector import ActionConnector, Connector, LearnerConnector, is_left_out
+from marlvec.connectors.pipeline import Pipeline
 from marlvec.connectors.rows import Rows
 from marlvec.spaces.equality import difference
 from marlvec.testing.connector_checks.report import Report, keys_of

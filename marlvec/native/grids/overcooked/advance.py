@@ -69,7 +69,6 @@ def advance(
 
 @kernel
 def _is_ready(i: int, at: int, recipes: Recipes, objects: Objects) -> bool:
-    """Return whether the soup in this place is cooked."""
     tick = objects.tick[i, at]
     return bool(tick >= 0 and tick >= recipes.times[objects.onions[i, at], objects.tomatoes[i, at]])
 
@@ -143,7 +142,6 @@ def _is_dish_useful(i: int, kitchen: Kitchen, waiting: int, objects: Objects) ->
 
 @kernel
 def _swap(i: int, one: int, other: int, objects: Objects) -> None:
-    """Swap the objects of two places."""
     for part in (objects.kind, objects.onions, objects.tomatoes):
         kept = part[i, one]
         part[i, one] = part[i, other]
@@ -155,7 +153,6 @@ def _swap(i: int, one: int, other: int, objects: Objects) -> None:
 
 @kernel
 def _clear(i: int, at: int, objects: Objects) -> None:
-    """Empty a place."""
     objects.kind[i, at] = 0
     objects.onions[i, at] = 0
     objects.tomatoes[i, at] = 0

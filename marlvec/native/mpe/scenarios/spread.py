@@ -79,7 +79,6 @@ def _place(ids: Any, rng: Any, pos: Any) -> None:
 
 @kernel
 def _least(pos: Any, i: Any, landmark: Any, agent_num: Any) -> Any:
-    """Return the distance of the nearest agent to a landmark."""
     least = distance(pos, i, 0, landmark)
     for a in range(1, agent_num):
         least = nearer(distance(pos, i, a, landmark), least)

@@ -204,16 +204,7 @@ def _sort(order: Any, key: Any, i: Any, size: Any) -> None:
 
 @kernel
 def _observe(
-    ids: Any,
-    pos: Any,
-    vel: Any,
-    collectors: Any,
-    holding: Any,
-    kind: Any,
-    lies: Any,
-    order: Any,
-    key: Any,
-    view: Any,
+    ids: Any, pos: Any, vel: Any, collectors: Any, holding: Any, kind: Any, lies: Any, order: Any, key: Any, view: Any
 ) -> None:
     agent_num = vel.shape[1]
     kinds = agent_num - collectors

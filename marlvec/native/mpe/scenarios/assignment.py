@@ -1,4 +1,4 @@
-"""Base of simple_line and simple_formation: N agents, N target places, one shared reward."""
+"""simple_line and simple_formation: N agents spread evenly between two landmarks, or on a circle round one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.arguments import check_int
 from marlvec.env_ids import rows_of
 from marlvec.native.jit import kernel
-from marlvec.native.mpe.physics import norms, put_offset, put_own
+from marlvec.native.mpe.physics import norms, put_offset, put_own, scatter
 from marlvec.native.mpe.scenario import Body, Options, Scenario
 from marlvec.native.native_env import Ids
+from marlvec.native.rng_kernels import uniform
 
-__all__ = ["AssignmentScenario", "match"]
+__all__ = ["AssignmentScenario", "match", "SimpleLine", "SimpleFormation"]
 
 
 def match(costs: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -62,16 +64,7 @@ def _match(costs: Any, cheapest: Any) -> None:
 
 @kernel
 def _find_path(
-    row: Any,
-    costs: Any,
-    u: Any,
-    v: Any,
-    path: Any,
-    row_of: Any,
-    shortest: Any,
-    rows: Any,
-    columns: Any,
-    remaining: Any,
+    row: Any, costs: Any, u: Any, v: Any, path: Any, row_of: Any, shortest: Any, rows: Any, columns: Any, remaining: Any
 ) -> Any:
     """Find the shortest augmenting path from an unassigned row; return its last column and its length."""
     size = len(u)
@@ -161,3 +154,97 @@ def _observe(ids: Any, pos: Any, vel: Any, view: Any) -> None:
             k = put_own(view, i, k, pos, a)
             for landmark in range(agent_num, pos.shape[1]):
                 k = put_offset(view, i, k, pos, landmark, a)
+
+
+_LENGTH = 1.25
+
+
+class SimpleLine(AssignmentScenario):
+    """mpe2's ``simple_line_v1`` with N agents."""
+
+    name = "simple_line_v1"
+    state_names = ("_places",)
+
+    def __init__(
+        self, num_envs: int, N: int = 4, terminate_on_success: bool = False, **options: Unpack[Options]
+    ) -> None:
+        size = check_int("N", N, 1)
+        agents = [Body(f"agent_{a}", 0.03) for a in range(size)]
+        landmarks = [Body(f"landmark_{j}", 0.02, collide=False) for j in range(2)]
+        super().__init__(num_envs, agents, landmarks, terminate_on_success, **options)
+        self._places = np.zeros((num_envs, size, 2))
+        self._angle = np.zeros(num_envs)
+
+    def place(self, ids: Ids) -> None:
+        rows, agent_num = rows_of(ids), len(self.agents)
+        _place_line(ids, self.rng, self.pos, agent_num, self._angle)
+        start = self.pos[rows, agent_num]
+        angle = self._angle[rows].copy()
+        along = _direction(angle)
+        outside = ~_is_inside(start + _LENGTH * along)
+        while outside.any():  # turn the line until it ends within the screen
+            angle[outside] += np.radians(5)
+            along[outside] = _direction(angle[outside])
+            outside = ~_is_inside(start + _LENGTH * along)
+        self.pos[rows, agent_num + 1] = start + _LENGTH * along
+        apart = _LENGTH / (agent_num - 1) if agent_num > 1 else 0.0
+        far = np.array([a * apart for a in range(agent_num)])
+        self._places[rows] = start[:, None] + far[:, None] * along[:, None]
+
+    def places(self, rows: slice | Ids) -> NDArray[np.float64]:
+        return self._places[rows]
+
+
+def _direction(angle: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+
+
+def _is_inside(end: NDArray[np.float64]) -> NDArray[np.bool_]:
+    return np.asarray((np.abs(end) < 1.0).all(axis=-1))
+
+
+@kernel
+def _place_line(ids: Any, rng: Any, pos: Any, agent_num: Any, angle: Any) -> None:
+    for i in ids:
+        scatter(i, rng, pos, 0, agent_num, 1.0)
+        scatter(i, rng, pos, agent_num, agent_num + 1, 0.25)
+        angle[i] = uniform(rng, i, 0.0, 2 * np.pi)
+
+
+_RADIUS = 0.5
+
+
+class SimpleFormation(AssignmentScenario):
+    """mpe2's ``simple_formation_v1`` with N agents."""
+
+    name = "simple_formation_v1"
+    state_names = ()
+
+    def __init__(
+        self, num_envs: int, N: int = 4, terminate_on_success: bool = False, **options: Unpack[Options]
+    ) -> None:
+        agents = [Body(f"agent_{a}") for a in range(check_int("N", N, 1))]
+        landmarks = [Body("landmark_0", 0.03, collide=False)]
+        super().__init__(num_envs, agents, landmarks, terminate_on_success, **options)
+
+    def place(self, ids: Ids) -> None:
+        _place_circle(ids, self.rng, self.pos)
+
+    def places(self, rows: slice | Ids) -> NDArray[np.float64]:
+        """Return places on the circle, the first one in the direction of the agent with the least angle."""
+        agent_num = len(self.agents)
+        middle = self.pos[rows, agent_num]
+        x, y = np.moveaxis(self.pos[rows, :agent_num] - middle[:, None], -1, 0)
+        angle = np.arctan2(y, x)
+        angle = np.where(angle < 0, angle + 2 * np.pi, angle)
+        apart = (2 * np.pi) / agent_num
+        angles = angle.min(axis=-1)[:, None] + np.array([a * apart for a in range(agent_num)])
+        return np.asarray(middle[:, None] + _RADIUS * np.stack([np.cos(angles), np.sin(angles)], axis=-1))
+
+
+@kernel
+def _place_circle(ids: Any, rng: Any, pos: Any) -> None:
+    landmark = pos.shape[1] - 1
+    for i in ids:
+        scatter(i, rng, pos, 0, landmark, 1.0)
+        scatter(i, rng, pos, landmark, landmark + 1, 0.5)
