@@ -15,8 +15,6 @@ __all__ = ["GRIDS", "grid_entry"]
 
 @dataclass(frozen=True)
 class _Family:
-    """One library whose ids are read."""
-
     entry_point: str
     package: str
     example: str

@@ -1,8 +1,7 @@
 """`RequestChannel`: numbered requests and their replies, across reconnections.
 
-One of the threads that wait for a reply reads the connection and hands replies to all of them: a reply reaches its
-thread without an extra thread switch. A helper thread reads when no other thread does, so that the server's pings are
-answered while the simulator works.
+One of the threads that wait for a reply reads the connection and hands replies to all of them, without an extra thread
+switch. A helper thread reads when no other does, so that pings are answered while the simulator works.
 """
 
 from __future__ import annotations

@@ -120,7 +120,6 @@ def _number(value: Any, where: str) -> None:
 
 
 def _scalar(value: Any, where: str) -> None:
-    """Validate one info value."""
     if type(value) is str:
         _text(value, where)
     elif type(value) is list:

@@ -111,7 +111,6 @@ class ValueReader:
 
 
 def _check_keys(space: spaces.Space[Any]) -> None:
-    """Raise if a Dict has keys that are not texts."""
     if isinstance(space, spaces.Dict):
         for key, sub in space.spaces.items():
             if type(key) is not str:

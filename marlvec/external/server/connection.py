@@ -136,7 +136,6 @@ class Connection:
         return messages
 
     def _answer(self, request: Request) -> None:
-        """Accept or refuse a request."""
         if self._protocol.eof_sent:  # the bytes after it were invalid: the protocol has closed already
             return
         headers = {name: request.headers.get_all(name) for name in ("Host", "Origin", "Sec-WebSocket-Protocol")}

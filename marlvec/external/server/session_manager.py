@@ -122,7 +122,6 @@ class SessionManager:
                 self._refuse(connection, error.code, str(error))
 
     def _greet(self, connection: Connection, message: Message) -> None:
-        """Process one message of a handshake."""
         who = self.connections[connection]
         if who is None:
             who = self.connections[connection] = ServerHandshake(self._token, self._id, connection.host)
@@ -264,7 +263,6 @@ class SessionManager:
                 self._end_session(who, reason)
 
     def _end_session(self, session: Session, reason: str) -> None:
-        """End a session."""
         del self.sessions[_name(session.key)]
         self._held.discard(session)
         text = "it said goodbye" if session.is_leaving and not reason else reason

@@ -137,7 +137,6 @@ def _shared_state_advice(first: Player, second: Player, moments: Iterator[Moment
 
 
 def _difference(first: Sequence[Moment], again: Sequence[Moment], source: str) -> Difference | None:
-    """Return the first difference between two plays of one seed."""
     for before, now in zip(first, again, strict=False):
         if before.facts.keys() != now.facts.keys():
             facts, others = (sorted(moment.facts) for moment in (before, now))

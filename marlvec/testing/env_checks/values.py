@@ -41,8 +41,6 @@ def check_member(space: Space[Any], value: Any, place: Place, subject: str, chec
 
 
 class _Value(NamedTuple):
-    """The checked value: an observation or a state."""
-
     place: Place
     subject: str
     check: str

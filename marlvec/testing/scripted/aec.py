@@ -60,7 +60,6 @@ class TurnEnv(ZooShell, AECEnv):  # type: ignore[misc]  # pettingzoo has no type
         return self.world.observe_masked(self._place(agent), acting=agent == self.agent_selection)
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Begin the next game."""
         self.world.reset(seed)
         self.agents: list[str] = []
         self.rewards: dict[str, float] = {}
@@ -99,7 +98,6 @@ class TurnEnv(ZooShell, AECEnv):  # type: ignore[misc]  # pettingzoo has no type
             self._deads_step_first()
 
     def _add_agents(self) -> None:
-        """Add the agents that join in this step."""
         for a, agent in enumerate(self.possible_agents):
             if self.world.script.births[a] == self.world.t:
                 self.agents.append(agent)

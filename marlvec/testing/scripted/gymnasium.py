@@ -45,14 +45,12 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         self._info_every, self._old_api = info_every, old_api
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Begin the next episode."""
         super().reset(seed=seed)
         self.world.reset(seed)
         obs = self.world.observe_masked(0)
         return obs if self._old_api else (obs, self._info())
 
     def step(self, action: Any) -> Any:
-        """Take one step."""
         world = self.world
         world.act({0: action})
         (ended,), (cut,) = world.script.terminated(world.t), world.script.truncated(world.t)
