@@ -22,8 +22,7 @@ from marlvec.collect.episodes import PolicyMapping
 from marlvec.collect.rollout_state import STREAM_BITS
 from marlvec.distributed.accounting import Accounting, Fragments, Ledger, Plan, Shares
 from marlvec.distributed.collector_group import CollectorGroup, RemoteCollector
-from marlvec.distributed.engines.engine import Engine
-from marlvec.distributed.engines.sync_engine import SyncEngine
+from marlvec.distributed.engines.engine import Engine, SyncEngine
 from marlvec.distributed.head import HeadCallbacks, HeadPolicies
 from marlvec.distributed.joining import joined, oldest_row, stats_after
 from marlvec.distributed.merge_rounds import MergeRounds

@@ -12,7 +12,7 @@ from marlvec.external.driver import DEFAULT, EpisodeDriver
 from marlvec.external.protocol.tokens import check_token
 
 if TYPE_CHECKING:
-    from marlvec.external.client.local_inference import LocalInference
+    from marlvec.external.settings import LocalInference
 
 __all__ = ["Client"]
 

@@ -21,11 +21,11 @@ from marlvec.errors import (
 )
 from marlvec.external.client.env_form import EnvForm
 from marlvec.external.client.local_actor import LocalActor
-from marlvec.external.client.local_inference import LocalInference
 from marlvec.external.client.request_channel import PendingRequest, RequestChannel
 from marlvec.external.exchange.external_episode import Flags
 from marlvec.external.protocol.messages import Type
 from marlvec.external.protocol.values import write_mask
+from marlvec.external.settings import LocalInference
 
 __all__ = ["ClientEpisodes"]
 

@@ -39,10 +39,10 @@ class PendingRequest:
 
 
 class RequestChannel:
-    """A session with a server, across reconnections.
+    """A session with a server, across reconnections. A server that is gone is tried for `reconnect_timeout` seconds.
 
     Raises:
-        ConnectionLost: The server cannot be reached, for `reconnect_timeout` seconds once it was reached.
+        ConnectionLost: The server cannot be reached.
         RefusedError: The server refuses this client.
         ProtocolError: The server does not speak marlvec's protocol.
     """

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum
 
-from marlvec.external.limits import Limits
 from marlvec.external.protocol.messages import MAX_HANDSHAKE
 from marlvec.external.server.request_filter import SUBPROTOCOL, RequestFilter
+from marlvec.external.settings import Limits
 from marlvec.extras import needs_extra
 
 with needs_extra("websockets", "an external env over a socket", "pip install 'marlvec[external]'"):

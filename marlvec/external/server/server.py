@@ -11,8 +11,8 @@ from marlvec.collect import Collector
 from marlvec.collect.acting.policy_set import named
 from marlvec.errors import ArgumentError
 from marlvec.external.exchange.gateway import EpisodeGateway
-from marlvec.external.limits import Limits
 from marlvec.external.protocol.tokens import check_token
+from marlvec.external.settings import Limits
 from marlvec.external.vector_env import ExternalVectorEnv
 from marlvec.policies import Policy, PolicyLike
 

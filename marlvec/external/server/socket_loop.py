@@ -13,10 +13,10 @@ import time
 from collections import deque
 
 from marlvec.errors import ArgumentError, ResourceError
-from marlvec.external.limits import Limits
 from marlvec.external.server.connection import Connection, Stage
 from marlvec.external.server.request_filter import RequestFilter
 from marlvec.external.server.session_manager import SessionManager
+from marlvec.external.settings import Limits
 
 __all__ = ["bind", "SocketLoop"]
 
