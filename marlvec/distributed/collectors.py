@@ -127,7 +127,7 @@ class Collectors(StatefulCollectors, BatchSource):
             raise ArgumentError(f"timeout must be above 0 seconds, got {timeout!r}")
         if sync_states is not None:
             count_from(sync_states, f"Collectors(sync_states={sync_states!r})")
-        self._on_fault, self._is_sync = on_fault, sync
+        self._on_fault = on_fault
         self._plan = _plan(fragment, max_in_flight, max_policy_lag, sync=sync)
         self._callbacks = HeadCallbacks(callbacks)
         self._ledger = Ledger()

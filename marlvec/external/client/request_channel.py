@@ -267,8 +267,6 @@ class RequestChannel:
     def _help(self) -> None:
         while True:
             with self._lock:
-                if self._closed:
-                    return
                 pause = self.welcome.limits["heartbeat"] / 4
                 if self._link is None:
                     pause = min(pause, max(0.01, self._next_attempt - time.monotonic()))
@@ -307,11 +305,6 @@ class RequestChannel:
         if link is not None:
             link.close()
         self._helper.join()
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
 
 
 def _deadline(timeout: float | None) -> float | None:

@@ -106,8 +106,7 @@ class Server:
     @property
     def counters(self) -> ServerCounters:
         """A copy of the server's counters."""
-        counters: ServerCounters = copy.copy(self._loop.session_manager.counters)
-        return counters
+        return copy.copy(self._loop.session_manager.counters)
 
     @property
     def clients(self) -> int:
@@ -117,7 +116,7 @@ class Server:
     @property
     def weights_version(self) -> int:
         """Version of the newest published weights; 0: none."""
-        return int(self._weights.version)
+        return self._weights.version
 
     def publish(self, source: Collector | Mapping[str, PolicyLike] | PolicyLike, version: int | None = None) -> int:
         """Publish policies' weights to clients with local inference. Call it between two batches.
@@ -142,7 +141,7 @@ class Server:
         else:
             policies = named(source)
         content["policies"] = {name: dict(policy.state_dict()) for name, policy in policies.items()}
-        return int(self._weights.add(content, version))
+        return self._weights.add(content, version)
 
     def close(self) -> None:
         """Close all connections with a message to each client; running episodes are lost. May be called again."""

@@ -115,11 +115,6 @@ class SocketLoop:
         else:
             self._close_all()
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the thread is running."""
-        return self._thread.is_alive()
-
     def slot_is_free(self) -> None:
         """Make the thread begin waiting episodes."""
         self._slot_is_free = True
