@@ -443,4 +443,4 @@ class Fragments:
 
 
 Plan = Shares | Fragments
-"""Decides how much to request of each collector, and which answers make the next batch; `Shares` describes its calls."""
+"""Decides how much to request of each collector, and which answers make the next batch; see `Shares`."""
