@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marlvec.envs.wrapper_chain import wrapper_chain
-from marlvec.testing.env_checks.findings import CHECKS, Fault, Findings, Place, first_difference, leaf
+from marlvec.testing.env_checks.findings import CHECKS, Findings, Place, first_difference, leaf
 from marlvec.testing.env_checks.players.base import Moment, Player
 from marlvec.testing.env_checks.shared_state import GENERATORS, SharedState, fingerprint, reachable
 
@@ -33,10 +33,7 @@ class Difference(NamedTuple):
     got: str
 
     def add_to(self, findings: Findings, check: str, change: str = "") -> None:
-        try:
-            self.place.fault(check, self.subject, self.expected, self.got, change)
-        except Fault as fault:
-            findings.add(fault)
+        findings.note(self.place, check, self.subject, self.expected, self.got, change)
 
 
 def count_episodes(episodes: int, skip: frozenset[str]) -> int:
