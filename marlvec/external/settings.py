@@ -30,7 +30,8 @@ class Limits:
             first. Once waiting rows hold half of it, further rows wait.
         messages_per_second: Messages of one client; beyond that rate, the server reads them more slowly.
         handshake_seconds: Time for a new client to authenticate.
-        message_seconds: Time from a message's first byte to its last; also for a slow client to read something.
+        message_seconds: Time from a message's first byte to its last, in any number of fragments; also for a slow
+            client to read something.
         heartbeat_seconds: A client that is silent for this long is pinged, and dropped after twice as long.
         idle_seconds: Time that an episode may wait for its client's next message.
         episode_seconds: Duration of an episode.

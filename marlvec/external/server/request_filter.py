@@ -1,7 +1,7 @@
-"""`RequestFilter`: which WebSocket upgrade requests are accepted, by their headers.
+"""`RequestFilter`: which WebSocket upgrade requests are accepted, by headers that web pages cannot forge.
 
-Web pages cannot forge ``Host`` and ``Origin``. A page of another site has another origin; a page whose name was made to
-point here (DNS rebinding) has another host, too.
+A page of another site has another ``Origin``; a page whose name was made to point here (DNS rebinding) has another
+``Host``, too.
 """
 
 from __future__ import annotations
