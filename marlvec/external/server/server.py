@@ -79,7 +79,7 @@ class Server:
             check_token(token)
         # Imported here since they need libraries of the extra `external`.
         from marlvec.external.server.socket_loop import SocketLoop, bind  # noqa: I001  # it raises first if the extra is missing
-        from marlvec.external.server.request_filter import RequestFilter
+        from marlvec.external.server.connection import RequestFilter
         from marlvec.external.server.session_manager import SessionManager
         from marlvec.external.server.value_readers import ValueReaders
         from marlvec.external.server.weight_store import WeightStore

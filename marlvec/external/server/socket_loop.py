@@ -13,8 +13,7 @@ import time
 from collections import deque
 
 from marlvec.errors import ArgumentError, ResourceError
-from marlvec.external.server.connection import Connection, Stage
-from marlvec.external.server.request_filter import RequestFilter
+from marlvec.external.server.connection import Connection, RequestFilter, Stage
 from marlvec.external.server.session_manager import SessionManager
 from marlvec.external.settings import Limits
 
