@@ -51,21 +51,20 @@ class LocalEpisodes:
         with self._changed:
             self.stopped = True
             runs = self._take_all()
-            self._changed.notify_all()
         for run in runs:
             run.box.put(ClosedError("stop() was called"))
             run.episode.abandon(ClosedError("stop() was called"))
 
     def abandon(self, error: BaseException) -> None:
         """Lose running episodes."""
-        with self._changed:
-            runs = self._take_all()
-        for run in runs:
+        for run in self._take_all():
             run.episode.abandon(error)
 
     def _take_all(self) -> list[_Run]:
-        runs = list(self._runs.values())
-        self._runs.clear()
+        with self._changed:
+            runs = list(self._runs.values())
+            self._runs.clear()
+            self._changed.notify_all()
         return runs
 
     # --- calls of the driver
