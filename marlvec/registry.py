@@ -16,9 +16,17 @@ import gymnasium
 
 from marlvec.arguments import whole_number
 from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.making.catalog import JAX, LIBRARIES, catalog, gymnasium_entry, jax_entries, library_entry
+from marlvec.envs.making.catalog import (
+    GRIDS,
+    JAX,
+    LIBRARIES,
+    catalog,
+    grid_entry,
+    gymnasium_entry,
+    jax_entries,
+    library_entry,
+)
 from marlvec.envs.making.factory import EnvEntry, EnvFactory, builder_hint
-from marlvec.envs.making.grid_ids import GRIDS, grid_entry
 from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, UnknownEnvError
 
 __all__ = ["EnvRow", "listing", "register", "resolve", "resolve_all", "EnvEntry", "EnvFactory"]

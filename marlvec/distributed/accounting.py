@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from marlvec.collect.batch.sample_target import SampleTarget
 from marlvec.errors import ArgumentError, ProtocolError, StateError
@@ -289,52 +289,20 @@ def may_publish(bases: Sequence[int], version: int, max_lag: int | None) -> bool
 _WHERE = "the plan of batches"
 
 
-class Plan(Protocol):
-    """Decides how much to request of each collector, and which answers make the next batch."""
-
-    @property
-    def max_lag(self) -> int | None:
-        """Greatest lag of outstanding fragments, in versions."""
-
-    def begin(self, goal: SampleTarget, active: Sequence[int]) -> None:
-        """Begin a batch; `StateError`: another batch is unfinished; `ArgumentError`: no batches of this amount."""
-
-    def asked(self, active: Sequence[int]) -> Sequence[int]:
-        """Return the collectors that take part in the batch; small batches need fewer than all."""
-
-    def requests(self, ledger: Ledger, active: Sequence[int]) -> list[tuple[int, int]]:
-        """Return what to request now, for this batch and the next ones: (collector index, amount), in order."""
-
-    def chosen(self, ledger: Ledger, version: int) -> list[int] | None:
-        """Return the requests that make the next batch, in order; None if it must wait."""
-
-    def end(self) -> None:
-        """End the batch: it was returned."""
-
-    @property
-    def settings(self) -> State:
-        """Arguments of the plan."""
-
-    def get_state(self) -> State:
-        """Return the state of the unfinished batch, or of coming batches."""
-
-    def prepare(self, state: State) -> Callable[[], None]:
-        """Validate a state from `get_state` of a plan with equal settings; return a function that installs it."""
-
-
 class Shares:
     """Each collector's share of every batch, joined in the order of collectors: the same numbers each time.
 
     If Ctrl-C or an error leaves a batch unfinished, the next call finishes it; it must request the same amount.
     """
 
-    max_lag = 0
+    max_lag: int | None = 0  # greatest lag of outstanding fragments, in versions
 
     def __init__(self) -> None:
         self._goal: SampleTarget | None = None
         self._shares: list[tuple[int, int]] = []  # (collector index, amount)
 
     def begin(self, goal: SampleTarget, active: Sequence[int]) -> None:
+        """Begin a batch; `StateError`: another batch is unfinished; `ArgumentError`: no batches of this amount."""
         if self._goal is None:
             each, more = divmod(goal.amount, len(active))
             self._shares = [(index, each + (k < more)) for k, index in enumerate(active) if each or k < more]
@@ -346,9 +314,11 @@ class Shares:
             )
 
     def asked(self, active: Sequence[int]) -> Sequence[int]:
+        """Return the collectors that take part in the batch; small batches need fewer than all."""
         return [index for index, _ in self._shares if index in active]
 
     def requests(self, ledger: Ledger, active: Sequence[int]) -> list[tuple[int, int]]:
+        """Return what to request now, for this batch and the next ones: (collector index, amount), in order."""
         outstanding = Counter((entry.collector, entry.amount) for entry in ledger.fragments)
         lacking = []
         for k, share in enumerate(self._shares):
@@ -364,24 +334,29 @@ class Shares:
         return sum(amount for owner, amount in self._shares if owner == index)
 
     def chosen(self, ledger: Ledger, version: int) -> list[int] | None:
+        """Return the requests that make the next batch, in order; None if it must wait."""
         held = [entry for entry in ledger.fragments if entry.held is not None]
         if len(held) < len(self._shares):
             return None
         return [entry.id for entry in sorted(held, key=lambda entry: entry.collector)]
 
     def end(self) -> None:
+        """End the batch: it was returned."""
         self._goal = None  # one assignment, so that Ctrl-C cannot split it
 
     @property
     def settings(self) -> State:
+        """Arguments of the plan."""
         return {"sync": True}
 
     def get_state(self) -> State:
+        """Return the state of the unfinished batch, or of coming batches."""
         if self._goal is None:
             return {"goal": None, "shares": []}
         return {"goal": [self._goal.unit, self._goal.amount], "shares": [list(share) for share in self._shares]}
 
     def prepare(self, state: State) -> Callable[[], None]:
+        """Validate a state from `get_state` of a plan with equal settings; return a function that installs it."""
         check_fields(state, ("goal", "shares"), _WHERE)
         try:
             goal = None if state["goal"] is None else SampleTarget(*state["goal"])
@@ -465,3 +440,7 @@ class Fragments:
         pacing = Pacing(number_field(state, "fragments", _WHERE, least=1), self.max_lag)
         new = {"_fragment": fragment, "_unit": str(state["unit"]), "_pacing": pacing}
         return partial(vars(self).update, new)
+
+
+Plan = Shares | Fragments
+"""Decides how much to request of each collector, and which answers make the next batch; see `Shares`."""

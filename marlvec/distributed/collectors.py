@@ -22,8 +22,7 @@ from marlvec.collect.episodes import PolicyMapping
 from marlvec.collect.rollout_state import STREAM_BITS
 from marlvec.distributed.accounting import Accounting, Fragments, Ledger, Plan, Shares
 from marlvec.distributed.collector_group import CollectorGroup, RemoteCollector
-from marlvec.distributed.engines.engine import Engine
-from marlvec.distributed.engines.sync_engine import SyncEngine
+from marlvec.distributed.engines.engine import Engine, SyncEngine
 from marlvec.distributed.head import HeadCallbacks, HeadPolicies
 from marlvec.distributed.joining import joined, oldest_row, stats_after
 from marlvec.distributed.merge_rounds import MergeRounds
@@ -55,7 +54,8 @@ class Collectors(StatefulCollectors, BatchSource):
     comes twice, and no episode has a gap between two rows. The head starts no thread: work for collectors during
     learning is requested before `collect` returns.
 
-    A collector that dies is restarted with a new seed and new ids; its running episodes are lost.
+    A collector that dies is restarted with a new seed and new ids; its running episodes are lost. After `close`, calls
+    that reach collectors raise `ClosedError`.
 
     Args:
         build: ``build(place) -> Collector``, pickled by value and called in the collector's process, which owns the
@@ -128,7 +128,7 @@ class Collectors(StatefulCollectors, BatchSource):
             raise ArgumentError(f"timeout must be above 0 seconds, got {timeout!r}")
         if sync_states is not None:
             count_from(sync_states, f"Collectors(sync_states={sync_states!r})")
-        self._on_fault, self._is_sync = on_fault, sync
+        self._on_fault = on_fault
         self._plan = _plan(fragment, max_in_flight, max_policy_lag, sync=sync)
         self._callbacks = HeadCallbacks(callbacks)
         self._ledger = Ledger()
@@ -197,7 +197,6 @@ class Collectors(StatefulCollectors, BatchSource):
                 loses no rows: calling again continues.
             KeyboardInterrupt: Ctrl-C. The head loses no rows: calling again continues.
             StateError: After such an exception, the unfinished batch has another amount.
-            ClosedError: `close` was called.
         """
         return self._fill(BatchSchedule(self._goal("collect", steps, env_steps, agent_steps, episodes), None))
 
@@ -350,7 +349,6 @@ class Collectors(StatefulCollectors, BatchSource):
             ArgumentError: ``num_collectors`` is not a positive integer.
             CollectorDied: See ``on_fault`` and ``max_restarts``.
             Exception: Raised by ``build``.
-            ClosedError: `close` was called.
         """
         self._check_open()
         number = count_from(num_collectors, f"resize({num_collectors!r})")
@@ -406,7 +404,6 @@ class Collectors(StatefulCollectors, BatchSource):
             ArgumentError: A policy does not exist.
             SerialisationError: The weights cannot be pickled.
             StateError: An outstanding fragment would exceed ``max_policy_lag``: call `collect` first.
-            ClosedError: `close` was called.
         """
         self._check_open()
         bases = [entry.base for entry in self._ledger.fragments]
@@ -455,7 +452,6 @@ class Collectors(StatefulCollectors, BatchSource):
             SerialisationError: The policy, a connector or the function cannot be pickled.
             CollectorDied: See ``on_fault``. The policy was not added.
             Exception: The first collector that adds it raised. The policy was not added.
-            ClosedError: `close` was called.
         """
         self._check_open()
         known = self._policies
@@ -484,7 +480,6 @@ class Collectors(StatefulCollectors, BatchSource):
             StateError: A fixed mapping names it.
             SerialisationError: The function cannot be pickled.
             CollectorDied: See ``on_fault``. The policy was not removed.
-            ClosedError: `close` was called.
         """
         self._check_open()
         self._policies.find(policy_id)

@@ -65,7 +65,6 @@ class StatefulCollectors(ABC):
                 try again. Or see `marlvec.Collector.get_state`.
             CollectorDied: See ``on_fault``; the call may be repeated.
             Exception: A collector raised it in an earlier request.
-            ClosedError: `close` was called.
         """
         self._check_open()
         self._check_whole()
@@ -105,7 +104,6 @@ class StatefulCollectors(ABC):
             CollectorDied: See ``on_fault``; the call may be repeated.
             Exception: ``build`` raised it, or an env, policy or connector that does not accept its state. The next call
                 of any method builds the remaining collectors from the state.
-            ClosedError: `close` was called.
         """
         self._check_open()
         try:

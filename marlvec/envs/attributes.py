@@ -348,7 +348,6 @@ def _module(kind: type) -> str:
 
 
 def _copied(state: Any) -> Any:
-    """Copy the state of a random stream: dicts, numbers, texts and arrays."""
     if isinstance(state, Mapping):
         return {key: _copied(value) for key, value in state.items()}
     return state.copy() if isinstance(state, np.ndarray) else state

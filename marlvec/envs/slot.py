@@ -24,7 +24,9 @@ AnyArray = NDArray[Any]
 class Slot:
     """One env's row of the buffers; values that an env writes here are not copied again. A agents, n actions.
 
-    Made by `Slot.of_groups`; the constructor takes arrays by agent, which `narrowed` needs.
+    Made by `Slot.of_groups`; the constructor takes arrays by agent, which `narrowed` needs: per agent, per leaf its row
+    of shape leaf.shape (``obs``, ``final_obs``); readers of actions with the indices of their agents; (A,) float64
+    ``reward`` and (A,) bool flags.
 
     Attributes:
         done: Whether the episode is over. The vectorizer sets it to False before each call; the env sets it to True

@@ -1,7 +1,6 @@
-"""The wrappers of an env, outermost first, and access to attributes of any layer.
+"""The wrappers of an env, outermost first, and access to attributes of the layer that owns them.
 
-Gymnasium's wrappers do not forward attributes, PettingZoo's forward them for reading only. So code that needs an
-attribute must find the layer that owns it.
+Gymnasium's wrappers do not forward attributes, PettingZoo's forward them for reading only.
 """
 
 from __future__ import annotations

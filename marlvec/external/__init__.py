@@ -6,14 +6,13 @@
 """
 
 from marlvec.external.client.client import Client
-from marlvec.external.client.local_inference import LocalInference
 from marlvec.external.exchange.external_episode import ExternalEpisode
 from marlvec.external.exchange.gateway import EpisodeGateway
 from marlvec.external.external_env import ExternalEnv
-from marlvec.external.limits import Limits
 from marlvec.external.protocol.tokens import find_token, make_token
 from marlvec.external.replay import Replay, replay
 from marlvec.external.server.server import Server
+from marlvec.external.settings import Limits, LocalInference
 from marlvec.external.vector_env import ExternalVectorEnv, make
 
 __all__ = [

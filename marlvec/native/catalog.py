@@ -66,7 +66,7 @@ _GRIDS = {
     "overcooked": "grids.overcooked.env:Overcooked",
     "rware": "grids.warehouse:Warehouse",
 }
-"""Families whose ids `marlvec.envs.making.grid_ids` reads: namespace → ``"module:Class"`` under ``marlvec.native``."""
+"""Families whose ids `marlvec.envs.making.catalog` reads: namespace → ``"module:Class"`` under ``marlvec.native``."""
 
 _entries: dict[str, NativeEntry] = {
     env_id: NativeEntry(env_id, f"marlvec.native.{where}") for env_id, where in {**_MPE, **_GAMES}.items()

@@ -164,12 +164,8 @@ def _listed(found: list[Finding]) -> str:
 
 def _refuse_same(name: str, findings: Findings) -> None:
     change = "build the env in the factory, so that each call makes one: lambda: MyEnv(…), or the class itself"
-    try:
-        Place(name, "__init__()").fault(
-            "shared_state", "the factory", "a new env from each call", "the very same one", change
-        )
-    except Fault as fault:
-        findings.add(fault)
+    place = Place(name, "__init__()")
+    findings.note(place, "shared_state", "the factory", "a new env from each call", "the very same one", change)
 
 
 def _player_of(env: Any, max_steps: int, findings: Findings) -> Player:

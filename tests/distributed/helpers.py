@@ -12,8 +12,7 @@ import marlvec
 from marlvec.collect import Collector, MultiAgentBatch
 from marlvec.connectors import EpsilonGreedy, NormalizeObs, NormalizeReward, Rows
 from marlvec.distributed import Collectors, Place
-from marlvec.distributed.engines.engine import LostError
-from marlvec.distributed.engines.sync_engine import SyncEngine
+from marlvec.distributed.engines.engine import LostError, SyncEngine
 from marlvec.policies import Policy
 from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, TurnEnv
 from marlvec.vector.backends.sync import SyncVectorEnv

@@ -236,7 +236,6 @@ class AECAdapter(Adapter):
         return a
 
     def _flags_of(self, agent: AgentId, call: str) -> tuple[bool, bool]:
-        """Return one agent's termination and truncation flags; False if the env has none for it."""
         terminations = mapping(self._state_owner.terminations, self.name, call, "terminations")
         truncations = mapping(self._state_owner.truncations, self.name, call, "truncations")
         return self._flags_in(agent, terminations, truncations)

@@ -308,7 +308,7 @@ class DictAdapter(Adapter):
 
     @abstractmethod
     def _begin(self, slot: Slot, obs: Mapping[Any, Any], call: str) -> None:
-        """Write the first observations of an episode."""
+        pass
 
 
 def keywords_of(function: Callable[..., Any]) -> frozenset[str] | None:

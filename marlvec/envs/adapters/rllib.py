@@ -108,7 +108,6 @@ class RLlibAdapter(DictAdapter):
         return _space(self.env, kind, agent)
 
     def _all_flagged(self, terminateds: Mapping[Any, Any], truncateds: Mapping[Any, Any]) -> bool:
-        """Return whether every possible agent has ended by its own flags."""
         return all(
             status == ENDED or any(self._flags_in(agent, terminateds, truncateds))
             for agent, status in zip(self.ids, self._status, strict=True)

@@ -136,10 +136,8 @@ def write_recipes(
 
 
 def _spread_kwargs(env_kwargs: Any, n: int) -> list[dict[str, Any]]:
-    if env_kwargs is None:
-        return [{}] * n
-    if isinstance(env_kwargs, Mapping):
-        return [dict(env_kwargs)] * n
+    if env_kwargs is None or isinstance(env_kwargs, Mapping):
+        return [dict(env_kwargs or {})] * n
     if not isinstance(env_kwargs, (list, tuple)) or not all(isinstance(own, Mapping) for own in env_kwargs):
         raise ArgumentError(f"env_kwargs: expected a dict, or a list of one dict per env, got {env_kwargs!r}")
     if len(env_kwargs) != n:

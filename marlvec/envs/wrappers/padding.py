@@ -83,7 +83,6 @@ class PaddedEnv(EnvWrapper):
         super().close()
 
     def _enter(self, slot: Slot) -> Slot:
-        """Return the inner env's slot on the same row."""
         if self._inner is None or slot is not self._outer:
             self._outer, self._inner = slot, self._narrow(slot)
         self._inner.done = slot.done

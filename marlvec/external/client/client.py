@@ -12,7 +12,7 @@ from marlvec.external.driver import DEFAULT, EpisodeDriver
 from marlvec.external.protocol.tokens import check_token
 
 if TYPE_CHECKING:
-    from marlvec.external.client.local_inference import LocalInference
+    from marlvec.external.settings import LocalInference
 
 __all__ = ["Client"]
 
@@ -93,18 +93,16 @@ class Client(EpisodeDriver):
 
     def observation_space(self, agent: str) -> Space[Any]:
         """Observation space of one agent, without the action mask."""
-        space: Space[Any] = self._runs.form.obs[agent].space
-        return space
+        return self._runs.form.obs[agent].space
 
     def action_space(self, agent: str) -> Space[Any]:
         """Action space of one agent."""
-        space: Space[Any] = self._runs.form.actions[agent].space
-        return space
+        return self._runs.form.actions[agent].space
 
     @property
     def weights_version(self) -> int:
         """Version of the weights used in this process; 0: none were fetched."""
-        return int(self._runs.weights_version)
+        return self._runs.weights_version
 
     def update_weights(self, timeout: float | None = DEFAULT) -> int:
         """Fetch the newest weights now; return the version now in use.
@@ -113,7 +111,7 @@ class Client(EpisodeDriver):
             StateError: The client has no local inference.
             MarlvecError: As `get_action`.
         """
-        return int(self._runs.update(self._seconds(timeout)))
+        return self._runs.update(self._seconds(timeout))
 
     def close(self) -> None:
         """Close the connection; running episodes are lost. May be called again."""

@@ -21,11 +21,11 @@ from marlvec.errors import (
 )
 from marlvec.external.client.env_form import EnvForm
 from marlvec.external.client.local_actor import LocalActor
-from marlvec.external.client.local_inference import LocalInference
 from marlvec.external.client.request_channel import PendingRequest, RequestChannel
 from marlvec.external.exchange.external_episode import Flags
 from marlvec.external.protocol.messages import Type
 from marlvec.external.protocol.values import write_mask
+from marlvec.external.settings import LocalInference
 
 __all__ = ["ClientEpisodes"]
 
@@ -72,7 +72,6 @@ class ClientEpisodes:
     def begin(
         self, key: Hashable | None, *, training_enabled: bool, env_id: int | None, timeout: float | None
     ) -> Hashable:
-        """Begin an episode; see `EpisodeDriver.start_episode`."""
         if self._actor is not None:
             self._actor.look(timeout)
         with self._lock:
@@ -100,7 +99,6 @@ class ClientEpisodes:
         return key
 
     def ask(self, key: Hashable, obs: Any, masks: Any, timeout: float | None) -> dict[str, Any]:
-        """Request actions; see `EpisodeDriver.get_action`."""
         run = self._running(key)
         if run.asked is not None:
             raise StateError(f"episode {key!r} waits for an answer already: wait_for_action(), or end_episode()")
@@ -115,7 +113,6 @@ class ClientEpisodes:
         return self.wait(key, timeout)
 
     def wait(self, key: Hashable, timeout: float | None) -> dict[str, Any]:
-        """Wait for requested actions; see `EpisodeDriver.wait_for_action`."""
         run = self._running(key)
         if run.asked is None:
             raise StateError(f"wait_for_action({key!r}): nothing was asked for; call get_action() first")
@@ -133,7 +130,6 @@ class ClientEpisodes:
         return self.form.read_actions(reply.fields["actions"])
 
     def log(self, key: Hashable, obs: Any, actions: Any, masks: Any, timeout: float | None) -> None:
-        """Log actions; see `EpisodeDriver.log_action`."""
         run = self._running(key)
         seen, allowed = self.form.split(obs, masks)
         done = self.form.check(actions, "actions")
@@ -155,7 +151,6 @@ class ClientEpisodes:
         run.unconfirmed.append(self._send(key, run, Type.LOG, fields, timeout))
 
     def log_returns(self, key: Hashable, rewards: Any, infos: Any) -> None:
-        """Log rewards and infos; see `EpisodeDriver.log_returns`."""
         run = self._running(key)
         total, new_infos = dict(run.rewards), dict(run.infos)
         for name, reward in self.form.check(rewards, "rewards").items():
@@ -173,7 +168,6 @@ class ClientEpisodes:
     def leave(
         self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
     ) -> None:
-        """End some agents; see `EpisodeDriver.end_agents`."""
         run = self._running(key)
         table = self.form.check(final_obs, "final_obs")
         cut = _flags(truncated, table)
@@ -193,7 +187,6 @@ class ClientEpisodes:
     def end(
         self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
     ) -> None:
-        """End an episode; see `EpisodeDriver.end_episode`."""
         run = self._running(key)
         if isinstance(terminated, Mapping) or isinstance(truncated, Mapping) or (terminated and truncated):
             self.leave(key, final_obs, terminated, truncated, timeout)

@@ -17,10 +17,10 @@ from marlvec.collect.acting.policy_set import named, pipelines_for
 from marlvec.connectors import ActionPipeline, AgentPipeline, Rows
 from marlvec.errors import ArgumentError, ContractError, ProtocolError, RefusedError, StateError
 from marlvec.external.client.env_form import EnvForm
-from marlvec.external.client.local_inference import LocalInference
 from marlvec.external.client.request_channel import RequestChannel
 from marlvec.external.protocol.messages import Type
 from marlvec.external.protocol.weights import unpack_plain
+from marlvec.external.settings import LocalInference
 from marlvec.spaces import SpaceTree
 from marlvec.trees import map_tree, to_array, zip_trees
 

@@ -1,8 +1,7 @@
 """`RequestChannel`: numbered requests and their replies, across reconnections.
 
-One of the threads that wait for a reply reads the connection and hands replies to all of them: a reply reaches its
-thread without an extra thread switch. A helper thread reads when no other thread does, so that the server's pings are
-answered while the simulator works.
+One of the threads that wait for a reply reads the connection and hands replies to all of them, without an extra thread
+switch. A helper thread reads when no other does, so that pings are answered while the simulator works.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ class PendingRequest:
 
 
 class RequestChannel:
-    """A session with a server, across reconnections.
+    """A session with a server, across reconnections. A server that is gone is tried for `reconnect_timeout` seconds.
 
     Raises:
-        ConnectionLost: The server cannot be reached, for `reconnect_timeout` seconds once it was reached.
+        ConnectionLost: The server cannot be reached.
         RefusedError: The server refuses this client.
         ProtocolError: The server does not speak marlvec's protocol.
     """
@@ -268,8 +267,6 @@ class RequestChannel:
     def _help(self) -> None:
         while True:
             with self._lock:
-                if self._closed:
-                    return
                 pause = self.welcome.limits["heartbeat"] / 4
                 if self._link is None:
                     pause = min(pause, max(0.01, self._next_attempt - time.monotonic()))
@@ -308,11 +305,6 @@ class RequestChannel:
         if link is not None:
             link.close()
         self._helper.join()
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
 
 
 def _deadline(timeout: float | None) -> float | None:

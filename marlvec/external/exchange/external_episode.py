@@ -395,7 +395,6 @@ class ExternalEpisode:
         obs_of_ended: int = 0,
         done: bool = False,
     ) -> ExternalRow:
-        """Make a row of everything logged since the last row."""
         first, rewards = self._first, self._rewards
         if not first and self._steps_left is not None:
             self._steps_left -= 1

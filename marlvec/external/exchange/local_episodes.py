@@ -51,21 +51,20 @@ class LocalEpisodes:
         with self._changed:
             self.stopped = True
             runs = self._take_all()
-            self._changed.notify_all()
         for run in runs:
             run.box.put(ClosedError("stop() was called"))
             run.episode.abandon(ClosedError("stop() was called"))
 
     def abandon(self, error: BaseException) -> None:
         """Lose running episodes."""
-        with self._changed:
-            runs = self._take_all()
-        for run in runs:
+        for run in self._take_all():
             run.episode.abandon(error)
 
     def _take_all(self) -> list[_Run]:
-        runs = list(self._runs.values())
-        self._runs.clear()
+        with self._changed:
+            runs = list(self._runs.values())
+            self._runs.clear()
+            self._changed.notify_all()
         return runs
 
     # --- calls of the driver
@@ -73,7 +72,6 @@ class LocalEpisodes:
     def begin(
         self, key: Hashable | None, *, training_enabled: bool, env_id: int | None, timeout: float | None
     ) -> Hashable:
-        """Begin an episode; see `EpisodeDriver.start_episode`."""
         key = f"episode-{next(_numbers)}" if key is None else key
         box: queue.SimpleQueue[Any] = queue.SimpleQueue()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -101,7 +99,6 @@ class LocalEpisodes:
                 return key
 
     def ask(self, key: Hashable, obs: Any, masks: Any, timeout: float | None) -> Mapping[str, Any]:
-        """Request actions; see `EpisodeDriver.get_action`."""
         run = self._running(key)
         run.check_idle("get_action")
         with self._forgetting(key):
@@ -110,7 +107,6 @@ class LocalEpisodes:
         return self.wait(key, timeout)
 
     def wait(self, key: Hashable, timeout: float | None) -> Mapping[str, Any]:
-        """Wait for requested actions; see `EpisodeDriver.wait_for_action`."""
         run = self._running(key)
         if not run.asked:
             raise StateError(f"wait_for_action({key!r}): nothing was asked for; call get_action() first")
@@ -134,7 +130,6 @@ class LocalEpisodes:
     def log(
         self, key: Hashable, obs: Any, actions: Any, masks: Any, timeout: float | None, *, as_policy: bool = False
     ) -> None:
-        """Log actions; see `ExternalEnv.log_action`."""
         run = self._running(key)
         run.check_idle("log_action")
         with self._forgetting(key):
@@ -142,7 +137,6 @@ class LocalEpisodes:
             run.episode.log_action(obs, actions, masks=masks, as_policy=as_policy)
 
     def log_returns(self, key: Hashable, rewards: Any, infos: Any) -> None:
-        """Log rewards and infos; see `EpisodeDriver.log_returns`."""
         self._running(key).episode.log_returns(rewards, infos)
 
     def leave(

@@ -294,7 +294,6 @@ class RowExchange:
             episode.over = reason
 
     def _drop_rows(self, place: ExchangeSlot, episode: RowSource) -> None:
-        """Drop an episode's waiting rows."""
         episode.forget()
         if episode.account is not None:
             episode.account.add(rows=-sum(row.cost for row in place.rows if row.episode is episode))

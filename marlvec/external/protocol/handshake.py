@@ -1,10 +1,4 @@
-"""The handshake: versions, tokens and the declaration of spaces, on both sides.
-
-client                      server
-hello      ───────────────▶            supported versions, 32 random bytes
-               ◀───────────────  challenge  chosen version, 32 random bytes, whether a token is required
-    auth       ───────────────▶            proof, and the session to resume, if any
-               ◀───────────────  welcome    proof, session, agents, spaces, limits
+"""The handshake, on both sides: HELLO, CHALLENGE, AUTH, WELCOME; docs/protocol.md lists their fields.
 
 The order is fixed, each message comes once, and every other message is refused.
 """
@@ -97,9 +91,9 @@ class ServerHandshake:
         self.session = fields["session"]
         self._next = None
 
-    def _proof(self, runner: Any) -> bytes:
+    def _proof(self, role: Any) -> bytes:
         assert self._token is not None  # proofs are only made with a token
-        return proof(self._token, runner, self._host, self._server, self._client_nonce, self._nonce)
+        return proof(self._token, role, self._host, self._server, self._client_nonce, self._nonce)
 
     def welcome(self, welcome: Welcome) -> Message:
         """Make the last message of a handshake that `is_done`."""
@@ -160,9 +154,9 @@ class ClientHandshake:
         own_proof = b"" if self._token is None else self._proof("client")
         return Message(Type.AUTH, {"proof": own_proof, "session": self._session})
 
-    def _proof(self, runner: Any) -> bytes:
+    def _proof(self, role: Any) -> bytes:
         assert self._token is not None  # proofs are only made with a token
-        return proof(self._token, runner, self._host, self._server, self._nonce, self._server_nonce)
+        return proof(self._token, role, self._host, self._server, self._nonce, self._server_nonce)
 
 
 def _check_turn(message: Message, due: Type | None) -> None:

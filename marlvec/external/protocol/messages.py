@@ -1,7 +1,6 @@
 """The message types: who may send each, and its fields. All other messages are refused.
 
-Observations and actions are checked here only to be dicts by agent; `marlvec.external.protocol.values` reads them
-against the declared spaces.
+Of observations and actions only the agents' names are checked here; `protocol.values` reads them.
 """
 
 from __future__ import annotations
@@ -120,7 +119,6 @@ def _number(value: Any, where: str) -> None:
 
 
 def _scalar(value: Any, where: str) -> None:
-    """Validate one info value."""
     if type(value) is str:
         _text(value, where)
     elif type(value) is list:

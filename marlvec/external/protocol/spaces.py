@@ -1,11 +1,4 @@
-"""Spaces as plain data, for the handshake.
-
-    {"space": "box", "dtype": "float32", "shape": [2], "low": <number or array>, "high": <number or array>}
-    {"space": "discrete", "dtype": "int64", "n": 5, "start": 0}
-    {"space": "multi_discrete", "nvec": <array>, "start": <array>}
-    {"space": "multi_binary", "n": 4}, or {"space": "multi_binary", "n": [2, 2]}
-    {"space": "dict", "items": [[key, space], …]}
-    {"space": "tuple", "items": [space, …]}
+"""Spaces as plain data, for the handshake; docs/protocol.md has their form.
 
 A bound that is one number applies to the whole array. Infinite bounds are float64 infinities.
 """

@@ -1,9 +1,8 @@
 """`MessageStream`: numbered messages after the handshake, each replied to once, also after reconnections.
 
-A client numbers its messages 1, 2, 3, …; so does the server with its replies. Every message carries the number of the
-last message received from the other side, which may then discard messages up to that number. After a reconnection each
-side sends the last number that it received, and the other side sends all later messages again. So every request is
-processed once, and every reply is seen once; duplicates are counted and dropped, and a gap is an error.
+Both sides number their messages 1, 2, 3, …. Every message carries the number of the last message received from the
+other side, which may then discard messages up to that number. After a reconnection each side sends again what the other
+has not received: every request is processed once, duplicates are counted and dropped, and a gap is an error.
 """
 
 from __future__ import annotations

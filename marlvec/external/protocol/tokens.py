@@ -1,11 +1,7 @@
-r"""Tokens, and the proof of knowing one without sending it.
+"""Tokens, and the proof of knowing one without sending it: an HMAC, whose formula docs/protocol.md has.
 
-A token is never sent. Each side sends 32 random bytes, and uses both to prove that it knows the token:
-
-    HMAC-SHA256(token, "marlvec/1 " + role + "\0" + host + "\0" + server id + client's bytes + server's bytes)
-
-``runner`` (the role) is ``client`` or ``server``, so that no proof can be sent back to its author. ``host`` is the Host
-header of the WebSocket request, in lower case: a proof for one server is not valid at another one.
+It includes the role, so that no proof can be sent back to its author, and the Host header of the WebSocket request, in
+lower case, so that a proof for one server is not valid at another one.
 """
 
 from __future__ import annotations
@@ -64,10 +60,10 @@ def find_token(file: str | os.PathLike[str] | None = None) -> str | None:
 
 
 def proof(
-    token: str, runner: Literal["client", "server"], host: str, server: bytes, client_nonce: bytes, server_nonce: bytes
+    token: str, role: Literal["client", "server"], host: str, server: bytes, client_nonce: bytes, server_nonce: bytes
 ) -> bytes:
     """Compute a side's proof that it knows the token, 32 bytes."""
-    message = f"marlvec/1 {runner}\0{host.lower()}\0".encode()
+    message = f"marlvec/1 {role}\0{host.lower()}\0".encode()
     return hmac.digest(token.encode(), message + server + client_nonce + server_nonce, hashlib.sha256)
 
 

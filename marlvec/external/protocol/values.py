@@ -1,7 +1,4 @@
-"""Observations and actions to bytes and back, by the declared spaces.
-
-A Dict is a dict, a Tuple is a list, in the space's order; a leaf of shape ``()`` (Discrete, say) is a plain number or
-bool, every other leaf a raw array of exactly its shape and dtype.
+"""Observations and actions to bytes and back, by the declared spaces; docs/protocol.md has their form.
 
 Malformed data is a `ProtocolError`, which ends the connection; a valid array of another shape or dtype than declared is
 a `ContractError`, which is sent back and changes nothing.
@@ -111,7 +108,6 @@ class ValueReader:
 
 
 def _check_keys(space: spaces.Space[Any]) -> None:
-    """Raise if a Dict has keys that are not texts."""
     if isinstance(space, spaces.Dict):
         for key, sub in space.spaces.items():
             if type(key) is not str:

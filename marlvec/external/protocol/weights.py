@@ -1,15 +1,7 @@
 """Policy weights to bytes and back: trees of numbers, texts and arrays, as in `Policy.state_dict`.
 
-None, bools, ints of 64 bits, floats, texts, bytes, lists and dicts with text keys are packed as they are; other values
-as a dict with one key that begins with ``$``:
-
-    {"$array": [dtype, shape, bytes]}
-    {"$tuple": [item, …]}
-    {"$scalar": [dtype, number]}        a numpy scalar
-        {"$int": "170141183460469231731"}   an int of more than 64 bits, as in states of random generators
-        {"$items": [[key, value], …]}       a dict with other keys, or with one that begins with $
-
-    No class or function is named: unpacking yields data only.
+Values that msgpack lacks are dicts with one key that begins with ``$``, which docs/protocol.md lists. No class or
+function is named: unpacking yields data only.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from marlvec.collect import Collector
 from marlvec.collect.acting.policy_set import named
 from marlvec.errors import ArgumentError
 from marlvec.external.exchange.gateway import EpisodeGateway
-from marlvec.external.limits import Limits
 from marlvec.external.protocol.tokens import check_token
+from marlvec.external.settings import Limits
 from marlvec.external.vector_env import ExternalVectorEnv
 from marlvec.policies import Policy, PolicyLike
 
@@ -79,7 +79,7 @@ class Server:
             check_token(token)
         # Imported here since they need libraries of the extra `external`.
         from marlvec.external.server.socket_loop import SocketLoop, bind  # noqa: I001  # it raises first if the extra is missing
-        from marlvec.external.server.request_filter import RequestFilter
+        from marlvec.external.server.connection import RequestFilter
         from marlvec.external.server.session_manager import SessionManager
         from marlvec.external.server.value_readers import ValueReaders
         from marlvec.external.server.weight_store import WeightStore
@@ -106,8 +106,7 @@ class Server:
     @property
     def counters(self) -> ServerCounters:
         """A copy of the server's counters."""
-        counters: ServerCounters = copy.copy(self._loop.session_manager.counters)
-        return counters
+        return copy.copy(self._loop.session_manager.counters)
 
     @property
     def clients(self) -> int:
@@ -117,7 +116,7 @@ class Server:
     @property
     def weights_version(self) -> int:
         """Version of the newest published weights; 0: none."""
-        return int(self._weights.version)
+        return self._weights.version
 
     def publish(self, source: Collector | Mapping[str, PolicyLike] | PolicyLike, version: int | None = None) -> int:
         """Publish policies' weights to clients with local inference. Call it between two batches.
@@ -142,7 +141,7 @@ class Server:
         else:
             policies = named(source)
         content["policies"] = {name: dict(policy.state_dict()) for name, policy in policies.items()}
-        return int(self._weights.add(content, version))
+        return self._weights.add(content, version)
 
     def close(self) -> None:
         """Close all connections with a message to each client; running episodes are lost. May be called again."""

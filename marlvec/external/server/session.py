@@ -29,13 +29,13 @@ from marlvec.errors import (
 from marlvec.external.exchange.external_episode import ExternalEpisode
 from marlvec.external.exchange.gateway import EpisodeGateway
 from marlvec.external.exchange.row import Account
-from marlvec.external.limits import Limits
 from marlvec.external.protocol.messages import FORMS, Message, Type, read_message
 from marlvec.external.protocol.stream import EpisodeState, MessageStream, check_order
 from marlvec.external.server.connection import Connection
 from marlvec.external.server.slot_queue import SlotQueue
 from marlvec.external.server.value_readers import ValueReaders
 from marlvec.external.server.weight_store import WeightStore
+from marlvec.external.settings import Limits
 
 __all__ = ["SessionEpisode", "REPORTS", "apply_report", "CLOSE_CODES", "Session"]
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from marlvec.errors import ConnectionLost, ProtocolError, RefusedError
 from marlvec.external.exchange.gateway import EpisodeGateway
 from marlvec.external.exchange.row import Account
-from marlvec.external.limits import Limits
 from marlvec.external.protocol.handshake import ServerHandshake, Welcome
 from marlvec.external.protocol.messages import Message, Type, read_message, write_message
 from marlvec.external.server.connection import Connection, Stage
@@ -19,6 +18,7 @@ from marlvec.external.server.session import CLOSE_CODES, Session
 from marlvec.external.server.slot_queue import SlotQueue
 from marlvec.external.server.value_readers import ValueReaders
 from marlvec.external.server.weight_store import WeightStore
+from marlvec.external.settings import Limits
 
 __all__ = ["ServerCounters", "SessionManager"]
 
@@ -122,7 +122,6 @@ class SessionManager:
                 self._refuse(connection, error.code, str(error))
 
     def _greet(self, connection: Connection, message: Message) -> None:
-        """Process one message of a handshake."""
         who = self.connections[connection]
         if who is None:
             who = self.connections[connection] = ServerHandshake(self._token, self._id, connection.host)
@@ -264,7 +263,6 @@ class SessionManager:
                 self._end_session(who, reason)
 
     def _end_session(self, session: Session, reason: str) -> None:
-        """End a session."""
         del self.sessions[_name(session.key)]
         self._held.discard(session)
         text = "it said goodbye" if session.is_leaving and not reason else reason

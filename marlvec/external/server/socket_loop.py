@@ -13,10 +13,9 @@ import time
 from collections import deque
 
 from marlvec.errors import ArgumentError, ResourceError
-from marlvec.external.limits import Limits
-from marlvec.external.server.connection import Connection, Stage
-from marlvec.external.server.request_filter import RequestFilter
+from marlvec.external.server.connection import Connection, RequestFilter, Stage
 from marlvec.external.server.session_manager import SessionManager
+from marlvec.external.settings import Limits
 
 __all__ = ["bind", "SocketLoop"]
 
@@ -114,11 +113,6 @@ class SocketLoop:
             self._thread.join()
         else:
             self._close_all()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the thread is running."""
-        return self._thread.is_alive()
 
     def slot_is_free(self) -> None:
         """Make the thread begin waiting episodes."""

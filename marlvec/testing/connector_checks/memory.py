@@ -77,7 +77,6 @@ def _go_on(trial: Trial, player: ConnectorDriver, others: list[ConnectorDriver],
 
 
 def _plain_state(report: Report, piece: Connector) -> Any:
-    """Return a connector's state; raise if it is not plain data."""
     with report.asking("state_dict()"):
         state = piece.state_dict()
     if not isinstance(state, dict):

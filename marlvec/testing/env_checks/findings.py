@@ -123,6 +123,13 @@ class Findings:
             found = replace(found if worse else seen, times=seen.times + 1)
         self._found[fault.key] = found
 
+    def note(self, place: Place, *fault: str) -> None:
+        """Add the finding of a fault at a place; see `Place.fault`."""
+        try:
+            place.fault(*fault)
+        except Fault as found:
+            self.add(found)
+
     def update(self, others: Findings) -> None:
         """Add the findings of others that are missing here."""
         for key, finding in others._found.items():

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marlvec.envs.wrapper_chain import wrapper_chain
-from marlvec.testing.env_checks.findings import CHECKS, Fault, Findings, Place, first_difference, leaf
+from marlvec.testing.env_checks.findings import CHECKS, Findings, Place, first_difference, leaf
 from marlvec.testing.env_checks.players.base import Moment, Player
 from marlvec.testing.env_checks.shared_state import GENERATORS, SharedState, fingerprint, reachable
 
@@ -33,10 +33,7 @@ class Difference(NamedTuple):
     got: str
 
     def add_to(self, findings: Findings, check: str, change: str = "") -> None:
-        try:
-            self.place.fault(check, self.subject, self.expected, self.got, change)
-        except Fault as fault:
-            findings.add(fault)
+        findings.note(self.place, check, self.subject, self.expected, self.got, change)
 
 
 def count_episodes(episodes: int, skip: frozenset[str]) -> int:
@@ -137,7 +134,6 @@ def _shared_state_advice(first: Player, second: Player, moments: Iterator[Moment
 
 
 def _difference(first: Sequence[Moment], again: Sequence[Moment], source: str) -> Difference | None:
-    """Return the first difference between two plays of one seed."""
     for before, now in zip(first, again, strict=False):
         if before.facts.keys() != now.facts.keys():
             facts, others = (sorted(moment.facts) for moment in (before, now))

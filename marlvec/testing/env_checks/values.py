@@ -1,4 +1,4 @@
-"""Checks of single values: members of their space with its dtype, finite rewards, bools, masks.
+"""Checks of single values (members of their space with its dtype, finite rewards, bools, masks) and of spaces.
 
 Nothing is cast before the check, so faults that a vectorizer corrects silently are found here.
 """
@@ -6,7 +6,10 @@ Nothing is cast before the check, so faults that a vectorizer corrects silently 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
@@ -15,10 +18,11 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
 from marlvec.errors import ContractError
+from marlvec.spaces import describe_difference
 from marlvec.spaces.action_masks import choice_sizes, count_choices, read_mask
 from marlvec.spaces.members import fit
 from marlvec.spaces.tree import has_arrays
-from marlvec.testing.env_checks.findings import Place, leaf, short
+from marlvec.testing.env_checks.findings import EpisodeLog, Place, leaf, short
 
 __all__ = [
     "check_agents",
@@ -29,6 +33,7 @@ __all__ = [
     "check_reward",
     "check_table",
     "check_tuple",
+    "ConstantSpaces",
 ]
 
 
@@ -41,8 +46,6 @@ def check_member(space: Space[Any], value: Any, place: Place, subject: str, chec
 
 
 class _Value(NamedTuple):
-    """The checked value: an observation or a state."""
-
     place: Place
     subject: str
     check: str
@@ -278,3 +281,48 @@ def check_tuple(result: Any, place: Place, *sizes: int) -> tuple[Any, ...]:
             kind=place.call,
         )
     return result
+
+
+class ConstantSpaces:
+    """All spaces of one env, as first returned.
+
+    `read` returns them keyed by call, e.g. ``"observation_space('agent_0')"``; `Fault`: a value is not a space.
+    """
+
+    def __init__(self, env: str, read: Callable[[], dict[str, Any]], log: EpisodeLog) -> None:
+        self._env, self._read = env, read
+        self._first: dict[str, Space[Any]] = read()
+        for call, space in self._first.items():
+            if not isinstance(space, Space):
+                Place(env, call).fault(
+                    "spaces",
+                    "the space",
+                    "a gymnasium space",
+                    type(space).__name__,
+                    "return a space of gymnasium.spaces",
+                )
+        self._copies = deepcopy(self._first)
+        self.check(Place(env, "", log=log))
+
+    def check(self, place: Place) -> None:
+        """Read the spaces again; report changes to the place's log."""
+        now = self._read()
+        for call, space in self._first.items():
+            asked = replace(place, call=call, step=None)
+            with asked.logging():
+                self._compare(asked, call, space, now)
+
+    def _compare(self, place: Place, call: str, space: Space[Any], now: dict[str, Any]) -> None:
+        kind = re.split(r"\(|\[| of ", call)[0]
+        if call not in now:
+            place.fault("spaces", "the space", "the same as before", "none", kind=kind)
+        if now[call] is not space:
+            # marlvec keeps the first; it refuses only a different one.
+            equal = isinstance(now[call], Space) and describe_difference(space, now[call]) is None
+            got = f"another one, {now[call]}"
+            place.fault("spaces", "the space", "the same object on each call", got, kind=kind, minor=equal)
+        if changed := describe_difference(self._copies[call], space):
+            change = "make a new env for another space; nothing in the env may write to a space it has handed out"
+            place.fault(
+                "spaces", "the space", "no change while the env lives", f"a change {changed}", change, kind=kind
+            )

@@ -1,10 +1,8 @@
 """Scripted envs: their data name their origin, so any mix-up on the way to the user shows."""
 
-from marlvec.testing.scripted.aec import TurnEnv
 from marlvec.testing.scripted.faulty import ExitingEnv, FaultyEnv, HangingEnv, RaisingEnv, SlowEnv
-from marlvec.testing.scripted.gymnasium import SingleEnv
+from marlvec.testing.scripted.other_apis import KeyedEnv, SingleEnv, TurnEnv
 from marlvec.testing.scripted.parallel import CounterEnv, NoOpEnv, SampledEnv, ScriptedParallelEnv
-from marlvec.testing.scripted.rllib import KeyedEnv
 from marlvec.testing.scripted.script import End, Script, ScriptLike, draw_script
 from marlvec.testing.scripted.stamp import (
     ALIVE_CHECKSUM,

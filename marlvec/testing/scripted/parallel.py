@@ -54,7 +54,6 @@ class ScriptedParallelEnv(ZooShell, ParallelEnv):  # type: ignore[misc]  # petti
         self._old_api = old_api
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Begin the next episode."""
         obs = self._begin(seed)
         self.agents = list(obs)
         infos = self._infos(self.agents)
@@ -191,7 +190,6 @@ class SampledEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type i
         return self._action_spaces[agent]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Begin an episode."""
         if seed is not None:
             self._seed(seed)
         self._t = 0
@@ -217,7 +215,7 @@ class SampledEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type i
         return obs, rewards, dict.fromkeys(self.possible_agents, False), truncations, infos
 
     def render(self) -> None:
-        """Show nothing."""
+        pass
 
     def close(self) -> None:
         """Record that the env was closed."""

@@ -31,8 +31,7 @@ from marlvec.external.protocol.frames import Frame, pack_frame
 from marlvec.external.protocol.messages import FORMS, Message, Type, write_message
 from marlvec.external.protocol.values import write_array
 from marlvec.external.server import socket_loop
-from marlvec.external.server.connection import Connection
-from marlvec.external.server.request_filter import RequestFilter
+from marlvec.external.server.connection import Connection, RequestFilter
 from marlvec.external.server.session import Session
 from tests.external.helpers.crowd import crowd
 from tests.external.helpers.served import SPACES, Clock, Raw, Served, expected, obs_of, served, wire_obs

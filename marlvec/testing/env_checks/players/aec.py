@@ -67,7 +67,6 @@ class TurnPlayer(RawPlayer):
         self.over = not now
 
     def _check_moves(self) -> list[AgentId]:
-        """Check all that the env shows between two moves."""
         env, place = self.env, self.place
         now = check_agents(env.agents, self.agents, place, "env.agents")
         self.note("env.agents", now)

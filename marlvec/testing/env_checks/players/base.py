@@ -20,9 +20,9 @@ from marlvec.envs.adapters.self_reset import OBSERVATION_KEYS, resets_itself
 from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.action_masks import split_action_mask
-from marlvec.testing.env_checks.constant_spaces import ConstantSpaces
 from marlvec.testing.env_checks.findings import EpisodeLog, Fault, Findings, Place, first_difference, leaf
 from marlvec.testing.env_checks.values import (
+    ConstantSpaces,
     check_flag,
     check_mask,
     check_member,

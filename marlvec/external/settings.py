@@ -1,13 +1,16 @@
-"""`Limits`: how much memory and time, and how many connections, a server grants its clients."""
+"""Settings: `Limits` of a server's clients, and `LocalInference` of a client."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from marlvec.collect.acting.policy_set import Connectors
 from marlvec.errors import ArgumentError
+from marlvec.policies import PolicyLike
 
-__all__ = ["Limits"]
+__all__ = ["Limits", "LocalInference"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +30,8 @@ class Limits:
             first. Once waiting rows hold half of it, further rows wait.
         messages_per_second: Messages of one client; beyond that rate, the server reads them more slowly.
         handshake_seconds: Time for a new client to authenticate.
-        message_seconds: Time from a message's first byte to its last; also for a slow client to read something.
+        message_seconds: Time from a message's first byte to its last, in any number of fragments; also for a slow
+            client to read something.
         heartbeat_seconds: A client that is silent for this long is pinged, and dropped after twice as long.
         idle_seconds: Time that an episode may wait for its client's next message.
         episode_seconds: Duration of an episode.
@@ -69,3 +73,33 @@ class Limits:
                 )
         if not 4096 <= self.message_bytes <= 2**31:
             raise ArgumentError(f"Limits(message_bytes={self.message_bytes}): expected a number from 4,096 to 2**31")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalInference:
+    """Settings to run policies in the client's process: it waits for no answer, and sends its actions to the server.
+
+    Weights come from `Server.publish`, in numbered versions. Build the policies here as in the server's process: they
+    load the server's ``state_dict``; connectors load the server's learned state at each new episode. Received data
+    names no class or function. In the server's batches these rows are ``off_policy``, with the actions that the env
+    received; other policy outputs (``logp``, …) stay here. Action connectors must keep the action space: the collector
+    cannot compute the policy's output from the env's action, and refuses it.
+
+    Attributes:
+        policies: Policy id to policy, as in the server's collector; or one policy, which becomes ``"main"``. A policy
+            may also be an object with a method ``act(rows)``, or a function of rows.
+        policy_mapping: A policy id, or agent name to policy id; None: the only policy.
+        agent_connectors: As for a `Collector`.
+        action_connectors: As for a `Collector`.
+        explore: Whether the policies explore.
+        update_seconds: Seconds between checks for newer weights.
+        seed: Seed of the policies; None: from the operating system.
+    """
+
+    policies: Mapping[str, PolicyLike] | PolicyLike
+    policy_mapping: str | Mapping[str, str] | None = None
+    agent_connectors: Connectors = None
+    action_connectors: Connectors = None
+    explore: bool = True
+    update_seconds: float = 10.0
+    seed: int | None = None
