@@ -12,32 +12,12 @@ __all__ = ["read_value", "write_value"]
 
 
 def write_value(path: FilePath, name: str, value: Any, what: str) -> None:
-    """Write a value to a file atomically.
-
-    Args:
-        path: The file; an old one is replaced.
-        name: Name of the value in the file, which `read_value` requires.
-        value: Plain data for `encode`.
-        what: Name of the value in messages.
-
-    Raises:
-        SerialisationError: A part of the value cannot be saved; names it.
-        OSError: The file cannot be written; an old file is unchanged.
-    """
+    """Write plain data to a file atomically, under a name that `read_value` requires; ``what`` names it in messages."""
     write_archive(path, {name: encode(value, what)})
 
 
 def read_value(path: FilePath, name: str, what: str) -> Any:
-    """Read the value that `write_value` wrote under this name; no code is executed.
-
-    Args:
-        path: The file.
-        name: The name passed to `write_value`.
-        what: Name of the value in messages.
-
-    Raises:
-        CheckpointError: The file does not exist, is damaged, of another version, or holds something else.
-    """
+    """Read the value that `write_value` wrote under this name; no code is executed. Errors are `CheckpointError`."""
     found = read_archive(path)
     if found.keys() != {name}:
         raise CheckpointError(path, f"holds no {what}, but {sorted(found)}")

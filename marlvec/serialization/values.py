@@ -38,15 +38,7 @@ Config = dict[str, Any]
 
 
 def encode(value: Any, where: str) -> Any:
-    """Turn a value into JSON-able data, exactly.
-
-    Args:
-        value: A value of any kind listed at the head of this file.
-        where: Name of the value in messages.
-
-    Raises:
-        SerialisationError: The value, or a part of it, is of another kind; names the part.
-    """
+    """Turn a value of a kind listed above into JSON-able data, exactly; ``where`` names it in messages."""
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -79,12 +71,7 @@ def encode(value: Any, where: str) -> Any:
 
 
 def decode(data: Any) -> Any:
-    """Return the value that `encode` was called with; arrays are copied.
-
-    Raises:
-        ArgumentError: Not a result of `encode`, or nested deeper than Python's recursion limit.
-        RegistryError: A name in it is not registered.
-    """
+    """Return the value that `encode` was called with; arrays are copied."""
     try:
         return _decode(data)
     except RecursionError as error:
@@ -112,7 +99,7 @@ def _decode(data: Any) -> Any:
 
 
 def _dtype(text: Any) -> np.dtype[Any]:
-    """Return the dtype of a name; refuse names that only numpy's larger grammar allows, which uses Python's parser."""
+    """Return the dtype of a name; refuse what only numpy's larger grammar allows, which uses Python's parser."""
     if not isinstance(text, str) or _DTYPE.fullmatch(text) is None:
         raise ValueError(f"expected a dtype such as '<f4', got {short(text)}")
     return np.dtype(text)

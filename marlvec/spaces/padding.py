@@ -24,29 +24,12 @@ _ADVICE = "leave pad out to have agents of different spaces in groups, or make t
 
 
 def pad_observations(spaces: Spaces, agents: Sequence[str]) -> Space[Any]:
-    """Return the observation space that contains every agent's padded observations.
-
-    Args:
-        spaces: One per agent.
-        agents: Their names, for messages.
-
-    Raises:
-        ContractError: Structures, kinds or ranks differ; names the leaf.
-    """
+    """Return the space that contains every agent's padded observations; `agents` are names for messages."""
     return _Padding(agents, "observation", _OBSERVATIONS).pad(spaces, "")
 
 
 def pad_actions(spaces: Spaces, agents: Sequence[str]) -> Space[Any]:
-    """Return the action space whose first part is every agent's own action space.
-
-    Args:
-        spaces: One per agent.
-        agents: Their names, for messages.
-
-    Raises:
-        ContractError: Structures, kinds, ranks, dtypes, starts or bounds differ, or choices differ inside a Dict or
-            Tuple, which cannot have an action mask; names the leaf.
-    """
+    """Return the action space whose first part is every agent's own action space; `agents` are names for messages."""
     return _Padding(agents, "action", _ACTIONS).pad(spaces, "")
 
 
@@ -64,8 +47,6 @@ _Rule = Callable[[Spaces, str], Space[Any]]
 
 
 class _Padding:
-    """Walks the spaces of all agents in parallel."""
-
     def __init__(self, agents: Sequence[str], what: str, rules: Sequence[tuple[type[Any], _Rule]]) -> None:
         self._agents = agents
         self._what = what

@@ -14,15 +14,7 @@ __all__ = ["describe_incompatibility", "widen"]
 
 
 def widen(a: Space[Any], b: Space[Any]) -> Space[Any]:
-    """Return the space that contains the members of both.
-
-    Args:
-        a: A space.
-        b: A space that differs from it at most in the bounds of Boxes; see `describe_incompatibility`.
-
-    Returns:
-        ``a`` if the two are equal, else a space with the lowest and highest bounds, element by element.
-    """
+    """Return the space that contains the members of both, which differ at most in the bounds of Boxes."""
     if a == b:
         return a
     if isinstance(a, Dict) and isinstance(b, Dict):
@@ -43,7 +35,6 @@ def describe_incompatibility(expected: Space[Any], got: Space[Any]) -> str | Non
 
 
 def _boundless(space: Space[Any]) -> Space[Any]:
-    """Return a space in which each Box has the widest bounds of its dtype."""
     if not isinstance(space, Box):
         return space
     dtype: Any = np.dtype(space.dtype)
