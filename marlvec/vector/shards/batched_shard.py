@@ -21,16 +21,7 @@ Ids = NDArray[np.int64]
 
 
 class BatchedShard(ABC):
-    """All envs of a native env or a pool: their rows, their phases, their final observations.
-
-    Args:
-        spec: Agents and spaces of one env.
-        num_envs: N.
-        autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
-
-    Attributes:
-        spec: As given.
-    """
+    """All envs of a native env or a pool: their rows, their phases, their final observations."""
 
     def __init__(self, spec: EnvSpec, num_envs: int, autoreset_mode: str) -> None:
         self.spec = spec
@@ -45,19 +36,11 @@ class BatchedShard(ABC):
 
     @abstractmethod
     def get_state(self, ids: Ids) -> dict[str, Any]:
-        """Copy the states of these envs.
-
-        Returns:
-            Name → (n, …), with ``"phase"``, and the envs' own state under a name of its own.
-        """
+        """Copy the states of these envs, name → (n, …)."""
 
     @abstractmethod
     def check_state(self, state: Any, n: int) -> None:
-        """Validate a state from `get_state` of ``n`` envs.
-
-        Raises:
-            ArgumentError: It is none; names the array.
-        """
+        """Validate a state from `get_state` of ``n`` envs."""
 
     @abstractmethod
     def set_state(self, ids: Ids, state: Mapping[str, Any], places: Ids) -> None:

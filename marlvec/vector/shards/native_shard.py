@@ -1,7 +1,4 @@
-"""`NativeShard`: the counterpart of `Shard` for compiled envs, all of them in one call.
-
-Its rows equal those of `Shard`, bit for bit.
-"""
+"""`NativeShard`: the counterpart of `Shard` for compiled envs, all in one call; its rows are equal, bit for bit."""
 
 from __future__ import annotations
 
@@ -32,19 +29,7 @@ _FEWEST = 64  # envs per thread; fewer are stepped before another thread has beg
 
 
 class NativeShard(BatchedShard):
-    """All envs of a `NativeEnv`, in this process.
-
-    Args:
-        env: The envs.
-        num_threads: Number of threads that share the envs of a call, including the caller's.
-        autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
-        keep_state: Whether global states are written after each reset and step.
-        max_episode_steps: Truncate agents that are alive after this many steps; None: never.
-        render_modes: One per env.
-
-    Attributes:
-        spec: Agents and spaces of the envs.
-    """
+    """All envs of a `NativeEnv`, in this process; ``num_threads`` includes the caller's."""
 
     def __init__(
         self,
@@ -95,14 +80,11 @@ class NativeShard(BatchedShard):
         self._thread_team.run([partial(np.copyto, out[lo:hi], array[lo:hi]) for lo, hi in pairwise(bounds)])
 
     def close(self) -> None:
-        """End the threads."""
         self._thread_team.close()
 
     def _share(self, work: Callable[[Ids], None], ids: Ids) -> None:
-        """Run ``work`` for these envs, split among the threads.
-
-        Only for compiled functions and large copies: Python code in two threads takes turns, and gets slower.
-        """
+        """Run ``work`` for these envs, split among the threads."""
+        # Only for compiled functions and large copies: Python code in two threads takes turns, and gets slower.
         n, threads = len(ids), self._thread_team.size
         if threads == 1 or n < threads * _FEWEST:
             work(ids)
@@ -125,7 +107,6 @@ class NativeShard(BatchedShard):
         return report
 
     def _begin(self, ids: Ids, report: Report) -> None:
-        """Begin an episode in each of these envs."""
         rows, buffers = rows_of(ids), self._buffers
         buffers.alive[rows] = False
         buffers.acting[rows] = False
@@ -251,7 +232,6 @@ class NativeShard(BatchedShard):
     # --- control calls ---
 
     def _control(self, ids: Ids, commands: Sequence[Command]) -> Report:
-        """Run one command per env. A failure costs no episode."""
         advice = "(A native env is not a Python object; with backend='async' it is.)"
         return run_commands(ids.tolist(), commands, self._command_target, advice=advice)
 
