@@ -66,20 +66,7 @@ def is_state(state: Any) -> bool:
 
 
 def check_states(state: Any, *, kind: str, spec: EnvSpec, autoreset_mode: str) -> IntArray:
-    """Check that a state fits the envs of a vectorizer.
-
-    Args:
-        state: A state from `VectorEnv.get_state`.
-        kind: A key of `FORMATS`.
-        spec: Agents and spaces of the vectorizer's envs.
-        autoreset_mode: The vectorizer's mode.
-
-    Returns:
-        (n,) int64, ids of the saved envs.
-
-    Raises:
-        ArgumentError: Not a state, or a state of other envs; says what differs.
-    """
+    """Check that a state from `VectorEnv.get_state` fits a vectorizer's envs; return the saved ids, (n,) int64."""
     if not is_state(state):
         got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         raise ArgumentError(f"set_state(): expected a state from get_state(), got {got}")
@@ -100,17 +87,8 @@ def check_states(state: Any, *, kind: str, spec: EnvSpec, autoreset_mode: str) -
 
 
 def check_entries(saved: Any, own: Mapping[str, Any], n: int, where: str) -> None:
-    """Validate the per-env entries of a state.
-
-    Args:
-        saved: Name → entry of the state.
-        own: Name → the entry for no envs: an array (0, …), or an empty list for numbers and None.
-        n: Number of saved envs.
-        where: Call and part of the state, for messages.
-
-    Raises:
-        ArgumentError: An entry has a wrong name, dtype, shape or value; says what differs.
-    """
+    """Validate the per-env entries of a state of ``n`` envs."""
+    # `own` has each entry for no envs: an array (0, …), or an empty list for numbers and None.
     check_fields(saved, own, where)
     for name, empty in own.items():
         if isinstance(empty, np.ndarray):
@@ -128,18 +106,7 @@ def check_entries(saved: Any, own: Mapping[str, Any], n: int, where: str) -> Non
 
 
 def check_each(saved: Any, n: int, phases: Collection[int], agent_num: int, masked: Any) -> None:
-    """Validate the shards' states of env objects.
-
-    Args:
-        saved: One dict per env; None for a masked env.
-        n: Number of saved envs.
-        phases: Phases in which an env can be saved.
-        agent_num: A.
-        masked: (n,) bool, which envs are masked.
-
-    Raises:
-        ArgumentError: A state is invalid; names the first invalid one.
-    """
+    """Validate the shards' states of ``n`` env objects: one dict per env; None for a masked env."""
     if not isinstance(saved, list) or len(saved) != n:
         raise ArgumentError(f"set_state(): envs: expected a list of {n} states, got {saved!r:.200}")
     for k, one in enumerate(saved):
@@ -168,16 +135,10 @@ def _is_number(value: Any) -> bool:
 def choose_states(
     of: IntArray, env_ids: EnvIds | None, from_ids: EnvIds | None, num_envs: int
 ) -> tuple[IntArray, IntArray]:
-    """Return the ids of the envs that receive a state, and the index of each one's state among the saved ones.
+    """Return the ids of the envs that receive a state, and the index of each one's state among the saved ones, ``of``.
 
-    Args:
-        of: (n,) int64, ids of the saved envs.
-        env_ids: Envs that receive a state. None: the saved envs; with ``from_ids``: all.
-        from_ids: For each of them, the saved env whose state it receives. None: one each in order, or the only one.
-        num_envs: N.
-
-    Raises:
-        ArgumentError: The arguments do not match each other.
+    `env_ids` None: the saved envs; with `from_ids`: all. `from_ids`, the saved env for each, None: one each in order,
+    or the only one.
     """
     if env_ids is None:
         ids = of if from_ids is None else np.arange(num_envs)
@@ -223,11 +184,7 @@ def describe_obstacles(obstacles: Mapping[int, str], ids: IntArray, call: str) -
 
 
 def stream_from(state: Mapping[str, Any]) -> np.random.Generator:
-    """Return a random stream with this state, the ``state`` of a numpy PCG64.
-
-    Raises:
-        ArgumentError: It is not such a state.
-    """
+    """Return a random stream with this state, the ``state`` of a numpy PCG64."""
     generator = np.random.Generator(np.random.PCG64(0))
     try:
         generator.bit_generator.state = state
