@@ -42,8 +42,7 @@ class SpaceSampler:
         """Draw n members: an array (n, …), or a tree of these; ``where(i)`` names row i in messages.
 
         `mask` (n, k) bool allows choices: k = ``n`` of a Discrete, the sum of ``nvec`` of a MultiDiscrete; else
-        ignored.
-        `UnsupportedSpaceError`: a user's space has no ``sample``, or one that raises.
+        ignored. `UnsupportedSpaceError`: a user's space has no ``sample``, or one that raises.
         """
         if mask is not None and self._choices is not None:
             return self._choose_allowed(rng, mask, self._choices, where)

@@ -80,8 +80,7 @@ def difference(
 
     A table is anything with ``keys()`` and ``[]``; the order of keys does not matter. `close` judges unequal floats.
     `typed=False` compares numbers as float64, and lists with tuples. `opaque=True` lets two objects of one class count
-    as
-    equal, if it is not a class of plain values or arrays.
+    as equal, if it is not a class of plain values or arrays.
     """
     compare = partial(difference, close=close, typed=typed, opaque=opaque)
     if _is_table(expected) and _is_table(got):
