@@ -394,6 +394,7 @@ class VectorEnv(StatefulVectorEnv):
         Args:
             name: Name of the attribute. If no layer has it, it is created on the env beneath all wrappers.
             value: One value (a list counts as one) for every env; or a `PerEnv` with one value per chosen env.
+            indices: The envs; None: all.
         """
         ids = self._chosen_ids("set_attr", indices)
         self._ask("set_attr", ids, set_attributes(name, value, len(ids)))
