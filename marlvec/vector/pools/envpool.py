@@ -179,18 +179,6 @@ class EnvPoolAdapter(Pool):
     def env(self, i: int) -> Any:
         return _PooledEnv(self, i)
 
-    def render(self, i: int) -> Any:
-        """Draw one env."""
-        if not hasattr(self._pool, "render"):
-            raise ArgumentError(f"{self.spec.name} has no render()")
-        frames = self._pool.render(env_ids=np.array([i], np.int32))
-        return None if frames is None else frames[0]
-
-    @property
-    def render_mode(self) -> str | None:
-        mode: str | None = getattr(self._pool, "render_mode", None)
-        return mode
-
     def close(self) -> None:
         self._drop_pool()
 
@@ -212,10 +200,15 @@ class _PooledEnv:
 
     @property
     def render_mode(self) -> str | None:
-        return self._of.render_mode
+        mode: str | None = getattr(self._of._pool, "render_mode", None)
+        return mode
 
     def render(self) -> Any:
-        return self._of.render(self._i)
+        pool = self._of._pool
+        if not hasattr(pool, "render"):
+            raise ArgumentError(f"{self._of.spec.name} has no render()")
+        frames = pool.render(env_ids=np.array([self._i], np.int32))
+        return None if frames is None else frames[0]
 
 
 _ASKED = ["env_id", "players.env_id", "action"]

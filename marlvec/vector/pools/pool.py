@@ -21,7 +21,7 @@ from marlvec.errors import ArgumentError
 from marlvec.spaces import Leaf
 from marlvec.vector.data.infos import Path
 
-__all__ = ["FinalRows", "Leaves", "Pool", "PoolReply"]
+__all__ = ["FinalRows", "Leaves", "Pool", "PoolReply", "harmless_action"]
 
 BoolArray = NDArray[np.bool_]
 Ids = NDArray[np.int64]
@@ -155,6 +155,14 @@ class Pool(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release everything. May be called again."""
+
+
+def harmless_action(space: Any) -> NDArray[Any]:
+    """Return an action in the space, for agents that need not act."""
+    low, high = getattr(space, "low", None), getattr(space, "high", None)
+    if low is not None and high is not None:
+        return np.clip(np.zeros(space.shape, space.dtype), low, high)
+    return np.asarray(np.zeros(space.shape, space.dtype) + getattr(space, "start", 0), space.dtype)
 
 
 def _select_rows(reply: PoolReply, which: BoolArray | Ids) -> PoolReply:

@@ -131,10 +131,6 @@ class BatchedPhases:
             raise KeyError(f"{event.name} of envs that are {', '.join(sorted(wrong))}")
         self.values[rows] = np.frombuffer(after, np.uint8)
 
-    def restore(self, rows: Selection, values: NDArray[np.uint8]) -> None:
-        """Set the phases of these envs to saved ones; see `check_saved`."""
-        self.values[rows] = values
-
     @staticmethod
     def check_saved(values: NDArray[np.uint8]) -> None:
         """Validate saved phases: an env with a pending request cannot be saved."""

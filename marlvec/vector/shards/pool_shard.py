@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from marlvec.env_ids import rows_of
 from marlvec.envs.autoreset import AutoresetMode, AutoresetRules
 from marlvec.errors import ArgumentError, ContractError
-from marlvec.serialization.state_fields import check_array
 from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.data.infos import InfoColumns
 from marlvec.vector.data.report import Report
-from marlvec.vector.pools.pool import Leaves, Pool, PoolReply
+from marlvec.vector.pools.pool import Leaves, Pool, PoolReply, harmless_action
 from marlvec.vector.pools.pool_queue import PoolQueue
 from marlvec.vector.shards.batched_shard import BatchedShard
 from marlvec.vector.shards.phase import EnvEvent, EnvPhase
@@ -44,10 +43,11 @@ class PoolShard(BatchedShard):
         n = pool.num_envs
         self._everyone = np.arange(n)
         self._presence = Presence(pool.spec, n)
+        self._saved["had_rows"] = self._presence.had_rows
         self._columns, self._final_columns = InfoColumns(n), InfoColumns(n)
         self._groups = pool.spec.groups
         self._members = [list(group.agents) for group in self._groups]
-        self._harmless = [[_harmless(leaf.space) for leaf in group.action_tree.leaves] for group in self._groups]
+        self._harmless = [[harmless_action(leaf.space) for leaf in group.action_tree.leaves] for group in self._groups]
         self._declares_mask = [group.mask_size is not None for group in self._groups]
         self._masked = any(self._declares_mask)  # a mask has been written
 
@@ -94,36 +94,27 @@ class PoolShard(BatchedShard):
         """Request a step with the actions in the rows, and clear what the rows report of the step before."""
         ids = self._in_order(ids)
         rows = self._rows(ids)
-        begun = began = None
-        if not self._phases.are_all(rows, EnvPhase.RUNNING):
-            if self._any_finals_kept:
-                begun = ids[self._phases.where(rows, EnvPhase.BEGUN)]
-            over = self._phases.where(rows, EnvPhase.OVER)
-            began = over if np.count_nonzero(over) else None
+        begun, over = self._split(ids, rows)
         going = ids
-        if began is not None and self._next_episode == "reset":
-            self._begin(ids[began])
-            going = ids[~began]
+        if over is not None and self._next_episode == "reset":
+            self._begin(ids[over])
+            going = ids[~over]
         if len(going):
             self._send(going)
         self._phases.on(rows, EnvEvent.ASK_STEP)
-        self._clear(rows, begun, began)  # while the pool is at work
+        # The rows are cleared while the pool is at work.
+        if begun is not None:
+            self._clear_finals(begun)
+        self._buffers.events[rows] = False
+        if self._final_columns:
+            self._final_columns.forget(rows)
+        if over is not None:
+            self._buffers.reset_mask[rows] = over
 
     def _begin(self, ids: Ids) -> None:
         """Request these envs' next episodes."""
         nothing: list[None] = [None] * len(ids)
         self.queue.ask(len(ids), partial(self._pool.reset, ids, nothing, nothing))
-
-    def _clear(self, rows: Selection, begun: Ids | None, began: BoolArray | None) -> None:
-        """Clear rows for a step: the first of ``begun``, the next episode where ``began``."""
-        buffers = self._buffers
-        if begun is not None and len(begun):  # they go with the first step of the next episode
-            self._clear_finals(begun)
-        buffers.events[rows] = False
-        if self._final_columns:
-            self._final_columns.forget(rows)
-        if began is not None:
-            buffers.reset_mask[rows] = began
 
     def _send(self, ids: Ids) -> None:
         rows, buffers = self._rows(ids), self._buffers
@@ -315,29 +306,16 @@ class PoolShard(BatchedShard):
 
     # --- saved states ---
 
-    def get_state(self, ids: Ids) -> dict[str, Any]:
-        return {
-            "phase": self._phases.values[ids],
-            "finals_kept": self._finals_kept[ids],
-            "had_rows": self._presence.had_rows[ids],
-            "pool": self._pool.get_state(ids),
-        }
+    _inner = "pool"
 
-    def check_state(self, state: Any, n: int) -> None:
-        arrays = {"phase": self._phases.values, "finals_kept": self._finals_kept, "had_rows": self._presence.had_rows}
-        if not isinstance(state, Mapping) or state.keys() != {*arrays, "pool"}:
-            raise ArgumentError(f"set_state(): envs: expected {sorted({*arrays, 'pool'})}, got {state!r:.200}")
-        for name, own in arrays.items():
-            check_array(state, name, own.dtype, (n, *own.shape[1:]), "set_state()")
-        self._phases.check_saved(state["phase"])
-        self._pool.check_state(state["pool"], n)
+    def _get_inner(self, ids: Ids) -> dict[str, Any]:
+        return self._pool.get_state(ids)
 
-    def set_state(self, ids: Ids, state: Mapping[str, Any], places: Ids) -> None:
-        self._pool.set_state(ids, state["pool"], places)
-        self._phases.restore(ids, state["phase"][places])
-        self._presence.had_rows[ids] = state["had_rows"][places]
-        self._finals_kept[ids] = state["finals_kept"][places]
-        self._any_finals_kept = bool(self._finals_kept.any())
+    def _check_inner(self, inner: Any, n: int) -> None:
+        self._pool.check_state(inner, n)
+
+    def _set_inner(self, ids: Ids, inner: Mapping[str, Any], places: Ids) -> None:
+        self._pool.set_state(ids, inner, places)
         self._columns.forget(ids)
         self._final_columns.forget(ids)
 
@@ -348,11 +326,3 @@ class PoolShard(BatchedShard):
 def _over(flags: BoolArray, leaf: NDArray[Any]) -> BoolArray:
     """Return flags (n, A_g) with axes of length 1 at the end, to match a leaf (n, A_g, …)."""
     return flags.reshape(flags.shape + (1,) * (leaf.ndim - 2))
-
-
-def _harmless(space: Any) -> NDArray[Any]:
-    """Return an action in the space, for agents that need not act."""
-    low, high = getattr(space, "low", None), getattr(space, "high", None)
-    if low is not None and high is not None:
-        return np.clip(np.zeros(space.shape, space.dtype), low, high)
-    return np.asarray(np.zeros(space.shape, space.dtype) + getattr(space, "start", 0), space.dtype)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from marlvec.vector.pools.jax.form import WorldForm, import_jax
 from marlvec.vector.pools.jax.world import JaxRows, JaxWorld
+from marlvec.vector.pools.pool import harmless_action
 
 __all__ = ["Carry", "WorldFlags", "WorldProgram", "WorldRows", "padded"]
 
@@ -78,7 +79,7 @@ class WorldProgram:
         jax = import_jax(world.name)
         jnp, lax = jax.numpy, jax.lax
         groups, agent_num = form.spec.groups, len(form.spec.agents)
-        harmless = [[_harmless(leaf.space) for leaf in group.action_tree.leaves] for group in groups]
+        harmless = [[harmless_action(leaf.space) for leaf in group.action_tree.leaves] for group in groups]
         members = [list(group.agents) for group in groups]
 
         def strong(x: Any) -> Any:
@@ -197,14 +198,6 @@ class WorldProgram:
             return WorldFlags(masks, acting)
         alive, terminated, truncated = (take(self._agent_num) for _ in range(3))
         return WorldFlags(masks, acting, alive, terminated, truncated, take())
-
-
-def _harmless(space: Any) -> Any:
-    """An action that lies in the space, for those who do not act."""
-    low, high = getattr(space, "low", None), getattr(space, "high", None)
-    if low is not None and high is not None:
-        return np.clip(np.zeros(space.shape, space.dtype), low, high)
-    return np.zeros(space.shape, space.dtype) + getattr(space, "start", 0)
 
 
 def padded(ids: Sequence[int] | np.ndarray[Any, Any], num_envs: int, sizes: Sequence[int]) -> np.ndarray[Any, Any]:
