@@ -1,4 +1,4 @@
-"""`encode` and `decode`: values such as arrays, spaces and connectors as JSON-able data.
+"""Values such as arrays, spaces and connectors as JSON-able data, and a file with one such value.
 
 Numbers, texts, None, bools, lists, dicts and arrays are unchanged; the code that writes the data to a file stores
 arrays as separate entries. Every other value becomes a dict whose first key begins with ``$``:
@@ -27,11 +27,12 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from marlvec.errors import ArgumentError, MarlvecError, SerialisationError
+from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, SerialisationError
+from marlvec.serialization.archive import FilePath, read_archive, write_archive
 from marlvec.serialization.name_table import CLASSES, FUNCTIONS
 from marlvec.serialization.spaces import make_space, space_arguments
 
-__all__ = ["Config", "decode", "encode", "outline"]
+__all__ = ["Config", "decode", "encode", "outline", "read_value", "write_value"]
 
 Config = dict[str, Any]
 """JSON-able data, except for arrays."""
@@ -144,3 +145,19 @@ def _function_name(function: Any, where: str) -> str:
             f"register_function(function, name=...), also where it is loaded"
         )
     return name
+
+
+def write_value(path: FilePath, name: str, value: Any, what: str) -> None:
+    """Write plain data to a file atomically, under a name that `read_value` requires; ``what`` names it in messages."""
+    write_archive(path, {name: encode(value, what)})
+
+
+def read_value(path: FilePath, name: str, what: str) -> Any:
+    """Read the value that `write_value` wrote under this name; no code is executed. Errors are `CheckpointError`."""
+    found = read_archive(path)
+    if found.keys() != {name}:
+        raise CheckpointError(path, f"holds no {what}, but {sorted(found)}")
+    try:
+        return decode(found[name])
+    except MarlvecError as error:
+        raise CheckpointError(path, f"holds no {what}: {error}") from error

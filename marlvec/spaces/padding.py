@@ -1,4 +1,4 @@
-"""The smallest space that contains several spaces of different sizes, and the part of each in it.
+"""The smallest space that contains several spaces of different sizes or bounds, and the part of each in it.
 
 Observations: entries that an agent does not have are zero, and the bounds include all agents' values and that zero.
 Actions: entries that an agent does not have are ignored; choices that it does not have must be masked.
@@ -14,9 +14,10 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from numpy.typing import NDArray
 
 from marlvec.errors import ContractError
-from marlvec.spaces import SpaceTree
+from marlvec.spaces import SpaceTree, describe_difference
+from marlvec.spaces.tree import map_space
 
-__all__ = ["Crop", "crops_of", "cut", "pad_actions", "pad_observations"]
+__all__ = ["Crop", "crops_of", "cut", "describe_incompatibility", "pad_actions", "pad_observations", "widen"]
 
 AnyArray = NDArray[Any]
 Spaces = Sequence[Any]
@@ -192,3 +193,37 @@ Crop = tuple[slice, ...]
 def cut(array: AnyArray, crop: Crop) -> AnyArray:
     """Return an agent's own part of its padded array: a view, even of an array without axes."""
     return array[crop] if crop else array
+
+
+# --- spaces that differ only in bounds
+
+
+def widen(a: Space[Any], b: Space[Any]) -> Space[Any]:
+    """Return the space that contains the members of both, which differ at most in the bounds of Boxes."""
+    if a == b:
+        return a
+    if isinstance(a, Dict) and isinstance(b, Dict):
+        return Dict([(key, widen(sub, b.spaces[key])) for key, sub in a.spaces.items()])
+    if isinstance(a, Tuple) and isinstance(b, Tuple):
+        return Tuple([widen(x, y) for x, y in zip(a.spaces, b.spaces, strict=True)])
+    if isinstance(a, Box) and isinstance(b, Box):
+        dtype: Any = a.dtype
+        # Without axes the results are scalars, and Box takes no bools.
+        low, high = np.asarray(np.minimum(a.low, b.low)), np.asarray(np.maximum(a.high, b.high))
+        return Box(low, high, a.shape, dtype)
+    return a
+
+
+def describe_incompatibility(expected: Space[Any], got: Space[Any]) -> str | None:
+    """Return where two spaces first differ in more than the bounds of a Box, or None."""
+    return describe_difference(map_space(_boundless, expected), map_space(_boundless, got))
+
+
+def _boundless(space: Space[Any]) -> Space[Any]:
+    if not isinstance(space, Box):
+        return space
+    dtype: Any = np.dtype(space.dtype)
+    if dtype.kind == "f":
+        return Box(-np.inf, np.inf, space.shape, dtype)
+    ends: tuple[Any, Any] = (False, True) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return Box(np.full(space.shape, ends[0], dtype), np.full(space.shape, ends[1], dtype), space.shape, dtype)

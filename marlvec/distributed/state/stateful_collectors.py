@@ -22,8 +22,8 @@ from marlvec.distributed.server.messages import CheckState, GetState
 from marlvec.distributed.state.answer_state import answer_from, get_answer_state
 from marlvec.errors import ArgumentError, StateError
 from marlvec.serialization.archive import FilePath
-from marlvec.serialization.saved_value import read_value, write_value
 from marlvec.serialization.state_fields import State, check_fields
+from marlvec.serialization.values import read_value, write_value
 
 __all__ = ["StatefulCollectors"]
 

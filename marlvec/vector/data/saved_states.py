@@ -1,4 +1,4 @@
-"""The state of some envs of a vectorizer, as one dict of plain data: validation, and choice of parts.
+"""The state of some envs of a vectorizer, as one dict of plain data: validation, choice of parts, and files.
 
 format      a number of `FORMATS`
 kind        "native", "pool", or "env" for env objects
@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import EnvIds, check_env_ids
 from marlvec.envs.spec import EnvSpec
-from marlvec.errors import ArgumentError
+from marlvec.errors import ArgumentError, CheckpointError
+from marlvec.serialization.archive import FilePath
 from marlvec.serialization.state_fields import check_array, check_fields
+from marlvec.serialization.values import read_value, write_value
 
 __all__ = [
     "FORMATS",
@@ -35,6 +37,8 @@ __all__ = [
     "choose_states",
     "describe_obstacles",
     "is_state",
+    "load_state",
+    "save_state",
     "stream_from",
     "take_states",
 ]
@@ -191,3 +195,48 @@ def stream_from(state: Mapping[str, Any]) -> np.random.Generator:
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise ArgumentError(f"set_state(): actions: expected the state of a PCG64, got {state!r:.200}") from error
     return generator
+
+
+def save_state(path: FilePath, state: Mapping[str, Any]) -> None:
+    """Write the state of envs to a file. The write is atomic: the file is complete or unchanged.
+
+        marlvec.save_state("before.npz", envs.get_state([3]))
+        envs.set_state(marlvec.load_state("before.npz"))
+
+    ``marlvec record ENV --from before.npz -o after.mp4`` records the steps that follow it.
+
+    Args:
+        path: The file, by convention ``.npz``; an old one is replaced.
+        state: A state from `VectorEnv.get_state`. For a collector, use `Collector.save`.
+
+    Raises:
+        ArgumentError: ``state`` is something else.
+        OSError: The file cannot be written; an old file is unchanged.
+    """
+    if not is_state(state):
+        got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise ArgumentError(
+            f"save_state(): expected a state from envs.get_state(), got {got!r:.200}; collectors and trainings are "
+            f"saved by collector.save(path) and save_checkpoint(folder)"
+        )
+    write_value(path, "envs", dict(state), "the state")
+
+
+def load_state(path: FilePath) -> dict[str, Any]:
+    """Read a file that `save_state` wrote; no code in it is executed.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The state, for `VectorEnv.set_state`, which checks that the envs fit.
+
+    Raises:
+        CheckpointError: The file does not exist, is damaged, of another version, or holds something else.
+    """
+    state = read_value(path, "envs", "state of envs")
+    read = FORMATS.get(str(state["kind"])) if is_state(state) else FORMATS["env"]
+    if not is_state(state) or state["format"] != read:
+        what = state.get("format") if isinstance(state, Mapping) else state
+        raise CheckpointError(path, f"holds a state of envs of the format {what!r:.50}; this version reads {read}")
+    return dict(state)
