@@ -19,15 +19,7 @@ Options = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
 
 
 def check_env_ids(env_ids: EnvIds, num_envs: int) -> NDArray[np.int64]:
-    """Return the indices of the chosen envs.
-
-    Args:
-        env_ids: Indices, or an (N,) bool mask.
-        num_envs: N.
-
-    Raises:
-        ArgumentError: Wrong shape or dtype, out of range, or an env is named twice.
-    """
+    """Return the indices of the chosen envs, given as indices or an (N,) bool mask, in a new array."""
     ids = np.asarray(env_ids)
     if ids.dtype == np.bool_ and ids.shape == (num_envs,):
         return np.flatnonzero(ids)
@@ -48,11 +40,7 @@ def check_env_ids(env_ids: EnvIds, num_envs: int) -> NDArray[np.int64]:
 
 
 def spread_options(options: Options, n: int) -> list[dict[str, Any] | None]:
-    """Return one options dict (or None) per chosen env, as copies of the caller's dicts.
-
-    Raises:
-        ArgumentError: Wrong length, or an entry is not a dict.
-    """
+    """Return one options dict (or None) per chosen env, as copies of the caller's dicts."""
     if options is None:
         return [None] * n
     if isinstance(options, Mapping):

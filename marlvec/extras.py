@@ -14,16 +14,7 @@ __all__ = ["import_extra", "needs_extra"]
 
 @contextmanager
 def needs_extra(library: str, what: str, install: str) -> Iterator[None]:
-    """In this context, a failed import raises an error with the command that installs the library.
-
-    Args:
-        library: Its name, for the message.
-        what: The feature that needs it, for the message.
-        install: The command that installs it, for the message.
-
-    Raises:
-        MissingExtraError: One cannot be imported; says how to install it.
-    """
+    """In this context, a failed import raises `MissingExtraError` with the command that installs the library."""
     try:
         yield
     except ImportError as error:
@@ -33,16 +24,7 @@ def needs_extra(library: str, what: str, install: str) -> Iterator[None]:
 
 
 def import_extra(module: str, what: str, install: str) -> Any:
-    """Import an optional library.
-
-    Args:
-        module: Name of the module.
-        what: The feature that needs it, for the message.
-        install: The command that installs it, for the message.
-
-    Raises:
-        MissingExtraError: It cannot be imported; has the command that installs it.
-    """
+    """Import an optional library; ``what`` needs it and ``install`` installs it, in the `MissingExtraError`."""
     with needs_extra(module.partition(".")[0], what, install):
         found = importlib.import_module(module)
     return found

@@ -30,13 +30,7 @@ __all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "make"]
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend of `make`.
-
-    Attributes:
-        build: Builds the vectorizer from recipes, the settings, and the options that the backend takes.
-        takes_num_workers: Whether it takes ``num_workers``.
-        takes_process_options: Whether it takes the options of worker processes.
-    """
+    """A backend of `make`; ``build`` takes recipes, the settings, and the options that the flags name."""
 
     build: Callable[..., VectorEnv]
     takes_num_workers: bool = False

@@ -93,17 +93,10 @@ def register(
 
 
 def resolve(env: EnvLike) -> EnvFactory:
-    """Return the factory for an id, ``"module:attr"``, class or callable.
-
-    Builds and imports nothing, except a file: ``"FILE.py:attr"`` imports the file.
+    """Return the factory for an id, ``"module:attr"``, class or callable. Builds and imports nothing but a ``FILE.py``.
 
     An id may leave out its namespace and its version: ``"simple_spread"`` is the highest version of
     ``"mpe/simple_spread_v3"``. Gymnasium's ids may begin with ``"gymnasium/"``.
-
-    Raises:
-        UnknownEnvError: No such id or file; lists similar ids.
-        RegistryError: More than one env has this name, or the file does not define the attribute.
-        ArgumentError: It does not specify an env, e.g. because it is an env itself.
     """
     if isinstance(env, EnvFactory):
         return env
@@ -134,7 +127,7 @@ def resolve(env: EnvLike) -> EnvFactory:
 
 
 def family_of(entry_point: Any) -> str:
-    """The family of what builds an env: `JAX` for a class or instance of `marlvec.JaxWorld`, else ``"custom"``."""
+    """Return `JAX` for a class or instance of `marlvec.JaxWorld`, else ``"custom"``."""
     worlds = sys.modules.get("marlvec.vector.pools.jax.world")
     if worlds is None:
         return "custom"
@@ -150,16 +143,7 @@ def _itself(world: Any) -> Any:
 
 
 def resolve_all(env: EnvLike | Sequence[EnvLike], num_envs: int | None = None) -> tuple[EnvFactory, ...]:
-    """Find one factory per env.
-
-    Args:
-        env: One for all envs, or a list with one per env.
-        num_envs: Number of envs; None: 1, or the length of the list.
-
-    Raises:
-        ArgumentError: The list is empty, or its length is not ``num_envs``; or as `resolve`.
-        UnknownEnvError, RegistryError: As `resolve`.
-    """
+    """Return one factory per env: ``env`` is one for all, or a list with one per env."""
     count = 1 if num_envs is None else whole_number(num_envs)
     if count is None:
         is_whole = str(num_envs).removesuffix(".0").isdecimal()
@@ -182,11 +166,7 @@ def resolve_all(env: EnvLike | Sequence[EnvLike], num_envs: int | None = None) -
 
 
 def listing(*, with_gymnasium: bool = False) -> list[EnvRow]:
-    """Return every registered env, and whether its packages are installed. Imports none of them.
-
-    Args:
-        with_gymnasium: Whether to list Gymnasium's own envs, too.
-    """
+    """Return every registered env, and whether its packages are installed. Imports none of them."""
     entries = [*_entries.values(), *jax_entries()]
     if with_gymnasium:
         entries += map(gymnasium_entry, _gymnasium_ids())

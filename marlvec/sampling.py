@@ -28,12 +28,8 @@ class SpaceSampler:
     """Draws members of one space, uniformly; with a mask, uniformly over the allowed ones.
 
     Each element of a Box is drawn as in Gymnasium's ``Box.sample``: uniformly with both bounds, from an exponential
-    distribution of scale 1 with one bound, from the standard normal distribution without bounds; all rounded down for
-    integers. Leaves without a fixed-size array form, and users' spaces with their own ``sample``, are drawn by that
-    method, from copies: the caller's spaces do not change.
-
-    Args:
-        tree: The space's structure.
+    distribution of scale 1 with one bound, from the standard normal without bounds; rounded down for integers. Leaves
+    without a fixed-size array form, and users' spaces with their own ``sample``, are drawn by it, from copies.
     """
 
     def __init__(self, tree: SpaceTree) -> None:
@@ -43,22 +39,10 @@ class SpaceSampler:
         self._choices = choice_sizes(space) if isinstance(space, (Discrete, MultiDiscrete)) else None
 
     def sample(self, rng: Generator, n: int, mask: BoolArray | None = None, where: Where = "row {}".format) -> Any:
-        """Draw n members.
+        """Draw n members: an array (n, …), or a tree of these; ``where(i)`` names row i in messages.
 
-        Args:
-            rng: The random stream; equal streams give equal members.
-            n: Number of members.
-            mask: (n, k) bool, the allowed choices: k = ``n`` of a Discrete; for a MultiDiscrete the masks of its
-                dimensions, one after the other. Ignored for spaces of other kinds.
-            where: Names row i in messages.
-
-        Returns:
-            An array (n, …), or a tree of such arrays in the structure of the space; dtype object for leaves without a
-            fixed size.
-
-        Raises:
-            ContractError: A mask allows no choice, or has a wrong length; names the row.
-            UnsupportedSpaceError: A user's space has no ``sample``, or one that raises.
+        `mask` (n, k) bool allows choices: k = ``n`` of a Discrete, the sum of ``nvec`` of a MultiDiscrete; else
+        ignored. `UnsupportedSpaceError`: a user's space has no ``sample``, or one that raises.
         """
         if mask is not None and self._choices is not None:
             return self._choose_allowed(rng, mask, self._choices, where)
@@ -99,8 +83,6 @@ def _draws_like(space: Space[Any], kind: type[Space[Any]]) -> bool:
 
 
 class _DiscreteDraw:
-    """Draws from ``start`` … ``start + n - 1``."""
-
     _FEW = 2**31  # up to this n, uniform floats give equal probabilities within a share of 2**-22
 
     def __init__(self, start: int, n: int, dtype: np.dtype[Any]) -> None:
@@ -115,8 +97,6 @@ class _DiscreteDraw:
 
 
 class _OwnDraw:
-    """Draws by the space's own ``sample``, one member at a time."""
-
     def __init__(self, leaf: Leaf) -> None:
         self._leaf = leaf
         self._space = copy.deepcopy(leaf.space)
@@ -137,8 +117,6 @@ class _OwnDraw:
 
 
 class _BoxDraw:
-    """Draws from a Box, element by element according to its bounds."""
-
     def __init__(self, space: Box) -> None:
         self._dtype: np.dtype[Any] = np.dtype(space.dtype)
         self._shape = space.shape

@@ -27,11 +27,7 @@ _NESTS = (dict, tuple)
 
 
 def map_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """Apply ``function`` to every leaf; the structure stays.
-
-    Raises:
-        ArgumentError: A dict inside another tree has keys that cannot be sorted; names them.
-    """
+    """Apply ``function`` to every leaf; the structure stays. Keys of inner dicts must be sortable (`ArgumentError`)."""
     if isinstance(tree, dict):
         return {
             key: _map_deep(function, part) if isinstance(part, _NESTS) else function(part) for key, part in tree.items()
@@ -42,11 +38,7 @@ def map_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:
 
 
 def tree_leaves(tree: Tree) -> Iterator[tuple[str, Any]]:
-    """Yield every leaf with its path, e.g. ``("camera/left", array)``; a bare array's path is ``""``.
-
-    Raises:
-        ArgumentError: As in `map_tree`.
-    """
+    """Yield every leaf with its path, e.g. ``("camera/left", array)``; a bare array's path is ``""``."""
     if not isinstance(tree, _NESTS):
         yield "", tree
         return
@@ -59,11 +51,7 @@ def tree_leaves(tree: Tree) -> Iterator[tuple[str, Any]]:
 
 
 def zip_trees(function: Callable[[list[Any]], Any], trees: Sequence[Tree]) -> Tree:
-    """Apply ``function`` to each list of corresponding leaves of trees of one structure.
-
-    Raises:
-        ArgumentError: The structures differ, with the path; or as of `map_tree`.
-    """
+    """Apply ``function`` to each list of corresponding leaves of trees of one structure, else raise `ArgumentError`."""
     first = trees[0]
     if _are_leaves(trees):
         return function(list(trees))
@@ -159,11 +147,7 @@ def list_to_array(values: list[Any]) -> NDArray[Any]:
 
 
 def to_array(value: Any) -> NDArray[Any]:
-    """Convert one leaf to an array; an array is returned unchanged.
-
-    Raises:
-        ContractError: It is not a regular array of numbers.
-    """
+    """Convert one leaf to an array; an array is returned unchanged. `ContractError`: no regular array of numbers."""
     if isinstance(value, np.ndarray):
         return value
     if hasattr(value, "detach"):  # torch: __array__ refuses a tensor on another device or with a gradient

@@ -24,8 +24,8 @@ from marlvec.distributed.merge_rounds import MergeRounds
 from marlvec.distributed.server.messages import Answer, CheckState, GetState
 from marlvec.errors import ArgumentError, StateError
 from marlvec.serialization.archive import FilePath
-from marlvec.serialization.saved_value import read_value, write_value
 from marlvec.serialization.state_fields import State, check_fields, number_field
+from marlvec.serialization.values import read_value, write_value
 
 __all__ = ["StatefulCollectors", "answer_from", "get_answer_state"]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from marlvec.spaces import SpaceTree, describe_difference
 from marlvec.spaces.action_masks import count_choices, own_choices
-from marlvec.spaces.widening import describe_incompatibility, widen
+from marlvec.spaces.padding import describe_incompatibility, widen
 
 __all__ = ["COMMON", "AgentGroup", "EnvSpec", "Info"]
 

@@ -1,16 +1,10 @@
-"""`write_archive` and `read_archive`: checked ``.npz`` files of plain data, written atomically; no code is executed.
-
-All files that marlvec saves have this format: batches, pipelines, policies, pools, ratings. (Batches can also be saved
-as Parquet.)
+"""Checked ``.npz`` files of plain data, written atomically; no code is executed. All files of marlvec but Parquet.
 
 The file is an uncompressed zip of ``.npy`` entries, which `numpy.load` opens with ``allow_pickle=False``. Its entry
-``manifest`` holds JSON as bytes: the format, marlvec's version, and the data, in which ``{"$array": name}`` refers to
-the array of another entry. The zip's comment, which is the end of the file, holds the format again and the sha256 of
-all bytes before the digest. So a file that was cut, damaged or repacked is found before its contents are read. (The
-digest is not a signature: a program that can write the file can write a matching digest. Even then no code is
-executed.) Files with compressed entries are refused, and arrays whose items have zero bytes, since a short file could
-declare any number of them. So arrays take no more memory than the file has bytes, and the data from JSON a small
-multiple of its text (an empty dict is three bytes there, and 64 in Python).
+``manifest`` holds JSON: the format, marlvec's version, and the data, in which ``{"$array": name}`` refers to an entry.
+The zip's comment, the end of the file, holds the format and the sha256 of all bytes before it, so a damaged file is
+found before it is read. (It is no signature; even a forged file executes no code.) Compressed entries and items of
+zero bytes are refused, so that arrays take no more memory than the file has bytes, and JSON a small multiple.
 """
 
 from __future__ import annotations
@@ -45,11 +39,7 @@ _KEYS = {"descr", "fortran_order", "shape"}
 
 
 def _check_entries(path: FilePath, archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
-    """Validate the list of entries of a file with ``size`` bytes, before any is read; return them by array name.
-
-    Raises:
-        CheckpointError: An entry is compressed, encrypted, not an array or has an invalid name; or entries overlap.
-    """
+    """Validate the list of entries of a file with ``size`` bytes, before any is read; return them by array name."""
     infos = archive.infolist()
     for info in infos:
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.file_size != info.compress_size:
@@ -65,12 +55,7 @@ def _check_entries(path: FilePath, archive: zipfile.ZipFile, size: int) -> dict[
 
 
 def _read_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
-    """Read one entry, after a check of its header; arrays of objects, which are pickles, are refused.
-
-    Raises:
-        ValueError: It is not an array, an array of objects, or its size does not match its header.
-        zipfile.BadZipFile: It does not match its checksum in the zip.
-    """
+    """Read one entry, after a check of its header; arrays of objects, which are pickles, are refused."""
     with archive.open(info) as entry:
         shape, dtype = _header(info.filename, entry)
         left = info.file_size - entry.tell()
@@ -86,7 +71,6 @@ def _read_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]
 
 
 def _header(name: str, entry: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return the shape and dtype in an array's header."""
     major, _ = npy.read_magic(entry)
     length = int.from_bytes(entry.read(2 if major == 1 else 4), "little")
     if length > _MAX_HEADER:
@@ -112,23 +96,14 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class NamedArray:
-    """An array with a name for its entry in an archive; the name is changed if it is taken or invalid.
-
-    Attributes:
-        name: E.g. ``"main/obs/camera"``; arrays without a name are called ``array_0``, ``array_1``, ….
-        array: The array.
-    """
+    """An array with a name for its entry, e.g. ``"main/obs/camera"``; changed if it is taken or invalid."""
 
     name: str
     array: NDArray[Any]
 
 
 class UniqueNames:
-    """Makes names unique and valid in an archive, with as few changes as possible.
-
-    Args:
-        taken: Names that are in use already.
-    """
+    """Makes names unique and valid in an archive, with as few changes as possible."""
 
     def __init__(self, taken: Sequence[str] = ()) -> None:
         self._taken = set(taken)
@@ -145,28 +120,16 @@ class UniqueNames:
 
 
 def write_archive(path: FilePath, data: dict[str, Any]) -> None:
-    """Write data to a file atomically: a reader, now or after a crash, finds the old file or the new one.
+    """Write JSON, arrays and `NamedArray` atomically: a reader, even after a crash, finds the old or the new file.
 
-    If several processes write at once, the last to finish wins. A killed process may leave a hidden ``.tmp`` file.
-
-    Args:
-        path: The file; its folder must exist. If it is a link, its target is written.
-        data: Values of JSON, arrays and `NamedArray`, as `marlvec.serialization.values.encode` returns.
-
-    Raises:
-        OSError: The file cannot be written; an old file is unchanged.
-        SerialisationError: Items of an array have zero bytes; an old file is unchanged.
+    If several processes write at once, the last to finish wins. See `atomic_file`.
     """
     with atomic_file(path) as file:
         _write(file, data)
 
 
 def read_archive(path: FilePath) -> dict[str, Any]:
-    """Read the dict that `write_archive` wrote; `NamedArray` values are returned as arrays.
-
-    Raises:
-        CheckpointError: The file does not exist, differs from what was written, or has a newer format.
-    """
+    """Read the dict that `write_archive` wrote; `NamedArray` values are arrays. Every error is a `CheckpointError`."""
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):
             raise CheckpointError(path, "is not a file")

@@ -25,11 +25,8 @@ FilePath = str | os.PathLike[str]
 def atomic_file(path: FilePath) -> Iterator[BinaryIO]:
     """Open a temporary file for writing, which becomes ``path`` when the block ends without an error.
 
-    A reader, now or after a crash, finds the old file or the new one. A killed process may leave a hidden ``.tmp``
-    file. If the path is a link, its target is written.
-
-    Raises:
-        OSError: The file cannot be written; an old file is unchanged.
+    A reader, even after a crash, finds the old file or the new one. A killed process may leave a hidden ``.tmp`` file.
+    If the path is a link, its target is written.
     """
     target = Path(os.path.realpath(path))
     temporary = draft_of(target)
@@ -48,13 +45,7 @@ def atomic_file(path: FilePath) -> Iterator[BinaryIO]:
 
 
 def atomic_link(source: FilePath, path: FilePath) -> None:
-    """Give a file that `atomic_file` wrote a second name, atomically.
-
-    Uses a hard link; on a file system without hard links the file is copied.
-
-    Raises:
-        OSError: The source does not exist, or the file cannot be written; an old file is unchanged.
-    """
+    """Give a file that `atomic_file` wrote a second name, atomically, by a hard link, or else a copy."""
     target = Path(os.path.realpath(path))
     temporary = draft_of(target)
     try:
@@ -72,14 +63,8 @@ def atomic_link(source: FilePath, path: FilePath) -> None:
 
 @contextmanager
 def locked_folder(folder: FilePath, *, shared: bool = False) -> Iterator[None]:
-    """Lock a folder: wait until no other process or thread is in such a block with it. Writes no file.
-
-    It does not wait if the folder does not exist, on a file system without locks, or on Windows.
-
-    Args:
-        folder: The folder.
-        shared: Whether other shared blocks may run at the same time.
-    """
+    """Wait until no other process or thread is in such a block (`shared`: in one not shared). Writes no file."""
+    # No wait if the folder does not exist, on a file system without locks, or on Windows.
     handle = None
     try:
         with contextlib.suppress(OSError):
@@ -93,10 +78,7 @@ def locked_folder(folder: FilePath, *, shared: bool = False) -> Iterator[None]:
 
 
 def remove_drafts(path: FilePath) -> None:
-    """Remove temporary files of killed writers of this file; those of living processes are kept.
-
-    On Windows all are kept: there is no test whether a process lives.
-    """
+    """Remove temporary files of killed writers of this file; none on Windows, which has no test for life."""
     target = Path(os.path.realpath(path))
     for draft in target.parent.glob(f".{target.name}.*.tmp"):
         found = _DRAFT.search(draft.name)

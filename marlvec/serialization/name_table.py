@@ -14,12 +14,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 class NameTable(Generic[T]):
-    """A table from names to classes or functions, and back.
-
-    Args:
-        kind: Kind of the entries, for messages.
-        decorator: The decorator that registers an entry, for messages.
-    """
+    """A table from names to classes or functions, and back; `kind` and `decorator` are for messages."""
 
     def __init__(self, kind: str, decorator: str) -> None:
         self.kind = kind
@@ -27,14 +22,8 @@ class NameTable(Generic[T]):
         self._things: dict[str, T] = {}
 
     def add(self, thing: T, name: str | None = None) -> None:
-        """Register ``thing`` under ``name``; None: under its own name. Registering it again has no effect.
-
-        If a thing was defined again at the same place, as when a notebook's cell runs twice, it replaces the old one.
-
-        Raises:
-            AlreadyRegisteredError: The name belongs to another thing, or the thing has another name.
-            ArgumentError: The name is not a text, or is missing for a lambda.
-        """
+        """Register ``thing`` under ``name``; None: under its own name. Registering it again has no effect."""
+        # A thing defined again at the same place, as when a notebook's cell runs twice, replaces the old one.
         name = getattr(thing, "__name__", None) if name is None else name
         if not isinstance(name, str) or not name or name == "<lambda>":
             raise ArgumentError(
@@ -54,11 +43,7 @@ class NameTable(Generic[T]):
         return next((name for name, known in self._things.items() if known is thing), None)
 
     def find(self, name: str) -> T:
-        """Return the thing with a name.
-
-        Raises:
-            RegistryError: The name is unknown; lists similar names.
-        """
+        """Return the thing with a name; `RegistryError` lists similar names."""
         if name in self._things:
             return self._things[name]
         close = difflib.get_close_matches(name, self._things) if isinstance(name, str) and len(name) < 200 else []

@@ -39,11 +39,7 @@ def object_from(value: Any) -> Any:
 
 
 def plain_array(value: Any, where: str) -> Any:
-    """Return a copy of an array; for an array of objects, a list of them as plain data.
-
-    Raises:
-        SerialisationError: It is an array of objects with more than one axis.
-    """
+    """Return a copy of an array; for objects on one axis, a list of them as plain data."""
     array = to_array(value)
     if not array.dtype.hasobject:
         return array.copy()

@@ -16,15 +16,10 @@ __all__ = ["Saved", "SavedField"]
 
 
 class SavedField(NamedTuple):
-    """A field of a state: an array, a list of arrays or an integer, like the object's attribute.
-
-    Attributes:
-        attribute: The attribute's name.
-        shape: Shape of the array, with None for an axis of any length; None: the shape of the present attribute.
-    """
+    """A field of a state: an array, a list of arrays or an integer, like the object's attribute."""
 
     attribute: str
-    shape: tuple[int | None, ...] | None = None
+    shape: tuple[int | None, ...] | None = None  # None: an axis of any length; no shape: that of the present attribute
 
     def save(self, value: Any) -> Any:
         """Return a copy of the attribute as plain data."""
@@ -33,11 +28,7 @@ class SavedField(NamedTuple):
         return value.copy() if isinstance(value, np.ndarray) else value
 
     def load(self, own: Any, state: State, name: str, where: str) -> Any:
-        """Return a copy of the field of a state.
-
-        Raises:
-            ArgumentError: Its type, dtype or shape differs from ``own``; names it.
-        """
+        """Return a copy of the field of a state; `ArgumentError` if it is unlike ``own``, the present attribute."""
         if isinstance(own, np.ndarray):
             return array_field(state, name, own.dtype, own.shape if self.shape is None else self.shape, where)
         if isinstance(own, int):
@@ -52,16 +43,9 @@ class SavedField(NamedTuple):
 
 
 class Saved:
-    """An object whose state is some of its attributes.
+    """An object whose state is some of its attributes; a subclass names it and lists its fields."""
 
-    A subclass names it and lists its fields; `derive` checks fields against each other.
-
-    Attributes:
-        saved_as: Name of the state in messages.
-        saved_fields: Field by name, in the order of the state.
-    """
-
-    saved_as: ClassVar[str]
+    saved_as: ClassVar[str]  # in messages
     saved_fields: ClassVar[Mapping[str, SavedField]]
 
     def get_state(self) -> State:
@@ -69,11 +53,7 @@ class Saved:
         return {name: field.save(getattr(self, field.attribute)) for name, field in self.saved_fields.items()}
 
     def prepare(self, state: State) -> Callable[[], None]:
-        """Validate a state from `get_state`; return a function that installs it.
-
-        Raises:
-            ArgumentError: A field is missing, unknown, of another dtype or shape, or invalid; names it.
-        """
+        """Validate a state from `get_state`; return a function that installs it."""
         where = self.saved_as
         check_fields(state, self.saved_fields, where)
         values = {
@@ -83,11 +63,7 @@ class Saved:
         return partial(self.install, self.derive(values))
 
     def derive(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Check loaded attributes against each other; return all attributes to set.
-
-        Raises:
-            ArgumentError: They contradict each other.
-        """
+        """Check loaded attributes against each other (`ArgumentError`); return all attributes to set."""
         return values
 
     def install(self, values: Mapping[str, Any]) -> None:

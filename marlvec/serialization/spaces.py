@@ -66,11 +66,7 @@ _NAMES = {kind.__name__: kind for kind in _KINDS}
 
 
 def space_arguments(space: spaces.Space[Any], where: str) -> list[Any]:
-    """Return a space's arguments for `make_space`; subspaces stay spaces.
-
-    Raises:
-        SerialisationError: Its class is not Gymnasium's, or its arguments do not determine it.
-    """
+    """Return a space's arguments for `make_space`; subspaces stay spaces."""
     kind = _KINDS.get(type(space))
     if kind is None:
         raise SerialisationError(f"{where} is a {type(space).__name__}; only Gymnasium's own spaces can be saved")
@@ -81,11 +77,7 @@ def space_arguments(space: spaces.Space[Any], where: str) -> list[Any]:
 
 
 def make_space(kind: str, arguments: Sequence[Any]) -> spaces.Space[Any]:
-    """Make a space from the name of its class and its arguments.
-
-    Raises:
-        ArgumentError: The name or the arguments are invalid.
-    """
+    """Make a space from the name of its class and its arguments; `ArgumentError` if these are invalid."""
     try:
         return _KINDS[_NAMES[kind]].together(*arguments)
     except (LookupError, TypeError, ValueError, AssertionError, AttributeError, ArithmeticError, Error) as error:

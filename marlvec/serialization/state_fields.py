@@ -1,4 +1,4 @@
-"""Validation of the fields of a state, before it is restored."""
+"""Validation of a state's fields before it is restored; every check raises `ArgumentError` with the field's name."""
 
 from __future__ import annotations
 
@@ -26,11 +26,7 @@ State = dict[str, Any]
 
 
 def check_fields(state: Any, names: Collection[str], where: str) -> Mapping[str, Any]:
-    """Check that a state is a dict with exactly these fields.
-
-    Raises:
-        ArgumentError: It is not; lists missing and unknown fields.
-    """
+    """Return a state, after a check that it is a dict with exactly these fields."""
     if not isinstance(state, Mapping):
         raise ArgumentError(f"{where}: expected a state from get_state(), got {state!r:.200}")
     missing = [name for name in names if name not in state]
@@ -43,34 +39,19 @@ def check_fields(state: Any, names: Collection[str], where: str) -> Mapping[str,
 def array_field(
     state: Mapping[Any, Any], name: Any, dtype: DTypeLike, shape: Sequence[int | None], where: str
 ) -> NDArray[Any]:
-    """Return a copy of an array in a state, after `check_array`, which may raise `ArgumentError`."""
+    """Return a copy of an array in a state, after `check_array`."""
     return check_array(state, name, dtype, shape, where).copy()
 
 
 def check_array(
     state: Mapping[Any, Any], name: Any, dtype: DTypeLike, shape: Sequence[int | None], where: str
 ) -> NDArray[Any]:
-    """Return an array of a state, after a check of its dtype and shape.
-
-    Args:
-        state: The state.
-        name: Name of the array in it.
-        dtype: Required dtype.
-        shape: Required shape, with None for an axis of any length.
-        where: Name of the state in messages.
-
-    Raises:
-        ArgumentError: It is missing, not an array, or of another dtype or shape.
-    """
+    """Return an array of a state, after a check of its dtype and shape; None in ``shape`` is an axis of any length."""
     return check_value(state.get(name), dtype, shape, f"{where}: {name}")
 
 
 def check_value(value: Any, dtype: DTypeLike, shape: Sequence[int | None], where: str) -> NDArray[Any]:
-    """Return a value, after a check that it is an array of this dtype and shape.
-
-    Raises:
-        ArgumentError: It is not.
-    """
+    """Return a value, after a check that it is an array of this dtype and shape."""
     if (
         isinstance(value, np.ndarray)
         and (value.dtype, value.ndim) == (dtype, len(shape))
@@ -83,20 +64,12 @@ def check_value(value: Any, dtype: DTypeLike, shape: Sequence[int | None], where
 
 
 def arrays_like(state: Mapping[Any, Any], own: Mapping[Any, NDArray[Any]], where: str) -> dict[Any, NDArray[Any]]:
-    """Return copies of a state's arrays, each with the dtype and shape of the array in ``own`` of the same name.
-
-    Raises:
-        ArgumentError: As `array_field`.
-    """
+    """Return copies of a state's arrays, each with the dtype and shape of the array in ``own`` of the same name."""
     return {name: array_field(state, name, array.dtype, array.shape, where) for name, array in own.items()}
 
 
 def flag_field(state: Mapping[str, Any], name: str, where: str) -> bool:
-    """Return a bool of a state.
-
-    Raises:
-        ArgumentError: It is missing, or not a bool.
-    """
+    """Return a bool of a state."""
     value = state.get(name)
     if not isinstance(value, bool):
         raise ArgumentError(f"{where}: {name}: expected True or False, got {value!r:.200}")
@@ -104,11 +77,7 @@ def flag_field(state: Mapping[str, Any], name: str, where: str) -> bool:
 
 
 def number_field(state: Mapping[str, Any], name: str, where: str, *, least: int = 0) -> int:
-    """Return an integer of a state.
-
-    Raises:
-        ArgumentError: It is missing, not an int, or less than ``least``.
-    """
+    """Return an integer of a state, at least ``least``."""
     value = state.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ArgumentError(f"{where}: {name}: expected an integer of at least {least}, got {value!r:.200}")

@@ -1,4 +1,4 @@
-"""`encode` and `decode`: values such as arrays, spaces and connectors as JSON-able data.
+"""Values such as arrays, spaces and connectors as JSON-able data, and a file with one such value.
 
 Numbers, texts, None, bools, lists, dicts and arrays are unchanged; the code that writes the data to a file stores
 arrays as separate entries. Every other value becomes a dict whose first key begins with ``$``:
@@ -27,26 +27,19 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from marlvec.errors import ArgumentError, MarlvecError, SerialisationError
+from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, SerialisationError
+from marlvec.serialization.archive import FilePath, read_archive, write_archive
 from marlvec.serialization.name_table import CLASSES, FUNCTIONS
 from marlvec.serialization.spaces import make_space, space_arguments
 
-__all__ = ["Config", "decode", "encode", "outline"]
+__all__ = ["Config", "decode", "encode", "outline", "read_value", "write_value"]
 
 Config = dict[str, Any]
 """JSON-able data, except for arrays."""
 
 
 def encode(value: Any, where: str) -> Any:
-    """Turn a value into JSON-able data, exactly.
-
-    Args:
-        value: A value of any kind listed at the head of this file.
-        where: Name of the value in messages.
-
-    Raises:
-        SerialisationError: The value, or a part of it, is of another kind; names the part.
-    """
+    """Turn a value of a kind listed above into JSON-able data, exactly; ``where`` names it in messages."""
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -79,12 +72,7 @@ def encode(value: Any, where: str) -> Any:
 
 
 def decode(data: Any) -> Any:
-    """Return the value that `encode` was called with; arrays are copied.
-
-    Raises:
-        ArgumentError: Not a result of `encode`, or nested deeper than Python's recursion limit.
-        RegistryError: A name in it is not registered.
-    """
+    """Return the value that `encode` was called with; arrays are copied."""
     try:
         return _decode(data)
     except RecursionError as error:
@@ -112,7 +100,7 @@ def _decode(data: Any) -> Any:
 
 
 def _dtype(text: Any) -> np.dtype[Any]:
-    """Return the dtype of a name; refuse names that only numpy's larger grammar allows, which uses Python's parser."""
+    """Return the dtype of a name; refuse what only numpy's larger grammar allows, which uses Python's parser."""
     if not isinstance(text, str) or _DTYPE.fullmatch(text) is None:
         raise ValueError(f"expected a dtype such as '<f4', got {short(text)}")
     return np.dtype(text)
@@ -157,3 +145,19 @@ def _function_name(function: Any, where: str) -> str:
             f"register_function(function, name=...), also where it is loaded"
         )
     return name
+
+
+def write_value(path: FilePath, name: str, value: Any, what: str) -> None:
+    """Write plain data to a file atomically, under a name that `read_value` requires; ``what`` names it in messages."""
+    write_archive(path, {name: encode(value, what)})
+
+
+def read_value(path: FilePath, name: str, what: str) -> Any:
+    """Read the value that `write_value` wrote under this name; no code is executed. Errors are `CheckpointError`."""
+    found = read_archive(path)
+    if found.keys() != {name}:
+        raise CheckpointError(path, f"holds no {what}, but {sorted(found)}")
+    try:
+        return decode(found[name])
+    except MarlvecError as error:
+        raise CheckpointError(path, f"holds no {what}: {error}") from error

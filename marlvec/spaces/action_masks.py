@@ -38,18 +38,8 @@ def choice_sizes(space: Discrete | MultiDiscrete) -> NDArray[np.int64]:
 
 
 def read_mask(value: Any) -> NDArray[np.bool_]:
-    """Read an action mask in any of its forms.
-
-    Args:
-        value: One entry per choice, in an array or a list (k,): bools, or 0 (forbidden) and 1 (allowed) of any number
-            dtype. For a MultiDiscrete also a list or tuple of the masks of its dimensions.
-
-    Returns:
-        (k,) bool, True where allowed.
-
-    Raises:
-        ContractError: Anything else, even a mask that would be added to logits.
-    """
+    """Read an action mask, (k,) bools or numbers 0 and 1; for a MultiDiscrete also one mask per dimension."""
+    # Refused: everything else, even a mask that would be added to logits.
     try:
         if isinstance(value, (tuple, list)) and any(map(np.ndim, value)):
             array = np.concatenate([np.asarray(part) for part in value])
@@ -74,16 +64,7 @@ def read_mask(value: Any) -> NDArray[np.bool_]:
 
 
 def find_forbidden(space: Space[Any], actions: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Find actions that an action mask forbids.
-
-    Args:
-        space: The actions' space, Discrete or MultiDiscrete.
-        actions: (…, *space.shape) integers.
-        mask: (…, k) bool, the mask of each.
-
-    Returns:
-        (…) bool. False for actions outside the space.
-    """
+    """Return which actions (…, *space.shape) masks (…, k) forbid, (…) bool; False for actions outside the space."""
     assert isinstance(space, (Discrete, MultiDiscrete))
     sizes = choice_sizes(space)
     choices = (actions - space.start).reshape(*mask.shape[:-1], len(sizes)).astype(np.int64)
@@ -97,18 +78,10 @@ def find_forbidden(space: Space[Any], actions: NDArray[Any], mask: NDArray[np.bo
 def pick_allowed(
     mask: NDArray[np.bool_], pick: Callable[[NDArray[np.int64]], NDArray[np.int64]], where: Callable[[int], str]
 ) -> NDArray[np.int64]:
-    """Pick an allowed choice of one dimension in each row.
+    """Pick an allowed choice of one dimension in each row: mask (n, k) to choices (n,).
 
-    Args:
-        mask: (n, k) bool.
-        pick: Takes the number of allowed choices of each row, (n,), and returns which of them to pick, from 0.
-        where: Names row i in messages.
-
-    Returns:
-        (n,) choices.
-
-    Raises:
-        ContractError: A row allows no choice; names it.
+    `pick` takes the number of allowed choices of each row, (n,), and returns which of them to pick, from 0.
+    `where(i)` names row i in messages.
     """
     running = np.cumsum(mask, axis=1, dtype=np.int64)
     count = running[:, -1]
@@ -123,16 +96,10 @@ def pick_allowed(
 
 
 def own_choices(own: Space[Any], padded: Space[Any], *, stand_ins: bool = True) -> NDArray[np.bool_]:
-    """Return which choices of a padded action space belong to an agent's own space.
+    """Return which choices of a padded action space belong to an agent's own, (n,) bool; both of one kind and rank.
 
-    Args:
-        own: The agent's own Discrete or MultiDiscrete.
-        padded: A space of the same kind and rank that is at least as large in every dimension.
-        stand_ins: Whether to include the first choice of each dimension that the agent does not have: a mask must
-            allow one choice there, which is ignored.
-
-    Returns:
-        (n,) bool.
+    `stand_ins`: include the first choice of each dimension that the agent does not have: a mask must allow one choice
+    there, which is ignored.
     """
     if isinstance(own, Discrete) and isinstance(padded, Discrete):
         return np.arange(int(padded.n)) < int(own.n)
@@ -145,14 +112,10 @@ def own_choices(own: Space[Any], padded: Space[Any], *, stand_ins: bool = True) 
 
 
 def split_action_mask(space: Space[Any], action_space: Space[Any]) -> tuple[Space[Any], int | None]:
-    """Remove the action mask from an observation space, where PettingZoo's envs declare it.
+    """Return an observation space without an action mask where PettingZoo's envs have it, and its length or None.
 
-    ``Dict(observation=X, action_mask=M)`` gives ``X``; any other Dict with an ``action_mask`` gives the Dict without
-    it. A mask has one entry per choice: ``n`` for a Discrete, the sum of ``nvec`` for a MultiDiscrete. An entry of that
-    name with another shape is part of the observation.
-
-    Returns:
-        The observation space without mask, and the mask's length or None.
+    ``Dict(observation=X, action_mask=M)`` gives ``X``; any other Dict with an ``action_mask`` the Dict without it.
+    An entry of that name that has not one value per choice is part of the observation.
     """
     if not isinstance(space, Dict) or "action_mask" not in space.spaces:
         return space, None

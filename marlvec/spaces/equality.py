@@ -25,10 +25,8 @@ _COMPOSITES = (spaces.Sequence, spaces.Graph, spaces.OneOf)
 
 
 def describe_difference(expected: spaces.Space[Any], got: spaces.Space[Any], path: str = "") -> str | None:
-    """Return where two spaces first differ, or None if they are equal.
-
-    Two spaces of a class without its own ``==`` are equal if all their attributes are, except random streams.
-    """
+    """Return where two spaces first differ, or None if they are equal."""
+    # Two spaces of a class without its own `==` are equal if all their attributes are, except random streams.
     if expected is got:
         return None
     where = path or "/"
@@ -56,18 +54,11 @@ def _state(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 class Difference(NamedTuple):
-    """The first difference of two values.
+    """The first difference of two values."""
 
-    Attributes:
-        path: Path in the tree, e.g. ``"obs/camera"``; ``""`` for the value itself.
-        at: Index in the array at that path; ``()`` if the arrays differ in dtype or shape.
-        expected: The expected value there, in words.
-        got: The other value there, in words.
-    """
-
-    path: str
-    at: tuple[int, ...]
-    expected: str
+    path: str  # e.g. "obs/camera"; "" for the value itself
+    at: tuple[int, ...]  # index in the array at that path; () if the arrays differ in dtype or shape
+    expected: str  # in words
     got: str
 
     def __str__(self) -> str:
@@ -85,18 +76,11 @@ def difference(
     typed: bool = True,
     opaque: bool = False,
 ) -> Difference | None:
-    """Find the first difference of two trees: tables and sequences part by part, arrays number by number.
+    """Find the first difference of two trees, tables and sequences part by part, arrays by number; NaN equals NaN.
 
-    NaN equals NaN. A table is anything with ``keys()`` and ``[]``; the order of its
-    keys does not matter.
-
-    Args:
-        expected: A tree.
-        got: Another tree.
-        path: Path of both in a larger tree.
-        close: Returns which numbers of two unequal float arrays count as equal. None: only equal numbers do.
-        typed: Whether types and dtypes must be equal; else numbers are compared as float64, lists with tuples.
-        opaque: Whether two objects of one class count as equal, if it is not a class of plain values or arrays.
+    A table is anything with ``keys()`` and ``[]``; the order of keys does not matter. `close` judges unequal floats.
+    `typed=False` compares numbers as float64, and lists with tuples. `opaque=True` lets two objects of one class count
+    as equal, if it is not a class of plain values or arrays.
     """
     compare = partial(difference, close=close, typed=typed, opaque=opaque)
     if _is_table(expected) and _is_table(got):

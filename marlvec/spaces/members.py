@@ -27,11 +27,7 @@ _Extreme = Callable[..., Any]
 
 
 def check_member(leaf: Leaf, value: Any) -> None:
-    """Check that the leaf's space contains a value.
-
-    Raises:
-        ContractError: It does not, or the check failed; names the leaf.
-    """
+    """Raise `ContractError` with the leaf's name unless its space contains a value."""
     if (refusal := _refusal(leaf.space, value)) is not None:
         raise ContractError(f"{leaf}: {_sentence(refusal)}")
 
@@ -81,15 +77,7 @@ class Membership(ABC):
 
     @abstractmethod
     def rows(self, array: AnyArray, here: BoolArray) -> BoolArray:
-        """Return which values are members.
-
-        Args:
-            array: (n, A_g, …).
-            here: (n, A_g) bool, which values to test; the result is undefined for others.
-
-        Returns:
-            (n, A_g) bool.
-        """
+        """Return which values of (n, A_g, …) are members, (n, A_g) bool; undefined where `here` (n, A_g) is False."""
 
     @abstractmethod
     def refuse(self, value: AnyArray) -> Refusal:
@@ -105,15 +93,10 @@ _KINDS: Mapping[Any, type[Space[Any]]] = {kind.contains: kind for kind in (Box, 
 
 
 def membership(leaf: Leaf, *, in_buffer: bool = True) -> Membership | None:
-    """Return the membership test of a leaf's space, as its ``contains`` defines it.
+    """Return the membership test of a leaf's space, as its ``contains`` defines it; None if all values are members.
 
-    Args:
-        leaf: The leaf.
-        in_buffer: Whether values are in a buffer: in the leaf's dtype, and checked on writing if they are objects. Else
-            values are objects, or arrays of any dtype that holds numbers of the leaf's kind.
-
-    Returns:
-        None if all values of the dtype are members.
+    Values in a buffer have the leaf's dtype, and are checked on writing if they are objects. Else they are objects, or
+    arrays of any dtype that holds numbers of the leaf's kind.
     """
     if 0 in leaf.shape or (leaf.is_object and in_buffer):
         return None
@@ -142,7 +125,6 @@ def membership(leaf: Leaf, *, in_buffer: bool = True) -> Membership | None:
 
 
 def _extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """Return the lowest and the highest value of a dtype."""
     if dtype.kind == "f":
         return -np.inf, np.inf
     if dtype.kind == "b":
@@ -215,10 +197,8 @@ class Finite(Membership):
 
 
 def _quick_test(low: AnyArray | None, high: AnyArray | None) -> _QuickTest:
-    """Return the fastest test that all values of an array are from ``low`` to ``high``; None: no such bound.
-
-    An array with NaN passes none of these tests: its minimum and maximum are NaN, and comparisons with NaN are False.
-    """
+    """Return the fastest test that all values are from ``low`` to ``high``; None: no such bound."""
+    # An array with NaN passes none: its minimum and maximum are NaN, and comparisons with NaN are False.
     # ufuncs, since methods and np.all() take twice as long on small arrays.
     least: _Extreme = np.minimum.reduce
     most: _Extreme = np.maximum.reduce

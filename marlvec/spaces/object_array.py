@@ -19,15 +19,7 @@ __all__ = ["ObjectArray", "batch_space"]
 class ObjectArray(spaces.Space[NDArray[Any]]):
     """Arrays of dtype object with a member of one space in every cell: for values without a fixed-size array form.
 
-    A cell may be None if its agent is absent. Samples have a value in every cell.
-
-    Args:
-        space: The space of one value; samples are drawn from a copy of it.
-        shape: Shape of the arrays, e.g. (N, A).
-        seed: Seed of the samples.
-
-    Attributes:
-        space: The copy.
+    A cell may be None if its agent is absent. Samples have a value in every cell, drawn from `space`, a copy.
     """
 
     def __init__(self, space: spaces.Space[Any], shape: tuple[int, ...], seed: int | None = None) -> None:
@@ -37,23 +29,13 @@ class ObjectArray(spaces.Space[NDArray[Any]]):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the arrays."""
         return self._lead
 
     @property
     def is_np_flattenable(self) -> bool:
-        """False: objects cannot be part of a Box."""
         return False
 
     def seed(self, seed: int | None = None) -> int:
-        """Seed the samples.
-
-        Args:
-            seed: Equal seeds give equal samples; None: a random one.
-
-        Returns:
-            The seed.
-        """
         used: int = super().seed(seed)
         self.space.seed(int(self.np_random.integers(np.iinfo(np.int32).max)))
         return used
@@ -69,7 +51,6 @@ class ObjectArray(spaces.Space[NDArray[Any]]):
         return out
 
     def contains(self, x: Any) -> bool:
-        """Return whether ``x`` is an object array of this shape with a member or None in every cell."""
         if not isinstance(x, np.ndarray) or x.dtype != np.object_ or x.shape != self._lead:
             return False
         return all(value is None or self.space.contains(value) for value in x.flat)
@@ -86,11 +67,9 @@ class ObjectArray(spaces.Space[NDArray[Any]]):
 
 
 def batch_space(space: spaces.Space[Any], n: int) -> spaces.Space[Any]:
-    """Return a space with one more leading axis of length n, as `gymnasium.vector.utils.batch_space` does.
-
-    Leaves without a fixed-size array form become an `ObjectArray`, not a tuple of n spaces as in Gymnasium: so their
-    values have the same leading axes as other leaves.
-    """
+    """Return a space with one more leading axis of length n, as `gymnasium.vector.utils.batch_space` does."""
+    # Gymnasium makes a tuple of n spaces of a leaf without a fixed-size array form; an ObjectArray has the same leading
+    # axes as other leaves.
 
     def batch(leaf: spaces.Space[Any]) -> spaces.Space[Any]:
         if isinstance(leaf, ObjectArray):

@@ -22,21 +22,11 @@ _NUMBERS = frozenset({type(None), bool, int, float, complex})
 
 
 def snapshot(leaf: Leaf, value: Any, *, by_value: bool = False) -> tuple[Any, int]:
-    """Copy a value, so that its owner may change it afterwards.
+    """Return a copy of a leaf's value, or an immutable value itself, and its size in bytes, pickled.
 
-    The copy is made by pickling, even without worker processes, so that results are equal in all backends.
-
-    Args:
-        leaf: The leaf.
-        value: A value of the leaf.
-        by_value: Whether the receiving process cannot import the classes of this process's main module.
-
-    Returns:
-        The copy, or the value itself if it is immutable; and its size in bytes, pickled.
-
-    Raises:
-        ContractError: It cannot be pickled; names the leaf.
+    `by_value`: the receiving process cannot import the classes of this process's main module.
     """
+    # Copied by pickling, even without worker processes, so that results are equal in all backends.
     size = _size_of_constant(value)
     if size is not None:
         return value, size
@@ -53,16 +43,7 @@ def snapshot(leaf: Leaf, value: Any, *, by_value: bool = False) -> tuple[Any, in
 
 
 def check_size(leaf: Leaf, size: int, others: int) -> None:
-    """Check the size of a value.
-
-    Args:
-        leaf: The leaf.
-        size: Size of the value in bytes.
-        others: Total size in bytes of the env's other objects in the same call.
-
-    Raises:
-        ContractError: The sum exceeds `MAX_BYTES`; names the leaf.
-    """
+    """Raise `ContractError` if a value and the env's other objects of the call exceed `MAX_BYTES`; sizes in bytes."""
     if size + others > MAX_BYTES:
         raise ContractError(
             f"{leaf}: a value of {size:,} bytes, pickled, and others of {others:,} bytes in the same env; "
@@ -93,10 +74,9 @@ def unpack(data: bytes) -> Any:
 
 
 def _pickle_attributes(kind: type[NDArray[Any]]) -> None:
-    """Register a pickling function for a user's array class that keeps attributes, which numpy drops.
-
-    Otherwise a text attribute of a number is lost (multigrid's missions). Classes with their own pickling are skipped.
-    """
+    """Register a pickling function for a user's array class that keeps attributes, which numpy drops."""
+    # Otherwise a text attribute of a number is lost (multigrid's missions). Classes with their own pickling are
+    # skipped.
     says_itself = any(getattr(kind, name) is not getattr(np.ndarray, name) for name in ("__reduce__", "__reduce_ex__"))
     if not says_itself and kind not in copyreg.dispatch_table:
         copyreg.pickle(kind, _reduce_array)

@@ -1,4 +1,4 @@
-"""The smallest space that contains several spaces of different sizes, and the part of each in it.
+"""The smallest space that contains several spaces of different sizes or bounds, and the part of each in it.
 
 Observations: entries that an agent does not have are zero, and the bounds include all agents' values and that zero.
 Actions: entries that an agent does not have are ignored; choices that it does not have must be masked.
@@ -14,9 +14,10 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from numpy.typing import NDArray
 
 from marlvec.errors import ContractError
-from marlvec.spaces import SpaceTree
+from marlvec.spaces import SpaceTree, describe_difference
+from marlvec.spaces.tree import map_space
 
-__all__ = ["Crop", "crops_of", "cut", "pad_actions", "pad_observations"]
+__all__ = ["Crop", "crops_of", "cut", "describe_incompatibility", "pad_actions", "pad_observations", "widen"]
 
 AnyArray = NDArray[Any]
 Spaces = Sequence[Any]
@@ -24,29 +25,12 @@ _ADVICE = "leave pad out to have agents of different spaces in groups, or make t
 
 
 def pad_observations(spaces: Spaces, agents: Sequence[str]) -> Space[Any]:
-    """Return the observation space that contains every agent's padded observations.
-
-    Args:
-        spaces: One per agent.
-        agents: Their names, for messages.
-
-    Raises:
-        ContractError: Structures, kinds or ranks differ; names the leaf.
-    """
+    """Return the space that contains every agent's padded observations; `agents` are names for messages."""
     return _Padding(agents, "observation", _OBSERVATIONS).pad(spaces, "")
 
 
 def pad_actions(spaces: Spaces, agents: Sequence[str]) -> Space[Any]:
-    """Return the action space whose first part is every agent's own action space.
-
-    Args:
-        spaces: One per agent.
-        agents: Their names, for messages.
-
-    Raises:
-        ContractError: Structures, kinds, ranks, dtypes, starts or bounds differ, or choices differ inside a Dict or
-            Tuple, which cannot have an action mask; names the leaf.
-    """
+    """Return the action space whose first part is every agent's own action space; `agents` are names for messages."""
     return _Padding(agents, "action", _ACTIONS).pad(spaces, "")
 
 
@@ -64,8 +48,6 @@ _Rule = Callable[[Spaces, str], Space[Any]]
 
 
 class _Padding:
-    """Walks the spaces of all agents in parallel."""
-
     def __init__(self, agents: Sequence[str], what: str, rules: Sequence[tuple[type[Any], _Rule]]) -> None:
         self._agents = agents
         self._what = what
@@ -211,3 +193,37 @@ Crop = tuple[slice, ...]
 def cut(array: AnyArray, crop: Crop) -> AnyArray:
     """Return an agent's own part of its padded array: a view, even of an array without axes."""
     return array[crop] if crop else array
+
+
+# --- spaces that differ only in bounds
+
+
+def widen(a: Space[Any], b: Space[Any]) -> Space[Any]:
+    """Return the space that contains the members of both, which differ at most in the bounds of Boxes."""
+    if a == b:
+        return a
+    if isinstance(a, Dict) and isinstance(b, Dict):
+        return Dict([(key, widen(sub, b.spaces[key])) for key, sub in a.spaces.items()])
+    if isinstance(a, Tuple) and isinstance(b, Tuple):
+        return Tuple([widen(x, y) for x, y in zip(a.spaces, b.spaces, strict=True)])
+    if isinstance(a, Box) and isinstance(b, Box):
+        dtype: Any = a.dtype
+        # Without axes the results are scalars, and Box takes no bools.
+        low, high = np.asarray(np.minimum(a.low, b.low)), np.asarray(np.maximum(a.high, b.high))
+        return Box(low, high, a.shape, dtype)
+    return a
+
+
+def describe_incompatibility(expected: Space[Any], got: Space[Any]) -> str | None:
+    """Return where two spaces first differ in more than the bounds of a Box, or None."""
+    return describe_difference(map_space(_boundless, expected), map_space(_boundless, got))
+
+
+def _boundless(space: Space[Any]) -> Space[Any]:
+    if not isinstance(space, Box):
+        return space
+    dtype: Any = np.dtype(space.dtype)
+    if dtype.kind == "f":
+        return Box(-np.inf, np.inf, space.shape, dtype)
+    ends: tuple[Any, Any] = (False, True) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return Box(np.full(space.shape, ends[0], dtype), np.full(space.shape, ends[1], dtype), space.shape, dtype)

@@ -1,15 +1,10 @@
-"""Spaces as flat lists of leaves.
+"""Spaces as flat lists of leaves; a space is walked once, at the start, and the hot path uses lists of leaf arrays.
 
-A space is walked once, at the start; after that the hot path uses lists of leaf arrays. `SpaceTree` is the result of
-that walk: it has each leaf's path, shape and dtype, and converts a value to its leaves and back.
+Box, Discrete, MultiDiscrete and MultiBinary are array leaves. Every other space except Dict and Tuple (Text, Sequence,
+Graph, OneOf, a user's class) is an object leaf: its values are objects, in cells of arrays of dtype object. So is a
+subclass of one of the four with its own ``contains`` if its samples are not plain arrays.
 
-Box, Discrete, MultiDiscrete and MultiBinary are array leaves: their values have one shape and one dtype. Every other
-space except Dict and Tuple (Text, Sequence, Graph, OneOf, a user's class) is an object leaf: its values are Python
-objects, one in each cell of an array of dtype object. A subclass of one of the four with its own ``contains`` is an
-object leaf, too, if its samples are not plain arrays.
-
-Leaf order is the order of `gymnasium.spaces.Dict` (sorted keys if it was built from a plain dict) and of
-`gymnasium.spaces.Tuple`.
+Leaf order is the order of `gymnasium.spaces.Dict` (sorted keys if built from a plain dict) and of Tuple.
 """
 
 from __future__ import annotations
@@ -35,21 +30,13 @@ AnySpace = spaces.Space[Any]
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One part of a space that is neither a Dict nor a Tuple.
+    """One part of a space that is neither a Dict nor a Tuple."""
 
-    Attributes:
-        path: Its path, e.g. ``"camera/left"``; ``""`` if the space itself is the leaf.
-        shape: Shape of one value; ``()`` for Discrete and for object leaves.
-        dtype: Its dtype; ``object`` for object leaves.
-        space: The leaf's own space.
-        is_object: Whether its values are Python objects without a fixed-size array form.
-    """
-
-    path: str
-    shape: tuple[int, ...]
+    path: str  # e.g. "camera/left"; "" if the space itself is the leaf
+    shape: tuple[int, ...]  # of one value; () for Discrete and for object leaves
     dtype: np.dtype[Any]
     space: spaces.Space[Any]
-    is_object: bool = False
+    is_object: bool = False  # values are objects without a fixed-size array form
 
     def blank(self, *lead: int) -> NDArray[Any]:
         """Return an empty array, shape ``(*lead, *shape)``: zeros, or None in every cell of an object leaf."""
@@ -62,16 +49,7 @@ class Leaf:
 
 
 class SpaceTree:
-    """A space's structure: from values to lists of leaves and back.
-
-    Args:
-        space: Any space; Dict and Tuple are split at any depth, all others are leaves.
-
-    Attributes:
-        space: The space.
-        leaves: Its leaves, in order.
-        is_leaf: Whether the space itself is the only leaf.
-    """
+    """A space's structure: from values to lists of leaves and back. Dict and Tuple are split at any depth."""
 
     __slots__ = ("_skeleton", "is_leaf", "leaves", "space")
 
@@ -86,11 +64,7 @@ class SpaceTree:
         return f"SpaceTree({self.space!r})"
 
     def flatten(self, value: Any) -> list[Any]:
-        """List the leaves of one value, or of a tree of batched arrays; nothing is copied.
-
-        Raises:
-            ContractError: A key is missing or unknown, or a tuple has the wrong length; names the path.
-        """
+        """List the leaves of a value, or of a tree of batched arrays, uncopied; `ContractError` names a wrong path."""
         if self.is_leaf:
             return [value]
         out: list[Any] = []

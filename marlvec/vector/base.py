@@ -42,13 +42,7 @@ ALL_ROWS = slice(None)
 
 
 class VectorEnvBase(ABC):
-    """Sends requests to shards and hands out their replies; every reply belongs to one numbered request.
-
-    Attributes beside those of `VectorEnv`:
-        autoreset: Rules of the autoreset mode: ``begins_at_once``, ``begins_on_next_step`` or ``caller_begins``.
-        lockstep: Whether every env replies to a request by itself. False if an external simulator decides when, so that
-            no call should wait for a certain env.
-    """
+    """Sends requests to shards and hands out their replies; every reply belongs to one numbered request."""
 
     backend: str = "?"
     backend_reason: str = ""
@@ -106,36 +100,23 @@ class VectorEnvBase(ABC):
 
     @abstractmethod
     def _send_request(self, operation: str, env_ids: NDArray[np.int64], arguments: tuple[Sequence[Any], ...]) -> None:
-        """Send a request to these idle envs; must not wait. Sets ``_is_sending`` once the request cannot be undone.
+        """Send a request to these idle envs, without waiting. Sets ``_is_sending`` once the request cannot be undone.
 
-        Args:
-            operation: ``"reset"``, ``"step"``, ``"send"`` (a step whose rows are received as they become ready),
-                ``"restart"``, ``"state"``, ``"control"``, ``"get_state"`` or ``"set_state"``.
-            env_ids: The envs.
-            arguments: Seeds and options of a reset, commands of a control call, or arguments of `Shard.restart`: each
-                with one entry per env.
-
-        Raises:
-            WorkerLost: A worker died, and its envs must not be restarted.
+        `operation` is a key of the shards' operations; ``"send"`` is a step whose rows are received as they become
+        ready. `arguments` have one entry per env: seeds and options of a reset, commands, or arguments of
+        `Shard.restart`. Raises `WorkerLost` if a worker died and its envs must not be restarted.
         """
 
     @abstractmethod
     def _receive(self, timeout: float | None, everyone: bool) -> bool:
-        """Wait for replies and put them into ``_replies``: the ids of ready envs, and their report.
+        """Put replies into ``_replies``, the ids of ready envs and their report; False if time ran out.
 
-        Args:
-            timeout: Seconds; None: the backend decides, at most 0.1 s per wait.
-            everyone: Whether the caller needs all envs in flight, so that the order of arrival does not matter.
-
-        Returns:
-            False if time ran out.
-
-        Raises:
-            WorkerLost: A worker died.
+        `timeout` None: the backend decides, at most 0.1 s per wait. `everyone`: the caller needs all envs in flight, so
+        that the order of arrival does not matter. Raises `WorkerLost`.
         """
 
     def _restart_worker(self, w: int) -> None:
-        """Start worker ``w`` again after it died; must not wait. Requests to it may have been made before."""
+        """Start worker ``w`` again after it died, without waiting. Requests to it may have been made before."""
         raise NotImplementedError  # only where workers are processes
 
     def _forget_requests(self) -> bool:
@@ -262,7 +243,6 @@ class VectorEnvBase(ABC):
             calls.check_open()
 
     def _take_in(self, ids: NDArray[np.int64], report: Report | None) -> None:
-        """Process one reply."""
         recovery = self._recovery
         if (report is not None or recovery.is_active) and self._call_state.pending not in CONTROL_CALLS:
             if report is not None and report.failures:
@@ -316,7 +296,6 @@ class VectorEnvBase(ABC):
         return result
 
     def _warn(self, texts: Iterable[str]) -> None:
-        """Emit warnings from worker processes in this process, each once."""
         new = [text for text in dict.fromkeys(texts) if text not in self._warned]
         self._warned.update(new)
         for text in new:
@@ -357,7 +336,6 @@ class VectorEnvBase(ABC):
     # --- failures ---
 
     def _restart_due(self) -> None:
-        """Restart all envs and workers whose restart is due."""
         for kind, index in self._recovery.due():
             try:
                 if kind == "env":
@@ -368,7 +346,6 @@ class VectorEnvBase(ABC):
                 self._handle_lost_worker(loss)
 
     def _handle_lost_worker(self, loss: WorkerLost) -> None:
-        """Restart or mask the envs of a dead worker, or raise."""
         calls = self._call_state
         control = calls.pending in CONTROL_CALLS
         # worker_lost returns None instead of raising: a traceback through it would keep the buffers alive.

@@ -43,13 +43,7 @@ class CallKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PublicCall:
-    """A public call that sends requests to envs.
-
-    Attributes:
-        name: The public method's name.
-        operation: The operation that shards run.
-        kind: What the call returns.
-    """
+    """A public call that sends requests to envs: the method's name, the shards' operation, and what it returns."""
 
     name: str
     operation: str
@@ -138,18 +132,6 @@ class CallState:
 
     An env goes from idle to in flight (`begin`), to arrived (`arrive`), and back to idle (`hand_out`). Only `hand_out`
     and `forget` remove a request that was sent, so a timeout loses none.
-
-    Args:
-        num_envs: N.
-
-    Attributes:
-        phase: Which calls are accepted; only `TRANSITIONS` change it.
-        pending: The public call whose result is still to be fetched, or None; the last call of a stream.
-        reason: Why the phase is torn (text) or broken (an error); else None.
-        outstanding: Number of envs whose result was not returned yet.
-        arrived: Number of outstanding envs that have replied.
-        all_run: Whether every env is known to have an episode, so that none must be checked.
-        lock: Held by the thread that is in a call.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -174,7 +156,6 @@ class CallState:
 
     @property
     def closed(self) -> bool:
-        """Whether the vectorizer was closed."""
         return self.phase is _CLOSED
 
     @property
@@ -204,7 +185,6 @@ class CallState:
     # --- checks
 
     def check_open(self) -> None:
-        """Raise if the vectorizer is broken or closed."""
         if self.phase is _CLOSED:
             raise ClosedError("this vectorizer was closed; make() a new one")
         if self.phase is _BROKEN:
@@ -212,7 +192,6 @@ class CallState:
             raise BrokenError(f"only close() is left. What happened: {self.reason}") from cause
 
     def check_idle(self, call: str) -> None:
-        """Raise if another call is pending."""
         if self.phase is not _IDLE:
             self._refuse(call)
 
@@ -243,7 +222,6 @@ class CallState:
             raise BusyError(what, self.pending or "")
 
     def check_pending(self, call: str) -> None:
-        """Raise if the pending call is not ``call``."""
         if self.phase is _PENDING and self.pending == call:
             return
         self.check_open()
@@ -251,7 +229,6 @@ class CallState:
         raise NothingPendingError(f"{call}_fetch(): {what}; {call}_send() first", call)
 
     def check_episodes(self, env_ids: NDArray[np.int64], call: str) -> None:
-        """Raise if one of these envs has no running episode."""
         if self.all_run:
             return
         missing = env_ids[self._no_episode[env_ids]]
@@ -261,12 +238,7 @@ class CallState:
     # --- events
 
     def on(self, event: CallEvent, reason: MarlvecError | str | None = None) -> None:
-        """Apply an event that is neither a request nor a reply.
-
-        Args:
-            event: The event.
-            reason: Where the interrupt came (`TEAR`), or the error that users see (`BREAK`).
-        """
+        """Apply an event; ``reason``: where the interrupt came (`TEAR`), or the error that users see (`BREAK`)."""
         after = TRANSITIONS[event][self.phase]
         if reason is not None and after is not _CLOSED:
             self.reason = reason
@@ -284,12 +256,7 @@ class CallState:
         self.phase = _BEGIN[self.phase]
 
     def undo_begin(self, env_ids: NDArray[np.int64], outstanding: int) -> None:
-        """Undo `begin`, even an interrupted one; no request was sent.
-
-        Args:
-            env_ids: The envs passed to `begin`.
-            outstanding: The value of ``outstanding`` before `begin`.
-        """
+        """Undo `begin`, even an interrupted one; no request was sent. ``outstanding`` is the number before `begin`."""
         self._mark_each()
         self._busy[env_ids] = False
         self.outstanding = outstanding
@@ -312,18 +279,15 @@ class CallState:
             self._sole_call_ids = None
 
     def lose_episodes(self, env_ids: Sequence[int] | NDArray[np.int64]) -> None:
-        """Mark these envs as having no running episode."""
         if len(env_ids):
             self._no_episode[env_ids] = True
             self.all_run = False
 
     def have_episodes(self, env_ids: NDArray[np.int64]) -> None:
-        """Mark these envs as having a running episode."""
         self._no_episode[env_ids] = False
         self.all_run = not self._no_episode.any()
 
     def has_episodes(self, env_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which of these envs have a running episode, (n,) bool."""
         return ~self._no_episode[env_ids]
 
     def arrive(self, env_ids: NDArray[np.int64]) -> None:
@@ -373,13 +337,10 @@ _Method = Callable[Concatenate[_V, _P], _R]
 
 
 def exclusive(*, fetches: bool = False) -> Callable[[_Method[_V, _P, _R]], _Method[_V, _P, _R]]:
-    """Decorate a method that is a public call.
+    """Decorate a method that is a public call: only one thread can be in a call, so it never receives another's reply.
 
-    Only one thread can be in a call: a second thread's call raises, so it never receives a part of the first one's
-    reply. Results of an interrupted call are dropped first.
-
-    Args:
-        fetches: Whether the call requests and fetches in one: if Ctrl-C ends it, its result is not fetched.
+    Results of an interrupted call are dropped first. `fetches`: the call requests and fetches in one, so if Ctrl-C ends
+    it, its result is not fetched.
     """
 
     def decorate(method: _Method[_V, _P, _R]) -> _Method[_V, _P, _R]:

@@ -49,12 +49,7 @@ class PerEnv:
 
 
 class Command(NamedTuple):
-    """One command, for one env.
-
-    Attributes:
-        call: The public call that made it: a key of `_FUNCTIONS`.
-        args: Arguments of its function, behind the env.
-    """
+    """One command for one env: a public call (a key of `_FUNCTIONS`), and arguments of its function behind the env."""
 
     call: str
     args: tuple[Any, ...] = ()
@@ -66,22 +61,14 @@ class Command(NamedTuple):
 
 
 def call_method(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Command:
-    """Call a method of the env, or read an attribute, as Gymnasium's vector envs do.
-
-    Raises:
-        ArgumentError: Only the vectorizer may call this method.
-    """
+    """Call a method of the env, or read an attribute, as Gymnasium's vector envs do."""
     if name in _REFUSED:
         raise ArgumentError(f"call({name!r}): only the vectorizer may call this; {_REFUSED[name]}")
     return Command("call", (name, args, kwargs))
 
 
 def execute(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Command:
-    """Call a function with the user's env, including all wrappers.
-
-    Raises:
-        ArgumentError: It is no function.
-    """
+    """Call a function with the user's env, including all wrappers."""
     if not callable(function):
         got = f"{type(function).__name__}: {function!r}"
         raise ArgumentError(f"exec_func(): expected a function of an env, got {got}")
@@ -89,11 +76,7 @@ def execute(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 
 def set_attributes(name: str, value: Any, n: int) -> list[Command]:
-    """Set an attribute of ``n`` envs, on the layer that owns it.
-
-    Raises:
-        ArgumentError: The `PerEnv` does not have ``n`` values.
-    """
+    """Set an attribute of ``n`` envs, on the layer that owns it."""
     values = value.values if isinstance(value, PerEnv) else (value,) * n
     if len(values) != n:
         raise ArgumentError(
@@ -139,15 +122,8 @@ def run_commands(
     *,
     advice: str = "",
 ) -> Report:
-    """Run one command per env. A failure costs no episode.
-
-    Args:
-        ids: Local indices of the envs, which are the keys of the answers.
-        commands: One per env.
-        env_of: Returns an env by its local index.
-        first_env_id: Global index of local env 0, for failures.
-        advice: Text to append to an `ArgumentError`.
-    """
+    """Run one command per env, given by local indices, the keys of the answers. A failure costs no episode."""
+    # `first_env_id` is the global index of local env 0; `advice` is appended to an `ArgumentError`.
     report = Report()
     for i, command in zip(ids, commands, strict=True):
         try:
@@ -160,28 +136,18 @@ def run_commands(
 
 
 class CommandTarget(MultiAgentEnv):
-    """Target of commands for one env of a native kernel or a pool, which has no env object.
-
-    It answers commands, and cannot be reset or stepped.
-
-    Args:
-        env: The object that users see as this env.
-        name: The env's name.
-    """
+    """Target of commands for one env of a native kernel or a pool, which has no env object; never stepped."""
 
     def __init__(self, env: Any, name: str) -> None:
         self.name = name
         self._env = env
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
-        """Not supported: all envs are reset in one call."""
         raise NotImplementedError
 
     def step(self, slot: Slot) -> Info | None:
-        """Not supported: all envs are stepped in one call."""
         raise NotImplementedError
 
     @property
     def unwrapped(self) -> Any:
-        """The object that users see as this env."""
         return self._env

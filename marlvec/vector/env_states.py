@@ -160,7 +160,6 @@ class StatefulVectorEnv(VectorEnvBase):
         return self._obstacles
 
     def _check_states(self, ids: NDArray[np.int64], call: str) -> None:
-        """Raise if an env's state cannot be saved, or if its fault was not raised yet."""
         if problem := describe_obstacles(self._find_obstacles(), ids, call):
             raise ArgumentError(problem)
         if with_faults := self._recovery.unseen_faults(ids):
@@ -180,7 +179,6 @@ class StatefulVectorEnv(VectorEnvBase):
         return list(answers), np.array(over, np.bool_)
 
     def _check_env_states(self, saved: Any, n: int, masked: NDArray[np.bool_]) -> None:
-        """Validate ``n`` states from `_get_env_states`."""
         if self._batch is None:
             check_each(saved, n, SAVED, len(self.spec.agents), masked)
         else:

@@ -25,24 +25,10 @@ def random_actions(
     env_ids: NDArray[np.int64],
     grouped: bool,
 ) -> Any:
-    """Draw one action per agent, uniformly over the actions that its space and its mask allow.
+    """Draw one action per agent, uniformly over the actions that its space and its mask allow, as `step` takes them.
 
-    Agents that are not acting get a member of their space, too, whatever their mask. The result depends on the
-    arguments alone, so that all backends draw alike.
-
-    Args:
-        spec: The envs' agents and spaces.
-        rng: The random stream.
-        acting: (n, A) bool, which agents must act.
-        masks: Per group (n, A_g, k) bool, or None.
-        env_ids: (n,) int64, the envs, for messages.
-        grouped: Whether actions are a dict of groups.
-
-    Returns:
-        (n, A, …), a tree of such arrays, or a dict of groups to (n, A_g, …).
-
-    Raises:
-        ContractError: The mask of an agent that must act allows no action; names the env and the agent.
+    `acting` (n, A) bool, `masks` per group (n, A_g, k) bool or None. Agents that are not acting get a member of their
+    space, whatever their mask. The result depends on the arguments alone, so that all backends draw alike.
     """
     drawn = {
         group.name: _draw(spec, group, rng, acting[:, list(group.agents)], mask, env_ids)

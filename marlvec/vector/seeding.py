@@ -35,14 +35,8 @@ def env_seeds(seed: int, num_envs: int) -> list[int]:
 
 
 def restart_seed(seed: int, incarnation: int) -> int:
-    """Return the seed of a restarted env, from the env's own seed and its number of restarts.
-
-    The upper 31 bits of the first word of ``numpy.random.SeedSequence(seed, spawn_key=(incarnation,))``.
-
-    Args:
-        seed: The env's last seed.
-        incarnation: Number of restarts since that seed, from 1.
-    """
+    """Return the seed of a restarted env, from its last seed and the number of restarts since, from 1."""
+    # The upper 31 bits of the first word of numpy.random.SeedSequence(seed, spawn_key=(incarnation,)).
     return int(np.random.SeedSequence(seed, spawn_key=(incarnation,)).generate_state(1)[0]) >> 1
 
 
@@ -56,11 +50,7 @@ def entropy_of(seed: int | None) -> int:
 
 
 def check_seed(seed: Any, where: str = "seed") -> int:
-    """Return the seed as an int.
-
-    Raises:
-        ArgumentError: It is not an integer from 0 to 2**64 - 1.
-    """
+    """Return the seed as an int, from 0 to 2**64 - 1."""
     if not isinstance(seed, (bool, np.bool_)):
         try:
             value = operator.index(seed)
@@ -72,11 +62,7 @@ def check_seed(seed: Any, where: str = "seed") -> int:
 
 
 def spread_seeds(seed: int | Sequence[int | None] | None, env_ids: Sequence[int], num_envs: int) -> list[int | None]:
-    """Return one seed per env in ``env_ids``; a sequence of seeds is used unchanged.
-
-    Raises:
-        ArgumentError: The sequence has a wrong length, or an entry is not a seed.
-    """
+    """Return one seed per env in ``env_ids``; a sequence of seeds is used unchanged."""
     if seed is None:
         return [None] * len(env_ids)
     if isinstance(seed, (list, tuple)) or (isinstance(seed, np.ndarray) and seed.ndim):

@@ -35,14 +35,7 @@ class SettingsArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings that all backends share; `marlvec.make` describes each.
-
-    Attributes:
-        limit: ``max_restarts`` as a `RestartLimit`.
-
-    Raises:
-        ArgumentError: A value is not among the allowed ones.
-    """
+    """Settings that all backends share, checked; `marlvec.make` describes each."""
 
     autoreset_mode: str = "same_step"
     done_on: str = "all"

@@ -258,7 +258,6 @@ def _row_copier(rows: Selection, *, copy: bool) -> Callable[[AnyArray], AnyArray
 
 
 def _with_own_objects(cut: Callable[[AnyArray], AnyArray]) -> Callable[[AnyArray], AnyArray]:
-    """Return a function that also copies the objects in an array of objects."""
 
     def cut_leaf(array: AnyArray) -> AnyArray:
         part = cut(array)

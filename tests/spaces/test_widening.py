@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import marlvec
 from marlvec.envs import EnvSpec, ParallelAdapter
 from marlvec.errors import ContractError
-from marlvec.spaces.widening import describe_incompatibility, widen
+from marlvec.spaces.padding import describe_incompatibility, widen
 from marlvec.testing.scripted import SampledEnv
 
 DTYPES = ("float16", "float32", "float64", "uint8", "int64", "bool")

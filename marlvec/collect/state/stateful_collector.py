@@ -28,8 +28,8 @@ from marlvec.collect.state.identity import check_identity, describe_collector
 from marlvec.collect.state.state_loader import StateLoader, has_state, state_of
 from marlvec.errors import ArgumentError, StateError
 from marlvec.serialization.archive import FilePath
-from marlvec.serialization.saved_value import read_value, write_value
 from marlvec.serialization.state_fields import State, check_fields, number_field
+from marlvec.serialization.values import read_value, write_value
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["StatefulCollector"]

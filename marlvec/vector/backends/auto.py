@@ -22,21 +22,11 @@ _WAITS = 3.0  # an env whose wall time exceeds this many times its processor tim
 
 
 def choose_backend(recipes: Sequence[EnvRecipe], settings: SettingsArguments) -> tuple[str, str]:
-    """Time steps of two of the envs in a temporary worker process, and compare the backends' costs.
+    """Time steps of two of the envs in a temporary worker process; return ``"sync"`` or ``"async"``, and the reason.
 
-    In this process a step over N envs costs N times one env's step; over W workers ceil(N / W) times one env's step,
-    and the messages. An env's cost is its processor time, so that load on the machine does not matter; for an env that
-    mostly waits (for a simulator, a socket) it is its wall clock time.
-
-    Args:
-        recipes: One per env.
-        settings: Settings of `make`.
-
-    Returns:
-        ``"sync"`` or ``"async"``, and the reason, with figures.
-
-    Raises:
-        EnvRaised: An env's constructor, reset or step raised.
+    In this process a step over N envs costs N times one env's step; over W workers ceil(N / W) times, and the messages.
+    An env's cost is its processor time, so that load on the machine does not matter; for an env that mostly waits (for
+    a simulator, a socket) it is its wall clock time.
     """
     num_envs = len(recipes)
     workers = min(num_envs, usable_cores())
@@ -78,7 +68,6 @@ _TIMES: list[tuple[int, float, float]] = []  # in the worker process: number of 
 
 
 def _serve_timed(link: WorkerLink) -> None:
-    """Run a worker's loop that records the time of its steps."""
     for request in link.requests():
         cpu, wall = time.thread_time(), time.perf_counter()
         link.answer(request)

@@ -112,18 +112,7 @@ class NativeVectorEnv(InProcessVectorEnv):
 def make_native(
     recipes: Sequence[EnvRecipe], *, num_workers: int | None, **settings: Unpack[SettingsArguments]
 ) -> NativeVectorEnv:
-    """Build native envs and compile all their functions.
-
-    Args:
-        recipes: One per env.
-        num_workers: Threads, as in `NativeVectorEnv`.
-        settings: As in `NativeVectorEnv`.
-
-    Raises:
-        ArgumentError: No native env does what the recipes require; the text has the reason.
-        EnvArgumentError: The native env has no such argument.
-        MissingExtraError: numba is not installed.
-    """
+    """Build native envs and compile all their functions; see `NativeVectorEnv` and `plan_native`."""
     found = plan_native(recipes)
     try:
         env = found.build()
@@ -161,15 +150,7 @@ def _warm_up(env: NativeEnv) -> None:
 
 @dataclass(frozen=True)
 class NativePlan:
-    """Everything needed to build the envs.
-
-    Attributes:
-        entry: The native env's entry in the catalog.
-        kwargs: Arguments of its constructor.
-        render_modes: One mode or None per env.
-        max_episode_steps: Number of steps after which episodes are truncated, or None.
-        pad: Whether agents of different spaces are padded to one group.
-    """
+    """Everything needed to build the envs: a catalog entry, its constructor's arguments, and a mode or None per env."""
 
     entry: NativeEntry
     kwargs: dict[str, Any]
@@ -178,17 +159,7 @@ class NativePlan:
     pad: bool
 
     def build(self, num_envs: int | None = None) -> NativeEnv:
-        """Build the envs.
-
-        Args:
-            num_envs: Number of envs; None: all.
-
-        Raises:
-            MissingExtraError: numba is not installed.
-            ArgumentError: An argument is wrong, or not supported.
-            ContractError: The agents' spaces cannot be padded.
-            TypeError: The constructor has no such argument.
-        """
+        """Build ``num_envs`` envs; None: all. `TypeError`: the constructor has no such argument."""
         env = self.entry.load()(num_envs or len(self.render_modes), **self.kwargs)
         known = env.metadata.get("render_modes", ())
         for mode in self.render_modes:
@@ -201,14 +172,7 @@ class NativePlan:
 
 
 def plan_native(recipes: Sequence[EnvRecipe]) -> NativePlan:
-    """Find the native form of the envs that these recipes describe.
-
-    Args:
-        recipes: One per env.
-
-    Raises:
-        ArgumentError: None exists; the text has the reason and the remedy.
-    """
+    """Find the native form of the envs that these recipes describe; `ArgumentError` has the reason if none."""
     first = recipes[0]
     name = first.factory.entry.id
     entry = native_entry(name)

@@ -31,23 +31,23 @@ class PoolVectorEnv(InProcessVectorEnv):
     """The envs of one pool.
 
     Every autoreset mode works with true final observations, whatever the pool does by itself; steps in which it only
-    resets an env are marked, or not seen at all. A pool that hands out ``batch_size`` rows at a time goes on doing so:
-    `send` and `recv` overlap with its threads, and its spare envs, if it has any, fill up batches that would never
-    become full. `VectorStep.env_ids` say whose rows come.
+    resets an env are marked, or not seen at all. A pool that hands out ``batch_size`` rows at a time continues to do
+    so: `send` and `recv` overlap with its threads, and its spare envs, if any, fill up batches that would never become
+    full.
 
-    The pool's envs live where it keeps them: there is nothing to restart (``on_fault`` has nothing to do), wrappers
-    cannot reach them, and an exception out of the pool leaves it broken. Actions are checked against their spaces in
-    every call, whatever ``validate`` says: compiled code would read anywhere.
+    The pool owns its envs: none is restarted (``on_fault`` has no effect), wrappers cannot reach them, and an exception
+    of the pool leaves it broken. Actions are checked against their spaces in every call, whatever ``validate`` is:
+    with a wrong action, compiled code would read outside its arrays.
 
-    EnvPool's pools take their seeds when they are made. ``reset(seed=…)`` of all envs closes the old pool and makes a
-    new one; where how to make one is not known, it raises.
+    EnvPool's pools take their seeds when they are made: ``reset(seed=…)`` of all envs closes the old pool and makes a
+    new one; it raises if the pool cannot be made again.
 
     Args:
-        pool: One of EnvPool's, something that looks like one, a Gymnasium vector env, or a
-            `marlvec.vector.pools.pool.Pool`. It belongs to the vectorizer from now on, which closes it.
+        pool: A pool of EnvPool or of its interface, a Gymnasium vector env, or a `marlvec.vector.pools.pool.Pool`. The
+            vectorizer owns it from now on, and closes it.
         num_envs: How many of the pool's envs are for use; None: all. The others are spares.
         settings: ``autoreset_mode``, ``done_on``, ``copy``, ``grouped`` and ``validate``, as in `marlvec.make`;
-            ``spaces``, ``on_fault`` and ``max_restarts`` are taken, and change nothing.
+            ``spaces``, ``on_fault`` and ``max_restarts`` are accepted and have no effect.
 
     Raises:
         ArgumentError: The pool cannot do that.
@@ -85,7 +85,7 @@ class PoolVectorEnv(InProcessVectorEnv):
         super()._request_reset(call, seed, options, env_ids)
 
     def _check_batch(self, call: str, count: int) -> None:
-        """A call that is under way alone must be able to end."""
+        """Check that a call that is pending alone can end."""
         if call not in STREAM_CALLS and (missing := self._shard.queue.missing_for(count)):
             raise ArgumentError(
                 f"{call}() of {count} envs: {self.spec.name} hands out {self._pool.batch_size} rows at a time, and has "
@@ -158,17 +158,7 @@ def _command_target(pool: Pool, i: int) -> CommandTarget:
 
 
 def make_pool(recipes: Sequence[EnvRecipe], **settings: Unpack[SettingsArguments]) -> PoolVectorEnv:
-    """Build a pool, and the vectorizer of its envs.
-
-    Args:
-        recipes: One per env, see `build_pool`.
-        settings: As above.
-
-    Raises:
-        ArgumentError: There is no such pool; says why.
-        EnvRaised: What builds it raised; `EnvArgumentError` if it does not take an argument.
-        MissingExtraError: A package is not installed.
-    """
+    """Build the pool that recipes, one per env, describe (see `build_pool`), and the vectorizer of its envs."""
     chosen = Settings(**settings)
     try:
         pool = build_pool(recipes, chosen.autoreset_mode)

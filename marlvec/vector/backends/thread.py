@@ -144,17 +144,13 @@ _Reply = tuple[int, NDArray[np.int64], Any]
 class WorkerThreads:
     """The threads of one vectorizer; a separate object, so that they can be ended without the vectorizer.
 
-    Attributes:
-        requests: Per thread, a queue of requests. None ends the thread; a `_Marker` is sent back when it is reached.
-        replies: Replies of all threads. They are counted before each wait and removed only after it, so that an
-            interrupt in the middle of a wait loses none.
-        wakeup: Wakes the waiting thread: at least one entry per reply, possibly more.
-        threads: The threads.
+    Replies are counted before each wait and removed only after it, so that an interrupt in the middle loses none.
     """
 
+    # per thread; None ends it; a `_Marker` is sent back when it is reached
     requests: list[queue.SimpleQueue[Any]] = field(default_factory=list)
     replies: deque[_Reply] = field(default_factory=deque)
-    wakeup: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
+    wakeup: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)  # at least one entry per reply
     threads: list[threading.Thread] = field(default_factory=list)
 
     def start(self, w: int, factories: Sequence[Callable[[], Any]], first: int, settings: Settings) -> None:
@@ -193,7 +189,6 @@ class WorkerThreads:
             missing -= self.replies.popleft()[2] is marker  # markers of earlier, interrupted calls do not count
 
     def attach(self, buffers: Buffers, partition: Partition) -> None:
-        """Send each thread its rows."""
         for w, requests in enumerate(self.requests):
             requests.put(buffers.rows(partition.starts[w], partition.starts[w + 1]))
 
@@ -241,7 +236,6 @@ def _run_worker_thread(
     requests: queue.SimpleQueue[Any],
     reply: Callable[[int, NDArray[np.int64], Any], None],
 ) -> None:
-    """Build the envs, and serve requests until closed."""
     none = np.zeros(0, np.int64)
     try:
         shard = Shard(factories, first, settings)

@@ -19,14 +19,11 @@ AnyArray = NDArray[Any]
 
 
 class BufferReuse:
-    """Copies arrays; large ones into memory that was used before.
+    """Copies arrays by ``into``; large ones into memory that was used before.
 
-    The system provides fresh memory page by page, on first access, which takes several times as long as the copy. So
-    this class keeps a reference to the memory of its copies. A copy belongs to the caller like any other array. Once
-    the copy and all views and tensors on its memory are deleted, the next copy of that size may use the memory.
-
-    Args:
-        into: Copies the second array into the first.
+    The system provides fresh memory page by page, on first access, which takes several times as long as the copy. A
+    copy belongs to the caller like any other array. Once the copy and all views and tensors on its memory are deleted,
+    the next copy of that size may use the memory.
     """
 
     def __init__(self, into: Callable[[AnyArray, AnyArray], object] = np.copyto) -> None:

@@ -1,7 +1,6 @@
 """`Buffers`: observations, actions, rewards, flags and masks of all envs as flat arrays, on the heap or shared.
 
-`Buffers` reads and writes the same on the heap and in shared memory; who makes them decides which it is. Axis
-letters: N envs, A agents, A_g agents of a group.
+Axis letters: N envs, A agents, A_g agents of a group.
 """
 
 from __future__ import annotations
@@ -31,33 +30,25 @@ Selection = slice | NDArray[np.int64]
 
 
 class Buffers:
-    """The arrays of ``num_envs`` envs of one spec.
-
-    Args:
-        spec: What the envs look like.
-        num_envs: N.
-        memory: A writable buffer of at least `Buffers.nbytes(spec, num_envs)` bytes, zero-filled; None for the heap.
-            Leaves whose values are objects are on the heap either way; see `pack_objects`.
+    """The arrays of envs of one spec, on ``memory`` of `nbytes` zeros, or the heap. Objects are always on the heap.
 
     Attributes:
         obs: Per group, per leaf: (N, A_g, *leaf.shape). Of objects (N, A_g), with None where there is none.
-        final_obs: Likewise: each agent's observation at its end.
-        actions: Likewise, of the action space.
-        action_masks: Per group (N, A_g, n) bool, or None where the actions are no choices; see `masks_given`.
+        final_obs: As ``obs``: each agent's observation at its end.
+        actions: As ``obs``, of the action space.
+        action_masks: Per group (N, A_g, n) bool, or None where the actions are no choices.
+        shown_masks: The action masks that users see; see `masks_given`.
         own_choices: Per group (A_g, n) bool, what masks allow where an env forbids nothing; or True: everything.
         reward: (N, A) float64.
-        has_objects: Whether a leaf has no fixed-size array form.
-        flags: (N, 5A + 3) bool, everything below in one block, so that one copy takes all; see `split_flags`.
-        events: (N, 3A + 2) bool, those of them that are of this step alone.
-        terminated, truncated: (N, A) bool.
+        flags: (N, 5A + 3) bool, all flags in one block, so that one copy takes all; see `split_flags`.
+        events: (N, 3A + 2) bool, the flags of this step alone.
+        terminated, truncated, alive, acting: (N, A) bool.
         final_missing: (N, A) bool, the agent ended in this step and has no observation of it.
         done: (N,) bool, the env's episode ended in this step.
         reset_mask: (N,) bool, this row is a next-step autoreset.
-        alive, acting: (N, A) bool.
-        shown_masks: Likewise, those that users see; see `masks_given`.
         gave_mask: (N,) bool, the env has given an action mask that its spaces do not declare, now or before.
         state: (N, *state_space.shape), or None.
-        final_state: Likewise: the state in which an episode ended.
+        final_state: As ``state``: the state in which an episode ended.
     """
 
     __slots__ = (
@@ -154,22 +145,21 @@ class Buffers:
         self.final_state: AnyArray | None = arrays.get("final_state")
 
     def arrays(self) -> Iterable[AnyArray]:
-        """All of them."""
         return self._arrays.values()
 
     @staticmethod
     def nbytes(spec: EnvSpec, num_envs: int) -> int:
-        """Bytes of memory that ``num_envs`` envs need; at least one."""
+        """Return the bytes of memory that ``num_envs`` envs need; at least one."""
         return max(1, _layout(spec, num_envs)[1])
 
     def rows(self, start: int, stop: int) -> Buffers:
-        """Views of the envs ``start`` to ``stop - 1``, as buffers of their own."""
+        """Return views of the envs ``start`` to ``stop - 1``, as buffers."""
         view = object.__new__(Buffers)
         view._adopt(self.spec, stop - start, {name: array[start:stop] for name, array in self._arrays.items()})
         return view
 
     def slot(self, i: int) -> Slot:
-        """Env ``i``'s row, for the env to write into."""
+        """Return env ``i``'s row, for the env to write into."""
         return Slot.of_groups(
             self.spec,
             obs=[[leaf[i] for leaf in leaves] for leaves in self.obs],
@@ -200,14 +190,14 @@ class Buffers:
             self.obs[g][k] = self._arrays[f"obs/{g}/{k}"] = leaf
 
     def own_obs(self, g: int) -> list[AnyArray]:
-        """Observations of group ``g`` to write into: copies replace arrays that were taken and are read-only."""
+        """Return observations of group ``g`` to write into: copies replace arrays that were taken and are read-only."""
         for k, leaf in enumerate(self.obs[g]):
             if not leaf.flags.writeable:
                 self.obs[g][k] = self._arrays[f"obs/{g}/{k}"] = leaf.copy()
         return self.obs[g]
 
     def clear_row(self, i: int) -> None:
-        """No agent is in env ``i``: no observations, none alive or acting, and masks allow everything."""
+        """Clear env ``i``'s row: no observations, no agent alive or acting, and masks allow everything."""
         self.clear_obs(i)
         self._presence[i] = False
         if self._declares_masks or self.gave_mask[i]:  # else nothing was forbidden yet
@@ -219,7 +209,6 @@ class Buffers:
             leaf[i] = blank
 
     def clear_final_obs(self, i: int) -> None:
-        """Clear env ``i``'s final observations, likewise."""
         for leaf, blank in self._final_blanks:
             leaf[i] = blank
 
@@ -241,16 +230,10 @@ class Buffers:
                 mask[rows] = allowed
 
     def masks_given(self, rows: Selection) -> list[BoolArray | None]:
-        """Masks per group, where there are any.
+        """Return masks per group, (N, A_g, n) bool for all envs, or None; ``rows`` are those that are requested now.
 
-        A mask that the spaces declare is always there; one that an env gives with its infos is there from the first
-        rows on in which one of these envs has given one, all True where an env gives none.
-
-        Args:
-            rows: The rows that are wanted now.
-
-        Returns:
-            Per group (N, A_g, n) bool for all envs, or None.
+        A mask that the spaces declare is always there. If envs give masks with their infos, they are there from the
+        first rows on in which one of these envs has given one, all True where an env gives none.
         """
         if self.shown_masks is not self.action_masks and np.count_nonzero(self.gave_mask[rows]):
             self.shown_masks = self.action_masks
@@ -259,19 +242,12 @@ class Buffers:
     # Objects are always sent by value. What is here was found to be picklable, and small enough, when it was written.
 
     def pack_objects(self, rows: NDArray[np.int64]) -> list[bytes]:
-        """Pickle the objects that envs write, row by row.
-
-        A row goes in one piece, so that an observation that is also the final one is pickled once.
-        """
+        """Pickle the objects that envs write, a row in one piece: an observation that is also final, once."""
         arrays = [self._arrays[name] for name in self._object_results]
         return [dump_each([value for array in arrays for value in array[i]]) for i in rows.tolist()]
 
     def unpack_objects(self, rows: NDArray[np.int64], packed: Sequence[bytes]) -> dict[int, SerialisationError]:
-        """Write what `pack_objects` gave into these rows.
-
-        Returns:
-            What is wrong with those whose objects cannot be rebuilt in this process, by row.
-        """
+        """Write objects from `pack_objects` into these rows; return errors of rows that failed to unpickle."""
         arrays = {name: self._arrays[name] for name in self._object_results}
         agents = [self.spec.agents[a] for name in arrays for a in self.spec.groups[int(name.split("/")[1])].agents]
         bad = {}
@@ -287,22 +263,18 @@ class Buffers:
         return bad
 
     def pack_object_actions(self, rows: Selection) -> list[AnyArray]:
-        """Arrays of the objects among these rows' actions, to be pickled by value."""
+        """Return arrays of the objects among these rows' actions, to be pickled by value."""
         return [self._arrays[name][rows] for name in self._object_actions]
 
     def unpack_object_actions(self, rows: Selection, packed: Sequence[AnyArray]) -> None:
-        """Write what `pack_object_actions` gave into these rows."""
+        """Write objects from `pack_object_actions` into these rows."""
         for name, array in zip(self._object_actions, packed, strict=True):
             self._arrays[name][rows] = array
 
     # What a saved state has of the rows: what envs write. Final observations that are all zero are left out.
 
     def get_rows(self, rows: NDArray[np.int64]) -> dict[str, Any]:
-        """Copy what envs write, for these rows.
-
-        Returns:
-            Name → (n, …) array, or, of objects, a list of n rows.
-        """
+        """Copy what envs write, for these rows: name → (n, …) array, or, of objects, a list of n rows."""
         found: dict[str, Any] = {}
         for name in self._results:
             array = self._arrays[name][rows]
@@ -313,11 +285,7 @@ class Buffers:
         return found
 
     def check_rows(self, saved: Any, n: int) -> None:
-        """Make sure that what `get_rows` gave is of ``n`` such rows.
-
-        Raises:
-            ArgumentError: It is not; names the array.
-        """
+        """Raise `ArgumentError` unless ``saved`` are ``n`` rows from `get_rows` of such envs."""
         if not isinstance(saved, Mapping):
             raise ArgumentError(f"set_state(): rows: expected a dict of arrays, got {saved!r:.200}")
         zero = {name for name in self._results if name.startswith("final/") and name not in self._object_results}
@@ -338,13 +306,7 @@ class Buffers:
                 )
 
     def set_rows(self, rows: NDArray[np.int64], saved: Mapping[str, Any], places: NDArray[np.int64]) -> None:
-        """Write what `get_rows` gave into these rows.
-
-        Args:
-            rows: Which.
-            saved: What was given.
-            places: For each row, which of those in ``saved`` it gets.
-        """
+        """Write rows from `get_rows` into these rows; ``places`` are the indices in ``saved``, one per row."""
         for g in range(len(self.obs)):
             self.own_obs(g)
         for name in self._results:
@@ -358,16 +320,13 @@ class Buffers:
 
 
 def split_flags(flags: BoolArray, agent_num: int) -> tuple[BoolArray, ...]:
-    """Views of a block of flags, (n, A) or (n,) each.
-
-    Returns:
-        terminated, truncated, final_missing (n, A), done, reset_mask (n,), alive, acting (n, A), gave_mask (n,).
-    """
+    """Return views of a block of flags, (n, A) or (n,) each."""
+    # terminated, truncated, final_missing (n, A), done, reset_mask (n,), alive, acting (n, A), gave_mask (n,).
     return tuple(flags[part] for part in flag_parts(agent_num))
 
 
 def flag_parts(agent_num: int) -> tuple[tuple[slice, slice | int], ...]:
-    """Where in a block of flags each of them stands, in the order of `split_flags`."""
+    """Return the index of each part of a block of flags, in the order of `split_flags`."""
     a, everyone = agent_num, slice(None)
     return (
         (everyone, slice(a)),
@@ -382,7 +341,7 @@ def flag_parts(agent_num: int) -> tuple[tuple[slice, slice | int], ...]:
 
 
 def _allowed(spec: EnvSpec, group: AgentGroup) -> BoolArray | bool:
-    """What the masks of a group are where nothing is forbidden: True, or (A_g, n) where agents lack some choices."""
+    """Return the masks of a group where nothing is forbidden: True, or (A_g, n) where agents lack some choices."""
     own = [spec.allowed[a] for a in group.agents]
     if all(part is None for part in own):
         return True
@@ -390,12 +349,12 @@ def _allowed(spec: EnvSpec, group: AgentGroup) -> BoolArray | bool:
 
 
 def _blanks(arrays: Sequence[Sequence[AnyArray]]) -> list[tuple[AnyArray, Any]]:
-    """Each array with what stands in it where nothing is."""
+    """Return each array and its fill value."""
     return [(leaf, None if leaf.dtype == np.object_ else 0) for leaves in arrays for leaf in leaves]
 
 
 def _object_layout(spec: EnvSpec, num_envs: int) -> list[tuple[str, tuple[int, int]]]:
-    """Name and shape of every array of objects; the same on both sides."""
+    """Return name and shape of every array of objects; the same on both sides."""
     return [
         (f"{kind}/{g}/{k}", (num_envs, len(group.agents)))
         for g, group in enumerate(spec.groups)
@@ -410,10 +369,8 @@ def _trees(group: AgentGroup) -> tuple[tuple[str, SpaceTree], ...]:
 
 
 def _layout(spec: EnvSpec, num_envs: int) -> tuple[list[tuple[str, tuple[int, ...], np.dtype[Any], slice]], int]:
-    """Return name, shape, dtype and bytes of every array of numbers, in memory order; and the total number of bytes.
-
-    Parent and workers compute the same layout from the same arguments.
-    """
+    """Return name, shape, dtype and bytes of every array of numbers, in memory order; and the total number of bytes."""
+    # Parent and workers compute the same layout from the same arguments.
     n, agent_num = num_envs, len(spec.agents)
     flag = np.dtype(np.bool_)
     arrays: list[tuple[str, tuple[int, ...], np.dtype[Any]]] = []

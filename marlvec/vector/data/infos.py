@@ -202,11 +202,7 @@ ColumnRows = Mapping[Path, tuple[NDArray[Any], NDArray[np.bool_]]]
 
 
 class InfoColumns:
-    """A table with a row for each env.
-
-    Args:
-        num_envs: N.
-    """
+    """A table of infos with a row for each env."""
 
     def __init__(self, num_envs: int) -> None:
         self._num_envs = num_envs
@@ -217,12 +213,7 @@ class InfoColumns:
         return bool(self._values)
 
     def write(self, rows: Selection, columns: Mapping[Path, NDArray[Any]]) -> None:
-        """Write infos of these envs, and forget their previous infos.
-
-        Args:
-            rows: The envs.
-            columns: Path → (n, …).
-        """
+        """Write infos of these envs, path → (n, …), and forget their previous infos."""
         for path, given in self._given.items():
             if path not in columns:
                 given[rows] = False
@@ -243,11 +234,7 @@ class InfoColumns:
         return {path: np.array(values[rows]) for path, values in self._values.items() if self._given[path][rows].any()}
 
     def cut(self, cut: Callable[[NDArray[Any]], NDArray[Any]]) -> ColumnRows:
-        """Return the rows of a result, for all columns.
-
-        Args:
-            cut: Takes the result's rows from an array.
-        """
+        """Return the rows of a result, for all columns; ``cut`` takes them from an array."""
         found = {path: (cut(values), cut(self._given[path])) for path, values in self._values.items()}
         return {path: pair for path, pair in found.items() if np.count_nonzero(pair[1])}
 
@@ -261,13 +248,7 @@ class InfoColumns:
 
 
 def put_columns(infos: dict[str, Any], columns: ColumnRows, agent_num: int) -> None:
-    """Put columns into infos, in the form of `marlvec.vector.data.infos`.
-
-    Args:
-        infos: Modified in place.
-        columns: Columns from `InfoColumns.cut`.
-        agent_num: A.
-    """
+    """Put columns from `InfoColumns.cut` into infos, in the form of this file, in place."""
     both = {path[1] for path in columns if path[0] == OF_AGENTS} & {path[0] for path in columns}
     for path, (values, given) in columns.items():
         if path[0] == OF_AGENTS:

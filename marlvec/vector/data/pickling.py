@@ -25,10 +25,8 @@ _checked: tuple[tuple[str, ...], list[ModuleType]] = ((), [])
 def dump_each(values: Sequence[Any], *, by_value: bool = False) -> bytes:
     """Pickle values one after the other; objects that they share are pickled once.
 
-    Args:
-        values: The values.
-        by_value: True if the process that unpickles them cannot import the classes of this process's main module.
-            False: pickle by value only objects that cannot be pickled otherwise.
+    `by_value`: the process that unpickles them cannot import the classes of this process's main module. Else only
+    objects that cannot be pickled otherwise are pickled by value.
     """
     if by_value:
         return dump_by_value(values)
@@ -54,9 +52,6 @@ def dump_by_value(values: Sequence[Any]) -> bytes:
     * is ``__mp_main__``, the main module of a process that multiprocessing started;
     * is being imported right now: a worker that imports it would run it again, and make envs again;
     * cannot be found by name, or is another file there: pytest's ``importlib`` mode, a module loaded from a path.
-
-    Raises:
-        Exception: Any exception that pickling the values raises.
     """
     with _by_value():
         return _dump(cloudpickle.Pickler, values)
@@ -139,16 +134,7 @@ def _is_same_file(one: str, other: str) -> bool:
 
 
 def load_each(data: bytes, names: Iterable[str], *, where: str = "this process") -> list[Any]:
-    """Unpickle the values that `dump_each` has pickled.
-
-    Args:
-        data: Bytes from `dump_each`.
-        names: Name of each value, for messages.
-        where: Name of this process, for messages.
-
-    Raises:
-        SerialisationError: A value cannot be unpickled; has its name and the reason.
-    """
+    """Unpickle values from `dump_each`; `SerialisationError` has the value's name and ``where``, this process."""
     unpickler = pickle.Unpickler(io.BytesIO(data))
     values = []
     for name in names:

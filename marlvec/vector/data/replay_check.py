@@ -27,14 +27,7 @@ Trace = list[tuple[str, dict[str, Any], Any]]
 
 
 def check_replay(env: MultiAgentEnv) -> None:
-    """Take the same steps twice from one saved state. Leaves the env unchanged.
-
-    Args:
-        env: An env that was not reset yet.
-
-    Raises:
-        ArgumentError: The two runs differ; the text names the first difference.
-    """
+    """Take the same steps twice from one saved state of a new env; raise if they differ. The env stays unchanged."""
     before = env.get_state()
     player = _Player(env, env.spec())
     player.begin()
@@ -79,11 +72,9 @@ class _Player:
             return self._reset(None)
 
     def save(self) -> Any:
-        """Return everything that the next calls depend on."""
         return self._env.get_state(), self._buffers.get_rows(_ONLY), self._calls, self._slot.done, list(self._ended)
 
     def restore(self, saved: Any) -> None:
-        """Restore the result of `save`."""
         state, rows, self._calls, self._slot.done, ended = saved
         self._ended = list(ended)
         self._env.set_state(state)
@@ -107,7 +98,6 @@ class _Player:
         return self._env.reset(self._slot, seed=seed)
 
     def step(self) -> Any:
-        """Take one step with a random action."""
         buffers, slot = self._buffers, self._slot
         self._calls += 1
         rng = np.random.default_rng(self._calls)

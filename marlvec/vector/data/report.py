@@ -14,26 +14,17 @@ __all__ = ["Report"]
 
 @dataclass(slots=True)
 class Report:
-    """Results of one call that are not in the buffers.
+    """Results of one call that are not in the buffers; all tables are by env index."""
 
-    Attributes:
-        infos: Non-empty infos by env index; after a same-step autoreset, infos of the reset.
-        final_infos: By env index, infos of the last step of an episode, if a same-step autoreset followed.
-        failures: Failures, at most one per env.
-        answers: Answers of control commands by env index.
-        warnings: Texts of `ContractWarning` from envs in worker processes.
-        faults: Failures of envs that lost their episode; only in the parent, see `marlvec.vector.faults.recovery`.
-        columns: Infos in the form of arrays, see `marlvec.vector.data.infos`; only from a pool, else None.
-        final_columns: ``final_infos`` in the form of arrays; only from a pool, else None.
-    """
-
+    # non-empty infos; after a same-step autoreset, those of the reset
     infos: dict[int, Info] = field(default_factory=dict)
+    # of the last step of an episode, if a same-step autoreset followed
     final_infos: dict[int, Info] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
-    answers: dict[int, Any] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    faults: dict[int, Failure] = field(default_factory=dict)
-    columns: InfoColumns | None = None
+    failures: list[Failure] = field(default_factory=list)  # at most one per env
+    answers: dict[int, Any] = field(default_factory=dict)  # of control commands
+    warnings: list[str] = field(default_factory=list)  # texts of `ContractWarning` from worker processes
+    faults: dict[int, Failure] = field(default_factory=dict)  # of envs that lost their episode; only in the parent
+    columns: InfoColumns | None = None  # infos as arrays, only from a pool
     final_columns: InfoColumns | None = None
 
     def __bool__(self) -> bool:

@@ -1,4 +1,4 @@
-"""The state of some envs of a vectorizer, as one dict of plain data: validation, and choice of parts.
+"""The state of some envs of a vectorizer, as one dict of plain data: validation, choice of parts, and files.
 
 format      a number of `FORMATS`
 kind        "native", "pool", or "env" for env objects
@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import EnvIds, check_env_ids
 from marlvec.envs.spec import EnvSpec
-from marlvec.errors import ArgumentError
+from marlvec.errors import ArgumentError, CheckpointError
+from marlvec.serialization.archive import FilePath
 from marlvec.serialization.state_fields import check_array, check_fields
+from marlvec.serialization.values import read_value, write_value
 
 __all__ = [
     "FORMATS",
@@ -35,6 +37,8 @@ __all__ = [
     "choose_states",
     "describe_obstacles",
     "is_state",
+    "load_state",
+    "save_state",
     "stream_from",
     "take_states",
 ]
@@ -66,20 +70,7 @@ def is_state(state: Any) -> bool:
 
 
 def check_states(state: Any, *, kind: str, spec: EnvSpec, autoreset_mode: str) -> IntArray:
-    """Check that a state fits the envs of a vectorizer.
-
-    Args:
-        state: A state from `VectorEnv.get_state`.
-        kind: A key of `FORMATS`.
-        spec: Agents and spaces of the vectorizer's envs.
-        autoreset_mode: The vectorizer's mode.
-
-    Returns:
-        (n,) int64, ids of the saved envs.
-
-    Raises:
-        ArgumentError: Not a state, or a state of other envs; says what differs.
-    """
+    """Check that a state from `VectorEnv.get_state` fits a vectorizer's envs; return the saved ids, (n,) int64."""
     if not is_state(state):
         got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         raise ArgumentError(f"set_state(): expected a state from get_state(), got {got}")
@@ -100,17 +91,8 @@ def check_states(state: Any, *, kind: str, spec: EnvSpec, autoreset_mode: str) -
 
 
 def check_entries(saved: Any, own: Mapping[str, Any], n: int, where: str) -> None:
-    """Validate the per-env entries of a state.
-
-    Args:
-        saved: Name → entry of the state.
-        own: Name → the entry for no envs: an array (0, …), or an empty list for numbers and None.
-        n: Number of saved envs.
-        where: Call and part of the state, for messages.
-
-    Raises:
-        ArgumentError: An entry has a wrong name, dtype, shape or value; says what differs.
-    """
+    """Validate the per-env entries of a state of ``n`` envs."""
+    # `own` has each entry for no envs: an array (0, …), or an empty list for numbers and None.
     check_fields(saved, own, where)
     for name, empty in own.items():
         if isinstance(empty, np.ndarray):
@@ -128,18 +110,7 @@ def check_entries(saved: Any, own: Mapping[str, Any], n: int, where: str) -> Non
 
 
 def check_each(saved: Any, n: int, phases: Collection[int], agent_num: int, masked: Any) -> None:
-    """Validate the shards' states of env objects.
-
-    Args:
-        saved: One dict per env; None for a masked env.
-        n: Number of saved envs.
-        phases: Phases in which an env can be saved.
-        agent_num: A.
-        masked: (n,) bool, which envs are masked.
-
-    Raises:
-        ArgumentError: A state is invalid; names the first invalid one.
-    """
+    """Validate the shards' states of ``n`` env objects: one dict per env; None for a masked env."""
     if not isinstance(saved, list) or len(saved) != n:
         raise ArgumentError(f"set_state(): envs: expected a list of {n} states, got {saved!r:.200}")
     for k, one in enumerate(saved):
@@ -168,16 +139,10 @@ def _is_number(value: Any) -> bool:
 def choose_states(
     of: IntArray, env_ids: EnvIds | None, from_ids: EnvIds | None, num_envs: int
 ) -> tuple[IntArray, IntArray]:
-    """Return the ids of the envs that receive a state, and the index of each one's state among the saved ones.
+    """Return the ids of the envs that receive a state, and the index of each one's state among the saved ones, ``of``.
 
-    Args:
-        of: (n,) int64, ids of the saved envs.
-        env_ids: Envs that receive a state. None: the saved envs; with ``from_ids``: all.
-        from_ids: For each of them, the saved env whose state it receives. None: one each in order, or the only one.
-        num_envs: N.
-
-    Raises:
-        ArgumentError: The arguments do not match each other.
+    `env_ids` None: the saved envs; with `from_ids`: all. `from_ids`, the saved env for each, None: one each in order,
+    or the only one.
     """
     if env_ids is None:
         ids = of if from_ids is None else np.arange(num_envs)
@@ -223,14 +188,55 @@ def describe_obstacles(obstacles: Mapping[int, str], ids: IntArray, call: str) -
 
 
 def stream_from(state: Mapping[str, Any]) -> np.random.Generator:
-    """Return a random stream with this state, the ``state`` of a numpy PCG64.
-
-    Raises:
-        ArgumentError: It is not such a state.
-    """
+    """Return a random stream with this state, the ``state`` of a numpy PCG64."""
     generator = np.random.Generator(np.random.PCG64(0))
     try:
         generator.bit_generator.state = state
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise ArgumentError(f"set_state(): actions: expected the state of a PCG64, got {state!r:.200}") from error
     return generator
+
+
+def save_state(path: FilePath, state: Mapping[str, Any]) -> None:
+    """Write the state of envs to a file. The write is atomic: the file is complete or unchanged.
+
+        marlvec.save_state("before.npz", envs.get_state([3]))
+        envs.set_state(marlvec.load_state("before.npz"))
+
+    ``marlvec record ENV --from before.npz -o after.mp4`` records the steps that follow it.
+
+    Args:
+        path: The file, by convention ``.npz``; an old one is replaced.
+        state: A state from `VectorEnv.get_state`. For a collector, use `Collector.save`.
+
+    Raises:
+        ArgumentError: ``state`` is something else.
+        OSError: The file cannot be written; an old file is unchanged.
+    """
+    if not is_state(state):
+        got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise ArgumentError(
+            f"save_state(): expected a state from envs.get_state(), got {got!r:.200}; collectors and trainings are "
+            f"saved by collector.save(path) and save_checkpoint(folder)"
+        )
+    write_value(path, "envs", dict(state), "the state")
+
+
+def load_state(path: FilePath) -> dict[str, Any]:
+    """Read a file that `save_state` wrote; no code in it is executed.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The state, for `VectorEnv.set_state`, which checks that the envs fit.
+
+    Raises:
+        CheckpointError: The file does not exist, is damaged, of another version, or holds something else.
+    """
+    state = read_value(path, "envs", "state of envs")
+    read = FORMATS.get(str(state["kind"])) if is_state(state) else FORMATS["env"]
+    if not is_state(state) or state["format"] != read:
+        what = state.get("format") if isinstance(state, Mapping) else state
+        raise CheckpointError(path, f"holds a state of envs of the format {what!r:.50}; this version reads {read}")
+    return dict(state)

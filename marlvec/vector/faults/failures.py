@@ -83,12 +83,9 @@ def out_of_space(env_id: int, operation: str, problem: str) -> Failure:
 
 
 def pack_failures(failures: Iterable[Failure]) -> bytes:
-    """Pickle failures for the parent process.
-
-    An exception is pickled as its class, args and attributes. Its own pickling would call the class with ``args``,
-    which fails if the constructor takes other arguments. Only Python's builtin exceptions use their own pickling: they
-    keep attributes (``errno``, ``filename``) outside their ``__dict__``.
-    """
+    """Pickle failures for the parent process, with exceptions as class, args and attributes."""
+    # An exception's own pickling would call the class with `args`, which fails if the constructor takes other
+    # arguments. Only Python's builtin exceptions use it: they keep attributes (errno, filename) outside their __dict__.
     return pickle.dumps([(f.env_id, f.operation, f.summary, f.traceback, _pack(f.exception)) for f in failures])
 
 
@@ -140,14 +137,9 @@ def raise_failures(
     can_go_on: bool = True,
     starts: Sequence[int] = (),
 ) -> None:
-    """Raise one error that lists every failure; do nothing if there are none.
+    """Raise one error that lists every failure, if there is one; ``where`` is e.g. ``"worker process"``.
 
-    Args:
-        failures: In any order.
-        where: Name of the place for the text, e.g. ``"worker process"``.
-        result: Rows of the envs that did not fail.
-        can_go_on: Whether the envs can continue after a reset.
-        starts: First env of each worker, while workers build their envs.
+    `result`: rows of the envs that did not fail. `starts`: first env of each worker, while workers build their envs.
     """
     if not failures:
         return
@@ -207,11 +199,7 @@ def describe_exit(exitcode: int | None) -> str:
 
 
 def pickle_or_explain(value: Any, what: str, *, coming_back: bool = False) -> bytes:
-    """Pickle by value an object to send to a worker, or back to its parent.
-
-    Raises:
-        SerialisationError: It cannot be pickled; names the innermost part that cannot, with the reason.
-    """
+    """Pickle by value an object for a worker or its parent; `SerialisationError` names a part that fails."""
     try:
         return dump_by_value([value])
     except Exception as error:
@@ -226,14 +214,7 @@ def pickle_or_explain(value: Any, what: str, *, coming_back: bool = False) -> by
 
 
 def find_unpicklable(value: Any) -> str:
-    """Find the innermost part of a value that cannot be pickled.
-
-    Args:
-        value: A value that cannot be pickled.
-
-    Returns:
-        Path to the part as a Python expression, ``"[2].keywords['config'].lock"``; empty if it is the value itself.
-    """
+    """Return the path to the innermost part that fails, ``"[2].keywords['config'].lock"``; empty: the value itself."""
     way, seen = "", set[int]()
     while id(value) not in seen:
         seen.add(id(value))
@@ -288,34 +269,19 @@ def _names_in(code: CodeType) -> set[str]:
 
 @dataclass(frozen=True)
 class WorkerExit:
-    """The end of one worker.
-
-    Attributes:
-        worker: Index of the worker.
-        pid: Its process id.
-        exitcode: Its exit code; None if unknown.
-        first: Index of its first env.
-        last: Index of its last env.
-        at_work_on: Index of the env whose code ran, or None.
-        call: The call that was pending, or None.
-        request: Number of the unanswered request, or None.
-        how: Why it was killed, if it did not end by itself.
-        timeout: The time limit in seconds, if it was killed because an env took longer.
-        report: Output of faulthandler: where it crashed or hung.
-        building: Whether it was building its envs.
-    """
+    """The end of one worker."""
 
     worker: int
     pid: int
-    exitcode: int | None
-    first: int
-    last: int
-    at_work_on: int | None
-    call: str | None
-    request: int | None
-    how: str | None
-    timeout: float | None
-    report: str
+    exitcode: int | None  # None if unknown
+    first: int  # its first env
+    last: int  # its last env
+    at_work_on: int | None  # env whose code ran
+    call: str | None  # pending call
+    request: int | None  # number of the unanswered request
+    how: str | None  # why it was killed, if it did not end by itself
+    timeout: float | None  # seconds, if it was killed because an env took longer
+    report: str  # output of faulthandler
     building: bool = False
 
     @property
@@ -325,7 +291,6 @@ class WorkerExit:
 
     @property
     def env_ids(self) -> tuple[int, ...]:
-        """All envs of the worker."""
         return tuple(range(self.first, self.last + 1))
 
     def __str__(self) -> str:
@@ -349,7 +314,6 @@ class WorkerExit:
         return (self.how or describe_exit(self.exitcode)) + where
 
     def error(self, *, only_close_is_left: bool) -> EnvFault:
-        """Return the error that describes this exit."""
         return error_of([self], only_close_is_left=only_close_is_left)
 
 
@@ -374,13 +338,7 @@ def error_of(gone: Sequence[WorkerExit], *, only_close_is_left: bool) -> EnvFaul
 class WorkerLost(Exception):
     """A worker died, and its envs with it. Internal: users see ``error``.
 
-    Attributes:
-        worker: Index of the worker.
-        error: The error for users.
-        in_flight: Its envs that had not replied.
-        idle: Its other envs.
-        culprits: Those of its envs that caused the exit, if known.
-        reason: The cause in a few words.
+    `in_flight` are its envs that had not replied, `idle` the others, `culprits` those that caused the exit, if known.
     """
 
     def __init__(
@@ -398,5 +356,4 @@ class WorkerLost(Exception):
 
     @property
     def env_ids(self) -> NDArray[np.int64]:
-        """All envs of the worker."""
         return np.sort(np.concatenate([self.in_flight, self.idle]))

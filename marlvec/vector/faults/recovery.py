@@ -58,11 +58,7 @@ class Fault:
 
 
 class FaultLog:
-    """The last faults of one vectorizer; each is also logged, once, as a warning of the logger ``marlvec``.
-
-    Attributes:
-        faults: Oldest first.
-    """
+    """The last faults of one vectorizer, oldest first; each is also logged, once, as a warning of ``marlvec``."""
 
     def __init__(self) -> None:
         self.faults: deque[Fault] = deque(maxlen=_KEPT)
@@ -101,22 +97,12 @@ class Recovery:
     env is *revived*: it stays in flight until the new incarnation has replied, and only then does the caller see it. An
     env that was idle when its worker died is revived by the next request for it.
 
-    Args:
-        num_envs: N.
-        agent_num: A.
-        mode: One of `ON_FAULT`.
-        autoreset: Rules for the end of an episode, which hold for lost episodes, too.
-        budget: Limits the number of restarts.
-        log: Records faults that were handled.
-
     Attributes:
         incarnations: (N,) int64, number of restarts of each env.
-        masked: (N,) bool, envs that are masked for good.
         known_flags: (N, 5A + 3) bool, flags of the last returned rows, in the layout of `Buffers.flags`.
         known_alive: (N, A) bool, view of it: agents that are alive in the rows that the caller has seen.
         known_over: (N,) bool, view of it: envs whose episode is over in those rows.
         resets: Options of the resets in flight, by env.
-        due_heap: Restarts to do, the earliest first; see `due`.
         has_exceptions: Whether some envs are lost or masked, so that requests need `divert`.
         is_active: Whether replies need `complete_rows`.
     """
@@ -177,11 +163,7 @@ class Recovery:
         return used, options
 
     def divert(self, request: Request, buffers: Buffers) -> tuple[list[Request], IntArray]:
-        """Replace a request if some of its envs are lost or masked.
-
-        Returns:
-            The requests to send instead, and the envs that are ready at once: their rows are written.
-        """
+        """Return the requests to send instead if some envs are lost or masked, and envs whose rows are ready."""
         operation, ids, arguments = request
         self.is_active = True  # first, so that replies are completed even if this is interrupted
         out = self.masked[ids]
@@ -257,11 +239,7 @@ class Recovery:
     # --- replies
 
     def handle_failures(self, ids: IntArray, report: Report, buffers: Buffers) -> IntArray:
-        """Handle failures in a report by a restart or a mask, and remove handled ones from the report.
-
-        Returns:
-            Those of ``ids`` whose rows are ready.
-        """
+        """Restart or mask failed envs, and drop their failures from the report; return the ids that are ready."""
         self.is_active = True  # first, so that replies are completed even if this is interrupted
         kept: list[Failure] = []
         waiting: list[int] = []
@@ -327,17 +305,10 @@ class Recovery:
     def worker_lost(
         self, loss: WorkerLost, call: str | None, buffers: Buffers, *, control: bool
     ) -> tuple[list[Request], IntArray] | None:
-        """Restart or mask the envs of a dead worker.
+        """Restart or mask the envs of a dead worker; None if the loss must be raised (``"raise"``, too many restarts).
 
-        Args:
-            loss: The worker and its envs.
-            call: The pending call.
-            buffers: Receive the rows of masked envs.
-            control: Whether it is a control call, whose answers cannot be recovered.
-
-        Returns:
-            Requests for the replacement worker, and the envs that are ready at once. None if the loss must be raised:
-            ``on_fault="raise"``, or too many restarts.
+        Else requests for the new worker, and the envs that are ready at once. `control`: the pending call is a control
+        call, whose answers cannot be recovered.
         """
         if self.mode == "raise":
             return None
@@ -430,11 +401,7 @@ class Recovery:
         return [i for i in ids.tolist() if i in lost] if lost else []
 
     def get_state(self, ids: IntArray) -> dict[str, Any]:
-        """Return the state of these envs between two calls: seeds, masks, flags that the caller saw last.
-
-        Returns:
-            Name → (n, …), one entry per env.
-        """
+        """Return the state of these envs between two calls, name → (n, …): seeds, masks, flags as last returned."""
         each = ids.tolist()
         seeds = [self._seeds[i] for i in each]
         return {
@@ -449,11 +416,7 @@ class Recovery:
         }
 
     def check_masks(self, ids: IntArray, masked: NDArray[np.bool_]) -> None:
-        """Check that these envs can take the masks of a state.
-
-        Raises:
-            ArgumentError: An env cannot; names it.
-        """
+        """Raise `ArgumentError` unless these envs can take the masks of a state."""
         if len(wrong := ids[self.masked[ids] & ~masked]):
             raise ArgumentError(f"set_state(): envs {wrong.tolist()} are masked for good; leave them out of env_ids")
         new = ids[masked & ~self.masked[ids]]
@@ -464,12 +427,7 @@ class Recovery:
             )
 
     def set_state(self, ids: IntArray, state: Mapping[str, Any]) -> None:
-        """Restore these envs from a state from `get_state`; the log and the budget do not change.
-
-        Args:
-            ids: The envs.
-            state: Name → one entry per env, in the order of ``ids``.
-        """
+        """Restore these envs from a state from `get_state`; the log and the budget do not change."""
         each = ids.tolist()
         for i, seed, since in zip(each, state["seeds"], state["since"].tolist(), strict=True):
             self._seeds[i], self._since[i] = seed, since

@@ -67,21 +67,13 @@ class RestartLimit:
 
 @dataclass
 class RestartBudget:
-    """Counts restarts, and refuses one that exceeds the limit.
-
-    Attributes:
-        limit: The limit.
-    """
+    """Counts restarts, and refuses one that exceeds the limit."""
 
     limit: RestartLimit
     _spent: dict[Hashable, deque[tuple[float, str]]] = field(default_factory=dict, init=False)
 
     def try_restart(self, who: Hashable, why: str) -> float | None:
-        """Request one more restart.
-
-        Returns:
-            Seconds to wait before it; None if the limit is reached.
-        """
+        """Request one more restart; return the seconds to wait before it, or None if the limit is reached."""
         now = time.monotonic()
         spent = self._spent.setdefault(who, deque())
         while spent and now - spent[0][0] > self.limit.seconds:

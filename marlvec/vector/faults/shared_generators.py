@@ -17,12 +17,7 @@ GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
 def warn_of_shared(names: Collection[str], num_envs: int) -> None:
-    """Warn, once, that envs share random generators.
-
-    Args:
-        names: Names of the generators.
-        num_envs: N.
-    """
+    """Warn, once, that envs share random generators."""
     if not names:
         return
     first = min(names)
@@ -38,12 +33,7 @@ def warn_of_shared(names: Collection[str], num_envs: int) -> None:
 
 
 def is_drawn_by_all(kind: type, name: str) -> bool:
-    """Return whether all instances draw from a class's generator: no method replaces it on self, and it has a state.
-
-    Args:
-        kind: The class.
-        name: Name of the generator attribute.
-    """
+    """Return whether all instances draw from a class's generator: no method replaces it on self, and it has a state."""
     if isinstance(getattr(kind, name), random.SystemRandom):
         return False
     functions = [value for base in kind.__mro__ for value in vars(base).values() if isinstance(value, FunctionType)]

@@ -26,16 +26,9 @@ __all__ = ["adapt_pool", "build_pool"]
 
 
 def adapt_pool(pool: Any, *, num_envs: int | None = None) -> Pool:
-    """Wrap a pool in its adapter.
+    """Wrap an EnvPool pool (``send``, ``recv``, ``reset``) or a Gymnasium vector env in its adapter; return a `Pool`.
 
-    Args:
-        pool: An EnvPool pool, an object with its methods (``send``, ``recv`` and ``reset``), a Gymnasium vector env,
-            or a `Pool`, which is returned unchanged.
-        num_envs: Number of envs that callers see; the others are spares that fill batches. None: all.
-
-    Raises:
-        ContractError: ``pool`` is not a pool of a known kind.
-        ArgumentError: The pool has fewer envs, or cannot keep spares.
+    `num_envs`: number of envs that callers see; the others are spares that fill batches. None: all.
     """
     # EnvPool's pools are Gymnasium vector envs by name, so this comes first.
     if not isinstance(pool, Pool) and all(callable(getattr(pool, name, None)) for name in ("send", "recv", "reset")):
@@ -74,18 +67,10 @@ def _maker_of(pool: Any) -> Any:
 
 
 def build_pool(recipes: Sequence[EnvRecipe], autoreset_mode: str) -> Pool:
-    """Build one pool of all the envs that the recipes describe.
+    """Build one pool of all the envs that the recipes describe, one per env, all alike.
 
-    Args:
-        recipes: One per env, all alike. Their builder is called once, for all envs: with ``num_envs``, ``seed`` (one
-            per env, or None) if the pool can be rebuilt with other seeds, and ``autoreset_mode`` if it serves several.
-        autoreset_mode: The wanted mode, for builders that let callers choose.
-
-    Raises:
-        ArgumentError: The recipes differ, or require something that pools do not support.
-        ContractError: The builder did not return a pool.
-        MissingExtraError: A package is not installed.
-        TypeError: The builder does not take an argument.
+    Their builder is called once, for all envs: with ``num_envs``, ``seed`` (one per env, or None) if the pool can be
+    rebuilt with other seeds, and ``autoreset_mode`` if it serves several.
     """
     first = recipes[0]
     name, factory = first.factory.entry.id, first.factory

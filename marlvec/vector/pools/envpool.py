@@ -32,15 +32,8 @@ class EnvPoolAdapter(Pool):
     ``current_player``, ``legal_action_mask``. With ``current_player`` a pool takes one action per env, of the player
     whose turn it is; without, it takes one action per player that has a row.
 
-    Args:
-        form: The pool's spaces, players and calls.
-        pool: The pool, if it exists already; else None.
-        open: Builds a pool from one seed per env, or from random seeds if given None. None: the pool cannot be
-            rebuilt, and takes no seeds.
-        num_envs: Number of envs that callers see; the others are spares.
-
-    Raises:
-        ArgumentError: The pool has fewer envs.
+    ``make_pool`` builds a pool from one seed per env, or from random seeds if given None. Without it, the pool cannot
+    be rebuilt, and takes no seeds. ``num_envs`` are the envs that callers see; the others are spares.
     """
 
     def __init__(
@@ -186,23 +179,6 @@ class EnvPoolAdapter(Pool):
     def env(self, i: int) -> Any:
         return _PooledEnv(self, i)
 
-    def render(self, i: int) -> Any:
-        """Draw one env.
-
-        Raises:
-            ArgumentError: The pool does not render.
-        """
-        if not hasattr(self._pool, "render"):
-            raise ArgumentError(f"{self.spec.name} has no render()")
-        frames = self._pool.render(env_ids=np.array([i], np.int32))
-        return None if frames is None else frames[0]
-
-    @property
-    def render_mode(self) -> str | None:
-        """The mode that the pool was made with."""
-        mode: str | None = getattr(self._pool, "render_mode", None)
-        return mode
-
     def close(self) -> None:
         self._drop_pool()
 
@@ -224,12 +200,15 @@ class _PooledEnv:
 
     @property
     def render_mode(self) -> str | None:
-        """The mode that the pool was made with."""
-        return self._of.render_mode
+        mode: str | None = getattr(self._of._pool, "render_mode", None)
+        return mode
 
     def render(self) -> Any:
-        """Return a frame of the env."""
-        return self._of.render(self._i)
+        pool = self._of._pool
+        if not hasattr(pool, "render"):
+            raise ArgumentError(f"{self._of.spec.name} has no render()")
+        frames = pool.render(env_ids=np.array([self._i], np.int32))
+        return None if frames is None else frames[0]
 
 
 _ASKED = ["env_id", "players.env_id", "action"]
@@ -239,11 +218,7 @@ _PLAYERS = "info:players.env_id"  # with one player, the same as env_id
 
 
 class EnvPoolFastPath:
-    """Sends actions to EnvPool's compiled pool and receives replies, without its Python layer.
-
-    Args:
-        pool: A pool for which `fits` returns True.
-    """
+    """Sends actions to EnvPool's compiled pool and receives replies, without its Python layer, if it `fits`."""
 
     def __init__(self, pool: Any) -> None:
         self._send, self._recv = pool._send, pool._recv

@@ -31,15 +31,9 @@ _CUT = "TimeLimit.truncated"
 
 
 class EnvPoolReader:
-    """Reads the replies of one pool.
+    """Reads the replies of one pool; ``turns`` is whether they have whose turn it is.
 
-    Args:
-        form: The pool's spaces, players and calls.
-        spec: Agents and spaces of one env.
-        mask_in_obs: Whether the observation space has an ``action_mask`` that is taken out of it.
-
-    Attributes:
-        turns: Whether the pool reports whose turn it is.
+    `mask_in_obs`: the observation space has an ``action_mask`` that is taken out of it.
     """
 
     def __init__(self, form: PoolForm, spec: EnvSpec, *, mask_in_obs: bool) -> None:
@@ -56,18 +50,8 @@ class EnvPoolReader:
         self.turns = False
 
     def read(self, answer: Any, asked: Ids) -> tuple[PoolReply, BoolArray | None]:
-        """Read one reply.
-
-        Args:
-            answer: ``(obs, reward, terminated, truncated, info)``, ``(obs, reward, done, info)`` or ``(obs, info)``.
-            asked: The envs of the last request; the reply's envs if ``info`` does not name them.
-
-        Returns:
-            The rows, and which players have a row, (n, A) bool; None for all.
-
-        Raises:
-            ContractError: The reply has another form, or an array has the wrong shape or dtype.
-        """
+        """Read one reply; return it, and which players have a row, (n, A) bool, None for all."""
+        # If `info` does not name the reply's envs, they are those of the last request, `asked`.
         obs, reward, terminated, truncated, info = self._parts(answer)
         ids = np.asarray(info.get("env_id", asked)).astype(np.int64)
         n, num_agents = len(ids), self._num_agents
@@ -186,18 +170,10 @@ class EnvPoolReader:
 
 
 class _PlayerRows:
-    """Env and player of each row.
+    """Env and player of each of R rows, from ``info["players"]``; without ``id``, players are numbered in row order.
 
-    Args:
-        ids: (n,) env ids.
-        players: ``info["players"]``: ``env_id`` (R,) and ``id`` (R,); without ``id``, numbered in row order.
-        num_agents: Number of agents, A.
-        position: Scratch array, one entry per env of the pool.
-        name: The pool's name, for messages.
-
-    Attributes:
-        num_rows: Number of rows, R.
-        given: (n, A) bool, players that have a row; None: all.
+    `given` (n, A) bool are the players that have a row; None: all. `position` is scratch, one entry per env of the
+    pool.
     """
 
     def __init__(

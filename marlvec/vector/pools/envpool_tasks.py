@@ -22,22 +22,9 @@ def build(
 ) -> EnvPoolAdapter:
     """Prepare a pool of one task; the first reset builds it.
 
-    A pool that returns ``batch_size`` rows at a time gets ``batch_size - 1`` spare envs, which fill the last batches.
-    Pools of games for several players always do so.
-
-    Args:
-        num_envs: Number of envs, N.
-        task_id: EnvPool's own id, e.g. ``"Pong-v5"``.
-        batch_size: Rows per reply. None: all requested rows; with several players a number that costs little, with
-            few replies a step and few spare envs.
-        seed: Seed of the first episodes, until a ``reset(seed=…)``: an int, which EnvPool spreads as ``seed + i``, or
-            one int per env; None: new random seeds.
-        kwargs: For ``envpool.make``, e.g. ``num_threads``, ``max_episode_steps``, ``render_mode``, ``stack_num``.
-
-    Raises:
-        UnknownEnvError: EnvPool does not have the task; lists similar names.
-        ArgumentError: An argument has a wrong value.
-        TypeError: The task does not take an argument.
+    A pool that returns ``batch_size`` rows at a time gets ``batch_size - 1`` spare envs, which fill the last batches;
+    pools of games for several players always do so, by default with a size that costs little. ``seed`` is of the first
+    episodes, until a ``reset(seed=…)``: an int, which EnvPool spreads as ``seed + i``, or one per env; None: random.
     """
     known = envpool.list_all_envs()
     if task_id not in known:

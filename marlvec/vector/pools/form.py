@@ -15,44 +15,25 @@ __all__ = ["PoolForm", "form_of"]
 
 @dataclass(frozen=True, kw_only=True)
 class PoolForm:
-    """Spaces, players and calls of a pool, or of an EnvPool spec before its pool is built.
-
-    Attributes:
-        name: Name of the pool's envs.
-        num_envs: Number of all envs, spares included.
-        batch_size: Rows per reply.
-        num_players: Most players of one env.
-        observation_space: One player's observation space.
-        action_space: One player's action space.
-        mask_size: Length of the declared action masks, or None.
-        max_episode_steps: Time limit in steps, or None if the pool does not declare it.
-        autoreset: See `Pool`.
-        metadata: Its metadata.
-    """
+    """Spaces, players and calls of a pool, or of an EnvPool spec before its pool is built."""
 
     name: str
-    num_envs: int
-    batch_size: int
-    num_players: int
-    observation_space: Any
-    action_space: Any
-    mask_size: int | None = None
+    num_envs: int  # spares included
+    batch_size: int  # rows per reply
+    num_players: int  # most players of one env
+    observation_space: Any  # one player's
+    action_space: Any  # one player's
+    mask_size: int | None = None  # of the declared action masks
     max_episode_steps: int | None = None
     autoreset: AutoresetMode = AutoresetMode.NEXT_STEP
     metadata: Mapping[str, Any]
 
 
 def form_of(pool: Any, *, name: str | None = None) -> PoolForm:
-    """Read the form of a pool, or of an EnvPool spec.
+    """Read the form of a pool, or of an EnvPool spec; ``name`` defaults to that of its class.
 
-    Args:
-        pool: The pool. It has ``config``, a mapping or a named tuple with ``num_envs`` and, optionally,
-            ``batch_size``, ``max_num_players`` and ``max_episode_steps``, or these as attributes; and one env's
-            ``observation_space`` and ``action_space``.
-        name: The form's name; default: the name of the pool's class.
-
-    Raises:
-        ContractError: The pool does not declare its number of envs, or its spaces.
+    Its ``config``, a mapping or a named tuple, has ``num_envs`` and, optionally, ``batch_size``, ``max_num_players``
+    and ``max_episode_steps``, or these are attributes.
     """
     name = name or type(pool).__name__
     config = getattr(pool, "config", {})

@@ -28,14 +28,7 @@ _FINAL_OBS, _FINAL_INFO = "final_obs", "final_info"
 
 
 class GymnasiumPool(Pool):
-    """Adapts a ``gymnasium.vector.VectorEnv``: steps all envs at once; resets some if it supports ``reset_mask``.
-
-    Args:
-        envs: The vector env. ``metadata["autoreset_mode"]`` names its autoreset mode.
-
-    Raises:
-        ContractError: Its autoreset mode is missing, or an observation has no fixed-size array form.
-    """
+    """Adapts a ``gymnasium.vector.VectorEnv``: steps all envs at once; resets some if it supports ``reset_mask``."""
 
     steps_all = True
 

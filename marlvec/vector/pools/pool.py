@@ -21,7 +21,7 @@ from marlvec.errors import ArgumentError
 from marlvec.spaces import Leaf
 from marlvec.vector.data.infos import Path
 
-__all__ = ["FinalRows", "Leaves", "Pool", "PoolReply"]
+__all__ = ["FinalRows", "Leaves", "Pool", "PoolReply", "harmless_action"]
 
 BoolArray = NDArray[np.bool_]
 Ids = NDArray[np.int64]
@@ -31,67 +31,44 @@ Leaves = list[list[NDArray[Any]]]
 
 @dataclass(slots=True)
 class FinalRows:
-    """Final rows of ended episodes, from a pool that begins the next episodes in the same step.
+    """Final rows of ended episodes, from a pool that begins the next episodes in the same step."""
 
-    Attributes:
-        rows: (k,) int64, ascending: positions of these envs in the reply.
-        obs: Per group, per leaf (k, A_g, *leaf.shape): the final observations.
-        state: (k, *state_space.shape), the final global states; None unless the pool returns states.
-        present: (k, A) bool, agents in the next episodes, whose first rows are in the reply; None: all.
-        infos: Infos of the final rows, by env.
-    """
-
-    rows: Ids
-    obs: Leaves
-    state: NDArray[Any] | None = None
-    present: BoolArray | None = None
-    infos: dict[int, Info] = field(default_factory=dict)
+    rows: Ids  # (k,) int64, ascending: positions of these envs in the reply
+    obs: Leaves  # per group, per leaf (k, A_g, *leaf.shape)
+    state: NDArray[Any] | None = None  # (k, *state_space.shape), if the pool returns states
+    present: BoolArray | None = None  # (k, A): in the next episodes, whose first rows are in the reply; None: all
+    infos: dict[int, Info] = field(default_factory=dict)  # of the final rows, by env
 
 
 @dataclass(slots=True)
 class PoolReply:
     """Rows of ``n`` envs, in order of arrival.
 
-    Attributes:
-        env_ids: (n,) int64.
-        obs: Per group, per leaf (n, A_g, *leaf.shape); zeros where an agent has no row.
-        reward: (n, A) rewards.
-        terminated, truncated: (n, A) bool.
-        present: (n, A) bool, agents with a row; None: all. Rows of agents that had already left the episode are
-            ignored.
-        acting: (n, A) bool, agents that must act next; None: all present agents.
-        masks: Per group (n, A_g, choices) bool, or None for a group without masks; None: no group has masks.
-        alive: (n, A) bool, agents in the episode after this step, or in the next episode where `finals` has the row. A
-            pool that sets it returns all rows ready to use: zeros for agents that were not in the episode before,
-            ``acting`` only for agents that are alive, masks that allow everything for the others, and ``done``. None:
-            derived from the other fields.
-        done: (n,) bool, envs whose episode ended in this step; None: derived from the other fields.
-        elapsed: (n,), steps since the reset; None if the pool does not report it.
-        infos: Further infos, by env.
-        columns: Further infos as arrays: path → (n, …), or (n, A, …) under `marlvec.vector.data.infos.OF_AGENTS`.
-        has_columns: (n,) bool, envs whose columns are valid; None: all.
-        finals: Final rows of episodes that the pool replaced by new episodes in this step; None: no such episode.
-        state: (n, *state_space.shape), the global states; None unless the pool returns them.
-        gives_obs: Whether the receiver may keep the arrays in ``obs``: rows of all envs in order, zeros where an agent
-            is not in the episode, never written to again by the pool. They may be read-only.
+    A pool that sets ``alive`` returns all rows ready to use: zeros for agents that were not in the episode before,
+    ``acting`` only for agents that are alive, masks that allow everything for the others, and ``done``.
     """
 
-    env_ids: Ids
-    obs: Leaves
-    reward: NDArray[Any]
-    terminated: BoolArray
-    truncated: BoolArray
+    env_ids: Ids  # (n,) int64
+    obs: Leaves  # per group, per leaf (n, A_g, *leaf.shape); zeros where an agent has no row
+    reward: NDArray[Any]  # (n, A)
+    terminated: BoolArray  # (n, A)
+    truncated: BoolArray  # (n, A)
+    # (n, A), agents with a row; None: all. Rows of agents that had already left the episode are ignored.
     present: BoolArray | None = None
-    acting: BoolArray | None = None
-    masks: Sequence[BoolArray | None] | None = None
+    acting: BoolArray | None = None  # (n, A), agents that must act next; None: all present agents
+    masks: Sequence[BoolArray | None] | None = None  # per group (n, A_g, choices), or None
+    # (n, A), agents in the episode after this step, or in the next one where `finals` has the row; None: derived
     alive: BoolArray | None = None
-    done: BoolArray | None = None
-    elapsed: NDArray[Any] | None = None
-    infos: dict[int, Info] = field(default_factory=dict)
+    done: BoolArray | None = None  # (n,), envs whose episode ended in this step; None: derived
+    elapsed: NDArray[Any] | None = None  # (n,), steps since the reset
+    infos: dict[int, Info] = field(default_factory=dict)  # further infos, by env
+    # further infos, path → (n, …), or (n, A, …) under `OF_AGENTS` of data/infos.py
     columns: dict[Path, NDArray[Any]] = field(default_factory=dict)
-    has_columns: BoolArray | None = None
-    finals: FinalRows | None = None
-    state: NDArray[Any] | None = None
+    has_columns: BoolArray | None = None  # (n,), envs whose columns are valid; None: all
+    finals: FinalRows | None = None  # of episodes that the pool replaced by new ones in this step
+    state: NDArray[Any] | None = None  # (n, *state_space.shape)
+    # The receiver may keep the arrays in `obs`: rows of all envs in order, zeros where an agent is not in the episode,
+    # never written to again by the pool. They may be read-only.
     gives_obs: bool = False
 
     def select(self, which: BoolArray | Ids) -> PoolReply:
@@ -100,31 +77,20 @@ class PoolReply:
 
 
 class Pool(ABC):
-    """Many envs of one kind, with batched requests and replies.
+    """Many envs of one kind, with batched requests and replies."""
 
-    Attributes:
-        spec: Agents and spaces of one env. With a ``state_space`` the pool can return global states.
-        num_envs: N, the envs that callers see: 0 to N - 1.
-        num_spares: Number of hidden envs, N to N + num_spares - 1, which fill batches.
-        batch_size: Number of rows for which `recv` waits, unless ``synchronous``.
-        autoreset: The pool's own autoreset mode, an `AutoresetMode` or its name: ``"next_step"``: the next `send` to an
-            env begins its next episode, whatever the action; ``"disabled"``: no autoreset; ``"same_step"``: the pool
-            begins the next episode at once, and reports the old one in `PoolReply.finals`.
-        steps_all: Whether `send` requires all envs.
-        synchronous: Whether each request, of any number of envs, gets one reply, before the next request.
-        fills_idle: Whether `send` itself replaces actions of agents that do not act by harmless ones.
-        brings_state: Whether replies must have `PoolReply.state`; set before the first call.
-    """
-
-    spec: EnvSpec
-    num_envs: int
-    num_spares: int = 0
-    batch_size: int
+    spec: EnvSpec  # of one env; with a `state_space` the pool can return global states
+    num_envs: int  # N, the envs that callers see: 0 to N - 1
+    num_spares: int = 0  # hidden envs, N to N + num_spares - 1, which fill batches
+    batch_size: int  # number of rows for which `recv` waits, unless `synchronous`
+    # The pool's own mode, an `AutoresetMode` or its name. "next_step": the next `send` to an env begins its next
+    # episode, whatever the action; "same_step": the pool begins it at once, and reports the old one in
+    # `PoolReply.finals`.
     autoreset: str
-    steps_all: bool = False
-    synchronous: bool = True
-    fills_idle: bool = False
-    brings_state: bool = False
+    steps_all: bool = False  # `send` requires all envs
+    synchronous: bool = True  # each request, of any number of envs, gets one reply, before the next request
+    fills_idle: bool = False  # `send` itself replaces actions of agents that do not act by harmless ones
+    brings_state: bool = False  # replies must have `PoolReply.state`; set before the first call
 
     def warm_up(self) -> None:
         """Compile and allocate before the first call; ``brings_state`` is already set."""
@@ -134,11 +100,7 @@ class Pool(ABC):
         return leaf.dtype
 
     def check_reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
-        """Validate the arguments of a reset.
-
-        Raises:
-            ArgumentError: The pool does not support them.
-        """
+        """Raise `ArgumentError` if the pool does not support these arguments of a reset."""
 
     @abstractmethod
     def reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
@@ -146,13 +108,10 @@ class Pool(ABC):
 
     @abstractmethod
     def send(self, ids: Ids, actions: Leaves, acting: BoolArray) -> None:
-        """Request a step of these envs.
+        """Request a step of these envs, ascending.
 
-        Args:
-            ids: The envs, ascending.
-            actions: Per group, per leaf of the action space (n, A_g, *leaf.shape), valid; the pool must not keep the
-                arrays.
-            acting: (n, A) bool, agents whose actions count; all False in envs whose episode is over.
+        `actions` are per group, per leaf (n, A_g, *leaf.shape), valid; the pool must not keep the arrays. `acting` (n,
+        A) bool are agents whose actions count; all False in envs whose episode is over.
         """
 
     @abstractmethod
@@ -160,11 +119,8 @@ class Pool(ABC):
         """Wait for the next reply."""
 
     def forget(self) -> bool:
-        """Discard all requests after a Ctrl-C at any point. The next call is a reset; no env is stepped before it.
-
-        Returns:
-            Whether the pool can continue after that reset.
-        """
+        """Discard all requests after a Ctrl-C at any point; return whether the pool can continue after a reset."""
+        # The next call is a reset; no env is stepped before it.
         return False
 
     def state(self) -> NDArray[Any]:
@@ -181,19 +137,11 @@ class Pool(ABC):
         )
 
     def get_state(self, ids: Ids) -> dict[str, Any]:
-        """Copy all state that the next steps of these envs depend on.
-
-        Returns:
-            Name → array (n, …); plain data.
-        """
+        """Copy all state that the next steps of these envs depend on, name → array (n, …); plain data."""
         raise NotImplementedError(f"{self.spec.name}: get_state()")
 
     def check_state(self, state: Any, n: int) -> None:
-        """Validate a state from `get_state` of ``n`` envs.
-
-        Raises:
-            ArgumentError: The state does not fit these envs; names the difference.
-        """
+        """Raise `ArgumentError` unless a state from `get_state` of ``n`` envs fits these envs."""
         raise ArgumentError(f"set_state(): {self.state_obstacle()}")
 
     def set_state(self, ids: Ids, state: Mapping[str, Any], places: Ids) -> None:
@@ -207,6 +155,14 @@ class Pool(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release everything. May be called again."""
+
+
+def harmless_action(space: Any) -> NDArray[Any]:
+    """Return an action in the space, for agents that need not act."""
+    low, high = getattr(space, "low", None), getattr(space, "high", None)
+    if low is not None and high is not None:
+        return np.clip(np.zeros(space.shape, space.dtype), low, high)
+    return np.asarray(np.zeros(space.shape, space.dtype) + getattr(space, "start", 0), space.dtype)
 
 
 def _select_rows(reply: PoolReply, which: BoolArray | Ids) -> PoolReply:

@@ -20,13 +20,7 @@ class PoolQueue:
     """Sends a pool's requests in order, with full batches.
 
     A pool that returns `Pool.batch_size` rows at a time never replies to a smaller request. Its hidden spare envs make
-    up the difference.
-
-    Args:
-        pool: The pool.
-
-    Attributes:
-        in_flight: Number of envs with a request but no reply yet, spares included.
+    up the difference; ``in_flight`` counts them, too.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -44,31 +38,16 @@ class PoolQueue:
 
     @property
     def empty(self) -> bool:
-        """Whether no request is pending."""
         return not self.in_flight and not self._waiting
 
     def ask(self, count: int, request: Callable[[], None]) -> None:
-        """Send a request now, or as soon as the pool accepts it.
-
-        Args:
-            count: Number of envs in the request.
-            request: A call of `Pool.reset` or `Pool.send`.
-        """
+        """Send a request of ``count`` envs (`Pool.reset` or `Pool.send`), now or as soon as the pool accepts it."""
         self._waiting.append((count, request))
         self._ask_pool()
 
     def receive(self, timeout: float | None) -> PoolReply | None:
-        """Wait for the next reply; return it without spares' rows.
-
-        Args:
-            timeout: Seconds; None for ever.
-
-        Returns:
-            The rows; None if time ran out.
-
-        Raises:
-            BusyError: The pool would never reply: too few envs are in flight.
-        """
+        """Wait for the next reply, at most ``timeout`` seconds; return it without spares' rows, or None."""
+        # BusyError: the pool would never reply, since too few envs are in flight.
         if self._receiving is None:
             self._ask_pool()
             self._add_spares()

@@ -39,21 +39,9 @@ def build(
     render_mode: str | None = None,
     **kwargs: Any,
 ) -> VmasPool:
-    """Build the envs of one scenario.
+    """Build the envs of one scenario, by VMAS's own name; ``kwargs`` are for ``vmas.make_env`` and the scenario.
 
-    Args:
-        num_envs: Number of envs, N.
-        scenario: VMAS's own name, e.g. ``"balance"``.
-        seed: Seed of the first episodes, until a ``reset(seed=…)``: an int, or a list whose first entry is used.
-        max_episode_steps: VMAS's ``max_steps``.
-        autoreset_mode: The autoreset mode to support.
-        render_mode: ``"rgb_array"``.
-        kwargs: Arguments of ``vmas.make_env`` (``device``, ``continuous_actions``, …) and of the scenario.
-
-    Raises:
-        MissingExtraError: VMAS is not installed (extra ``vmas``).
-        UnknownEnvError: VMAS does not have the scenario; lists similar names.
-        ArgumentError: An argument is not supported, or unknown to the scenario.
+    `seed` is of the first episodes, until a ``reset(seed=…)``: an int, or a list whose first entry is used.
     """
     vmas = import_extra("vmas", f"env 'vmas/{scenario}'", "pip install 'marlvec[vmas]'")
     known = [*vmas.scenarios, *vmas.debug_scenarios, *vmas.mpe_scenarios]
@@ -95,17 +83,7 @@ class VmasPool(Pool):
 
     VMAS keeps that stream in a class attribute, for all environments of a process, and on a GPU uses torch's generator
     of that GPU. The pool installs streams of its own for each call, so that it and others have no influence on each
-    other.
-
-    Args:
-        make_env: Builds a ``vmas`` environment with ``terminated_truncated=True``, from a seed of its own.
-        name: Name of the pool.
-        autoreset_mode: The autoreset mode to support.
-        render_mode: ``"rgb_array"``, or None.
-        device: Device of the environment.
-
-    Attributes:
-        environment: The ``vmas`` environment.
+    other. ``make_env`` must use ``terminated_truncated=True``.
     """
 
     steps_all = True
@@ -269,17 +247,7 @@ class VmasPool(Pool):
 
 
 class VmasEnvView:
-    """One env of a `VmasPool`, for control calls.
-
-    Args:
-        pool: The pool.
-        index: Index of the env.
-
-    Attributes:
-        environment: The ``vmas`` environment that holds all envs.
-        index: Index of this env in it.
-        render_mode: As `make` was given it.
-    """
+    """One env, ``index``, of the ``vmas`` environment of a `VmasPool`, for control calls."""
 
     def __init__(self, pool: VmasPool, index: int) -> None:
         self.environment, self.index, self.render_mode = pool.environment, index, pool.render_mode

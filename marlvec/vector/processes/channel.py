@@ -1,10 +1,8 @@
 """`Channel`: messages between parent and worker over two pipes; a closed end means that the process has ended.
 
-The pipes have no lock, so a killed process cannot leave one locked. Each message is a header of 16 bytes (code, number
-of envs, sequence number, size of the payload with a mark) and, if there are data beyond the buffers, a payload.
-
-An env's code can write to any descriptor of its process, even to these pipes. So a header is checked before it is used,
-memory is allocated only for bytes that have arrived, and the parent never waits in the middle of a message.
+The pipes have no lock, so a killed process cannot leave one locked. An env's code can write to any descriptor of its
+process, even to these pipes: a header is checked before it is used, memory is allocated only for bytes that have
+arrived, and the parent never waits in the middle of a message.
 """
 
 from __future__ import annotations
@@ -56,33 +54,20 @@ class Garbled(ChannelClosed):
 
 
 class Message(NamedTuple):
-    """One message.
-
-    Attributes:
-        code: Code of the request or reply.
-        envs: Number of envs; in a reply, how many of the request's envs are ready.
-        number: Sequence number of the request.
-        payload: Further data, or empty.
-    """
+    """One message: a header of 16 bytes (code, envs, sequence number, size and mark), and a payload if not empty."""
 
     code: int
-    envs: int
-    number: int
+    envs: int  # in a reply, how many of the request's envs are ready
+    number: int  # sequence number of the request
     payload: bytes
 
 
 class Channel:
-    """One end of a two-way channel.
+    """One end of a two-way channel, which owns its descriptors.
 
-    Args:
-        read_fd: Pipe with messages from the other end. The channel owns it from now on, like ``write_fd``. If it does
-            not block, `take` never waits, not even for the rest of a message.
-        write_fd: Pipe for messages to the other end. If it does not block, `send` reads incoming messages while the
-            pipe is full, so that two ends that send large messages cannot wait for each other.
-
-    Attributes:
-        inbox: Messages that were received while sending; `take` and `recv` return them first.
-        is_half_sent: Whether an exception came while a message was sent, so that a part of it may be missing.
+    If reading does not block, `take` never waits, not even for the rest of a message. If writing does not block, `send`
+    reads incoming messages while the pipe is full, so that two ends that send large messages cannot wait for each
+    other; `take` and `recv` return these messages, in ``inbox``, first.
     """
 
     __slots__ = ("__weakref__", "_begun", "_close_fds", "_header", "inbox", "is_half_sent", "read_fd", "write_fd")
@@ -97,18 +82,8 @@ class Channel:
         self._begun = bytearray()  # received part of the header, or else of the payload
 
     def send(self, code: int, number: int, payload: bytes = b"", count: int = 0, timeout: float | None = None) -> None:
-        """Send one message.
-
-        Args:
-            code: Code of the request or reply.
-            number: Sequence number of the request.
-            payload: Further data.
-            count: Number of envs.
-            timeout: Seconds to wait while the pipe is full, if it does not block; None for ever.
-
-        Raises:
-            ChannelClosed: The other end is closed, or does not read.
-        """
+        """Send one message about ``count`` envs; `ChannelClosed`: the other end is closed, or does not read."""
+        # `timeout`: seconds to wait while the pipe is full, if it does not block.
         data = _HEADER.pack(code, count, number, _MARK | len(payload))
         if payload:
             data += payload
@@ -148,18 +123,8 @@ class Channel:
                     raise ChannelClosed("end of file")
 
     def take(self, number: int | None = None) -> Message | None:
-        """Return the next message if all of it has arrived.
-
-        Args:
-            number: Expected sequence number; None for any. A wrong number raises before the payload is read.
-
-        Returns:
-            The message; None if it is incomplete: a later call returns it.
-
-        Raises:
-            Garbled: The received bytes are not a message, or have another number.
-            ChannelClosed: The other end is closed.
-        """
+        """Return the next message if all of it has arrived; None: a later call returns it."""
+        # A wrong sequence number raises Garbled before the payload is read; None: any.
         if self.inbox:
             return self.inbox.popleft()
         if self._header is not None or self._begun:
@@ -179,15 +144,7 @@ class Channel:
         return self._receive(number)
 
     def recv(self, timeout: float | None = None) -> Message:
-        """Wait for one message.
-
-        Args:
-            timeout: Seconds for the whole message, if reading does not block; None for ever.
-
-        Raises:
-            Garbled: The received bytes are not a message.
-            ChannelClosed: The other end is closed, or time is up.
-        """
+        """Wait for one message; `ChannelClosed`: the other end is closed, or ``timeout`` seconds are up."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (message := self.take()) is None:
             if not self._more(deadline):
@@ -204,17 +161,8 @@ class Channel:
             return
 
     def skip_to(self, number: int, timeout: float) -> None:
-        """Wait for the reply to this request, and drop it with all bytes before it.
-
-        For use after an interrupt, which may have lost a part of the received bytes.
-
-        Args:
-            number: Sequence number of the request.
-            timeout: Seconds.
-
-        Raises:
-            ChannelClosed: The other end is closed, or time is up.
-        """
+        """Wait for the reply to this request, and drop it with all bytes before it."""
+        # For use after an interrupt, which may have lost a part of the received bytes.
         deadline = time.monotonic() + timeout
         self.inbox.clear()
         self._header = None
@@ -289,13 +237,11 @@ class Channel:
         self._begun += data
 
     def close(self) -> None:
-        """Close both pipes; may be called again."""
         self.read_fd = self.write_fd = -1
         self._close_fds()
 
 
 def _check(header: bytes, number: int | None) -> None:
-    """Validate a header."""
     code, _, own, size = _HEADER.unpack(header)
     if size >> 48 != _MARK >> 48 or code not in _CODES:
         raise Garbled(f"expected a header of {_HEADER.size} bytes, got {header!r}")
@@ -309,11 +255,8 @@ class AdaptivePoller:
     """Decides how to wait: poll repeatedly for a short time, or sleep at once.
 
     A sleeping process wakes 50 to 200 µs late, later if its core sleeps, too, and waking it costs about as much. If
-    most recent waits were short, the next wait begins by polling, and yields the core between two polls; else it sleeps
-    at once, and uses no core.
-
-    Args:
-        window: Seconds to poll; a wait that ends within them is short. 0 if no core is free for polling: always sleep.
+    most recent waits ended within ``window`` seconds, the next wait begins by polling, and yields the core between two
+    polls; else it sleeps at once. ``window=0``, if no core is free for polling: always sleep.
     """
 
     __slots__ = ("_share_short", "_window")
@@ -332,11 +275,7 @@ class AdaptivePoller:
         return events
 
     def receive(self, poll: select.poll, channel: Channel) -> Message:
-        """Wait for a message; it sleeps in the read itself, which saves a system call.
-
-        Raises:
-            ChannelClosed: The other end is closed.
-        """
+        """Wait for a message; it sleeps in the read itself, which saves a system call."""
         start = time.perf_counter()
         self._look(poll, start)
         message = channel.recv()
@@ -375,9 +314,7 @@ def pair() -> tuple[Channel, tuple[int, int]]:
 
 
 def closer(*fds: int) -> Callable[[], object]:
-    """Return a function that closes these descriptors, each once, even if it is called again or was interrupted.
-
-    The system reuses the number of a closed descriptor, so closing it twice would close another file. Taking it from
-    the iterator and closing it is one step of the interpreter, and interrupts come only between steps.
-    """
+    """Return a function that closes these descriptors, each once, even if it is called again or was interrupted."""
+    # The system reuses the number of a closed descriptor, so closing it twice would close another file. Taking it from
+    # the iterator and closing it is one step of the interpreter, and interrupts come only between steps.
     return partial(deque, map(os.close, iter(fds)), 0)

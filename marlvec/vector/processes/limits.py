@@ -1,6 +1,6 @@
 """Checks of the machine's limits: file descriptors, memory, processes, and nesting of vectorizers.
 
-Limits are checked before any process starts, if they can be known. Otherwise an `OSError` for an exhausted resource
+They are checked before any process starts, if they can be known. Otherwise an `OSError` for an exhausted resource
 becomes a `ResourceError` with advice.
 """
 
@@ -55,11 +55,7 @@ _V2 = ("memory.max", "memory.current", "inactive_file", "active_file")
 
 
 def refuse_worker_processes(what: str) -> NoReturn:
-    """Raise that this system has no worker processes, with the backends that run here.
-
-    Args:
-        what: The option that needs them.
-    """
+    """Raise that this system has no worker processes, which ``what`` needs, with the backends that run here."""
     system = "Windows" if sys.platform == "win32" else sys.platform
     raise ArgumentError(
         f"{what}: worker processes need fork(), which {system} does not have; use backend='thread' or "
@@ -74,11 +70,7 @@ def depth() -> int:
 
 
 def check_depth() -> None:
-    """Check that vectorizers inside of envs are not nested without end.
-
-    Raises:
-        ResourceError: This process is a worker at depth five, and starts workers itself.
-    """
+    """Raise `ResourceError` in a worker at depth five: vectorizers inside of envs must not be nested without end."""
     if depth() >= _MAX_DEPTH:
         raise ResourceError(
             f"vectorizers with worker processes can be nested {_MAX_DEPTH} deep, and this process is a worker at that "
@@ -87,13 +79,8 @@ def check_depth() -> None:
 
 
 def check_not_importing() -> None:
-    """Check that this is not a worker in the middle of an import.
-
-    Each worker of that vectorizer would import the same module, and start its own workers, without end.
-
-    Raises:
-        ResourceError: It is; names the modules.
-    """
+    """Raise `ResourceError` in a worker in the middle of an import."""
+    # Each worker of that vectorizer would import the same module, and start its own workers, without end.
     if depth() and (names := importing() - _imported_before):
         raise ResourceError(
             f"a worker process imports {', '.join(map(repr, sorted(names)))}, which makes envs with worker processes "
@@ -108,11 +95,7 @@ def begin_worker() -> None:
 
 
 def check_descriptors(num_workers: int) -> None:
-    """Check that there are enough file descriptors for ``num_workers``, before the first worker starts.
-
-    Raises:
-        ResourceError: This process may not have that many files open.
-    """
+    """Raise `ResourceError` if there are too few file descriptors for the workers, before the first one starts."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return
@@ -140,11 +123,7 @@ def _more_descriptors(hard: int) -> str:
 
 
 def check_memory(size: int) -> None:
-    """Check that ``size`` bytes can be allocated without the kernel killing a process.
-
-    Raises:
-        ResourceError: There is not enough memory.
-    """
+    """Raise `ResourceError` if ``size`` bytes cannot be allocated without the kernel killing a process."""
     there, where = available_memory()
     if there is not None and size > there:
         raise _error(
@@ -155,10 +134,8 @@ def check_memory(size: int) -> None:
 
 
 def available_memory() -> tuple[int | None, str]:
-    """Return the bytes that can be allocated without a process being killed, and what sets this bound; None if unknown.
-
-    In a memory cgroup (a container) this is its limit less its use; cached files count as free, swap does not.
-    """
+    """Return the bytes that can be allocated without a process being killed, or None, and what sets this bound."""
+    # In a memory cgroup (a container) this is its limit less its use; cached files count as free, swap does not.
     bounds: list[tuple[int, str]] = []
     with contextlib.suppress(OSError, ValueError, KeyError):
         there = _table(_PROC / "meminfo")
@@ -180,11 +157,7 @@ def _table(path: Path) -> dict[str, int]:
 
 @contextlib.contextmanager
 def asked_for(what: str) -> Iterator[None]:
-    """Turn an `OSError` for an exhausted resource into a `ResourceError`.
-
-    Args:
-        what: The resource's purpose, e.g. ``"a worker process"``.
-    """
+    """Turn an `OSError` for an exhausted resource into a `ResourceError`; ``what`` is e.g. ``"a worker process"``."""
     try:
         yield
     except ResourceError:

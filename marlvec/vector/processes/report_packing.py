@@ -25,11 +25,7 @@ def pack_report(report: Report, first: int) -> bytes:
     """Pickle a report. Infos and answers that cannot be pickled, or are too large, become failures of their env.
 
     Plain data is pickled in one piece. Objects whose unpickling runs code other than Python's or numpy's may raise in
-    the parent, so they are pickled one by one.
-
-    Args:
-        report: The report, with local env indices.
-        first: Global index of the worker's first env, for messages.
+    the parent, so they are pickled one by one. ``first`` is the global index of the worker's first env.
     """
     tables = (report.infos, report.final_infos, report.answers)
     failures = report.failures
@@ -99,12 +95,7 @@ def _seal_each(table: dict[int, Any], what: str, first: int) -> list[Failure]:
 
 
 def unpack_report(payload: bytes, first: int) -> Report:
-    """Rebuild a report in the parent, with global env indices. A part that cannot be unpickled becomes a failure.
-
-    Args:
-        payload: Bytes from `pack_report`.
-        first: Global index of the worker's first env.
-    """
+    """Rebuild a report in the parent, with global env indices. A part that cannot be unpickled becomes a failure."""
     infos, final_infos, answers, failures, warnings = pickle.loads(payload)
     report = Report(failures=unpack_failures(failures), warnings=warnings)
     failed = {failure.env_id for failure in report.failures}

@@ -1,7 +1,7 @@
-"""`StackDump`: the stacks of a worker's threads, written when it crashes or on request.
+"""`StackDump`: the stacks of a worker's threads, written when it crashes or on request, to an unnamed file.
 
-Each worker has an unnamed file for them. Python's faulthandler writes to it from a signal handler, which works even
-during a segmentation fault and while C code holds the GIL.
+Python's faulthandler writes them from a signal handler, which works even during a segmentation fault and while C code
+holds the GIL.
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ _QUIET = 0.02  # seconds without new bytes after which a dump counts as complete
 
 
 class StackDump:
-    """Stack dumps of one worker, read in the parent.
-
-    Attributes:
-        fd: The file; the worker gets a duplicate of the descriptor.
-    """
+    """Stack dumps of one worker, read in the parent; the worker gets a duplicate of ``fd``."""
 
     def __init__(self) -> None:
         self.fd = shared_memory.create("stacks")
@@ -48,15 +44,7 @@ class StackDump:
         return _readable(head + rest)
 
     def ask(self, send: Callable[[], object], timeout: float) -> str:
-        """Request a dump from a living worker, and wait for it.
-
-        Args:
-            send: Function that sends `ASK` to the worker.
-            timeout: Seconds to wait.
-
-        Returns:
-            At most 16 KiB; empty if no dump is written in time, or after `close`.
-        """
+        """Request a dump from a living worker, by ``send``; return it, at most 16 KiB, empty after ``timeout`` s."""
         if self.fd < 0:
             return ""
         begin = self._size()
@@ -74,7 +62,6 @@ class StackDump:
         return os.fstat(self.fd).st_size
 
     def close(self) -> None:
-        """Close the file; may be called again."""
         self.fd = -1
         self._close_fd()
 
@@ -89,10 +76,8 @@ def _readable(data: bytes) -> str:
 
 
 def write_stacks_to(fd: int) -> None:
-    """In a worker: write the stacks of all threads to ``fd`` at a crash, and whenever `ASK` is received.
-
-    Until this call that signal must be blocked: it kills a process without a handler.
-    """
+    """In a worker: write the stacks of all threads to ``fd`` at a crash, and whenever `ASK` is received."""
+    # Until this call that signal must be blocked: it kills a process without a handler.
     faulthandler.enable(fd, all_threads=True)
     faulthandler.register(ASK, fd, all_threads=True, chain=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {ASK})

@@ -1,8 +1,8 @@
 """`Watchdog`: finds hung envs by how long each worker has been busy with the same env.
 
-Every worker writes the index of the env it runs into one number in shared memory, before and after each env. This costs
-almost nothing, shows in which env a worker died, and lets the parent find a hung env even if it holds the interpreter
-lock, ignores signals, or was stopped.
+Every worker writes the index of the env it runs into shared memory, before and after each env. This costs almost
+nothing, shows in which env a worker died, and finds an env that holds the interpreter lock, ignores signals, or was
+stopped.
 """
 
 from __future__ import annotations
@@ -29,15 +29,7 @@ def progress_of(memory: Any, num_workers: int) -> NDArray[np.int64]:
 
 
 class Watchdog:
-    """Finds workers that make no progress.
-
-    Args:
-        timeout: Seconds that one env may take.
-
-    Attributes:
-        timeout: As given.
-        pause: Seconds until the next check.
-    """
+    """Finds workers that make no progress for ``timeout`` seconds; ``pause`` is the time until the next check."""
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
@@ -47,18 +39,11 @@ class Watchdog:
         self._since: dict[int, float] = {}
 
     def is_due(self) -> bool:
-        """Return whether the next check is due."""
         return time.monotonic() >= self._next_look
 
     def look(self, busy: Iterable[tuple[int, int, int]]) -> list[int]:
-        """Check all busy workers.
-
-        Args:
-            busy: Per busy worker: its index, the number of the request that it must answer next, and its progress.
-
-        Returns:
-            Indices of workers without progress for ``timeout`` seconds. They may have replied in the meantime.
-        """
+        """Return workers without progress for ``timeout`` seconds; they may have replied in the meantime."""
+        # `busy`: per busy worker its index, the number of the request that it must answer next, and its progress.
         now = time.monotonic()
         hung = []
         due = now + self.pause

@@ -1,8 +1,4 @@
-"""A worker process: one shard behind a channel.
-
-It is started with four file descriptors (requests in, replies out, shared memory, stack dumps). It ends on a close
-request, or when the channel is closed, which means that the parent has ended.
-"""
+"""A worker process: one shard behind a channel. It ends on a close request, or when the channel is closed."""
 
 from __future__ import annotations
 
@@ -42,15 +38,7 @@ __all__ = ["Request", "WorkerLink", "WorkerPlan", "run_worker", "serve"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """First message to a worker.
-
-    Attributes:
-        worker: Index of the worker.
-        first_env_id: Index of its first env.
-        factories: Factories of its envs, pickled.
-        loop: The loop it runs, pickled; None for `serve`.
-        settings: The vectorizer's.
-    """
+    """First message to a worker; factories and loop are pickled, and None is the loop `serve`."""
 
     worker: int
     first_env_id: int
@@ -63,13 +51,9 @@ _NAMES = {code: name for name, code in ch.OPERATIONS.items()}
 
 
 class Request:
-    """One request of the parent.
+    """One request of the parent, for envs by their index in the shard; `arguments` are seeds and options, or commands.
 
-    Attributes:
-        operation: ``"reset"``, ``"step"``, ``"send"`` (a step whose rows may be answered in parts), ``"restart"``,
-            ``"state"``, ``"control"``, ``"get_state"`` or ``"set_state"``.
-        ids: The envs, by their index in the shard.
-        arguments: Further arguments: seeds and options, or commands.
+    `operation` is a key of `OPERATIONS` in channel.py; the rows of ``"send"``, a step, may be answered in parts.
     """
 
     __slots__ = ("arguments", "ids", "number", "operation")
@@ -157,7 +141,6 @@ class WorkerLink:
             self._reply(request, report, ids)
 
     def _reply(self, request: Request, report: Report, ids: Sequence[int]) -> None:
-        """Reply that these envs of the request are ready."""
         if self._warnings:
             report.warnings += self._warnings
             self._warnings.clear()
@@ -285,10 +268,8 @@ def _take_contract_warnings() -> list[str]:
 
 
 def _window(place: int, num_workers: int, num_cores: int) -> float:
-    """Return how long a worker polls for its next request before it sleeps, in seconds: about a policy's forward pass.
-
-    With as many workers as cores, the last worker shares its core with the caller and polls for a shorter time.
-    """
+    """Return the seconds that a worker polls for its next request before it sleeps: about a policy's forward pass."""
+    # With as many workers as cores, the last worker shares its core with the caller and polls for a shorter time.
     if num_workers > num_cores:
         return 0.0
     return 1e-3 if place + 1 < num_cores else 0.2e-3

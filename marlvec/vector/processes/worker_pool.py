@@ -40,10 +40,9 @@ _SETUP_NUMBER = 1  # request number of INIT and ATTACH; different from CLOSE's, 
 
 
 class WorkerState(IntEnum):
-    """State of a worker. Before `READY`, requests for it are queued.
+    """State of a worker. Before `READY`, requests for it are queued."""
 
-    A closed pipe is not a state of its own: in any state, the worker's earlier messages must still be read.
-    """
+    # A closed pipe is not a state: in any state, the worker's earlier messages must still be read.
 
     PLANNED = 0
     """It will be started."""
@@ -77,26 +76,9 @@ class WorkerPool:
     A new worker receives its plan, builds its envs, which may take long, and answers with their spec; then it receives
     the location of its rows, and confirms. Replacing a worker never waits: `start` and `advance` take one step each.
 
-    Args:
-        partition: Which worker has which envs.
-        context: The workers' start method.
-        num_cores: Number of cores that this process may use.
-        factories: One per env.
-        settings: The vectorizer's.
-        in_file: Whether the shared memory is a temporary file.
-        loop: The workers' loop, pickled; None for `marlvec.vector.processes.worker.serve`.
-
-    Raises:
-        SerialisationError: A factory cannot be pickled.
-
     Attributes:
-        owner: The process that started them.
-        partition: As given.
-        workers: In order of their envs.
-        states: State of each worker.
         outstanding: Per worker, its unanswered requests: number, and the envs without a reply.
         ended: Workers whose pipe was closed; their earlier messages can still be read.
-        shared_generators: Random generators that several envs of a worker draw from.
         progress: (W,) int64, the env that each worker runs, counted from 1 in its share; 0 for none.
     """
 
@@ -147,15 +129,10 @@ class WorkerPool:
     # --- starting all
 
     def start_all(self, budget: RestartBudget | None, *, require: bool, place: str) -> tuple[EnvSpec, Buffers]:
-        """Start all workers, and wait until they are ready.
+        """Start all workers, wait until they are ready, and return the spec of one env and the rows of all.
 
-        Args:
-            budget: How often a worker that dies while it builds its envs is replaced; None: never.
-            require: Whether every leaf must be in shared memory.
-            place: Name of the place where envs run, for messages.
-
-        Returns:
-            The spec of one env, and the rows of all envs.
+        `budget`: how often a worker that dies while it builds its envs is replaced; None: never. `require`: every leaf
+        must be in shared memory.
         """
         num_envs = len(self.partition.owner)
         limits.check_descriptors(len(self._plans))
@@ -240,7 +217,6 @@ class WorkerPool:
         self._survived.append(worker_exit)
 
     def _exit_while_building(self, w: int, gone: ChannelClosed) -> WorkerExit:
-        """Clean up a worker that ended, or must, before it was ready for the first time."""
         return self.reap(w, garbled_reason(gone), None)
 
     def _open_spec(self, w: int, payload: bytes) -> tuple[EnvSpec, list[Failure], frozenset[str]]:
@@ -289,11 +265,7 @@ class WorkerPool:
         return None
 
     def advance(self, w: int) -> str | None:
-        """Read a new worker's message, and take the next step. Return the error as text, or None.
-
-        Raises:
-            ChannelClosed: The worker has ended.
-        """
+        """Read a new worker's message, and take the next step. Return the error as text, or None."""
         channel = self.workers[w].channel
         reply = channel.take(_SETUP_NUMBER)
         if reply is None:
@@ -328,11 +300,7 @@ class WorkerPool:
     # --- requests and replies
 
     def request(self, w: int, code: int, number: int, env_ids: NDArray[np.int64], payload: bytes) -> None:
-        """Send a request to a worker; if it is not ready, queue the request.
-
-        Raises:
-            ChannelClosed: The worker has ended. Its earlier messages can still be read.
-        """
+        """Send a request to a worker, or queue it. After `ChannelClosed`, earlier messages can still be read."""
         state = self.states[w]
         assert state < _REAPED, f"worker {w} has ended"
         self.outstanding[w].append((number, env_ids))
@@ -372,15 +340,10 @@ class WorkerPool:
                 yield w, self.outstanding[w][0][0], int(self.progress[w])
 
     def wait(self, timeout: float | None, waiting_for: int | None = None) -> list[int]:
-        """Wait until a worker has sent a message, or died.
+        """Wait until a worker has sent a message, or died; return workers to read from, none if time ran out.
 
-        Args:
-            timeout: Seconds; None for `LONGEST_WAIT`.
-            waiting_for: Wait for a message from this worker only, or for the death of any. If all must reply anyway,
-                waking for each of them only costs time.
-
-        Returns:
-            Workers to read from; empty if time ran out.
+        `timeout` in seconds, None for `LONGEST_WAIT`. `waiting_for`: wait for a message from this worker only, or for
+        the death of any. If all must reply anyway, waking for each of them only costs time.
         """
         poll = self._poll_any if waiting_for is None else self._poll_one[waiting_for]
         seconds = LONGEST_WAIT if timeout is None else timeout
@@ -469,14 +432,7 @@ class WorkerPool:
         self._close_fd()
 
     def shut_down(self, timeout: float | None) -> list[Failure]:
-        """Send close requests to all workers, wait, and kill those that still run.
-
-        Args:
-            timeout: Seconds; None: no limit.
-
-        Returns:
-            Failures of the envs' own ``close()``.
-        """
+        """Send close requests, wait ``timeout`` seconds, kill workers that still run; return failures of close()."""
         if self.owner != os.getpid():  # in a forked child: the workers belong to the parent
             return []
         failures: list[Failure] = []

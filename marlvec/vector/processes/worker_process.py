@@ -1,8 +1,7 @@
 """`WorkerProcess`: starts and ends one worker process from the parent.
 
-Three start methods: ``"forkserver"`` (default) and ``"spawn"`` through the fork server, ``"fork"`` from this process
-itself. With all three the fork server watches the workers: if this process is killed, the workers and all processes
-that their envs started are killed, too.
+``"forkserver"`` (default) and ``"spawn"`` go through the fork server, ``"fork"`` starts from this process. With all
+three the fork server watches the workers: if this process is killed, all their processes are killed, too.
 """
 
 from __future__ import annotations
@@ -32,11 +31,7 @@ START_METHODS = ("forkserver", "spawn", "fork")
 
 
 def start_method(context: Any) -> str:
-    """Return the start method for ``context``: None, a name, or a multiprocessing context.
-
-    Raises:
-        ArgumentError: Another value.
-    """
+    """Return the start method for ``context``: None, a name, or a multiprocessing context."""
     name = context.get_start_method() if hasattr(context, "get_start_method") else context
     if name is None:
         return START_METHODS[0]
@@ -66,21 +61,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class WorkerProcess:
-    """One worker process and the channel to it.
+    """One worker process and the channel to it; the worker gets a duplicate of ``memory_fd``.
 
-    Args:
-        method: One of `START_METHODS`.
-        memory_fd: Shared memory; the worker gets a duplicate of the descriptor.
-
-    Raises:
-        ResourceError: The process could not be started: too many processes or files, or vectorizers nested too deep.
-        OSError: The process could not be started.
-
-    Attributes:
-        pid: Its process id, and its process group's.
-        channel: The parent's end of the channel.
-        exitcode: Its exit code after `wait` has returned True; minus the signal number if a signal killed it; None if
-            unknown.
+    `pid` is also its process group's. `exitcode` is valid after `wait` has returned True: minus the signal number if a
+    signal killed it; None if unknown. `ResourceError`: too many processes or files, or nested too deep.
     """
 
     def __init__(self, method: str, memory_fd: int) -> None:
@@ -101,10 +85,8 @@ class WorkerProcess:
 
     @contextlib.contextmanager
     def _ends(self, memory_fd: int) -> Iterator[tuple[int, ...]]:
-        """Make the channel, and yield the worker's descriptors (requests in, replies out, memory, stacks).
-
-        The lock is not held in the block: a thread that forks takes other locks before it, which would be a deadlock.
-        """
+        """Make the channel, and yield the worker's descriptors (requests in, replies out, memory, stacks)."""
+        # The lock is not held in the block: a thread that forks takes other locks before it, which would be a deadlock.
         with no_fork():
             self._stack_file = StackDump()
             try:
@@ -126,7 +108,6 @@ class WorkerProcess:
                 _workers.add(self)
 
     def _request(self, memory_fd: int) -> int:
-        """Have the fork server start the worker."""
         server, mark = self._server, new_mark()
         request = {
             "do": "start",
@@ -223,23 +204,15 @@ class WorkerProcess:
         self.wait(5.0)
 
     def crash_report(self) -> str:
-        """Return the stacks of all threads at a crash (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT), at most 16 KiB.
-
-        Empty if there was none. Dumps that `stacks` has returned are not included.
-        """
+        """Return all threads' stacks at a crash, without dumps of `stacks`, at most 16 KiB; empty if none."""
         return self._stack_file.crash()
 
     def stacks(self, timeout: float = 0.3) -> str:
         """Return the current stacks of a living worker's threads, even if one hangs in C code and holds the GIL.
 
         The signal may interrupt a system call in the worker. And faulthandler reads stacks while they change, so about
-        one dump in 100,000 crashes its process (CPython 3.11): call this only for workers that will be killed.
-
-        Args:
-            timeout: Seconds to wait for the dump.
-
-        Returns:
-            At most 16 KiB; empty if the process is stopped, or does not answer.
+        one dump in 100,000 crashes its process (CPython 3.11): call this only for workers that will be killed. At most
+        16 KiB; empty if the process is stopped, or does not answer in ``timeout`` seconds.
         """
         if self.poll() or _is_stopped(self.pid):
             return ""

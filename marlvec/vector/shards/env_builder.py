@@ -25,14 +25,7 @@ __all__ = ["EnvBuilder", "ShardFailed", "count_generators", "drawn_by_several", 
 
 
 def count_generators(envs: Iterable[MultiAgentEnv]) -> Counter[str]:
-    """Count the envs that draw from each random generator that is an attribute of their class or its bases.
-
-    Args:
-        envs: The envs of one shard.
-
-    Returns:
-        Name of the generator, e.g. ``"Duel.rng"``, to the number of envs.
-    """
+    """Count the envs that draw from each random generator, e.g. ``"Duel.rng"``, of their class or its bases."""
     kinds: Counter[type] = Counter()
     for env in envs:
         user_env = env.unwrapped
@@ -68,17 +61,10 @@ def failures_of(error: BaseException, first_env_id: int) -> list[Failure]:
 class EnvBuilder:
     """Builds envs with their adapters, and refuses envs that do not fit the others or the settings.
 
-    Args:
-        factories: One zero-argument callable per env.
-        first_env_id: Global index of the first env.
-        settings: The vectorizer's. With ``env_state="deepcopy"`` the first env of each kind is checked by a replay.
-
-    Attributes:
-        spec: The common spec of all envs built so far.
-        survived: Failures of factories that were retried.
+    With ``env_state="deepcopy"`` the first env of each kind is checked by a replay.
     """
 
-    spec: EnvSpec
+    spec: EnvSpec  # of all envs built so far
 
     def __init__(self, factories: Sequence[Callable[[], Any]], first_env_id: int, settings: Settings) -> None:
         self._factories = list(factories)
@@ -90,13 +76,7 @@ class EnvBuilder:
         self.survived: list[Failure] = []
 
     def build(self, i: int) -> MultiAgentEnv:
-        """Build one env.
-
-        Raises:
-            ContractError: It is not an env, or its spaces differ from those of the other envs.
-            ArgumentError: It does not support the settings, or is in another row already.
-            Exception: Any exception of its factory.
-        """
+        """Build one env; its factory's exceptions are raised."""
         env = adapt(self._factories[i]())
         inner = innermost(env)
         self._check_unique(inner, i)
@@ -113,11 +93,7 @@ class EnvBuilder:
         return env
 
     def build_all(self) -> list[MultiAgentEnv]:
-        """Build every env, in order.
-
-        Raises:
-            ShardFailed: An env could not be built. The envs before it are closed.
-        """
+        """Build every env, in order. `ShardFailed`: an env could not be built, and the envs before it are closed."""
         envs: list[MultiAgentEnv] = []
         for i in range(len(self._factories)):
             try:
@@ -159,7 +135,6 @@ class EnvBuilder:
                 )
 
     def _check_fits(self, env: MultiAgentEnv) -> None:
-        """Raise if this env does not support the settings."""
         if self._settings.state and env.state_space is None:
             raise ArgumentError(f"state=True: {env.name} has no global state: it declares no state_space")
         keeps_state = bool(self._settings.state)

@@ -1,7 +1,4 @@
-"""`NativeShard`: the counterpart of `Shard` for compiled envs, all of them in one call.
-
-Its rows equal those of `Shard`, bit for bit.
-"""
+"""`NativeShard`: the counterpart of `Shard` for compiled envs, all in one call; its rows are equal, bit for bit."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from marlvec.vector.commands import Command, CommandTarget, run_commands
 from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.data.report import Report
 from marlvec.vector.shards.batched_shard import BatchedShard
-from marlvec.vector.shards.phase import EnvEvent, EnvPhase
+from marlvec.vector.shards.phase import EnvEvent
 from marlvec.vector.shards.threads.thread_team import ThreadTeam
 
 __all__ = ["NativeShard"]
@@ -31,19 +28,7 @@ _FEWEST = 64  # envs per thread; fewer are stepped before another thread has beg
 
 
 class NativeShard(BatchedShard):
-    """All envs of a `NativeEnv`, in this process.
-
-    Args:
-        env: The envs.
-        num_threads: Number of threads that share the envs of a call, including the caller's.
-        autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
-        keep_state: Whether global states are written after each reset and step.
-        max_episode_steps: Truncate agents that are alive after this many steps; None: never.
-        render_modes: One per env.
-
-    Attributes:
-        spec: Agents and spaces of the envs.
-    """
+    """All envs of a `NativeEnv`, in this process; ``num_threads`` includes the caller's."""
 
     def __init__(
         self,
@@ -62,6 +47,8 @@ class NativeShard(BatchedShard):
         self._keep_state = keep_state
         self._limit = max_episode_steps
         self._elapsed = np.zeros(env.num_envs, np.int64)
+        if max_episode_steps is not None:
+            self._saved["elapsed"] = self._elapsed
         self._declares_masks = any(size is not None for size in self.spec.mask_sizes)
         self._command_target = cache(partial(_command_target, env, render_modes))
         self._thread_team = ThreadTeam(num_threads - 1)
@@ -94,14 +81,11 @@ class NativeShard(BatchedShard):
         self._thread_team.run([partial(np.copyto, out[lo:hi], array[lo:hi]) for lo, hi in pairwise(bounds)])
 
     def close(self) -> None:
-        """End the threads."""
         self._thread_team.close()
 
     def _share(self, work: Callable[[Ids], None], ids: Ids) -> None:
-        """Run ``work`` for these envs, split among the threads.
-
-        Only for compiled functions and large copies: Python code in two threads takes turns, and gets slower.
-        """
+        """Run ``work`` for these envs, split among the threads."""
+        # Only for compiled functions and large copies: Python code in two threads takes turns, and gets slower.
         n, threads = len(ids), self._thread_team.size
         if threads == 1 or n < threads * _FEWEST:
             work(ids)
@@ -124,7 +108,6 @@ class NativeShard(BatchedShard):
         return report
 
     def _begin(self, ids: Ids, report: Report) -> None:
-        """Begin an episode in each of these envs."""
         rows, buffers = rows_of(ids), self._buffers
         buffers.alive[rows] = False
         buffers.acting[rows] = False
@@ -144,16 +127,15 @@ class NativeShard(BatchedShard):
         report = Report()
         rows = rows_of(ids)
         self._clear_step(rows)
-        if not self._phases.are_all(rows, EnvPhase.RUNNING):
-            begun = ids[self._phases.where(rows, EnvPhase.BEGUN)]
-            over = self._phases.where(rows, EnvPhase.OVER)
-            if np.count_nonzero(over):
-                begin, ids = ids[over], ids[~over]
-                self._begin(begin, report)
-                self._buffers.reset_mask[begin] = True
-                if not len(ids):
-                    return report
-                rows = rows_of(ids)
+        begun, over = self._split(ids, rows)
+        if over is not None:
+            begin, ids = ids[over], ids[~over]
+            self._begin(begin, report)
+            self._buffers.reset_mask[begin] = True
+            if not len(ids):
+                return report
+            rows = rows_of(ids)
+        if begun is not None:
             self._phases.on(rows, EnvEvent.STEP)
             self._clear_finals(begun)
         self._share(self._env.step, ids)
@@ -211,46 +193,28 @@ class NativeShard(BatchedShard):
 
     # --- states ---
 
-    def get_state(self, ids: Ids) -> dict[str, Any]:
-        arrays = {name: array[ids] for name, array in self._env.state_arrays().items()}
-        elapsed = {} if self._limit is None else {"elapsed": self._elapsed[ids]}
-        return {"phase": self._phases.values[ids], "finals_kept": self._finals_kept[ids], **elapsed, "arrays": arrays}
+    _inner = "arrays"
+    _advice = "; set max_episode_steps in both vectorizers, or in none"
 
-    def check_state(self, state: Any, n: int) -> None:
-        if not isinstance(state, Mapping) or not isinstance(state.get("arrays"), Mapping):
-            raise ArgumentError(f"set_state(): envs: expected dicts of arrays, got {state!r:.200}")
-        expected = {"phase", "finals_kept", "arrays", *(() if self._limit is None else ("elapsed",))}
-        if state.keys() != expected:
-            raise ArgumentError(
-                f"set_state(): expected {sorted(expected)} of native envs, got {sorted(map(str, state))}; "
-                f"set max_episode_steps in both vectorizers, or in none"
-            )
-        for name, values in (("phase", self._phases.values), ("finals_kept", self._finals_kept)):
-            check_array(state, name, values.dtype, (n, *values.shape[1:]), "set_state()")
-        if self._limit is not None:
-            check_array(state, "elapsed", self._elapsed.dtype, (n,), "set_state()")
-        self._phases.check_saved(state["phase"])
+    def _get_inner(self, ids: Ids) -> dict[str, Any]:
+        return {name: array[ids] for name, array in self._env.state_arrays().items()}
+
+    def _check_inner(self, inner: Any, n: int) -> None:
         own = self._env.state_arrays()
-        if own.keys() != state["arrays"].keys():
-            got = sorted(map(str, state["arrays"]))
+        if not isinstance(inner, Mapping) or own.keys() != inner.keys():
+            got = sorted(map(str, inner)) if isinstance(inner, Mapping) else f"{inner!r:.200}"
             raise ArgumentError(f"set_state(): expected the arrays {sorted(own)}, got {got}")
         for name, array in own.items():
-            check_array(state["arrays"], name, array.dtype, (n, *array.shape[1:]), "set_state()")
-        self._env.check_limits(state["arrays"])
+            check_array(inner, name, array.dtype, (n, *array.shape[1:]), "set_state()")
+        self._env.check_limits(inner)
 
-    def set_state(self, ids: Ids, state: Mapping[str, Any], places: Ids) -> None:
-        self._phases.restore(ids, state["phase"][places])
-        self._finals_kept[ids] = state["finals_kept"][places]
-        self._any_finals_kept = bool(self._finals_kept.any())
-        if self._limit is not None:
-            self._elapsed[ids] = state["elapsed"][places]
+    def _set_inner(self, ids: Ids, inner: Mapping[str, Any], places: Ids) -> None:
         for name, array in self._env.state_arrays().items():
-            array[ids] = state["arrays"][name][places]
+            array[ids] = inner[name][places]
 
     # --- control calls ---
 
     def _control(self, ids: Ids, commands: Sequence[Command]) -> Report:
-        """Run one command per env. A failure costs no episode."""
         advice = "(A native env is not a Python object; with backend='async' it is.)"
         return run_commands(ids.tolist(), commands, self._command_target, advice=advice)
 

@@ -25,18 +25,8 @@ Part = tuple[int, NDArray[np.int64], bytes]
 class Partition:
     """Contiguous slices of envs of nearly equal size: 16 envs on 5 workers are 4 + 3 + 3 + 3 + 3.
 
-    Args:
-        num_envs: N.
-        num_workers: W; None: one per usable core, at most one per env.
-
-    Raises:
-        ArgumentError: More workers than envs, or none.
-
     Attributes:
-        num_workers: W.
         starts: W + 1 indices: worker ``w`` has the envs from ``starts[w]`` to ``starts[w + 1] - 1``.
-        slices: Per worker, the indices of its envs.
-        full_parts: Per worker, all of its envs.
         owner: (N,) int64, the worker of each env.
     """
 
@@ -81,16 +71,7 @@ class Partition:
 
 
 def agree_on_spec(specs: Sequence[EnvSpec], starts: Sequence[int], mode: str) -> EnvSpec:
-    """Return the common spec of all workers.
-
-    Args:
-        specs: One per worker.
-        starts: Index of each worker's first env, for the message.
-        mode: ``"equal"`` or ``"compatible"``.
-
-    Raises:
-        ContractError: Specs differ; names the env and the field.
-    """
+    """Return the common spec of all workers, whose first envs are ``starts``; ``mode`` as ``make(spaces=…)``."""
     common = specs[0]
     for spec, start in zip(specs[1:], starts[1:-1], strict=True):
         if differs := common.difference(spec, mode):
@@ -108,10 +89,8 @@ def usable_cores() -> int:
 
 
 def quota(own: Path, root: Path) -> float:
-    """Return the CPU quota of Linux's control groups, in processor seconds per second; infinity if none is set.
-
-    The smallest quota of the process's own group and its ancestors holds. Arguments as in `groups_of`.
-    """
+    """Return the CPU quota of Linux's control groups, in processor seconds per second; infinity if none is set."""
+    # The smallest quota of the process's own group and its ancestors holds.
     shares: list[float] = []
     for folder, is_v1 in groups_of("cpu", own, root):
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if is_v1 else ("cpu.max",)
@@ -124,17 +103,10 @@ def quota(own: Path, root: Path) -> float:
 
 
 def groups_of(controller: str, own: Path, root: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the control groups (man 7 cgroups) of this process that have a controller, and their ancestors.
+    """Yield the control groups (man 7 cgroups) with a controller of this process, and whether they are of version 1.
 
-    In a container the mount point may be its own group, while the path is the one outside: such folders are missing.
-
-    Args:
-        controller: ``"cpu"`` or ``"memory"``.
-        own: File with the groups of this process: ``/proc/self/cgroup``.
-        root: Mount point of the groups.
-
-    Yields:
-        A group's folder, and whether it is of version 1.
+    `own` is the file with this process's groups, ``/proc/self/cgroup``; `root` their mount point. In a container the
+    mount point may be its own group, while the path is the one outside: such folders are missing.
     """
     try:
         lines = own.read_text(encoding="utf-8").splitlines()

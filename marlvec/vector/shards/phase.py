@@ -88,11 +88,7 @@ TRANSITIONS: Mapping[EnvEvent, Mapping[EnvPhase, EnvPhase]] = {
 class EnvPhases:
     """The phases of a shard's envs, one by one; changed only by `TRANSITIONS`, and by restoring saved states.
 
-    Args:
-        num_envs: Number of envs.
-
-    Attributes:
-        special: Indices of envs that are not RUNNING, which a step handles apart. Empty in most steps.
+    `special` has the envs that are not RUNNING, which a step handles apart. Empty in most steps.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -111,7 +107,6 @@ class EnvPhases:
             self.special.add(i)
 
     def on(self, i: int, event: EnvEvent) -> None:
-        """Apply an event to env ``i``."""
         self.restore(i, TRANSITIONS[event][self._phases[i]])
 
 
@@ -122,24 +117,13 @@ _AFTER = [  # per event, a table for `bytes.translate`
 
 
 class BatchedPhases:
-    """The phases of many envs as an array; changed only by `TRANSITIONS`, and by restoring saved states.
-
-    Args:
-        num_envs: N.
-
-    Attributes:
-        values: (N,) uint8, values of `EnvPhase`; read only.
-    """
+    """The phases of many envs, ``values`` (N,) uint8; changed only by `TRANSITIONS`, and by restoring saved states."""
 
     def __init__(self, num_envs: int) -> None:
         self.values: NDArray[np.uint8] = np.full(num_envs, _UNREADY, np.uint8)
 
     def on(self, rows: Selection, event: EnvEvent) -> None:
-        """Apply an event to these envs.
-
-        Raises:
-            KeyError: The event is invalid in an env's phase; no phase was changed.
-        """
+        """Apply an event to these envs. If it is invalid in a phase, it raises `KeyError`, and no phase was changed."""
         before = self.values[rows].tobytes()
         after = before.translate(_AFTER[event])
         if _IMPOSSIBLE in after:
@@ -147,17 +131,9 @@ class BatchedPhases:
             raise KeyError(f"{event.name} of envs that are {', '.join(sorted(wrong))}")
         self.values[rows] = np.frombuffer(after, np.uint8)
 
-    def restore(self, rows: Selection, values: NDArray[np.uint8]) -> None:
-        """Set the phases of these envs to saved ones; see `check_saved`."""
-        self.values[rows] = values
-
     @staticmethod
     def check_saved(values: NDArray[np.uint8]) -> None:
-        """Validate saved phases: an env with a pending request cannot be saved.
-
-        Raises:
-            ArgumentError: A phase is invalid.
-        """
+        """Validate saved phases: an env with a pending request cannot be saved."""
         if not np.isin(values, SAVED).all():
             saved = [int(phase) for phase in SAVED]
             raise ArgumentError(f"set_state(): phases: expected some of {saved}, got {np.unique(values).tolist()}")

@@ -1,7 +1,4 @@
-"""`PlainEnvs`: a shard's envs if all are Gymnasium envs with a vector as observation and one array or number as action.
-
-The shard steps such envs in one loop, and uses their adapters only for rare cases.
-"""
+"""`PlainEnvs`: a shard's envs if all are Gymnasium envs with vectors as observations, arrays or numbers as actions."""
 
 from __future__ import annotations
 
@@ -21,14 +18,7 @@ __all__ = ["PlainEnvs"]
 
 
 class PlainEnvs:
-    """Data of the loop; made by `of`.
-
-    Attributes:
-        adapters: The envs, in order.
-        envs: The users' envs in these adapters.
-        obs_rows: The observation row of each env.
-        rewards: Rewards of all envs.
-    """
+    """Data of the loop that steps such envs; their adapters are used only in rare cases. Made by `of`."""
 
     def __init__(self, adapters: Sequence[GymnasiumAdapter], obs_rows: list[memoryview], buffers: Buffers) -> None:
         self.adapters = list(adapters)

@@ -1,4 +1,4 @@
-"""`Presence`: who is in the episode, for pools whose replies do not say it."""
+"""`Presence`: which agents are in the episode, for pools whose replies do not have that."""
 
 from __future__ import annotations
 
@@ -18,15 +18,7 @@ BoolArray = NDArray[np.bool_]
 
 
 class Presence:
-    """Completes the replies of one pool: afterwards each says who is alive, and its rows are ready to use.
-
-    Args:
-        spec: What one env looks like.
-        num_envs: N.
-
-    Attributes:
-        had_rows: (N, A) bool, agents that had a row in their env's last reply.
-    """
+    """Completes the replies of one pool: each then has who is alive, and rows ready to use."""
 
     def __init__(self, spec: EnvSpec, num_envs: int) -> None:
         self._name, self._agents = spec.name, spec.agents
@@ -36,14 +28,8 @@ class Presence:
     def complete(self, reply: PoolReply, rows: Selection, before: BoolArray, began: BoolArray | None) -> PoolReply:
         """Return the reply with `PoolReply.alive` and `PoolReply.done`; if it has ``alive``, the reply itself.
 
-        Args:
-            reply: The pool's reply, in order of envs.
-            rows: The rows of its envs.
-            before: (n, A) bool, agents that were in the episode before this step.
-            began: (n,) bool, envs whose episode begins with this reply; None: none.
-
-        Raises:
-            ContractError: The pool says something that cannot be.
+        `rows` are those of its envs; `before` (n, A) bool, agents in the episode before this step; `began` (n,) bool,
+        envs whose episode begins with this reply, or None.
         """
         if reply.alive is not None:
             if reply.done is None:
@@ -91,11 +77,8 @@ class Presence:
     def _present(
         self, reply: PoolReply, rows: Selection, before: BoolArray, began: BoolArray | None
     ) -> BoolArray | None:
-        """Who is in the episode, or ends in this step, (n, A) bool of the caller's own; None for all.
-
-        One that has a row, was not alive and had none before joins. One that had one is padding, to keep rows in their
-        places.
-        """
+        """Return which agents are in the episode, or end in this step, (n, A) bool in new memory; None: all."""
+        # An agent with a row that was not alive and had no row before joins. With a row before, it is padding.
         if reply.present is None and len(self._agents) == 1:
             return None  # who has ended is asked for nothing but a new episode
         if began is not None:
@@ -114,7 +97,7 @@ class Presence:
         return present
 
     def _check_finals(self, reply: PoolReply, done: BoolArray) -> None:
-        """Make sure that the final rows are of the envs whose episode is over."""
+        """Check that the final rows are of the envs whose episode is over."""
         if reply.finals is not None and not np.array_equal(reply.finals.rows, np.flatnonzero(done)):
             raise ContractError(
                 f"{self._name}: the episodes of envs {reply.env_ids[done].tolist()} are over, and it gives final rows "
@@ -122,7 +105,7 @@ class Presence:
             )
 
     def _without_absent(self, obs: Leaves, present: BoolArray) -> Leaves:
-        """Observations with zeros for agents that are not there."""
+        """Return observations with zeros for absent agents."""
         return [
             [np.where(present[:, members].reshape(*leaf.shape[:2], *[1] * (leaf.ndim - 2)), leaf, 0) for leaf in leaves]
             for members, leaves in zip(self._members, obs, strict=True)

@@ -1,7 +1,7 @@
-"""`PoolShard`: the counterpart of `Shard` for the envs of a pool.
+"""`PoolShard`: the counterpart of `Shard` for the envs of a pool; its rows are equal, bit for bit.
 
-The rows it leaves behind are those that `Shard` leaves behind for the same envs, bit for bit. One thing differs: of
-a turn-based game a pool may show all players every move, where PettingZoo's AEC shows it to the one who acts next.
+One thing differs: a pool may show all players every move of a turn-based game, where PettingZoo's AEC shows it to the
+player who acts next.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from marlvec.env_ids import rows_of
 from marlvec.envs.autoreset import AutoresetMode, AutoresetRules
 from marlvec.errors import ArgumentError, ContractError
-from marlvec.serialization.state_fields import check_array
 from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.data.infos import InfoColumns
 from marlvec.vector.data.report import Report
-from marlvec.vector.pools.pool import Leaves, Pool, PoolReply
+from marlvec.vector.pools.pool import Leaves, Pool, PoolReply, harmless_action
 from marlvec.vector.pools.pool_queue import PoolQueue
 from marlvec.vector.shards.batched_shard import BatchedShard
 from marlvec.vector.shards.phase import EnvEvent, EnvPhase
@@ -33,19 +32,7 @@ BoolArray = NDArray[np.bool_]
 
 
 class PoolShard(BatchedShard):
-    """All envs of a pool.
-
-    Args:
-        pool: The pool.
-        autoreset_mode: ``"same_step"``, ``"next_step"`` or ``"disabled"``.
-
-    Attributes:
-        spec: What one env looks like.
-        queue: What keeps the requests to the pool.
-
-    Raises:
-        ArgumentError: The pool cannot do that.
-    """
+    """All envs of a pool, whose requests are in ``queue``."""
 
     def __init__(self, pool: Pool, autoreset_mode: str) -> None:
         super().__init__(pool.spec, pool.num_envs, autoreset_mode)
@@ -56,10 +43,11 @@ class PoolShard(BatchedShard):
         n = pool.num_envs
         self._everyone = np.arange(n)
         self._presence = Presence(pool.spec, n)
+        self._saved["had_rows"] = self._presence.had_rows
         self._columns, self._final_columns = InfoColumns(n), InfoColumns(n)
         self._groups = pool.spec.groups
         self._members = [list(group.agents) for group in self._groups]
-        self._harmless = [[_harmless(leaf.space) for leaf in group.action_tree.leaves] for group in self._groups]
+        self._harmless = [[harmless_action(leaf.space) for leaf in group.action_tree.leaves] for group in self._groups]
         self._declares_mask = [group.mask_size is not None for group in self._groups]
         self._masked = any(self._declares_mask)  # a mask has been written
 
@@ -91,14 +79,7 @@ class PoolShard(BatchedShard):
     def ask_reset(
         self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None], *, alone: bool
     ) -> None:
-        """Ask for new episodes. Cancels any autoreset that was due.
-
-        Args:
-            ids: Which envs.
-            seeds: One per env, or None.
-            options: Likewise.
-            alone: Whether nothing else is under way, nor arrived and not handed out.
-        """
+        """Request new episodes; cancels due autoresets. `alone`: no other request is pending or undelivered."""
         if alone:  # what others have said before was handed out already
             self._columns.forget(slice(None))
             self._final_columns.forget(slice(None))
@@ -110,39 +91,30 @@ class PoolShard(BatchedShard):
         self._final_columns.forget(ids)
 
     def ask_step(self, ids: Ids) -> None:
-        """Ask for a step with the actions in the rows. What they say of the step before is gone then."""
+        """Request a step with the actions in the rows, and clear what the rows report of the step before."""
         ids = self._in_order(ids)
         rows = self._rows(ids)
-        begun = began = None
-        if not self._phases.are_all(rows, EnvPhase.RUNNING):
-            if self._any_finals_kept:
-                begun = ids[self._phases.where(rows, EnvPhase.BEGUN)]
-            over = self._phases.where(rows, EnvPhase.OVER)
-            began = over if np.count_nonzero(over) else None
+        begun, over = self._split(ids, rows)
         going = ids
-        if began is not None and self._next_episode == "reset":
-            self._begin(ids[began])
-            going = ids[~began]
+        if over is not None and self._next_episode == "reset":
+            self._begin(ids[over])
+            going = ids[~over]
         if len(going):
             self._send(going)
         self._phases.on(rows, EnvEvent.ASK_STEP)
-        self._clear(rows, begun, began)  # while the pool is at work
-
-    def _begin(self, ids: Ids) -> None:
-        """Ask for these envs' next episodes."""
-        nothing: list[None] = [None] * len(ids)
-        self.queue.ask(len(ids), partial(self._pool.reset, ids, nothing, nothing))
-
-    def _clear(self, rows: Selection, begun: Ids | None, began: BoolArray | None) -> None:
-        """Make room for a step of these envs: the first of ``begun``, the next episode where ``began``."""
-        buffers = self._buffers
-        if begun is not None and len(begun):  # they go with the first step of the next episode
+        # The rows are cleared while the pool is at work.
+        if begun is not None:
             self._clear_finals(begun)
-        buffers.events[rows] = False
+        self._buffers.events[rows] = False
         if self._final_columns:
             self._final_columns.forget(rows)
-        if began is not None:
-            buffers.reset_mask[rows] = began
+        if over is not None:
+            self._buffers.reset_mask[rows] = over
+
+    def _begin(self, ids: Ids) -> None:
+        """Request these envs' next episodes."""
+        nothing: list[None] = [None] * len(ids)
+        self.queue.ask(len(ids), partial(self._pool.reset, ids, nothing, nothing))
 
     def _send(self, ids: Ids) -> None:
         rows, buffers = self._rows(ids), self._buffers
@@ -157,14 +129,7 @@ class PoolShard(BatchedShard):
     # --- taking in answers ---
 
     def read(self, reply: PoolReply) -> tuple[Ids, Report]:
-        """Write the rows of an answer.
-
-        Returns:
-            The envs that are ready now, and what they report.
-
-        Raises:
-            ContractError: The pool says something that cannot be.
-        """
+        """Write the rows of a reply; return the envs that are ready now, and their report."""
         ids = self._in_order(reply.env_ids)
         if ids is not reply.env_ids and np.count_nonzero(ids != reply.env_ids):
             reply = reply.select(np.argsort(reply.env_ids))
@@ -200,12 +165,8 @@ class PoolShard(BatchedShard):
     def _note_beginnings(
         self, reply: PoolReply, ids: Ids, rows: Selection
     ) -> tuple[BoolArray | None, BoolArray | None]:
-        """Change the phases of these envs.
-
-        Returns:
-            Whose episodes begin with this row, and whose begin in the step that ended the one before, whose rewards
-            stay; (n,) bool, None where none does.
-        """
+        """Change the phases; return whose episodes begin with this row, and whose in the step that ended the last."""
+        # Both (n,) bool, or None if no env's does. The rewards of the second stay.
         began: BoolArray | None = None
         replaced: BoolArray | None = None
         if not self._phases.are_all(rows, EnvPhase.STEPPING):
@@ -229,11 +190,7 @@ class PoolShard(BatchedShard):
             self._buffers.reward[ids[~replaced]] = reply.reward[~replaced]
 
     def _check_beginnings(self, reply: PoolReply, began: BoolArray | None) -> None:
-        """What a pool says of beginnings must be what it was asked for.
-
-        Raises:
-            ContractError: It is not.
-        """
+        """Check that the pool's beginnings are those that were requested."""
         ids = reply.env_ids
         if reply.elapsed is not None and reply.finals is None:
             at_start = reply.elapsed == 0
@@ -258,7 +215,7 @@ class PoolShard(BatchedShard):
             raise self._broken(f"in envs {empty} no agent is there after a reset")
 
     def _finish(self, reply: PoolReply, done: BoolArray, report: Report) -> Ids:
-        """Episodes are over; begin the next ones if the mode says so. Returns who is ready."""
+        """Handle ended episodes, and begin the next ones if the mode requires it. Returns the envs that are ready."""
         over, buffers = reply.env_ids[done], self._buffers
         if reply.state is not None and buffers.final_state is not None:
             finals = reply.finals
@@ -286,13 +243,13 @@ class PoolShard(BatchedShard):
     # --- rows ---
 
     def _in_order(self, ids: Ids) -> Ids:
-        """These envs, ascending; the same array every time where they are all."""
+        """Return these envs, ascending; the same array every time if they are all."""
         if len(ids) == len(self._everyone):
             return self._everyone
         return np.sort(ids) if (ids[1:] < ids[:-1]).any() else ids
 
     def _rows(self, ids: Ids) -> Selection:
-        """The rows of envs that are in order: a slice, so that nothing is copied, where they follow on one another."""
+        """Return the rows of envs that are in order: a slice, so that nothing is copied, if they are consecutive."""
         return slice(None) if ids is self._everyone else rows_of(ids)
 
     def _write_obs(self, reply: PoolReply, rows: Selection) -> None:
@@ -305,7 +262,7 @@ class PoolShard(BatchedShard):
                 target[rows] = leaf
 
     def _write_turns(self, reply: PoolReply, rows: Selection) -> None:
-        """Write who is there, who acts, and what may be done."""
+        """Write who is alive, who acts, and the action masks."""
         buffers = self._buffers
         buffers.alive[rows] = reply.alive
         buffers.acting[rows] = reply.alive if reply.acting is None else reply.acting
@@ -321,7 +278,7 @@ class PoolShard(BatchedShard):
                     buffers.gave_mask[rows] = True
 
     def _snapshot(self, reply: PoolReply, ended: BoolArray) -> None:
-        """Keep the observations of agents that ended, before the next episode writes over them."""
+        """Keep the observations of agents that ended, before the next episode overwrites them."""
         finals = reply.finals
         if finals is not None:
             replaced = ended[finals.rows]
@@ -349,40 +306,16 @@ class PoolShard(BatchedShard):
 
     # --- saved states ---
 
-    def get_state(self, ids: Ids) -> dict[str, Any]:
-        """Copy the states of these envs.
+    _inner = "pool"
 
-        Returns:
-            Name → (n, …), and under ``"pool"`` what the pool says of them.
-        """
-        return {
-            "phase": self._phases.values[ids],
-            "finals_kept": self._finals_kept[ids],
-            "had_rows": self._presence.had_rows[ids],
-            "pool": self._pool.get_state(ids),
-        }
+    def _get_inner(self, ids: Ids) -> dict[str, Any]:
+        return self._pool.get_state(ids)
 
-    def check_state(self, state: Any, n: int) -> None:
-        """Validate a state from `get_state` of ``n`` envs.
+    def _check_inner(self, inner: Any, n: int) -> None:
+        self._pool.check_state(inner, n)
 
-        Raises:
-            ArgumentError: It is none; names the array.
-        """
-        arrays = {"phase": self._phases.values, "finals_kept": self._finals_kept, "had_rows": self._presence.had_rows}
-        if not isinstance(state, Mapping) or state.keys() != {*arrays, "pool"}:
-            raise ArgumentError(f"set_state(): envs: expected {sorted({*arrays, 'pool'})}, got {state!r:.200}")
-        for name, own in arrays.items():
-            check_array(state, name, own.dtype, (n, *own.shape[1:]), "set_state()")
-        self._phases.check_saved(state["phase"])
-        self._pool.check_state(state["pool"], n)
-
-    def set_state(self, ids: Ids, state: Mapping[str, Any], places: Ids) -> None:
-        """Put these envs into such states; ``places`` says which of them each env gets."""
-        self._pool.set_state(ids, state["pool"], places)
-        self._phases.restore(ids, state["phase"][places])
-        self._presence.had_rows[ids] = state["had_rows"][places]
-        self._finals_kept[ids] = state["finals_kept"][places]
-        self._any_finals_kept = bool(self._finals_kept.any())
+    def _set_inner(self, ids: Ids, inner: Mapping[str, Any], places: Ids) -> None:
+        self._pool.set_state(ids, inner, places)
         self._columns.forget(ids)
         self._final_columns.forget(ids)
 
@@ -391,13 +324,5 @@ class PoolShard(BatchedShard):
 
 
 def _over(flags: BoolArray, leaf: NDArray[Any]) -> BoolArray:
-    """Flags (n, A_g) with axes of length 1 at the end, so that they go with a leaf (n, A_g, …)."""
+    """Return flags (n, A_g) with axes of length 1 at the end, to match a leaf (n, A_g, …)."""
     return flags.reshape(flags.shape + (1,) * (leaf.ndim - 2))
-
-
-def _harmless(space: Any) -> NDArray[Any]:
-    """An action that lies in the space, for those who need not act."""
-    low, high = getattr(space, "low", None), getattr(space, "high", None)
-    if low is not None and high is not None:
-        return np.clip(np.zeros(space.shape, space.dtype), low, high)
-    return np.asarray(np.zeros(space.shape, space.dtype) + getattr(space, "start", 0), space.dtype)

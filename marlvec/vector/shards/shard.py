@@ -1,10 +1,7 @@
 """`Shard`: the envs that one worker steps: a contiguous slice of rows, with autoreset and checks.
 
-Sync, thread, async and external vectorizers run this class and differ only in where it runs, so their results are equal
-bit for bit. It implements all rules for a single env: autoreset, the snapshot of final observations, zeroed rows of
-dead agents, faults caught per env.
-
-Env indices here are local, 0 to ``len(envs) - 1``; failures have the global index.
+Sync, thread, async and external vectorizers run this class and differ only in where, so their results are equal bit
+for bit. Env indices here are local, 0 to ``len(envs) - 1``; failures have the global index.
 """
 
 from __future__ import annotations
@@ -57,22 +54,9 @@ _METHODS = {
 
 
 class Shard:
-    """A slice of envs and their rows.
+    """A slice of envs and their rows. `ShardFailed`: a factory failed, and envs already built are closed.
 
-    Args:
-        factories: One zero-argument callable per env.
-        first_env_id: Global index of the first env.
-        settings: The vectorizer's.
-
-    Raises:
-        ShardFailed: A factory raised, or its env's spec differs from the others'. Envs already built are closed.
-
-    Attributes:
-        envs: The envs, as adapters.
-        spec: Their common spec.
-        everyone: Indices of all envs.
-        survived: Failures of factories that were retried.
-        progress: Its first entry is the env that runs, counted from 1, or 0; read by the parent.
+    `progress[0]` is the env that runs, counted from 1, or 0; the parent process reads it.
     """
 
     def __init__(self, factories: Sequence[Callable[[], Any]], first_env_id: int, settings: Settings) -> None:
@@ -127,15 +111,10 @@ class Shard:
         begin: Sequence[bool],
         keep: Sequence[bool],
     ) -> Report:
-        """Revive envs whose episode was lost to a fault. Each argument has one entry per env.
+        """Revive envs whose episode was lost to a fault; `seeds` and `options` are those of their first reset.
 
-        Args:
-            ids: The envs.
-            seeds: Seeds of their first reset.
-            options: Options of their first reset.
-            build: Whether to rebuild the env; else it is new already.
-            begin: Whether to begin an episode now; else the autoreset or the caller does.
-            keep: Whether the row keeps the end of an episode.
+        `build`: rebuild the env, else it is new already. `begin`: begin an episode now, else the autoreset or the
+        caller does. `keep`: the row keeps the end of an episode.
         """
         report = Report()
         for i, seed, option, anew, now, whole in zip(ids, seeds, options, build, begin, keep, strict=True):
@@ -209,7 +188,6 @@ class Shard:
         return report
 
     def _step_each(self, running: Sequence[int], report: Report) -> None:
-        """Step these envs through their adapters."""
         steps, slots, careful, progress = self._steps, self._slots, self._careful, self.progress
         self._num_final_flags = 0
         for i in running:
@@ -302,7 +280,6 @@ class Shard:
         return report
 
     def control(self, ids: Sequence[int], commands: Sequence[Command]) -> Report:
-        """Run one command per env. A failure costs no episode."""
         return run_commands(ids, commands, self.envs.__getitem__, self._first)
 
     def get_state(self, ids: Sequence[int]) -> Report:
@@ -328,13 +305,8 @@ class Shard:
     def set_state(
         self, ids: Sequence[int], states: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any] | None]
     ) -> Report:
-        """Restore envs from answers of `get_state`. An env that fails has no episode then.
-
-        Args:
-            ids: The envs.
-            states: One state per env.
-            rows: One row from `Buffers.get_rows` per env; None if the caller writes it.
-        """
+        """Restore envs from answers of `get_state`. An env that fails has no episode then."""
+        # A row from `Buffers.get_rows` is written too; None if the caller writes it.
         report = Report()
         for i, state, row in zip(ids, states, rows, strict=True):
             self.progress[0] = i + 1
@@ -422,7 +394,6 @@ class Shard:
             self._note_state(i, report)
 
     def _clear_row(self, i: int) -> None:
-        """Clear the row of an env, for a new episode."""
         slot = self._slots[i]
         self._buffers.clear_row(i)
         self._ended.pop(i, None)

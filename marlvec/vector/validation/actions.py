@@ -33,15 +33,9 @@ class ActionWriter:
     """Checks actions and writes them into buffers.
 
     Structure, shapes and dtype kinds are always checked. Values of acting agents are checked against the action spaces
-    and the action masks, as often as ``validate`` requires.
-
-    Args:
-        spec: Agents and spaces of the envs.
-        grouped: Whether actions are a dict of groups.
-        validate: ``"strict"`` and ``"warn"``: values are checked in every call; ``"sample"``: in the first 16 calls
-            and every 16th after that; ``"off"``: never. Actions that masks forbid raise with ``"strict"``; else they
-            are sent, with a warning in each such call (``"warn"``) or once (``"sample"``).
-        always: Check values in every call; ``validate`` then holds for masks only.
+    and the action masks, as often as ``validate`` requires, or with ``always`` in every call (but for masks). Actions
+    that masks forbid raise with ``"strict"``; else they are sent, with a warning in each such call (``"warn"``) or
+    once.
     """
 
     def __init__(self, spec: EnvSpec, *, grouped: bool, validate: str, always: bool = False) -> None:
@@ -69,20 +63,9 @@ class ActionWriter:
         self._objects = [place for place in leaves if place[2].is_object]
 
     def write(self, buffers: Buffers, actions: Any, env_ids: NDArray[np.int64], rows: Selection) -> None:
-        """Write one action per (env, agent).
-
-        Args:
-            buffers: Receive the actions.
-            actions: (n, A, …), a tree of such arrays, or a dict of groups; n = len(env_ids). Discrete also as
-                (n, A, 1). For leaves without a fixed-size array form, arrays of objects or lists of lists (n, A).
-                Slower: a dict of agents to (n, …), or one dict per env.
-            env_ids: The envs, for messages.
-            rows: The same envs as a selection of buffer rows.
-
-        Raises:
-            ActionError: Wrong structure, shape, dtype kind or value; an object that cannot be pickled or is too large.
-                No action was written then.
-        """
+        """Write one action per (env, agent), in a form of `VectorEnv.step`; ``rows`` are the same envs."""
+        # ActionError: nothing was written. Discrete also as (n, A, 1); leaves without a fixed-size array form as arrays
+        # of objects or lists of lists (n, A).
         if (
             (leaf := self._plain) is not None
             and actions.__class__ is np.ndarray
@@ -302,19 +285,7 @@ def _kinds(space: Space[Any]) -> str:
 
 
 def arrange(value: Any, rows: int, agents: int) -> AnyArray:
-    """Arrange objects in an array, one per env and agent.
-
-    Args:
-        value: An array (rows, agents) of dtype object, or a sequence of sequences.
-        rows: n.
-        agents: A_g.
-
-    Returns:
-        (n, A_g) of dtype object; the given array if it has this form.
-
-    Raises:
-        ActionError: Wrong lengths, or not a sequence of sequences.
-    """
+    """Arrange objects, an array or a sequence of sequences, in an array (rows, agents) of dtype object."""
     if value.__class__ is np.ndarray and value.dtype == np.object_ and value.shape == (rows, agents):
         array: AnyArray = value
         return array
@@ -334,17 +305,9 @@ def _parts(value: Any, length: int, what: str) -> Any:
 
 
 def take_copies(leaf: Leaf, array: AnyArray, wanted: BoolArray, sizes: NDArray[np.int64], where: Where) -> AnyArray:
-    """Copy objects, so that the caller may change them afterwards.
+    """Copy the wanted objects of a leaf (n, A_g), so that the caller may change them later; the others become None.
 
-    Args:
-        leaf: The leaf.
-        array: (n, A_g) of dtype object.
-        wanted: (n, A_g) bool, which objects to copy; the others become None.
-        sizes: (n,) bytes of each env's objects so far; the sizes of the copies are added.
-        where: Names a cell in messages.
-
-    Raises:
-        ActionError: An object cannot be pickled, or an env's objects exceed the size limit.
+    `sizes` (n,) are bytes of each env's objects so far; those of the copies are added. `where` names a cell.
     """
     copies = np.full(array.shape, None, np.object_)
     for i, j in np.argwhere(wanted).tolist():

@@ -1,12 +1,9 @@
-"""Actions in dicts of agents: `is_by_agent` recognizes them, `join_agents` converts them to arrays.
+"""Actions in dicts of agents, the form of loops that were written for other libraries; slow.
 
 * ``{agent: (n, …)}``: one dict, with each agent's actions in all envs;
 * ``[{agent: action}, …]``: one dict per env, with single actions.
 
-Agents that do not act may be missing, or None. Loops written for other libraries have such actions. This form is slow:
-the actions are read one by one, and new arrays are built.
-
-Axis letters: n envs, A_g agents of a group.
+Agents that do not act may be missing, or None. Axis letters: n envs, A_g agents of a group.
 """
 
 from __future__ import annotations
@@ -27,16 +24,8 @@ __all__ = ["is_by_agent", "join_agents", "lay_out"]
 
 
 def is_by_agent(spec: EnvSpec, grouped: bool, actions: Any, n: int) -> bool:
-    """Return whether actions have one of the two forms.
-
-    Actions with the structure of the action space, or of the groups, do not count, even if their keys are agents.
-
-    Args:
-        spec: Agents and spaces of the envs.
-        grouped: Whether actions are a dict of groups.
-        actions: Any object.
-        n: Number of envs.
-    """
+    """Return whether actions of ``n`` envs have one of the two forms."""
+    # The structure of the action space, or of the groups, does not count, even if its keys are agents.
     first = spec.groups[0]
     if not isinstance(actions, Mapping):
         return (
@@ -57,21 +46,8 @@ def is_by_agent(spec: EnvSpec, grouped: bool, actions: Any, n: int) -> bool:
 def join_agents(
     spec: EnvSpec, grouped: bool, actions: Any, acting: NDArray[np.bool_], env_ids: NDArray[np.int64]
 ) -> Any:
-    """Convert actions to the array form of `VectorEnv.step`.
-
-    Args:
-        spec: Agents and spaces of the envs.
-        grouped: Whether to return a dict of groups.
-        actions: Actions in one of the two forms.
-        acting: (n, A) bool, which agents must act.
-        env_ids: (n,) the envs, for messages.
-
-    Returns:
-        (n, A, …), a tree of such arrays, or a dict of groups to them. Dtypes and values are unchanged.
-
-    Raises:
-        ActionError: An agent that acts has no action, or one of another structure or shape.
-    """
+    """Convert actions in one of the two forms to the array form of `VectorEnv.step`; dtypes and values stay."""
+    # ActionError: an agent that acts, (n, A) bool, has no action, or one of another structure or shape.
     per_env = not isinstance(actions, Mapping)
     dicts = actions if per_env else [actions] * len(env_ids)
     given = np.array([[own.get(name) is not None for name in spec.agents] for own in dicts], np.bool_)
@@ -95,21 +71,9 @@ def lay_out(
     acting: NDArray[np.bool_],
     where: Callable[[int, int], str],
 ) -> Any:
-    """Convert one dict of agents per env to the array form of `VectorEnv.step`.
+    """Convert one dict of agents per env, with all that act, to the array form of `VectorEnv.step`; zeros for others.
 
-    Args:
-        spec: Agents and spaces of the envs.
-        grouped: Whether to return a dict of groups.
-        actions: n dicts, agent → action, with all agents that act; other agents are ignored.
-        acting: (n, A) bool, which agents must act.
-        where: Names agent number a of dict number i, in messages.
-
-    Returns:
-        (n, A, …), a tree of such arrays, or a dict of groups to them; zeros for agents that do not act. Dtypes and
-        values are unchanged.
-
-    Raises:
-        ActionError: An action has another structure or shape than its space.
+    `acting` is (n, A) bool; other agents in the dicts are ignored. `where(i, a)` names agent number a of dict number i.
     """
     laid_out = {group.name: _lay_out_group(spec, group, actions, acting, where) for group in spec.groups}
     return laid_out if grouped else laid_out[spec.groups[0].name]

@@ -35,12 +35,8 @@ class CheckSchedule:
             schedule.restart()
             ...
 
-    Args:
-        validate: ``"strict"`` and ``"warn"``: every call is due; ``"sample"``: the first 16 and every 16th after that;
-            ``"off"``: none.
-
-    Attributes:
-        countdown: Number of calls until the next check, including the checked call.
+    ``"strict"`` and ``"warn"``: every call is due; ``"sample"``: the first 16 and every 16th after that; ``"off"``:
+    none.
     """
 
     __slots__ = ("_left", "_mode", "countdown")
@@ -63,20 +59,11 @@ class ObservationValidator:
     An observation must lie in its space in the sense of ``space.contains``: within the bounds, infinity only within an
     infinite bound, never NaN. A reward must be finite. Only observations of living agents and final observations of
     agents that have just ended are checked; the zeros of other agents, and of agents that wait for their first turn,
-    may lie outside.
+    may lie outside. Padded observations are checked against the padded space.
 
     Leaves whose dtype has no invalid values (uint8 from 0 to 255) cost nothing; nor do object leaves, which are checked
-    whenever they are written. Padded observations are checked against the padded space.
-
-    Args:
-        spec: Agents and spaces of the envs.
-        mode: ``"strict"``: check every call, and return problems; ``"warn"``: check every call, and emit one
-            `ContractWarning` per env if an agent's leaf is wrong in a new way, with the number of all problems of the
-            env in this call; ``"sample"``: warn in the same way, but check only the first 16 calls and every 16th after
-            that, so that a bound exceeded by rounding does not end a long run; ``"off"``: no check.
-
-    Attributes:
-        schedule: Which calls are checked.
+    whenever they are written. Problems are returned with ``"strict"``; else one `ContractWarning` per env is given if
+    an agent's leaf is wrong in a new way. With ``"sample"`` a bound exceeded by rounding does not end a long run.
     """
 
     def __init__(self, spec: EnvSpec, mode: str) -> None:
@@ -94,16 +81,8 @@ class ObservationValidator:
     def check(
         self, step: VectorStep, env_ids: Sequence[int] | NDArray[np.int64] | None = None
     ) -> list[tuple[int, str]]:
-        """Check the rows of a call; the caller consults `schedule` first.
-
-        Args:
-            step: The rows.
-            env_ids: The envs whose rows are new; None for all. A repeated problem gives no second warning.
-
-        Returns:
-            For each env with a problem, in the order of ``step.env_ids``: its index, and the problem in words. Always
-            empty except with ``"strict"``.
-        """
+        """Check a call's rows (``env_ids``: the new ones); with ``"strict"``, return invalid envs and problems."""
+        # The caller consults `schedule` first. A repeated problem gives no second warning.
         if not len(step):
             return []
         problems: list[_Problem] = []
@@ -147,7 +126,6 @@ class ObservationValidator:
                 yield _Problem(int(step.env_ids[i]), agent, subject, path, array[i, j, ...], check.members)
 
     def _warn(self, bad: dict[int, list[_Problem]]) -> None:
-        """Emit one warning for each env that has a new problem."""
         for i, found in bad.items():
             new = [problem for problem in found if problem.key not in self._warned]
             if new:
@@ -168,8 +146,6 @@ class _Check:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """An invalid leaf, or reward, of one agent."""
-
     env_id: int
     agent: str
     subject: str

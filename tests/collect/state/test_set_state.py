@@ -28,7 +28,7 @@ from marlvec.connectors.agent import (
 from marlvec.errors import ArgumentError, CheckpointError, EnvsDriven, StateError
 from marlvec.policies import RandomPolicy
 from marlvec.serialization.archive import write_archive
-from marlvec.serialization.saved_value import read_value, write_value
+from marlvec.serialization.values import read_value, write_value
 from tests.checkpoints import killed
 from tests.collect.state.saved import batches_of, without_clock
 from tests.collect.state.test_exact_resume import Drawing, Plan

@@ -22,20 +22,10 @@ def import_jax(what: str) -> Any:
 
 
 class WorldForm:
-    """What one world's trees look like.
+    """Structure of one world's trees: `reset` and `step` are traced once, without running them.
 
-    Args:
-        world: The world. Its `reset` and `step` are traced once, without running anything.
-
-    Attributes:
-        spec: What one env looks like.
-        has_acting: Whether it says who acts.
-        masked: Per group, whether it has action masks.
-        infos, agent_infos: Names of the infos that each step brings.
-
-    Raises:
-        ContractError: It breaks the protocol: another structure, shape or dtype than declared, spaces that change;
-            names the world, what was expected and what it gave.
+    Raises `ContractError` with the world's name if it breaks the protocol: another structure, shape or dtype than
+    declared, spaces that change. `masked` is per group, whether it has action masks.
     """
 
     def __init__(self, world: JaxWorld) -> None:
@@ -68,23 +58,22 @@ class WorldForm:
             self._check("global_state", "the global state", found, tuple(space.shape or ()), space.dtype)
 
     def canonical(self, dtype: Any) -> np.dtype[Any]:
-        """The dtype that JAX has in place of this one: 32 bits, unless it is configured for 64."""
+        """Return JAX's dtype in place of this one: 32 bits, unless it is configured for 64."""
         found: np.dtype[Any] = np.dtype(self._jax.dtypes.canonicalize_dtype(dtype))
         return found
 
     def join(self, leaves: list[list[Any]]) -> Any:
-        """Leaves of actions by group to what `JaxWorld.step` takes."""
+        """Convert leaves of actions by group to the argument of `JaxWorld.step`."""
         trees = [group.action_tree.unflatten(own) for group, own in zip(self._groups, leaves, strict=True)]
         if self._lone:
             return trees[0]
         return {group.name: tree for group, tree in zip(self._groups, trees, strict=True)}
 
     def obs_leaves(self, rows: JaxRows) -> list[list[Any]]:
-        """Observations of all groups, as leaves."""
         return [list(group.observation_tree.flatten(self._of(group, rows.obs, "obs"))) for group in self._groups]
 
     def masks(self, rows: JaxRows) -> list[Any]:
-        """Action masks of the groups that have some."""
+        """Return the action masks of the groups that have them."""
         chosen = [group for group, has in zip(self._groups, self.masked, strict=True) if has]
         return [self._of(group, rows.action_masks, "action_masks") for group in chosen]
 
@@ -165,7 +154,7 @@ class WorldForm:
             self._refuse(call, what, f"{wanted}, as declared", f"{got.dtype} of shape {tuple(got.shape)}")
 
     def _check_state(self, before: Any, after: Any) -> None:
-        """A step must leave a state of the form that a reset makes."""
+        """Check that a step returns a state of the form that a reset makes."""
         tree = self._jax.tree_util
         (first, form), (second, other) = (tree.tree_flatten_with_path(state) for state in (before, after))
         if form != other:

@@ -20,25 +20,12 @@ _MASKS = ("get_avail_actions", "get_legal_moves")
 
 
 class JaxMarlWorld(JaxWorld):
-    """An env of JaxMARL's, by its ``step_env``, which resets nothing.
+    """An env of JaxMARL, ``jaxmarl.make(env_id, **kwargs)``, by its ``step_env``, which resets nothing.
 
     Observations have the shape and dtype that the env really returns: Overcooked declares another one. An agent that
     dies (SMAX) is terminated then. An end at the env's ``max_steps`` truncates the agents that are alive, unless the
-    game is over without it. Envs in which one agent has moves at a time (Hanabi) say who acts. Brax's are made without
-    their own autoreset, and say themselves what they truncate.
-
-    Args:
-        env_id: JaxMARL's own id.
-        kwargs: For ``jaxmarl.make``. A ``scenario`` of SMAX or a ``layout`` of Overcooked may be its name.
-
-    Attributes:
-        env: JaxMARL's env.
-
-    Raises:
-        MissingExtraError: JaxMARL is not installed, or what the env needs.
-        UnknownEnvError: It has no such env; lists those that come near.
-        ArgumentError: Brax's autoreset was asked for.
-        ContractError: A space is of a kind that marlvec does not know.
+    game is over without it. In envs in which one agent has moves at a time (Hanabi), only that agent acts. Brax's are
+    made without their own autoreset, and report their truncations. A ``scenario`` or ``layout`` may be its name.
     """
 
     def __init__(self, env_id: str, **kwargs: Any) -> None:
@@ -94,7 +81,7 @@ class JaxMarlWorld(JaxWorld):
         return self.env.get_world_state(state)
 
     def _is_late(self, state: Any) -> Any:
-        """Whether the time is up, and the game would not be over without that."""
+        """Return whether the time is up, and the game would not be over without that."""
         jnp = self._jax.numpy
         told = getattr(state, "info", {})
         if "truncation" in told:  # Brax's
@@ -136,7 +123,7 @@ class JaxMarlWorld(JaxWorld):
         return jnp.stack([jnp.asarray(by_agent[agent]).reshape(()) for agent in self.agents])
 
     def _infos(self, infos: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Infos of the env, and those that are dicts of all agents."""
+        """Return infos of the env, and those that are dicts of all agents."""
         jnp = self._jax.numpy
         of_env: dict[str, Any] = {}
         of_agents: dict[str, Any] = {}
@@ -177,7 +164,7 @@ class JaxMarlWorld(JaxWorld):
 
 
 def _arguments(env_id: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments for ``jaxmarl.make``, in which scenarios and layouts are objects, and Brax resets nothing."""
+    """Return arguments for ``jaxmarl.make``, in which scenarios and layouts are objects, and Brax resets nothing."""
     given = dict(kwargs)
     if env_id in BRAX_ENVS and given.setdefault("auto_reset", False):
         raise ArgumentError(
@@ -195,7 +182,6 @@ def _arguments(env_id: str, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_gymnasium(space: Any, name: str) -> Space[Any]:
-    """A space of JaxMARL's as Gymnasium's."""
     kind = type(space).__name__
     if kind == "Discrete":
         return Discrete(int(space.n))

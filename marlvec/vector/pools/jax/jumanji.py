@@ -22,25 +22,12 @@ _NO_LIMIT = 2**30
 
 
 class JumanjiWorld(JaxWorld):
-    """A multi-agent env of Jumanji's: each row of its array of actions is an agent.
+    """A multi-agent env of Jumanji, ``jumanji.make(env_id, **kwargs)``: each row of its array of actions is an agent.
 
     An agent observes a dict of the env's fields: its own row of ``agents_view`` or ``searcher_views``, and each other
     field whole. ``action_mask`` becomes the action mask; an agent whose mask allows nothing (MMST) does not act. Each
     agent gets the reward of a team. An end that only the env's ``time_limit`` brings truncates, also where Jumanji
     calls it a termination. Jumanji's discounts of single agents are the info ``"discount"``, its extras are infos.
-
-    Args:
-        env_id: Jumanji's own id.
-        kwargs: For ``jumanji.make``: ``time_limit``, a ``generator``, …
-
-    Attributes:
-        env: Jumanji's env.
-
-    Raises:
-        MissingExtraError: Jumanji is not installed.
-        UnknownEnvError: It has no such env; lists those that come near.
-        ArgumentError: The env has one agent.
-        ContractError: Its actions are of a kind that marlvec does not know.
     """
 
     def __init__(self, env_id: str, **kwargs: Any) -> None:
@@ -97,7 +84,7 @@ class JumanjiWorld(JaxWorld):
         return JaxRows(self._observe(timestep.observation), acting=acting, action_masks=mask)
 
     def _observe(self, observation: Any) -> dict[str, Any]:
-        """What each agent sees, by field: (A, …)."""
+        """Return the observations of all agents, by field: (A, …)."""
         return {name: self._rows_of(name, field) for name, field in _fields(observation) if name != "action_mask"}
 
     def _rows_of(self, name: str, field: Any) -> Any:
@@ -112,13 +99,13 @@ class JumanjiWorld(JaxWorld):
 
 
 def _fields(record: Any) -> list[tuple[str, Any]]:
-    """Names and values of a named tuple or a dataclass, which may have slots."""
+    """Return names and values of a named tuple or a dataclass, which may have slots."""
     names = record._fields if hasattr(record, "_fields") else [field.name for field in dataclasses.fields(record)]
     return [(name, getattr(record, name)) for name in names]
 
 
 def _observation_space(seen: Mapping[str, Any]) -> Dict:
-    """The space of one agent's part of the fields (A, …)."""
+    """Return the space of one agent's part of the fields (A, …)."""
     return Dict(
         {
             name: _observation_space(field) if isinstance(field, Mapping) else array_space(field.shape[1:], field.dtype)
@@ -128,11 +115,7 @@ def _observation_space(seen: Mapping[str, Any]) -> Dict:
 
 
 def _action_space(spec: Any, choices: int | None, name: str) -> Space[Any]:
-    """The space of one agent's action, from the spec of all.
-
-    Raises:
-        ContractError: Agents have unlike actions, or the spec is of another kind.
-    """
+    """Return the space of one agent's action, from the spec of all; `ContractError` if agents have unlike actions."""
     low, high = (np.broadcast_to(np.asarray(end), spec.shape) for end in (spec.minimum, spec.maximum))
     if (low == low[:1]).all() and (high == high[:1]).all():
         if np.dtype(spec.dtype).kind == "f":

@@ -15,20 +15,9 @@ __all__ = ["PgxWorld"]
 
 
 class PgxWorld(JaxWorld):
-    """A game of Pgx's, by turns: one player acts at a time, and all of them see the board, each from its own side.
+    """A game of Pgx, ``pgx.make(game, **kwargs)``: one player acts at a time; all see the board, each from its side.
 
-    Which player moves first is drawn with the episode, as Pgx does. A move that the mask forbids loses the game.
-
-    Args:
-        game: Pgx's own id.
-        kwargs: For ``pgx.make``, which takes none, or what a game's class takes.
-
-    Attributes:
-        env: Pgx's env.
-
-    Raises:
-        MissingExtraError: Pgx is not installed.
-        UnknownEnvError: It has no such game; lists those that come near.
+    The player who moves first is drawn with the episode, as Pgx does. A move that the mask forbids loses the game.
     """
 
     def __init__(self, game: str, **kwargs: Any) -> None:
@@ -63,7 +52,7 @@ class PgxWorld(JaxWorld):
         return self._kept(state), rows
 
     def _kept(self, state: Any) -> Any:
-        """The state without its observation, which no step reads."""
+        """Return the state without its observation, which no step reads."""
         return state.replace(observation=None)
 
     def _rows(self, state: Any) -> JaxRows:
@@ -75,7 +64,7 @@ class PgxWorld(JaxWorld):
         return JaxRows(obs, acting=turn, action_masks=turn[:, None] & state.legal_action_mask[None])
 
     def _observe(self, state: Any, turn: Any) -> Any:
-        """What each player sees, (A, …); Pgx has computed already what the one to move does."""
+        """Return each player's observation, (A, …); Pgx has already computed that of the player to move."""
         if len(self.agents) == 1:
             return state.observation[None]
         with warnings.catch_warnings():

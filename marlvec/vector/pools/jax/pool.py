@@ -31,24 +31,11 @@ _TRIAL_STEPS = 3
 
 
 class JaxPool(Pool):
-    """N worlds, each with a random stream of its own: its numbers depend on its seed alone, not on N.
+    """N worlds, each with its own random stream: its numbers depend on its seed alone, not on N.
 
     World ``i``'s key is ``jax.random.key(seed)`` (threefry) of its seed, whose upper 32 bits count, too; its ``t``-th
     call since it was seeded, reset or step, gets ``jax.random.fold_in(key, t)``, t from 0. Worlds whose episode is over
     are reset alone, in few fixed sizes that are compiled before the first call.
-
-    Args:
-        world: What one of them is.
-        num_envs: N.
-        autoreset_mode: Which the pool is to serve.
-        max_episode_steps: Truncate who is alive after so many steps, or None.
-
-    Attributes:
-        world: As given.
-
-    Raises:
-        ContractError: The world breaks the protocol; see `JaxWorld`.
-        MissingExtraError: jax is not installed.
     """
 
     fills_idle = True
@@ -76,11 +63,8 @@ class JaxPool(Pool):
         self._gives = all(self._form.canonical(leaf.dtype) == leaf.dtype for tree in trees for leaf in tree.leaves)
 
     def warm_up(self) -> None:
-        """Compile all that later calls need, and try the world: three steps with actions that lie in its spaces.
-
-        Raises:
-            ContractError: A reward is not finite, or an observation is NaN.
-        """
+        """Compile all that later calls need, and try the world: three steps with actions in its spaces."""
+        # ContractError: a reward is not finite, or an observation is NaN.
         program = self._programs()
         carry, rows = program.begin(self._on_device(self._keys), self._on_device(self._counts))
         for _ in range(_TRIAL_STEPS):
@@ -130,7 +114,7 @@ class JaxPool(Pool):
         return request()
 
     def forget(self) -> bool:
-        """The next call is a reset; worlds that get no seed there go on with fresh ones."""
+        """The next call is a reset; worlds that get no seed there continue with fresh ones."""
         self._request = self._carry = None
         self._over[:] = False
         self._keys, self._counts = _keys_of(_fresh_seeds(self.num_envs)), np.zeros(self.num_envs, np.uint32)
@@ -185,12 +169,12 @@ class JaxPool(Pool):
         self._counts[ids] = 0
 
     def _unload(self, *, given_all: bool) -> None:
-        """Bring keys and counts from the device, unless all are to be replaced."""
+        """Copy keys and counts from the device, unless all will be replaced."""
         if self._carry is not None and not given_all:
             self._keys, self._counts = np.array(self._carry.keys), np.array(self._carry.counts)
 
     def _loaded(self) -> Carry:
-        """The carry; before the first reset of all, of worlds in episodes that are never shown."""
+        """Return the carry; before the first reset of all, of worlds in episodes that are never shown."""
         if self._carry is None:
             carry, _ = self._programs().begin(self._on_device(self._keys), self._on_device(self._counts))
             self._carry = carry._replace(counts=self._on_device(self._counts))
@@ -208,7 +192,7 @@ class JaxPool(Pool):
                 leaf.copy_to_host_async()
 
     def _answer(self, rows: WorldRows, chosen: BoolArray | None = None) -> PoolReply:
-        """Read a step's rows, of the worlds that are chosen or of all; begin the episodes that the mode says."""
+        """Read a step's rows, of the chosen worlds or of all; begin the episodes that the mode requires."""
         program = self._programs()
         flags = program.flags_of(rows, self.num_envs)
         masks, acting, alive, terminated, truncated, over = flags
@@ -303,7 +287,7 @@ class JaxPool(Pool):
         self._over[ids] = state["over"][places]
 
     def _arrays(self, carry: Carry) -> dict[str, NDArray[Any]]:
-        """The leaves of the carry by their paths; keys as numbers."""
+        """Return the leaves of the carry by their paths; keys as numbers."""
         jax = self._jax
         found, _ = jax.tree_util.tree_flatten_with_path(carry)
         out = {}
@@ -328,7 +312,7 @@ class JaxPool(Pool):
         return self._program
 
     def _trial_actions(self, rows: WorldRows) -> Leaves:
-        """An action of each space for every agent; the first that a mask allows, where there is one."""
+        """Return a valid action for every agent; the first that a mask allows, where there is one."""
         masks = self._masks_by_group(self._programs().flags_of(rows, self.num_envs).masks)
         out: Leaves = []
         for g, group in enumerate(self.spec.groups):
@@ -365,16 +349,7 @@ class JaxPool(Pool):
 
 
 class JaxEnvView:
-    """One world of a `JaxPool`, for control calls.
-
-    Args:
-        pool: The pool.
-        index: Which of its worlds.
-
-    Attributes:
-        world: The `JaxWorld`.
-        index: Which of them this is.
-    """
+    """World ``index`` of a `JaxPool`, for control calls."""
 
     def __init__(self, pool: JaxPool, index: int) -> None:
         self._pool, self.world, self.index = pool, pool.world, index
@@ -394,13 +369,13 @@ def _fresh_seeds(num_envs: int) -> list[int]:
 
 
 def _with(array: NDArray[Any], ids: Ids, values: Any) -> NDArray[Any]:
-    """A copy in which the rows ``ids`` have these values."""
+    """Return a copy in which the rows ``ids`` have these values."""
     out = array.copy()
     out[ids] = values
     return out
 
 
 def _keys_of(seeds: Sequence[int]) -> NDArray[np.uint32]:
-    """Raw threefry keys of these seeds, (n, 2): those of ``jax.random.key(seed)`` for seeds below 2**32."""
+    """Return raw threefry keys of these seeds, (n, 2): those of ``jax.random.key(seed)`` for seeds below 2**32."""
     words = np.array(seeds, np.uint64)
     return np.stack([words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)], axis=1).astype(np.uint32)

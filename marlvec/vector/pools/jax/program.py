@@ -17,87 +17,61 @@ from numpy.typing import NDArray
 
 from marlvec.vector.pools.jax.form import WorldForm, import_jax
 from marlvec.vector.pools.jax.world import JaxRows, JaxWorld
+from marlvec.vector.pools.pool import harmless_action
 
 __all__ = ["Carry", "WorldFlags", "WorldProgram", "WorldRows", "padded"]
 
 
 class Carry(NamedTuple):
-    """All that goes from one call to the next, on the device; first axis N.
+    """State between two calls, on the device; first axis N."""
 
-    Attributes:
-        keys: (N, 2) uint32, the worlds' keys.
-        counts: (N,) uint32, calls that used them so far.
-        elapsed: (N,) int32, steps of the running episodes.
-        alive, acting: (N, A) bool.
-        world: The worlds' states.
-    """
-
-    keys: Any
-    counts: Any
-    elapsed: Any
-    alive: Any
-    acting: Any
-    world: Any
+    keys: Any  # (N, 2) uint32
+    counts: Any  # (N,) uint32, calls that used the keys so far
+    elapsed: Any  # (N,) int32, steps of the running episodes
+    alive: Any  # (N, A) bool
+    acting: Any  # (N, A) bool
+    world: Any  # the worlds' states
 
 
 class WorldRows(NamedTuple):
-    """Rows on the device.
+    """Rows on the device."""
 
-    Attributes:
-        obs: Per group, per leaf (N, A_g, …).
-        flags: Bools, one flat array so that one download brings all; see `WorldFlags`.
-        rewards: (N, A), or None after a reset.
-        state: (N, …), or None.
-        infos: By name: those of envs, then those of agents.
-    """
-
-    obs: list[list[Any]]
-    flags: Any
-    rewards: Any
-    state: Any
-    infos: list[Any]
+    obs: list[list[Any]]  # per group, per leaf (N, A_g, …)
+    flags: Any  # one flat bool array, so that one download brings all; see `WorldFlags`
+    rewards: Any  # (N, A), or None after a reset
+    state: Any  # (N, …), or None
+    infos: list[Any]  # those of envs, then those of agents
 
 
 class WorldFlags(NamedTuple):
-    """The flags of n worlds, as `WorldProgram` packs them: one array after the other.
+    """The flags of n worlds, as `WorldProgram` packs them: one array after the other, all bool.
 
-    Agents that do not act have masks that allow everything.
-
-    Attributes:
-        masks: Per group that has masks (n, A_g, choices) bool.
-        acting: (n, A) bool; None if the world does not say who acts: all that are alive.
-        alive: (n, A) bool, who is in the episode after this step; None after a reset, like all that follow.
-        terminated, truncated: (n, A) bool, who ends in this step.
-        over: (n,) bool, whether this step ends the episode.
+    Agents that do not act have masks that allow everything. After a reset, ``alive`` and those below it are None.
     """
 
-    masks: list[Any]
-    acting: Any
-    alive: Any = None
-    terminated: Any = None
-    truncated: Any = None
-    over: Any = None
+    masks: list[Any]  # per group that has masks (n, A_g, choices)
+    acting: Any  # (n, A); None if the world does not report who acts: all that are alive
+    alive: Any = None  # (n, A), agents in the episode after this step
+    terminated: Any = None  # (n, A), in this step
+    truncated: Any = None  # (n, A), in this step
+    over: Any = None  # (n,), this step ends the episode
 
 
 class WorldProgram:
-    """The functions of one world, for any N.
+    """The functions of one world, for any N; all but ``begin`` and ``look`` consume the carry that they are given.
 
-    Args:
-        world: The world.
-        form: What its trees look like.
-        limit: Truncate the agents that are alive after so many steps, or None.
-        brings_state: Whether rows have the global state.
+    ``limit``: truncate the agents that are alive after so many steps. ``brings_state``: rows have the global state.
 
     Attributes:
         begin: ``(keys, counts) → (carry, rows)``: episodes of all worlds.
-        step: ``(carry, actions) → (carry, rows)``; the carry given is gone after that.
+        step: ``(carry, actions) → (carry, rows)``.
         step_some: ``(carry, actions, chosen) → (carry, rows)``: of the worlds that are ``chosen``, (N,) bool; the rows
-            of the others mean nothing.
-        renew: ``(carry, ids) → (carry, rows)``: new episodes of the worlds ``ids`` (k,); what is N or more is left out.
-            Its rows are (k, …). The carry given is gone after that.
-        replace: ``(carry, obs, state, ids) → (carry, obs, state, final rows, new rows)``: likewise, within the step
-            that ended them; the observations (and global states) given are gone, and come back with the new ones in
-            their places. Of the rows of (k, …) the final ones have observations and state.
+            of the others are undefined.
+        renew: ``(carry, ids) → (carry, rows)``: new episodes of the worlds ``ids`` (k,), without ids of N or more; its
+            rows are (k, …).
+        replace: ``(carry, obs, state, ids) → (carry, obs, state, final rows, new rows)``: as ``renew``, within the step
+            that ended them. Consumes the observations (and global states), and returns them with the new ones in their
+            places. Of the rows of (k, …) the final ones have observations and state.
         look: ``carry → (N, …)``: the global states.
     """
 
@@ -105,7 +79,7 @@ class WorldProgram:
         jax = import_jax(world.name)
         jnp, lax = jax.numpy, jax.lax
         groups, agent_num = form.spec.groups, len(form.spec.agents)
-        harmless = [[_harmless(leaf.space) for leaf in group.action_tree.leaves] for group in groups]
+        harmless = [[harmless_action(leaf.space) for leaf in group.action_tree.leaves] for group in groups]
         members = [list(group.agents) for group in groups]
 
         def strong(x: Any) -> Any:
@@ -210,10 +184,7 @@ class WorldProgram:
         self._agent_num, self._has_acting = agent_num, form.has_acting
 
     def flags_of(self, rows: WorldRows, n: int) -> WorldFlags:
-        """Read the flags of rows of ``n`` worlds, to the host: views of one array that is read-only.
-
-        Waits until the rows are computed.
-        """
+        """Read the flags of rows of ``n`` worlds to the host, once computed: views of one array that is read-only."""
         flat, at = np.asarray(rows.flags), 0
 
         def take(*shape: int) -> NDArray[np.bool_]:
@@ -229,16 +200,8 @@ class WorldProgram:
         return WorldFlags(masks, acting, alive, terminated, truncated, take())
 
 
-def _harmless(space: Any) -> Any:
-    """An action that lies in the space, for those who do not act."""
-    low, high = getattr(space, "low", None), getattr(space, "high", None)
-    if low is not None and high is not None:
-        return np.clip(np.zeros(space.shape, space.dtype), low, high)
-    return np.zeros(space.shape, space.dtype) + getattr(space, "start", 0)
-
-
 def padded(ids: Sequence[int] | np.ndarray[Any, Any], num_envs: int, sizes: Sequence[int]) -> np.ndarray[Any, Any]:
-    """Ids in an array of the next of these sizes; the rest is ``num_envs``, which no world has."""
+    """Return ids in an array of the next of these sizes; the rest is ``num_envs``, the id of no world."""
     size = next(size for size in sizes if size >= len(ids))
     out = np.full(size, num_envs, np.int32)
     out[: len(ids)] = ids

@@ -1,4 +1,4 @@
-"""What the adapters of JAX suites have in common: importing one, unknown ids, spaces from shapes."""
+"""Shared by the adapters of JAX suites: importing a suite, unknown ids, spaces from shapes."""
 
 from __future__ import annotations
 
@@ -17,27 +17,14 @@ __all__ = ["array_space", "check_known", "import_suite"]
 
 
 def import_suite(module: str, what: str, extra: str) -> Any:
-    """Import a suite, without what it warns of meanwhile.
-
-    Args:
-        module: Its module.
-        what: What needs it, for the message.
-        extra: The extra of marlvec that brings it.
-
-    Raises:
-        MissingExtraError: It is not installed; names the extra.
-    """
+    """Import a suite that ``what`` needs, without its warnings; ``extra`` of marlvec installs it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return import_extra(module, what, f"pip install 'marlvec[{extra}]'")
 
 
 def check_known(family: str, name: str, known: Iterable[str]) -> None:
-    """Make sure that a suite has an env of this name.
-
-    Raises:
-        UnknownEnvError: It has none; lists those that come near.
-    """
+    """Raise `UnknownEnvError`, with similar names, unless a suite has an env of this name."""
     names = list(known)
     if name in names:
         return
@@ -49,7 +36,7 @@ def check_known(family: str, name: str, known: Iterable[str]) -> None:
 
 
 def array_space(shape: tuple[int, ...], dtype: Any) -> Space[Any]:
-    """The space of all arrays of this shape and dtype; of 0 and 1 in int8, for bools."""
+    """Return the space of all arrays of this shape and dtype; of 0 and 1 in int8, for bools."""
     dtype = np.dtype(dtype)
     if dtype.kind == "b":
         return Box(0, 1, shape, np.int8)

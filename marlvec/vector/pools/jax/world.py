@@ -52,13 +52,13 @@ class JaxWorld(ABC):
     themselves: a step that ends the episode returns the true last observations.
 
     Attributes:
-        name: What to call it.
+        name: Name of the world in messages.
         agents: Agent names; their order is the agent axis.
         observation_spaces: One per agent, in that order, without the action mask.
         action_spaces: One per agent. A Discrete action is an int32, from ``space.start``.
         mask_sizes: Length of each agent's action mask, or None; empty means that no agent has one.
         state_space: Space of the global state, or None; with one, `global_state` returns it.
-        metadata: Free.
+        metadata: Any entries.
     """
 
     name: str = "jax world"
@@ -99,10 +99,7 @@ class JaxWorld(ABC):
         raise ContractError(f"{self.name} declares a state_space and has no global_state(state)")
 
     def spec(self) -> EnvSpec:
-        """Describe this world.
-
-        Returns:
-            Its agents, spaces and masks.
+        """Describe this world: its agents, spaces and masks.
 
         Raises:
             ContractError: It has no agents, names one twice, or a space is missing.

@@ -29,10 +29,7 @@ preload: list[str] = []
 
 
 def worker_environ() -> dict[str, str]:
-    """Return the workers' environment: this process's, without MPI, with one thread per numeric library.
-
-    It also has their nesting depth, see `marlvec.vector.processes.limits.check_depth`.
-    """
+    """Return the workers' environment: this one, without MPI, one thread per numeric library, their nesting depth."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith(_MPI_PREFIXES)}
     for key in (*_ONE_THREAD, "PYGAME_HIDE_SUPPORT_PROMPT"):
         environ.setdefault(key, "1")
@@ -41,14 +38,7 @@ def worker_environ() -> dict[str, str]:
 
 
 class ForkServerClient:
-    """This process's end of the fork server.
-
-    Raises:
-        ResourceError: The limit of processes or file descriptors is reached.
-
-    Attributes:
-        lock: Held from a request to its answer, so that no other thread reads the answer.
-    """
+    """This process's end of the fork server; ``lock`` is held from a request to its answer, for one thread."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
@@ -71,11 +61,7 @@ class ForkServerClient:
                     raise
 
     def ask(self, message: dict[str, Any]) -> Any:
-        """Send a request and wait for its answer.
-
-        Raises:
-            OSError: The server has ended, or its answer is this error.
-        """
+        """Send a request and wait for its answer; `OSError`: the server has ended, or its answer is this error."""
         with self.lock:
             self.send(message)
             return self.answer()

@@ -42,11 +42,9 @@ def new_mark() -> int:
 
 
 def mark_this_process(mark: int) -> None:
-    """Set a mark on this process and all its future descendants.
-
-    The mark is the limit for real-time scheduling, far above any real time, so it has no other effect. Children inherit
-    it through fork, exec, setsid and a cleared environment, and any process of the same user can read it.
-    """
+    """Set a mark on this process and all its future descendants."""
+    # The mark is the limit for real-time scheduling, far above any real time, so it has no other effect. Children
+    # inherit it through fork, exec, setsid and a cleared environment, and any process of the same user can read it.
     if sys.platform == "linux":
         hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
         with contextlib.suppress(OSError, ValueError):  # the limit is set already, or a sandbox does not support it
@@ -75,10 +73,8 @@ def die_with(parent: int) -> None:
 
 
 def go_on_without_parent() -> None:
-    """On Linux: have the kernel wake this process, if it is stopped, when its parent ends, so that it can clean up.
-
-    The signal is also sent when the thread ends that has started this process; a running process ignores it.
-    """
+    """On Linux: have the kernel wake this process, if it is stopped, when its parent ends, so that it can clean up."""
+    # The signal is also sent when the thread ends that has started this process; a running process ignores it.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
@@ -92,11 +88,7 @@ class _Worker:
 
 
 class ProcessReaper:
-    """Tracks workers from their start until all their processes have ended.
-
-    Args:
-        poll: The poll object that the fork server waits on; it wakes for ended workers, then call `reap`.
-    """
+    """Tracks workers from their start until all their processes have ended. Call `reap` when ``poll`` wakes."""
 
     def __init__(self, poll: select.poll) -> None:
         self._poll = poll
@@ -154,11 +146,7 @@ class ProcessReaper:
         return self._workers.pop(pid).exitcode
 
     def reap(self, ready: Iterable[int] = ()) -> None:
-        """Wait for ended children, and when it is due, kill processes that dead workers left.
-
-        Args:
-            ready: File descriptors that poll reported.
-        """
+        """Wait for ended children, ``ready`` by poll, and when it is due, kill processes that dead workers left."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._wakeup, 4096)
         self._reap()

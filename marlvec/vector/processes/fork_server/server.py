@@ -1,13 +1,9 @@
 """The fork server: a small process that forks workers, and ends with its parent.
 
 One per parent process, in a fresh interpreter: it never imports the caller's main module, and has no threads, so
-forking from it is safe even if the parent has threads. It forks workers on request (``"forkserver"``), or lets them
-start a new interpreter (``"spawn"``). It sleeps until the parent sends a request or a worker ends; then it kills
-processes that the worker's envs had started. When its socket closes, the parent has ended, and the server kills every
-worker, even hung ones (`marlvec.vector.processes.fork_server.process_reaper`).
-
-Runs as ``python -c "from marlvec.vector.processes.fork_server.server import main; main(fd)"``; `client` is the other
-side.
+forking from it is safe even if the parent has threads. It sleeps until the parent sends a request or a worker ends;
+then it kills processes that the worker's envs had started. When its socket closes, the parent has ended, and the server
+kills every worker, even hung ones.
 """
 
 from __future__ import annotations
@@ -51,13 +47,7 @@ def send(sock: socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:
 
 
 def receive(sock: socket.socket) -> tuple[Any, list[int]]:
-    """Wait for one message and its file descriptors.
-
-    If not all descriptors could be received, because this process has reached its limit, none is returned.
-
-    Raises:
-        EOFError: The other side has closed the socket.
-    """
+    """Wait for one message and its file descriptors, all or, if this process has reached its limit, none."""
     head, fds, _, _ = socket.recv_fds(sock, HEAD.size, _MAX_FDS)
     head += _read(sock, HEAD.size - len(head)) if head else b""
     if not head:

@@ -26,14 +26,7 @@ Watch = Callable[[NDArray[np.int64], int, int, int, int, int], None]
 
 
 class Share:
-    """One function of a call, run by the thread that claims it first.
-
-    Args:
-        work: The function.
-
-    Attributes:
-        error: What the function raised.
-    """
+    """One function of a call, run by the thread that claims it first, which keeps its exception in ``error``."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self.error: BaseException | None = None
@@ -48,7 +41,6 @@ class Share:
         return self._owner.setdefault("owner", who) == who
 
     def run(self) -> None:
-        """Run the function, and keep its exception."""
         try:
             self._work()
         except BaseException as error:
@@ -58,17 +50,12 @@ class Share:
             self._end.release()
 
     def wait(self) -> None:
-        """Wait until the function has been run."""
         while not self._is_over:
             self._end.acquire(timeout=1.0)  # an interrupt can lose what was acquired: this costs one second
 
 
 class Helper:
-    """What a helper thread and its team have in common.
-
-    Args:
-        watch: `store_and_watch`; None: the thread sleeps between shares.
-    """
+    """State that a helper thread shares with its team; without ``watch``, the thread sleeps between shares."""
 
     def __init__(self, watch: Watch | None) -> None:
         self._watch = watch
@@ -80,18 +67,16 @@ class Helper:
         self._is_awake = False
 
     def ask(self, share: Share) -> None:
-        """Offer a share to the thread.
-
-        A thread that is awake begins at once: the caller leaves it the interpreter lock for that moment, since to wait
-        for the lock is to sleep.
-        """
+        """Offer a share to the thread."""
+        # A thread that is awake begins at once: the caller leaves it the interpreter lock for that moment, since a
+        # thread that waits for the lock sleeps.
         self._asked += 1
         self._requests.put((self._asked, share))
         if self._watch is not None and self._is_awake:
             self._watch(self._cells, _ASKED, self._asked, _ENDED, self._asked, _HANDING)
 
     def watch_end(self) -> None:
-        """Look for the end of the share for a while."""
+        """Watch for the end of the share for a while."""
         if self._watch is not None:
             self._watch(self._cells, _ASKED, self._asked, _ENDED, self._asked, _LOOKING)
 
@@ -101,7 +86,7 @@ class Helper:
         self._cells[_ASKED] = _ALL
 
     def serve(self) -> None:
-        """Run shares until asked to stop: the main function of the thread."""
+        """Run shares until `stop`: the main function of the thread."""
         number = long_waits = 0
         while True:
             begin = time.perf_counter_ns()

@@ -14,18 +14,11 @@ __all__ = ["ThreadTeam"]
 
 
 class ThreadTeam:
-    """Helper threads; the calling thread takes a share of the work, too.
+    """Helper threads; the calling thread takes a share of the work, too. One usable core: no helpers.
 
-    A helper looks for its next share for up to 2 ms before it sleeps: to wake a thread takes longer than many a share.
-    It sleeps at once after two waits in a row that were longer, and where there are more threads than cores. When its
-    own share is done, the caller runs those that no helper has begun: a call never waits for a thread that does not
-    run. With one usable core there are no helpers.
-
-    Args:
-        num_helpers: Number of helpers.
-
-    Attributes:
-        size: Number of threads, including the caller's.
+    A helper watches for its next share for up to 2 ms before it sleeps: waking a thread takes longer than many a share.
+    It sleeps at once after two longer waits in a row, and if there are more threads than cores. After its own share the
+    caller runs those that no helper has begun: a call never waits for a thread that does not run.
     """
 
     def __init__(self, num_helpers: int) -> None:
@@ -48,14 +41,8 @@ class ThreadTeam:
             thread.start()
 
     def run(self, works: Sequence[Callable[[], None]]) -> None:
-        """Run all functions in parallel, the first in this thread; return when none is running, even if one raises.
-
-        Args:
-            works: The functions. If one raises in this thread, those that no thread has begun are not run.
-
-        Raises:
-            BaseException: The exception of the first function that raised, or an interrupt that came meanwhile.
-        """
+        """Run all functions in parallel, the first in this thread; return when none is running, even if one raises."""
+        # If one raises in this thread, those that no thread has begun are not run.
         if self._pid != os.getpid():
             self._start()  # a forked process has no threads but the one that forked
         self._wait()  # for shares of a call that was interrupted while it waited

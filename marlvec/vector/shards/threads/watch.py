@@ -22,19 +22,9 @@ _POLITE_AFTER = 20_000  # ns
 
 @kernel
 def store_and_watch(cells: NDArray[np.int64], own: int, number: int, at: int, least: int, limit: int) -> None:
-    """Store a number; return once another number is large enough, or after ``limit`` ns.
-
-    After 20 µs each look ends with ``sched_yield()``: a thread that has work goes first. The calls into the C library
-    also keep the compiler from reading ``cells`` only once, and from storing ``number`` later.
-
-    Args:
-        cells: Numbers that each are written by one thread and read by another.
-        own: Where ``number`` is stored.
-        number: The number for the other thread.
-        at: Where the other thread stores its number.
-        least: The number to wait for; what is larger will do, too.
-        limit: The longest wait, in ns.
-    """
+    """Store ``number`` in ``cells[own]``; return once ``cells[at]`` is at least ``least``, or after ``limit`` ns."""
+    # After 20 µs each look ends with sched_yield(): a thread that has work goes first. The calls into the C library
+    # also keep the compiler from reading `cells` only once, and from storing `number` later.
     cells[own] = number
     now = np.empty(2, np.int64)
     _clock_gettime(_MONOTONIC, now.ctypes.data)

@@ -9,7 +9,7 @@ import pytest
 
 from marlvec.errors import CheckpointError
 from marlvec.serialization.archive import write_archive
-from marlvec.serialization.saved_value import read_value, write_value
+from marlvec.serialization.values import read_value, write_value
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
