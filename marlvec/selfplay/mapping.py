@@ -275,12 +275,7 @@ class SelfPlayMapping:
 
 
 def enter(collector: Collector, opponent: Opponent) -> None:
-    """Add an opponent to a collector, frozen, with its own connectors.
-
-    Raises:
-        ArgumentError: A policy with its id exists.
-        CheckpointError: Its file is damaged.
-    """
+    """Add an opponent to a collector, frozen, with its own connectors."""
     collector.add_policy(
         opponent.opponent_id,
         opponent.policy if isinstance(collector.policies, PolicyMap) else opponent.policy(),

@@ -37,11 +37,7 @@ class Matchmaker(ABC):
 
 
 def draw(opponents: Sequence[Opponent], weights: NDArray[np.float64], rng: np.random.Generator) -> str:
-    """Draw an opponent by weights, which need not sum to 1; if all are 0, uniformly.
-
-    Raises:
-        ArgumentError: A weight is negative, infinite or NaN.
-    """
+    """Draw an opponent by weights, which need not sum to 1; if all are 0, uniformly."""
     total = float(weights.sum())
     if not np.isfinite(total) or (weights < 0).any():
         named = {opponent.opponent_id: float(w) for opponent, w in zip(opponents, weights, strict=True)}

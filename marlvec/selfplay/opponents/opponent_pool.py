@@ -42,14 +42,7 @@ MakeOf = Callable[[str], MakePolicy]
 
 
 def make_of(make: MakePolicy | Mapping[str, MakePolicy]) -> MakeOf:
-    """Return a function that finds the builder of a policy.
-
-    Args:
-        make: The builder of all policies; or `Opponent.of` to builder.
-
-    Raises:
-        ArgumentError: Neither a function nor a dict of functions; or, when called, there is no builder.
-    """
+    """Return a function that finds the builder of a policy: the only one, or by `Opponent.of`."""
     if not isinstance(make, Mapping):
         if not callable(make):
             raise ArgumentError(f"make must be a function that builds a policy, or a dict of functions, got {make!r}")
@@ -67,27 +60,14 @@ def make_of(make: MakePolicy | Mapping[str, MakePolicy]) -> MakeOf:
 
 @dataclass(frozen=True)
 class PoolIndex:
-    """The index file of a pool.
+    """The index file of a pool. It also lists every `RandomPolicy`, which needs no builder."""
 
-    Attributes:
-        opponents: By id, oldest first.
-        counts: Number of snapshots taken, by learner.
-        rules: States of the snapshot rules.
-
-    A `RandomPolicy` needs no builder: the index lists these.
-    """
-
-    opponents: Mapping[str, Opponent]
-    counts: Mapping[str, int]
-    rules: tuple[Mapping[str, Any], ...]
+    opponents: Mapping[str, Opponent]  # by id, oldest first
+    counts: Mapping[str, int]  # number of snapshots taken, by learner
+    rules: tuple[Mapping[str, Any], ...]  # states of the snapshot rules
 
     def write(self, folder: Path) -> None:
-        """Write the index into a folder, atomically.
-
-        Raises:
-            OSError: It cannot be written; an old index is unchanged.
-            CheckpointError: A link of its name leads out of the folder.
-        """
+        """Write the index into a folder, atomically; an old index stays if that fails."""
         rows = [
             [o.opponent_id, o.of, o.step, o.anchor, [None if file is None else file.name for file in o.files]]
             for o in self.opponents.values()
@@ -100,12 +80,7 @@ class PoolIndex:
 
     @classmethod
     def read(cls, folder: Path, make: MakeOf) -> PoolIndex:
-        """Read the index.
-
-        Raises:
-            CheckpointError: No index, a file is damaged or missing, or it names a file that is not the pool's.
-            ArgumentError: There is no builder for some of its policies.
-        """
+        """Read the index; refuse one that names a file outside of the pool, or a policy without a builder."""
         path = inside(folder, INDEX)
         found = read_archive(path)
         opponents: dict[str, Opponent] = {}
@@ -137,11 +112,7 @@ class PoolIndex:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return the path of a file in a folder.
-
-    Raises:
-        CheckpointError: It is a link that leads out of the folder.
-    """
+    """Return the path of a file in a folder; refuse a link that leads out of the folder."""
     path = folder / name
     if path.is_symlink() and path.resolve().parent != folder.resolve():
         raise CheckpointError(path, f"is a link out of the pool's folder, to {path.resolve()}: remove it")

@@ -114,11 +114,7 @@ class Ratings(ABC):
 
 
 def begin_of(fixed: Mapping[str, float] | None, initial: float | None) -> tuple[dict[str, float], float]:
-    """Return the fixed ratings and the initial one: the given one, the mean of the fixed ones, or 1000.
-
-    Raises:
-        ArgumentError: A number is NaN or infinite.
-    """
+    """Return the fixed ratings and the initial one: the given one, the mean of the fixed ones, or 1000."""
     known = {name: float(rating) for name, rating in (fixed or {}).items()}
     begin = float(initial) if initial is not None else math.fsum(known.values()) / len(known) if known else 1000.0
     if not all(map(math.isfinite, (begin, *known.values()))):
