@@ -273,19 +273,11 @@ class Collector(StatefulCollector, BatchSource):
         is_stopped: Callable[[], bool] | None = None,
         show: Callable[[int], object] | None = None,
     ) -> MultiAgentBatch:
-        """Collect the next batch.
+        """Collect the schedule's next batch; between two steps call ``is_stopped``, and ``show`` with the amount done.
 
         Ctrl-C may come at any line. Until the last store the batch is not delivered, and comes again next time; behind
         it nothing is called before the caller has the batch, and so Python does not look whether Ctrl-C has come.
-
-        Args:
-            schedule: Says how much; there is something left.
-            is_stopped: Asked between two steps.
-            show: Called with how much of the schedule is done.
-
-        Raises:
-            CollectingStopped: ``is_stopped`` says so. What there is stays.
-            Exception: As `collect`.
+        Raises `CollectingStopped` if ``is_stopped`` says so: collected rows stay.
         """
         self._owner.claim(self, "collect", self._callback_list.running_hook)
         try:

@@ -264,8 +264,8 @@ def as_policy(given: PolicyLike, name: str = "policy", *, also: str = "") -> Pol
     """Convert anything that can be used as a policy to a policy.
 
     A `Policy` is returned unchanged. An object with a method ``act(rows)`` becomes an `ObjectPolicy`, the same one as
-    long as that is in use; a function of rows becomes a `FunctionPolicy`. ``name`` and ``also`` (further accepted types)
-    are for messages.
+    long as that is in use; a function of rows becomes a `FunctionPolicy`. ``name``, and further accepted types in
+    ``also``, are for messages.
 
     Raises:
         ArgumentError: It cannot be used as a policy; the message says what to pass instead.

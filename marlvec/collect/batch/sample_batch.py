@@ -348,11 +348,7 @@ def _generator(seed: int | np.random.Generator | None) -> np.random.Generator:
 
 
 def suffix_of(path: FilePath) -> str:
-    """Return ``".npz"`` or ``".parquet"``.
-
-    Raises:
-        ArgumentError: The file name ends otherwise.
-    """
+    """Return ``".npz"`` or ``".parquet"``; refuse other file names."""
     suffix = Path(path).suffix
     if suffix not in (".npz", ".parquet"):
         raise ArgumentError(f"expected a file name that ends in .npz or .parquet, got {str(path)!r}")

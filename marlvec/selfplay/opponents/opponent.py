@@ -124,7 +124,7 @@ def _content(file: Path) -> NDArray[np.uint8]:
 
 
 class FrozenPolicy(Policy):
-    """An opponent's policy: `setup` builds it, loads the weights from its file and seeds it; never writes to the file."""
+    """An opponent's policy: `setup` builds it, loads weights from its file, which is never written to, and seeds it."""
 
     def __init__(self, opponent: Opponent) -> None:
         self._opponent = opponent  # its files exist as long as it is referenced

@@ -109,7 +109,7 @@ class Likelihood:
         self.free_groups = [np.array(group) for top, group in groups.items() if top not in tied]
 
     def fit(self, counts: Sequence[int]) -> Fit:
-        """Find the maximum-likelihood strengths by Newton's method; ``counts``: number of games of each of `results`."""
+        """Find the maximum-likelihood strengths by Newton's method; ``counts``: number of games with each result."""
         won_S, asked_C = self._totals(np.asarray(counts, np.float64))
         at_P, radius = np.zeros(len(self.players)), 4.0
         value, slope_P, curve_PP = self._derivatives(at_P, won_S, asked_C)
