@@ -373,9 +373,6 @@ class Collector(StatefulCollector, BatchSource):
             ahead: Most batches collected ahead of those taken, including the unfinished one. With a larger number,
                 batches have decisions of older weights.
 
-        Returns:
-            A `Background`; iterate over it in a ``with`` block.
-
         Raises:
             ArgumentError: An amount, the total or ``ahead`` is not positive.
             StateError: Batches are already collected in the background.
@@ -489,9 +486,6 @@ class Collector(StatefulCollector, BatchSource):
 
         Its undelivered rows still come, under its id. The mapping function must not name it any more.
 
-        Args:
-            policy_id: The policy.
-
         Raises:
             KeyError: The policy is unknown.
             StateError: It plays in running episodes, or by a fixed mapping. Nothing has changed: let the mapping
@@ -593,9 +587,6 @@ class Collector(StatefulCollector, BatchSource):
                 evaluation's episodes.
             explore: Whether policies explore.
             seed: Seeds envs, policies and episodes; None: another seed in each call, derived from the collector's.
-
-        Returns:
-            The records of the episodes, with statistics over them.
 
         Raises:
             ArgumentError: ``episodes`` is not positive; or the envs are the collector's own, or have other agents or

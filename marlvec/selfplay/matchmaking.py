@@ -31,8 +31,7 @@ class Matchmaker(ABC):
 
         Returns:
             The id of one of the opponents; or of a learner (itself or another one), which plays with its current
-            weights.
-                If that learner cannot play the side, a learner that can plays it.
+            weights. If that learner cannot play the side, a learner that can plays it.
         """
 
 

@@ -168,9 +168,6 @@ class StatefulCollector(ABC):
     def load(self, path: FilePath) -> None:
         """Continue from a file of `save`: see `set_state`. No code in it is executed.
 
-        Args:
-            path: The file.
-
         Raises:
             CheckpointError: The file does not exist, is damaged, of another version, or holds something else.
             ArgumentError: It is of another collector; names the differences.

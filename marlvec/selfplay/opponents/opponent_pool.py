@@ -133,16 +133,13 @@ def _own_file(index: Path, opponent_id: str, kind: str, name: Any, known: set[st
 
 
 def read_opponents(folder: FilePath, make: MakePolicy | Mapping[str, MakePolicy]) -> dict[str, Opponent]:
-    """Read the opponents in a pool's folder, to inspect or play against; writes and deletes nothing.
+    """Read the opponents in a pool's folder, oldest first, to inspect or play against; writes and deletes nothing.
 
     A training may use the folder at the same time. An opponent that it removes can no longer be built.
 
     Args:
         folder: The folder of an `OpponentPool`.
         make: Builds a policy in its initial form; or a dict of `Opponent.of` to such a function.
-
-    Returns:
-        Opponent id to opponent, oldest first.
 
     Raises:
         CheckpointError: No pool, a file is damaged or missing, or lies outside the folder.
@@ -246,7 +243,7 @@ class OpponentPool(Mapping[str, Opponent]):
         agent_connectors: AgentPipeline | None = None,
         action_connectors: ActionPipeline | None = None,
     ) -> Opponent:
-        """Add a snapshot of a policy. The policy is unchanged, and may continue to learn.
+        """Add a snapshot of a policy, and return it. The policy is unchanged, and may continue to learn.
 
         Args:
             opponent_id: Its id, a new one.
@@ -257,10 +254,7 @@ class OpponentPool(Mapping[str, Opponent]):
             step: When it is taken; should not decrease.
             anchor: Whether it never leaves, e.g. a scripted player as a fixed reference.
             agent_connectors: Its connectors, stored with their learned state; None: default connectors.
-            action_connectors: Its action connectors, stored likewise; None: default connectors.
-
-        Returns:
-            The opponent, as it is in the pool.
+            action_connectors: Its action connectors, stored in the same way; None: default connectors.
 
         Raises:
             ArgumentError: The id is taken; there is no builder; or the built policy cannot load its state: the message
@@ -300,16 +294,13 @@ class OpponentPool(Mapping[str, Opponent]):
     def snapshot(
         self, collector: Collector, learner: str, *, opponent_id: str | None = None, step: int | None = None
     ) -> Opponent:
-        """Add a snapshot of one of a collector's policies, with its connectors.
+        """Add a snapshot of one of a collector's policies, with its connectors, and return it.
 
         Args:
             collector: The collector.
             learner: The policy's id.
             opponent_id: The opponent's id; None: the learner's id and a number, ``"main_3"``.
             step: Step of the training; None: the collector's ``metrics.env_steps``.
-
-        Returns:
-            The opponent, as it is in the pool.
 
         Raises:
             KeyError: The policy is unknown.
@@ -343,13 +334,7 @@ class OpponentPool(Mapping[str, Opponent]):
         return self.snapshot(collector, learner, step=step) if due else None
 
     def remove(self, opponent_id: str) -> Opponent:
-        """Remove an opponent. Collectors in which it plays keep it.
-
-        Args:
-            opponent_id: Its id, e.g. ``"main_3"``.
-
-        Returns:
-            The opponent, no longer in the pool.
+        """Remove an opponent, and return it. Collectors in which it plays keep it.
 
         Raises:
             KeyError: The opponent is unknown.
@@ -510,14 +495,11 @@ class OpponentPool(Mapping[str, Opponent]):
         return opponent.pack()
 
     def unpack(self, packed: Mapping[str, Any], unpacked: Mapping[str, Opponent] | None = None) -> Opponent:
-        """Return the opponent of packed data: the pool's own if it is equal, otherwise one with new files.
+        """Return the opponent of packed data: the pool's own if equal, otherwise one with new files, in no pool yet.
 
         Args:
             packed: Data from `pack`.
             unpacked: Opponents that were unpacked before, by id; an equal one is returned instead of a new one.
-
-        Returns:
-            The opponent; if new, it is in no pool yet.
 
         Raises:
             ArgumentError: Not such data; or there is no builder for the policy.
@@ -593,16 +575,7 @@ class OpponentPool(Mapping[str, Opponent]):
     ) -> Self:
         """Load the pool of a folder and continue with it; new opponents are stored there. Executes nothing from files.
 
-        Args:
-            folder: The folder.
-            make: As for the constructor.
-            capacity: As for the constructor.
-            leaves: As for the constructor.
-            when: As for the constructor; rules load their stored states if there are equally many.
-            board: As for the constructor.
-
-        Returns:
-            The pool, with its opponents, counts and results.
+        All arguments are as for the constructor; rules of ``when`` load their stored states if equally many.
 
         Raises:
             CheckpointError: No pool, a file is damaged or missing, or lies outside the folder. Nothing has changed.

@@ -60,15 +60,7 @@ class Ratings(ABC):
 
     @abstractmethod
     def expected(self, one: str, other: str) -> float:
-        """Return the expected score of one policy against another: 1 a sure win, 0.5 an even game.
-
-        Args:
-            one: Policy id.
-            other: Policy id of the opponent.
-
-        Returns:
-            From 0 to 1.
-        """
+        """Return the expected score of one policy against another, from 0 to 1: 1 a sure win, 0.5 an even game."""
 
     @property
     @abstractmethod
