@@ -25,16 +25,13 @@ class UpdateLock:
 
     Used as ``with turns:`` around each step, by the collecting thread, and as ``with turns.updating():``. Ctrl-C may
     come at any line: the lock is held by the id of a thread, and released by single stores.
-
-    Attributes:
-        stepping: The thread that is in a step; may be set to None by that thread, in a ``finally`` around its steps.
     """
 
     def __init__(self) -> None:
         # The lock itself is entered and left in C, where no interrupt comes between. Condition's own `with` is Python.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self.stepping: int | None = None
+        self.stepping: int | None = None  # the thread in a step; that thread may set it to None, in a `finally`
         self._updating: int | None = None  # the thread that changes something
         self._waiting: set[int] = set()  # those that want to
         self._step_waits = False
@@ -64,11 +61,7 @@ class UpdateLock:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Wait for the end of the running step, and let no other begin.
-
-        Raises:
-            StateError: This thread is in the middle of a step (a callback): it would wait for itself.
-        """
+        """Wait for the end of the running step, and let no other begin; refused inside a step, e.g. in a callback."""
         me = threading.get_ident()
         if self._updating == me:  # inside of another one
             yield
@@ -106,30 +99,20 @@ class UpdateLock:
 class CollectingThread:
     """Records the thread that collects with a collector, so that no second call collects at the same time.
 
-    Ctrl-C may come before a thread is recorded as done, so the recorded thread's stack is inspected.
-
-    Attributes:
-        thread: The thread; set to None by it when it is done.
-        methods: Code of the collector's methods that collect.
+    Ctrl-C may come before a thread is recorded as done, so the recorded thread's stack is inspected for ``methods``,
+    the code of the collector's methods that collect.
     """
 
     methods: ClassVar[set[CodeType]] = set()
 
     def __init__(self) -> None:
-        self.thread: int | None = None
+        self.thread: int | None = None  # set to None by it when it is done
         self._lock = threading.Lock()
 
     def claim(self, collector: object, call: str, hook: str) -> None:
-        """Check that no thread is collecting, and record this one; called by one of ``methods``.
+        """Check that no thread is collecting (`BusyError`), and record this one; called by one of ``methods``.
 
-        Args:
-            collector: The collector.
-            call: Name of the call, for messages.
-            hook: Name of the running callback, or ``""``.
-
-        Raises:
-            BusyError: Another thread collects.
-            StateError: Called by a callback, a policy or a connector during a call of the collector.
+        A call from a callback (``hook``), policy or connector during a call of the collector is a `StateError`.
         """
         me = threading.get_ident()
         with self._lock:
@@ -175,12 +158,7 @@ class Background:
     Leaving the block, or `close`, stops the thread between two steps of the envs and waits for it. Finished batches can
     still be taken by iterating; rows of an unfinished batch begin the collector's next batch.
 
-    Args:
-        fill: Collects a batch.
-        settle: Called once the thread has ended, to receive pending replies.
-        course: The series of batches to collect.
-        ahead: Most batches that wait or are unfinished.
-        made: Finished batches that already wait.
+    ``settle`` receives pending replies once the thread has ended; ``made`` are finished batches that already wait.
     """
 
     def __init__(
@@ -241,12 +219,7 @@ class Background:
         return self
 
     def __next__(self) -> MultiAgentBatch:
-        """Wait for the next batch and take it.
-
-        Raises:
-            StopIteration: The total is reached; or it was closed, and all finished batches were taken.
-            BaseException: An error of collecting, see `Collector.collect`.
-        """
+        """Wait for the next batch and take it, or raise an error of collecting; stop at the total or when closed."""
         self._taken.batch = None  # the caller that took it has it
         with self._lock:
             while self._error is not None or (made := self._taken.next) is None:
@@ -302,13 +275,9 @@ class Background:
                     self._start()
 
     def _start(self, room: int = 0) -> bool:
-        """Start a collecting thread if batches are left to collect and fit; the caller holds the lock.
+        """Start a collecting thread if a batch is left, and fits beside ``room`` about to be taken; hold the lock.
 
-        Args:
-            room: Number of batches about to be taken.
-
-        Returns:
-            Whether a thread collects.
+        Returns whether a thread collects.
         """
         if self._is_collecting:
             return True

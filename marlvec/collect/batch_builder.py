@@ -27,33 +27,19 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class BuiltBatch:
-    """A batch that is made and not delivered yet.
-
-    Attributes:
-        batch: The batch.
-        delivered: What is in it, see `RolloutState.delivered`.
-        whole: How many of the finished episodes that wait are in it, where it is made of those.
-        unroll_id: Number of the fragment after its last one.
-    """
+    """A batch that is made and not delivered yet."""
 
     batch: MultiAgentBatch
-    delivered: tuple[int, int]
-    whole: int
-    unroll_id: int
+    delivered: tuple[int, int]  # as `RolloutState.delivered`
+    whole: int  # how many of the finished episodes that wait are in it, where it is made of those
+    unroll_id: int  # number of the fragment after its last one
 
 
 class BatchBuilder:
     """Makes batches of what runners have stored; nothing that is stored changes.
 
-    Args:
-        current: Where states are published.
-        runners: The policies' runners, by number; looked at again each time.
-        logs: Their logs.
-        episodes: The accounts of the running episodes.
-        metrics: Where the time goes.
-        policies: Policy ids, of those that were not removed; read at each call.
-        complete: Whether only whole episodes are delivered.
-        reward_dtype: Dtype of the batches' rewards; None to leave it as it is.
+    Runners and policy ids (of policies that were not removed) are read at each call. ``complete``: only whole episodes
+    are delivered. ``reward_dtype``: None leaves rewards as they are.
     """
 
     def __init__(
@@ -77,11 +63,9 @@ class BatchBuilder:
     # --- what is lacking
 
     def envs_needed(self, goal: SampleTarget, pending: int = 0) -> int:
-        """Of how many envs one more step is needed; 0 when there is enough.
+        """Return of how many envs one more step is needed; 0 when there is enough.
 
-        Args:
-            goal: What was asked for.
-            pending: So many steps that were not counted yet bring all they can: each an end, and a row of every agent.
+        ``pending``: so many steps that were not counted yet bring all they can: each an end, and a row of every agent.
         """
         unit, all_envs, counters = goal.unit, self._num_envs, self._current.state.counters
         if self._complete:
@@ -143,12 +127,7 @@ class BatchBuilder:
         return BuiltBatch(batch, delivered, whole, unroll_id)
 
     def after(self, built: BuiltBatch, before: RolloutState) -> RolloutState:
-        """Return the state to publish when a batch is delivered.
-
-        Args:
-            built: The batch.
-            before: The state from which it was built.
-        """
+        """Return the state to publish when a batch is delivered, from the state it was built from."""
         state, batch = self._current.state, built.batch
         counters = state.counters.copy()
         counters.env_steps_delivered += batch.env_steps
@@ -177,16 +156,10 @@ class BatchBuilder:
         is_trained: Callable[[str], bool] = lambda policy_id: True,
         untrained: Collection[int] = (),
     ) -> tuple[Mapping[str, SampleBatch], int]:
-        """Make batches of these transitions.
+        """Make batches of these transitions, ascending: by policy id, and the number after the last fragment's.
 
-        Args:
-            numbers: Which, ascending.
-            unroll_id: Number of the first fragment.
-            is_trained: Whether a policy gets a batch. Rows of the others are only shown to learner connectors.
-            untrained: Ids of episodes that are for no batch, and shown to no callback.
-
-        Returns:
-            Policy id to batch; and the number after the last fragment's.
+        Rows of policies that are not trained are only shown to learner connectors. ``untrained``: ids of episodes that
+        are for no batch, and shown to no callback.
         """
         found: dict[str, Rows] = {}
         shown = {runner: runner.log.without(own, untrained) for runner, own in numbers.items() if runner is not None}

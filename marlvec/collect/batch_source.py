@@ -58,9 +58,6 @@ class BatchSource(ABC):
                 a batch may hold more, they end once there is that much. None: they never end.
             progress: Whether to draw a progress bar on stderr.
 
-        Returns:
-            The batches, as `collect` gives them.
-
         Raises:
             ArgumentError: Not exactly one positive amount, or a total that is not positive.
         """

@@ -273,19 +273,11 @@ class Collector(StatefulCollector, BatchSource):
         is_stopped: Callable[[], bool] | None = None,
         show: Callable[[int], object] | None = None,
     ) -> MultiAgentBatch:
-        """Collect the next batch.
+        """Collect the schedule's next batch; between two steps call ``is_stopped``, and ``show`` with the amount done.
 
         Ctrl-C may come at any line. Until the last store the batch is not delivered, and comes again next time; behind
         it nothing is called before the caller has the batch, and so Python does not look whether Ctrl-C has come.
-
-        Args:
-            schedule: Says how much; there is something left.
-            is_stopped: Asked between two steps.
-            show: Called with how much of the schedule is done.
-
-        Raises:
-            CollectingStopped: ``is_stopped`` says so. What there is stays.
-            Exception: As `collect`.
+        Raises `CollectingStopped` if ``is_stopped`` says so: collected rows stay.
         """
         self._owner.claim(self, "collect", self._callback_list.running_hook)
         try:
@@ -380,9 +372,6 @@ class Collector(StatefulCollector, BatchSource):
             total: As in `batches`.
             ahead: Most batches collected ahead of those taken, including the unfinished one. With a larger number,
                 batches have decisions of older weights.
-
-        Returns:
-            A `Background`; iterate over it in a ``with`` block.
 
         Raises:
             ArgumentError: An amount, the total or ``ahead`` is not positive.
@@ -497,9 +486,6 @@ class Collector(StatefulCollector, BatchSource):
 
         Its undelivered rows still come, under its id. The mapping function must not name it any more.
 
-        Args:
-            policy_id: The policy.
-
         Raises:
             KeyError: The policy is unknown.
             StateError: It plays in running episodes, or by a fixed mapping. Nothing has changed: let the mapping
@@ -601,9 +587,6 @@ class Collector(StatefulCollector, BatchSource):
                 evaluation's episodes.
             explore: Whether policies explore.
             seed: Seeds envs, policies and episodes; None: another seed in each call, derived from the collector's.
-
-        Returns:
-            The records of the episodes, with statistics over them.
 
         Raises:
             ArgumentError: ``episodes`` is not positive; or the envs are the collector's own, or have other agents or

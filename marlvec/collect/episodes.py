@@ -28,14 +28,10 @@ _SHARED_STREAM = 0x736861726564  # "shared"
 class Episode:
     """The beginning episode, as an argument of a mapping function.
 
-    Args:
+    Attributes:
         eps_id: The episode's id, as in batches.
         env_id: Its env.
         number: Number of the episode in its env, from 0.
-        entropy: The collector's seed.
-
-    Attributes:
-        eps_id, env_id, number: as given.
     """
 
     __slots__ = ("_entropy", "_rng", "env_id", "eps_id", "number")
@@ -65,12 +61,9 @@ class Episode:
             self.rng.bit_generator.state = state
 
     def stream(self, *key: int) -> np.random.Generator:
-        """Return a random stream that is equal in all episodes of the collector, seeded by its seed and a key.
+        """Return a random stream that is equal in all episodes of the collector, seeded by its seed and a key of ints.
 
         For draws that several episodes share, such as the order of sides in each pair of games.
-
-        Args:
-            key: Integers from 0.
         """
         return np.random.default_rng(np.random.SeedSequence(self._entropy, spawn_key=(_SHARED_STREAM, *key)))
 
@@ -85,31 +78,8 @@ PolicyMapping = str | Mapping[str, str] | Callable[[str, Episode], str]
 class EpisodeTracker:
     """Per-env and per-lane accounts of the running episodes.
 
-    A lane is one (env, agent), number ``env * A + agent``; arrays named ``_L`` are over lanes.
-
-    Args:
-        num_envs: N.
-        agents: Agent names, in order.
-        policy_ids: Ids of the policies, in order, numbered from 0; arrays hold their numbers.
-        mapping: Which policy plays which agent.
-        first_id: The first episode's id.
-
-    Raises:
-        KeyError: The mapping names an unknown policy; lists the known ones.
-        ArgumentError: It names an unknown agent, or misses one; or it is a function of other arguments.
-
-    Attributes:
-        policy_NA: (N, A) int64, number of the policy that plays each agent in the running episode.
-        eps_id_N: (N,) int64, id of the running episode, or -1; another array each time it changes.
-        ended_N: (N,) int64, episodes of an env with smaller ids than this have ended; another array at each change.
-        number_N: (N,) int64, it is the env's n-th episode that runs or ran last; another array at each change.
-        is_static: Whether every episode is played by the same policies.
-        steps_N: (N,) int64, env steps since the collector was made or reset.
-        length_N: (N,) int64, env steps made in the running episode.
-        turn_L: (N * A,) int64, decisions made in the running episode.
-        owed_L: (N * A,) float64, rewards not yet delivered.
-        untrained: Ids of episodes that are for no batch.
-        seen_L, seen_NA: (N * A,) and (N, A) bool, whether connectors have seen a row of it in the running episode.
+    A lane is one (env, agent), number ``env * A + agent``; arrays named ``_L`` are over lanes. Each change of
+    ``eps_id_N``, ``ended_N`` and ``number_N`` makes another array: published states keep the old ones.
     """
 
     def __init__(
@@ -125,11 +95,11 @@ class EpisodeTracker:
         self._numbers: dict[str, int] = {}  # of those that may be named
         self.set_policies(dict(enumerate(policy_ids)))
         n, a = num_envs, len(self._agents)
-        self.policy_NA = np.zeros((n, a), np.int64)
-        self.eps_id_N = np.full(n, -1, np.int64)
-        self.ended_N = np.zeros(n, np.int64)
-        self.steps_N = np.zeros(n, np.int64)
-        self.turn_L = np.zeros(n * a, np.int64)
+        self.policy_NA = np.zeros((n, a), np.int64)  # number of the policy that plays each agent in the running episode
+        self.eps_id_N = np.full(n, -1, np.int64)  # id of the running episode, or -1
+        self.ended_N = np.zeros(n, np.int64)  # episodes of an env with smaller ids than this have ended
+        self.steps_N = np.zeros(n, np.int64)  # env steps since the collector was made or reset
+        self.turn_L = np.zeros(n * a, np.int64)  # decisions made in the running episode
         # Accounts that an episode resets are in joint arrays, so that a few writes reset them.
         self._rewards_2NA = np.zeros((2, n, a), np.float64)
         self._flags_3NA = np.zeros((3, n, a), np.bool_)
@@ -140,13 +110,13 @@ class EpisodeTracker:
         self.length_N, self._handed_N = self._lengths_2N  # the second: how much of it batches have counted
         self.owed_L, self.seen_L = self._owed_NA.reshape(-1), self.seen_NA.reshape(-1)
         self._truncated_L = self._truncated_NA.reshape(-1)
-        self.number_N = np.full(n, -1, np.int64)
+        self.number_N = np.full(n, -1, np.int64)  # it is the env's n-th episode that runs or ran last
         self._began_N = np.zeros(n, np.float64)
         self._turn_NA = self.turn_L.reshape(n, a)
         self._next_id_N = first_id + np.arange(n)  # of each env's next episode
-        self.untrained: set[int] = set()
+        self.untrained: set[int] = set()  # ids of episodes that are for no batch
         self._function = mapping if callable(mapping) else None
-        self.is_static = self._function is None
+        self.is_static = self._function is None  # whether every episode is played by the same policies
         self._fixed_A: list[int] = []  # each agent's policy where that is fixed
         if callable(mapping):
             _check_arity(mapping)
@@ -162,12 +132,7 @@ class EpisodeTracker:
         }
 
     def change_mapping(self, mapping: PolicyMapping) -> None:
-        """Use another mapping function for episodes that begin from now on.
-
-        Raises:
-            ArgumentError: Not a function of an agent's name and an episode.
-            StateError: The mapping is fixed.
-        """
+        """Use another mapping function for episodes that begin from now on; a fixed mapping stays (`StateError`)."""
         if not callable(mapping):
             raise ArgumentError(f"a mapping that changes must be a function of (agent, episode), got {mapping!r:.200}")
         if self._function is None:
@@ -200,14 +165,7 @@ class EpisodeTracker:
             ) from None
 
     def begin(self, env_ids: IntArray, entropy: int) -> bool:
-        """Begin an episode in these envs; call the mapping function once per agent, in order.
-
-        Returns:
-            Whether any agent's policy has changed.
-
-        Raises:
-            KeyError: The function gave an unknown policy id; lists the known ones.
-        """
+        """Begin an episode in these envs; call the mapping function per agent, in order; return if policies changed."""
         # A function of env and number, and so the same in whatever order envs come back.
         ids = self._next_id_N[env_ids]
         self._set_ids(env_ids, ids)
@@ -280,11 +238,9 @@ class EpisodeTracker:
         self.steps_N[envs] += 1
 
     def settle(self, lanes: IntArray, places: Where) -> tuple[NDArray[np.float64], BoolArray | None]:
-        """Agents get their next rows: the rewards owed to them, and which are an episode's first (None: none).
+        """Return the rewards owed to agents that get their next rows, and which are an episode's first (None: none).
 
-        Args:
-            lanes: (n,) their lanes.
-            places: The same as an index.
+        ``lanes``: (n,); ``places``: the same as an index.
         """
         seen, rewards = self.seen_L[places], self.owed_L[places]
         if isinstance(places, slice):
@@ -359,15 +315,7 @@ class EpisodeTracker:
         }
 
     def prepare(self, state: State, leaving: Collection[str] = ()) -> Callable[[], None]:
-        """Validate a state from `get_state()`; return a function that installs it.
-
-        Args:
-            state: That.
-            leaving: Ids of policies that it does not know.
-
-        Raises:
-            ArgumentError: It is none, or one of other envs.
-        """
+        """Validate a state from `get_state()`, without policies in ``leaving``; return a function that installs it."""
         where = "running episodes"
         check_fields(state, (*_SAVED, "policy", "policies", "turns", "seconds", "untrained"), where)
         new = arrays_like(state, {name: getattr(self, name) for name in _SAVED}, where)
@@ -396,11 +344,7 @@ class EpisodeTracker:
         return put
 
     def restart(self, *, numbers: bool) -> None:
-        """Forget the running episodes.
-
-        Args:
-            numbers: Whether to count each env's episodes from 0 again.
-        """
+        """Forget the running episodes; ``numbers``: also count each env's episodes from 0 again."""
         self.steps_N[:] = 0
         self.untrained.clear()
         env_ids = np.arange(len(self._next_id_N))
@@ -428,15 +372,7 @@ def _check_arity(function: Callable[[str, Episode], str]) -> None:
 
 
 class EndedAgents(Saved):
-    """Notes which agents have ended in the running episodes, and which of them have come back.
-
-    Args:
-        num_envs: N.
-        agents: Agent names, in order.
-
-    Attributes:
-        any_gone: Whether any agent has ended in an episode that runs.
-    """
+    """Notes which agents have ended in the running episodes, and which of them have come back."""
 
     saved_as = "ended agents"
     saved_fields: ClassVar = {"gone": SavedField("_gone_NA")}
@@ -444,7 +380,7 @@ class EndedAgents(Saved):
     def __init__(self, num_envs: int, agents: tuple[str, ...]) -> None:
         self._agents = agents
         self._gone_NA = np.zeros((num_envs, len(agents)), np.bool_)
-        self.any_gone = False
+        self.any_gone = False  # whether any agent has ended in an episode that runs
 
     def note(self, env_step: EnvStep) -> None:
         """Note the agents that ended in this step."""
@@ -461,15 +397,9 @@ class EndedAgents(Saved):
         return {**values, "any_gone": bool(values["_gone_NA"].any())}
 
     def check(self, env_step: EnvStep, seen_NA: NDArray[np.bool_]) -> None:
-        """Restart agents that are alive again, and check that no other ended agent is to act.
+        """Restart agents that are alive again, and refuse any other ended agent that is to act.
 
-        Args:
-            env_step: What came.
-            seen_NA: (N, A) of which agents connectors have seen a row; False from now on for those that are alive
-                again.
-
-        Raises:
-            ContractError: An agent has ended and is to act; names env and agent.
+        ``seen_NA``: of which agents connectors have seen a row; set to False for those that are alive again.
         """
         gone = self._gone_NA[env_step.where]
         back = gone & env_step.alive

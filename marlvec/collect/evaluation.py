@@ -78,10 +78,6 @@ class EpisodeQuotas:
 
     It is settled before they begin which episodes count: every env's first ones, as many of each. To take the first to
     end would favour short episodes, and to take them from whichever env begins one, envs in which they are short.
-
-    Args:
-        episodes: How many together.
-        num_envs: N.
     """
 
     def __init__(self, episodes: int, num_envs: int) -> None:
@@ -118,10 +114,6 @@ class EpisodeQuotas:
 
 
 def check_apart(envs: VectorEnv, collected: VectorEnv, who: str) -> None:
-    """Refuse the envs that are collected from, also behind a view of them.
-
-    Raises:
-        ArgumentError: They are.
-    """
+    """Refuse the envs that are collected from, also behind a view of them."""
     if envs is collected or getattr(envs, "envs", None) is collected:
         raise ArgumentError(f"{who} cannot play in the envs that are collected from; make() others")

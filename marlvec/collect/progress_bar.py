@@ -23,13 +23,8 @@ _WIDEST, _NARROWEST = 40, 4  # of the bar itself
 class ProgressBar:
     """A bar, from where a ``with`` block is entered to where it is left.
 
-    Args:
-        name: What runs.
-        unit: What is counted.
-        total: How many there will be; None: they are only counted.
-        speed_unit: What the speed counts; ``""``: the same.
-        console: Where it is drawn, if it is a terminal; None: on stderr, and where that is none, its end alone.
-        disable: Whether to draw nothing at all.
+    ``unit`` is what is counted, up to ``total`` (None: no end); ``speed_unit`` what the speed counts, if something
+    else. It is drawn on the console if that is a terminal; by default on stderr, of which a file gets the end alone.
     """
 
     def __init__(
@@ -59,13 +54,7 @@ class ProgressBar:
         self._task = self._progress.add_task(name, total=total, speed=0.0, note="")
 
     def show(self, done: int, *, speed: float | None = None, note: str = "") -> None:
-        """Redraw the bar.
-
-        Args:
-            done: So many are done.
-            speed: So many a second; None: as fast as ``done`` has grown of late.
-            note: What else there is to say.
-        """
+        """Redraw the bar; ``speed`` is per second, by default the recent growth of ``done``."""
         if speed is None:
             speed = self._progress.tasks[0].speed or 0.0
         self._progress.update(self._task, completed=done, speed=speed, note=note)

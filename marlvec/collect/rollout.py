@@ -58,24 +58,6 @@ class RolloutLoop:
     taking in, from when rows have left the envs until they are ready. Deciding, and waiting for the envs, change
     nothing. Each half publishes a state as its last act. Where an interrupt or an error ends a half, the number of what
     was begun is not that of the published state: `is_dirty`, until `recover`.
-
-    Args:
-        envs: The envs.
-        router: Who plays whom.
-        episodes: The accounts of the running episodes.
-        metrics: Where finished episodes and times go.
-        current: Where states are published.
-        keep_finished: Whether to note episodes that ended.
-        explore: Whether policies explore.
-        overlap: Whether policies answer for some envs while others step.
-        callback_list: What callbacks are called with.
-        random_steps: In which steps agents act at random.
-        logs: Where rows are stored.
-
-    Attributes:
-        explore: Whether policies explore.
-        scheduler: What goes to the envs and comes back.
-        steps_left: So many steps of all envs are needed in any case.
     """
 
     def __init__(
@@ -103,7 +85,7 @@ class RolloutLoop:
         self._callback_list, self._random_steps = callback_list, random_steps
         self.explore = explore
         self._current = current
-        self.steps_left = 0
+        self.steps_left = 0  # so many steps of all envs are needed in any case
         self._begun = 0  # number of the last state that was begun
         self._counters = current.state.counters  # of the state in the making
         self._finished: tuple[WholeEpisode, ...] = ()  # of the state in the making
@@ -151,12 +133,8 @@ class RolloutLoop:
     def start(self, *, entropy: int, seed: int | None) -> None:
         """Begin new episodes in all envs; what was not handed over is dropped.
 
-        Args:
-            entropy: Seed of the episodes' own random streams.
-            seed: Seed of the envs' reset; None: they go on with their streams.
-
-        Raises:
-            BaseException: What a callback raised, once all is done.
+        ``entropy`` seeds the episodes' own random streams, ``seed`` the envs' reset; None: they go on with their
+        streams. Callbacks' errors are raised once all is done.
         """
         counters = self._begin_state()
         self._starting = entropy, seed
@@ -175,14 +153,7 @@ class RolloutLoop:
 
         Rows of the batch that was delivered last are dropped; then, where something was begun and not finished, what
         ran is declared lost. In this order, so that what is recovered is in no batch. May be interrupted, and called
-        again.
-
-        Returns:
-            Whether it recovered: all envs have begun new episodes.
-
-        Raises:
-            EnvFault, BrokenError: The envs cannot begin; make new ones.
-            BaseException: What a callback raised, once all is done.
+        again. Returns whether it recovered: all envs have begun new episodes. Raises as `recover`.
         """
         self._drop_delivered()
         if self.is_new or not self.is_dirty:
@@ -212,11 +183,8 @@ class RolloutLoop:
     def recover(self) -> None:
         """Count the running episodes of an unfinished tick as lost, and begin new episodes in all envs.
 
-        Rows of episodes that had ended stay. May be interrupted itself, and called again.
-
-        Raises:
-            EnvFault, BrokenError: The envs cannot begin; make new ones.
-            BaseException: What a callback raised, once all is done.
+        Rows of episodes that had ended stay. May be interrupted itself, and called again. `EnvFault`, `BrokenError`:
+        the envs cannot begin; make new ones. Callbacks' errors are raised once all is done.
         """
         if self._starting is not None:
             entropy, seed = self._starting
@@ -252,8 +220,7 @@ class RolloutLoop:
     def get_state(self) -> State:
         """Return the loop's state, between two ticks with no step in flight; router and episodes save their own.
 
-        Raises:
-            StateError: Envs are on the way, or are external ones.
+        External envs have none (`StateError`).
         """
         return {
             "reached": self._current.state.get_state(),
@@ -265,12 +232,7 @@ class RolloutLoop:
         }
 
     def prepare(self, state: State) -> Callable[[], None]:
-        """Validate a state from `get_state()`; return a function that installs it, after envs, policies and episodes.
-
-        Raises:
-            ArgumentError: It is none.
-            StateError: These are external envs.
-        """
+        """Validate a state from `get_state()`; return a function that installs it, once envs and episodes are."""
         parts: dict[str, LockstepScheduler | RandomSteps | EndedAgents]
         parts = {"rounds": self.scheduler, "random_steps": self._random_steps, "ended_agents": self._ended_agents}
         check_fields(state, ("reached", "entropy", "explore", *parts), "rollout")
@@ -292,11 +254,7 @@ class RolloutLoop:
         return put
 
     def restart_envs(self, env_ids: IntArray, seed: int) -> None:
-        """Lose what runs in these envs, as where one asks to be restarted, and begin new episodes there.
-
-        Raises:
-            EnvFault: One cannot begin; `start` is to go on.
-        """
+        """Lose what runs in these envs, as if they asked for it, and begin new episodes. After `EnvFault`: `start`."""
         env_ids = self.scheduler.of_living(env_ids)
         if not len(env_ids):
             return
@@ -318,9 +276,7 @@ class RolloutLoop:
     def begin_call(self, needed: EnvsNeeded, length: int) -> None:
         """Get ready for the steps of one call of `Collector.collect`.
 
-        Args:
-            needed: How many envs' steps are needed.
-            length: How many steps all envs are to make; 0 where they make different numbers of them.
+        ``length``: how many steps all envs are to make; 0 where they make different numbers of them.
         """
         self.scheduler.begin_call(needed)
         self._choose_columns()
@@ -348,8 +304,7 @@ class RolloutLoop:
     def step(self, needed: EnvsNeeded) -> None:
         """Send to the envs that are due, and take in those that come back next.
 
-        Args:
-            needed: How many envs' steps are needed, one or more.
+        ``needed`` says how many envs' steps are needed, at least one.
 
         Raises:
             StateError: All envs are masked.

@@ -32,11 +32,7 @@ STREAM_BITS = 43
 
 
 def first_id(stream: int) -> int:
-    """The first id of a stream.
-
-    Raises:
-        ArgumentError: It is no integer from 0 to 2**20 - 1.
-    """
+    """Return the first id of a stream, an integer from 0 to 2**20 - 1."""
     number = whole_number(stream)
     if number is None or not 0 <= number < 1 << 63 - STREAM_BITS:
         raise ArgumentError(f"stream must be an integer from 0 to 2**{63 - STREAM_BITS} - 1, got {stream!r}")
@@ -47,41 +43,25 @@ def first_id(stream: int) -> int:
 class Counters:
     """Sums over a collector's life, and of what is in no batch yet. Those of a published state are never written to.
 
-    Attributes:
-        env_steps: Env steps that envs answered.
-        agent_steps: Decisions given to envs.
-        env_steps_delivered: Env steps that batches have counted.
-        agent_steps_delivered: Decisions that batches have counted.
-        env_steps_lost: Env steps that are in no batch and never will be.
-        agent_steps_lost: Decisions that are in no batch and never will be.
-        episodes_total: Episodes finished.
-        episodes_faulty: Episodes lost to faults.
-        episodes_restarted: Episodes lost because their env raised `RestartQuietly`.
-        episodes_interrupted: Episodes lost because Ctrl-C, or an error, came in the middle of a tick.
-        noop_steps: How often a declared no-op was sent.
-        closed_steps: Decisions whose outcome is known, and which are in no batch yet.
-        ended_episodes: Episodes that ended since the last batch; where only whole ones are delivered, all that wait.
-        ended_env_steps: Env steps of episodes that ended, which no batch has counted yet.
-        ended_agent_steps: Decisions made in whole episodes that wait.
-        unroll_id: Number of the next fragment.
+    Agent steps are decisions given to envs. Lost steps are in no batch and never will be.
     """
 
-    env_steps: int = 0
+    env_steps: int = 0  # that envs answered
     agent_steps: int = 0
-    env_steps_delivered: int = 0
+    env_steps_delivered: int = 0  # that batches have counted
     agent_steps_delivered: int = 0
     env_steps_lost: int = 0
     agent_steps_lost: int = 0
     episodes_total: int = 0
-    episodes_faulty: int = 0
-    episodes_restarted: int = 0
-    episodes_interrupted: int = 0
-    noop_steps: int = 0
-    closed_steps: int = 0
-    ended_episodes: int = 0
-    ended_env_steps: int = 0
-    ended_agent_steps: int = 0
-    unroll_id: int = 0
+    episodes_faulty: int = 0  # lost to faults
+    episodes_restarted: int = 0  # lost because their env raised `RestartQuietly`
+    episodes_interrupted: int = 0  # lost because Ctrl-C, or an error, came in the middle of a tick
+    noop_steps: int = 0  # how often a declared no-op was sent
+    closed_steps: int = 0  # decisions whose outcome is known, and which are in no batch yet
+    ended_episodes: int = 0  # since the last batch; where only whole ones are delivered, all that wait
+    ended_env_steps: int = 0  # of episodes that ended, which no batch has counted yet
+    ended_agent_steps: int = 0  # decisions made in whole episodes that wait
+    unroll_id: int = 0  # number of the next fragment
 
     def copy(self) -> Counters:
         """Return a copy that may be written to."""
@@ -93,11 +73,7 @@ class Counters:
 
     @classmethod
     def from_state(cls, state: State) -> Counters:
-        """The numbers that `get_state` gave.
-
-        Raises:
-            ArgumentError: There are none in this.
-        """
+        """Return the numbers that `get_state` gave."""
         check_fields(state, Counters.__slots__, "counters")
         return cls(**{name: number_field(state, name, "counters") for name in Counters.__slots__})
 
@@ -111,16 +87,7 @@ _ALL = attrgetter(*Counters.__slots__)
 
 
 class WholeEpisode(NamedTuple):
-    """An episode that ended and is in no batch yet; these are handed over in their order.
-
-    Attributes:
-        round: The round of its last step.
-        env_id: Its env.
-        eps_id: Its id.
-        env_steps: Its env steps.
-        agent_steps: Decisions that were made in it.
-        episodes: One.
-    """
+    """An episode that ended and is in no batch yet; handed over in the order of the rounds of their last steps."""
 
     round: int
     env_id: int
@@ -131,25 +98,16 @@ class WholeEpisode(NamedTuple):
 
 
 class RolloutState(NamedTuple):
-    """State of a rollout between two ticks. Nothing in it is ever written to.
+    """State of a rollout between two ticks. Nothing in it is ever written to."""
 
-    Attributes:
-        tick: Its number; 0: nothing runs yet.
-        counters: The sums.
-        eps_id_N: (N,) int64, id of each env's running episode, or -1.
-        ended_N: (N,) int64, episodes of an env with smaller ids than this have ended.
-        number_N: (N,) int64, it is the env's n-th episode, from 0, that runs or ran last.
-        finished: Whole episodes that are in no batch yet, in order; only where batches are made of those.
-        delivered: Transitions that were closed up to this (round, lane) are in batches, and episodes that ended up to
-            this (round, env), and they are still stored; None: nothing of that is stored any more.
-    """
-
-    tick: int
+    tick: int  # 0: nothing runs yet
     counters: Counters
-    eps_id_N: IntArray
-    ended_N: IntArray
-    number_N: IntArray
-    finished: tuple[WholeEpisode, ...] = ()
+    eps_id_N: IntArray  # id of each env's running episode, or -1
+    ended_N: IntArray  # episodes of an env with smaller ids than this have ended
+    number_N: IntArray  # it is the env's n-th episode, from 0, that runs or ran last
+    finished: tuple[WholeEpisode, ...] = ()  # in no batch yet; only where batches are made of whole episodes
+    # Transitions closed up to this (round, lane), and episodes ended up to this (round, env), are in batches but still
+    # stored; None: nothing of that is stored any more.
     delivered: tuple[int, int] | None = None
 
     @classmethod
@@ -164,11 +122,7 @@ class RolloutState(NamedTuple):
         return {"tick": self.tick, "counters": self.counters.get_state(), "finished": finished}
 
     def with_state(self, state: State) -> RolloutState:
-        """Return the state that `get_state()` saved, with this one's arrays.
-
-        Raises:
-            ArgumentError: It is none.
-        """
+        """Return the state that `get_state()` saved, with this one's arrays."""
         where = "rollout"
         check_fields(state, ("tick", "counters", "finished"), where)
         counters, tick = Counters.from_state(state["counters"]), number_field(state, "tick", where)
@@ -180,18 +134,13 @@ class RolloutState(NamedTuple):
 
 
 class CurrentState:
-    """The one place where a state is published.
-
-    Attributes:
-        state: The state that counts.
-        tick_counters: Counters of a tick for which callbacks are called before it is over; else None.
-    """
+    """The one place where a state is published."""
 
     __slots__ = ("state", "tick_counters")
 
     def __init__(self, num_envs: int, first_id: int = 0) -> None:
         self.state = RolloutState.new(num_envs, first_id)
-        self.tick_counters: Counters | None = None
+        self.tick_counters: Counters | None = None  # of a tick for which callbacks are called before it is over
 
     @property
     def counters(self) -> Counters:

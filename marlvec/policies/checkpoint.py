@@ -17,18 +17,11 @@ __all__ = ["PolicyCheckpoint", "load_policy", "save_policy"]
 
 @dataclass(frozen=True, slots=True)
 class PolicyCheckpoint:
-    """Contents of a policy's file.
-
-    Attributes:
-        version: The policy's version.
-        state: A state from the policy's ``state_dict``.
-        agent_connectors, action_connectors: States of its connectors, with their memory of running episodes; None: not
-            saved.
-    """
+    """Contents of a policy's file: its version, a state from its ``state_dict``, and states of its connectors."""
 
     version: int
     state: PolicyState
-    agent_connectors: Mapping[str, Any] | None
+    agent_connectors: Mapping[str, Any] | None  # with its memory of running episodes; None: not saved
     action_connectors: Mapping[str, Any] | None
 
 
@@ -48,7 +41,6 @@ def save_policy(
 
     Raises:
         SerialisationError: A value in its state cannot be stored in a file.
-        OSError: The file cannot be written.
     """
     chains = {"agent_connectors": agent_connectors, "action_connectors": action_connectors}
     write_archive(
@@ -62,11 +54,7 @@ def save_policy(
 
 
 def load_policy(path: FilePath) -> PolicyCheckpoint:
-    """Read a file of `save_policy`; executes nothing from it.
-
-    Raises:
-        CheckpointError: The file is missing or damaged, or holds something else.
-    """
+    """Read a file of `save_policy`; executes nothing from it. Raises `CheckpointError` if it is missing or damaged."""
     found = read_archive(path)
     try:
         data = {name: decode(value) for name, value in found.items()}

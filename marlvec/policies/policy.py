@@ -185,13 +185,9 @@ class FunctionPolicy(Policy):
 class ObjectPolicy(Policy):
     """A policy made of an object with a method ``act(rows)``, which need not derive from `Policy`.
 
-    ``act`` receives ``explore`` if it has such an argument. Other attributes of a `Policy` that the object has are
-    used,
-    too: ``setup``, ``reseed``, ``state_dict``, ``load_state_dict``, ``get_weights``, ``set_weights``, ``version``; all
-    other attributes of the object are readable here.
-
-    Args:
-        wrapped: The object.
+    ``act`` receives ``explore`` if it has such an argument. The object's ``setup``, ``reseed``, ``state_dict``,
+    ``load_state_dict``, ``get_weights``, ``set_weights`` and ``version`` are used, too; all its other attributes are
+    readable here.
     """
 
     def __init__(self, wrapped: Acts) -> None:
@@ -268,12 +264,8 @@ def as_policy(given: PolicyLike, name: str = "policy", *, also: str = "") -> Pol
     """Convert anything that can be used as a policy to a policy.
 
     A `Policy` is returned unchanged. An object with a method ``act(rows)`` becomes an `ObjectPolicy`, the same one as
-    long as that is in use; a function of rows becomes a `FunctionPolicy`.
-
-    Args:
-        given: The object to convert.
-        name: Its name in error messages.
-        also: Further accepted types, for error messages.
+    long as that is in use; a function of rows becomes a `FunctionPolicy`. ``name``, and further accepted types in
+    ``also``, are for messages.
 
     Raises:
         ArgumentError: It cannot be used as a policy; the message says what to pass instead.

@@ -18,25 +18,13 @@ __all__ = ["SharedPolicy", "PolicyCopy", "copies_of", "eval_copies"]
 
 
 class SharedPolicy(Policy):
-    """A policy that another collector also uses: it is set up only if it never was.
-
-    Args:
-        name: Its id in error messages.
-        host: The policy.
-
-    Attributes:
-        host: As given.
-    """
+    """A policy, the ``host``, that another collector also uses: it is set up only if it never was."""
 
     def __init__(self, name: str, host: Policy) -> None:
         self._name, self.host, self.version = name, host, host.version
 
     def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
-        """Set the policy up or, if that was done, check its spaces.
-
-        Raises:
-            ArgumentError: It was set up for other spaces.
-        """
+        """Set the policy up or, if that was done, check its spaces."""
         if self.host.observation_space is None or self.host.action_space is None:
             self.host.setup(observation_space, action_space, seed=seed)
         for what, own, here in (
@@ -64,12 +52,7 @@ P = TypeVar("P", bound=Pipeline[Any])
 
 
 class PolicyCopy(Policy):
-    """A copy of a policy: the same weights, with its own random generator and memory.
-
-    Args:
-        policies: Policies by id.
-        policy_id: Id of the policy to copy.
-    """
+    """A copy of one of the policies: the same weights, with its own random generator and memory."""
 
     def __init__(self, policies: Mapping[str, Policy], policy_id: str) -> None:
         self._policies, self._policy_id = policies, policy_id
@@ -120,12 +103,7 @@ def copies_of(policies: Mapping[str, Policy]) -> dict[str, Policy]:
 
 
 def eval_copies(pipelines: Mapping[str, P], num_envs: int) -> dict[str, P]:
-    """Return copies of connectors in eval mode, with their learned state, and without memory of episodes.
-
-    Args:
-        pipelines: By policy id.
-        num_envs: Number of envs whose memory is dropped.
-    """
+    """Return copies of connectors in eval mode, with their learned state, and without memory of the envs' episodes."""
     copies = {policy_id: copy.deepcopy(pipeline) for policy_id, pipeline in pipelines.items()}
     for pipeline in copies.values():
         pipeline.reset(np.arange(num_envs))

@@ -33,17 +33,11 @@ _NAME = 60  # characters of an id in file names
 
 @dataclass(slots=True)
 class _Entry:
-    """A policy that may be swapped out.
+    """A policy that may be swapped out."""
 
-    Attributes:
-        make: Builds it in its initial form.
-        spaces: Its spaces when it was swapped out; None if it had none.
-        file: Its file; None if it is in memory or was never built.
-    """
-
-    make: Make
-    spaces: tuple[Space[Any], Space[Any]] | None = None
-    file: Path | None = None
+    make: Make  # builds it in its initial form
+    spaces: tuple[Space[Any], Space[Any]] | None = None  # when it was swapped out; None if it had none
+    file: Path | None = None  # None if it is in memory or was never built
 
 
 class PolicyMap(MutableMapping[str, Policy]):
@@ -227,11 +221,7 @@ class PolicyMap(MutableMapping[str, Policy]):
 
 
 def policy_or_make(given: PolicyLike | Make, policy_id: str) -> Policy | Make:
-    """Return a policy as such, and a function without arguments as a builder.
-
-    Raises:
-        ArgumentError: Neither.
-    """
+    """Return a policy as such, and a function without arguments as a builder; refuse anything else."""
     if isinstance(given, type) or (callable(given) and not callable(getattr(given, "act", None))):
         try:
             signature_of(given).bind()

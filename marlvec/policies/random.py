@@ -58,10 +58,7 @@ class RandomPolicy(Policy):
         return drawn
 
     def probabilities(self, rows: Rows) -> NDArray[np.float64]:
-        """Return the probability of each action, for n rows: (n, k).
-
-        Returns:
-            (n, k) float64; each row sums to 1, and masked actions have 0.
+        """Return the probability of each action, for n rows: (n, k) float64; masked actions have 0.
 
         Raises:
             StateError: `setup` was not called.

@@ -16,15 +16,10 @@ AnyArray = NDArray[Any]
 
 
 class RowDraws:
-    """Random draws for rows; each depends on its row only: see `RowRandom`.
+    """Random draws for n rows; each depends on the seed, the stream's name and its row only: see `RowRandom`.
 
     Has the methods of `numpy.random.Generator` that `SpaceSampler` uses, for arrays whose first axis is the row axis. A
     number without a row, such as the seed of a space with its own ``sample``, is drawn for the first row.
-
-    Args:
-        seed: Any int from 0 on.
-        stream: Name of the purpose of the numbers.
-        rows: n rows.
     """
 
     def __init__(self, seed: int, stream: str, rows: Rows) -> None:

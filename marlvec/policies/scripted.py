@@ -24,8 +24,7 @@ __all__ = ["Memory", "Script", "ScriptedPolicy"]
 class Memory(dict[Any, Any]):
     """A script's memory of one agent's episode: a dict, empty at the episode's start.
 
-    Attributes:
-        action_mask: (k,) bool, the allowed actions; None if the env has no masks.
+    ``action_mask`` is (k,) bool, the allowed actions; None if the env has no masks.
     """
 
     __slots__ = ("_key", "_rng", "action_mask")

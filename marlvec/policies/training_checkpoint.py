@@ -295,10 +295,9 @@ def _env_of(collector: Any) -> dict[str, Any] | None:
 
 
 def _is_of_another_env(last: Path, env: Mapping[str, Any] | None, *, overwrite: bool) -> bool:
-    """Return whether the folder holds a training of another env; unreadable files count as no training.
+    """Return whether the folder holds a training of another env; if so, and not ``overwrite``, raise.
 
-    Raises:
-        ArgumentError: It does, and ``overwrite`` is False.
+    Unreadable files count as no training.
     """
     if env is None or not last.exists():
         return False

@@ -35,21 +35,10 @@ class _Shelf(NamedTuple):
 
 
 class BlockStore:
-    """One policy's arrays. Each file is opened when it is first read.
+    """One policy's arrays in a recording's folder; each file is opened when it is first read.
 
-    Args:
-        folder: The recording's folder.
-        manifest: The recording's manifest.
-        policy_id: The policy.
-        verify: Whether a file's checksum is compared when it is first read.
-
-    Raises:
-        CheckpointError: Columns of two files do not fit together; names the file.
-
-    Attributes:
-        policy_id: The policy.
-        rows: Number of rows.
-        form: Form of all columns that any file has.
+    ``verify``: whether a file's checksum is compared then. ``form`` has all columns that any file has; raises
+    `CheckpointError`, which names the file, if columns of two files do not fit together.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, policy_id: str, *, verify: bool) -> None:
@@ -93,11 +82,7 @@ class BlockStore:
         self._cached.clear()
 
     def numbers(self, rows: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """Check row numbers; return them as an array.
-
-        Raises:
-            IndexError: A row does not exist.
-        """
+        """Check row numbers (`IndexError`); return them as an array."""
         where_B = np.asarray(rows)
         if where_B.ndim != 1 or (where_B.dtype.kind not in "iu" and where_B.size):
             raise IndexError(f"expected whole numbers of rows along one axis, got {where_B.dtype} of {where_B.shape}")

@@ -52,15 +52,9 @@ class RecordedDataset(Mapping[str, RecordedRows]):
 
     A file is opened when it is first read; `close` or the end of a ``with`` block closes all.
 
-    Args:
-        folder: The recording's folder.
-        manifest: The recording's manifest.
-        envs: Agents and spaces from ``schema.json``; None if the recorder was not given the envs.
-        notes: The recorder's ``notes``.
-        verify: Whether a file's checksum is compared when it is first read.
-
     Attributes:
-        folder, notes: As given.
+        folder: The recording's folder.
+        notes: The recorder's ``notes``.
         sessions: One per recorder that wrote to it; ``closed`` is False while a recorder runs, and if it was killed.
     """
 
@@ -126,13 +120,7 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         return None if self._envs is None else tuple(map(str, self._envs["agents"]))
 
     def observation_space(self, agent: str) -> Space[Any] | None:
-        """Return an agent's observation space, before the connectors.
-
-        Args:
-            agent: Name of the agent.
-
-        Returns:
-            The space; None if the recorder was not given the envs.
+        """Return an agent's observation space, before the connectors; None if the recorder was not given the envs.
 
         Raises:
             KeyError: The agent does not exist.
@@ -140,13 +128,7 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         return self._space("observation_spaces", agent)
 
     def action_space(self, agent: str) -> Space[Any] | None:
-        """Return an agent's action space, behind the connectors.
-
-        Args:
-            agent: Name of the agent.
-
-        Returns:
-            The space; None if the recorder was not given the envs.
+        """Return an agent's action space, behind the connectors; None if the recorder was not given the envs.
 
         Raises:
             KeyError: The agent does not exist.
@@ -163,10 +145,7 @@ class RecordedDataset(Mapping[str, RecordedRows]):
     # --- episodes
 
     def episode_table(self) -> EpisodeTable:
-        """Read lengths and returns of all episodes.
-
-        Returns:
-            One entry an episode, in the order of session and ``eps_id``.
+        """Read lengths and returns of all episodes, in the order of session and ``eps_id``.
 
         Raises:
             ArgumentError: A column is missing.
@@ -199,14 +178,11 @@ class RecordedDataset(Mapping[str, RecordedRows]):
     def episode_batches(
         self, rows: int = _CHUNK_ROWS, columns: Sequence[str] | None = None
     ) -> Iterator[MultiAgentBatch]:
-        """Yield batches of whole episodes, about ``rows`` rows each.
+        """Yield batches of whole episodes, about ``rows`` rows each, with all policies' rows; their ``env_steps`` is 0.
 
         Args:
             rows: Rows in a batch; an episode with more rows is a batch alone.
             columns: Names of columns; None for all.
-
-        Returns:
-            Batches of all policies' rows; ``env_steps`` is 0. Each episode is in one batch.
 
         Raises:
             ArgumentError: A column is missing.
@@ -231,10 +207,7 @@ class RecordedDataset(Mapping[str, RecordedRows]):
                 yield MultiAgentBatch(found, env_steps=0, known=tuple(self))
 
     def episodes(self) -> Iterator[MultiAgentEpisode]:
-        """Yield all episodes, incomplete ones too, as `MultiAgentEpisode`.
-
-        Returns:
-            The episodes, in the order of session and ``eps_id``.
+        """Yield all episodes, incomplete ones too, in the order of session and ``eps_id``.
 
         Raises:
             ArgumentError: Rows do not form an episode; see `MultiAgentEpisode.of_rows`.
@@ -257,15 +230,12 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         ``t``, ``unroll_id``                (T,)    number of the moment in the episode, and of the episode here
         ==================================  ======  ==========================================================
 
-        ``SampleBatch.concat(list(data.joint()))`` has the moments of all episodes, and its ``right_zero_pad()`` makes
-        them sequences (B, T, A, …) with ``loss_mask``.
+        Episodes are in the order of session and ``eps_id``. ``SampleBatch.concat(list(data.joint()))`` has the moments
+        of all, and its ``right_zero_pad()`` makes them sequences (B, T, A, …) with ``loss_mask``.
 
         Args:
             columns: Names of columns; None for all that the policies have in common.
             agents: Names of the agents that make the axis; None for all.
-
-        Returns:
-            The episodes, in the order of session and ``eps_id``.
 
         Raises:
             ArgumentError: Agents differ in a column's structure, dtype or shape; or a column or agent is missing.

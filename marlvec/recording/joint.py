@@ -24,15 +24,7 @@ Form = list[tuple[str, np.dtype[Any], tuple[int, ...]]]
 
 
 def joint_columns(columns: Mapping[str, Sequence[str]], chosen: Sequence[str] | None) -> list[str]:
-    """Return the columns to read: the chosen columns, or all that every policy has.
-
-    Args:
-        columns: Names by policy id.
-        chosen: Names of columns; None for all.
-
-    Raises:
-        ArgumentError: A policy lacks a column.
-    """
+    """Return the columns to read: the chosen ones, which every policy must have, or all that every policy has."""
     common = [name for name in next(iter(columns.values()), ()) if all(name in own for own in columns.values())]
     wanted = common if chosen is None else list(dict.fromkeys([*chosen, *_NEEDED]))
     for policy_id, own in columns.items():
@@ -46,14 +38,8 @@ def joint_rows(
 ) -> Iterator[SampleBatch]:
     """Yield one batch per episode, one row per moment: an env step at which some agent decided.
 
-    Args:
-        batch: Rows of whole episodes.
-        agents: Agent numbers of the agent axis, A of them.
-        names: Columns to join.
-        first: Number of the first episode, for ``unroll_id``.
-
-    Raises:
-        ArgumentError: Agents differ in a column's structure, dtype or shape; names both policies.
+    ``batch`` has rows of whole episodes; ``agents`` are the agent axis; ``names`` the columns to join; ``first`` is the
+    first episode's ``unroll_id``. Refuses agents that differ in a column's structure, dtype or shape.
     """
     places = np.full(max([*agents, *(int(rows["agent_index"].max(initial=0)) for rows in batch.values())]) + 1, -1)
     places[list(agents)] = np.arange(len(agents))

@@ -18,31 +18,15 @@ __all__ = ["Block", "Minibatches"]
 
 
 class Block(NamedTuple):
-    """A block of a file: rows that are read together.
+    """A block of a file: rows that are read together."""
 
-    Attributes:
-        shelf: Number of the file.
-        number: Number of the block in the file.
-        rows: Number of rows.
-    """
-
-    shelf: int
-    number: int
+    shelf: int  # number of the file
+    number: int  # of the block in the file
     rows: int
 
 
 class Minibatches:
-    """Iterates over minibatches of recorded rows; each ``iter()`` begins at the first epoch. See `RecordedRows`.
-
-    Args:
-        form: Form of the columns.
-        blocks: All blocks, in order.
-        read: Returns a block's arrays.
-        size, seed, epochs, drop_last, window: As `RecordedRows.minibatches`.
-
-    Raises:
-        ArgumentError: A number is not above 0, or the seed is not an integer from 0 to 2**64 - 1.
-    """
+    """Iterates over minibatches of a recording; each ``iter()`` begins at the first epoch. See `RecordedRows`."""
 
     def __init__(
         self,
@@ -69,11 +53,6 @@ class Minibatches:
         return f"<Minibatches of {self._size} from {self._rows:,} rows, {epochs}>"
 
     def __len__(self) -> int:
-        """Number of minibatches.
-
-        Raises:
-            ArgumentError: ``epochs`` is None: the minibatches never end.
-        """
         if self._epochs is None:
             raise ArgumentError("len() of minibatches(epochs=None): they have no end")
         return self._epochs * (self._rows // self._size + (not self._drop_last and self._rows % self._size > 0))
@@ -106,14 +85,10 @@ class Minibatches:
 
 
 class _Window:
-    """Buffer in which rows are mixed.
+    """Buffer in which up to ``capacity`` rows are mixed.
 
     All rows are put in their order at once, column by column: a column of numbers fits into a cache where a window of
     all columns does not, and minibatches are then stretches.
-
-    Args:
-        form: Form of the columns.
-        capacity: Rows at most.
     """
 
     def __init__(self, form: TableForm, capacity: int) -> None:

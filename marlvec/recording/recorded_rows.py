@@ -24,17 +24,8 @@ __all__ = ["RecordedRows"]
 class RecordedRows:
     """One policy's rows, in recorded order.
 
-    Rows are read on demand. ``len(rows)`` is their number; ``rows.keys()`` names the columns, the same as of
-    `SampleBatch`. Made by `load_dataset`.
-
-    Args:
-        folder: The recording's folder.
-        manifest: The recording's manifest.
-        policy_id: The policy.
-        verify: Whether a file's checksum is compared when it is first read.
-
-    Raises:
-        CheckpointError: Columns of two files do not fit together; names the file.
+    Rows are read on demand, into new arrays. ``len(rows)`` is their number; ``rows.keys()`` names the columns, the
+    same as of `SampleBatch`. Made by `load_dataset`.
 
     Attributes:
         policy_id: The policy.
@@ -74,13 +65,7 @@ class RecordedRows:
     # --- reading
 
     def column(self, name: str) -> Tree:
-        """Return a column, read from disk when indexed; for Dict and Tuple spaces a tree of columns.
-
-        Args:
-            name: Name of the column.
-
-        Returns:
-            A `Column`, or a dict or tuple of `Column`.
+        """Return a `Column`, read from disk when indexed; for Dict and Tuple spaces a tree of these.
 
         Raises:
             KeyError: A column does not exist.
@@ -95,9 +80,6 @@ class RecordedRows:
             start: First row.
             stop: Row after the last; None for the end.
             columns: Names of columns; None for all.
-
-        Returns:
-            The rows; arrays are new.
 
         Raises:
             KeyError: A column does not exist.
@@ -116,9 +98,6 @@ class RecordedRows:
             rows: Numbers of rows, from 0.
             columns: Names of columns; None for all.
 
-        Returns:
-            The rows; arrays are new.
-
         Raises:
             IndexError: A row does not exist.
             KeyError: A column does not exist.
@@ -134,9 +113,6 @@ class RecordedRows:
         Args:
             size: Rows in each batch; the last batch may have fewer.
             columns: Names of columns; None for all.
-
-        Returns:
-            The batches; their arrays are new.
 
         Raises:
             ArgumentError: ``size`` is not a positive integer.
@@ -199,13 +175,10 @@ class RecordedRows:
         )
 
     def to_numpy(self, columns: Sequence[str] | None = None) -> dict[str, Tree]:
-        """Read whole columns into memory.
+        """Read whole columns into memory: arrays (n, …), or trees of arrays, by name.
 
         Args:
             columns: Names of columns; None for all.
-
-        Returns:
-            Name to array (n, …), or to a tree of arrays.
 
         Raises:
             KeyError: A column does not exist.
@@ -214,14 +187,11 @@ class RecordedRows:
         return dict(self.read(columns=columns).items())
 
     def to_torch(self, columns: Sequence[str] | None = None, device: Any = None) -> dict[str, Tree]:
-        """Read whole columns into memory, as tensors.
+        """Read whole columns into memory, as tensors (n, …) by name; see `SampleBatch.to_torch`.
 
         Args:
             columns: Names of columns; None for all.
             device: Device of the tensors; None for the CPU.
-
-        Returns:
-            Name to tensor (n, …), or to a tree of tensors, as `SampleBatch.to_torch`.
 
         Raises:
             MissingExtraError: torch is not installed.

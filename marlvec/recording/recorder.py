@@ -236,9 +236,6 @@ class Recorder(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Drop the parts that were written after `state_dict` was called; another recording stays as it is.
 
-        Args:
-            state: The result of `state_dict`.
-
         Raises:
             ArgumentError: ``state`` is not from `state_dict`.
             OSError: The manifest cannot be written.

@@ -38,20 +38,12 @@ _STREAM = 0x7363686564756C65  # "schedule"
 def line_ups(
     players: Sequence[str], sides: Sequence[str], plays: Mapping[str, Collection[str]] | None = None
 ) -> list[tuple[str, ...]]:
-    """Return all line-ups of a tournament, each one policy id per side.
+    """Return all line-ups of a tournament, each one policy id per side; ``plays`` limits a policy to some sides.
 
     If every policy can play every side: every choice of as many policies as there are sides, rotated over the sides, so
     that over all line-ups each policy plays each side equally often. Fewer policies than sides take turns along the
     sides, again rotated. If some policies can play only certain sides: all possible line-ups, without those in which
     one policy plays all sides.
-
-    Args:
-        players: Policy ids.
-        sides: Names of the sides.
-        plays: Policy id to the sides it can play; others can play all.
-
-    Raises:
-        ArgumentError: Fewer than two policies, an unknown policy or side in ``plays``, or no possible line-up.
     """
     plays = plays or {}
     unknown = [name for name in plays if name not in players]
@@ -72,12 +64,7 @@ def line_ups(
 
 
 class MatchSchedule:
-    """Assigns a line-up to the n-th game: each line-up comes once, in random order, then all come again.
-
-    Args:
-        line_ups: The line-ups.
-        seed: Seed of the order.
-    """
+    """Assigns a line-up to the n-th game: each line-up comes once, in random order, then all come again."""
 
     def __init__(self, line_ups: Sequence[tuple[str, ...]], seed: int) -> None:
         self.line_ups, self._seed = tuple(line_ups), seed

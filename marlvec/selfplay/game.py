@@ -16,15 +16,7 @@ Sides = Mapping[str, Sequence[str]]
 
 
 def sides_of(agents: Sequence[str], given: Sides | None = None) -> dict[str, tuple[str, ...]]:
-    """Return the sides of a game.
-
-    Args:
-        agents: Names of the env's agents.
-        given: Side to its agents; None: each agent is its own side.
-
-    Raises:
-        ArgumentError: An agent is on no side, on two, or unknown; or there are fewer than two sides, or an empty one.
-    """
+    """Return the sides of a game, by default one per agent; refuse empty, overlapping, missing or too few sides."""
     given = {name: (name,) for name in agents} if given is None else given
     sides = {name: tuple(own) for name, own in given.items()}
     named = [agent for own in sides.values() for agent in own]
@@ -78,12 +70,7 @@ class Game:
     def score_of(self, player: str, against: str | None = None) -> float | None:
         """Return a policy's result: 1 a win, 0.5 a draw, 0 a loss; with several other sides, their mean.
 
-        Args:
-            player: Its id.
-            against: The policy whose sides count; None: all others.
-
-        Returns:
-            The result; None if the two did not meet.
+        ``against`` is the policy whose sides count; None: all others. The result is None if the two did not meet.
         """
         results = [
             1.0 if mine > other else 0.5 if mine == other else 0.0
@@ -100,17 +87,7 @@ def game_of(
     sides: Mapping[str, Sequence[str]],
     score: ScoreFunction | None = None,
 ) -> Game:
-    """Read a game from an episode's record.
-
-    Args:
-        record: The episode.
-        agents: Agent names, in order.
-        sides: Side to its agents.
-        score: One number per side; None: the sum of its agents' returns.
-
-    Raises:
-        ContractError: The scores are not one number per side, or one is NaN.
-    """
+    """Read a game from an episode's record; without ``score``, a side's score is the sum of its agents' returns."""
     places = [[agents.index(name) for name in own] for own in sides.values()]
     if score is None:
         scores = [float(record.returns_A[own].sum()) for own in places]

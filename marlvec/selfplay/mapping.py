@@ -119,9 +119,6 @@ class SelfPlayMapping:
         New opponents are added, frozen, with their own connectors. Opponents that left the pool are no longer chosen;
         the first update after an opponent's last running episode has ended removes it from the collector.
 
-        Args:
-            collector: The collector that uses this mapping.
-
         Raises:
             ArgumentError: An opponent has the id of another policy.
             CheckpointError: An opponent's file is damaged.
@@ -151,10 +148,7 @@ class SelfPlayMapping:
     def get_state(self) -> dict[str, Any]:
         """Return the pool, its opponents in the collector, and which of them are no longer chosen, as plain data.
 
-        A collector's state contains this state already.
-
-        Returns:
-            Numbers, texts and arrays, in dicts and lists; with the contents of the opponents' files.
+        A collector's state contains this state already, with the contents of the opponents' files.
 
         Raises:
             CheckpointError: A file of the pool is missing.
@@ -211,16 +205,14 @@ class SelfPlayMapping:
                 raise ArgumentError(f"state: expected the {what} {mine}, got {state[what]}")
 
     def add_policies(self, state: Mapping[str, Any], collector: Collector) -> Callable[[], None]:
-        """Add a state's opponents to a collector, before `set_state`; opponents that are equal stay.
+        """Add a state's opponents to a collector, before `set_state`; return a function that undoes it.
 
-        `Collector.set_state` calls it first, since its own state contains running episodes of these policies.
+        Opponents that are equal stay. `Collector.set_state` calls it first, since its own state contains running
+        episodes of these policies.
 
         Args:
             state: A state from `get_state`.
             collector: The collector that uses this mapping.
-
-        Returns:
-            A function that undoes it.
 
         Raises:
             ArgumentError: Not such a state, or of other learners or sides; nothing has changed.
@@ -261,26 +253,13 @@ class SelfPlayMapping:
         return take_back
 
     def unknown_policies(self, state: Mapping[str, Any], collector: Collector) -> list[str]:
-        """Return opponents that this mapping added to a collector and that a state does not contain.
-
-        Args:
-            state: A state from `get_state`.
-            collector: The collector that uses this mapping.
-
-        Returns:
-            Their ids.
-        """
+        """Return ids of opponents that this mapping added to a collector and that a state does not contain."""
         own = (self._entered.keys() | self._strays) - {name for name, *_ in state["entered"]}
         return [name for name in collector.policies if name in own]
 
 
 def enter(collector: Collector, opponent: Opponent) -> None:
-    """Add an opponent to a collector, frozen, with its own connectors.
-
-    Raises:
-        ArgumentError: A policy with its id exists.
-        CheckpointError: Its file is damaged.
-    """
+    """Add an opponent to a collector, frozen, with its own connectors."""
     collector.add_policy(
         opponent.opponent_id,
         opponent.policy if isinstance(collector.policies, PolicyMap) else opponent.policy(),

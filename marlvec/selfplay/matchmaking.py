@@ -31,17 +31,12 @@ class Matchmaker(ABC):
 
         Returns:
             The id of one of the opponents; or of a learner (itself or another one), which plays with its current
-            weights.
-                If that learner cannot play the side, a learner that can plays it.
+            weights. If that learner cannot play the side, a learner that can plays it.
         """
 
 
 def draw(opponents: Sequence[Opponent], weights: NDArray[np.float64], rng: np.random.Generator) -> str:
-    """Draw an opponent by weights, which need not sum to 1; if all are 0, uniformly.
-
-    Raises:
-        ArgumentError: A weight is negative, infinite or NaN.
-    """
+    """Draw an opponent by weights, which need not sum to 1; if all are 0, uniformly."""
     total = float(weights.sum())
     if not np.isfinite(total) or (weights < 0).any():
         named = {opponent.opponent_id: float(w) for opponent, w in zip(opponents, weights, strict=True)}

@@ -21,12 +21,7 @@ EVERYTHING = (np.iinfo(np.int64).max, 0)
 
 
 class PolicyLogs:
-    """Looks at, and drops, transitions of all policies.
-
-    Args:
-        runners: Whose logs, by number; looked at again each time.
-        unread: Where rows are counted that are not read.
-    """
+    """Counts and drops transitions of all policies. ``runners`` are looked at each time; ``unread`` counts rows."""
 
     def __init__(self, runners: Mapping[int, PolicyRunner], unread: RowLog) -> None:
         self._runners, self.unread = runners, unread
@@ -87,11 +82,7 @@ class PolicyLogs:
         return closed
 
     def keep_ended(self, ended_N: IntArray) -> int:
-        """Drop all rows but those of episodes that have ended; return how many transitions stay.
-
-        Args:
-            ended_N: (N,) episodes of an env with smaller ids than this have.
-        """
+        """Drop all rows but those of episodes with ids below their env's, (N,); return how many transitions stay."""
         for runner in self._runners.values():
             runner.keep_ended(ended_N)
         self.unread.keep_ended(ended_N)

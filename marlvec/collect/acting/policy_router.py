@@ -30,20 +30,10 @@ Split = list[tuple[int, "Selection", list[Share]]]
 
 
 class PolicyRouter:
-    """The policies' runners, and which agents each of them plays.
+    """The policies' runners by number, and which agents each of them plays.
 
-    Args:
-        runners: All of them, by number.
-        groups: The envs' groups of agents.
-        agents: Agent names.
-        policy_NA: (N, A) number of each agent's policy; read at every `update`.
-        seed: A policy's number → its seed.
-
-    Attributes:
-        runners, groups: as given; runners come and go, in the same mapping.
-        playing: Runners of policies that play an agent in a running episode, group by group.
-        alone: Of these, runners of policies whose group no other policy plays in.
-        is_shared: Whether several policies play in one group.
+    ``policy_NA`` is read at every `update`; runners come and go, in the same mapping; ``seed`` maps a policy's number
+    to its seed.
     """
 
     def __init__(
@@ -64,9 +54,9 @@ class PolicyRouter:
         self._env_L, self._agent_L = np.divmod(np.arange(policy_NA.size), len(agents))
         self._is_one_group = len(groups) == 1  # which has all agents, in order
         self._players: list[list[PolicyRunner]] = [[] for _ in groups]
-        self.playing: list[PolicyRunner] = []
-        self.alone: list[PolicyRunner] = []
-        self.is_shared = False
+        self.playing: list[PolicyRunner] = []  # of policies that play an agent in a running episode, group by group
+        self.alone: list[PolicyRunner] = []  # of these, those whose group no other policy plays in
+        self.is_shared = False  # whether several policies play in one group
         self._everyone: dict[tuple[int, bytes], Selection] = {}
         self._split: dict[bytes, Split] = {}  # of all agents, by the same envs
         for runner in self.runners.values():
@@ -78,11 +68,7 @@ class PolicyRouter:
             self.bind(runner, 0)
 
     def update(self) -> None:
-        """Take over a change of ``policy_NA``.
-
-        Raises:
-            ContractError: A policy is to play agents of different spaces.
-        """
+        """Take over a change of ``policy_NA``; a policy must not play agents of different spaces (`ContractError`)."""
         self._everyone.clear()
         self._split.clear()
         for g, columns in enumerate(self._columns):
@@ -95,11 +81,7 @@ class PolicyRouter:
         self.playing = [runner for players in self._players for runner in players]
 
     def bind(self, runner: PolicyRunner, g: int) -> PolicyRunner:
-        """Make sure that a policy may play agents of a group.
-
-        Raises:
-            ContractError: It plays those of another one.
-        """
+        """Make sure that a policy may play agents of a group; refuse one that plays another group."""
         if runner.group_index == -1:
             runner.bind(g, self.groups[g], self._agents, len(self._policy_NA), self._seed(runner.seed_number))
         elif runner.group_index != g:
@@ -205,13 +187,7 @@ class PolicyRouter:
         return found
 
     def actions(self, parts: Sequence[GroupActions], env_ids: IntArray, *, grouped: bool) -> Any:
-        """Actions of these envs in the form the vectorizer takes; zeros for agents that do not act.
-
-        Args:
-            parts: What is to be done, for agents of these envs.
-            env_ids: (n,) the envs, ascending.
-            grouped: Whether the vectorizer wants a dict of groups.
-        """
+        """Return actions of n envs, ascending, in the vectorizer's form (a dict if grouped); zeros for idle agents."""
         trees = {}
         for g, group in enumerate(self.groups):
             own = [part for part in parts if part.group_index == g]

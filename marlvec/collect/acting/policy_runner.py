@@ -29,20 +29,13 @@ __all__ = ["Selection", "kinds_for", "PolicyAnswer", "PolicyRunner", "split_outp
 
 @dataclass(slots=True)
 class Selection:
-    """The rows of one policy among those of one group in some envs.
+    """The rows of one policy among those of one group in some envs."""
 
-    Attributes:
-        flat: (n,) their positions among (envs, agents of the group), flattened; None for all of them.
-        env_id, agent_index: (n,) whose they are.
-        lanes: (n,) ``env * A + agent``, ascending.
-        places: The same as an index.
-    """
-
-    flat: IntArray | None
+    flat: IntArray | None  # (n,) positions among (envs, agents of the group), flattened; None: all
     env_id: IntArray
     agent_index: IntArray
-    lanes: IntArray
-    places: Where
+    lanes: IntArray  # env * A + agent, ascending
+    places: Where  # the lanes as an index
 
     def pick(self, leaf: AnyArray) -> AnyArray:
         """Rows of an array (envs, agents of the group, …); views where these are all."""
@@ -71,64 +64,29 @@ IDENTITY = ("env_id", "agent_index", "eps_id", "t")
 
 @dataclass(slots=True)
 class PolicyAnswer:
-    """A policy's answer to some ready rows; stored once the envs have taken it.
-
-    Attributes:
-        runner: Whose answer it is.
-        ready: For which rows.
-        given: The rows the policy was given.
-        actions: What it said.
-        columns: Its other output, by name.
-        version: The policy's version.
-        rows: The rows with its answer, as the action connectors left them, where those had something to do.
-        for_env: Leaves of ``actions_for_env`` in the env's own dtypes, set by `PolicyRunner.transform`.
-        parts: Leaves of the columns to store, set by `PolicyRunner.transform`.
-    """
+    """A policy's answer to ready rows; stored once the envs have taken it."""
 
     runner: PolicyRunner
     ready: Moment
-    given: Rows
+    given: Rows  # the rows the policy was given
     actions: Tree
-    columns: Mapping[str, Tree]
+    columns: Mapping[str, Tree]  # the policy's other output
     version: int
-    rows: Rows | None = None
+    rows: Rows | None = None  # as the action connectors left them; None where those had nothing to do
+    # leaves of actions_for_env in the env's own dtypes, set by `transform`
     for_env: list[AnyArray] = field(default_factory=list)
-    parts: list[list[AnyArray]] = field(default_factory=list)
+    parts: list[list[AnyArray]] = field(default_factory=list)  # leaves of the columns to store, set by `transform`
 
 
 class PolicyRunner:
     """A policy of a collector, with its connectors and waiting rows.
 
-    Args:
-        number: Number of policies that were ever added to the collector before it.
-        policy_id: Its id.
-        policies: The policies by id.
-        agent_connectors: Its agent-side pipeline.
-        action_connectors: Its action-side pipeline.
-        learner_connectors: Its learner-side pipeline.
-        num_agents: Number of agents, A.
-        num_lanes: N × A.
-        unread: Counter of all policies' unread rows.
-
-    Attributes:
-        group_index: Position of the group of agents it plays; -1 while it has none.
-        ready: Rows that wait for its answer.
-        noops: Agents whose rows its connectors took out; there once it is bound.
-        off_policy: What its agents do without asking it, once it is bound.
-        env_tree: The action space of its agents, once it is bound.
-        log: What it saw and did, where that may be read; empty where it is not.
-        keeps_rows: Whether its rows are in its log; else they are counted in `unread`.
-        unsent: An answer that its action connectors have seen, and that did not get to the envs because another policy
-            failed; given again to the same rows, so that connectors see every answer once. To be set to None before
-            anything is sent.
-        seed_number: What its seed follows from; in a collector whose state was loaded not always its number.
-        is_frozen: Whether it is never trained.
-        is_retired: Whether it was removed, and some of its rows are still to come.
+    ``number``: how many policies were added to the collector before it. ``unread`` counts all policies' unread rows.
     """
 
-    noops: NoopActions
-    off_policy: GivenActions
-    env_tree: SpaceTree
+    noops: NoopActions  # agents whose rows its connectors took out; set once it is bound
+    off_policy: GivenActions  # what its agents do without asking it; set once it is bound
+    env_tree: SpaceTree  # action space of its agents; set once it is bound
     _policy_tree: SpaceTree  # set once it is bound
 
     def __init__(
@@ -144,15 +102,19 @@ class PolicyRunner:
         unread: RowLog,
     ) -> None:
         self.number, self.policy_id, self._policies = number, policy_id, policies
-        self.seed_number = number
+        self.seed_number = number  # what its seed follows from; after loading a state not always its number
         self.agent_connectors, self.action_connectors = agent_connectors, action_connectors
         self.learner_connectors = learner_connectors
-        self.group_index = -1
-        self.ready = Moment.none()
+        self.group_index = -1  # position of the group of agents it plays; -1: none yet
+        self.ready = Moment.none()  # rows that wait for its answer
         self._who, self._num_agents = f"policy {policy_id!r}", num_agents
+        # what it saw and did; empty unless `keeps_rows`, else it is counted in `unread`
         self.log = RowLog(ColumnForms(self._who), num_lanes, BatchMemory())
         self.keeps_rows, self._unread = True, unread
+        # frozen: never trained; retired: removed, and some of its rows are in no batch yet
         self.is_frozen = self.is_retired = False
+        # An answer that its action connectors have seen, and that was not sent because another policy failed. It is
+        # given again to the same rows, so that connectors see every answer once; set to None before anything is sent.
         self.unsent: PolicyAnswer | None = None
         self._declared = False
         self._plain: tuple[np.dtype[Any], tuple[int, ...]] | None = None  # the form of one array that is an action
@@ -199,11 +161,7 @@ class PolicyRunner:
         return self.agent_connectors, self.action_connectors, self.learner_connectors
 
     def observe(self, rows: Rows) -> tuple[Rows, NDArray[np.bool_] | None]:
-        """Send rows through the agent connectors; also returns which came out: (n,) bool, or None for all.
-
-        Raises:
-            ContractError: The connectors changed which rows these are, or took out one that must stay.
-        """
+        """Send rows through the agent connectors; also return which came out: (n,) bool, or None for all."""
         try:
             out = self.agent_connectors(rows)
         except Exception as error:
@@ -253,11 +211,7 @@ class PolicyRunner:
             self.off_policy.forget(np.add.outer(env_ids * self._num_agents, np.arange(self._num_agents)).ravel())
 
     def keep_ended(self, ended_N: IntArray) -> None:
-        """Drop all rows but those of episodes that have ended.
-
-        Args:
-            ended_N: (N,) episodes of an env with smaller ids than this have.
-        """
+        """Drop all rows but those of episodes with ids below their env's in ``ended_N``, (N,)."""
         self.log.keep_ended(ended_N)
         self._forget_waiting()
 
@@ -304,16 +258,7 @@ class PolicyRunner:
     # --- from ready rows to actions
 
     def act(self, ready: Moment, *, explore: bool) -> PolicyAnswer:
-        """Ask the policy about ready rows.
-
-        Args:
-            ready: The rows.
-            explore: Whether it explores.
-
-        Raises:
-            ContractError: It answered in the wrong form; names the policy.
-            Exception: Whatever the policy raises, with a note that names it.
-        """
+        """Ask the policy about ready rows; errors, also of the policy itself, name it."""
         unsent = self.unsent
         if unsent is not None and np.array_equal(unsent.ready.lanes, ready.lanes):
             unsent.ready = ready
@@ -367,11 +312,7 @@ class PolicyRunner:
             raise self._bad(str(error)) from None
 
     def transform(self, answer: PolicyAnswer) -> None:
-        """Send an answer through the action connectors, once, and check what comes out.
-
-        Raises:
-            ContractError: Wrong structure, shape or dtype, or NaN; names the policy.
-        """
+        """Send an answer through the action connectors, once; check structure, shape, dtype and NaN of the result."""
         if answer is self.unsent:
             return
         n, said = len(answer.ready.lanes), answer.actions
@@ -530,15 +471,7 @@ def _shape(leaf: Any) -> tuple[int, ...]:
 
 
 def split_output(output: PolicyOutput, tree: SpaceTree) -> tuple[Tree, Mapping[str, Tree]]:
-    """Distinguish ``actions`` from ``(actions, columns)``, also where actions are tuples.
-
-    Args:
-        output: What `Policy.act` returned.
-        tree: Of the space that the policy acts in.
-
-    Raises:
-        ContractError: It is neither.
-    """
+    """Split ``actions`` or ``(actions, columns)`` from `Policy.act`, also where actions are tuples."""
     if not isinstance(output, tuple):
         return output, {}
     if len(output) == 2 and isinstance(output[1], Mapping) and all(isinstance(name, str) for name in output[1]):

@@ -38,16 +38,9 @@ def pipelines_for(
 ) -> dict[str, P]:
     """Return one pipeline per policy id.
 
-    Args:
-        kind: AgentPipeline or ActionPipeline.
-        given: None for the default; one chain (a pipeline, or connectors) for every policy, copied where there are
-            several; or policy id to chain, with the default for those left out.
-        policy_ids: All policies.
-        default: Makes a default pipeline.
-
-    Raises:
-        ArgumentError: An unknown policy id, something that is no chain, or one pipeline, or one connector that
-            remembers something, given to two policies.
+    ``given``: None for the default; one chain (a pipeline, or connectors) for every policy, copied where there are
+    several; or policy id to chain, with the default for those left out. One pipeline, or one connector that remembers
+    something, must not be given to two policies.
     """
     if given is None:
         return {name: default() for name in policy_ids}
@@ -113,18 +106,7 @@ PoliciesToTrain: TypeAlias = Collection[str] | Callable[[str], bool] | None
 
 
 class TrainedPolicies:
-    """Says of each policy whether it gets batches.
-
-    Args:
-        given: What the user gave.
-        known: Ids of the policies there are.
-
-    Raises:
-        ArgumentError: It is neither, or names an unknown policy.
-
-    Attributes:
-        given: As given.
-    """
+    """Says of each policy whether it gets batches, by the user's ids or function."""
 
     def __init__(self, given: PoliciesToTrain, known: Collection[str]) -> None:
         if given is not None and not callable(given):
@@ -140,11 +122,6 @@ class TrainedPolicies:
         self.given = given
 
     def __call__(self, policy_id: str) -> bool:
-        """Whether this policy gets batches.
-
-        Raises:
-            Exception: What the function raises, with a note that nothing is lost.
-        """
         if self.given is None:
             return True
         if not callable(self.given):
@@ -168,23 +145,8 @@ class PolicySet:
     """The policies that act, each with its runner, and what changes when one comes or goes.
 
     A policy is removed when it plays in no running episode. Where rows of it are in no batch yet its runner stays,
-    *retired*, until they are.
-
-    Args:
-        envs: The envs.
-        policies: Policy id to policy; changed in place.
-        connectors: Chains of agent, action and learner connectors, as the collector was given them.
-        episodes: The accounts of the running episodes.
-        seed: A policy's number, from 0 → its seed.
-
-    Attributes:
-        policies: As given.
-        pipelines: Policy id to pipeline, of agent, action and learner connectors.
-        runners: All runners by number, in order, retired ones too.
-        seed_count: How many policies have got seeds.
-        router: Which policy plays which agent.
-        unread: Where rows are counted that are not read.
-        logs: That, and the logs of all others.
+    *retired*, until they are. ``connectors``: chains of agent, action and learner connectors, as the collector was
+    given them. ``seed`` maps a policy's number to its seed.
     """
 
     def __init__(
@@ -196,15 +158,15 @@ class PolicySet:
         seed: Callable[[int], int],
     ) -> None:
         self._envs, self._given, self._episodes, self._seed = envs, tuple(connectors), episodes, seed
-        self.policies = policies
+        self.policies = policies  # changed in place
         self.pipelines: tuple[dict[str, Any], ...] = tuple(
             pipelines_for(kind, given, tuple(policies), _default(kind))
             for kind, given in zip(_KINDS, connectors, strict=True)
-        )
+        )  # of agent, action and learner connectors
         self._count = self.seed_count = 0
         forms = ColumnForms("policies whose rows are not read")
-        self.unread = RowLog(forms, envs.num_envs * envs.agent_num, BatchMemory())
-        self.runners: dict[int, PolicyRunner] = {}
+        self.unread = RowLog(forms, envs.num_envs * envs.agent_num, BatchMemory())  # counts rows that are not read
+        self.runners: dict[int, PolicyRunner] = {}  # by number, in order, retired ones too
         self.logs = PolicyLogs(self.runners, self.unread)
         for name in policies:
             self._append(name)
@@ -222,11 +184,7 @@ class PolicySet:
         return runner
 
     def find(self, policy_id: str) -> PolicyRunner:
-        """The runner of a policy that was not removed.
-
-        Raises:
-            KeyError: There is none; lists those there are.
-        """
+        """Return the runner of a policy that was not removed; a `KeyError` lists those."""
         for runner in self.runners.values():
             if runner.policy_id == policy_id and not runner.is_retired:
                 return runner
@@ -270,11 +228,7 @@ class PolicySet:
         return {runner.policy_id: number for number, runner in self.runners.items() if not runner.is_retired}
 
     def get_state(self) -> State:
-        """The state of each policy with its runner.
-
-        Raises:
-            StateError: A policy was removed, and rows of it are still to come.
-        """
+        """Return the state of each policy with its runner; refused while rows of a removed policy are still to come."""
         self.drop_retired()
         if gone := [runner.policy_id for runner in self.runners.values() if runner.is_retired]:
             raise StateError(f"the policies {gone} were removed, and rows of theirs are still to come: collect them")
@@ -284,15 +238,8 @@ class PolicySet:
     def prepare(self, state: State, leaving: Collection[str] = ()) -> Callable[[], None]:
         """Validate a state from `get_state()`; return a function that installs it, without policies and connectors.
 
-        Runners that had no agents to play get them as they had then.
-
-        Args:
-            state: That.
-            leaving: Ids of policies that it does not know; they are removed when it is put in place.
-
-        Raises:
-            ArgumentError: It is none, or one of other policies.
-            StateError: A policy has played, which had not then.
+        Runners that had no agents to play get them as they had then. Policies in ``leaving`` are not in the state; the
+        function removes them. Raises `StateError` if a policy has played that had not then.
         """
         check_fields(state, ("runners", "unread", "seed_count"), "policies")
         saved = check_fields(state["runners"], [name for name in self.policies if name not in leaving], "policies")
@@ -391,12 +338,7 @@ class PolicySet:
     # --- going
 
     def remove(self, policy_id: str, living: IntArray) -> None:
-        """See `Collector.remove_policy`.
-
-        Args:
-            policy_id: Which.
-            living: Ids of the envs that are not masked.
-        """
+        """See `Collector.remove_policy`; ``living``: ids of envs that are not masked."""
         runner = self.find(policy_id)
         if agents := self._episodes.fixed_agents(runner.number):
             raise StateError(f"policy {policy_id!r} cannot be removed: by the policy_mapping it plays {agents}")
@@ -434,11 +376,7 @@ def _default(kind: type[Any]) -> Callable[[], Any]:
 
 
 def named(policies: Mapping[str, PolicyLike] | PolicyLike) -> MutableMapping[str, Policy]:
-    """Policies by id, as a dict of the collector's own; a `PolicyMap` stays what it is.
-
-    Raises:
-        ArgumentError: There is none, or one is no policy, or two ids have one object.
-    """
+    """Return policies by id, as a dict of the collector's own; a `PolicyMap` stays what it is."""
     if isinstance(policies, PolicyMap) and policies:
         return policies
     if not isinstance(policies, Mapping):

@@ -22,18 +22,9 @@ IntArray = NDArray[np.int64]
 
 
 class RandomSteps(Saved):
-    """Gives agents random actions in place of their policies', in the first steps of every env.
+    """Gives agents random actions in place of their policies', in the first ``steps`` env steps, shared over the envs.
 
-    These are actions that no policy was asked for, like those that an env gives: see `GivenActions`.
-
-    Args:
-        steps: Env steps, shared over the envs.
-        num_envs: N.
-        agents: Agent names, in order.
-        seed: Of the draws; each belongs to a row, whatever batch that is in.
-
-    Attributes:
-        is_over: Whether no env has such a step to come.
+    No policy was asked for these actions, see `GivenActions`. Each draw belongs to a row, whatever batch that is in.
     """
 
     saved_as = "random steps"
@@ -43,14 +34,10 @@ class RandomSteps(Saved):
         self._left_N = np.full(num_envs, steps // num_envs)
         self._left_N[: steps % num_envs] += 1
         self._agents, self._seed = agents, seed
-        self.is_over = not steps
+        self.is_over = not steps  # whether no env has such a step to come
 
     def note(self, runner: PolicyRunner, ready: Moment) -> None:
-        """Draw for those of a policy's ready rows that have such a step to make, and for which nothing is noted yet.
-
-        Raises:
-            ContractError: A mask allows nothing; names the env and the agent.
-        """
+        """Draw for those of a policy's ready rows that have such a step to make, and for which nothing is noted yet."""
         num_agents = len(self._agents)
         mine = (self._left_N[ready.lanes // num_agents] > 0) & ~runner.off_policy.among(ready.lanes)
         if not mine.any():

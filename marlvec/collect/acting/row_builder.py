@@ -26,29 +26,18 @@ BoolArray = NDArray[np.bool_]
 
 
 class BuiltRows(NamedTuple):
-    """A policy's rows behind its agent connectors.
-
-    Attributes:
-        runner: The policy's.
-        moment: The rows, before their round is known.
-        shared: Columns whose arrays other code may write into later, or that connectors have made.
-        removed: Lanes whose rows the connectors took out; None: none.
-    """
+    """A policy's rows behind its agent connectors."""
 
     runner: PolicyRunner
-    moment: Moment
-    shared: Collection[str]
-    removed: IntArray | None = None
+    moment: Moment  # without its round
+    shared: Collection[str]  # columns whose arrays other code may write into later, or that connectors have made
+    removed: IntArray | None = None  # lanes whose rows the connectors took out; None: none
 
 
 class RowBuilder:
     """Makes policies' rows, and sends them through the agent connectors.
 
-    Args:
-        router: Which policy plays which agent.
-        episodes: The accounts of the running episodes.
-        metrics: Where the time goes.
-        copies: Whether the envs' observations are arrays that the envs do not write into again.
+    ``copies``: whether the envs' observations are arrays that the envs do not write into again.
     """
 
     def __init__(self, router: PolicyRouter, episodes: EpisodeTracker, metrics: Metrics, *, copies: bool) -> None:
@@ -58,12 +47,9 @@ class RowBuilder:
         self._false_L.flags.writeable = False
 
     def build(self, env_step: EnvStep, lanes: IntArray | None, *, last: bool) -> list[BuiltRows]:
-        """Each policy's rows; those of several policies in one group are made together, and are parts of the same.
+        """Return each policy's rows of these lanes (None: all); ``last``: they are final observations.
 
-        Args:
-            env_step: Where they are.
-            lanes: Which; None for all agents of these envs.
-            last: Whether these are final observations.
+        Rows of several policies in one group are made together, and are parts of the same arrays.
         """
         found = self._before_connectors(env_step, lanes, last=last)
         return [built if built.runner.agent_connectors.is_identity else self._observed(built) for built in found]
@@ -71,15 +57,10 @@ class RowBuilder:
     def build_together(
         self, env_step: EnvStep, acting: IntArray | None, ended: IntArray
     ) -> tuple[list[BuiltRows], list[BuiltRows]]:
-        """Rows of agents that have ended while their episodes go on, and rows of agents that act next.
+        """Return rows of agents that have ended while their episodes go on, and rows of ``acting`` ones (None: all).
 
         A policy's rows of both kinds pass its connectors in one call: what a connector shows of other agents is then of
-        the same moment.
-
-        Args:
-            env_step: Where they are.
-            acting: Lanes that act next; None for all agents of these envs.
-            ended: Lanes that have ended; none of them acts next.
+        the same moment. No ended lane acts next.
         """
         over = {built.runner: built for built in self._before_connectors(env_step, ended, last=True)}
         all_ends, all_following = [], []

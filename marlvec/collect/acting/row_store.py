@@ -25,20 +25,11 @@ _ENVS_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.from_en
 
 
 class RowStore:
-    """Stores rows of one moment.
-
-    Args:
-        logs: The policies' logs.
-        episodes: The accounts of the running episodes.
-        scheduler: Knows the rounds that envs are in.
-
-    Attributes:
-        open_L, open_NA: (N * A,) and (N, A) bool, lanes that wait for an action or for its outcome.
-    """
+    """Stores rows of one moment in the logs; the scheduler knows the rounds of the envs."""
 
     def __init__(self, logs: PolicyLogs, episodes: EpisodeTracker, scheduler: LockstepScheduler) -> None:
         self._logs, self._episodes, self._scheduler = logs, episodes, scheduler
-        self.open_L = np.zeros(episodes.policy_NA.size, np.bool_)
+        self.open_L = np.zeros(episodes.policy_NA.size, np.bool_)  # lanes that wait for an action or for its outcome
         self.open_NA = self.open_L.reshape(episodes.policy_NA.shape)
 
     def close(self, all_built: Sequence[BuiltRows]) -> int:
@@ -62,14 +53,9 @@ class RowStore:
         return closed
 
     def wait(self, all_built: Sequence[BuiltRows], *, hands_over: bool) -> int:
-        """Store rows to act on, and have them wait, ready, for their policies.
+        """Store rows to act on, and have them wait, ready, for their policies; return how many transitions they close.
 
-        Args:
-            all_built: The rows.
-            hands_over: Whether no other code has the envs' observations, so that a policy may be given those arrays.
-
-        Returns:
-            How many transitions they close.
+        ``hands_over``: no other code has the envs' observations, so a policy may be given those arrays.
         """
         owned = _ENVS_COLUMNS if hands_over else ()
         seen: list[Moment] = []

@@ -31,11 +31,7 @@ _ROWS = ("forms", "stored", "ready", "unsent", "noops", "off_policy")
 
 
 def get_runner_state(runner: PolicyRunner) -> State:
-    """Return the state of a runner, its policy and its connectors.
-
-    Raises:
-        SerialisationError: A column of its rows holds Python objects.
-    """
+    """Return the state of a runner, its policy and its connectors."""
     is_bound = runner.group_index >= 0
     policy = runner.policy
     return {
@@ -79,9 +75,7 @@ def _get_answer(answer: PolicyAnswer, who: str) -> State:
 def prepare_runner(runner: PolicyRunner, state: State) -> Callable[[], None]:
     """Validate a state from `get_runner_state()`; return a function that installs it, without policy and connectors.
 
-    Raises:
-        ArgumentError: It is none.
-        StateError: It had not played yet, and this one has, among agents of other spaces.
+    A runner that had not played then, and has now, must play agents of the same spaces (`StateError`).
     """
     where = f"policy {runner.policy_id!r}"
     check_fields(state, _FIELDS, where)

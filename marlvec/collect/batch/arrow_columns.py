@@ -29,23 +29,14 @@ _DTYPE = re.compile(r"[<>|]([biuf][1248]|U[0-9]{1,9})", re.ASCII)
 
 
 class TableForm(NamedTuple):
-    """What is needed to rebuild columns from a table; JSON-able.
+    """What is needed to rebuild columns from a table; JSON-able."""
 
-    Attributes:
-        columns: ``[name, tree]`` pairs in order; leaves of the trees are names of the table's columns.
-        forms: ``[dtype, shape of a row]`` by the table's column.
-    """
-
-    columns: list[list[Any]]
-    forms: dict[str, list[Any]]
+    columns: list[list[Any]]  # [name, tree] in order; leaves of a tree are names of the table's columns
+    forms: dict[str, list[Any]]  # [dtype, shape of a row] by the table's column
 
     @classmethod
     def from_json(cls, columns: Any, forms: Any) -> TableForm:
-        """Check and return a form that was read from a file.
-
-        Raises:
-            ValueError: Not a form.
-        """
+        """Check and return a form that was read from a file; `ValueError` if it is none."""
         forms = {str(name): [str(dtype), [int(size) for size in shape]] for name, (dtype, shape) in forms.items()}
         for name, (dtype, shape) in forms.items():
             if _DTYPE.fullmatch(dtype) is None or any(size < 0 for size in shape):
@@ -65,15 +56,7 @@ class TableForm(NamedTuple):
 
 
 def table_form(columns: Mapping[str, Tree], where: str) -> tuple[TableForm, Arrays]:
-    """Return the form of the columns' table, and its arrays by name.
-
-    Args:
-        columns: Columns of n rows.
-        where: What holds them, for messages, e.g. ``"Parquet"``.
-
-    Raises:
-        SerialisationError: A column is not of bools, ints, floats or strings; or a tree has keys that JSON lacks.
-    """
+    """Return the form of the columns' table, and its arrays by name; ``where`` holds them, e.g. ``"Parquet"``."""
     if bad := [f"{name} ({leaf.dtype})" for name, leaf in named_leaves(columns) if not _fits(to_array(leaf))]:
         raise SerialisationError(f"{where} holds bools, ints, floats and texts, not the columns {bad}; drop() them")
     names, arrays = UniqueNames(), Arrays()
@@ -103,16 +86,9 @@ def arrow_array(array: NDArray[Any]) -> Any:
 
 
 def numpy_array(column: Any, rows: int, dtype: str, shape: list[int]) -> NDArray[Any]:
-    """Convert an Arrow array of rows to numpy, (rows, …); read-only if not copied.
+    """Convert an Arrow array (None: of empty rows) to numpy, (rows, …); read-only if not copied.
 
-    Args:
-        column: The Arrow array; None for empty rows.
-        rows: n.
-        dtype: Dtype of the numpy array.
-        shape: Shape of a row.
-
-    Raises:
-        ValueError: Values are missing, or have another shape.
+    `ValueError` if values are missing or have another shape than ``shape``, that of a row.
     """
     if not math.prod(shape):
         return np.zeros((rows, *shape), dtype)
@@ -123,11 +99,7 @@ def numpy_array(column: Any, rows: int, dtype: str, shape: list[int]) -> NDArray
 
 
 def arrow_libraries() -> tuple[Any, Any]:
-    """Import ``pyarrow`` and ``pyarrow.parquet``.
-
-    Raises:
-        MissingExtraError: pyarrow is not installed.
-    """
+    """Import ``pyarrow`` and ``pyarrow.parquet``."""
     what, install = "a Parquet file", 'pip install "marlvec[parquet]"'
     return import_extra("pyarrow", what, install), import_extra("pyarrow.parquet", what, install)
 

@@ -17,12 +17,7 @@ __all__ = ["as_jax", "as_tensordict", "as_tensors", "RLLIB_NAMES", "as_multi_age
 
 
 def as_tensors(columns: Mapping[str, Tree], device: Any, *, pin_memory: bool = False) -> dict[str, Tree]:
-    """Convert to trees of tensors, which share the arrays' memory if possible.
-
-    Raises:
-        MissingExtraError: torch is not installed.
-        ArgumentError: torch lacks a dtype; names the columns. Or memory is to be pinned and torch finds no GPU.
-    """
+    """Convert to trees of tensors, which share the arrays' memory if possible; an error names the columns."""
     torch = import_extra("torch", "to_torch()", "pip install torch")
     if bad := [f"{name} ({leaf.dtype})" for name, leaf in named_leaves(columns) if not _fits(torch, leaf)]:
         raise ArgumentError(f"to_torch(): expected columns of dtypes that torch has, got {bad}; drop() them first")
@@ -40,12 +35,7 @@ def as_tensors(columns: Mapping[str, Tree], device: Any, *, pin_memory: bool = F
 
 
 def as_jax(columns: Mapping[str, Tree], device: Any) -> dict[str, Tree]:
-    """Convert to trees of JAX arrays, which share the arrays' memory if possible.
-
-    Raises:
-        MissingExtraError: jax is not installed.
-        ArgumentError: Columns are not numeric; names them.
-    """
+    """Convert to trees of JAX arrays, which share the arrays' memory if possible; columns must be numeric."""
     jax = import_extra("jax", "to_jax()", "pip install jax")
     if bad := [f"{name} ({leaf.dtype})" for name, leaf in named_leaves(columns) if leaf.dtype.kind not in "biufc"]:
         raise ArgumentError(f"to_jax(): expected columns of numbers, got {bad}; leave them out with drop()")
@@ -62,12 +52,7 @@ def as_jax(columns: Mapping[str, Tree], device: Any) -> dict[str, Tree]:
 
 
 def as_tensordict(columns: Mapping[str, Tree], n: int, device: Any) -> Any:
-    """Convert to a ``TensorDict`` of batch size (n,); tuples become dicts with the keys ``"0"``, ``"1"``, ….
-
-    Raises:
-        MissingExtraError: tensordict or torch is not installed.
-        ArgumentError: torch lacks a dtype, or two keys of a dict are equal as strings.
-    """
+    """Convert to a ``TensorDict`` of batch size (n,); tuples become dicts with the keys ``"0"``, ``"1"``, …."""
     tensordict = import_extra("tensordict", "to_tensordict()", "pip install tensordict")
     nested = {name: _keyed_by_text(name, column) for name, column in as_tensors(columns, device).items()}
     return tensordict.TensorDict(nested, batch_size=[n], device=device)
@@ -113,12 +98,7 @@ RLLIB_NAMES = {
 
 
 def as_sample_batch(columns: Mapping[str, Tree]) -> Any:
-    """Make a ``ray.rllib.policy.sample_batch.SampleBatch`` of these columns, not copied.
-
-    Raises:
-        MissingExtraError: ray is not installed.
-        ArgumentError: The columns are sequences, or RLlib's name of a column exists already.
-    """
+    """Make a ``ray.rllib.policy.sample_batch.SampleBatch`` of these columns, not copied."""
     theirs = _module()
     if "seq_lens" in columns:
         raise ArgumentError("to_rllib(): expected rows (n, …), got sequences (B, T, …): call unpad() first")

@@ -112,13 +112,11 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
 
         A moment is all rows with one ``(eps_id, t)``, of all policies; moments ascend in this order. ``t`` counts an
         agent's decisions: if all agents act at once a moment is an env step, if they take turns it is a round.
+        ``env_steps`` of a chunk is its number of moments.
 
         Args:
             k: Moments in each chunk.
             by: Column that numbers an episode's moments.
-
-        Returns:
-            Batches whose ``env_steps`` is their number of moments, without keys of policies that have no rows in them.
 
         Raises:
             ArgumentError: ``k`` is not a whole number above 0, or a policy lacks a column.
@@ -130,13 +128,10 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
         ]
 
     def episodes(self, agents: Sequence[str] | None = None) -> list[MultiAgentEpisode]:
-        """Return the batch's episodes (or parts of them), ordered by ``eps_id``.
+        """Return the batch's episodes (or parts of them), one per ``eps_id``, in their order.
 
         Args:
             agents: ``envs.agents``, to select agents by name.
-
-        Returns:
-            One per ``eps_id``; empty if the batch has no rows.
 
         Raises:
             ArgumentError: As in `MultiAgentEpisode.of_rows`.
@@ -145,14 +140,11 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
 
     @staticmethod
     def of_episodes(episodes: Sequence[MultiAgentEpisode], env_steps: int | None = None) -> MultiAgentBatch:
-        """Make a batch of episodes' rows, without lookbacks, ordered by env, agent and time like a collector's.
+        """Copy episodes' rows into a batch, without lookbacks, ordered by env, agent and time like a collector's.
 
         Args:
             episodes: The episodes; at least one.
             env_steps: Env steps that the batch counts; None: the sum of the episodes' lengths.
-
-        Returns:
-            A new batch; its arrays are copies.
 
         Raises:
             ArgumentError: The episodes have no row; or rows of one policy have different columns.
@@ -176,9 +168,6 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
         """Copy the rows of all batches into one, policy by policy; not every batch needs every policy.
 
         Counts of steps are added. For batches of several collectors see `SampleBatch.concat`.
-
-        Returns:
-            A new batch with all policies of the batches.
 
         Raises:
             ArgumentError: No batch is given, or two differ in a policy's columns, or in a column's structure, dtype or
@@ -231,9 +220,6 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
     @classmethod
     def load(cls, path: FilePath) -> MultiAgentBatch:
         """Read a batch that `save` wrote, bit for bit.
-
-        Returns:
-            The batch, with equal columns, dtypes and counts.
 
         Raises:
             ArgumentError: The suffix is neither ``.npz`` nor ``.parquet``.

@@ -21,17 +21,10 @@ __all__ = ["outline_columns", "read_columns", "read_npz", "write_npz"]
 
 
 def outline_columns(columns: Mapping[str, Tree], prefix: str, put: Callable[[str, Any], Any]) -> list[list[Any]]:
-    """Write columns down as ``[name, tree]`` pairs, in order.
+    """Write columns down as ``[name, tree]`` pairs, in order; ``prefix`` is that of the arrays' names.
 
-    A tree is what ``put`` made of its array, ``{"dict": [[key, tree], …]}`` or ``{"tuple": [tree, …]}``.
-
-    Args:
-        columns: The columns.
-        prefix: Prefix of the arrays' names.
-        put: Stores an array under (about) this name, and returns a reference to it.
-
-    Raises:
-        SerialisationError: A key of a dict is not a string, an int, a bool or None.
+    A tree is a reference, as ``put(name, array)`` returns it, ``{"dict": [[key, tree], …]}`` or ``{"tuple": [tree,
+    …]}``.
     """
     return [[name, _outline(column, f"{prefix}{name}", put)] for name, column in columns.items()]
 
@@ -67,15 +60,7 @@ Batches = Mapping[str, Mapping[str, Tree]]
 def write_npz(path: FilePath, kind: str, batches: Batches, facts: Mapping[str, Any]) -> None:
     """Write batches to a file, so that a reader finds the old file or the new one.
 
-    Args:
-        path: The file; its folder must exist.
-        kind: Class of the batch, e.g. ``"SampleBatch"``.
-        batches: Columns by policy id; ``""`` for a batch without a policy.
-        facts: Further JSON-able data.
-
-    Raises:
-        SerialisationError: A column holds Python objects, or a tree has keys that JSON lacks.
-        OSError: The file cannot be written; the old file is unchanged.
+    ``kind`` is the batch's class, ``batches`` are columns by policy id (``""``: without a policy), ``facts`` JSON-able.
     """
     if bad := [f"{policy}/{name}".strip("/") for policy, columns in batches.items() for name in _objects(columns)]:
         raise SerialisationError(f"columns {bad} hold Python objects, which no data file does; drop() them first")
@@ -88,11 +73,7 @@ def write_npz(path: FilePath, kind: str, batches: Batches, facts: Mapping[str, A
 
 
 def read_npz(path: FilePath, kind: str) -> tuple[dict[str, dict[str, Tree]], dict[str, Any]]:
-    """Read the batches and facts that `write_npz` wrote.
-
-    Raises:
-        CheckpointError: The file does not exist, is damaged, of another kind, or of another format.
-    """
+    """Read the batches and facts that `write_npz` wrote, of this kind only."""
     data = read_archive(path)
     found = data.pop("kind", None)
     if found != kind:

@@ -31,13 +31,7 @@ _POLICY = "policy"
 
 
 def write_parquet(path: FilePath, columns: Mapping[str, Tree], n: int) -> None:
-    """Write columns to a file, so that a reader finds the old file or the new one.
-
-    Raises:
-        MissingExtraError: pyarrow is not installed.
-        SerialisationError: A column is not of bools, ints, floats or strings; or a tree has keys that JSON lacks.
-        OSError: The file cannot be written; the old file is unchanged.
-    """
+    """Write columns to a file, so that a reader finds the old file or the new one."""
     arrow_libraries()
     form, arrays = table_form(columns, "Parquet")
     about = {"rows": n, "columns": form.columns, "forms": form.forms}
@@ -45,12 +39,7 @@ def write_parquet(path: FilePath, columns: Mapping[str, Tree], n: int) -> None:
 
 
 def read_parquet(path: FilePath) -> dict[str, Tree]:
-    """Read the columns that `write_parquet` wrote.
-
-    Raises:
-        MissingExtraError: pyarrow is not installed.
-        CheckpointError: The file does not exist, is damaged, of a newer format, or not marlvec's.
-    """
+    """Read the columns that `write_parquet` wrote."""
 
     def columns(table: Any, about: Any) -> dict[str, Tree]:
         if "policies" in about:
@@ -63,19 +52,7 @@ def read_parquet(path: FilePath) -> dict[str, Tree]:
 def write_parquets(
     path: FilePath, batches: Mapping[str, Mapping[str, Tree]], lengths: Mapping[str, int], facts: Mapping[str, Any]
 ) -> None:
-    """Write several policies' columns to one file, atomically.
-
-    Args:
-        path: The file.
-        batches: Columns by policy id.
-        lengths: Rows by policy id.
-        facts: Further JSON-able data.
-
-    Raises:
-        MissingExtraError: pyarrow is not installed.
-        SerialisationError: As in `write_parquet`; names the policy.
-        OSError: As in `write_parquet`.
-    """
+    """Write several policies' columns and JSON-able facts to one file, atomically; ``lengths`` are numbers of rows."""
     arrow, _ = arrow_libraries()
     shared: dict[tuple[str, str], str] = {}  # (column of a policy's table, its type) to the column of the file
     names, types, parts = UniqueNames([_POLICY]), dict[str, Any](), list[dict[str, Any]]()
@@ -106,12 +83,7 @@ def write_parquets(
 
 
 def read_parquets(path: FilePath) -> tuple[dict[str, dict[str, Tree]], dict[str, Any]]:
-    """Read the policies' columns and facts that `write_parquets` wrote.
-
-    Raises:
-        MissingExtraError: pyarrow is not installed.
-        CheckpointError: As in `read_parquet`.
-    """
+    """Read the policies' columns and facts that `write_parquets` wrote."""
 
     def policies(table: Any, about: Any) -> tuple[dict[str, dict[str, Tree]], dict[str, Any]]:
         if "policies" not in about:

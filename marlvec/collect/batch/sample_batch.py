@@ -107,9 +107,6 @@ class SampleBatch(Rows):
         Args:
             seed: A seed, or a generator to draw from; None: from the operating system.
 
-        Returns:
-            A new batch of as many rows.
-
         Raises:
             ArgumentError: The seed is not an integer from 0 to 2**64 - 1.
         """
@@ -140,9 +137,6 @@ class SampleBatch(Rows):
 
         Chunks may begin and end within an episode, and span several; sequences of `right_zero_pad` do not.
 
-        Returns:
-            Batches of ``k`` rows.
-
         Raises:
             ArgumentError: ``k`` is not a whole number above 0.
         """
@@ -155,9 +149,6 @@ class SampleBatch(Rows):
         A fragment begins where ``unroll_id``, ``eps_id``, ``env_id`` or ``agent_index`` changes and where ``t`` does
         not ascend, so concatenated batches with equal ``unroll_id`` are kept apart. Shuffled rows give short fragments.
 
-        Returns:
-            One batch per fragment.
-
         Raises:
             ArgumentError: The column ``unroll_id`` is missing.
         """
@@ -166,8 +157,7 @@ class SampleBatch(Rows):
     def split_by_episode(self) -> list[SampleBatch]:
         """Return one batch per episode with the rows of all its agents, in order; episodes by first appearance.
 
-        Returns:
-            Batches; a batch is a view if its rows are adjacent.
+        A batch is a view if its rows are adjacent.
 
         Raises:
             ArgumentError: The column ``eps_id`` is missing; or an ``eps_id`` belongs to several episodes: it has rows
@@ -204,13 +194,10 @@ class SampleBatch(Rows):
         return SampleBatch(pad(self))
 
     def unpad(self, state_column: str | None = "state_in") -> SampleBatch:
-        """Turn sequences of `right_zero_pad` or `PadSequences` back into rows, exactly.
+        """Turn sequences of `right_zero_pad` or `PadSequences` back into rows (n, …), exactly.
 
         Args:
             state_column: As given there.
-
-        Returns:
-            A batch of n rows, columns (n, …).
 
         Raises:
             ContractError: The batch has no sequences, or a column is not (B, T, …).
@@ -226,9 +213,6 @@ class SampleBatch(Rows):
         Ids of one collector's batches are unique. Batches of several collectors share ids, unless each collector has
         its own ``stream``.
 
-        Returns:
-            A new batch; its arrays are copies.
-
         Raises:
             ArgumentError: No batch is given, or batches differ in columns, or in a column's structure, dtype or shape
                 per row; names the columns.
@@ -238,7 +222,7 @@ class SampleBatch(Rows):
     # --- other libraries, and files
 
     def to_torch(self, device: Any = None, *, pin_memory: bool = False) -> dict[str, Tree]:
-        """Convert columns to torch tensors, and trees to trees of tensors.
+        """Convert columns to torch tensors (n, …) of the same dtypes, and trees to trees of tensors.
 
         On the CPU, tensors share the arrays' memory: writing to one writes to the other. Arrays that torch cannot share
         (read-only, reversed, unaligned, or of foreign byte order) are copied.
@@ -246,9 +230,6 @@ class SampleBatch(Rows):
         Args:
             device: Device of the tensors; None for the CPU.
             pin_memory: Copy to page-locked memory first, so that the transfer to a GPU runs in the background.
-
-        Returns:
-            Name to tensor (n, …) of the column's dtype, or to a tree of tensors.
 
         Raises:
             MissingExtraError: torch is not installed.
@@ -258,7 +239,7 @@ class SampleBatch(Rows):
         return as_tensors(self._columns, device, pin_memory=pin_memory)
 
     def to_jax(self, device: Any = None) -> dict[str, Tree]:
-        """Convert columns to JAX arrays, and trees to trees of JAX arrays.
+        """Convert columns to JAX arrays (n, …), and trees to trees of JAX arrays.
 
         On the CPU, columns of 64 KiB and more share their memory with the JAX arrays: do not write to them afterwards.
         JAX copies smaller, read-only or strided columns, and 64-bit numbers, which become 32-bit unless
@@ -266,9 +247,6 @@ class SampleBatch(Rows):
 
         Args:
             device: A ``jax.Device`` or sharding; None for the CPU.
-
-        Returns:
-            Name to array (n, …), or to a tree of arrays.
 
         Raises:
             MissingExtraError: jax is not installed.
@@ -291,13 +269,10 @@ class SampleBatch(Rows):
         return as_tensordict(self._columns, self._n, device)
 
     def to_rllib(self) -> Any:
-        """Convert to RLlib's ``SampleBatch``, not copied.
+        """Convert to a ``ray.rllib.policy.sample_batch.SampleBatch`` that shares the arrays.
 
         RLlib's names: ``next_obs`` becomes ``new_obs``, ``terminated`` ``terminateds``, ``truncated`` ``truncateds``,
         ``logp`` ``action_logp``, ``values`` ``vf_preds``; other columns keep their names.
-
-        Returns:
-            A ``ray.rllib.policy.sample_batch.SampleBatch`` that shares the arrays.
 
         Raises:
             MissingExtraError: ray is not installed.
@@ -326,9 +301,6 @@ class SampleBatch(Rows):
     def load(cls, path: FilePath) -> SampleBatch:
         """Read a batch that `save` wrote, bit for bit.
 
-        Returns:
-            The batch, with equal columns and dtypes.
-
         Raises:
             ArgumentError: The suffix is neither ``.npz`` nor ``.parquet``.
             CheckpointError: The file does not exist, is damaged, or holds something else.
@@ -348,11 +320,7 @@ def _generator(seed: int | np.random.Generator | None) -> np.random.Generator:
 
 
 def suffix_of(path: FilePath) -> str:
-    """Return ``".npz"`` or ``".parquet"``.
-
-    Raises:
-        ArgumentError: The file name ends otherwise.
-    """
+    """Return ``".npz"`` or ``".parquet"``; refuse other file names."""
     suffix = Path(path).suffix
     if suffix not in (".npz", ".parquet"):
         raise ArgumentError(f"expected a file name that ends in .npz or .parquet, got {str(path)!r}")

@@ -17,12 +17,7 @@ Unit: TypeAlias = Literal["env_steps", "agent_steps", "episodes"]
 
 @dataclass(frozen=True, slots=True)
 class SampleTarget:
-    """The amount of one batch.
-
-    Attributes:
-        unit: The unit.
-        amount: Number of units, at least 1.
-    """
+    """The amount of one batch, at least 1 unit."""
 
     unit: Unit
     amount: int
@@ -31,17 +26,7 @@ class SampleTarget:
 def sample_target(
     amounts: Mapping[Unit, int | None], steps: int | None, count_by: Unit, call: str = "collect"
 ) -> SampleTarget:
-    """Return the size of a batch from a call's arguments.
-
-    Args:
-        amounts: Arguments by unit, None if not given.
-        steps: The argument ``steps``, in units of ``count_by``.
-        count_by: Unit of ``steps``.
-        call: Name of the call, for messages.
-
-    Raises:
-        ArgumentError: Not exactly one positive amount.
-    """
+    """Return the size of a batch from a call's arguments, of which exactly one is given; ``steps`` are ``count_by``."""
     given = [(unit, amount) for unit, amount in amounts.items() if amount is not None]
     if steps is not None:
         given.append((count_by, steps))
@@ -56,11 +41,7 @@ def sample_target(
 
 
 def count_from(value: object, what: str) -> int:
-    """Check that a value is an integer of at least 1, and return it.
-
-    Raises:
-        ArgumentError: Not such an integer.
-    """
+    """Check that a value is an integer of at least 1, and return it."""
     number = whole_number(value)
     if number is None or number < 1:
         raise ArgumentError(f"{what}: expected an integer of at least 1")
@@ -68,16 +49,7 @@ def count_from(value: object, what: str) -> int:
 
 
 class BatchSchedule:
-    """A series of batches of one size, up to a total.
-
-    Args:
-        goal: Size of each batch.
-        total: Total in the same unit; the last batch has the rest. None: no end.
-
-    Attributes:
-        total: As given.
-        done: Amount delivered.
-    """
+    """A series of batches of size ``goal``, up to a total in the same unit (None: no end); the last has the rest."""
 
     def __init__(self, goal: SampleTarget, total: int | None) -> None:
         self._goal, self.total, self.done = goal, total, 0

@@ -12,16 +12,10 @@ __all__ = ["AppendFile"]
 
 
 class AppendFile:
-    """Buffers records until `flush`, which writes all of them.
+    """Buffers records until `flush`, which appends all of them to a file.
 
-    If the disk is full, or at Ctrl-C, none of the buffered records is in the file, and the next `flush` writes them.
-    A pipe cannot take bytes back.
-
-    Args:
-        path: The file; records are appended to its content.
-
-    Raises:
-        OSError: The file is not writable.
+    If the disk is full, or at Ctrl-C, none of the buffered records is in the file, and the next `flush` writes them. A
+    pipe cannot take bytes back.
     """
 
     def __init__(self, path: FilePath) -> None:
@@ -37,11 +31,7 @@ class AppendFile:
         self._waiting = []
 
     def flush(self) -> None:
-        """Write all buffered records, or none.
-
-        Raises:
-            OSError: The write failed, e.g. because the disk is full.
-        """
+        """Write all buffered records, or none (`OSError`)."""
         if not (waiting := self._waiting):
             return
         size = self.size

@@ -29,21 +29,10 @@ Listener = tuple[str, Callable[..., object]]
 
 
 class CallbackList:
-    """The callbacks of one collector; may be empty.
+    """The callbacks of one collector, in calling order; may be empty.
 
     No callback misses a step: errors are held until all callbacks were called for the step and the collector has
     processed it. Then `raise_held` raises them.
-
-    Args:
-        callbacks: The callbacks, in calling order.
-        envs, metrics: The collector's.
-
-    Raises:
-        ArgumentError: An entry is not a callback.
-
-    Attributes:
-        callbacks: As given.
-        follows: Whether any callback has a hook for episodes.
     """
 
     def __init__(self, callbacks: Iterable[CallbackLike], envs: VectorEnv, metrics: Metrics) -> None:
@@ -51,6 +40,7 @@ class CallbackList:
             callbacks = tuple(callbacks)
         self._listeners = listeners_by_hook(callbacks)
         self.callbacks = tuple(callbacks)
+        # whether any callback has a hook for episodes
         self.follows = any(found for hook, found in self._listeners.items() if hook not in _NOT_OF_EPISODES)
         self._envs, self._metrics = envs, metrics
         self._running_N = np.full(envs.num_envs, None, np.object_)
@@ -59,11 +49,7 @@ class CallbackList:
         self._running_hook = ""
 
     def collector_created(self, collector: object) -> None:
-        """Call `on_collector_created`.
-
-        Raises:
-            BaseException: A callback's error, with a note that names the callback.
-        """
+        """Call `on_collector_created`; an error's note names the callback."""
         if self._listeners["on_collector_created"]:
             self._call("on_collector_created", collector)
             self.raise_held()
@@ -96,9 +82,6 @@ class CallbackList:
 
         Call that function with the collector's seed and the policy ids by number. If the state has no episodes, because
         no callback followed them, the function builds them from the tracker.
-
-        Raises:
-            ArgumentError: Not a valid state.
         """
         where = "running episodes of callbacks"
         saved = check_fields(state, ("running",), where)["running"]
@@ -166,11 +149,7 @@ class CallbackList:
             self._call("on_episode_start", episode)
 
     def raise_held(self) -> None:
-        """Raise the callbacks' errors since the last call: Ctrl-C if any, else the first error.
-
-        Raises:
-            BaseException: The error; notes name the callback, and all others that failed.
-        """
+        """Raise the errors held since the last call: Ctrl-C if any, else the first; notes name all failed callbacks."""
         if self._held:
             first, *others = sorted(self._held, key=lambda error: isinstance(error, Exception))
             self._held = []
@@ -180,11 +159,7 @@ class CallbackList:
             raise first
 
     def sample_end(self, batch: MultiAgentBatch) -> None:
-        """Call `on_sample_end`.
-
-        Raises:
-            BaseException: A callback's error.
-        """
+        """Call `on_sample_end`."""
         self._call("on_sample_end", batch, self._metrics)
         try:
             self.raise_held()
@@ -224,11 +199,7 @@ _STAGES = {"on_episode_created": "running", "on_episode_end": "over", "on_episod
 
 
 def listeners_by_hook(callbacks: Iterable[CallbackLike]) -> dict[str, list[Listener]]:
-    """Return the listeners of each hook, in calling order.
-
-    Raises:
-        ArgumentError: An entry is not a callback.
-    """
+    """Return the listeners of each hook, in calling order; refuse an entry that is not a callback."""
     if isinstance(callbacks, (Callback, Mapping)) or not isinstance(callbacks, Iterable):
         raise ArgumentError(f"callbacks must be a list of callbacks, got {callbacks!r}; write callbacks=[...]")
     found: dict[str, list[Listener]] = {hook: [] for hook in HOOKS}

@@ -20,10 +20,6 @@ __all__ = ["RunningEpisode", "EpisodeStep"]
 class RunningEpisode(Episode):
     """One episode, the same object from its creation to its end.
 
-    Args:
-        eps_id, env_id, number, entropy: As `Episode`'s.
-        policies: Each agent's policy id.
-
     Attributes:
         policies: Each agent's policy id when the episode was created.
         custom: Numbers by name, for callbacks to fill; copied to `EpisodeRecord.custom` and `Metrics.custom`.
@@ -42,12 +38,6 @@ class EpisodeStep:
     """One step of n envs, in env order, without envs whose episode was lost in it.
 
     Its arrays are copies: keep or change them freely.
-
-    Args:
-        env_step: The envs' results.
-        rows: (n,) positions of these envs in ``env_step``.
-        running_N: (N,) each env's running episode.
-        envs, metrics: The collector's.
 
     Attributes:
         env_ids: (n,) int64, ascending.

@@ -58,17 +58,7 @@ _NARROW = 16  # bytes
 
 
 class ColumnForm:
-    """The form of one column: structure, dtypes and shapes of its first value.
-
-    Args:
-        owner: Source of the column, for messages, e.g. ``"policy 'main'"``.
-        name: The column's name.
-        value: The first value, a tree of arrays (n, …).
-
-    Attributes:
-        name: As given.
-        dtype, shape: Of a bare array, without the first axis; None for a tree.
-    """
+    """The form of one column: structure, dtypes and shapes of its first value, a tree of arrays (n, …)."""
 
     __slots__ = ("_kinds", "_names", "_owner", "_skeleton", "dtype", "name", "shape")
 
@@ -83,15 +73,11 @@ class ColumnForm:
         self._names = [path for path, _ in found]
         self._kinds = [(leaf.dtype, leaf.shape[1:]) for _, leaf in found]
         is_bare = isinstance(self._skeleton, int)
-        self.dtype: np.dtype[Any] | None = self._kinds[0][0] if is_bare else None
-        self.shape: tuple[int, ...] | None = self._kinds[0][1] if is_bare else None
+        self.dtype: np.dtype[Any] | None = self._kinds[0][0] if is_bare else None  # of a bare array; None: a tree
+        self.shape: tuple[int, ...] | None = self._kinds[0][1] if is_bare else None  # without the first axis
 
     def fit(self, value: Tree) -> Leaves:
-        """Return the leaves of a value of this form.
-
-        Raises:
-            ContractError: It differs from the first value in structure, shape or dtype.
-        """
+        """Return the leaves of a value of this form; refuse another structure, shape or dtype."""
         if value.__class__ is np.ndarray and value.dtype == self.dtype and value.shape[1:] == self.shape:
             return [value]
         found = [(path, to_array(leaf)) for path, leaf in tree_leaves(value)]
@@ -141,20 +127,12 @@ class ColumnForm:
 
 
 class ColumnForms:
-    """Forms of the columns of one policy's rows and answers.
-
-    Args:
-        owner: For messages, e.g. ``"policy 'main'"``.
-
-    Attributes:
-        rows: Form by name, of the agent connectors' output.
-        answers: Form by name, of the output of the policy and its action connectors.
-    """
+    """Forms of the columns of one policy's rows and answers; ``owner`` is for messages, e.g. ``"policy 'main'"``."""
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
-        self.rows: dict[str, ColumnForm] = {}
-        self.answers: dict[str, ColumnForm] = {}
+        self.rows: dict[str, ColumnForm] = {}  # of the agent connectors' output
+        self.answers: dict[str, ColumnForm] = {}  # of the output of the policy and its action connectors
         self._asked = False
 
     def get_state(self) -> State:
@@ -167,11 +145,7 @@ class ColumnForms:
 
     @classmethod
     def from_state(cls, state: State, specs: ColumnSpecs, owner: str) -> ColumnForms:
-        """Rebuild forms from a state of `get_state`.
-
-        Raises:
-            ArgumentError: Not such a state, or a column has an impossible dtype or shape.
-        """
+        """Rebuild forms from a state of `get_state`; refuse impossible dtypes and shapes."""
         check_fields(state, ("rows", "answers", "asked"), owner)
         forms = cls(owner)
         forms._asked = flag_field(state, "asked", owner)
@@ -184,16 +158,7 @@ class ColumnForms:
     def fit_saved(
         self, columns: Mapping[str, Tree], where: str, *, known: Collection[str] | None = None
     ) -> dict[str, Leaves]:
-        """Return the leaves of saved columns; each must have the form of its name.
-
-        Args:
-            columns: Columns of n rows.
-            where: Their owner, for messages.
-            known: Names of the columns to compare and return; None: all.
-
-        Raises:
-            ArgumentError: A column has another form, or no form is known.
-        """
+        """Return the leaves of saved columns in ``known`` (None: all); each must have the form of its name."""
         found = {}
         for name in columns if known is None else columns.keys() & set(known):
             form = self.rows.get(name) or self.answers.get(name)
@@ -206,14 +171,9 @@ class ColumnForms:
         return found
 
     def check_rows(self, rows: Mapping[str, Tree], *, final: bool = False) -> None:
-        """Check that rows have the same columns as the first rows.
+        """Check that rows after the agent connectors have the columns of the first rows, none with a reserved name.
 
-        Args:
-            rows: Columns after the agent connectors.
-            final: Whether they are last rows, which may lack columns that connectors add.
-
-        Raises:
-            ContractError: A column is missing or new, or its name is reserved.
+        ``final``: last rows, which may lack columns that connectors add.
         """
         if final:
             for name in self.rows:
@@ -250,14 +210,9 @@ class ColumnForms:
         return [f"next_{name}" for name in self.followed]
 
     def check_answer(self, columns: Mapping[str, Tree], *, asked: bool = True) -> list[Leaves]:
-        """Return the leaves of an answer's columns, per column of `answers`.
+        """Return the leaves of an answer's columns (n rows), per column of `answers`; refuse other columns or forms.
 
-        Args:
-            columns: Columns of n rows.
-            asked: Whether the policy was called for any of the rows; before its first call its columns are unknown.
-
-        Raises:
-            ContractError: A column is missing, is new, has changed its form, or its name is reserved.
+        ``asked``: whether the policy was called for any row; before its first call its columns are unknown.
         """
         if columns.keys() != self.answers.keys():
             new = {name: column for name, column in columns.items() if name not in self.answers}

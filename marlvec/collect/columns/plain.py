@@ -17,11 +17,7 @@ __all__ = ["columns_from", "plain_columns", "plain_rows", "rows_from"]
 
 
 def plain_columns(columns: Mapping[str, Tree], where: str) -> dict[str, Tree]:
-    """Return copies of columns, trees of arrays; columns of objects, such as strings, become lists.
-
-    Raises:
-        SerialisationError: A column of objects has more than one axis.
-    """
+    """Return copies of columns, trees of arrays; columns of objects (one axis only), such as strings, become lists."""
     return {name: map_tree(partial(plain_array, where=f"{where}: column {name!r}"), columns[name]) for name in columns}
 
 
@@ -31,11 +27,7 @@ def plain_rows(rows: Rows, where: str) -> dict[str, Any]:
 
 
 def rows_from(state: Any, where: str) -> Rows:
-    """Rebuild rows from a result of `plain_rows`, in new arrays.
-
-    Raises:
-        ArgumentError: Not such a result.
-    """
+    """Rebuild rows from a result of `plain_rows`, in new arrays."""
     if not isinstance(state, Mapping) or state.keys() != {"length", "columns"}:
         raise ArgumentError(f"{where}: expected rows, got {state!r:.200}")
     n, columns = state["length"], columns_from(state["columns"], state["length"], where)
@@ -43,11 +35,7 @@ def rows_from(state: Any, where: str) -> Rows:
 
 
 def columns_from(columns: Any, length: int, where: str) -> dict[str, Tree]:
-    """Rebuild columns, each of this length, in new arrays.
-
-    Raises:
-        ArgumentError: An entry is not a column, or has another length.
-    """
+    """Rebuild columns, each of this length, in new arrays."""
     if not isinstance(columns, Mapping):
         raise ArgumentError(f"{where}: expected a dict of columns, got {columns!r:.200}")
     for name, column in columns.items():

@@ -41,11 +41,8 @@ class ColumnSpecs:
     """Required forms of saved columns, from spaces and from the table of the collector's columns.
 
     Columns that connectors and policies add are in no table; if a column is saved twice, `ColumnForms` compares them.
-
-    Args:
-        spaces: Space by column name; for ``obs``, the space after the agent connectors.
-        exact: Names of columns that must have their space's dtypes; others may have any numeric dtype.
-        any_shape: Whether learner connectors may have changed the rows' shapes and structure.
+    The space of ``obs`` is the one after the agent connectors. ``exact`` columns must have their space's dtypes, others
+    may have any numeric dtype. ``any_shape``: learner connectors may have changed the rows' shapes and structure.
     """
 
     def __init__(
@@ -57,15 +54,7 @@ class ColumnSpecs:
         self._exact, self._any_shape = exact, any_shape
 
     def check(self, columns: Mapping[str, Tree], where: str) -> None:
-        """Check columns of n rows each.
-
-        Args:
-            columns: By name.
-            where: Their owner, for messages.
-
-        Raises:
-            ArgumentError: A column has an impossible dtype or shape; names it.
-        """
+        """Refuse columns of n rows with an impossible dtype or shape."""
         for name, column in columns.items():
             for path, leaf, spec in self._specs(name, column, where):
                 got = to_array(leaf)

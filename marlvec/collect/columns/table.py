@@ -28,23 +28,14 @@ BOOL, INT, NUMBER, ANY = "b", "iu", "fiub", None
 
 
 class Column(NamedTuple):
-    """One column.
-
-    Attributes:
-        name: Its name.
-        kinds: Dtype kinds; None: given by a space.
-        source: Its source.
-        is_wide: Whether a row may have any shape; else a single value.
-        from_env: Whether it comes from the env; a batch then also has ``next_…``, from the agent's next row.
-        is_late: Whether it may first appear later; earlier rows get `ColumnForm.blanks`.
-    """
+    """One column."""
 
     name: str
-    kinds: str | None
+    kinds: str | None  # dtype kinds; None: given by a space
     source: Source
-    is_wide: bool = False
-    from_env: bool = False
-    is_late: bool = False
+    is_wide: bool = False  # whether a row may have any shape; else a single value
+    from_env: bool = False  # a batch then also has next_…, from the agent's next row
+    is_late: bool = False  # whether it may first appear later; earlier rows get `ColumnForm.blanks`
 
 
 VERSION = "policy_version"

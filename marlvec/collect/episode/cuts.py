@@ -20,11 +20,7 @@ Columns = Mapping[str, Tree]
 
 
 def check_size(name: str, value: Any) -> int:
-    """Return a number of rows as an int.
-
-    Raises:
-        ArgumentError: Not a whole number above 0.
-    """
+    """Return a number of rows, which must be a whole number above 0, as an int."""
     size = whole_number(value)
     if size is None or size < 1:
         raise ArgumentError(f"{name} must be a whole number of at least 1, got {value!r}")
@@ -32,16 +28,7 @@ def check_size(name: str, value: Any) -> int:
 
 
 def ids(columns: Columns, name: str, why: str) -> NDArray[Any]:
-    """Return a column (n,) of one number a row.
-
-    Args:
-        columns: The columns.
-        name: Its name.
-        why: The call that needs it, for the message.
-
-    Raises:
-        ArgumentError: It is missing, or has another shape.
-    """
+    """Return a column (n,) of one number a row; ``why``, for messages, is the call that needs it."""
     if name not in columns:
         raise ArgumentError(f"{why} needs a column {name!r}; the columns are {list(columns)}")
     shape = getattr(columns[name], "shape", None)
@@ -52,11 +39,7 @@ def ids(columns: Columns, name: str, why: str) -> NDArray[Any]:
 
 
 def fragments(columns: Columns, n: int) -> list[tuple[int, int]]:
-    """Return (first row, end) of each fragment: consecutive decisions of one agent in one episode.
-
-    Raises:
-        ArgumentError: The column ``unroll_id`` is missing.
-    """
+    """Return (first row, end) of each fragment: consecutive decisions of one agent in one episode."""
     unroll = ids(columns, "unroll_id", "splitting by fragment")
     begins = np.ones(n, np.bool_)
     begins[1:] = unroll[1:] != unroll[:-1]
@@ -74,9 +57,7 @@ def fragments(columns: Columns, n: int) -> list[tuple[int, int]]:
 def episodes(columns: Columns) -> list[IntArray]:
     """Return the positions of each episode's rows, ascending; episodes in order of first appearance.
 
-    Raises:
-        ArgumentError: The column ``eps_id`` is missing, or an ``eps_id`` has rows of two envs or a decision twice: it
-            belongs to several episodes.
+    An ``eps_id`` with rows of two envs, or a decision twice, belongs to several episodes and is refused.
     """
     eps = ids(columns, "eps_id", "splitting by episode")
     _check_unique(columns, eps)
@@ -86,13 +67,9 @@ def episodes(columns: Columns) -> list[IntArray]:
 
 
 def moments(batches: Mapping[str, Columns], k: int, by: str) -> list[tuple[int, dict[str, IntArray]]]:
-    """Cut the rows of all policies into chunks of k moments; a moment is one value of (``eps_id``, ``by``).
+    """Cut the rows of all policies into chunks of k moments, ascending; a moment is one value of (``eps_id``, ``by``).
 
-    Returns:
-        Per chunk, in ascending order of moments: its number of moments, and the positions of its rows by policy.
-
-    Raises:
-        ArgumentError: A policy lacks a column.
+    Returns each chunk's number of moments, and the positions of its rows by policy.
     """
     if not batches:
         return []

@@ -34,17 +34,10 @@ class MultiAgentEpisode:
 
     Get episodes from `MultiAgentBatch.episodes`; make a batch of them with `MultiAgentBatch.of_episodes`.
 
-    Args:
-        eps_id: Its id.
-        env_id: Its env.
-        agent_episodes: Agent episodes ordered by agent and time; at least one.
-        agents: Names of all agents of the env, in order; None if unknown.
-
-    Raises:
-        ArgumentError: No agent episode is given, two of one agent overlap, or an agent has no name.
-
     Attributes:
-        eps_id, env_id, agent episodes, agents: As given.
+        eps_id, env_id: Its id and env.
+        agent_episodes: Ordered by agent and time; at least one, and no two of one agent overlap.
+        agents: Names of all agents of the env, in order; None if unknown.
     """
 
     __slots__ = ("agent_episodes", "agents", "env_id", "eps_id")
@@ -69,14 +62,10 @@ class MultiAgentEpisode:
     def of_rows(
         cls, batches: Mapping[str, Mapping[str, Tree]], agents: Sequence[str] | None = None
     ) -> list[MultiAgentEpisode]:
-        """Make episodes from policies' rows, ordered by ``eps_id``.
+        """Make episodes from policies' rows (columns by policy id), ordered by ``eps_id``.
 
         A new agent episode begins after the agent's end, at a change of policy, and after missing decisions. Phantom
         rows are left out.
-
-        Args:
-            batches: Policy id to the columns of its rows.
-            agents: Names of the envs' agents.
 
         Raises:
             ArgumentError: A column is missing; an ``eps_id`` belongs to several episodes; or rows are no longer single
@@ -114,20 +103,12 @@ class MultiAgentEpisode:
         return max(single.env_stop for single in self.agent_episodes)
 
     def episodes_of(self, agent: Agent) -> tuple[SingleAgentEpisode, ...]:
-        """Return an agent's agent episodes, in order of time; empty if it made no decision.
-
-        Raises:
-            KeyError: The agent is unknown.
-        """
+        """Return an agent's agent episodes, in order of time; empty if it made no decision."""
         index = self._index(agent)
         return tuple(single for single in self.agent_episodes if single.agent_index == index)
 
     def decided(self, start: int | None = None, stop: int | None = None) -> NDArray[np.bool_]:
-        """Return (S, A) bool, whether an agent decided, for env steps ``start`` to ``stop - 1``; None: all its steps.
-
-        Raises:
-            ArgumentError: A step is not a whole number.
-        """
+        """Return (S, A) bool, whether an agent decided, for env steps ``start`` to ``stop - 1``; None: all steps."""
         steps = self._steps(start, stop)
         found = np.zeros((len(steps), self.agent_num), np.bool_)
         for single in self.agent_episodes:
@@ -145,7 +126,7 @@ class MultiAgentEpisode:
         agent: Agent | None = None,
         fill: Any = None,
     ) -> Tree:
-        """Copy a column for env steps ``start`` to ``stop - 1``, of all agents or of one.
+        """Copy a column for env steps ``start`` to ``stop - 1``, of all agents or of one: (S, A, …) or (S, …).
 
         `SingleAgentEpisode.at` defines which entry belongs to which step. Steps before the episode's first are read
         from the lookback.
@@ -157,9 +138,6 @@ class MultiAgentEpisode:
                 decision.
             agent: Its name or index; None for all.
             fill: Value for missing entries; None raises.
-
-        Returns:
-            (S, A, …), or (S, …) of one agent.
 
         Raises:
             KeyError: The agent or column is unknown.
@@ -206,18 +184,9 @@ class MultiAgentEpisode:
     def cut(self, env_step: int, lookback: int = 0) -> tuple[MultiAgentEpisode | None, MultiAgentEpisode | None]:
         """Divide it at an env step; ``concat`` of both parts gives the whole again.
 
-        As in batches of a collector that stopped there, the first part has the decisions whose outcome had come.
-
-        Args:
-            env_step: The env step.
-            lookback: Most decisions of each agent that the second part repeats from the first.
-
-        Returns:
-            The two parts; None for an empty part. If the first part would have only lookbacks, it has these and length
-            0.
-
-        Raises:
-            ArgumentError: ``env_step`` is not a whole number, or ``lookback`` not one of at least 0.
+        As in batches of a collector that stopped there, the first part has the decisions whose outcome had come. The
+        second part repeats the last ``lookback`` decisions of each agent. An empty part is None; if the first part
+        would have only lookbacks, it has these and length 0.
         """
         if check_step("lookback", lookback) < 0:
             raise ArgumentError(f"lookback must be at least 0, got {lookback}")
@@ -226,20 +195,12 @@ class MultiAgentEpisode:
         return self._of(heads), self._of(tails)
 
     def slice(self, start: int, stop: int, lookback: int = 0) -> MultiAgentEpisode | None:
-        """Return the decisions with outcomes after env step ``start`` up to ``stop``, with a lookback; None if empty.
-
-        Raises:
-            ArgumentError: As in `cut`.
-        """
+        """Return the decisions with outcomes after env step ``start`` up to ``stop``, with lookback; None if empty."""
         _, rest = self.cut(start, lookback)
         return None if rest is None else rest.cut(stop)[0]
 
     def concat(self, other: MultiAgentEpisode) -> MultiAgentEpisode:
-        """Join this part and the next part of the episode, without its lookback.
-
-        Raises:
-            ArgumentError: The other part is of another episode, or does not follow this part.
-        """
+        """Join this part and the next part of the episode, without its lookback."""
         if (self.eps_id, self.env_id, self.agents) != (other.eps_id, other.env_id, other.agents):
             raise ArgumentError(
                 f"expected a part of eps_id {self.eps_id} of env {self.env_id}, agents {self.agents}, "
@@ -258,11 +219,7 @@ class MultiAgentEpisode:
         return MultiAgentEpisode(self.eps_id, self.env_id, agent_episodes, self.agents)
 
     def rows(self) -> dict[str, dict[str, Tree]]:
-        """Return policy id to the columns of its rows, ordered by agent and time, without lookbacks.
-
-        Raises:
-            ArgumentError: Two agent episodes of one policy have different columns.
-        """
+        """Return policy id to the columns of its rows, ordered by agent and time, without lookbacks."""
         found: dict[str, list[Mapping[str, Tree]]] = {}
         for single in self.agent_episodes:
             if not len(single):
@@ -286,12 +243,7 @@ class MultiAgentEpisode:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> MultiAgentEpisode:
-        """Rebuild an episode from the result of `state_dict`.
-
-        Raises:
-            ArgumentError: Its parts do not fit each other.
-            KeyError: A part is missing.
-        """
+        """Rebuild an episode from the result of `state_dict`."""
         agent_episodes = [SingleAgentEpisode.from_state_dict(single) for single in state["agent_episodes"]]
         return cls(int(state["eps_id"]), int(state["env_id"]), agent_episodes, state["agents"])
 

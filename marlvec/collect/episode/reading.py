@@ -23,17 +23,9 @@ _IDENTITY = ("eps_id", "env_id", "agent_index")
 
 
 def read_agent_episodes(batches: Mapping[str, Columns]) -> dict[tuple[int, int], list[SingleAgentEpisode]]:
-    """Split policies' rows into agent episodes, ordered by agent and time; see `MultiAgentEpisode.of_rows`.
+    """Split policies' rows into agent episodes, ordered by agent and time, by (eps_id, env_id), ascending.
 
-    Args:
-        batches: Policy id to columns.
-
-    Returns:
-        (eps_id, env_id) to agent episodes, ascending.
-
-    Raises:
-        ArgumentError: A column is missing; an ``eps_id`` belongs to several episodes; or an agent's row does not begin
-            with the outcome of its previous row.
+    See `MultiAgentEpisode.of_rows`. An agent's row must begin with the outcome of its previous row.
     """
     found: dict[tuple[int, int], list[SingleAgentEpisode]] = {}
     for policy_id, columns in batches.items():
@@ -48,11 +40,7 @@ def read_agent_episodes(batches: Mapping[str, Columns]) -> dict[tuple[int, int],
 
 
 def check_order(agent_episodes: Sequence[SingleAgentEpisode], where: str) -> None:
-    """Check that an agent's episodes do not overlap.
-
-    Raises:
-        ArgumentError: Two agent episodes of one agent overlap.
-    """
+    """Refuse agent episodes of one agent that overlap."""
     for one, other in pairwise(agent_episodes):
         if one.agent_index == other.agent_index and one.first_t + len(one) > other.first_t:
             raise ArgumentError(f"{where}: agent {one.agent_index} has decision t={other.first_t} more than once")

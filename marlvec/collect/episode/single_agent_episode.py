@@ -35,16 +35,10 @@ class SingleAgentEpisode:
     Get them from `MultiAgentBatch.episodes` and `MultiAgentEpisode.cut`. Arrays may be shared with these: do not write
     to them.
 
-    Args:
+    Attributes:
         agent_index: The agent.
         policy_id: The policy that decided.
-        moments: Name to a tree of (L + T + 1, …).
-        decisions: Name to a tree of (L + T, …).
-        order: Names of all columns, in the order of batch rows.
-        lookback: L.
-
-    Attributes:
-        agent_index, policy_id, lookback: As given.
+        lookback: Its number of decisions.
     """
 
     __slots__ = ("_decisions", "_moments", "_order", "agent_index", "lookback", "policy_id")
@@ -63,11 +57,7 @@ class SingleAgentEpisode:
 
     @classmethod
     def of_rows(cls, agent_index: int, policy_id: str, rows: Columns) -> SingleAgentEpisode:
-        """Make an episode from an agent's consecutive rows.
-
-        Raises:
-            ArgumentError: A row's next observation is not the next row's observation.
-        """
+        """Make an episode from an agent's consecutive rows: each begins with the last one's next observation."""
         moments, decisions = {}, {}
         for name, column in rows.items():
             if name.startswith("next_") and name[5:] in MOMENTS and name[5:] in rows:
@@ -183,16 +173,8 @@ class SingleAgentEpisode:
 
         An observation belongs to the env step in which it was made; an action and its reward to the env step of the
         decision. A step has no entry while the agent waits for its turn, before it joins and after it ended, and if the
-        env gave no final observation. The lookback's entries are included.
-
-        Args:
-            name: The column.
-            start: First env step.
-            stop: Env step after the last one.
-            fill: Value for missing entries; None raises.
-
-        Raises:
-            KeyError, IndexError, ArgumentError: As in `get`.
+        env gave no final observation; ``fill`` is the value there, and None raises as in `get`. The lookback's entries
+        are included.
         """
         steps = np.arange(check_step("start", start), max(start, check_step("stop", stop)))
         return self.at_steps(name, steps, fill)
@@ -242,11 +224,7 @@ class SingleAgentEpisode:
         return follows and not self.is_done and other.first_t == self.first_t + len(self)
 
     def joined(self, other: SingleAgentEpisode) -> SingleAgentEpisode:
-        """Join this and the following agent episode, without its lookback.
-
-        Raises:
-            ArgumentError: The other does not begin at the moment at which this one ends, or has other columns.
-        """
+        """Join this and the following agent episode, which begins at this one's end, without its lookback."""
         if not all(same(a[-1:], b[:1]) for name in self._moments for a, b in _pairs(self[name], other[name])):
             raise ArgumentError(f"{other} does not begin at the moment at which {self} ends")
         if self._order != other._order:
@@ -283,11 +261,7 @@ class SingleAgentEpisode:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> SingleAgentEpisode:
-        """Rebuild an agent episode from the result of `state_dict`.
-
-        Raises:
-            ArgumentError: Its columns do not fit each other.
-        """
+        """Rebuild an agent episode from the result of `state_dict`."""
         episode = cls(
             int(state["agent_index"]),
             str(state["policy_id"]),

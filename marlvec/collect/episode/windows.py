@@ -17,11 +17,7 @@ IntArray = NDArray[np.int64]
 
 
 def check_step(name: str, value: Any) -> int:
-    """Return a position or step as an int.
-
-    Raises:
-        ArgumentError: Not a whole number.
-    """
+    """Return a position or step as an int; refuse anything but a whole number."""
     step = whole_number(value)
     if step is None:
         raise ArgumentError(f"{name} must be a whole number, got {value!r}")
@@ -29,20 +25,9 @@ def check_step(name: str, value: Any) -> int:
 
 
 def gather(tree: Tree, where: IntArray, fill: Any, what: str) -> Tree:
-    """Copy entries of every leaf; missing entries get ``fill``.
+    """Copy entries ``where`` (k,) of every leaf (n, …) to (k, …); for missing ones (-1) copy ``fill``.
 
-    Args:
-        tree: Leaves (n, …).
-        where: (k,) positions; -1: missing.
-        fill: Value of missing entries in all leaves; None: no entry may be missing.
-        what: Name of the request, for messages.
-
-    Returns:
-        Leaves (k, …), of the same dtypes.
-
-    Raises:
-        IndexError: An entry is missing and ``fill`` is None.
-        ArgumentError: A leaf's dtype cannot hold ``fill``.
+    ``fill`` None raises `IndexError`; a leaf's dtype must be able to hold it (`ArgumentError`).
     """
     missing = where < 0
     if fill is None and missing.any():

@@ -65,40 +65,26 @@ class EpisodeRecord:
 
 @dataclass(slots=True)
 class FinishedEpisodes:
-    """Finished episodes, a row each, in the order of their ends.
-
-    Attributes:
-        eps_id, env_id, number, length: (k,) int64; see `EpisodeRecord`.
-        returns, lengths, present, truncated: (k, A) float64, int64, bool, bool.
-        policy: (k, A) int64, number of each agent's policy.
-        duration: (k,) float64.
-        made: (k,) each episode's `EpisodeRecord`; None until requested.
-        policy_ids: Policy ids by number; at least those in ``policy``.
-    """
+    """Finished episodes, a row each, in the order of their ends: k arrays' rows; see `EpisodeRecord`."""
 
     eps_id: IntArray
     env_id: IntArray
     number: IntArray
     length: IntArray
-    returns: FloatArray
+    returns: FloatArray  # (k, A), as the next four
     lengths: IntArray
     present: BoolArray
     truncated: BoolArray
-    policy: IntArray
+    policy: IntArray  # number of each agent's policy
     duration: FloatArray
-    made: NDArray[np.object_]
-    policy_ids: Mapping[int, str]
+    made: NDArray[np.object_]  # each episode's `EpisodeRecord`; None until requested
+    policy_ids: Mapping[int, str]  # by number; at least those in `policy`
 
     def __len__(self) -> int:
         return len(self.eps_id)
 
     def record(self, i: int, custom: Mapping[str, float] | None = None) -> EpisodeRecord:
-        """Return row i as an object, the same object at each call.
-
-        Args:
-            i: The row.
-            custom: Custom numbers of callbacks; only the first call may pass them.
-        """
+        """Return row i as an object, the same at each call; only the first may pass ``custom`` numbers of callbacks."""
         record: EpisodeRecord | None = self.made[i]
         if record is None:
             record = self.made[i] = EpisodeRecord(
@@ -129,26 +115,17 @@ _PER_AGENT = {"returns", "lengths", "present", "truncated", "policy"}
 
 
 class EpisodeTable:
-    """The last finished episodes.
+    """The last finished episodes; statistics are over ``window`` of them.
 
     Rows are appended. When the arrays are full, the last rows are copied into new arrays: no row is ever overwritten.
-
-    Args:
-        num_agents: A.
-        window: Number of episodes that statistics are over.
-
-    Attributes:
-        window: As given.
-        size: Number of episodes ever added.
-        kept: Keep episodes from this number on, even beyond the window; None: keep only the window.
     """
 
     def __init__(self, num_agents: int, window: int) -> None:
         if window < 1:
             raise ArgumentError(f"the metrics' window must be at least 1 episode, got {window}")
         self.window, self._num_agents = window, num_agents
-        self.size = 0
-        self.kept: int | None = None
+        self.size = 0  # number of episodes ever added
+        self.kept: int | None = None  # keep episodes from this number on, even beyond the window
         self._arrays = self._room(0)
         self._first = 0  # number of the episode in the arrays' first row
         self._known: Mapping[int, str] = {}  # policy ids of the rows added last
@@ -211,12 +188,7 @@ class EpisodeTable:
     def prepare(self, state: State, numbers: Mapping[str, int]) -> Callable[[], None]:
         """Validate a state from `get_state()`; return a function that installs it.
 
-        Args:
-            state: The state.
-            numbers: Number by policy id, of the present policies; others get numbers below 0.
-
-        Raises:
-            ArgumentError: Not a valid state, or one of another number of agents.
+        ``numbers`` are those of the present policies by id; others get numbers below 0.
         """
         where = "finished episodes"
         check_fields(state, (*_SAVED, "policy", "policies", "custom", "size", "kept"), where)
@@ -239,11 +211,9 @@ class EpisodeTable:
         return partial(vars(self).update, size=size, kept=kept, _arrays=found, _first=size - rows, _known={})
 
     def last(self, k: int | None = None, *, total: int | None = None) -> FinishedEpisodes:
-        """Return the last k episodes, at most the window's, oldest first, as read-only views.
+        """Return the last k episodes, by default and at most the window's, oldest first, as read-only views.
 
-        Args:
-            k: Number of episodes; None: the window's.
-            total: Count only the first ``total`` episodes ever added; None: all.
+        ``total``: count only the first ``total`` episodes ever added; None: all.
         """
         total = self.size if total is None else total
         most = min(total, self.window)

@@ -107,12 +107,7 @@ TIMERS = ("inference", "action_connectors", "env_wait", "agent_connectors", "ing
 
 @dataclass(slots=True)
 class Timer:
-    """Seconds spent in one part of the loop, over the life of a collector.
-
-    Attributes:
-        seconds: Total seconds.
-        calls: Number of calls.
-    """
+    """Seconds spent in one part of the loop, over the life of a collector, and number of calls."""
 
     seconds: float = 0.0
     calls: int = 0
@@ -129,14 +124,7 @@ class Timer:
 
 
 class MetricsState(NamedTuple):
-    """The state of a `Metrics` without its table of episodes. Never written to when deltas are added.
-
-    Attributes:
-        rollout: The counters.
-        policies: Policy ids.
-        timers: Timer by name.
-        values: The last values by name.
-    """
+    """The state of a `Metrics` without its table of episodes. Never written to when deltas are added."""
 
     rollout: RolloutState
     policies: tuple[str, ...]
@@ -153,15 +141,9 @@ class Metrics:
     Lost steps never come into a batch, because a fault, `RestartQuietly`, Ctrl-C or `Collector.reset` ended their
     episode.
 
-    Args:
-        agents: Agent names, in order.
-        policies: Policy ids.
-        window: Number of episodes that statistics are over.
-        current: Holds the counters; a collector's change all at once, between two ticks.
-
     Attributes:
         timers: Timer by name, see `TIMERS`.
-        agents, policies: As given.
+        agents, policies: Agent names, in order, and policy ids.
         collectors: Counts of each of many collectors, in order; empty for a single collector.
     """
 
@@ -238,16 +220,9 @@ class Metrics:
         return self._current.counters.agent_steps_lost
 
     def add_value(self, name: str, value: float) -> None:
-        """Add a custom number: `last_values` has the last one, `custom` the statistics of the last ones.
+        """Add a custom number: `last_values` has the last one, `custom` the statistics of the last ones, without NaN.
 
         Put numbers of an episode into `RunningEpisode.custom` instead.
-
-        Args:
-            name: Its name.
-            value: A number; NaN is skipped.
-
-        Raises:
-            ArgumentError: Not a number.
         """
         number = as_number(value, f"metrics.add_value({name!r})")
         values = self._values.setdefault(name, deque(maxlen=self._table.window))
@@ -257,12 +232,9 @@ class Metrics:
                 self._new_values.append((name, number))
 
     def take_delta(self) -> MetricsDelta:
-        """Return all changes since the last call, between two calls of `Collector.collect`.
+        """Return all changes since the last call, between two calls of `Collector.collect`, for `add_delta` elsewhere.
 
         The first call returns an empty delta; from then on episodes are kept until taken, even beyond the window.
-
-        Returns:
-            A delta for `add_delta` of the metrics of many collectors.
         """
         counters = self._current.state.counters
         before = counters if self._taken is None else self._taken
@@ -281,22 +253,11 @@ class Metrics:
         return delta
 
     def add_delta(self, *deltas: MetricsDelta) -> None:
-        """Add deltas of other metrics, in this order; statistics are then over the last episodes of all.
-
-        Args:
-            deltas: Results of `take_delta`, each once.
-
-        Raises:
-            ArgumentError: A delta has other agents.
-        """
+        """Add deltas of other metrics, each once, in this order; statistics are then over the last episodes of all."""
         self.show(self.after(deltas))
 
     def after(self, deltas: Iterable[MetricsDelta]) -> MetricsState:
-        """Return the state with these deltas added; the metrics themselves do not change.
-
-        Raises:
-            ArgumentError: As in `add_delta`.
-        """
+        """Return the state with these deltas added; the metrics themselves do not change."""
         self.forget_unpublished()
         rollout, policies, timers, values = self.state
         counters = rollout.counters
@@ -340,15 +301,7 @@ class Metrics:
         }
 
     def prepare(self, state: State, numbers: Mapping[str, int]) -> Callable[[], None]:
-        """Validate a state from `get_state()`; return a function that installs it.
-
-        Args:
-            state: The state.
-            numbers: Number by policy id, of the present policies.
-
-        Raises:
-            ArgumentError: Not a valid state, or one of other agents.
-        """
+        """Validate a state from `get_state()`; return a function that installs it. ``numbers``: policies' by id."""
         where = "metrics"
         names = ("table", "policies", "timers", "values", "numbers", "taken", "taken_timers", "new_values")
         check_fields(state, names, where)
@@ -417,11 +370,7 @@ class Metrics:
         return _of_rows(found, found.env_id == env_id)
 
     def agent(self, name: str) -> dict[str, Stats]:
-        """Return statistics of one agent's ``return``, ``length`` (decisions) and ``duration``.
-
-        Raises:
-            KeyError: The agent is unknown.
-        """
+        """Return statistics of one agent's ``return``, ``length`` (decisions) and ``duration``."""
         if name not in self.agents:
             raise KeyError(f"no agent {name!r}; there are {list(self.agents)}")
         a = self.agents.index(name)
@@ -429,11 +378,7 @@ class Metrics:
         return _of_agents(found, found.present & (np.arange(len(self.agents)) == a))
 
     def policy(self, policy_id: str) -> dict[str, Stats]:
-        """Return statistics of ``return``, ``length`` (decisions) and ``duration`` of a policy's agents, one by one.
-
-        Raises:
-            KeyError: The policy is unknown.
-        """
+        """Return statistics of ``return``, ``length`` (decisions) and ``duration`` of a policy's agents, one by one."""
         if policy_id not in self.policies:
             raise KeyError(f"no policy {policy_id!r}; there are {list(self.policies)}")
         found = self._last()
@@ -504,11 +449,7 @@ class Metrics:
 
 
 def as_number(value: Any, what: str) -> float:
-    """Convert a single number to a float.
-
-    Raises:
-        ArgumentError: Not a single number.
-    """
+    """Convert a single number to a float; refuse anything else."""
     try:
         if isinstance(value, (str, bytes)):
             raise TypeError("text")

@@ -24,21 +24,14 @@ class MetricsDelta:
     """The records, counts and seconds that a `Metrics` gained since its last delta.
 
     Means cannot be added, so it contains every finished episode once.
-
-    Attributes:
-        agents, policies: The collector's.
-        episodes: The finished episodes.
-        counters: Increase of each counter.
-        timers: Seconds and calls by name.
-        values: Values given to `Metrics.add_value`, in order, NaN left out.
     """
 
     agents: tuple[str, ...]
     policies: tuple[str, ...]
     episodes: FinishedEpisodes
-    counters: Mapping[str, int]
-    timers: Mapping[str, tuple[float, int]]
-    values: tuple[tuple[str, float], ...]
+    counters: Mapping[str, int]  # increase of each counter
+    timers: Mapping[str, tuple[float, int]]  # seconds and calls by name
+    values: tuple[tuple[str, float], ...]  # given to `Metrics.add_value`, in order, NaN left out
 
 
 def difference(now: Counters, before: Counters) -> dict[str, int]:
@@ -65,12 +58,7 @@ def standalone(found: FinishedEpisodes) -> FinishedEpisodes:
 
 
 def renumbered(found: FinishedEpisodes, numbers: dict[str, int]) -> FinishedEpisodes:
-    """Return these episodes with another table's policy numbers.
-
-    Args:
-        found: The episodes.
-        numbers: The other table's number by policy id; new ids are added.
-    """
+    """Return these episodes with another table's policy numbers, to which new ids are added."""
     policy = np.empty_like(found.policy)
     for number, name in found.policy_ids.items():
         policy[found.policy == number] = numbers.setdefault(name, len(numbers))

@@ -17,11 +17,7 @@ __all__ = ["index_of", "EnvStep"]
 
 
 def index_of(ids: NDArray[np.int64]) -> Where:
-    """Return row numbers as an index: a slice if evenly spaced (four times as fast as an array).
-
-    Args:
-        ids: (n,) strictly ascending.
-    """
+    """Return ascending row numbers (n,) as an index: a slice if evenly spaced (four times as fast as an array)."""
     rows = rows_of(ids)
     if isinstance(rows, slice) or not len(ids):
         return rows
@@ -39,17 +35,11 @@ _FLAGS = ("terminated", "truncated", "missing", "alive", "acting", "done", "faul
 class EnvStep:
     """Rows of some envs in env order: the end of an ended episode together with the beginning of the next.
 
-    Same-step mode returns both at once. In the other modes `renew` adds the new episodes' first rows.
-
-    Args:
-        step: What the envs returned.
-        num_envs: N.
-        writable: Whether its arrays are this object's to write to.
+    Same-step mode returns both at once. In the other modes `renew` adds the new episodes' first rows. ``writable``:
+    whether the step's arrays are this object's to write to.
 
     Attributes:
-        env_ids: (n,) int64, ascending.
-        everything: Whether these are all envs.
-        where: The same as an index.
+        env_ids: (n,) int64, ascending; ``everything``: these are all envs; ``where``: the same as an index.
         obs, final: Per group, per leaf: (n, A_g, …), present and final observations.
         missing: (n, A) bool, the agent ended and has no final observation.
         masks: Per group (n, A_g, k) bool, or None.

@@ -38,17 +38,6 @@ class LockstepScheduler(Saved):
     round. So every env makes the same steps with and without overlap.
 
     Envs that were sent to together are received together, in the order of sending, so that timing has no effect.
-
-    Args:
-        envs: The envs.
-        overlap: Whether rounds go in halves.
-
-    Attributes:
-        all_ids: Ids of all envs.
-        living: Ids of envs that are not masked.
-        round_N: (N,) int64, each env's current or last round.
-        is_waiting: Whether rows were requested and not yet received. True after an interrupted `receive`, which may be
-            called again: nothing was lost.
     """
 
     saved_as = "rounds"
@@ -63,10 +52,10 @@ class LockstepScheduler(Saved):
         self._envs, self._overlap = envs, overlap
         self._drive_count = 0  # the envs', as this object's last call left it
         self.all_ids: IntArray = np.arange(envs.num_envs)
-        self.living = self.all_ids
+        self.living = self.all_ids  # ids of envs that are not masked
         self._resting_N = np.zeros(envs.num_envs, np.bool_)
         self._going = self.all_ids  # of those that live, who does not rest
-        self.round_N = np.zeros(envs.num_envs, np.int64)
+        self.round_N = np.zeros(envs.num_envs, np.int64)  # each env's current or last round
         self._open = 0  # the last round that may begin
         self._behind = 0  # how many steps those that go are behind it, together
         self._all_begin = self._all_take_part = True  # whether those that are due begin a round, in which all are
@@ -74,14 +63,12 @@ class LockstepScheduler(Saved):
         self._num_away = 0
         self._sent: deque[IntArray] = deque()  # envs that were sent to together, and were not received
         self._inbox: list[EnvStep] = []  # came while others were waited for
+        # Whether rows were requested and not yet received. True after an interrupted `receive`, which may be called
+        # again: nothing was lost.
         self.is_waiting = False
 
     def check_alone(self) -> None:
-        """Check that no other code has driven the envs since this object did.
-
-        Raises:
-            EnvsDriven: Other code has.
-        """
+        """Raise `EnvsDriven` if other code drove the envs since this object did; so do sending and receiving."""
         if self.is_driven:
             raise EnvsDriven(
                 "the envs of this collector were reset, stepped or received from since it last did so itself: by code "
@@ -131,11 +118,8 @@ class LockstepScheduler(Saved):
     def due(self, needed: EnvsNeeded, steps_N: IntArray) -> IntArray | None:
         """Return the envs that make their next step now; None for all.
 
-        With overlap these are one half: call again after sending to them.
-
-        Args:
-            needed: Number of envs needed.
-            steps_N: (N,) each env's steps so far; if only some envs are needed, those with the fewest steps go.
+        With overlap these are one half: call again after sending to them. If only some envs are needed, those with the
+        fewest steps in ``steps_N`` go.
         """
         going = self._going
         self._all_begin = not self._num_away and not (self._overlap and self._behind)
@@ -168,11 +152,7 @@ class LockstepScheduler(Saved):
     # --- on the way
 
     def send(self, actions: Any, env_ids: IntArray | None) -> None:
-        """Send actions to envs that were `due`.
-
-        Raises:
-            EnvsDriven: As `check_alone`.
-        """
+        """Send actions to envs that were `due`."""
         if self._envs.drive_count != self._drive_count:
             self.check_alone()
         self._envs.send(actions, env_ids)
@@ -189,11 +169,7 @@ class LockstepScheduler(Saved):
         self._sent.append(self.all_ids if env_ids is None else env_ids)
 
     def reset(self, *, env_ids: IntArray | None = None, seed: int | None = None) -> None:
-        """Begin an episode in some envs, or in all.
-
-        Raises:
-            EnvsDriven: As `check_alone`.
-        """
+        """Begin an episode in some envs, or in all."""
         self.check_alone()
         ask = self._envs.async_reset if self._num_away else self._envs.reset_send
         ask(seed=seed, env_ids=env_ids)
@@ -211,12 +187,7 @@ class LockstepScheduler(Saved):
     # --- back
 
     def receive(self) -> EnvStep:
-        """Return the step of the envs that were sent to first.
-
-        Raises:
-            EnvFault: An env raised or a worker died.
-            EnvsDriven: As `check_alone`.
-        """
+        """Return the step of the envs that were sent to first."""
         self.is_waiting = False
         sent = self._sent[0]
         if len(sent) == self._num_away and not self._inbox:  # nothing else can come, and nothing has
@@ -235,13 +206,7 @@ class LockstepScheduler(Saved):
     def begin_next(self, env_step: EnvStep, env_ids: IntArray, idle: Callable[[IntArray], Any]) -> IntArray:
         """Begin the next episode in these envs (retry after faults), and put its first rows into ``env_step``.
 
-        Args:
-            env_step: The step that ended the last episodes.
-            env_ids: The envs.
-            idle: Returns actions of envs in which no agent acts.
-
-        Returns:
-            The envs that have begun an episode.
+        ``idle`` returns actions of envs in which no agent acts. Returns the envs that have begun an episode.
         """
         autoreset, waiting = self._envs.autoreset, env_ids
         if autoreset.begins_at_once:
@@ -263,11 +228,7 @@ class LockstepScheduler(Saved):
         return env_ids
 
     def receive_all(self, env_ids: IntArray) -> Iterator[EnvStep]:
-        """Yield the steps of these envs until all have replied; other replies are received later.
-
-        Raises:
-            EnvFault: As `receive`.
-        """
+        """Yield the steps of these envs until all have replied; other replies are received later."""
         missing = len(env_ids)
         while missing:
             env_step = self._take(None if missing == self._num_away else 1)
@@ -308,11 +269,7 @@ class LockstepScheduler(Saved):
     # --- saved
 
     def get_state(self) -> State:
-        """Return the rounds of all envs and the ids of living ones; no step may be in flight.
-
-        Raises:
-            StateError: A step is in flight.
-        """
+        """Return the rounds of all envs and the ids of living ones; no step may be in flight (`StateError`)."""
         if self._num_away:
             raise StateError(f"{self._num_away} envs have not come back")
         return super().get_state()

@@ -26,11 +26,8 @@ class OnDemandScheduler(LockstepScheduler):
     """Sends to external envs, whose simulators decide when they reply, and receives from them.
 
     Each env continues as soon as its agents' actions are sent, and begins its next episode when its simulator does.
-    There are no rounds: `round_N` numbers arrivals. No more rows are returned than are needed; others wait for the
-    next call.
-
-    Args:
-        envs: The envs.
+    There are no rounds: `round_N` numbers arrivals. No more rows are returned than are needed; others wait for the next
+    call.
     """
 
     def __init__(self, envs: VectorEnv) -> None:
@@ -88,11 +85,7 @@ class OnDemandScheduler(LockstepScheduler):
         return iter(())
 
     def receive(self) -> EnvStep:
-        """Return arrived rows of one kind: first rows of episodes, or replies to actions.
-
-        Raises:
-            Exception: An error of `VectorEnv.recv`; arrived rows are kept.
-        """
+        """Return arrived rows of one kind: first rows of episodes, or replies to actions; errors keep arrived rows."""
         self.is_waiting = False
         if not self._inbox:
             self._sort_in(self._take(1))
@@ -117,10 +110,5 @@ class OnDemandScheduler(LockstepScheduler):
 
 
 def scheduler_for(envs: VectorEnv, *, overlap: bool) -> LockstepScheduler:
-    """Return the scheduler for these envs.
-
-    Args:
-        envs: The envs.
-        overlap: As `LockstepScheduler`; where no env goes in rounds there is nothing to overlap.
-    """
+    """Return the scheduler for these envs; where no env goes in rounds there is nothing to overlap."""
     return LockstepScheduler(envs, overlap=overlap) if envs.lockstep else OnDemandScheduler(envs)

@@ -14,11 +14,7 @@ __all__ = ["batch_from", "get_batch_state"]
 
 
 def get_batch_state(batch: MultiAgentBatch) -> State:
-    """Return a batch as plain data.
-
-    Raises:
-        SerialisationError: A column of objects has more than one axis.
-    """
+    """Return a batch as plain data."""
     return {
         "policies": {name: plain_rows(batch[name], f"a batch of {name!r}") for name in batch},
         "known": list(batch.known),
@@ -30,12 +26,7 @@ def get_batch_state(batch: MultiAgentBatch) -> State:
 def batch_from(state: Any, specs: Mapping[str, ColumnSpecs]) -> MultiAgentBatch:
     """Rebuild a batch from a result of `get_batch_state`, in new arrays.
 
-    Args:
-        state: The result.
-        specs: Allowed columns by policy id; for other policies only the collector's columns are checked.
-
-    Raises:
-        ArgumentError: Not such a result.
+    ``specs``: allowed columns by policy id; for other policies only the collector's columns are checked.
     """
     where = "a batch that waits"
     check_fields(state, ("policies", "known", "env_steps", "agent_steps"), where)

@@ -27,25 +27,19 @@ def name_of_mapping(mapping: Any) -> str:
 class ComingPolicies:
     """Adds the policies of a state to a collector before the rest of the state is validated; can undo that.
 
-    Args:
-        collector: The collector.
-        mapping: Its mapping; policies are added only if it is an `AddsPolicies`.
-
-    Attributes:
-        leaving: Ids of policies that are not in the state, and will be removed with the running episodes.
+    Policies are added only if the collector's mapping is an `AddsPolicies`.
     """
 
     def __init__(self, collector: Any, mapping: Any) -> None:
         self._collector, self._mapping = collector, mapping
         self._undo: Callable[[], None] | None = None
+        # ids of policies that are not in the state; removed with the running episodes
         self.leaving: frozenset[str] = frozenset()
 
     def add(self, state: Mapping[str, Any]) -> None:
-        """Add the policies that the collector lacks.
+        """Add the policies that the collector lacks; if this raises, nothing has changed.
 
-        Raises:
-            ArgumentError: The mapping's state is invalid, or of another mapping; nothing has changed.
-            StateError: Another policy with one of these ids plays in a running episode; nothing has changed.
+        `StateError`: another policy with one of these ids plays in a running episode.
         """
         mapping, name = self._mapping, name_of_mapping(self._mapping)
         own = [saved for who, saved in state["others"] if who == name]

@@ -26,15 +26,7 @@ def describe_collector(
     settings: Mapping[str, Any],
     leaving: Collection[str] = (),
 ) -> State:
-    """Return the identity of a collector, as strings and numbers.
-
-    Args:
-        envs: The collector's.
-        policies: The collector's.
-        episodes: The collector's.
-        settings: Other settings that must be equal.
-        leaving: Ids of policies to leave out.
-    """
+    """Return the identity of a collector, without the policies in ``leaving``, as strings and numbers."""
     mapping = episodes.mapping
     policy_ids = sorted(set(policies.policies) - set(leaving))
     return {
@@ -74,16 +66,7 @@ def describe_pipeline(pipeline: Pipeline[Any]) -> list[str]:
 
 
 def check_identity(saved: Any, own: State, who: str = "this collector has") -> None:
-    """Check that a state's identity equals that of the collector (or collectors) to load it into.
-
-    Args:
-        saved: The state's identity.
-        own: The collector's identity.
-        who: The collector and verb, for messages.
-
-    Raises:
-        ArgumentError: They differ; names all differences.
-    """
+    """Check that a state's identity equals that of the collector(s) to load it into; name all differences."""
     where = "set_state()"
     check_fields(saved, own, f"{where}: what it belongs to")
     found = []

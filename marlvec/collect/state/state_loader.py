@@ -45,27 +45,13 @@ class StateLoader:
         self._before: list[tuple[Any, Any]] = []
 
     def add(self, who: str, thing: Any, state: Any) -> None:
-        """Register an object and the state that `load` will give it.
-
-        Args:
-            who: Name of the object, for messages.
-            thing: The object.
-            state: Its state.
-
-        Raises:
-            ArgumentError: The object has no methods to load a state.
-        """
+        """Register an object, ``who`` in messages, and the state that `load` will give it."""
         if not has_state(thing):
             raise ArgumentError(f"{who}: the saved state has a state for it, but {thing!r:.200} cannot load one")
         self._wanted.append((who, thing, state))
 
     def load(self) -> None:
-        """Load all states.
-
-        Raises:
-            ArgumentError: An object rejected its state; names it. Call `undo` then.
-            Exception: Any other error of an object, with a note that names it.
-        """
+        """Load all states; an error names the object that raised it. Call `undo` then."""
         for who, thing, state in self._wanted:
             methods = _methods(thing)
             assert methods is not None  # checked in add()

@@ -168,9 +168,6 @@ class StatefulCollector(ABC):
     def load(self, path: FilePath) -> None:
         """Continue from a file of `save`: see `set_state`. No code in it is executed.
 
-        Args:
-            path: The file.
-
         Raises:
             CheckpointError: The file does not exist, is damaged, of another version, or holds something else.
             ArgumentError: It is of another collector; names the differences.
@@ -323,12 +320,7 @@ class StatefulCollector(ABC):
             raise
 
     def _prepare(self, state: State, leaving: Collection[str]) -> Callable[[], None]:
-        """Validate a whole state; return a function that installs it.
-
-        Args:
-            state: The state.
-            leaving: Ids of policies that are not in it, and will be removed with the running episodes.
-        """
+        """Validate a whole state; return a function that installs it, and removes the policies in ``leaving``."""
         where, loop = "set_state()", self._loop
         check_identity(state["belongs_to"], self._identity_without(leaving))
         numbers = {name: number for name, number in self._policy_set.numbers.items() if name not in leaving}
@@ -405,11 +397,7 @@ class StatefulCollector(ABC):
 
 
 def _check_counters(saved: Mapping[str, int]) -> None:
-    """Check that env steps are at least those delivered and lost; else `collect` would step for them again.
-
-    Raises:
-        ArgumentError: They are fewer, or a counter is impossibly large.
-    """
+    """Refuse impossible counters, such as fewer env steps than delivered and lost: `collect` would make them again."""
     large = {name: number for name, number in saved.items() if number >= _MOST}
     steps, delivered, lost = (saved[f"env_steps{which}"] for which in ("", "_delivered", "_lost"))
     if large or delivered + lost > steps:

@@ -23,10 +23,9 @@ class BatchMemory:
     """Makes arrays that batches keep.
 
     Fresh memory comes from the system a page at a time, when it is first touched, and that costs more than writing to
-    it does. A batch is its user's; once it and all that was made of it without a copy (views, tensors) are gone,
-    nothing but this object refers to its memory, and the next batch may have it. Who writes ``batch =
-    collector.collect(...)`` holds one batch while the next is made, so the memory of two is remembered, and what
-    neither of two batches has needed is let go.
+    it does. Once a batch and all that was made of it without a copy (views, tensors) are gone, nothing but this object
+    refers to its memory, and the next batch may have it. Who writes ``batch = collector.collect(...)`` holds one batch
+    while the next is made, so the memory of two is remembered, and what neither of two batches has needed is let go.
     """
 
     def __init__(self) -> None:

@@ -31,30 +31,18 @@ _LARGE = 1 << 16  # bytes
 class Block:
     """Tables (L, T, …) of a policy's columns; step t is written to ``[:, t]``, where the batch has it.
 
-    Nothing that was written is read before its step counts, so an interrupt may come at any line.
-
-    Args:
-        forms: The columns' forms.
-        lanes: (L,) all lanes that the policy plays.
-        rows: Their rows at the first step, by column, which `write` is still to be called with.
-        length: T.
-        memory: Where arrays come from.
-
-    Attributes:
-        forms, lanes, length: As given.
-        rows: Tables by column.
-        width: How many columns rows have.
-        answers: Tables by column of answers; empty before the first answer.
-        fixed: Columns (L, …) that are the same at each step.
+    Nothing that was written is read before its step counts, so an interrupt may come at any line. ``lanes`` (L,) are
+    all that the policy plays; ``rows`` their columns at the first step, which `write` is still to be called with.
     """
 
     def __init__(
         self, forms: ColumnForms, lanes: IntArray, rows: Mapping[str, Tree], length: int, memory: BatchMemory
     ) -> None:
         self.forms, self.lanes, self.length, self._memory = forms, lanes, length, memory
+        # (L, …), the same at each step
         self.fixed: dict[str, AnyArray] = {name: np.array(rows[name]) for name in _LANE_COLUMNS}
-        self.rows: dict[str, Leaves] = {}
-        self.answers: dict[str, Leaves] = {}
+        self.rows: dict[str, Leaves] = {}  # tables by column
+        self.answers: dict[str, Leaves] = {}  # empty before the first answer
         self._said: list[Leaves | None] = []  # tables in the order of their forms; None: those of the actions
         self._at = 0  # where the actions are among them
         # Of columns that are one array: the table, also with large rows as items, and the form.
@@ -71,20 +59,11 @@ class Block:
                 is_large = table.nbytes >= max(1, length) * _LARGE and table.flags.c_contiguous
                 wide = items(table, 2) if is_large and not form.dtype.hasobject else None
                 self._arrays.append((name, table, wide, form.dtype, form.shape))
-        self.width = len(self.rows) + len(self.fixed)
+        self.width = len(self.rows) + len(self.fixed)  # how many columns rows have
         self._trees = [name for name in self.rows if forms.rows[name].dtype is None]
 
     def write(self, rows: Mapping[str, Tree], t: int, part: slice | None = None) -> None:
-        """Write the rows of step ``t``.
-
-        Args:
-            rows: Columns.
-            t: The step.
-            part: Which rows of the columns; None: all.
-
-        Raises:
-            ContractError: A column has changed its form.
-        """
+        """Write the rows of step ``t``, or a part of the columns' rows; refuse a column that has changed its form."""
         never = rows["last"]  # which is False in all rows that an agent acts on
         for name, table, wide, dtype, shape in self._arrays:
             value = rows[name]
@@ -116,9 +95,8 @@ class Block:
     def write_answer(self, parts: Sequence[Leaves], t: int) -> bool:
         """Write what was decided at step ``t``: a part for each form of answers, of which the version's stays out.
 
-        Returns:
-            False where there is no room for it: where columns have come that step 0 did not have, or
-            ``actions_for_env`` is no longer what the policy itself said.
+        Returns False where there is no room for it: where columns have come that step 0 did not have, or
+        ``actions_for_env`` is no longer what the policy itself said.
         """
         if not t:
             self._make_room(parts)

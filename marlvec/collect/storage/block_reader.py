@@ -33,13 +33,9 @@ class _Ends(NamedTuple):
 def read_block(
     block: Block, moments: Sequence[Moment], answers: Sequence[Answers], memory: BatchMemory
 ) -> dict[str, Tree]:
-    """Columns of all closed transitions of a full block, ordered by env, agent and time.
+    """Return the columns of all closed transitions of a full block, ordered by env, agent and time.
 
-    Args:
-        block: The block.
-        moments: Those of its T steps, last rows between them, and the rows that came behind the last step.
-        answers: Those to its steps.
-        memory: What makes arrays.
+    ``moments``: those of its T steps, last rows between them, and the rows that came behind the last step.
     """
     lanes, steps, forms = block.lanes, block.length, block.forms
     decisions = [moment for moment in moments if moment.missing is None]

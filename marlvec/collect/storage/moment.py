@@ -23,32 +23,19 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(slots=True)
 class Moment:
-    """A policy's rows that came together; or the remains of older moments, in which a lane may have several.
+    """A policy's rows that came together; or the remains of older moments, in which a lane may have several."""
 
-    Attributes:
-        lanes: (n,) whose they are, ``env * A + agent``; ascending where they came together.
-        ticks: The round they came in, or (n,).
-        env_t: (n,) env steps that their episodes had made by then.
-        final: Whether they are last rows, or (n,).
-        missing: (n,) which last rows have no observation of their own; None where there are no last rows.
-        columns: By name; last rows may lack columns that connectors add. Empty where they are in a block.
-        part: Which rows of the columns these are; None: all.
-        block: Where the columns are, and the step there; or None.
-        places: The lanes as a faster index; None: there is none.
-        spare: The same rows in arrays that no other code has, which the policy is given once; or None.
-    """
-
-    lanes: IntArray
-    ticks: IntArray | int
-    env_t: IntArray
-    final: BoolArray | bool
-    missing: BoolArray | None
-    columns: Mapping[str, Tree]
-    part: slice | None = None
-    block: Block | None = None
+    lanes: IntArray  # (n,) env * A + agent; ascending where they came together
+    ticks: IntArray | int  # the round they came in, or (n,)
+    env_t: IntArray  # (n,) env steps that their episodes had made by then
+    final: BoolArray | bool  # whether they are last rows, or (n,)
+    missing: BoolArray | None  # (n,) which last rows have no observation; None where there are no last rows
+    columns: Mapping[str, Tree]  # last rows may lack some that connectors add; empty where they are in a block
+    part: slice | None = None  # which rows of the columns these are; None: all
+    block: Block | None = None  # where the columns are, at step t
     t: int = 0
-    places: Where | None = None
-    spare: Rows | None = None
+    places: Where | None = None  # the lanes as a faster index
+    spare: Rows | None = None  # the same rows in arrays that no other code has, which the policy is given once
 
     @classmethod
     def none(cls) -> Moment:
@@ -120,17 +107,11 @@ def _with_masks(parts: list[Rows]) -> list[Rows]:
 
 @dataclass(slots=True)
 class Answers:
-    """A policy's answers to rows; in order of time where a lane has several.
-
-    Attributes:
-        lanes: (n,) whose rows these were.
-        columns: Leaves (n, …) by name; of those that are in a block, the version alone.
-        block: Where the others are, and the step there; or None.
-    """
+    """A policy's answers to rows of ``lanes`` (n,); in order of time where a lane has several."""
 
     lanes: IntArray
-    columns: dict[str, Leaves]
-    block: Block | None = None
+    columns: dict[str, Leaves]  # leaves (n, …); of those that are in a block, the version alone
+    block: Block | None = None  # where the others are, at step t
     t: int = 0
 
     def leaves(self, name: str) -> Leaves | None:

@@ -32,13 +32,9 @@ def copied_rows(rows: Rows) -> Rows:
 class PolicyRows(Rows):
     """Rows that their policy may write into: a column is copied when it is first read.
 
-    A policy reads two or three of a dozen columns, and there may be many policies.
-
-    Args:
-        source: The columns, which nothing writes into.
-        part: Which of their rows; None: all.
-        length: How many these are; -1: they are columns of the caller's own, as those of `Rows`.
-        owned: Names of columns that no other code has, so that they need not be copied.
+    A policy reads two or three of a dozen columns, and there may be many policies. Nothing writes into ``source``, of
+    which these are ``part``. With a length of -1 they are columns of the caller's own, as those of `Rows`. ``owned``
+    columns are in no other code's hands, so they need not be copied.
     """
 
     __slots__ = ("_copied", "_owned", "_part", "_source")

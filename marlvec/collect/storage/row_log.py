@@ -47,18 +47,13 @@ _OUTCOME, _UNREAD = names(Source.OUTCOME), names(Source.NONE)
 
 @dataclass(slots=True)
 class _Kept:
-    """The content of a log; replaced as a whole when rows are dropped.
-
-    Attributes:
-        moments, answers: In order of time.
-        block: Where the rows of the next step go, and all before; None: rows are stored as they come.
-        steps: So many moments are in the block; one more than it has room for: it is full, and the rows behind its last
-            step have come.
-    """
+    """The content of a log, in order of time; replaced as a whole when rows are dropped."""
 
     moments: list[Moment] = field(default_factory=list)
     answers: list[Answers] = field(default_factory=list)
-    block: Block | None = None
+    block: Block | None = None  # where the rows of the next step go; None: rows are stored as they come
+    # So many moments are in the block; one more than it has room for: it is full, and the rows behind its last step
+    # have come.
     steps: int = 0
 
     @property
@@ -68,13 +63,9 @@ class _Kept:
 
 
 class _Index:
-    """All rows of a log, numbered through, and the successor of each.
+    """All R rows of a log, numbered through, and the successor of each; see `Moment`.
 
-    Attributes:
-        lane, env_t, tick, final, missing: (R,) as in `Moment`.
-        order: (R,) row numbers by lane, then time.
-        after: (R,) number of the row that closes a row's transition; -1: none.
-        starts: Number of the first row of each moment; and how many rows there are.
+    ``starts`` has the number of each moment's first row, then R.
     """
 
     def __init__(self, moments: Sequence[Moment], num_lanes: int) -> None:
@@ -93,22 +84,18 @@ class _Index:
         self.final = has_ends
         if len(moments) and moments[0].missing is not None:  # remains of older moments, perhaps not all last rows
             self.final[: sizes[0]] = moments[0].final
+        # (R,) row numbers by lane, then time
         self.order = self.lane.astype(_key_dtype(num_lanes)).argsort(kind="stable")
         sorted_lane = self.lane[self.order]
         has_next = np.zeros(size, np.bool_)
         has_next[:-1] = sorted_lane[1:] == sorted_lane[:-1]
         has_next &= ~self.final[self.order]
         at = has_next.nonzero()[0]
-        self.after = np.full(size, -1)
+        self.after = np.full(size, -1)  # (R,) number of the row that closes a row's transition; -1: none
         self.after[self.order[at]] = self.order[at + 1]
 
     def answer_of(self, lanes: IntArray, num_lanes: int) -> IntArray:
-        """Number of the answer to each row, -1: none: (R,).
-
-        Args:
-            lanes: (K,) whose the answers are, in order of time.
-            num_lanes: N × A.
-        """
+        """Return the number of each row's answer, (R,), -1: none; ``lanes`` (K,) are the answers', in order of time."""
         found = np.full(len(self.lane), -1)
         decisions = (~self.final).nonzero()[0]
         own = self.lane[decisions]
@@ -152,14 +139,6 @@ class RowLog:
 
     Ctrl-C may come at any line: a moment, or an answer, is made first and appended by one call; to drop rows, the rest
     is copied and replaces all by one store.
-
-    Args:
-        forms: The columns' forms.
-        num_lanes: N × A.
-        memory: What makes the arrays of batches.
-
-    Attributes:
-        forms, num_lanes: As given.
     """
 
     def __init__(self, forms: ColumnForms, num_lanes: int, memory: BatchMemory) -> None:
@@ -174,11 +153,7 @@ class RowLog:
     # --- in
 
     def begin_block(self, length: int) -> None:
-        """Have the rows of the next steps written into a block, where no rows are stored but those that wait.
-
-        Args:
-            length: How many steps all lanes are to make.
-        """
+        """Write the rows of the next ``length`` steps of all lanes into a block, if only waiting rows are stored."""
         moments = self._kept.moments
         if len(moments) != 1 or self._kept.answers or moments[0].missing is not None:
             return
@@ -198,14 +173,9 @@ class RowLog:
     def append(self, moment: Moment, shared: Collection[str] = ()) -> None:
         """Store rows behind the agent connectors, which close the transitions that led to them.
 
-        Args:
-            moment: The rows. They are the log's from now on: it may move their columns into a block. Last rows may lack
-                columns that connectors add.
-            shared: Names of columns that other code may write into later, or that connectors have made: they are
-                checked, and copied. The other arrays are stored as they are.
-
-        Raises:
-            ContractError: A column is missing, new, or has changed its form.
+        The moment is the log's from now on: it may move its columns into a block. Last rows may lack columns that
+        connectors add. ``shared`` columns, which other code may write into later or connectors have made, are checked,
+        and copied; the other arrays are stored as they are.
         """
         kept, forms, columns = self._kept, self.forms, moment.columns
         is_last = moment.missing is not None
@@ -229,15 +199,7 @@ class RowLog:
         return form.tree([leaf.copy() for leaf in form.fit(column)])
 
     def count(self, lanes: IntArray, ticks: IntArray | int, env_t: IntArray, eps_id: IntArray, *, final: bool) -> None:
-        """Store rows that are not read: whose they are alone; see `append`.
-
-        Args:
-            lanes: (n,) whose rows they are, none twice.
-            ticks: The round they came in, or (n,).
-            env_t: (n,) env steps that their episodes had made by then.
-            eps_id: (n,) their episodes.
-            final: Whether they are last rows.
-        """
+        """Store rows that are not read: whose they are alone, no lane twice; see `append` and `Moment`."""
         missing = np.zeros(len(lanes), np.bool_) if final else None
         self._kept.moments.append(Moment(lanes, ticks, env_t, final, missing, {"eps_id": eps_id}))
 
@@ -331,14 +293,9 @@ class RowLog:
     # --- out
 
     def read(self, numbers: RowNumbers, unroll_id: int) -> tuple[dict[str, Tree], int]:
-        """Columns of transitions, ordered by env, agent and time.
+        """Return columns of some of the `closed` transitions by env, agent and time; and the next fragment's number.
 
-        Args:
-            numbers: Some of `closed`; at least one.
-            unroll_id: Number of the first fragment, a stretch of one agent's episode.
-
-        Returns:
-            The columns, and the number after the last fragment's.
+        A fragment is a stretch of one agent's episode; ``unroll_id`` is the first one's number.
         """
         if isinstance(numbers, range):
             kept = self._kept
@@ -420,11 +377,7 @@ class RowLog:
     # --- dropping
 
     def forget(self, numbers: RowNumbers) -> None:
-        """Drop transitions that were handed over or lost, and with them the last rows that nothing leads to.
-
-        Args:
-            numbers: Of each lane's closed transitions the first ones.
-        """
+        """Drop the first closed transitions of each lane, delivered or lost, and last rows that nothing leads to."""
         if isinstance(numbers, range):
             self._replace(self._kept.moments[-1:], [])
             return
@@ -438,11 +391,7 @@ class RowLog:
         self._keep(keep.nonzero()[0])
 
     def keep_ended(self, ended_N: IntArray) -> None:
-        """Drop all rows but those of episodes whose ids are below that of their env.
-
-        Args:
-            ended_N: (N,) episodes of an env with smaller ids than this have ended.
-        """
+        """Drop all rows but those of episodes with ids below their env's in ``ended_N``, (N,)."""
         numbers, num_agents = np.arange(len(self)), self.num_lanes // len(ended_N)
         self._keep(numbers[self._eps_id(numbers) < ended_N[self._index.lane // num_agents]])
 
@@ -502,12 +451,7 @@ class RowLog:
     def prepare(self, state: State, forms: ColumnForms | None = None) -> Callable[[], None]:
         """Validate a state from `get_state()`; return a function that installs it.
 
-        Args:
-            state: The state.
-            forms: The columns' forms at that time; None: the rows are counted alone.
-
-        Raises:
-            ArgumentError: It is no such state.
+        ``forms``: the columns' forms at that time; None: the rows are counted alone.
         """
         where = "stored rows"
         check_fields(state, ("rows", "answers"), where)

@@ -19,18 +19,10 @@ Persist: TypeAlias = Callable[[Callable[[], object]], Any]
 
 
 class DraftFile:
-    """A file written from beginning to end, and renamed once it is complete.
+    """A file written from beginning to end, and renamed to ``target`` once it is complete. pyarrow uses it as a stream.
 
-    pyarrow uses it as a stream. If the disk is full, `write` blocks in ``persist`` until there is space, so that no
-    format's writer fails halfway.
-
-    Args:
-        target: Name of the complete file.
-        persist: Calls a function that writes to the disk, and handles its errors.
-
-    Attributes:
-        size: Bytes so far.
-        crc32: Checksum of the bytes so far.
+    ``persist`` calls a function that writes to the disk, and handles its errors. If the disk is full, `write` blocks in
+    it until there is space, so that no format's writer fails halfway. ``size`` and ``crc32`` are of the bytes so far.
     """
 
     def __init__(self, target: Path, persist: Persist) -> None:
@@ -91,19 +83,7 @@ class DraftFile:
 
 
 def append_lines(handle: int, end: int, lines: Iterable[Mapping[str, Any]]) -> int:
-    """Append all lines of JSON to a file, or none; sync them to disk.
-
-    Args:
-        handle: The file, open for writing.
-        end: Offset of the end of the last line; later bytes are overwritten.
-        lines: The lines.
-
-    Returns:
-        Offset of the new end of the last line.
-
-    Raises:
-        OSError: The lines cannot be written; the file is unchanged.
-    """
+    """Append all lines of JSON at offset ``end`` (later bytes are overwritten), or none; sync; return the new end."""
     left = memoryview(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
     stop = end + len(left)
     try:

@@ -22,18 +22,8 @@ _END = 4096  # bytes that identify a manifest
 def open_folder(folder: Path, *, append: bool) -> tuple[int, Manifest]:
     """Create a folder, or continue its recording; remove unfinished files of a killed recorder.
 
-    Args:
-        folder: The folder.
-        append: Whether the folder may hold a recording.
-
-    Returns:
-        The manifest's file, open for writing and locked, and its content.
-
-    Raises:
-        ArgumentError: The folder holds something else, or a recording and ``append`` is False.
-        CheckpointError: The recording is damaged.
-        StateError: Another recorder is writing to the folder.
-        OSError: The folder cannot be written to.
+    Returns the manifest's file, open for writing and locked, and its content. Refuses a folder with other files, one
+    that another recorder writes to (`StateError`), and without ``append`` any recording.
     """
     path = folder / MANIFEST
     folder.mkdir(parents=True, exist_ok=True)

@@ -41,36 +41,19 @@ MANIFEST = "manifest.jsonl"
 
 
 class PartFile(NamedTuple):
-    """One policy's rows in a part.
-
-    Attributes:
-        policy_id: The policy.
-        format: ``"parquet"`` or ``"arrow"``.
-        form: Number of its columns' form.
-        rows: Number of rows.
-        blocks: Rows of each block: row group or record batch.
-        size: Bytes of the file.
-        crc32: Checksum of the file, as `zlib.crc32`.
-    """
+    """One policy's rows in a part."""
 
     policy_id: str
-    format: str
-    form: int
+    format: str  # "parquet" or "arrow"
+    form: int  # number of its columns' form
     rows: int
-    blocks: tuple[int, ...]
-    size: int
-    crc32: int
+    blocks: tuple[int, ...]  # rows of each block: row group or record batch
+    size: int  # bytes
+    crc32: int  # as zlib.crc32
 
 
 class Part(NamedTuple):
-    """Files with rows from the same batches.
-
-    Attributes:
-        number: Part number: 0, 1, 2, ….
-        session: Number of the session that wrote it.
-        env_steps: Env steps of its batches.
-        files: One per policy with rows.
-    """
+    """Files with rows from the same batches, one per policy with rows; parts and sessions are numbered 0, 1, 2, …."""
 
     number: int
     session: int
@@ -84,32 +67,20 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Session:
-    """One recorder's writing to the folder, from opening to closing it.
+    """One recorder's writing to the folder, from opening to closing it."""
 
-    Attributes:
-        about: Facts noted when it began: time, seed, policies.
-        closed: Whether `close` ended it; False while it runs, and if its process was killed.
-    """
-
-    about: dict[str, Any]
-    closed: bool = False
+    about: dict[str, Any]  # facts noted when it began: time, seed, policies
+    closed: bool = False  # False while it runs, and if its process was killed
 
 
 @dataclass(slots=True)
 class Manifest:
-    """Content of a manifest.
-
-    Attributes:
-        sessions: All sessions, in order.
-        forms: (policy id, form of its columns), in order of form numbers.
-        parts: All parts, in order.
-        size: Bytes up to the end of the last complete line.
-    """
+    """Content of a manifest, in order."""
 
     sessions: list[Session] = field(default_factory=list)
-    forms: list[tuple[str, TableForm]] = field(default_factory=list)
+    forms: list[tuple[str, TableForm]] = field(default_factory=list)  # by form number: policy id, form of its columns
     parts: list[Part] = field(default_factory=list)
-    size: int = 0
+    size: int = 0  # bytes up to the end of the last complete line
 
 
 def part_path(policy_id: str, number: int, suffix: str) -> str:
@@ -147,11 +118,7 @@ def session_line(number: int, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read a folder's manifest; ignore an incomplete last line, which a killed process leaves.
-
-    Raises:
-        CheckpointError: The manifest is missing, has another format, or has a damaged line; names the line.
-    """
+    """Read a folder's manifest; ignore an incomplete last line, which a killed process leaves."""
     path = folder / MANIFEST
     if not folder.is_dir():
         raise CheckpointError(folder, "is not a folder")

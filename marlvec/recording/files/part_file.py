@@ -29,14 +29,7 @@ _KEY = b"marlvec"
 
 
 class PartFileWriter:
-    """Writes one policy's rows of one part.
-
-    Args:
-        draft: The file.
-        policy_id: The policy.
-        form, number: Form of the policy's columns, and the form's number.
-        format: ``"parquet"`` or ``"arrow"``.
-    """
+    """Writes one policy's rows of one part; ``number`` is that of the columns' form in the manifest."""
 
     def __init__(self, draft: DraftFile, policy_id: str, form: TableForm, number: int, format: Format) -> None:
         self._arrow, self._parquet = arrow_libraries()
@@ -122,19 +115,7 @@ class BlockReader(Protocol):
 
 
 def open_part_file(path: Path, file: PartFile, policy_id: str, form: TableForm, *, check_pages: bool) -> BlockReader:
-    """Open a part file, and compare it with the manifest.
-
-    Args:
-        path: Its path.
-        file: What the manifest lists.
-        policy_id: The policy.
-        form: Form of the columns.
-        check_pages: Whether checksums of Parquet's pages are compared when these are read.
-
-    Raises:
-        MissingExtraError: pyarrow is not installed.
-        CheckpointError: The file cannot be read, or differs from its manifest entry; names the difference.
-    """
+    """Open a part file, and compare it with the manifest; ``check_pages``: verify Parquet pages when they are read."""
     arrow, _ = arrow_libraries()
     reader: BlockReader
     try:
@@ -160,11 +141,7 @@ def open_part_file(path: Path, file: PartFile, policy_id: str, form: TableForm, 
 def read_block(
     reader: BlockReader, block: int, file: PartFile, form: TableForm, names: Collection[str], path: Path
 ) -> Arrays:
-    """Read some of a block's columns; arrays may be read-only.
-
-    Raises:
-        CheckpointError: The block is damaged.
-    """
+    """Read some of a block's columns; arrays may be read-only. A damaged block raises `CheckpointError`."""
     arrow, _ = arrow_libraries()
     rows = file.blocks[block]
     try:

@@ -41,11 +41,7 @@ def describe_envs(envs: VectorEnv) -> dict[str, Any]:
 
 
 def space_from(data: Any) -> Space[Any] | None:
-    """Rebuild a space from `describe_envs`; None for None.
-
-    Raises:
-        ArgumentError: Not a space.
-    """
+    """Rebuild a space from `describe_envs`; None for None."""
     space = None if data is None else decode(data)
     if space is not None and not isinstance(space, Space):
         raise ArgumentError(f"expected a space, got {space!r:.100}")
@@ -53,11 +49,7 @@ def space_from(data: Any) -> Space[Any] | None:
 
 
 def check_same_envs(known: Mapping[str, Any], envs: Mapping[str, Any], folder: Path) -> None:
-    """Check that envs equal those of a recording.
-
-    Raises:
-        ArgumentError: They differ; names the differences.
-    """
+    """Check that envs equal those of a recording; the error names the differences."""
     for name, value in known.items():
         own, other = envs.get(name), value
         if _text(own) == _text(other):
@@ -73,22 +65,14 @@ def check_same_envs(known: Mapping[str, Any], envs: Mapping[str, Any], folder: P
 
 
 def write_schema(folder: Path, envs: Mapping[str, Any] | None, notes: Mapping[str, Any]) -> None:
-    """Write ``schema.json``, atomically.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write ``schema.json``, atomically."""
     about = {"format": FORMAT, "marlvec": sys.modules["marlvec"].__version__, "envs": envs, "notes": dict(notes)}
     with atomic_file(folder / SCHEMA) as file:
         file.write(_text(about, indent=1).encode() + b"\n")
 
 
 def read_schema(folder: Path) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """Read ``schema.json``: the envs, with spaces as JSON; and the notes.
-
-    Raises:
-        CheckpointError: The file is missing, damaged, or of another format.
-    """
+    """Read ``schema.json``: the envs, with spaces as JSON; and the notes."""
     path = folder / SCHEMA
     try:
         about = json.loads(path.read_bytes(), object_hook=_array)

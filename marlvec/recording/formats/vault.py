@@ -208,12 +208,7 @@ def _joined(episodes: Iterator[Arrays]) -> Iterator[Arrays]:
 
 
 class _Moments(NamedTuple):
-    """Flags of consecutive time steps.
-
-    Attributes:
-        first_T, ends_T: (T,) whether an episode begins or ends with the time step.
-        acting_TN, terminated_TN, truncated_TN: (T, N) an agent's flags.
-    """
+    """Flags of consecutive time steps: (T,) whether an episode begins or ends there; (T, N) an agent's flags."""
 
     first_T: NDArray[np.bool_]
     ends_T: NDArray[np.bool_]

@@ -36,33 +36,18 @@ _CACHE_BYTES = 1 << 27  # decoded chunks, which several reads share
 
 
 class VaultStore:
-    """A Vault open for reading, or a new one open for writing. Made by `open` and `create`.
-
-    Attributes:
-        folder: Its folder.
-        shapes: Shape of each leaf, (B, T, …).
-    """
+    """A Vault open for reading, or a new one open for writing. Made by `open` and `create`."""
 
     def __init__(self, folder: Path, what: str) -> None:
         self.folder = folder
-        self.shapes: dict[Leaf, tuple[int, ...]] = {}
+        self.shapes: dict[Leaf, tuple[int, ...]] = {}  # of each leaf, (B, T, …)
         self._library = import_extra("tensorstore", what, 'pip install "marlvec[vault]"')
         self._context = self._library.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
         self._arrays: dict[Leaf, Any] = {}
 
     @classmethod
     def create(cls, folder: Path, forms: Mapping[Leaf, tuple[np.dtype[Any], tuple[int, ...]]], what: str) -> Self:
-        """Create the arrays of a Vault with B = 1.
-
-        Args:
-            folder: An empty folder.
-            forms: Dtype, and shape after (B, T), of each leaf.
-            what: The feature, for messages.
-
-        Raises:
-            MissingExtraError: tensorstore is not installed.
-            OSError: The arrays cannot be written.
-        """
+        """Create the arrays of a Vault with B = 1; ``forms``: dtype, and shape after (B, T), of each leaf."""
         store = cls(folder, what)
         with store._writing():
             for leaf, (dtype, shape) in forms.items():
@@ -72,16 +57,7 @@ class VaultStore:
 
     @classmethod
     def open(cls, folder: Path, what: str) -> Self:
-        """Open a Vault for reading. Nothing in it is executed, and nothing outside of the folder is opened.
-
-        Args:
-            folder: The folder.
-            what: The feature, for messages.
-
-        Raises:
-            MissingExtraError: tensorstore is not installed.
-            CheckpointError: The folder is not a Vault, or is of another version, or damaged; names the file.
-        """
+        """Open a Vault for reading. Nothing in it is executed, and nothing outside of the folder is opened."""
         store = cls(folder, what)
         root = folder.resolve()
         for name in (_METADATA, _STORE):
@@ -106,21 +82,13 @@ class VaultStore:
         return store
 
     def write(self, arrays: Mapping[Leaf, NDArray[Any]], at: int) -> None:
-        """Write arrays (n, …) of all leaves as time steps ``at`` to ``at + n - 1``.
-
-        Raises:
-            OSError: They cannot be written.
-        """
+        """Write arrays (n, …) of all leaves as time steps ``at`` to ``at + n - 1``."""
         with self._writing():
             for leaf, array in arrays.items():
                 self._arrays[leaf][0, at : at + len(array)].write(array).result()
 
     def finish(self, steps: int, notes: Mapping[str, Any]) -> None:
-        """Write the number of time steps and the metadata, without which the folder is not a valid Vault.
-
-        Raises:
-            OSError: They cannot be written.
-        """
+        """Write the number of time steps and the metadata, without which the folder is not a valid Vault."""
         shapes: dict[Leaf, Any] = {
             leaf: str((1, steps, *map(int, array.shape[2:]))) for leaf, array in self._arrays.items()
         }
@@ -133,11 +101,7 @@ class VaultStore:
             file.write(json.dumps(about).encode())
 
     def read(self, leaf: Leaf, b: int, start: int, stop: int) -> NDArray[Any]:
-        """Read a leaf's time steps, (stop - start, …).
-
-        Raises:
-            CheckpointError: They are damaged.
-        """
+        """Read a leaf's time steps, (stop - start, …)."""
         with self._reading(_name(leaf)):
             array: NDArray[Any] = self._arrays[leaf][b, start:stop].read().result()
             return array
@@ -192,11 +156,7 @@ def _name(leaf: Leaf) -> str:
 
 
 def _read_metadata(path: Path) -> dict[Leaf, tuple[str, tuple[int, ...]]]:
-    """Read the dtype and shape of each leaf.
-
-    Raises:
-        CheckpointError: The file is damaged, or of another version.
-    """
+    """Read the dtype and shape of each leaf."""
     try:
         about = json.loads(path.read_bytes())
         version = about["version"]

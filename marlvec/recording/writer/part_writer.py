@@ -30,14 +30,9 @@ _RETRY_SECONDS = 1.0
 class PartWriter:
     """Writes batches in a thread, in their order, as the parts of a recording.
 
-    Args:
-        folder: The recording's folder.
-        handle: The manifest's file, open for writing.
-        manifest: The manifest's content; written parts are added to it.
-        format: Format of part files.
-        part_bytes, part_seconds: A part is published once its rows have this many bytes, or are this old.
-        queue_size: Most batches that wait.
-        on_full: ``"wait"`` or ``"raise"``: what `put` does if the queue or the disk is full.
+    A part is published once its rows have ``part_bytes``, or are ``part_seconds`` old. ``queue_size`` batches may wait;
+    ``on_full`` is what `put` does if the queue or the disk is full. ``handle`` is the manifest's open file; written
+    parts are added to ``manifest``.
     """
 
     def __init__(
@@ -76,9 +71,8 @@ class PartWriter:
     def put(self, batch: QueuedBatch) -> None:
         """Queue a batch. If this raises or is interrupted, the batch is not queued.
 
-        Raises:
-            ResourceError: The disk cannot be written to; or the queue is full, and ``on_full`` is ``"raise"``.
-            StateError: The thread has failed.
+        `ResourceError`: the disk cannot be written to, or the queue is full and ``on_full="raise"``; `StateError`: the
+        thread has failed.
         """
         self._start()
         with self._changed:
@@ -95,12 +89,7 @@ class PartWriter:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Write and publish all queued batches.
-
-        Raises:
-            ResourceError: The disk cannot be written to. Nothing is lost: call again.
-            StateError: The thread has failed.
-        """
+        """Write and publish all queued batches. After a `ResourceError` (disk) nothing is lost: call again."""
         with self._changed:
             if self._thread is None or self._ending:
                 return
@@ -113,12 +102,7 @@ class PartWriter:
                 self._check_disk(retry=False)
 
     def close(self) -> None:
-        """Write all queued batches, mark the session as closed in the manifest, and end the thread.
-
-        Raises:
-            ResourceError: The disk cannot be written to. Nothing is lost: call again.
-            StateError: The thread has failed. It has ended.
-        """
+        """Write all queued batches, mark the session as closed in the manifest, and end the thread. As `flush`."""
         if threading.current_thread() is self._thread:  # the recorder was garbage-collected in this thread
             with self._changed:
                 self._ending = self._closes_itself = True
@@ -150,11 +134,7 @@ class PartWriter:
             return queued + sum(writer.rows for writer in list(self._open.values()))
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """Begin a session in the manifest, before the first batch.
-
-        Raises:
-            ResourceError: The manifest cannot be written.
-        """
+        """Begin a session in the manifest, before the first batch."""
         number = len(self._manifest.sessions)
         try:
             self._append([session_line(number, about)])
@@ -164,11 +144,7 @@ class PartWriter:
         self.session = number
 
     def cut(self, size: int) -> None:
-        """Truncate the manifest to ``size`` bytes; call `flush` first.
-
-        Raises:
-            OSError: The manifest cannot be written.
-        """
+        """Truncate the manifest to ``size`` bytes; call `flush` first."""
         os.ftruncate(self._handle, size)
         os.fsync(self._handle)
         self._repeated = {}

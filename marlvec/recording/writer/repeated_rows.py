@@ -19,13 +19,7 @@ _KEYS = ("eps_id", "agent_index", "t")
 
 
 class Table(NamedTuple):
-    """One policy's rows.
-
-    Attributes:
-        form: Form of the columns.
-        arrays: Arrays by the table's column.
-        rows: How many.
-    """
+    """One policy's rows: their form, arrays by the table's column, and number."""
 
     form: TableForm
     arrays: Arrays
@@ -34,17 +28,11 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueuedBatch:
-    """A batch that waits to be written.
+    """A batch that waits to be written."""
 
-    Attributes:
-        batch: As the collector made it.
-        tables: What is written, by policy id.
-        source: Metrics of the collector that made it; None for a batch that was written by hand.
-    """
-
-    batch: MultiAgentBatch
-    tables: Mapping[str, Table]
-    source: object
+    batch: MultiAgentBatch  # as the collector made it
+    tables: Mapping[str, Table]  # what is written, by policy id
+    source: object  # metrics of the collector that made it; None for a batch that was written by hand
 
 
 class RepeatedRows:

@@ -124,25 +124,13 @@ def _content(file: Path) -> NDArray[np.uint8]:
 
 
 class FrozenPolicy(Policy):
-    """A policy with the weights from a file.
-
-    `setup` builds it and reads its file, which is never written to. Its random generator is seeded by `setup`.
-
-    Args:
-        opponent: The opponent to play.
-    """
+    """An opponent's policy: `setup` builds it, loads weights from its file, which is never written to, and seeds it."""
 
     def __init__(self, opponent: Opponent) -> None:
         self._opponent = opponent  # its files exist as long as it is referenced
         self._inner: Policy | None = None
 
     def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
-        """Build the policy and load its weights.
-
-        Raises:
-            CheckpointError: Its file is damaged or missing.
-            ArgumentError: The built object is not a policy, or of another kind than the stored one.
-        """
         name, make = self._opponent.opponent_id, self._opponent.make
         state, version = self._opponent.read()
         inner = as_policy(make(), f"the policy built by {make!r} for opponent {name!r}")
@@ -164,11 +152,7 @@ class FrozenPolicy(Policy):
         return self._built().act(rows, explore=explore)
 
     def probabilities(self, rows: Rows) -> Any:
-        """Return the probability of each action, for n rows: (n, k).
-
-        Raises:
-            ArgumentError: The policy has no probabilities.
-        """
+        """Return the probability of each action, for n rows: (n, k)."""
         method = getattr(self._built(), "probabilities", None)
         if method is None:
             raise ArgumentError(

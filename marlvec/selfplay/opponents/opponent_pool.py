@@ -42,14 +42,7 @@ MakeOf = Callable[[str], MakePolicy]
 
 
 def make_of(make: MakePolicy | Mapping[str, MakePolicy]) -> MakeOf:
-    """Return a function that finds the builder of a policy.
-
-    Args:
-        make: The builder of all policies; or `Opponent.of` to builder.
-
-    Raises:
-        ArgumentError: Neither a function nor a dict of functions; or, when called, there is no builder.
-    """
+    """Return a function that finds the builder of a policy: the only one, or by `Opponent.of`."""
     if not isinstance(make, Mapping):
         if not callable(make):
             raise ArgumentError(f"make must be a function that builds a policy, or a dict of functions, got {make!r}")
@@ -67,27 +60,14 @@ def make_of(make: MakePolicy | Mapping[str, MakePolicy]) -> MakeOf:
 
 @dataclass(frozen=True)
 class PoolIndex:
-    """The index file of a pool.
+    """The index file of a pool. It also lists every `RandomPolicy`, which needs no builder."""
 
-    Attributes:
-        opponents: By id, oldest first.
-        counts: Number of snapshots taken, by learner.
-        rules: States of the snapshot rules.
-
-    A `RandomPolicy` needs no builder: the index lists these.
-    """
-
-    opponents: Mapping[str, Opponent]
-    counts: Mapping[str, int]
-    rules: tuple[Mapping[str, Any], ...]
+    opponents: Mapping[str, Opponent]  # by id, oldest first
+    counts: Mapping[str, int]  # number of snapshots taken, by learner
+    rules: tuple[Mapping[str, Any], ...]  # states of the snapshot rules
 
     def write(self, folder: Path) -> None:
-        """Write the index into a folder, atomically.
-
-        Raises:
-            OSError: It cannot be written; an old index is unchanged.
-            CheckpointError: A link of its name leads out of the folder.
-        """
+        """Write the index into a folder, atomically; an old index stays if that fails."""
         rows = [
             [o.opponent_id, o.of, o.step, o.anchor, [None if file is None else file.name for file in o.files]]
             for o in self.opponents.values()
@@ -100,12 +80,7 @@ class PoolIndex:
 
     @classmethod
     def read(cls, folder: Path, make: MakeOf) -> PoolIndex:
-        """Read the index.
-
-        Raises:
-            CheckpointError: No index, a file is damaged or missing, or it names a file that is not the pool's.
-            ArgumentError: There is no builder for some of its policies.
-        """
+        """Read the index; refuse one that names a file outside of the pool, or a policy without a builder."""
         path = inside(folder, INDEX)
         found = read_archive(path)
         opponents: dict[str, Opponent] = {}
@@ -137,11 +112,7 @@ class PoolIndex:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return the path of a file in a folder.
-
-    Raises:
-        CheckpointError: It is a link that leads out of the folder.
-    """
+    """Return the path of a file in a folder; refuse a link that leads out of the folder."""
     path = folder / name
     if path.is_symlink() and path.resolve().parent != folder.resolve():
         raise CheckpointError(path, f"is a link out of the pool's folder, to {path.resolve()}: remove it")
@@ -162,16 +133,13 @@ def _own_file(index: Path, opponent_id: str, kind: str, name: Any, known: set[st
 
 
 def read_opponents(folder: FilePath, make: MakePolicy | Mapping[str, MakePolicy]) -> dict[str, Opponent]:
-    """Read the opponents in a pool's folder, to inspect or play against; writes and deletes nothing.
+    """Read the opponents in a pool's folder, oldest first, to inspect or play against; writes and deletes nothing.
 
     A training may use the folder at the same time. An opponent that it removes can no longer be built.
 
     Args:
         folder: The folder of an `OpponentPool`.
         make: Builds a policy in its initial form; or a dict of `Opponent.of` to such a function.
-
-    Returns:
-        Opponent id to opponent, oldest first.
 
     Raises:
         CheckpointError: No pool, a file is damaged or missing, or lies outside the folder.
@@ -275,7 +243,7 @@ class OpponentPool(Mapping[str, Opponent]):
         agent_connectors: AgentPipeline | None = None,
         action_connectors: ActionPipeline | None = None,
     ) -> Opponent:
-        """Add a snapshot of a policy. The policy is unchanged, and may continue to learn.
+        """Add a snapshot of a policy, and return it. The policy is unchanged, and may continue to learn.
 
         Args:
             opponent_id: Its id, a new one.
@@ -286,10 +254,7 @@ class OpponentPool(Mapping[str, Opponent]):
             step: When it is taken; should not decrease.
             anchor: Whether it never leaves, e.g. a scripted player as a fixed reference.
             agent_connectors: Its connectors, stored with their learned state; None: default connectors.
-            action_connectors: Its action connectors, stored likewise; None: default connectors.
-
-        Returns:
-            The opponent, as it is in the pool.
+            action_connectors: Its action connectors, stored in the same way; None: default connectors.
 
         Raises:
             ArgumentError: The id is taken; there is no builder; or the built policy cannot load its state: the message
@@ -329,16 +294,13 @@ class OpponentPool(Mapping[str, Opponent]):
     def snapshot(
         self, collector: Collector, learner: str, *, opponent_id: str | None = None, step: int | None = None
     ) -> Opponent:
-        """Add a snapshot of one of a collector's policies, with its connectors.
+        """Add a snapshot of one of a collector's policies, with its connectors, and return it.
 
         Args:
             collector: The collector.
             learner: The policy's id.
             opponent_id: The opponent's id; None: the learner's id and a number, ``"main_3"``.
             step: Step of the training; None: the collector's ``metrics.env_steps``.
-
-        Returns:
-            The opponent, as it is in the pool.
 
         Raises:
             KeyError: The policy is unknown.
@@ -372,13 +334,7 @@ class OpponentPool(Mapping[str, Opponent]):
         return self.snapshot(collector, learner, step=step) if due else None
 
     def remove(self, opponent_id: str) -> Opponent:
-        """Remove an opponent. Collectors in which it plays keep it.
-
-        Args:
-            opponent_id: Its id, e.g. ``"main_3"``.
-
-        Returns:
-            The opponent, no longer in the pool.
+        """Remove an opponent, and return it. Collectors in which it plays keep it.
 
         Raises:
             KeyError: The opponent is unknown.
@@ -539,14 +495,11 @@ class OpponentPool(Mapping[str, Opponent]):
         return opponent.pack()
 
     def unpack(self, packed: Mapping[str, Any], unpacked: Mapping[str, Opponent] | None = None) -> Opponent:
-        """Return the opponent of packed data: the pool's own if it is equal, otherwise one with new files.
+        """Return the opponent of packed data: the pool's own if equal, otherwise one with new files, in no pool yet.
 
         Args:
             packed: Data from `pack`.
             unpacked: Opponents that were unpacked before, by id; an equal one is returned instead of a new one.
-
-        Returns:
-            The opponent; if new, it is in no pool yet.
 
         Raises:
             ArgumentError: Not such data; or there is no builder for the policy.
@@ -622,16 +575,7 @@ class OpponentPool(Mapping[str, Opponent]):
     ) -> Self:
         """Load the pool of a folder and continue with it; new opponents are stored there. Executes nothing from files.
 
-        Args:
-            folder: The folder.
-            make: As for the constructor.
-            capacity: As for the constructor.
-            leaves: As for the constructor.
-            when: As for the constructor; rules load their stored states if there are equally many.
-            board: As for the constructor.
-
-        Returns:
-            The pool, with its opponents, counts and results.
+        All arguments are as for the constructor; rules of ``when`` load their stored states if equally many.
 
         Raises:
             CheckpointError: No pool, a file is damaged or missing, or lies outside the folder. Nothing has changed.

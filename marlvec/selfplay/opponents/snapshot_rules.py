@@ -17,15 +17,7 @@ class SnapshotRule(ABC):
 
     @abstractmethod
     def is_due(self, learner: str, step: int) -> bool:
-        """Return whether a snapshot is due.
-
-        Args:
-            learner: The learner's policy id.
-            step: Step of the training, e.g. in env steps.
-
-        Returns:
-            Whether to take a snapshot now.
-        """
+        """Return whether to take a snapshot of a learner at this step of the training, e.g. in env steps."""
 
     @abstractmethod
     def taken(self, learner: str, step: int) -> None:

@@ -25,12 +25,8 @@ _BLOCK = 1 << 20  # pairs of alternatives that are processed at once, to bound m
 class Likelihood:
     """The log-likelihood of games as a function of strengths; holds everything that does not depend on counts.
 
-    Everything is sorted by name, so that the order of games makes no difference, not even in the last bit.
-
-    Args:
-        results: The different results.
-        fixed: Player to a known strength.
-        copies: Pairs of players that count as having drawn once.
+    ``fixed`` are known strengths by player; ``copies`` are pairs of players that count as having drawn once. Everything
+    is sorted by name, so that the order of games makes no difference, not even in the last bit.
     """
 
     def __init__(
@@ -113,11 +109,7 @@ class Likelihood:
         self.free_groups = [np.array(group) for top, group in groups.items() if top not in tied]
 
     def fit(self, counts: Sequence[int]) -> Fit:
-        """Find the maximum-likelihood strengths by Newton's method.
-
-        Args:
-            counts: Number of games with each of `results`.
-        """
+        """Find the maximum-likelihood strengths by Newton's method; ``counts``: number of games with each result."""
         won_S, asked_C = self._totals(np.asarray(counts, np.float64))
         at_P, radius = np.zeros(len(self.players)), 4.0
         value, slope_P, curve_PP = self._derivatives(at_P, won_S, asked_C)
@@ -190,15 +182,9 @@ class Likelihood:
 
 
 class Fit:
-    """Maximum-likelihood strengths, and their standard errors.
+    """Maximum-likelihood strengths by player, including fixed ones, and their standard errors.
 
-    Args:
-        likelihood: The likelihood.
-        strengths: Strengths of its players, (P,).
-        curve: Negative Hessian of the log-likelihood there, (P, P): the observed information.
-
-    Attributes:
-        strengths: Player to strength, including fixed players.
+    ``curve`` is the negative Hessian of the log-likelihood there, (P, P): the observed information.
     """
 
     def __init__(self, likelihood: Likelihood, strengths: NDArray[np.float64], curve: NDArray[np.float64]) -> None:
@@ -207,10 +193,7 @@ class Fit:
 
     @cached_property
     def errors(self) -> dict[str, float]:
-        """Player to standard error.
-
-        Of the strength if linked to a fixed player; otherwise of the distance from the mean of its group.
-        """
+        """Standard errors: of the strength if linked to a fixed player; else of the distance from the group's mean."""
         cover_PP = np.linalg.inv(self._curve_PP)
         for group in self._likelihood.free_groups:
             part = cover_PP[np.ix_(group, group)]

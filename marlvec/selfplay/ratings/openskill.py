@@ -72,15 +72,7 @@ class OpenSkill(Ratings):
         return self.belief(player)[0]
 
     def lower_bound(self, player: str, deviations: float = 3.0) -> float:
-        """Return a lower bound of a policy's skill: the mean minus some standard deviations.
-
-        Args:
-            player: The policy's id.
-            deviations: Number of standard deviations.
-
-        Returns:
-            The bound, on OpenSkill's scale.
-        """
+        """Return a lower bound of a policy's skill on OpenSkill's scale: the mean minus some standard deviations."""
         mu, sigma = self.belief(player)
         return mu - deviations * sigma
 

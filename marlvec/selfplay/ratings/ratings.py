@@ -60,15 +60,7 @@ class Ratings(ABC):
 
     @abstractmethod
     def expected(self, one: str, other: str) -> float:
-        """Return the expected score of one policy against another: 1 a sure win, 0.5 an even game.
-
-        Args:
-            one: Policy id.
-            other: Policy id of the opponent.
-
-        Returns:
-            From 0 to 1.
-        """
+        """Return the expected score of one policy against another, from 0 to 1: 1 a sure win, 0.5 an even game."""
 
     @property
     @abstractmethod
@@ -114,11 +106,7 @@ class Ratings(ABC):
 
 
 def begin_of(fixed: Mapping[str, float] | None, initial: float | None) -> tuple[dict[str, float], float]:
-    """Return the fixed ratings and the initial one: the given one, the mean of the fixed ones, or 1000.
-
-    Raises:
-        ArgumentError: A number is NaN or infinite.
-    """
+    """Return the fixed ratings and the initial one: the given one, the mean of the fixed ones, or 1000."""
     known = {name: float(rating) for name, rating in (fixed or {}).items()}
     begin = float(initial) if initial is not None else math.fsum(known.values()) / len(known) if known else 1000.0
     if not all(map(math.isfinite, (begin, *known.values()))):

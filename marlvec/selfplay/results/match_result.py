@@ -113,15 +113,12 @@ class MatchResult:
         )
 
     def win_rate(self, player: str, against: str | None = None, *, side: str | None = None) -> WinRate:
-        """Compute a policy's win rate.
+        """Compute a policy's win rate, with its interval.
 
         Args:
             player: Its id.
             against: Count only games against this opponent; None: all.
             side: Count only games in which the policy played this side; None: all.
-
-        Returns:
-            Games, wins, draws and losses, and the rate with its interval.
         """
         self._check(player, against, side)
         scores = []

@@ -20,21 +20,14 @@ _NO_LIMIT = 10_000  # width in characters
 class WholeTable:
     """A table if the terminal is wide enough for all numbers and ids; otherwise one block of lines per row.
 
-    Args:
-        columns: Headings and alignments.
-        rows: Cells; the first cell names the row.
+    The first cell of a row names it.
     """
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[Sequence[str | Text]]) -> None:
         self._columns, self._rows = columns, rows
 
     def fits(self, console: Console, width: int | None = None) -> bool:
-        """Return whether the table fits.
-
-        Args:
-            console: The console to print to.
-            width: Width in characters; None: the console's.
-        """
+        """Return whether the table fits into this many characters, by default the console's width."""
         from rich.measure import Measurement
 
         options = console.options.update(width=_NO_LIMIT)

@@ -32,16 +32,7 @@ class GivenActions:
 
     The policy is not asked about these rows, unless a connector needs a column of its output there
     (`Connector.policy_columns`), as `RnnState` needs the state: then it acts on them, and the given action replaces its
-    action.
-
-    Args:
-        tree: Space of one action of the policy.
-        env_space: Of one action of the env.
-        who: The policy, for messages.
-
-    Attributes:
-        used: Whether an action was ever given; from then on answers have column ``off_policy``.
-        knows_columns: Whether `learn` was called.
+    action. ``tree`` and ``env_space`` are spaces of one action of the policy and of the env.
     """
 
     def __init__(self, tree: SpaceTree, env_space: Space[Any], who: str) -> None:
@@ -76,17 +67,9 @@ class GivenActions:
         return len(self._actions)
 
     def note(self, lane: int, action: Any, where: str, *, is_env: bool = False) -> None:
-        """An agent will do this when its row is due.
+        """Note an agent's next action, of the policy's space; ``is_env``: of the env's, as it was carried out.
 
-        Args:
-            lane: Whose action.
-            action: One action of the policy's.
-            where: The same agent, for messages.
-            is_env: Whether it is one of the env's instead, as it was carried out.
-
-        Raises:
-            ContractError: It is not in the policy's action space; or it is the env's, and action connectors have given
-                the policy another space.
+        The latter is refused where action connectors have given the policy another space.
         """
         if is_env and self._differs is not None:
             raise ContractError(
@@ -138,11 +121,7 @@ class GivenActions:
         }
 
     def prepare(self, state: State) -> Callable[[], None]:
-        """Validate a state from `get_state()`; return a function that installs it.
-
-        Raises:
-            ArgumentError: It is none.
-        """
+        """Validate a state from `get_state()`; return a function that installs it."""
         where = f"actions that {self._who} was not asked for"
         check_fields(state, ("actions", "blanks", "used", "knows_columns"), where)
         actions, leaves = {}, len(self._tree.leaves)
@@ -182,18 +161,11 @@ class GivenActions:
         return np.fromiter((lane in self._actions for lane in lanes.tolist()), np.bool_, len(lanes))
 
     def answer(self, rows: Rows, lanes: IntArray, ask: Ask, needed: Sequence[str] = ()) -> tuple[Tree, dict[str, Tree]]:
-        """Return actions and columns of all rows, with the noted actions in their rows.
+        """Return actions and columns of all n rows, with the noted actions in their rows.
 
         In rows with a noted action a column of the policy is NaN (floats) or 0 (others), and an ``x_out`` beside a
-        column ``x_in`` of the rows repeats it: a state that the policy has not touched. The ``needed`` columns are the
-        policy's there, too.
-
-        Args:
-            rows: n rows.
-            lanes: (n,) whose they are.
-            ask: Gives the policy's actions and columns for some rows.
-            needed: Columns that connectors need in every row. None: the policy acts only on rows without a noted
-                action. Else on all of them.
+        column ``x_in`` of the rows repeats it: a state that the policy has not touched. If connectors need columns in
+        every row (``needed``), the policy acts on all rows, and these columns are its own there, too.
         """
         given = self.among(lanes)
         asked = np.ones(len(rows), np.bool_) if needed else ~given
@@ -244,12 +216,8 @@ class GivenActions:
     def _spread(self, own: Tree | None, name: str, rows: Rows, given: BoolArray, asked: BoolArray) -> Tree:
         """Return a column of all rows: the policy's where no action was given, and blank elsewhere.
 
-        Args:
-            own: The column of the rows that the policy was asked about; None where there are none.
-            name: Its name.
-            rows: All rows.
-            given: (n,) rows with a noted action.
-            asked: (n,) rows that the policy was asked about.
+        ``own`` is the column of the rows ``asked`` (n,) about; None where there are none. ``given`` (n,): with a noted
+        action.
         """
         blank = self._blanks[name]
         came = name[:-4] + "_in" if name.endswith("_out") else ""

@@ -25,31 +25,18 @@ REPEAT = "repeat"
 
 
 class GroupActions(NamedTuple):
-    """Actions of some agents of one group, for the envs.
-
-    Attributes:
-        group_index: Position of their group.
-        lanes: (n,) whose they are: ``env * A + agent``.
-        leaves: Per leaf of the action space: (n, …).
-    """
+    """Actions of some agents of one group, for the envs."""
 
     group_index: int
-    lanes: IntArray
-    leaves: Sequence[AnyArray]
+    lanes: IntArray  # (n,) env * A + agent
+    leaves: Sequence[AnyArray]  # (n, …) per leaf of the action space
 
 
 class NoopActions(Saved):
     """The idle agents of one policy, and what is sent for them.
 
-    Args:
-        noop: What is sent: leaves of one action (1, …) of the env's; ``"repeat"`` for the agent's last action, before
-            there is one an action that stands for none, as `PrevActions` shows it; None where no connector says it.
-        tree: The env's action space.
-        num_envs: N.
-        num_agents: A.
-
-    Attributes:
-        lanes: (n,) the agents that are idle now, ascending.
+    ``noop``: leaves (1, …) of one action of the env's; ``"repeat"`` for the agent's last action, before there is one an
+    action that stands for none, as `PrevActions` shows it; None where no connector says it.
     """
 
     saved_as = "idle agents"
@@ -60,7 +47,7 @@ class NoopActions(Saved):
         self._agents = num_agents
         self._blanks = [blank_action(leaf)[None] for leaf in tree.leaves] if noop == REPEAT else []
         self._last = [np.repeat(blank, num_envs * num_agents, axis=0) for blank in self._blanks]
-        self.lanes = np.zeros(0, np.int64)
+        self.lanes = np.zeros(0, np.int64)  # the agents that are idle now, ascending
 
     def add(self, lanes: IntArray) -> None:
         """These agents are idle until their env has been sent something."""
@@ -98,15 +85,9 @@ class NoopActions(Saved):
 def declared_noop(
     before: AgentPipeline, behind: ActionPipeline, tree: SpaceTree, who: str
 ) -> str | list[AnyArray] | None:
-    """Return the no-op that a policy's connectors declare for agents whose rows they take out.
+    """Return the no-op that a policy's connectors declare for agents whose rows they take out; see `NoopActions`.
 
     A no-op is an action of the policy's; a copy of the action connectors, in eval mode, makes it one of the env's.
-
-    Returns:
-        Leaves (1, …) of an action of the env's, ``"repeat"``, or None.
-
-    Raises:
-        ContractError: Two connectors say different things, or the action does not fit.
     """
     said = [noop for piece in _pieces(before) if (noop := getattr(piece, "noop", None)) is not None]
     if not said:
