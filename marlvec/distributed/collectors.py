@@ -375,7 +375,13 @@ class Collectors(StatefulCollectors, BatchSource):
         return tuple(collector.pid for collector in self._group.collectors.values())
 
     def place_of(self, eps_id: int) -> Place:
-        """Return the place of the collector that made an ``eps_id`` or ``unroll_id``, even if the collector is gone.
+        """Return the place of the collector that made an episode or fragment, even if the collector is gone.
+
+        Args:
+            eps_id: An ``eps_id`` or ``unroll_id``.
+
+        Returns:
+            The place at which its collector was built.
 
         Raises:
             KeyError: No collector has made it.

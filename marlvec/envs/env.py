@@ -129,7 +129,10 @@ class MultiAgentEnv(ABC):
         return self
 
     def spec(self) -> EnvSpec:
-        """Return agents, groups, spaces and the kind of state: all that a vectorizer needs before the first reset.
+        """Describe this env.
+
+        Returns:
+            Agents, groups, spaces and the kind of state: all that a vectorizer needs before the first reset.
 
         Raises:
             ContractError: The env has no agents, or a space is missing.

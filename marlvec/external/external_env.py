@@ -79,7 +79,10 @@ class ExternalEnv(EpisodeDriver):
     # --- the thread
 
     def start(self) -> Self:
-        """Start a thread that calls `run`, and return this object.
+        """Start a thread that calls `run`.
+
+        Returns:
+            This object.
 
         Raises:
             StateError: The thread is already running, or the class does not define `run`.

@@ -116,7 +116,7 @@ class RecordVideo:
         return episode % self._every == 0 if self._wanted is None else episode in self._wanted
 
     def open(self, env: MultiAgentEnv, env_index: int, episode: int) -> VideoFile:
-        """Begin the video of an env's episode with this number, from 0.
+        """Begin the video of an episode, by its number from 0, of the env with the index ``env_index``.
 
         Returns:
             A file for frames (height, width, 3) uint8.

@@ -105,7 +105,10 @@ class Client(EpisodeDriver):
         return self._runs.weights_version
 
     def update_weights(self, timeout: float | None = DEFAULT) -> int:
-        """Fetch the newest weights now; return the version now in use.
+        """Fetch the newest weights now.
+
+        Returns:
+            The version of the weights now in use.
 
         Raises:
             StateError: The client has no local inference.

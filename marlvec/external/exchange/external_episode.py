@@ -29,11 +29,19 @@ class ExternalEpisode:
 
     Every call checks all its arguments before it changes anything: after an error the episode is unchanged.
 
+    Args:
+        exchange: The queue of rows.
+        checker: Checks all values.
+        env_id: Its slot.
+        training_enabled: Whether its rows go into batches.
+        on_lost: Called once, if the collector's side loses the episode.
+        max_steps: Episode length after which it is cut; None: no limit.
+        account: Counts its bytes, or None.
+
     Attributes:
         id: Its number, unique in this vectorizer.
         env_id: Its slot, as in batches; other episodes use the same slot before and after.
-        training_enabled: Whether its rows go into batches.
-        account: Counts its bytes, or None.
+        training_enabled, account: As given.
         over: Why the episode accepts no more calls, or None.
     """
 
@@ -303,7 +311,7 @@ class ExternalEpisode:
             self._check("wait_for_room", waiting=True)
 
     def lost(self, reason: Exception) -> None:
-        """Note that the collector's side has lost the episode; called by the exchange."""
+        """Note that the collector's side has lost the episode, for this reason; called by the exchange."""
         self._waiting = None
         if self._on_lost is not None:
             self._on_lost(reason)

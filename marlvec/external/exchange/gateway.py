@@ -115,6 +115,9 @@ class EpisodeGateway:
         """Return the free slots, those with the fewest waiting rows first.
 
         ``on_free`` is called once when one more slot is free or the vectorizer is closed, as in `begin`.
+
+        Returns:
+            Env ids.
         """
         exchange = self._exchange
         with exchange.changing():
@@ -123,7 +126,7 @@ class EpisodeGateway:
             return exchange.free()
 
     def drop(self, account: Account, reason: BaseException) -> None:
-        """Abandon all episodes with rows that wait on an account, also ended ones, because of an error."""
+        """Abandon, for this reason, all episodes with rows that wait on an account, also ended ones."""
         exchange = self._exchange
         with exchange.changing():
             for place in exchange.places:

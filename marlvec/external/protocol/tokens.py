@@ -24,7 +24,11 @@ MIN_LENGTH = 32
 
 
 def make_token() -> str:
-    """Make a new token: 256 random bits, 43 characters."""
+    """Make a new token: 256 random bits, 43 characters.
+
+    Returns:
+        The token.
+    """
     return secrets.token_urlsafe(32)
 
 
@@ -38,9 +42,13 @@ def check_token(token: str, where: str = "token") -> str:
 
 
 def find_token(file: str | os.PathLike[str] | None = None) -> str | None:
-    """Return the token in a file or, without one, in the environment variable ``MARLVEC_TOKEN``; None: it is not set.
+    """Read the token from a file or, without one, from the environment variable MARLVEC_TOKEN.
 
-    Only the file's owner may be able to read it.
+    Args:
+        file: A file with the token, which only its owner may read.
+
+    Returns:
+        The token; None if no file is given and the variable is not set.
 
     Raises:
         ArgumentError: The file cannot be read, other users may read it, or it holds no valid token.
