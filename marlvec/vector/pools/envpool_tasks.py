@@ -12,7 +12,7 @@ import numpy as np
 
 from marlvec.errors import ArgumentError, UnknownEnvError
 from marlvec.vector.pools.envpool import EnvPoolAdapter
-from marlvec.vector.pools.form import form_of
+from marlvec.vector.pools.envpool_reader import form_of
 
 __all__ = ["build"]
 
