@@ -51,6 +51,7 @@ from __future__ import annotations
 
 import multiprocessing
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike, fspath
 from typing import Any
 
@@ -388,7 +389,8 @@ class EnvTimeout(EnvFault, TimeoutError):
         self.lost_env_ids = lost_env_ids
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_env_timeout, (self.args[0], self.failures, self.result, self.pid, self.lost_env_ids)
+        rebuild = partial(type(self), pid=self.pid, lost_env_ids=self.lost_env_ids)
+        return rebuild, (self.args[0], self.failures, self.result)
 
 
 class WorkerDied(EnvFault):
@@ -409,18 +411,9 @@ class WorkerDied(EnvFault):
         self.lost_env_ids = lost_env_ids
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_worker_died, (self.args[0], self.pid, self.exitcode, self.lost_env_ids)
+        rebuild = partial(type(self), pid=self.pid, exitcode=self.exitcode, lost_env_ids=self.lost_env_ids)
+        return rebuild, (self.args[0],)
 
     @property
     def env_ids(self) -> tuple[int, ...]:
         return self.lost_env_ids
-
-
-def _rebuild_worker_died(message: str, pid: int, exitcode: int | None, env_ids: tuple[int, ...]) -> WorkerDied:
-    return WorkerDied(message, pid=pid, exitcode=exitcode, lost_env_ids=env_ids)
-
-
-def _rebuild_env_timeout(
-    message: str, failures: tuple[Failure, ...], result: Any, pid: int, env_ids: tuple[int, ...]
-) -> EnvTimeout:
-    return EnvTimeout(message, failures, result, pid=pid, lost_env_ids=env_ids)
