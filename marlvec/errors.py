@@ -100,8 +100,22 @@ __all__ = [
 ]
 
 
+def rebuild_error(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    """Rebuild a pickled exception without its constructor, which may take other arguments than ``args``."""
+    builtin: Any = kind  # the base with the memory layout: of two, OSError rather than RuntimeError
+    while builtin.__module__ != "builtins":
+        builtin = builtin.__base__
+    error: BaseException = builtin.__new__(kind)
+    error.args = args
+    vars(error).update(state)
+    return error
+
+
 class MarlvecError(Exception):
     """Base class of every error that marlvec raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild_error, (type(self), self.args, vars(self))
 
 
 class StateError(MarlvecError, RuntimeError):
@@ -212,9 +226,6 @@ class CheckpointError(MarlvecError, RuntimeError):
         self.file = fspath(file)
         self.reason = reason
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.file, self.reason)
-
 
 class ProtocolError(MarlvecError, ConnectionError):
     """A message from a socket violates the protocol. The connection is closed; nothing else has changed.
@@ -229,9 +240,6 @@ class ProtocolError(MarlvecError, ConnectionError):
         super().__init__(message)
         self.code = code
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.code)
-
 
 class RefusedError(MarlvecError, RuntimeError):
     """The other side of a socket refused a request.
@@ -243,9 +251,6 @@ class RefusedError(MarlvecError, RuntimeError):
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.code = code
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.code)
 
 
 class ConnectionLost(MarlvecError, ConnectionError):
@@ -279,9 +284,6 @@ class CollectorDied(MarlvecError, RuntimeError):
     def __init__(self, message: str, index: int) -> None:
         super().__init__(message)
         self.index = index
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.index)
 
 
 class CollectorTimeout(CollectorDied, TimeoutError):
@@ -345,9 +347,6 @@ class EnvFault(MarlvecError, RuntimeError):
         self.failures = failures
         self.result = result
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.failures, self.result)
-
     @property
     def env_ids(self) -> tuple[int, ...]:
         """Indices of the envs that failed."""
@@ -387,9 +386,6 @@ class EnvTimeout(EnvFault, TimeoutError):
         self.pid = pid
         self.lost_env_ids = lost_env_ids
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_env_timeout, (self.args[0], self.failures, self.result, self.pid, self.lost_env_ids)
-
 
 class WorkerDied(EnvFault):
     """A worker process died.
@@ -408,19 +404,6 @@ class WorkerDied(EnvFault):
         self.exitcode = exitcode
         self.lost_env_ids = lost_env_ids
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_worker_died, (self.args[0], self.pid, self.exitcode, self.lost_env_ids)
-
     @property
     def env_ids(self) -> tuple[int, ...]:
         return self.lost_env_ids
-
-
-def _rebuild_worker_died(message: str, pid: int, exitcode: int | None, env_ids: tuple[int, ...]) -> WorkerDied:
-    return WorkerDied(message, pid=pid, exitcode=exitcode, lost_env_ids=env_ids)
-
-
-def _rebuild_env_timeout(
-    message: str, failures: tuple[Failure, ...], result: Any, pid: int, env_ids: tuple[int, ...]
-) -> EnvTimeout:
-    return EnvTimeout(message, failures, result, pid=pid, lost_env_ids=env_ids)

@@ -19,7 +19,7 @@ class SavedField(NamedTuple):
     """A field of a state: an array, a list of arrays or an integer, like the object's attribute."""
 
     attribute: str
-    shape: tuple[int | None, ...] | None = None  # None: an axis of any length; no shape: that of the present attribute
+    shape: tuple[int | None, ...] | None = None  # as the attribute's now if None; (3, None): an axis of any length
 
     def save(self, value: Any) -> Any:
         """Return a copy of the attribute as plain data."""
@@ -45,7 +45,7 @@ class SavedField(NamedTuple):
 class Saved:
     """An object whose state is some of its attributes; a subclass names it and lists its fields."""
 
-    saved_as: ClassVar[str]  # in messages
+    saved_as: ClassVar[str]  # name of the state in messages
     saved_fields: ClassVar[Mapping[str, SavedField]]
 
     def get_state(self) -> State:

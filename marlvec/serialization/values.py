@@ -19,18 +19,20 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from reprlib import repr as short  # limits the length of wrong values in messages
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium.spaces import Space
+from gymnasium import spaces
+from gymnasium.error import Error
 from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, SerialisationError
 from marlvec.serialization.archive import FilePath, read_archive, write_archive
 from marlvec.serialization.name_table import CLASSES, FUNCTIONS
-from marlvec.serialization.spaces import make_space, space_arguments
+from marlvec.spaces import describe_difference
 
 __all__ = ["Config", "decode", "encode", "outline", "read_value", "write_value"]
 
@@ -59,8 +61,8 @@ def encode(value: Any, where: str) -> Any:
         return {"$scalar": value.dtype.str, "value": encode(plain, where)}
     if isinstance(value, np.dtype) and np.dtype(value.str) == value:
         return {"$dtype": value.str}
-    if isinstance(value, Space):
-        return {"$space": kind.__name__, "args": encode(space_arguments(value, where), where)}
+    if isinstance(value, spaces.Space):
+        return {"$space": kind.__name__, "args": encode(_space_arguments(value, where), where)}
     if CLASSES.name_of(kind) is not None:
         return {"$connector": value.to_config()}
     if callable(value):
@@ -124,7 +126,7 @@ _MARKS: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
     "$items": lambda pairs, _: {_decode(key): _decode(item) for key, item in pairs},
     "$function": lambda name, _: FUNCTIONS.find(name),
     "$connector": lambda config, _: CLASSES.find(config["connector"]).from_config(config),
-    "$space": lambda kind, data: make_space(kind, _decode(data["args"])),
+    "$space": lambda kind, data: _make_space(kind, _decode(data["args"])),
 }
 
 
@@ -145,6 +147,73 @@ def _function_name(function: Any, where: str) -> str:
             f"register_function(function, name=...), also where it is loaded"
         )
     return name
+
+
+# --- spaces
+
+
+class _Kind(NamedTuple):
+    """Functions that read a space's arguments, and that make a space from them."""
+
+    apart: Callable[[Any], Sequence[Any]]
+    together: Callable[..., spaces.Space[Any]]
+
+
+def _discrete(n: int, start: int, dtype: np.dtype[Any]) -> spaces.Space[Any]:
+    if dtype == np.int64:
+        return spaces.Discrete(n, start=start)  # older versions of Gymnasium have no dtype argument
+    return spaces.Discrete(n, start=start, dtype=dtype.type)
+
+
+_KINDS: dict[type[spaces.Space[Any]], _Kind] = {
+    spaces.Box: _Kind(
+        lambda s: [s.low, s.high, s.dtype],
+        lambda low, high, dtype: spaces.Box(low, high, np.shape(low), dtype.type),
+    ),
+    spaces.Discrete: _Kind(lambda s: [int(s.n), int(s.start), s.dtype], _discrete),
+    spaces.MultiDiscrete: _Kind(
+        lambda s: [s.nvec, s.start, s.dtype],
+        lambda nvec, start, dtype: spaces.MultiDiscrete(nvec, dtype.type, start=start),
+    ),
+    spaces.MultiBinary: _Kind(lambda s: [s.n], spaces.MultiBinary),
+    spaces.Text: _Kind(
+        lambda s: [s.max_length, s.min_length, "".join(s.character_list)],
+        lambda most, least, charset: spaces.Text(most, min_length=least, charset=charset),
+    ),
+    # An OrderedDict keeps the order of keys; keys of a plain dict would be sorted.
+    spaces.Dict: _Kind(
+        lambda s: [[[key, sub] for key, sub in s.spaces.items()]], lambda items: spaces.Dict(OrderedDict(items))
+    ),
+    spaces.Tuple: _Kind(lambda s: [list(s.spaces)], spaces.Tuple),
+    spaces.OneOf: _Kind(lambda s: [list(s.spaces)], spaces.OneOf),
+    spaces.Sequence: _Kind(
+        lambda s: [s.feature_space, s.stack], lambda space, stack: spaces.Sequence(space, stack=stack)
+    ),
+    spaces.Graph: _Kind(lambda s: [s.node_space, s.edge_space], spaces.Graph),
+}
+_NAMES = {kind.__name__: kind for kind in _KINDS}
+
+
+def _space_arguments(space: spaces.Space[Any], where: str) -> list[Any]:
+    """Return a space's arguments for `_make_space`; subspaces stay spaces."""
+    kind = _KINDS.get(type(space))
+    if kind is None:
+        raise SerialisationError(f"{where} is a {type(space).__name__}; only Gymnasium's own spaces can be saved")
+    arguments = list(kind.apart(space))
+    if (difference := describe_difference(space, kind.together(*arguments))) is not None:
+        raise SerialisationError(f"{where} would be another space when read back: {difference}")
+    return arguments
+
+
+def _make_space(kind: str, arguments: Sequence[Any]) -> spaces.Space[Any]:
+    """Make a space from the name of its class and its arguments; `ArgumentError` if these are invalid."""
+    try:
+        return _KINDS[_NAMES[kind]].together(*arguments)
+    except (LookupError, TypeError, ValueError, AssertionError, AttributeError, ArithmeticError, Error) as error:
+        raise ArgumentError(f"cannot make a {short(kind)} from {short(arguments)}: {error!r:.300}") from error
+
+
+# --- files
 
 
 def write_value(path: FilePath, name: str, value: Any, what: str) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import wraps
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,33 +40,22 @@ class CallKind(IntEnum):
     """Answers; no other call may be pending."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublicCall:
-    """A public call that sends requests to envs: the method's name, the shards' operation, and what it returns."""
+class PublicCall(NamedTuple):
+    """A public call that sends requests to envs: the operation that shards run, and what the call returns."""
 
-    name: str
     operation: str
     kind: CallKind
 
 
+_ROWS, _STREAM, _CONTROL = CallKind
+_COMMANDS = ("call", "exec_func", "get_attr", "set_attr", "env_is_wrapped", "render", "state_obstacles")
 PUBLIC_CALLS: Mapping[str, PublicCall] = {
-    call.name: call
-    for call in (
-        PublicCall("reset", "reset", CallKind.ROWS),
-        PublicCall("step", "step", CallKind.ROWS),
-        PublicCall("async_reset", "reset", CallKind.STREAM),
-        PublicCall("send", "send", CallKind.STREAM),
-        PublicCall("call", "control", CallKind.CONTROL),
-        PublicCall("exec_func", "control", CallKind.CONTROL),
-        PublicCall("get_attr", "control", CallKind.CONTROL),
-        PublicCall("set_attr", "control", CallKind.CONTROL),
-        PublicCall("env_is_wrapped", "control", CallKind.CONTROL),
-        PublicCall("render", "control", CallKind.CONTROL),
-        PublicCall("state", "state", CallKind.CONTROL),
-        PublicCall("state_obstacles", "control", CallKind.CONTROL),
-        PublicCall("get_state", "get_state", CallKind.CONTROL),
-        PublicCall("set_state", "set_state", CallKind.CONTROL),
-    )
+    "reset": PublicCall("reset", _ROWS),
+    "step": PublicCall("step", _ROWS),
+    "async_reset": PublicCall("reset", _STREAM),
+    "send": PublicCall("send", _STREAM),
+    **dict.fromkeys(_COMMANDS, PublicCall("control", _CONTROL)),
+    **{name: PublicCall(name, _CONTROL) for name in ("state", "get_state", "set_state")},
 }
 
 STREAM_CALLS = frozenset(name for name, call in PUBLIC_CALLS.items() if call.kind == CallKind.STREAM)

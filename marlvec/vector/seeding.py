@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from marlvec.arguments import whole_number
 from marlvec.errors import ArgumentError
 
 __all__ = ["check_seed", "entropy_of", "env_seeds", "restart_seed", "spread_seeds", "random_stream"]
@@ -51,13 +51,9 @@ def entropy_of(seed: int | None) -> int:
 
 def check_seed(seed: Any, where: str = "seed") -> int:
     """Return the seed as an int, from 0 to 2**64 - 1."""
-    if not isinstance(seed, (bool, np.bool_)):
-        try:
-            value = operator.index(seed)
-        except TypeError:
-            value = -1
-        if 0 <= value < 2**64:
-            return value
+    value = whole_number(seed)
+    if value is not None and 0 <= value < 2**64:
+        return value
     raise ArgumentError(f"{where} must be an integer from 0 to 2**64 - 1, got {seed!r} ({type(seed).__name__})")
 
 

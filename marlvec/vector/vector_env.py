@@ -298,15 +298,11 @@ class VectorEnv(StatefulVectorEnv):
     def drain(self, timeout: float | None = None) -> VectorStep:
         """Receive all outstanding results, so that `step`, `reset` and control calls are allowed again.
 
-        Args:
-            timeout: Seconds to wait; None for ever.
-
-        Returns:
-            A `VectorStep` with the rows of all envs that were in flight; it has no rows if none was.
+        The `VectorStep` has the rows of all envs that were in flight; no rows if none was.
 
         Raises:
             BusyError: A control call is pending; fetch it instead.
-            FetchTimeout: Not all envs replied in time; no result is lost, call again.
+            FetchTimeout: Not all envs replied within ``timeout`` seconds; no result is lost, call again.
         """
         calls = self._call_state
         calls.check_open()

@@ -10,8 +10,7 @@ from marlvec.native.grids.overcooked import env as overcooked
 from marlvec.native.grids.pursuit import env as pursuit
 from marlvec.testing import native_checks
 from marlvec.vector.shards.native_shard import NativeShard
-from marlvec.vector.shards.threads.helper import Share
-from marlvec.vector.shards.threads.thread_team import ThreadTeam
+from marlvec.vector.shards.threads.thread_team import Share, ThreadTeam
 from tests.defects.registry import Patch, found_by
 
 MPE, BOARDS = "tests/native/test_mpe.py", "tests/native/test_boards_vector.py"

@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("numba", reason="the extra `native` is not installed")
 
-from marlvec.vector.shards.threads import helper, thread_team
+from marlvec.vector.shards.threads import thread_team
 from marlvec.vector.shards.threads.thread_team import ThreadTeam
 from marlvec.vector.shards.threads.watch import store_and_watch
 from tests.tracer import Tracer
@@ -235,7 +235,7 @@ class Watch:
         self.limits: list[int] = []
 
     def __call__(self, cells: Any, tell: int, number: int, at: int, least: int, limit: int) -> None:
-        if tell == helper._ENDED:
+        if tell == thread_team._ENDED:
             self.limits.append(limit)
         cells[tell] = number
 
@@ -257,7 +257,7 @@ def test_a_thread_that_waited_long_twice_sleeps_until_a_wait_is_short(
 ) -> None:
     watch = Watch()
     monkeypatch.setattr(thread_team, "find_watch", lambda: watch)
-    monkeypatch.setattr(helper, "_LOOKING", 1)  # ns: every wait is longer
+    monkeypatch.setattr(thread_team, "_LOOKING", 1)  # ns: every wait is longer
     team = make_team(1)
 
     def run() -> None:
@@ -266,7 +266,7 @@ def test_a_thread_that_waited_long_twice_sleeps_until_a_wait_is_short(
 
     for _ in range(4):
         run()
-    monkeypatch.setattr(helper, "_LOOKING", LONG)  # no wait is
+    monkeypatch.setattr(thread_team, "_LOOKING", LONG)  # no wait is
     for _ in range(3):
         run()
     team.close()
@@ -298,11 +298,11 @@ def test_what_does_not_come_is_looked_for_until_the_limit() -> None:
 
 @pytest.mark.parametrize("missing", [(os, "sched_yield"), (time, "CLOCK_MONOTONIC")], ids=lambda found: found[1])
 def test_threads_sleep_where_the_system_lacks_a_call(monkeypatch: pytest.MonkeyPatch, missing: tuple[Any, str]) -> None:
-    assert helper.find_watch() is store_and_watch
+    assert thread_team.find_watch() is store_and_watch
     monkeypatch.delattr(*missing)
-    assert helper.find_watch.__wrapped__() is None
+    assert thread_team.find_watch.__wrapped__() is None
 
 
 def test_threads_sleep_where_numba_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("marlvec.vector.shards.threads.watch.store_and_watch", Watch())
-    assert helper.find_watch.__wrapped__() is None
+    assert thread_team.find_watch.__wrapped__() is None

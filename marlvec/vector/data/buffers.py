@@ -51,41 +51,6 @@ class Buffers:
         final_state: As ``state``: the state in which an episode ended.
     """
 
-    __slots__ = (
-        "_arrays",
-        "_declares_masks",
-        "_final_blanks",
-        "_object_actions",
-        "_object_results",
-        "_obs_blanks",
-        "_obs_pairs",
-        "_presence",
-        "_results",
-        "acting",
-        "action_masks",
-        "actions",
-        "alive",
-        "done",
-        "events",
-        "final_missing",
-        "final_obs",
-        "final_state",
-        "flag_parts",
-        "flags",
-        "gave_mask",
-        "has_objects",
-        "num_envs",
-        "obs",
-        "own_choices",
-        "reset_mask",
-        "reward",
-        "shown_masks",
-        "spec",
-        "state",
-        "terminated",
-        "truncated",
-    )
-
     def __init__(self, spec: EnvSpec, num_envs: int, memory: Any = None) -> None:
         arrays: dict[str, AnyArray] = {}
         for name, cells in _object_layout(spec, num_envs):

@@ -229,10 +229,6 @@ class InfoColumns:
         for given in self._given.values():
             given[rows] = False
 
-    def read(self, rows: Selection) -> dict[Path, NDArray[Any]]:
-        """Return copies of the current infos of these envs."""
-        return {path: np.array(values[rows]) for path, values in self._values.items() if self._given[path][rows].any()}
-
     def cut(self, cut: Callable[[NDArray[Any]], NDArray[Any]]) -> ColumnRows:
         """Return the rows of a result, for all columns; ``cut`` takes them from an array."""
         found = {path: (cut(values), cut(self._given[path])) for path, values in self._values.items()}

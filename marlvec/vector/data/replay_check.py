@@ -22,8 +22,8 @@ _STEPS = 40  # steps that are taken twice; then a reset without a seed, and _AFT
 _AFTER = 10
 _SECONDS = 1.0  # after this time, fewer steps are taken
 _ONLY = np.zeros(1, np.int64)
-Trace = list[tuple[str, dict[str, Any], Any]]
-"""(name of the call, row after it, infos), one per call."""
+Call = tuple[str, dict[str, Any], Any]
+"""(name of the call, row after it, infos)."""
 
 
 def check_replay(env: MultiAgentEnv) -> None:
@@ -80,7 +80,7 @@ class _Player:
         self._env.set_state(state)
         self._buffers.set_rows(_ONLY, rows, _ONLY)
 
-    def play(self, until: float | None, calls: int = _STEPS + 1 + _AFTER) -> Iterator[tuple[str, dict[str, Any], Any]]:
+    def play(self, until: float | None, calls: int = _STEPS + 1 + _AFTER) -> Iterator[Call]:
         """Step, and reset after each episode's end; then reset a running episode, and step on."""
         short = False
         for k in range(calls):
@@ -119,7 +119,7 @@ class _Player:
         return info
 
 
-def _difference(one: tuple[str, dict[str, Any], Any], other: tuple[str, dict[str, Any], Any]) -> str | None:
+def _difference(one: Call, other: Call) -> str | None:
     """Return which results of two calls differ, or None."""
     if one[0] != other[0]:
         return "the ends of episodes"

@@ -32,6 +32,7 @@ from marlvec.errors import (
     UnknownEnvError,
     UnsupportedSpaceError,
     WorkerDied,
+    rebuild_error,
 )
 from marlvec.vector.data.pickling import dump_by_value, summary_of
 
@@ -115,18 +116,11 @@ def _unpack(pickled: bytes | None, summary: str) -> BaseException:
         return RemoteCause(summary)
     try:
         loaded = pickle.loads(pickled)
-        return loaded if isinstance(loaded, BaseException) else _rebuild(*loaded)
+        return loaded if isinstance(loaded, BaseException) else rebuild_error(*loaded)
     except KeyboardInterrupt:
         raise
     except BaseException:  # e.g. its class lives in a module that this process cannot import
         return RemoteCause(summary)
-
-
-def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
-    error = cls.__new__(cls)
-    error.args = args
-    vars(error).update(state)
-    return error
 
 
 def raise_failures(

@@ -16,7 +16,7 @@ from marlvec.envs.making.factory import EnvFactory
 from marlvec.envs.making.recipe import EnvRecipe
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.vector.pools.envpool import EnvPoolAdapter
-from marlvec.vector.pools.form import form_of
+from marlvec.vector.pools.envpool_reader import form_of
 from marlvec.vector.pools.gymnasium import GYMNASIUM_MODES, GymnasiumPool
 from marlvec.vector.pools.jax.pool import JaxPool
 from marlvec.vector.pools.jax.world import JaxWorld

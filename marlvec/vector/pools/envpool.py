@@ -13,8 +13,7 @@ from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, BusyError
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.action_masks import split_action_mask
-from marlvec.vector.pools.envpool_reader import EnvPoolReader
-from marlvec.vector.pools.form import PoolForm, spaces_of
+from marlvec.vector.pools.envpool_reader import EnvPoolReader, PoolForm, spaces_of
 from marlvec.vector.pools.pool import Leaves, Pool, PoolReply
 
 __all__ = ["EnvPoolAdapter", "EnvPoolFastPath"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 import envpool
 import numpy as np
 
-from marlvec.errors import ArgumentError, UnknownEnvError
+from marlvec.errors import ArgumentError
 from marlvec.vector.pools.envpool import EnvPoolAdapter
-from marlvec.vector.pools.form import form_of
+from marlvec.vector.pools.envpool_reader import form_of
+from marlvec.vector.pools.suites import check_known
 
 __all__ = ["build"]
 
@@ -26,11 +26,7 @@ def build(
     pools of games for several players always do so, by default with a size that costs little. ``seed`` is of the first
     episodes, until a ``reset(seed=…)``: an int, which EnvPool spreads as ``seed + i``, or one per env; None: random.
     """
-    known = envpool.list_all_envs()
-    if task_id not in known:
-        near = difflib.get_close_matches(task_id, known, n=5, cutoff=0.6)
-        hint = f"Did you mean {' or '.join(repr(f'envpool/{one}') for one in near)}? " if near else ""
-        raise UnknownEnvError(f"unknown env 'envpool/{task_id}'. {hint}envpool.list_all_envs() lists all")
+    check_known("envpool", task_id, envpool.list_all_envs(), "envpool.list_all_envs()")
     if "env_type" in kwargs:
         raise ArgumentError(f"env_type={kwargs['env_type']!r}: marlvec reads EnvPool's 'gymnasium' answers only")
     if batch_size is not None and not 1 <= batch_size <= num_envs:

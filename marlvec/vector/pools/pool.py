@@ -73,7 +73,23 @@ class PoolReply:
 
     def select(self, which: BoolArray | Ids) -> PoolReply:
         """Return the rows where ``which`` is True, or at these positions."""
-        return _select_rows(self, which)
+        chosen: dict[str, Any] = {}
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, np.ndarray):
+                chosen[entry.name] = value[which]
+        ids = set(chosen["env_ids"].tolist())
+        n = len(self.env_ids)
+        return replace(
+            self,
+            **chosen,
+            obs=[[leaf[which] for leaf in leaves] for leaves in self.obs],
+            masks=None if self.masks is None else [None if mask is None else mask[which] for mask in self.masks],
+            infos={i: info for i, info in self.infos.items() if i in ids},
+            columns={path: column[which] for path, column in self.columns.items()},
+            finals=None if self.finals is None else _select_finals(self.finals, np.arange(n)[which], ids),
+            gives_obs=False,
+        )
 
 
 class Pool(ABC):
@@ -163,26 +179,6 @@ def harmless_action(space: Any) -> NDArray[Any]:
     if low is not None and high is not None:
         return np.clip(np.zeros(space.shape, space.dtype), low, high)
     return np.asarray(np.zeros(space.shape, space.dtype) + getattr(space, "start", 0), space.dtype)
-
-
-def _select_rows(reply: PoolReply, which: BoolArray | Ids) -> PoolReply:
-    chosen: dict[str, Any] = {}
-    for entry in fields(reply):
-        value = getattr(reply, entry.name)
-        if isinstance(value, np.ndarray):
-            chosen[entry.name] = value[which]
-    ids = set(chosen["env_ids"].tolist())
-    n = len(reply.env_ids)
-    return replace(
-        reply,
-        **chosen,
-        obs=[[leaf[which] for leaf in leaves] for leaves in reply.obs],
-        masks=None if reply.masks is None else [None if mask is None else mask[which] for mask in reply.masks],
-        infos={i: info for i, info in reply.infos.items() if i in ids},
-        columns={path: column[which] for path, column in reply.columns.items()},
-        finals=None if reply.finals is None else _select_finals(reply.finals, np.arange(n)[which], ids),
-        gives_obs=False,
-    )
 
 
 def _select_finals(finals: FinalRows, places: Ids, ids: set[int]) -> FinalRows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,10 +15,11 @@ from numpy.typing import NDArray
 
 from marlvec.envs.autoreset import AutoresetMode
 from marlvec.envs.spec import AgentGroup, EnvSpec
-from marlvec.errors import ArgumentError, ContractError, UnknownEnvError
+from marlvec.errors import ArgumentError, ContractError
 from marlvec.extras import import_extra
 from marlvec.vector.data.infos import OF_AGENTS, Path
 from marlvec.vector.pools.pool import Leaves, Pool, PoolReply
+from marlvec.vector.pools.suites import check_known
 
 __all__ = ["VmasEnvView", "VmasPool", "build"]
 
@@ -45,10 +45,7 @@ def build(
     """
     vmas = import_extra("vmas", f"env 'vmas/{scenario}'", "pip install 'marlvec[vmas]'")
     known = [*vmas.scenarios, *vmas.debug_scenarios, *vmas.mpe_scenarios]
-    if scenario not in known:
-        near = difflib.get_close_matches(scenario, known, n=5, cutoff=0.6)
-        hint = f"Did you mean {' or '.join(repr(f'vmas/{one}') for one in near)}? " if near else ""
-        raise UnknownEnvError(f"unknown env 'vmas/{scenario}'. {hint}vmas.scenarios lists VMAS's scenarios")
+    check_known("vmas", scenario, known, "vmas.scenarios")
     for name in ("dict_spaces", "terminated_truncated", "wrapper", "wrapper_kwargs", "grad_enabled"):
         if name in kwargs:
             raise ArgumentError(f"{name}={kwargs[name]!r}: marlvec reads VMAS's plain answers, and gives arrays")

@@ -203,7 +203,7 @@ class WorkerPool:
 
     def _retry_start(self, w: int, gone: ChannelClosed, budget: RestartBudget | None) -> None:
         """Replace a worker that died while it built its envs for the first time."""
-        worker_exit = self._exit_while_building(w, gone)
+        worker_exit = self.reap(w, garbled_reason(gone), None)
         error = worker_exit.error(only_close_is_left=False)
         pause = None if budget is None else budget.try_restart(("worker", w), worker_exit.reason)
         if budget is None or pause is None:
@@ -216,9 +216,6 @@ class WorkerPool:
             raise error from None
         self._survived.append(worker_exit)
 
-    def _exit_while_building(self, w: int, gone: ChannelClosed) -> WorkerExit:
-        return self.reap(w, garbled_reason(gone), None)
-
     def _open_spec(self, w: int, payload: bytes) -> tuple[EnvSpec, list[Failure], frozenset[str]]:
         """Unpickle a new worker's spec; raise `SerialisationError` if its spaces cannot be rebuilt in this process."""
         ids = self.partition.slices[w]
@@ -229,14 +226,14 @@ class WorkerPool:
         try:
             self.workers[w].channel.send(ch.ATTACH, _SETUP_NUMBER, self._attach)
         except ChannelClosed as error:
-            raise self._exit_while_building(w, error).error(only_close_is_left=False) from None
+            raise self.reap(w, garbled_reason(error), None).error(only_close_is_left=False) from None
         self.states[w] = _ATTACHING
 
     def _read_attached(self, w: int) -> None:
         try:
             self.workers[w].channel.recv()
         except ChannelClosed as error:
-            raise self._exit_while_building(w, error).error(only_close_is_left=False) from None
+            raise self.reap(w, garbled_reason(error), None).error(only_close_is_left=False) from None
         self.states[w] = _READY
 
     # --- replacing one

@@ -138,7 +138,10 @@ class PoolShard(BatchedShard):
         reply = self._presence.complete(reply, rows, self._buffers.alive[rows], began)
         done = reply.done
         assert done is not None
-        self._write_rewards(reply, ids, rows, replaced)
+        if replaced is None:
+            self._buffers.reward[rows] = reply.reward
+        else:  # these keep the reward of the step that ended their episode
+            self._buffers.reward[ids[~replaced]] = reply.reward[~replaced]
         ended = reply.terminated | reply.truncated
         any_ended = np.count_nonzero(ended) > 0
         if reply.state is not None and self._buffers.state is not None:
@@ -181,13 +184,6 @@ class PoolShard(BatchedShard):
             raise self._broken(f"it answers for envs {ids.tolist()}, not all of which were asked: {error}") from None
         self._check_beginnings(reply, began)
         return began, replaced
-
-    def _write_rewards(self, reply: PoolReply, ids: Ids, rows: Selection, replaced: BoolArray | None) -> None:
-        """Write the rewards; rows that are ``replaced`` keep those of the step before."""
-        if replaced is None:
-            self._buffers.reward[rows] = reply.reward
-        else:
-            self._buffers.reward[ids[~replaced]] = reply.reward[~replaced]
 
     def _check_beginnings(self, reply: PoolReply, began: BoolArray | None) -> None:
         """Check that the pool's beginnings are those that were requested."""

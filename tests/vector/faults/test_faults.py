@@ -53,6 +53,12 @@ class PickyNew(Exception):
         return super().__new__(cls, code, extra)
 
 
+class Late(RuntimeError, TimeoutError):
+    def __init__(self, message: str, value: int) -> None:
+        super().__init__(message)
+        self.value = value
+
+
 def huge() -> Exception:
     return ValueError("x" * 10_000_000)
 
@@ -81,7 +87,8 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], str, bool]] = {
     "group": (partial(ExceptionGroup, "both", [ValueError(1), KeyError(2)]), "ExceptionGroup: both", True),
     "key": (partial(KeyError, "k"), "KeyError: 'k'", True),
     "stop": (partial(StopIteration, 4), "StopIteration: 4", True),
-    "own __new__": (partial(PickyNew, 1, "b"), "PickyNew: (1, 'b')", False),
+    "own __new__": (partial(PickyNew, 1, "b"), "PickyNew: (1, 'b')", True),
+    "two layouts": (partial(Late, "too late", 3), "Late: too late", True),
     "unpicklable": (Locked, "Locked: holds a lock", False),
     "mute": (Mute, "Mute: (its __str__ raised RuntimeError)", True),
     "huge": (huge, "ValueError: xxx", False),

@@ -33,7 +33,7 @@ from marlvec.testing.vector_checks.play import VectorPlace
 from marlvec.vector.backends.pool import PoolVectorEnv
 from marlvec.vector.call_state import CallPhase
 from marlvec.vector.pools.envpool import EnvPoolAdapter
-from marlvec.vector.pools.form import form_of
+from marlvec.vector.pools.envpool_reader import form_of
 from tests.tracer import Tracer
 from tests.vector.support.reference import MODES, Call, record, replay
 from tests.vector.support.world_pool import PoolShop, tell_elapsed

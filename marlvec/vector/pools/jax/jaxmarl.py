@@ -11,8 +11,8 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 
 from marlvec.envs.making.catalog import BRAX_ENVS
 from marlvec.errors import ArgumentError, ContractError, MissingExtraError
-from marlvec.vector.pools.jax.suites import array_space, check_known, import_suite
 from marlvec.vector.pools.jax.world import JaxRows, JaxWorld
+from marlvec.vector.pools.suites import array_space, check_known, import_suite
 
 __all__ = ["JaxMarlWorld"]
 

@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Space
 
 from marlvec.errors import ArgumentError, ContractError
-from marlvec.vector.pools.jax.suites import array_space, check_known, import_suite
 from marlvec.vector.pools.jax.world import JaxRows, JaxWorld
+from marlvec.vector.pools.suites import array_space, check_known, import_suite
 
 __all__ = ["JumanjiWorld"]
 

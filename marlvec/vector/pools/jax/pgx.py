@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Discrete
 
-from marlvec.vector.pools.jax.suites import array_space, check_known, import_suite
 from marlvec.vector.pools.jax.world import JaxRows, JaxWorld
+from marlvec.vector.pools.suites import array_space, check_known, import_suite
 
 __all__ = ["PgxWorld"]
 

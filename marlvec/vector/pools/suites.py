@@ -1,4 +1,4 @@
-"""Shared by the adapters of JAX suites: importing a suite, unknown ids, spaces from shapes."""
+"""Shared by the adapters of suites: importing a suite, unknown ids, spaces from shapes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def import_suite(module: str, what: str, extra: str) -> Any:
         return import_extra(module, what, f"pip install 'marlvec[{extra}]'")
 
 
-def check_known(family: str, name: str, known: Iterable[str]) -> None:
+def check_known(family: str, name: str, known: Iterable[str], listed_by: str = "`marlvec envs`") -> None:
     """Raise `UnknownEnvError`, with similar names, unless a suite has an env of this name."""
     names = list(known)
     if name in names:
@@ -32,7 +32,7 @@ def check_known(family: str, name: str, known: Iterable[str]) -> None:
     near = [lowered[one] for one in difflib.get_close_matches(name.lower(), lowered, n=5, cutoff=0.5)]
     near += [one for one in names if name.lower() in one.lower() and one not in near][: 5 - len(near)]
     hint = f"Did you mean {' or '.join(repr(f'{family}/{one}') for one in near)}? " if near else ""
-    raise UnknownEnvError(f"unknown env '{family}/{name}'. {hint}`marlvec envs` lists all ids")
+    raise UnknownEnvError(f"unknown env '{family}/{name}'. {hint}{listed_by} lists all")
 
 
 def array_space(shape: tuple[int, ...], dtype: Any) -> Space[Any]:
