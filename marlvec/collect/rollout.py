@@ -12,13 +12,12 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.collect.acting.noop_actions import GroupActions
 from marlvec.collect.acting.policy_logs import PolicyLogs
 from marlvec.collect.acting.policy_router import PolicyRouter
 from marlvec.collect.acting.policy_runner import PolicyRunner
 from marlvec.collect.acting.random_steps import RandomSteps
-from marlvec.collect.acting.row_builder import RowBuilder
-from marlvec.collect.acting.row_store import RowStore
-from marlvec.collect.acting.unasked.noop_actions import GroupActions
+from marlvec.collect.acting.row_builder import RowBuilder, RowStore
 from marlvec.collect.callbacks.callback import LossReason
 from marlvec.collect.callbacks.callback_list import CallbackList
 from marlvec.collect.episodes import EndedAgents, EpisodeTracker

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from marlvec.collect import MultiAgentBatch, SampleBatch
-from marlvec.collect.metrics.collector_stats import CollectorStats
+from marlvec.collect.metrics.metrics import CollectorStats
 from marlvec.connectors import LearnerPipeline
 from marlvec.distributed.accounting import Entry
 from marlvec.distributed.server.messages import Answer

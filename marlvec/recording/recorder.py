@@ -18,12 +18,11 @@ from marlvec.collect.callbacks import Callback
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.rollout_state import STREAM_BITS
 from marlvec.errors import ArgumentError, ClosedError, StateError
-from marlvec.recording.files.folder import digest_before, open_folder, remove_unlisted
-from marlvec.recording.files.manifest import Manifest, read_manifest
+from marlvec.recording.files.manifest import Manifest, digest_before, open_folder, read_manifest, remove_unlisted
 from marlvec.recording.files.part_file import Format
 from marlvec.recording.files.schema import check_same_envs, describe_envs, read_schema, write_schema
-from marlvec.recording.writer.part_writer import OnFull, PartWriter
-from marlvec.recording.writer.repeated_rows import QueuedBatch, Table
+from marlvec.recording.part_writer import OnFull, PartWriter
+from marlvec.recording.repeated_rows import QueuedBatch, Table
 from marlvec.serialization.atomic_file import FilePath
 from marlvec.vector.vector_env import VectorEnv
 

@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from numpy.typing import NDArray
 
-from marlvec.collect.acting.unasked.given_actions import GivenActions
-from marlvec.collect.acting.unasked.noop_actions import NoopActions, declared_noop
+from marlvec.collect.acting.given_actions import GivenActions
+from marlvec.collect.acting.noop_actions import NoopActions, declared_noop
 from marlvec.collect.columns.forms import BATCH_COLUMNS, ColumnForms
 from marlvec.collect.storage.batch_memory import BatchMemory
 from marlvec.collect.storage.moment import Moment

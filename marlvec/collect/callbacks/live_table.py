@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Self
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.callbacks.callback import Callback
 from marlvec.collect.callbacks.episode_step import EpisodeStep
-from marlvec.collect.metrics.collector_stats import CollectorStats
-from marlvec.collect.metrics.metrics import Metrics, Stats, stats_of_episodes, stats_of_policy
+from marlvec.collect.metrics.metrics import CollectorStats, Metrics, Stats, stats_of_episodes, stats_of_policy
 from marlvec.errors import ArgumentError
 
 if TYPE_CHECKING:

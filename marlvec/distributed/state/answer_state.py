@@ -6,7 +6,7 @@ from typing import Any
 
 from marlvec.collect import MultiAgentBatch
 from marlvec.collect.metrics.episode_table import EpisodeTable
-from marlvec.collect.metrics.metrics_delta import MetricsDelta
+from marlvec.collect.metrics.metrics import MetricsDelta
 from marlvec.collect.state.batch_state import batch_from, get_batch_state
 from marlvec.distributed.server.messages import Answer
 from marlvec.errors import ArgumentError

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from typing import Any
 
-from marlvec.collect.metrics.collector_stats import CollectorStats
-from marlvec.collect.metrics.metrics import Metrics
+from marlvec.collect.metrics.metrics import CollectorStats, Metrics
 from marlvec.collect.rollout_state import Counters
 from marlvec.collect.state.identity import check_identity, describe_pipeline
 from marlvec.collect.state.state_loader import StateLoader, has_state, state_of

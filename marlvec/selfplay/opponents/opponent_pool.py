@@ -22,9 +22,8 @@ from marlvec.collect import Collector
 from marlvec.connectors import ActionPipeline, AgentPipeline
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.policies import ObjectPolicy, Policy, PolicyLike, RandomPolicy, as_policy
-from marlvec.selfplay.opponents.eviction_rules import EvictionRule, oldest
 from marlvec.selfplay.opponents.opponent import MakePolicy, Opponent
-from marlvec.selfplay.opponents.snapshot_rules import SnapshotRule
+from marlvec.selfplay.opponents.rules import EvictionRule, SnapshotRule, oldest
 from marlvec.serialization.archive import FilePath, read_archive, write_archive
 from marlvec.serialization.values import decode, encode
 

@@ -17,7 +17,7 @@ from marlvec.errors import ResourceError, StateError
 from marlvec.recording.files.draft_file import DraftFile, append_lines
 from marlvec.recording.files.manifest import Manifest, Part, Session, lines_of_part, part_path, session_line
 from marlvec.recording.files.part_file import Format, PartFileWriter
-from marlvec.recording.writer.repeated_rows import QueuedBatch, RepeatedRows
+from marlvec.recording.repeated_rows import QueuedBatch, RepeatedRows
 
 __all__ = ["OnFull", "PartWriter"]
 
