@@ -83,12 +83,7 @@ class EpisodeTracker:
     """
 
     def __init__(
-        self,
-        num_envs: int,
-        agents: Sequence[str],
-        policy_ids: Sequence[str],
-        mapping: PolicyMapping,
-        first_id: int = 0,
+        self, num_envs: int, agents: Sequence[str], policy_ids: Sequence[str], mapping: PolicyMapping, first_id: int = 0
     ) -> None:
         self._agents = tuple(agents)
         self._policy_ids: Mapping[int, str] = {}  # by number

@@ -59,13 +59,7 @@ class RecordedDataset(Mapping[str, RecordedRows]):
     """
 
     def __init__(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        envs: Mapping[str, Any] | None,
-        notes: dict[str, Any],
-        *,
-        verify: bool,
+        self, folder: Path, manifest: Manifest, envs: Mapping[str, Any] | None, notes: dict[str, Any], *, verify: bool
     ) -> None:
         self.folder, self.notes = folder, notes
         self._manifest, self._envs = manifest, envs

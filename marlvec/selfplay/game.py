@@ -82,10 +82,7 @@ class Game:
 
 
 def game_of(
-    record: EpisodeRecord,
-    agents: Sequence[str],
-    sides: Mapping[str, Sequence[str]],
-    score: ScoreFunction | None = None,
+    record: EpisodeRecord, agents: Sequence[str], sides: Mapping[str, Sequence[str]], score: ScoreFunction | None = None
 ) -> Game:
     """Read a game from an episode's record; without ``score``, a side's score is the sum of its agents' returns."""
     places = [[agents.index(name) for name in own] for own in sides.values()]

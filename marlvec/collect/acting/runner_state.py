@@ -10,12 +10,7 @@ from numpy.typing import NDArray
 
 from marlvec.collect.acting.policy_runner import PolicyAnswer, PolicyRunner
 from marlvec.collect.columns.forms import ColumnForms
-from marlvec.collect.columns.plain import (
-    columns_from,
-    plain_columns,
-    plain_rows,
-    rows_from,
-)
+from marlvec.collect.columns.plain import columns_from, plain_columns, plain_rows, rows_from
 from marlvec.collect.columns.specs import ColumnSpecs
 from marlvec.collect.storage.moment import Moment
 from marlvec.connectors import Rows

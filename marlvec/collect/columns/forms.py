@@ -17,16 +17,7 @@ from marlvec.errors import ArgumentError, ContractError
 from marlvec.serialization.state_fields import State, check_fields, flag_field
 from marlvec.trees import Tree, map_tree, to_array, tree_leaves
 
-__all__ = [
-    "BATCH_COLUMNS",
-    "LATE",
-    "ROW_COLUMNS",
-    "ColumnForm",
-    "ColumnForms",
-    "Empty",
-    "Leaves",
-    "order_columns",
-]
+__all__ = ["BATCH_COLUMNS", "LATE", "ROW_COLUMNS", "ColumnForm", "ColumnForms", "Empty", "Leaves", "order_columns"]
 
 AnyArray = NDArray[Any]
 Leaves = list[AnyArray]

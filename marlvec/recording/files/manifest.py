@@ -116,12 +116,7 @@ def lines_of_part(part: Part, forms: Mapping[int, tuple[str, TableForm]]) -> Ite
         }
         for file in part.files
     ]
-    yield {
-        "part": part.number,
-        "session": part.session,
-        "env_steps": part.env_steps,
-        "files": files,
-    }
+    yield {"part": part.number, "session": part.session, "env_steps": part.env_steps, "files": files}
 
 
 def session_line(number: int, about: Mapping[str, Any]) -> dict[str, Any]:
