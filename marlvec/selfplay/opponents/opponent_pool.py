@@ -191,12 +191,7 @@ class OpponentPool(Mapping[str, Opponent]):
         when: Iterable[SnapshotRule] = (),
         board: RatingTracker | None = None,
     ) -> None:
-        self._make = make_of(make)
-        self._fitting: list[
-            tuple[MakePolicy, type]
-        ] = []  # builders, and the kind of policy that they were checked to build
-        self.capacity = None if capacity is None else _positive(capacity)
-        self._leaves, self._when, self._board = leaves, tuple(when), board
+        self._set_up(make, capacity, leaves, when, board)
         self._opponents: dict[str, Opponent] = {}
         self._counts: dict[str, int] = {}  # number of snapshots taken, by learner
         if folder is None:
@@ -210,6 +205,19 @@ class OpponentPool(Mapping[str, Opponent]):
                     f"folder: {str(self.folder)!r} holds a pool already; OpponentPool.load() it, or choose another"
                 )
             self._write_index()
+
+    def _set_up(
+        self,
+        make: MakePolicy | Mapping[str, MakePolicy],
+        capacity: int | None,
+        leaves: EvictionRule,
+        when: Iterable[SnapshotRule],
+        board: RatingTracker | None,
+    ) -> None:
+        self._make, self._leaves, self._when, self._board = make_of(make), leaves, tuple(when), board
+        self.capacity = None if capacity is None else _positive(capacity)
+        # builders, and the kind of policy that they were checked to build
+        self._fitting: list[tuple[MakePolicy, type]] = []
 
     # --- as a mapping
 
@@ -276,19 +284,26 @@ class OpponentPool(Mapping[str, Opponent]):
             self._keep_pipeline(opponent_id, "agent", agent_connectors),
             self._keep_pipeline(opponent_id, "action", action_connectors),
         )
-        opponent = self._opponents[opponent_id] = Opponent(opponent_id, of, step, anchor, make, files)
-        gone = self._too_many()
-        for other in gone:
-            del self._opponents[other.opponent_id]
+        opponent = Opponent(opponent_id, of, step, anchor, make, files)
         try:
-            self._write_index()
+            opponents = {**self._opponents, opponent_id: opponent}
+            gone = self._too_many(opponents.values())
+            self._replace({name: one for name, one in opponents.items() if one not in gone})
         except BaseException:
-            self._opponents = {other.opponent_id: other for other in (*gone, *self._opponents.values())}
-            self._opponents.pop(opponent_id)
+            self.let_go(opponent)
             raise
         for other in gone:
             self.let_go(other)
         return opponent
+
+    def _replace(self, opponents: dict[str, Opponent]) -> None:
+        """Have these opponents, here and in the index; if that cannot be written, nothing has changed."""
+        before, self._opponents = self._opponents, opponents
+        try:
+            self._write_index()
+        except BaseException:
+            self._opponents = before
+            raise
 
     def snapshot(
         self, collector: Collector, learner: str, *, opponent_id: str | None = None, step: int | None = None
@@ -340,13 +355,7 @@ class OpponentPool(Mapping[str, Opponent]):
             OSError: The folder cannot be written to. Nothing has changed.
         """
         gone = self[opponent_id]
-        before = dict(self._opponents)
-        del self._opponents[opponent_id]
-        try:
-            self._write_index()
-        except BaseException:
-            self._opponents = before
-            raise
+        self._replace({name: one for name, one in self._opponents.items() if name != opponent_id})
         self.let_go(gone)
         return gone
 
@@ -373,15 +382,12 @@ class OpponentPool(Mapping[str, Opponent]):
             )
         self._fitting.append((make, kind))
 
-    def _too_many(self) -> list[Opponent]:
-        leaving: list[Opponent] = []
-        while self.capacity is not None:
-            rest = [one for one in self._opponents.values() if not one.anchor and one not in leaving]
-            if len(rest) <= self.capacity:
-                break
-            chosen = self._leaves(rest)
-            if chosen not in rest:
+    def _too_many(self, opponents: Iterable[Opponent]) -> list[Opponent]:
+        rest, leaving = [one for one in opponents if not one.anchor], list[Opponent]()
+        while self.capacity is not None and len(rest) > self.capacity:
+            if (chosen := self._leaves(rest)) not in rest:
                 raise ArgumentError(f"leaves(): expected one of {rest}, got {chosen!r}")
+            rest = [one for one in rest if one != chosen]
             leaving.append(chosen)
         return leaving
 
@@ -581,9 +587,8 @@ class OpponentPool(Mapping[str, Opponent]):
             ArgumentError: There is no builder for some of its policies.
         """
         pool = cls.__new__(cls)
-        pool.folder, pool.capacity = Path(folder), None if capacity is None else _positive(capacity)
-        pool._make, pool._leaves, pool._when, pool._board = make_of(make), leaves, tuple(when), board
-        pool._fitting = []
+        pool.folder = Path(folder)
+        pool._set_up(make, capacity, leaves, when, board)
         index = PoolIndex.read(pool.folder, pool._make)
         pool._opponents, pool._counts = dict(index.opponents), dict(index.counts)
         if index.rules and len(index.rules) == len(pool._when):
