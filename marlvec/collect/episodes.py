@@ -255,11 +255,6 @@ class EpisodeTracker:
             self._present_NA[envs] |= alive_nA
             self._all_are_present = np.count_nonzero(self._present_NA) == self._present_NA.size
 
-    @property
-    def steps_running(self) -> int:
-        """Env steps made in all running episodes."""
-        return int(self.length_N.sum())
-
     def truncate(self, lanes: IntArray) -> None:
         """Note for which lanes the end was a truncation."""
         self._truncated_L[lanes] = True

@@ -148,8 +148,7 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         found = []
         for session, ranges in self._ranges():
             for name in ranges:
-                if missing := [column for column in _FOR_TABLE if column not in self[name]]:
-                    raise ArgumentError(f"rows of policy {name!r} lack the columns {missing}, so they are no episodes")
+                _need(_FOR_TABLE, name, self[name])
             parts = {name: self[name].read(start, stop, _FOR_TABLE) for name, (start, stop) in ranges.items()}
             ids_B = np.concatenate([rows["eps_id"] for rows in parts.values()])
             column = {name: np.concatenate([rows[name] for rows in parts.values()]) for name in _FOR_TABLE}
@@ -300,9 +299,13 @@ class RecordedDataset(Mapping[str, RecordedRows]):
                 at[file.policy_id] += file.rows
                 spans[part.session][file.policy_id] = start, at[file.policy_id]
         for name, rows in self.items():
-            if missing := [column for column in ("eps_id",) if column not in rows]:
-                raise ArgumentError(f"rows of policy {name!r} lack the columns {missing}, so they are no episodes")
+            _need(("eps_id",), name, rows)
         yield from spans.items()
+
+
+def _need(columns: Sequence[str], policy_id: str, rows: RecordedRows) -> None:
+    if missing := [column for column in columns if column not in rows]:
+        raise ArgumentError(f"rows of policy {policy_id!r} lack the columns {missing}, so they are no episodes")
 
 
 def load_dataset(folder: FilePath, *, verify: bool = True) -> RecordedDataset:

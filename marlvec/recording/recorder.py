@@ -15,10 +15,11 @@ from marlvec.arguments import check_choice, whole_number
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.batch.arrow_columns import TableForm, arrow_libraries, table_form
 from marlvec.collect.callbacks import Callback
+from marlvec.collect.callbacks.append_file import digest_before
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.rollout_state import STREAM_BITS
 from marlvec.errors import ArgumentError, ClosedError, StateError
-from marlvec.recording.files.manifest import Manifest, digest_before, open_folder, read_manifest, remove_unlisted
+from marlvec.recording.files.manifest import MANIFEST, Manifest, open_folder, read_manifest, remove_unlisted
 from marlvec.recording.files.part_file import Format
 from marlvec.recording.files.schema import check_same_envs, describe_envs, read_schema, write_schema
 from marlvec.recording.part_writer import OnFull, PartWriter
@@ -230,7 +231,7 @@ class Recorder(Callback):
         """
         self.flush()
         size = self._manifest.size
-        return {"bytes": size, "end": digest_before(self.folder, size), "session": self._writer.session}
+        return {"bytes": size, "end": digest_before(self.folder / MANIFEST, size), "session": self._writer.session}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Drop the parts that were written after `state_dict` was called; another recording stays as it is.
@@ -243,7 +244,7 @@ class Recorder(Callback):
             raise ArgumentError(f"expected the state of a Recorder, got {list(state)}")
         self.flush()
         size, session, manifest = int(state["bytes"]), state["session"], self._manifest
-        if size > manifest.size or digest_before(self.folder, size) != state["end"]:
+        if size > manifest.size or (size and digest_before(self.folder / MANIFEST, size) != state["end"]):
             return
         self._writer.cut(size)
         kept = read_manifest(self.folder) if size else Manifest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -171,7 +172,7 @@ class CallbackList:
         if not (listeners := self._listeners[hook]):
             return
         began, k = perf_counter(), 0
-        stage, episode = _STAGES.get(hook, ""), what[0] if hook in _STAGES else _NoEpisode
+        stage, episode = _STAGES.get(hook, ""), what[0] if hook in _STAGES else _NO_EPISODE
         try:
             self._running_hook = hook
             while k < len(listeners):
@@ -188,12 +189,7 @@ class CallbackList:
         self._metrics.timers["callbacks"].add(perf_counter() - began)
 
 
-class _NoEpisode:
-    """Placeholder of an env without a running episode."""
-
-    stage = ""
-
-
+_NO_EPISODE: Any = SimpleNamespace(stage="")
 _NOT_OF_EPISODES = ("on_sample_end", "on_collector_created")
 _STAGES = {"on_episode_created": "running", "on_episode_end": "over", "on_episode_lost": "over"}
 

@@ -60,20 +60,13 @@ class Stats:
 def stats_of_episodes(records: Iterable[EpisodeRecord]) -> dict[str, Stats]:
     """Return statistics of ``return`` (sum over agents), ``length`` (env steps) and ``duration`` of episodes."""
     records = list(records)
-    return {
-        "return": Stats.of(e.episode_return for e in records),
-        "length": Stats.of(e.length for e in records),
-        "duration": Stats.of(e.duration for e in records),
-    }
+    return _named((e.episode_return for e in records), (e.length for e in records), (e.duration for e in records))
 
 
 def stats_of_agents(pairs: Sequence[tuple[EpisodeRecord, int]]) -> dict[str, Stats]:
     """Return statistics of ``return``, ``length`` (decisions) and ``duration`` of (episode, agent index) pairs."""
-    return {
-        "return": Stats.of(float(e.returns_A[a]) for e, a in pairs),
-        "length": Stats.of(int(e.lengths_A[a]) for e, a in pairs),
-        "duration": Stats.of(e.duration for e, _ in pairs),
-    }
+    returns, lengths = (float(e.returns_A[a]) for e, a in pairs), (int(e.lengths_A[a]) for e, a in pairs)
+    return _named(returns, lengths, (e.duration for e, _ in pairs))
 
 
 def stats_of_policy(records: Iterable[EpisodeRecord], policy_id: str) -> dict[str, Stats]:
@@ -85,20 +78,18 @@ def stats_of_policy(records: Iterable[EpisodeRecord], policy_id: str) -> dict[st
 
 def _of_rows(found: FinishedEpisodes, rows: slice | NDArray[np.bool_]) -> dict[str, Stats]:
     """Return `stats_of_episodes` of some rows."""
-    return {
-        "return": Stats.of(found.returns[rows].sum(axis=1).tolist()),
-        "length": Stats.of(found.length[rows].tolist()),
-        "duration": Stats.of(found.duration[rows].tolist()),
-    }
+    returns = found.returns[rows].sum(axis=1).tolist()
+    return _named(returns, found.length[rows].tolist(), found.duration[rows].tolist())
 
 
 def _of_agents(found: FinishedEpisodes, chosen: NDArray[np.bool_]) -> dict[str, Stats]:
     """Return `stats_of_agents` of the agents chosen by a (k, A) mask."""
-    return {
-        "return": Stats.of(found.returns[chosen].tolist()),
-        "length": Stats.of(found.lengths[chosen].tolist()),
-        "duration": Stats.of(found.duration[np.nonzero(chosen)[0]].tolist()),
-    }
+    durations = found.duration[np.nonzero(chosen)[0]].tolist()
+    return _named(found.returns[chosen].tolist(), found.lengths[chosen].tolist(), durations)
+
+
+def _named(returns: Iterable[float], lengths: Iterable[float], durations: Iterable[float]) -> dict[str, Stats]:
+    return {"return": Stats.of(returns), "length": Stats.of(lengths), "duration": Stats.of(durations)}
 
 
 TIMERS = ("inference", "action_connectors", "env_wait", "agent_connectors", "ingest", "batch", "callbacks")

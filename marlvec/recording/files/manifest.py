@@ -19,7 +19,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -38,7 +37,6 @@ __all__ = [
     "PartFile",
     "SCHEMA",
     "Session",
-    "digest_before",
     "lines_of_part",
     "open_folder",
     "part_path",
@@ -49,7 +47,6 @@ __all__ = [
 
 FORMAT = 1
 MANIFEST, SCHEMA = "manifest.jsonl", "schema.json"
-_END = 4096  # bytes that identify a manifest
 
 
 class PartFile(NamedTuple):
@@ -248,13 +245,6 @@ def remove_unlisted(folder: Path, manifest: Manifest) -> None:
         for path in folder.glob(pattern):
             if path not in listed:
                 path.unlink()
-
-
-def digest_before(folder: Path, size: int) -> str:
-    """Return a digest of the manifest's last bytes before an offset."""
-    with (folder / MANIFEST).open("rb") as file:
-        file.seek(max(0, size - _END))
-        return sha256(file.read(min(size, _END))).hexdigest()
 
 
 def _lock(handle: int, folder: Path) -> None:
