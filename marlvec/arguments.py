@@ -13,7 +13,7 @@ import numpy as np
 
 from marlvec.errors import ArgumentError
 
-__all__ = ["check_choice", "signature_of", "whole_number"]
+__all__ = ["check_choice", "count_from", "signature_of", "whole_number"]
 
 
 def whole_number(value: Any) -> int | None:
@@ -24,6 +24,14 @@ def whole_number(value: Any) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
+
+
+def count_from(value: object, what: str) -> int:
+    """Check that a value is an integer of at least 1, and return it."""
+    number = whole_number(value)
+    if number is None or number < 1:
+        raise ArgumentError(f"{what}: expected an integer of at least 1")
+    return number
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:

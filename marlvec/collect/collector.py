@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import DTypeLike
 
+from marlvec.arguments import count_from
 from marlvec.collect.acting.policy_set import (
     Chain,
     Connectors,
@@ -25,7 +26,7 @@ from marlvec.collect.acting.policy_set import (
 from marlvec.collect.acting.random_steps import RandomSteps
 from marlvec.collect.background import Background, CollectingStopped, CollectingThread, UpdateLock
 from marlvec.collect.batch import MultiAgentBatch
-from marlvec.collect.batch.sample_target import BatchSchedule, count_from
+from marlvec.collect.batch.sample_target import BatchSchedule
 from marlvec.collect.batch_builder import BatchBuilder
 from marlvec.collect.batch_source import BatchSource
 from marlvec.collect.callbacks.callback_list import CallbackLike, CallbackList

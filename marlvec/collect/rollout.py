@@ -208,10 +208,7 @@ class RolloutLoop:
         self._episodes.leave(self.scheduler.all_ids)
         self._router.playing = []  # so that it is built again, whatever an interrupt may have left
         self.scheduler.reset(seed=seed)
-        for env_step in self.scheduler.receive_all(self.scheduler.all_ids):
-            self.scheduler.leave_out_masked(env_step)
-            self._welcome(env_step)
-        self._publish()
+        self._welcome_all(self.scheduler.all_ids)
         self._callback_list.raise_held()
 
     # --- saved
@@ -265,6 +262,10 @@ class RolloutLoop:
         self._callback_list.lose(env_ids, ["restart"] * len(env_ids))
         self._episodes.leave(env_ids)
         self.scheduler.reset(env_ids=env_ids, seed=seed)
+        self._welcome_all(env_ids)
+
+    def _welcome_all(self, env_ids: IntArray) -> None:
+        """Take in the first rows of all these envs, which were reset."""
         for env_step in self.scheduler.receive_all(env_ids):
             self.scheduler.leave_out_masked(env_step)
             self._welcome(env_step)

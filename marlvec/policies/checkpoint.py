@@ -11,7 +11,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Literal, Protocol, cast
 
-from marlvec.arguments import whole_number
+from marlvec.arguments import count_from, whole_number
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, SerialisationError
 from marlvec.extras import import_extra
@@ -122,8 +122,7 @@ def save_checkpoint(
         CheckpointError: An existing ``best.npz`` is damaged.
         OSError: A file cannot be written; the old one is unchanged.
     """
-    if (kept := whole_number(keep)) is None or kept < 1:
-        raise ArgumentError(f"keep must be an integer of at least 1, got {keep!r}")
+    kept = count_from(keep, f"keep={keep!r}")
     parts: dict[str, Any] = {"progress": dict(progress or {}), "learner": _states(learner or {})}
     if collector is not None:
         parts["collector"] = _state_of(collector) if exact else _policies_of(collector)

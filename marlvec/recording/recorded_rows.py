@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.arguments import whole_number
+from marlvec.arguments import count_from
 from marlvec.collect.batch import SampleBatch
 from marlvec.collect.batch.arrow_columns import TableForm
 from marlvec.errors import ArgumentError
@@ -118,8 +118,7 @@ class RecordedRows:
             ArgumentError: ``size`` is not a positive integer.
             KeyError: A column does not exist.
         """
-        if (whole_number(size) or 0) < 1:
-            raise ArgumentError(f"batches(size={size!r}): expected a whole number of at least 1")
+        count_from(size, f"batches(size={size!r})")
         self._chosen(columns)
         return (self.read(start, start + size, columns) for start in range(0, self._n, size))
 

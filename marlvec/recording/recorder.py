@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from marlvec.arguments import check_choice, whole_number
+from marlvec.arguments import check_choice, count_from
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.batch.arrow_columns import TableForm, arrow_libraries, table_form
 from marlvec.collect.callbacks import Callback
@@ -96,8 +96,7 @@ class Recorder(Callback):
         check_choice("format", format, ("parquet", "arrow"))
         check_choice("on_full", on_full, ("wait", "raise"))
         for name, value in (("part_bytes", part_bytes), ("queue_size", queue_size)):
-            if (whole_number(value) or 0) < 1:
-                raise ArgumentError(f"Recorder({name}={value!r}): expected a whole number of at least 1")
+            count_from(value, f"Recorder({name}={value!r})")
         if not part_seconds > 0:
             raise ArgumentError(f"Recorder(part_seconds={part_seconds!r}): expected a number above 0")
         if isinstance(drop, str):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import quote
 
-from marlvec.arguments import whole_number
+from marlvec.arguments import count_from
 from marlvec.collect import Collector
 from marlvec.connectors import ActionPipeline, AgentPipeline
 from marlvec.errors import ArgumentError, CheckpointError
@@ -215,7 +215,7 @@ class OpponentPool(Mapping[str, Opponent]):
         board: RatingTracker | None,
     ) -> None:
         self._make, self._leaves, self._when, self._board = make_of(make), leaves, tuple(when), board
-        self.capacity = None if capacity is None else _positive(capacity)
+        self.capacity = None if capacity is None else count_from(capacity, f"capacity={capacity!r} (None: no limit)")
         # builders, and the kind of policy that they were checked to build
         self._fitting: list[tuple[MakePolicy, type]] = []
 
@@ -605,13 +605,6 @@ def _kind(policy: Policy) -> type:
 def _write_sound(content: bytes, path: Path) -> None:
     path.write_bytes(content)
     read_archive(path)  # raises if it is damaged
-
-
-def _positive(number: int) -> int:
-    found = whole_number(number)
-    if found is None or found < 1:
-        raise ArgumentError(f"capacity must be an integer of at least 1, or None, got {number!r}")
-    return found
 
 
 def _sweep(folder: Path) -> None:
