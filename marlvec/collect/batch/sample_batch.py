@@ -91,10 +91,7 @@ class SampleBatch(Rows):
         return sum(leaf.nbytes for _, leaf in named_leaves(self._columns))
 
     def replace(self, **columns: Tree) -> SampleBatch:
-        """Return a batch in which these columns replace existing ones, or are added.
-
-        Returns:
-            A new batch that shares the arrays of the other columns.
+        """Return a batch in which these columns replace existing ones, or are added; it shares the other arrays.
 
         Raises:
             ArgumentError: A column's length is not that of the rows; names the column.

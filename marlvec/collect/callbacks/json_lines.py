@@ -67,9 +67,6 @@ class JSONLinesLogger(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Cut off lines that were written after `state_dict` was called. A different file stays unchanged.
 
-        Args:
-            state: A state from `state_dict`.
-
         Raises:
             ArgumentError: Not such a state.
         """

@@ -122,9 +122,6 @@ class TensorBoardLogger(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the state's env step; TensorBoard hides later points of that run.
 
-        Args:
-            state: A state from `state_dict`.
-
         Raises:
             ArgumentError: Not such a state.
         """

@@ -134,10 +134,7 @@ class StatefulCollector(ABC):
         self._callback_list.raise_held()
 
     def check_state(self, state: State) -> None:
-        """Check that a state is of an equally built collector; change nothing.
-
-        Args:
-            state: A state from `get_state`.
+        """Check that a state of `get_state` is of an equally built collector; change nothing.
 
         Raises:
             ArgumentError: Not a valid state, or one of another collector; names the differences.

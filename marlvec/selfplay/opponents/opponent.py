@@ -56,9 +56,6 @@ class Opponent:
     def policy_state(self) -> PolicyState:
         """Return a copy of the policy's stored `Policy.state_dict`.
 
-        Returns:
-            Numbers, texts, arrays, and dicts, lists and tuples of these.
-
         Raises:
             CheckpointError: Its file is damaged or missing.
         """
@@ -85,10 +82,7 @@ class Opponent:
         return ActionPipeline.default() if self.files[2] is None else ActionPipeline.load(self.files[2]).eval()
 
     def pack(self) -> dict[str, Any]:
-        """Return it as plain data, with the contents of its files.
-
-        Returns:
-            Numbers, texts and arrays of bytes.
+        """Return it as plain data (numbers, texts and arrays of bytes), with the contents of its files.
 
         Raises:
             CheckpointError: A file is missing.
@@ -103,14 +97,7 @@ class Opponent:
         }
 
     def is_packed(self, packed: Mapping[str, Any]) -> bool:
-        """Return whether `packed` equals this opponent's `pack()`, including the files.
-
-        Args:
-            packed: Data from `pack`, of any opponent.
-
-        Returns:
-            Whether they are equal.
-        """
+        """Return whether data from `pack` of any opponent equals this opponent's, including the files."""
         own = self.pack()
         files = [[None if file is None else bytes(file) for file in one["files"]] for one in (own, packed)]
         return files[0] == files[1] and all(packed[name] == own[name] for name in own.keys() - {"files"})

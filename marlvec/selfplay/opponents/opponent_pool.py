@@ -489,14 +489,7 @@ class OpponentPool(Mapping[str, Opponent]):
         self._discard(before[0].values(), found.values())
 
     def pack(self, opponent: Opponent) -> dict[str, Any]:
-        """Return an opponent and its files as plain data, for `unpack`.
-
-        Args:
-            opponent: The opponent.
-
-        Returns:
-            Numbers, texts and arrays of bytes.
-        """
+        """Return an opponent and its files as plain data, for `unpack`: numbers, texts and arrays of bytes."""
         return opponent.pack()
 
     def unpack(self, packed: Mapping[str, Any], unpacked: Mapping[str, Opponent] | None = None) -> Opponent:

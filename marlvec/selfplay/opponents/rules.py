@@ -24,12 +24,7 @@ class SnapshotRule(ABC):
 
     @abstractmethod
     def taken(self, learner: str, step: int) -> None:
-        """Note that a snapshot was taken, because of this rule or another one.
-
-        Args:
-            learner: The learner's policy id.
-            step: Step of the training.
-        """
+        """Note that a snapshot of a learner was taken at this step, because of this rule or another one."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -108,26 +103,12 @@ EvictionRule = Callable[[Sequence[Opponent]], Opponent]
 
 
 def oldest(opponents: Sequence[Opponent]) -> Opponent:
-    """Evict the opponent that joined first.
-
-    Args:
-        opponents: Opponents that may leave, oldest first.
-
-    Returns:
-        The opponent that leaves.
-    """
+    """Evict the opponent that joined first."""
     return opponents[0]
 
 
 def thinned(opponents: Sequence[Opponent]) -> Opponent:
-    """Evict the snapshot whose removal leaves the smallest gap in training steps; never the first or the newest.
-
-    Args:
-        opponents: Opponents that may leave, oldest first.
-
-    Returns:
-        The opponent that leaves.
-    """
+    """Evict the snapshot whose removal leaves the smallest gap in training steps; never the first or the newest."""
     if len(opponents) < 3:
         return opponents[0]
     steps = [opponent.step for opponent in opponents]
@@ -139,11 +120,7 @@ def thinned(opponents: Sequence[Opponent]) -> Opponent:
 def weakest(ratings: Ratings) -> EvictionRule:
     """Return a rule that evicts the lowest rating; of equal ones the oldest. Never the newest, with few games so far.
 
-    Args:
-        ratings: The ratings, read at each eviction.
-
-    Returns:
-        The rule, for `OpponentPool`.
+    The ratings are read at each eviction.
     """
 
     def rule(opponents: Sequence[Opponent]) -> Opponent:

@@ -55,14 +55,7 @@ class OpenSkill(Ratings):
         return self._model.rating(mu=mu, sigma=sigma)
 
     def belief(self, player: str) -> tuple[float, float]:
-        """Return mean and standard deviation of a policy's skill.
-
-        Args:
-            player: The policy's id.
-
-        Returns:
-            Mean and standard deviation, on OpenSkill's scale.
-        """
+        """Return mean and standard deviation of a policy's skill, on OpenSkill's scale."""
         if player in self._beliefs:
             return self._beliefs[player]
         new = self._model.rating()

@@ -49,14 +49,7 @@ class Ratings(ABC):
 
     @abstractmethod
     def rating(self, player: str) -> float:
-        """Return a policy's rating; more is better.
-
-        Args:
-            player: The policy's id.
-
-        Returns:
-            Its rating; the initial rating if it was never rated.
-        """
+        """Return a policy's rating, the initial one if it was never rated; more is better."""
 
     @abstractmethod
     def expected(self, one: str, other: str) -> float:
@@ -73,12 +66,7 @@ class Ratings(ABC):
 
     @abstractmethod
     def copy(self, old: str, new: str) -> None:
-        """Let a policy start with another policy's rating, e.g. a snapshot with its learner's.
-
-        Args:
-            old: Id of the policy with the rating.
-            new: Id of the policy that starts.
-        """
+        """Let a policy (``new``) start with another policy's rating, e.g. a snapshot with its learner's."""
 
     @abstractmethod
     def forget(self, player: str) -> None:

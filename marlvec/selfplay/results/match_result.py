@@ -41,10 +41,7 @@ class WinRate:
 
     @classmethod
     def of(cls, scores: Sequence[float], confidence: float = 0.95) -> WinRate:
-        """Compute a win rate from scores, one per game, each from 0 to 1.
-
-        Returns:
-            The rate with its interval.
+        """Compute a win rate, with its interval, from scores, one per game, each from 0 to 1.
 
         Raises:
             ArgumentError: ``confidence`` is not between 0 and 1.
@@ -99,14 +96,7 @@ class MatchResult:
         return sum(game.truncated for game in self.games)
 
     def unmoved(self, player: str | None = None) -> int:
-        """Count games that were over before a policy's first move on some side.
-
-        Args:
-            player: The policy's id; None: any policy.
-
-        Returns:
-            The number of games.
-        """
+        """Count games that were over before a policy's (None: any policy's) first move on some side."""
         return sum(
             any(player is None or player in game.players[game.sides.index(side)] for side in game.unmoved)
             for game in self.games
