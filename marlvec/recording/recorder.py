@@ -8,14 +8,13 @@ import weakref
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from marlvec.arguments import check_choice, count_from
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.batch.arrow_columns import TableForm, arrow_libraries, table_form
-from marlvec.collect.callbacks import Callback
 from marlvec.collect.callbacks.append_file import digest_before
+from marlvec.collect.callbacks.callback import ClosingCallback
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.rollout_state import STREAM_BITS
 from marlvec.errors import ArgumentError, ClosedError, StateError
@@ -30,7 +29,7 @@ from marlvec.vector.vector_env import VectorEnv
 __all__ = ["Recorder"]
 
 
-class Recorder(Callback):
+class Recorder(ClosingCallback):
     """Records batches on disk, for `load_dataset`: as a collector's callback, or by hand with `write`.
 
         with marlvec.Recorder("runs/spread") as recorder:
@@ -210,12 +209,6 @@ class Recorder(Callback):
             self._finalizer.detach()
             raise
         self._finalizer.detach()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     # --- checkpoints
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from marlvec.collect.callbacks.append_file import AppendFile, digest_before
-from marlvec.collect.callbacks.callback import Callback
+from marlvec.collect.callbacks.callback import ClosingCallback
 from marlvec.collect.callbacks.episode_step import RunningEpisode
 from marlvec.collect.metrics.episode_table import EpisodeRecord
 from marlvec.errors import ArgumentError
@@ -17,7 +17,7 @@ from marlvec.errors import ArgumentError
 __all__ = ["JSONLinesLogger"]
 
 
-class JSONLinesLogger(Callback):
+class JSONLinesLogger(ClosingCallback):
     """Writes a line of JSON for each finished episode; read them with ``pandas.read_json(path, lines=True)``.
 
     A line is an object with ``eps_id``, ``env_id``, ``number``, ``length``, ``return`` (the team's, the sum over all
@@ -84,12 +84,6 @@ class JSONLinesLogger(Callback):
     def close(self) -> None:
         """Close the file. May be called twice."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _plain(value: object) -> object:

@@ -336,9 +336,7 @@ class Metrics:
     @property
     def policies_seen(self) -> list[str]:
         """Ids of the policies that played in `episodes`, in order of first appearance."""
-        found = self._last()
-        policies, first = np.unique(found.policy, return_index=True)
-        return list(dict.fromkeys(found.policy_ids[number] for number in policies[np.argsort(first)].tolist()))
+        return self._last().policies_seen
 
     @property
     def returns(self) -> Stats:
@@ -410,15 +408,7 @@ class Metrics:
         """Return everything as plain dicts and numbers."""
         found = self._last()
         return {
-            "env_steps": self.env_steps,
-            "agent_steps": self.agent_steps,
-            "episodes_total": self.episodes_total,
-            "episodes_faulty": self.episodes_faulty,
-            "episodes_restarted": self.episodes_restarted,
-            "episodes_interrupted": self.episodes_interrupted,
-            "noop_steps": self.noop_steps,
-            "env_steps_lost": self.env_steps_lost,
-            "agent_steps_lost": self.agent_steps_lost,
+            **{name: getattr(self, name) for name in _COUNTED},
             **_plain(_of_rows(found, slice(None))),
             "envs": {i: _plain(self.env(i)) for i in np.unique(found.env_id).tolist()},
             "agents": {name: _plain(self.agent(name)) for name in self.agents},
@@ -481,8 +471,8 @@ class CollectorStats:
 
 
 _COUNTED = (
-    *("env_steps", "agent_steps", "env_steps_lost", "agent_steps_lost", "episodes_total", "episodes_faulty"),
-    *("episodes_restarted", "episodes_interrupted", "noop_steps"),
+    *("env_steps", "agent_steps", "episodes_total", "episodes_faulty", "episodes_restarted", "episodes_interrupted"),
+    *("noop_steps", "env_steps_lost", "agent_steps_lost"),
 )
 """The sums of `Counters` that metrics show."""
 

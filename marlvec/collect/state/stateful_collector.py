@@ -404,8 +404,6 @@ def _check_counters(saved: Mapping[str, int]) -> None:
 
 _MOST = 1 << 62
 
-CollectingThread.methods |= {StatefulCollector.get_state.__code__, StatefulCollector.set_state.__code__}
-
 
 @runtime_checkable
 class AddsPolicies(Protocol):
@@ -451,3 +449,6 @@ class ComingPolicies:
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()
+
+
+CollectingThread.methods |= {StatefulCollector.get_state.__code__, StatefulCollector.set_state.__code__}
