@@ -298,8 +298,9 @@ class OpponentPool(Mapping[str, Opponent]):
 
     def _replace(self, opponents: dict[str, Opponent]) -> None:
         """Have these opponents, here and in the index; if that cannot be written, nothing has changed."""
-        before, self._opponents = self._opponents, opponents
+        before = self._opponents
         try:
+            self._opponents = opponents
             self._write_index()
         except BaseException:
             self._opponents = before
