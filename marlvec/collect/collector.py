@@ -483,7 +483,7 @@ class Collector(StatefulCollector, BatchSource):
         self._count_policies()
 
     def remove_policy(self, policy_id: str) -> None:
-        """Remove a policy that plays in no running episode, between two calls of `collect`.
+        """Remove a policy (``policy_id``) that plays in no running episode, between two calls of `collect`.
 
         Its undelivered rows still come, under its id. The mapping function must not name it any more.
 
@@ -588,6 +588,9 @@ class Collector(StatefulCollector, BatchSource):
                 evaluation's episodes.
             explore: Whether policies explore.
             seed: Seeds envs, policies and episodes; None: another seed in each call, derived from the collector's.
+
+        Returns:
+            The records of the episodes, with statistics over them.
 
         Raises:
             ArgumentError: ``episodes`` is not positive; or the envs are the collector's own, or have other agents or

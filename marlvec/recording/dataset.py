@@ -114,7 +114,10 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         return None if self._envs is None else tuple(map(str, self._envs["agents"]))
 
     def observation_space(self, agent: str) -> Space[Any] | None:
-        """Return an agent's observation space, before the connectors; None if the recorder was not given the envs.
+        """Return an agent's observation space, before the connectors.
+
+        Returns:
+            The space; None if the recorder was not given the envs.
 
         Raises:
             KeyError: The agent does not exist.
@@ -122,7 +125,10 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         return self._space("observation_spaces", agent)
 
     def action_space(self, agent: str) -> Space[Any] | None:
-        """Return an agent's action space, behind the connectors; None if the recorder was not given the envs.
+        """Return an agent's action space, behind the connectors.
+
+        Returns:
+            The space; None if the recorder was not given the envs.
 
         Raises:
             KeyError: The agent does not exist.
@@ -140,6 +146,9 @@ class RecordedDataset(Mapping[str, RecordedRows]):
 
     def episode_table(self) -> EpisodeTable:
         """Read lengths and returns of all episodes, in the order of session and ``eps_id``.
+
+        Returns:
+            One entry an episode.
 
         Raises:
             ArgumentError: A column is missing.
@@ -176,6 +185,9 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         Args:
             rows: Rows in a batch; an episode with more rows is a batch alone.
             columns: Names of columns; None for all.
+
+        Returns:
+            Batches; each episode is in one.
 
         Raises:
             ArgumentError: A column is missing.
@@ -223,12 +235,15 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         ``t``, ``unroll_id``                (T,)    number of the moment in the episode, and of the episode here
         ==================================  ======  ==========================================================
 
-        Episodes are in the order of session and ``eps_id``. ``SampleBatch.concat(list(data.joint()))`` has the moments
-        of all, and its ``right_zero_pad()`` makes them sequences (B, T, A, …) with ``loss_mask``.
+        ``SampleBatch.concat(list(data.joint()))`` has the moments of all episodes, and its ``right_zero_pad()`` makes
+        them sequences (B, T, A, …) with ``loss_mask``.
 
         Args:
             columns: Names of columns; None for all that the policies have in common.
             agents: Names of the agents that make the axis; None for all.
+
+        Returns:
+            The episodes, in the order of session and ``eps_id``.
 
         Raises:
             ArgumentError: Agents differ in a column's structure, dtype or shape; or a column or agent is missing.

@@ -65,7 +65,10 @@ class RecordedRows:
     # --- reading
 
     def column(self, name: str) -> Tree:
-        """Return a `Column`, read from disk when indexed; for Dict and Tuple spaces a tree of these.
+        """Return the column of this name, read from disk when indexed; for Dict and Tuple spaces a tree of columns.
+
+        Returns:
+            A `Column`, or a dict or tuple of these.
 
         Raises:
             KeyError: A column does not exist.
@@ -80,6 +83,9 @@ class RecordedRows:
             start: First row.
             stop: Row after the last; None for the end.
             columns: Names of columns; None for all.
+
+        Returns:
+            The rows.
 
         Raises:
             KeyError: A column does not exist.
@@ -98,6 +104,9 @@ class RecordedRows:
             rows: Numbers of rows, from 0.
             columns: Names of columns; None for all.
 
+        Returns:
+            The rows.
+
         Raises:
             IndexError: A row does not exist.
             KeyError: A column does not exist.
@@ -113,6 +122,9 @@ class RecordedRows:
         Args:
             size: Rows in each batch; the last batch may have fewer.
             columns: Names of columns; None for all.
+
+        Returns:
+            The batches.
 
         Raises:
             ArgumentError: ``size`` is not a positive integer.
@@ -174,10 +186,13 @@ class RecordedRows:
         )
 
     def to_numpy(self, columns: Sequence[str] | None = None) -> dict[str, Tree]:
-        """Read whole columns into memory: arrays (n, …), or trees of arrays, by name.
+        """Read whole columns into memory.
 
         Args:
             columns: Names of columns; None for all.
+
+        Returns:
+            Name to array (n, …), or to a tree of arrays.
 
         Raises:
             KeyError: A column does not exist.

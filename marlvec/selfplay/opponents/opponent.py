@@ -56,6 +56,9 @@ class Opponent:
     def policy_state(self) -> PolicyState:
         """Return a copy of the policy's stored `Policy.state_dict`.
 
+        Returns:
+            Numbers, texts, arrays, and dicts, lists and tuples of these.
+
         Raises:
             CheckpointError: Its file is damaged or missing.
         """
@@ -82,7 +85,10 @@ class Opponent:
         return ActionPipeline.default() if self.files[2] is None else ActionPipeline.load(self.files[2]).eval()
 
     def pack(self) -> dict[str, Any]:
-        """Return it as plain data (numbers, texts and arrays of bytes), with the contents of its files.
+        """Return it as plain data, with the contents of its files.
+
+        Returns:
+            Numbers, texts and arrays of bytes.
 
         Raises:
             CheckpointError: A file is missing.
@@ -97,7 +103,7 @@ class Opponent:
         }
 
     def is_packed(self, packed: Mapping[str, Any]) -> bool:
-        """Return whether data from `pack` of any opponent equals this opponent's, including the files."""
+        """Return whether `packed`, data from `pack` of any opponent, equals this opponent's, including the files."""
         own = self.pack()
         files = [[None if file is None else bytes(file) for file in one["files"]] for one in (own, packed)]
         return files[0] == files[1] and all(packed[name] == own[name] for name in own.keys() - {"files"})

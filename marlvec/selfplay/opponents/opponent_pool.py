@@ -132,13 +132,16 @@ def _own_file(index: Path, opponent_id: str, kind: str, name: Any, known: set[st
 
 
 def read_opponents(folder: FilePath, make: MakePolicy | Mapping[str, MakePolicy]) -> dict[str, Opponent]:
-    """Read the opponents in a pool's folder, oldest first, to inspect or play against; writes and deletes nothing.
+    """Read the opponents in a pool's folder, to inspect or play against; writes and deletes nothing.
 
     A training may use the folder at the same time. An opponent that it removes can no longer be built.
 
     Args:
         folder: The folder of an `OpponentPool`.
         make: Builds a policy in its initial form; or a dict of `Opponent.of` to such a function.
+
+    Returns:
+        Opponent id to opponent, oldest first.
 
     Raises:
         CheckpointError: No pool, a file is damaged or missing, or lies outside the folder.
@@ -250,7 +253,7 @@ class OpponentPool(Mapping[str, Opponent]):
         agent_connectors: AgentPipeline | None = None,
         action_connectors: ActionPipeline | None = None,
     ) -> Opponent:
-        """Add a snapshot of a policy, and return it. The policy is unchanged, and may continue to learn.
+        """Add a snapshot of a policy. The policy is unchanged, and may continue to learn.
 
         Args:
             opponent_id: Its id, a new one.
@@ -262,6 +265,9 @@ class OpponentPool(Mapping[str, Opponent]):
             anchor: Whether it never leaves, e.g. a scripted player as a fixed reference.
             agent_connectors: Its connectors, stored with their learned state; None: default connectors.
             action_connectors: Its action connectors, stored in the same way; None: default connectors.
+
+        Returns:
+            The opponent, as it is in the pool.
 
         Raises:
             ArgumentError: The id is taken; there is no builder; or the built policy cannot load its state: the message
@@ -309,13 +315,16 @@ class OpponentPool(Mapping[str, Opponent]):
     def snapshot(
         self, collector: Collector, learner: str, *, opponent_id: str | None = None, step: int | None = None
     ) -> Opponent:
-        """Add a snapshot of one of a collector's policies, with its connectors, and return it.
+        """Add a snapshot of one of a collector's policies, with its connectors.
 
         Args:
             collector: The collector.
             learner: The policy's id.
             opponent_id: The opponent's id; None: the learner's id and a number, ``"main_3"``.
             step: Step of the training; None: the collector's ``metrics.env_steps``.
+
+        Returns:
+            The opponent, as it is in the pool.
 
         Raises:
             KeyError: The policy is unknown.
@@ -349,7 +358,10 @@ class OpponentPool(Mapping[str, Opponent]):
         return self.snapshot(collector, learner, step=step) if due else None
 
     def remove(self, opponent_id: str) -> Opponent:
-        """Remove an opponent, and return it. Collectors in which it plays keep it.
+        """Remove an opponent by its ``opponent_id``. Collectors in which it plays keep it.
+
+        Returns:
+            The opponent, no longer in the pool.
 
         Raises:
             KeyError: The opponent is unknown.
@@ -494,11 +506,14 @@ class OpponentPool(Mapping[str, Opponent]):
         return opponent.pack()
 
     def unpack(self, packed: Mapping[str, Any], unpacked: Mapping[str, Opponent] | None = None) -> Opponent:
-        """Return the opponent of packed data: the pool's own if equal, otherwise one with new files, in no pool yet.
+        """Return the opponent of packed data: the pool's own if equal, otherwise one with new files.
 
         Args:
             packed: Data from `pack`.
             unpacked: Opponents that were unpacked before, by id; an equal one is returned instead of a new one.
+
+        Returns:
+            The opponent; if new, it is in no pool yet.
 
         Raises:
             ArgumentError: Not such data; or there is no builder for the policy.
@@ -574,7 +589,11 @@ class OpponentPool(Mapping[str, Opponent]):
     ) -> Self:
         """Load the pool of a folder and continue with it; new opponents are stored there. Executes nothing from files.
 
-        All arguments are as for the constructor; rules of ``when`` load their stored states if equally many.
+        ``make``, ``capacity``, ``leaves``, ``when`` and ``board`` are as for the constructor; rules of ``when`` load
+        their stored states if there are equally many.
+
+        Returns:
+            The pool, with its opponents, counts and results.
 
         Raises:
             CheckpointError: No pool, a file is damaged or missing, or lies outside the folder. Nothing has changed.

@@ -103,12 +103,26 @@ EvictionRule = Callable[[Sequence[Opponent]], Opponent]
 
 
 def oldest(opponents: Sequence[Opponent]) -> Opponent:
-    """Evict the opponent that joined first."""
+    """Evict the opponent that joined first.
+
+    Args:
+        opponents: Opponents that may leave, oldest first.
+
+    Returns:
+        The opponent that leaves.
+    """
     return opponents[0]
 
 
 def thinned(opponents: Sequence[Opponent]) -> Opponent:
-    """Evict the snapshot whose removal leaves the smallest gap in training steps; never the first or the newest."""
+    """Evict the snapshot whose removal leaves the smallest gap in training steps; never the first or the newest.
+
+    Args:
+        opponents: Opponents that may leave, oldest first.
+
+    Returns:
+        The opponent that leaves.
+    """
     if len(opponents) < 3:
         return opponents[0]
     steps = [opponent.step for opponent in opponents]
@@ -120,7 +134,11 @@ def thinned(opponents: Sequence[Opponent]) -> Opponent:
 def weakest(ratings: Ratings) -> EvictionRule:
     """Return a rule that evicts the lowest rating; of equal ones the oldest. Never the newest, with few games so far.
 
-    The ratings are read at each eviction.
+    Args:
+        ratings: The ratings, read at each eviction.
+
+    Returns:
+        The rule, for `OpponentPool`.
     """
 
     def rule(opponents: Sequence[Opponent]) -> Opponent:

@@ -104,23 +104,26 @@ class MatchTable:
             self._totals[a] = _plus(self._totals.get(a, WinCount()), new, 1.0)
 
     def win_count(self, one: str, other: str) -> WinCount:
-        """Return the results of one policy against another, fractions with decay; zeros if they never met."""
+        """Return the results of policy ``one`` against ``other``, fractions with decay; zeros if they never met."""
         return self._pairs.get((one, other), WinCount())
 
     def total(self, player: str) -> WinCount:
-        """Return all results of a policy, without decay."""
+        """Return all results of a policy (``player``), without decay."""
         return self._totals.get(player, WinCount())
 
     def win_rate(self, one: str, other: str) -> float:
-        """Return wins plus half the draws of one policy against another, as a share; NaN if they never met."""
+        """Return wins plus half the draws of policy ``one`` against ``other``, as a share; NaN if they never met."""
         return self.win_count(one, other).win_rate
 
     def payoffs(self, players: Sequence[str] | None = None, *, unknown: float = math.nan) -> NDArray[np.float64]:
-        """Return the win rates of all against all: (P, P) float64, row against column, 0.5 on the diagonal.
+        """Return the win rates of all against all: (P, P), row against column, 0.5 on the diagonal.
 
         Args:
             players: Policy ids; None: all.
             unknown: Value for pairs that never met.
+
+        Returns:
+            (P, P) float64.
         """
         names = self.players if players is None else tuple(players)
         rates = np.full((len(names), len(names)), 0.5)
@@ -132,7 +135,7 @@ class MatchTable:
         return rates
 
     def forget(self, player: str) -> None:
-        """Drop all of a policy's results; the totals of its opponents stay."""
+        """Drop all results of a policy (``player``); the totals of its opponents stay."""
         self._totals.pop(player, None)
         self._pairs = {pair: count for pair, count in self._pairs.items() if player not in pair}
 
