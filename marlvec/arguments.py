@@ -13,7 +13,7 @@ import numpy as np
 
 from marlvec.errors import ArgumentError
 
-__all__ = ["check_choice", "check_int", "signature_of", "whole_number"]
+__all__ = ["check_choice", "check_int", "count_from", "signature_of", "whole_number"]
 
 
 def whole_number(value: Any) -> int | None:
@@ -32,6 +32,14 @@ def check_int(name: str, value: Any, least: int | None = None) -> int:
     if number is None or (least is not None and number < least):
         wanted = "an int" if least is None else f"an int of at least {least}"
         raise ArgumentError(f"{name}: expected {wanted}, got {value!r}")
+    return number
+
+
+def count_from(value: object, what: str) -> int:
+    """Check that a value is an integer of at least 1, and return it."""
+    number = whole_number(value)
+    if number is None or number < 1:
+        raise ArgumentError(f"{what}: expected an integer of at least 1")
     return number
 
 

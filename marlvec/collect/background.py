@@ -229,7 +229,7 @@ class Background:
                 if not self._start():
                     raise StopIteration
                 self._changed.wait(_LOOK_AGAIN)
-            self._start(room=1)
+            self._start()
             self._changed.notify_all()
         batch = made.batch
         assert batch is not None  # it was not taken
@@ -274,11 +274,8 @@ class Background:
                 with self._lock:
                     self._start()
 
-    def _start(self, room: int = 0) -> bool:
-        """Start a collecting thread if a batch is left, and fits beside ``room`` about to be taken; hold the lock.
-
-        Returns whether a thread collects.
-        """
+    def _start(self) -> bool:
+        """Start a collecting thread if batches are left to collect; return whether a thread collects. Hold the lock."""
         if self._is_collecting:
             return True
         if self._stopping or self._error is not None or self._course.next_goal is None:

@@ -76,7 +76,7 @@ class BatchBuilder:
             }[unit]
             if pending:  # that much may end with them
                 there += {
-                    "env_steps": pending + self._episodes.steps_running,
+                    "env_steps": pending + int(self._episodes.length_N.sum()),
                     "agent_steps": pending * self._agent_num + int(self._episodes.turn_L.sum()),
                     "episodes": pending,
                 }[unit]

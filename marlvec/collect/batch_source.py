@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from marlvec.arguments import count_from
 from marlvec.collect.batch import MultiAgentBatch
-from marlvec.collect.batch.sample_target import BatchSchedule, SampleTarget, Unit, count_from, sample_target
+from marlvec.collect.batch.sample_target import BatchSchedule, SampleTarget, Unit, sample_target
 from marlvec.collect.metrics.metrics import Metrics
 
 __all__ = ["BatchSource"]

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import DTypeLike
 
+from marlvec.arguments import count_from
 from marlvec.collect.acting.policy_set import (
     Chain,
     Connectors,
@@ -25,7 +26,7 @@ from marlvec.collect.acting.policy_set import (
 from marlvec.collect.acting.random_steps import RandomSteps
 from marlvec.collect.background import Background, CollectingStopped, CollectingThread, UpdateLock
 from marlvec.collect.batch import MultiAgentBatch
-from marlvec.collect.batch.sample_target import BatchSchedule, count_from
+from marlvec.collect.batch.sample_target import BatchSchedule
 from marlvec.collect.batch_builder import BatchBuilder
 from marlvec.collect.batch_source import BatchSource
 from marlvec.collect.callbacks.callback_list import CallbackLike, CallbackList
@@ -482,7 +483,7 @@ class Collector(StatefulCollector, BatchSource):
         self._count_policies()
 
     def remove_policy(self, policy_id: str) -> None:
-        """Remove a policy that plays in no running episode, between two calls of `collect`.
+        """Remove a policy (``policy_id``) that plays in no running episode, between two calls of `collect`.
 
         Its undelivered rows still come, under its id. The mapping function must not name it any more.
 
@@ -587,6 +588,9 @@ class Collector(StatefulCollector, BatchSource):
                 evaluation's episodes.
             explore: Whether policies explore.
             seed: Seeds envs, policies and episodes; None: another seed in each call, derived from the collector's.
+
+        Returns:
+            The records of the episodes, with statistics over them.
 
         Raises:
             ArgumentError: ``episodes`` is not positive; or the envs are the collector's own, or have other agents or

@@ -83,12 +83,7 @@ class EpisodeTracker:
     """
 
     def __init__(
-        self,
-        num_envs: int,
-        agents: Sequence[str],
-        policy_ids: Sequence[str],
-        mapping: PolicyMapping,
-        first_id: int = 0,
+        self, num_envs: int, agents: Sequence[str], policy_ids: Sequence[str], mapping: PolicyMapping, first_id: int = 0
     ) -> None:
         self._agents = tuple(agents)
         self._policy_ids: Mapping[int, str] = {}  # by number
@@ -259,11 +254,6 @@ class EpisodeTracker:
         if not self._all_are_present:
             self._present_NA[envs] |= alive_nA
             self._all_are_present = np.count_nonzero(self._present_NA) == self._present_NA.size
-
-    @property
-    def steps_running(self) -> int:
-        """Env steps made in all running episodes."""
-        return int(self.length_N.sum())
 
     def truncate(self, lanes: IntArray) -> None:
         """Note for which lanes the end was a truncation."""

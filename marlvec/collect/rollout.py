@@ -12,13 +12,12 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.collect.acting.noop_actions import GroupActions
 from marlvec.collect.acting.policy_logs import PolicyLogs
 from marlvec.collect.acting.policy_router import PolicyRouter
 from marlvec.collect.acting.policy_runner import PolicyRunner
 from marlvec.collect.acting.random_steps import RandomSteps
-from marlvec.collect.acting.row_builder import RowBuilder
-from marlvec.collect.acting.row_store import RowStore
-from marlvec.collect.acting.unasked.noop_actions import GroupActions
+from marlvec.collect.acting.row_builder import RowBuilder, RowStore
 from marlvec.collect.callbacks.callback import LossReason
 from marlvec.collect.callbacks.callback_list import CallbackList
 from marlvec.collect.episodes import EndedAgents, EpisodeTracker
@@ -209,10 +208,7 @@ class RolloutLoop:
         self._episodes.leave(self.scheduler.all_ids)
         self._router.playing = []  # so that it is built again, whatever an interrupt may have left
         self.scheduler.reset(seed=seed)
-        for env_step in self.scheduler.receive_all(self.scheduler.all_ids):
-            self.scheduler.leave_out_masked(env_step)
-            self._welcome(env_step)
-        self._publish()
+        self._welcome_all(self.scheduler.all_ids)
         self._callback_list.raise_held()
 
     # --- saved
@@ -266,6 +262,10 @@ class RolloutLoop:
         self._callback_list.lose(env_ids, ["restart"] * len(env_ids))
         self._episodes.leave(env_ids)
         self.scheduler.reset(env_ids=env_ids, seed=seed)
+        self._welcome_all(env_ids)
+
+    def _welcome_all(self, env_ids: IntArray) -> None:
+        """Take in the first rows of all these envs, which were reset."""
         for env_step in self.scheduler.receive_all(env_ids):
             self.scheduler.leave_out_masked(env_step)
             self._welcome(env_step)

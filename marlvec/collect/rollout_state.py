@@ -17,14 +17,7 @@ from marlvec.arguments import whole_number
 from marlvec.errors import ArgumentError
 from marlvec.serialization.state_fields import State, check_fields, number_field
 
-__all__ = [
-    "Counters",
-    "CurrentState",
-    "RolloutState",
-    "STREAM_BITS",
-    "WholeEpisode",
-    "first_id",
-]
+__all__ = ["Counters", "CurrentState", "RolloutState", "STREAM_BITS", "WholeEpisode", "first_id"]
 
 IntArray = NDArray[np.int64]
 STREAM_BITS = 43

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Self
 
-from marlvec.arguments import check_choice, whole_number
+from marlvec.arguments import check_choice, count_from, whole_number
 from marlvec.collect import Collector, Metrics, MultiAgentBatch
 from marlvec.collect.acting.policy_set import (
     Chain,
@@ -15,7 +15,7 @@ from marlvec.collect.acting.policy_set import (
     PoliciesToTrain,
     TrainedPolicies,
 )
-from marlvec.collect.batch.sample_target import BatchSchedule, SampleTarget, count_from
+from marlvec.collect.batch.sample_target import BatchSchedule, SampleTarget
 from marlvec.collect.batch_source import BatchSource
 from marlvec.collect.callbacks.callback_list import CallbackLike
 from marlvec.collect.episodes import PolicyMapping

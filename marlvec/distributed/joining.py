@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from marlvec.collect import MultiAgentBatch, SampleBatch
 from marlvec.collect.batch.batch_columns import named_leaves
-from marlvec.collect.metrics.collector_stats import CollectorStats
+from marlvec.collect.metrics.metrics import CollectorStats
 from marlvec.connectors import LearnerPipeline
 from marlvec.distributed.accounting import Entry
 from marlvec.distributed.server.messages import Answer, Raised, Started

@@ -8,10 +8,8 @@ from dataclasses import astuple
 from typing import Any
 
 from marlvec.collect import MultiAgentBatch
-from marlvec.collect.metrics.collector_stats import CollectorStats
 from marlvec.collect.metrics.episode_table import EpisodeTable
-from marlvec.collect.metrics.metrics import Metrics
-from marlvec.collect.metrics.metrics_delta import MetricsDelta
+from marlvec.collect.metrics.metrics import CollectorStats, Metrics, MetricsDelta
 from marlvec.collect.rollout_state import Counters
 from marlvec.collect.state.batch_state import batch_from, get_batch_state
 from marlvec.collect.state.identity import check_identity, describe_pipeline

@@ -4,7 +4,7 @@ A policy answers all ready rows of all envs in one call. It sees spaces and obse
 and returns actions before the action connectors.
 """
 
-from marlvec.policies.checkpoint import PolicyCheckpoint, load_policy, save_policy
+from marlvec.policies.checkpoint import PolicyCheckpoint, load_checkpoint, load_policy, save_checkpoint, save_policy
 from marlvec.policies.policy import (
     Acts,
     FunctionPolicy,
@@ -18,7 +18,6 @@ from marlvec.policies.policy import (
 from marlvec.policies.policy_map import PolicyMap
 from marlvec.policies.random import RandomPolicy
 from marlvec.policies.scripted import Memory, Script, ScriptedPolicy
-from marlvec.policies.training_checkpoint import load_checkpoint, save_checkpoint
 
 __all__ = [
     "Acts",

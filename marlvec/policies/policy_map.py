@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from gymnasium.spaces import Space
 
-from marlvec.arguments import signature_of, whole_number
+from marlvec.arguments import count_from, signature_of
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, ResourceError
 from marlvec.policies.policy import Policy, PolicyLike, as_policy
 from marlvec.serialization.archive import FilePath, read_archive, write_archive
@@ -77,10 +77,7 @@ class PolicyMap(MutableMapping[str, Policy]):
     def __init__(
         self, policies: Mapping[str, PolicyLike | Make] | None = None, *, capacity: int, folder: FilePath | None = None
     ) -> None:
-        number = whole_number(capacity)
-        if number is None or number < 1:
-            raise ArgumentError(f"capacity must be an integer of at least 1, got {capacity!r}")
-        self.capacity = number
+        self.capacity = count_from(capacity, f"capacity={capacity!r}")
         self._entries: dict[str, Policy | _Entry] = {}
         self._in_memory: OrderedDict[str, Policy] = OrderedDict()  # least recently used first
         self._lock = threading.RLock()

@@ -60,6 +60,9 @@ class RandomPolicy(Policy):
     def probabilities(self, rows: Rows) -> NDArray[np.float64]:
         """Return the probability of each action, for n rows: (n, k) float64; masked actions have 0.
 
+        Returns:
+            Rows that sum to 1.
+
         Raises:
             StateError: `setup` was not called.
             ArgumentError: The action space is not Discrete.

@@ -185,10 +185,6 @@ class Column:
     """One array of a recording, (n, …); indexing reads from disk. Made by `RecordedRows.column`.
 
     ``column[3]``, ``column[10:20]`` and ``column[[4, 1]]`` read rows, ``np.asarray(column)`` reads all.
-
-    Args:
-        store: The policy's arrays.
-        name: Name of the array in the files.
     """
 
     def __init__(self, store: BlockStore, name: str) -> None:

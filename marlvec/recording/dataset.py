@@ -59,13 +59,7 @@ class RecordedDataset(Mapping[str, RecordedRows]):
     """
 
     def __init__(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        envs: Mapping[str, Any] | None,
-        notes: dict[str, Any],
-        *,
-        verify: bool,
+        self, folder: Path, manifest: Manifest, envs: Mapping[str, Any] | None, notes: dict[str, Any], *, verify: bool
     ) -> None:
         self.folder, self.notes = folder, notes
         self._manifest, self._envs = manifest, envs
@@ -120,7 +114,10 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         return None if self._envs is None else tuple(map(str, self._envs["agents"]))
 
     def observation_space(self, agent: str) -> Space[Any] | None:
-        """Return an agent's observation space, before the connectors; None if the recorder was not given the envs.
+        """Return an agent's observation space, before the connectors.
+
+        Returns:
+            The space; None if the recorder was not given the envs.
 
         Raises:
             KeyError: The agent does not exist.
@@ -128,7 +125,10 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         return self._space("observation_spaces", agent)
 
     def action_space(self, agent: str) -> Space[Any] | None:
-        """Return an agent's action space, behind the connectors; None if the recorder was not given the envs.
+        """Return an agent's action space, behind the connectors.
+
+        Returns:
+            The space; None if the recorder was not given the envs.
 
         Raises:
             KeyError: The agent does not exist.
@@ -147,6 +147,9 @@ class RecordedDataset(Mapping[str, RecordedRows]):
     def episode_table(self) -> EpisodeTable:
         """Read lengths and returns of all episodes, in the order of session and ``eps_id``.
 
+        Returns:
+            One entry an episode.
+
         Raises:
             ArgumentError: A column is missing.
             CheckpointError: A file is damaged; names it.
@@ -154,8 +157,7 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         found = []
         for session, ranges in self._ranges():
             for name in ranges:
-                if missing := [column for column in _FOR_TABLE if column not in self[name]]:
-                    raise ArgumentError(f"rows of policy {name!r} lack the columns {missing}, so they are no episodes")
+                _need(_FOR_TABLE, name, self[name])
             parts = {name: self[name].read(start, stop, _FOR_TABLE) for name, (start, stop) in ranges.items()}
             ids_B = np.concatenate([rows["eps_id"] for rows in parts.values()])
             column = {name: np.concatenate([rows[name] for rows in parts.values()]) for name in _FOR_TABLE}
@@ -183,6 +185,9 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         Args:
             rows: Rows in a batch; an episode with more rows is a batch alone.
             columns: Names of columns; None for all.
+
+        Returns:
+            Batches; each episode is in one.
 
         Raises:
             ArgumentError: A column is missing.
@@ -230,12 +235,15 @@ class RecordedDataset(Mapping[str, RecordedRows]):
         ``t``, ``unroll_id``                (T,)    number of the moment in the episode, and of the episode here
         ==================================  ======  ==========================================================
 
-        Episodes are in the order of session and ``eps_id``. ``SampleBatch.concat(list(data.joint()))`` has the moments
-        of all, and its ``right_zero_pad()`` makes them sequences (B, T, A, …) with ``loss_mask``.
+        ``SampleBatch.concat(list(data.joint()))`` has the moments of all episodes, and its ``right_zero_pad()`` makes
+        them sequences (B, T, A, …) with ``loss_mask``.
 
         Args:
             columns: Names of columns; None for all that the policies have in common.
             agents: Names of the agents that make the axis; None for all.
+
+        Returns:
+            The episodes, in the order of session and ``eps_id``.
 
         Raises:
             ArgumentError: Agents differ in a column's structure, dtype or shape; or a column or agent is missing.
@@ -306,9 +314,13 @@ class RecordedDataset(Mapping[str, RecordedRows]):
                 at[file.policy_id] += file.rows
                 spans[part.session][file.policy_id] = start, at[file.policy_id]
         for name, rows in self.items():
-            if missing := [column for column in ("eps_id",) if column not in rows]:
-                raise ArgumentError(f"rows of policy {name!r} lack the columns {missing}, so they are no episodes")
+            _need(("eps_id",), name, rows)
         yield from spans.items()
+
+
+def _need(columns: Sequence[str], policy_id: str, rows: RecordedRows) -> None:
+    if missing := [column for column in columns if column not in rows]:
+        raise ArgumentError(f"rows of policy {policy_id!r} lack the columns {missing}, so they are no episodes")
 
 
 def load_dataset(folder: FilePath, *, verify: bool = True) -> RecordedDataset:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.arguments import whole_number
+from marlvec.arguments import count_from
 from marlvec.collect.batch import SampleBatch
 from marlvec.collect.batch.arrow_columns import Arrays, TableForm
 from marlvec.errors import ArgumentError
@@ -41,8 +41,7 @@ class Minibatches:
         window: int,
     ) -> None:
         for name, value in (("size", size), ("epochs", 1 if epochs is None else epochs), ("window", window)):
-            if (whole_number(value) or 0) < 1:
-                raise ArgumentError(f"minibatches({name}={value!r}): expected a whole number of at least 1")
+            count_from(value, f"minibatches({name}={value!r})")
         self._form, self._blocks, self._read = form, list(blocks), read
         self._size, self._epochs, self._drop_last, self._window = size, epochs, drop_last, window
         self._sequence = np.random.SeedSequence(None if seed is None else check_seed(seed))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.arguments import whole_number
+from marlvec.arguments import count_from
 from marlvec.collect.batch import SampleBatch
 from marlvec.collect.batch.arrow_columns import TableForm
 from marlvec.errors import ArgumentError
@@ -65,7 +65,10 @@ class RecordedRows:
     # --- reading
 
     def column(self, name: str) -> Tree:
-        """Return a `Column`, read from disk when indexed; for Dict and Tuple spaces a tree of these.
+        """Return the column of this name, read from disk when indexed; for Dict and Tuple spaces a tree of columns.
+
+        Returns:
+            A `Column`, or a dict or tuple of these.
 
         Raises:
             KeyError: A column does not exist.
@@ -80,6 +83,9 @@ class RecordedRows:
             start: First row.
             stop: Row after the last; None for the end.
             columns: Names of columns; None for all.
+
+        Returns:
+            The rows.
 
         Raises:
             KeyError: A column does not exist.
@@ -98,6 +104,9 @@ class RecordedRows:
             rows: Numbers of rows, from 0.
             columns: Names of columns; None for all.
 
+        Returns:
+            The rows.
+
         Raises:
             IndexError: A row does not exist.
             KeyError: A column does not exist.
@@ -114,12 +123,14 @@ class RecordedRows:
             size: Rows in each batch; the last batch may have fewer.
             columns: Names of columns; None for all.
 
+        Returns:
+            The batches.
+
         Raises:
             ArgumentError: ``size`` is not a positive integer.
             KeyError: A column does not exist.
         """
-        if (whole_number(size) or 0) < 1:
-            raise ArgumentError(f"batches(size={size!r}): expected a whole number of at least 1")
+        count_from(size, f"batches(size={size!r})")
         self._chosen(columns)
         return (self.read(start, start + size, columns) for start in range(0, self._n, size))
 
@@ -175,10 +186,13 @@ class RecordedRows:
         )
 
     def to_numpy(self, columns: Sequence[str] | None = None) -> dict[str, Tree]:
-        """Read whole columns into memory: arrays (n, …), or trees of arrays, by name.
+        """Read whole columns into memory.
 
         Args:
             columns: Names of columns; None for all.
+
+        Returns:
+            Name to array (n, …), or to a tree of arrays.
 
         Raises:
             KeyError: A column does not exist.

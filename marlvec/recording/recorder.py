@@ -8,29 +8,28 @@ import weakref
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from marlvec.arguments import check_choice, whole_number
+from marlvec.arguments import check_choice, count_from
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.batch.arrow_columns import TableForm, arrow_libraries, table_form
-from marlvec.collect.callbacks import Callback
+from marlvec.collect.callbacks.append_file import digest_before
+from marlvec.collect.callbacks.callback import ClosingCallback
 from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.rollout_state import STREAM_BITS
 from marlvec.errors import ArgumentError, ClosedError, StateError
-from marlvec.recording.files.folder import digest_before, open_folder, remove_unlisted
-from marlvec.recording.files.manifest import Manifest, read_manifest
+from marlvec.recording.files.manifest import MANIFEST, Manifest, open_folder, read_manifest, remove_unlisted
 from marlvec.recording.files.part_file import Format
 from marlvec.recording.files.schema import check_same_envs, describe_envs, read_schema, write_schema
-from marlvec.recording.writer.part_writer import OnFull, PartWriter
-from marlvec.recording.writer.repeated_rows import QueuedBatch, Table
+from marlvec.recording.part_writer import OnFull, PartWriter
+from marlvec.recording.repeated_rows import QueuedBatch, Table
 from marlvec.serialization.atomic_file import FilePath
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["Recorder"]
 
 
-class Recorder(Callback):
+class Recorder(ClosingCallback):
     """Records batches on disk, for `load_dataset`: as a collector's callback, or by hand with `write`.
 
         with marlvec.Recorder("runs/spread") as recorder:
@@ -96,8 +95,7 @@ class Recorder(Callback):
         check_choice("format", format, ("parquet", "arrow"))
         check_choice("on_full", on_full, ("wait", "raise"))
         for name, value in (("part_bytes", part_bytes), ("queue_size", queue_size)):
-            if (whole_number(value) or 0) < 1:
-                raise ArgumentError(f"Recorder({name}={value!r}): expected a whole number of at least 1")
+            count_from(value, f"Recorder({name}={value!r})")
         if not part_seconds > 0:
             raise ArgumentError(f"Recorder(part_seconds={part_seconds!r}): expected a number above 0")
         if isinstance(drop, str):
@@ -212,12 +210,6 @@ class Recorder(Callback):
             raise
         self._finalizer.detach()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
     # --- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
@@ -231,7 +223,7 @@ class Recorder(Callback):
         """
         self.flush()
         size = self._manifest.size
-        return {"bytes": size, "end": digest_before(self.folder, size), "session": self._writer.session}
+        return {"bytes": size, "end": digest_before(self.folder / MANIFEST, size), "session": self._writer.session}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Drop the parts that were written after `state_dict` was called; another recording stays as it is.
@@ -244,7 +236,7 @@ class Recorder(Callback):
             raise ArgumentError(f"expected the state of a Recorder, got {list(state)}")
         self.flush()
         size, session, manifest = int(state["bytes"]), state["session"], self._manifest
-        if size > manifest.size or digest_before(self.folder, size) != state["end"]:
+        if size > manifest.size or (size and digest_before(self.folder / MANIFEST, size) != state["end"]):
             return
         self._writer.cut(size)
         kept = read_manifest(self.folder) if size else Manifest()

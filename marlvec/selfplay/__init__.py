@@ -15,10 +15,9 @@ from marlvec.selfplay.matchmaking import (
     Prioritised,
     Uniform,
 )
-from marlvec.selfplay.opponents.eviction_rules import EvictionRule, oldest, thinned, weakest
 from marlvec.selfplay.opponents.opponent import Opponent
 from marlvec.selfplay.opponents.opponent_pool import OpponentPool, read_opponents
-from marlvec.selfplay.opponents.snapshot_rules import Every, OnWinRate, SnapshotRule
+from marlvec.selfplay.opponents.rules import Every, EvictionRule, OnWinRate, SnapshotRule, oldest, thinned, weakest
 from marlvec.selfplay.rating_tracker import RatingTracker
 from marlvec.selfplay.ratings import BradleyTerry, Elo, OpenSkill, Ratings
 from marlvec.selfplay.results.match_result import MatchResult, WinRate

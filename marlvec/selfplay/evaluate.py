@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.arguments import whole_number
+from marlvec.arguments import count_from
 from marlvec.collect import Collector, Episode
 from marlvec.collect.acting.policy_set import pipelines_for
 from marlvec.collect.callbacks import Callback, RunningEpisode
@@ -134,7 +134,7 @@ def evaluate_match(
         EnvFault: An env failed, and ``on_fault`` is ``"raise"``.
         Exception: As raised by policies.
     """
-    total = _positive(games, "games")
+    total = count_from(games, f"games={games!r}")
     seed = check_seed(seed)
     players = tuple(policies)
     if isinstance(env, VectorEnv):
@@ -142,7 +142,7 @@ def evaluate_match(
             raise ArgumentError(f"{list(options)}: options build envs, but env is a VectorEnv already; leave them out")
         opened: Any = nullcontext(env)
     else:
-        opened = make(env, min(_positive(num_envs, "num_envs"), total), **options)
+        opened = make(env, min(count_from(num_envs, f"num_envs={num_envs!r}"), total), **options)
     with opened as envs:
         match = _Match(envs, total, sides_of(envs.agents, sides), players, plays, score, seed)
         own, before, behind = _policy_set(policies, agent_connectors, action_connectors)
@@ -269,10 +269,3 @@ def _bar(total: int, progress: bool | None) -> Iterator[Callable[[int], None]]:
 
     with ProgressBar("match", "games", total) as bar:
         yield bar.show
-
-
-def _positive(number: int, what: str) -> int:
-    found = whole_number(number)
-    if found is None or found < 1:
-        raise ArgumentError(f"{what} must be an integer of at least 1, got {number!r}")
-    return found

@@ -70,7 +70,10 @@ class Game:
     def score_of(self, player: str, against: str | None = None) -> float | None:
         """Return a policy's result: 1 a win, 0.5 a draw, 0 a loss; with several other sides, their mean.
 
-        ``against`` is the policy whose sides count; None: all others. The result is None if the two did not meet.
+        ``against`` is the policy whose sides count; None: all others. ``player`` is the policy's id.
+
+        Returns:
+            The result; None if the two did not meet.
         """
         results = [
             1.0 if mine > other else 0.5 if mine == other else 0.0
@@ -82,10 +85,7 @@ class Game:
 
 
 def game_of(
-    record: EpisodeRecord,
-    agents: Sequence[str],
-    sides: Mapping[str, Sequence[str]],
-    score: ScoreFunction | None = None,
+    record: EpisodeRecord, agents: Sequence[str], sides: Mapping[str, Sequence[str]], score: ScoreFunction | None = None
 ) -> Game:
     """Read a game from an episode's record; without ``score``, a side's score is the sum of its agents' returns."""
     places = [[agents.index(name) for name in own] for own in sides.values()]

@@ -148,7 +148,10 @@ class SelfPlayMapping:
     def get_state(self) -> dict[str, Any]:
         """Return the pool, its opponents in the collector, and which of them are no longer chosen, as plain data.
 
-        A collector's state contains this state already, with the contents of the opponents' files.
+        A collector's state contains this state already.
+
+        Returns:
+            Numbers, texts and arrays, in dicts and lists; with the contents of the opponents' files.
 
         Raises:
             CheckpointError: A file of the pool is missing.
@@ -205,7 +208,7 @@ class SelfPlayMapping:
                 raise ArgumentError(f"state: expected the {what} {mine}, got {state[what]}")
 
     def add_policies(self, state: Mapping[str, Any], collector: Collector) -> Callable[[], None]:
-        """Add a state's opponents to a collector, before `set_state`; return a function that undoes it.
+        """Add a state's opponents to a collector, before `set_state`.
 
         Opponents that are equal stay. `Collector.set_state` calls it first, since its own state contains running
         episodes of these policies.
@@ -213,6 +216,9 @@ class SelfPlayMapping:
         Args:
             state: A state from `get_state`.
             collector: The collector that uses this mapping.
+
+        Returns:
+            A function that undoes it.
 
         Raises:
             ArgumentError: Not such a state, or of other learners or sides; nothing has changed.

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import marlvec
 from marlvec.connectors import NormalizeObs
 from marlvec.errors import ArgumentError, CheckpointError, SerialisationError
-from marlvec.policies import training_checkpoint
+from marlvec.policies import checkpoint
 from marlvec.serialization.archive import read_archive, write_archive
 from marlvec.serialization.values import encode, outline
 from tests.dying import DYING
@@ -134,7 +134,7 @@ def test_a_training_of_another_env_is_replaced_only_with_overwrite(
     save("simple_spread", 8)
     save("simple_spread", 9)
     if not is_known:
-        monkeypatch.setattr(training_checkpoint, "_known_envs", {})
+        monkeypatch.setattr(checkpoint, "_known_envs", {})
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     expected = "expected one of connect_four_v3 .*'player_1'.*, got '.*', which holds a training of simple_spread_v3 .*"
     with pytest.raises(ArgumentError, match=f"{expected}'agent_2'.*; save into another folder, or pass overwrite=True"):
@@ -283,7 +283,7 @@ def test_as_many_are_kept_as_asked_for(tmp_path: Path) -> None:
     marlvec.save_checkpoint(tmp_path, progress={"step": 7})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.npz", "last.npz", "old-mine.npz"]
     for wrong in (0, -1, 1.5, "two"):
-        with pytest.raises(ArgumentError, match="keep must be an integer of at least 1"):
+        with pytest.raises(ArgumentError, match="keep=.*: expected an integer of at least 1"):
             marlvec.save_checkpoint(tmp_path, keep=wrong)  # type: ignore[arg-type]
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from marlvec.recording import block_store, dataset
 from marlvec.recording.formats import d3rlpy, vault
 from marlvec.recording.minibatches import _Window
-from marlvec.recording.writer.part_writer import PartWriter
-from marlvec.recording.writer.repeated_rows import QueuedBatch, RepeatedRows
+from marlvec.recording.part_writer import PartWriter
+from marlvec.recording.repeated_rows import QueuedBatch, RepeatedRows
 from tests.defects.registry import Patch, found_by
 
 RECORDER, DATASET = "tests/recording/test_recorder.py", "tests/recording/test_dataset.py"

@@ -56,7 +56,7 @@ def selfplay_evicted_opponents_go_on(patch: Patch) -> None:
 def selfplay_one_more_than_fits(patch: Patch) -> None:
     """A pool that is full keeps one opponent more than it may."""
     too_many = OpponentPool._too_many
-    patch.setattr(OpponentPool, "_too_many", lambda pool: too_many(pool)[1:])
+    patch.setattr(OpponentPool, "_too_many", lambda pool, opponents: too_many(pool, opponents)[1:])
 
 
 @found_by(RATINGS, "tests/selfplay/test_evaluate.py")

@@ -9,9 +9,8 @@ import numpy as np
 from marlvec.collect.columns.specs import ColumnSpecs
 from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.rollout import RolloutLoop
-from marlvec.collect.state.coming_policies import ComingPolicies
 from marlvec.collect.state.state_loader import StateLoader
-from marlvec.collect.state.stateful_collector import StatefulCollector
+from marlvec.collect.state.stateful_collector import ComingPolicies, StatefulCollector
 from marlvec.selfplay.mapping import SelfPlayMapping
 from marlvec.vector.faults.recovery import Recovery
 from marlvec.vector.shards.native_shard import NativeShard

@@ -27,7 +27,10 @@ IN_TWO_PAGES = {
     "marlvec.Collector": ("collector", "collector_states"),
 }
 # Made by marlvec alone: their constructors are never called from outside.
-MADE_BY_MARLVEC = {"marlvec.VectorEnv", "marlvec.VectorStep", "marlvec.selfplay.WinRate"}
+MADE_BY_MARLVEC = {
+    *("marlvec.VectorEnv", "marlvec.VectorStep", "marlvec.selfplay.WinRate"),
+    *("marlvec.recording.Column", "marlvec.recording.RecordedDataset", "marlvec.recording.RecordedRows"),
+}
 # Parameters of methods that mean the same everywhere.
 WELL_KNOWN = {"path", "state", "rows", "slot", "timeout", "indices", "env_ids", "args", "kwargs", "episode_id", "step"}
 _ELSEWHERE = re.compile(r"[Aa]s in `|[Ss]ee `|what `\w+` does|that `\w+` ran out of")

@@ -415,7 +415,7 @@ def test_remains_of_a_killed_recorder_are_removed(tmp_path: Path) -> None:
     [
         ({"format": "hdf5"}, "format must be one of 'parquet', 'arrow'"),
         ({"on_full": "drop"}, "on_full must be one of"),
-        ({"part_bytes": 0}, r"part_bytes=0\): expected a whole number of at least 1"),
+        ({"part_bytes": 0}, r"part_bytes=0\): expected an integer of at least 1"),
         ({"queue_size": 1.5}, r"queue_size=1.5\)"),
         ({"part_seconds": -1}, r"part_seconds=-1\): expected a number above 0"),
         ({"drop": "infos"}, r"write drop=\['infos'\]"),

@@ -241,9 +241,9 @@ def test_it_shows_progress_and_results(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"games": 0}, "games must be an integer of at least 1"),
-        ({"games": True}, "games must be"),
-        ({"num_envs": 0}, "num_envs must be"),
+        ({"games": 0}, "games=0: expected an integer of at least 1"),
+        ({"games": True}, "games=.*expected an integer"),
+        ({"num_envs": 0}, "num_envs=.*expected an integer"),
         ({"policies": {"a": player(1)}}, "expected at least two, got"),
         ({"policies": {"a": player(1), "b": play}}, "'b' must be a marlvec Policy"),
         ({"sides": {"one": ["player_0"]}}, "each of the agents"),

@@ -184,6 +184,17 @@ def test_a_bounded_pool_holds_as_many_as_it_may_and_the_right_ones(
     assert list(OpponentPool.load(pool.folder, RandomPolicy)) == list(pool)
 
 
+def test_a_rule_that_chooses_nobody_in_the_pool_leaves_the_pool_as_it_was() -> None:
+    pool = OpponentPool(RandomPolicy, capacity=1, leaves=lambda opponents: "oldest")  # type: ignore[arg-type,return-value]
+    pool.add("first", RandomPolicy())
+    files = sorted(pool.folder.iterdir())
+    with pytest.raises(ArgumentError, match=r"leaves\(\): expected one of"):
+        pool.add("second", RandomPolicy())
+    gc.collect()
+    assert (list(pool), sorted(pool.folder.iterdir())) == (["first"], files)
+    assert list(OpponentPool.load(pool.folder, RandomPolicy)) == ["first"]
+
+
 def _drop_weakest(expected: list[tuple[str, int]], ratings: Any) -> None:
     weak = min(expected[:-1] or expected, key=lambda pair: ratings.rating(pair[0]))
     expected.remove(weak)
@@ -337,7 +348,7 @@ def test_invalid_arguments_raise(tmp_path: Path) -> None:
     pool.add("a", Net(), of="main")
     cases: list[tuple[Callable[[], object], type[Exception], str]] = [
         (lambda: OpponentPool(Net(), folder=None), ArgumentError, "make must be a function"),  # type: ignore[arg-type]
-        (lambda: OpponentPool(Net, capacity=0), ArgumentError, "capacity must be"),
+        (lambda: OpponentPool(Net, capacity=0), ArgumentError, "capacity=0 .*expected an integer of at least 1"),
         (lambda: OpponentPool(Net, folder=tmp_path / "pool"), ArgumentError, "holds a pool already"),
         (lambda: OpponentPool.load(tmp_path / "none", Net), CheckpointError, "cannot be read"),
         (lambda: OpponentPool.load(tmp_path / "pool", {"other": Net}), ArgumentError, "no function for policies of"),

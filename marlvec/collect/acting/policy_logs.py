@@ -21,7 +21,7 @@ EVERYTHING = (np.iinfo(np.int64).max, 0)
 
 
 class PolicyLogs:
-    """Counts and drops transitions of all policies. ``runners`` are looked at each time; ``unread`` counts rows."""
+    """Counts and drops transitions of all policies. ``runners`` may change; ``unread``: rows counted alone."""
 
     def __init__(self, runners: Mapping[int, PolicyRunner], unread: RowLog) -> None:
         self._runners, self.unread = runners, unread

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.collect.acting.noop_actions import GroupActions
 from marlvec.collect.acting.policy_runner import PolicyRunner, Selection
-from marlvec.collect.acting.unasked.noop_actions import GroupActions
 from marlvec.collect.scheduling.env_step import index_of
 from marlvec.envs.spec import AgentGroup
 from marlvec.errors import ContractError

@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from numpy.typing import NDArray
 
-from marlvec.collect.acting.unasked.given_actions import GivenActions
-from marlvec.collect.acting.unasked.noop_actions import NoopActions, declared_noop
+from marlvec.collect.acting.given_actions import GivenActions
+from marlvec.collect.acting.noop_actions import NoopActions, declared_noop
 from marlvec.collect.columns.forms import BATCH_COLUMNS, ColumnForms
 from marlvec.collect.storage.batch_memory import BatchMemory
 from marlvec.collect.storage.moment import Moment
@@ -105,6 +105,7 @@ class PolicyRunner:
         self.seed_number = number  # what its seed follows from; after loading a state not always its number
         self.agent_connectors, self.action_connectors = agent_connectors, action_connectors
         self.learner_connectors = learner_connectors
+        self.chains = agent_connectors, action_connectors, learner_connectors
         self.group_index = -1  # position of the group of agents it plays; -1: none yet
         self.ready = Moment.none()  # rows that wait for its answer
         self._who, self._num_agents = f"policy {policy_id!r}", num_agents
@@ -154,11 +155,6 @@ class PolicyRunner:
     def set_up(self, policy: Policy, seed: int) -> None:
         """Give a policy the spaces of its agents."""
         policy.setup(self.agent_connectors.output_space_, self.action_connectors.policy_space_, seed=seed)
-
-    @property
-    def chains(self) -> tuple[AgentPipeline, ActionPipeline, LearnerPipeline]:
-        """Its three pipelines."""
-        return self.agent_connectors, self.action_connectors, self.learner_connectors
 
     def observe(self, rows: Rows) -> tuple[Rows, NDArray[np.bool_] | None]:
         """Send rows through the agent connectors; also return which came out: (n,) bool, or None for all."""
@@ -243,13 +239,6 @@ class PolicyRunner:
             self.noops.clear()
             self.off_policy.clear()
 
-    # --- rows that come from a saved state
-
-    @property
-    def forms(self) -> ColumnForms:
-        """The columns' forms."""
-        return self.log.forms
-
     def take_ready(self, ready: Moment, unsent: PolicyAnswer | None) -> None:
         """Replace the waiting rows, after the log has stored the old ones."""
         self._stores_plain = False
@@ -289,7 +278,10 @@ class PolicyRunner:
             raise self._bad(f"returned None; act() must return the actions, one for each of its {n} rows")
         if output.__class__ is np.ndarray and output.shape[:1] == (n,) and self.off_policy.knows_columns:
             return output, _NO_COLUMNS
-        actions, extras = self._split(output)
+        try:
+            actions, extras = split_output(output, self._policy_tree)
+        except ContractError as error:
+            raise self._bad(str(error)) from None
         if taken := [name for name in extras if name in rows or name in BATCH_COLUMNS]:
             raise self._bad(f"added columns named {taken}, which the collector gives")
         for name, column in (("actions", actions), *extras.items()):
@@ -304,12 +296,6 @@ class PolicyRunner:
         if not self.off_policy.knows_columns:
             self.off_policy.learn(extras, actions)
         return actions, extras
-
-    def _split(self, output: PolicyOutput) -> tuple[Tree, Mapping[str, Tree]]:
-        try:
-            return split_output(output, self._policy_tree)
-        except ContractError as error:
-            raise self._bad(str(error)) from None
 
     def transform(self, answer: PolicyAnswer) -> None:
         """Send an answer through the action connectors, once; check structure, shape, dtype and NaN of the result."""
@@ -363,7 +349,7 @@ class PolicyRunner:
         columns["actions"] = self._policy_tree.unflatten(own)
         columns["actions_for_env"] = self.env_tree.unflatten(for_env)
         columns["policy_version"] = self._version_n
-        parts = forms.check_answer(columns, asked=not _all_given(columns))
+        parts = forms.check_answer(columns, asked=not np.all(columns.get("off_policy", False)))
         self._stores_plain = (
             list(forms.answers) == ["actions", "actions_for_env", "policy_version"]
             and (forms.answers["actions"].dtype, forms.answers["actions"].shape) == self._plain
@@ -456,10 +442,6 @@ def _is_plain(value: Any, leaves: Sequence[Leaf], n: int) -> bool:
         return False
     leaf = leaves[0]
     return bool(value.dtype == leaf.dtype and value.dtype != object and value.shape == (n, *leaf.shape))
-
-
-def _all_given(columns: Mapping[str, Tree]) -> bool:
-    return "off_policy" in columns and bool(columns["off_policy"].all())
 
 
 def _shape(leaf: Any) -> tuple[int, ...]:

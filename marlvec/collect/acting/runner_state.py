@@ -10,12 +10,7 @@ from numpy.typing import NDArray
 
 from marlvec.collect.acting.policy_runner import PolicyAnswer, PolicyRunner
 from marlvec.collect.columns.forms import ColumnForms
-from marlvec.collect.columns.plain import (
-    columns_from,
-    plain_columns,
-    plain_rows,
-    rows_from,
-)
+from marlvec.collect.columns.plain import columns_from, plain_columns, plain_rows, rows_from
 from marlvec.collect.columns.specs import ColumnSpecs
 from marlvec.collect.storage.moment import Moment
 from marlvec.connectors import Rows
@@ -49,7 +44,7 @@ def get_runner_state(runner: PolicyRunner) -> State:
 def _get_rows(runner: PolicyRunner) -> State:
     who = f"policy {runner.policy_id!r}"
     return {
-        "forms": runner.forms.get_state(),
+        "forms": runner.log.forms.get_state(),
         "stored": runner.log.get_state() if runner.keeps_rows else None,
         "ready": {"lanes": runner.ready.lanes.copy(), "rows": plain_rows(runner.ready.rows, who)},
         "unsent": None if runner.unsent is None else _get_answer(runner.unsent, who),

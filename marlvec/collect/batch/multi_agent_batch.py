@@ -118,6 +118,9 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
             k: Moments in each chunk.
             by: Column that numbers an episode's moments.
 
+        Returns:
+            Batches without keys of policies that have no rows in them.
+
         Raises:
             ArgumentError: ``k`` is not a whole number above 0, or a policy lacks a column.
         """
@@ -145,6 +148,9 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
         Args:
             episodes: The episodes; at least one.
             env_steps: Env steps that the batch counts; None: the sum of the episodes' lengths.
+
+        Returns:
+            A new batch.
 
         Raises:
             ArgumentError: The episodes have no row; or rows of one policy have different columns.
@@ -220,6 +226,9 @@ class MultiAgentBatch(Mapping[str, SampleBatch]):
     @classmethod
     def load(cls, path: FilePath) -> MultiAgentBatch:
         """Read a batch that `save` wrote, bit for bit.
+
+        Returns:
+            The batch, with equal columns, dtypes and counts.
 
         Raises:
             ArgumentError: The suffix is neither ``.npz`` nor ``.parquet``.

@@ -91,10 +91,7 @@ class SampleBatch(Rows):
         return sum(leaf.nbytes for _, leaf in named_leaves(self._columns))
 
     def replace(self, **columns: Tree) -> SampleBatch:
-        """Return a batch in which these columns replace existing ones, or are added.
-
-        Returns:
-            A new batch that shares the arrays of the other columns.
+        """Return a batch in which these columns replace existing ones, or are added; it shares the other arrays.
 
         Raises:
             ArgumentError: A column's length is not that of the rows; names the column.
@@ -106,6 +103,9 @@ class SampleBatch(Rows):
 
         Args:
             seed: A seed, or a generator to draw from; None: from the operating system.
+
+        Returns:
+            A new batch of as many rows.
 
         Raises:
             ArgumentError: The seed is not an integer from 0 to 2**64 - 1.
@@ -137,6 +137,9 @@ class SampleBatch(Rows):
 
         Chunks may begin and end within an episode, and span several; sequences of `right_zero_pad` do not.
 
+        Returns:
+            Batches of ``k`` rows.
+
         Raises:
             ArgumentError: ``k`` is not a whole number above 0.
         """
@@ -149,6 +152,9 @@ class SampleBatch(Rows):
         A fragment begins where ``unroll_id``, ``eps_id``, ``env_id`` or ``agent_index`` changes and where ``t`` does
         not ascend, so concatenated batches with equal ``unroll_id`` are kept apart. Shuffled rows give short fragments.
 
+        Returns:
+            One batch per fragment.
+
         Raises:
             ArgumentError: The column ``unroll_id`` is missing.
         """
@@ -157,7 +163,8 @@ class SampleBatch(Rows):
     def split_by_episode(self) -> list[SampleBatch]:
         """Return one batch per episode with the rows of all its agents, in order; episodes by first appearance.
 
-        A batch is a view if its rows are adjacent.
+        Returns:
+            Batches; a batch is a view if its rows are adjacent.
 
         Raises:
             ArgumentError: The column ``eps_id`` is missing; or an ``eps_id`` belongs to several episodes: it has rows
@@ -199,6 +206,9 @@ class SampleBatch(Rows):
         Args:
             state_column: As given there.
 
+        Returns:
+            A batch of n rows.
+
         Raises:
             ContractError: The batch has no sequences, or a column is not (B, T, …).
         """
@@ -222,7 +232,7 @@ class SampleBatch(Rows):
     # --- other libraries, and files
 
     def to_torch(self, device: Any = None, *, pin_memory: bool = False) -> dict[str, Tree]:
-        """Convert columns to torch tensors (n, …) of the same dtypes, and trees to trees of tensors.
+        """Convert columns to torch tensors (n, …) of the same dtypes.
 
         On the CPU, tensors share the arrays' memory: writing to one writes to the other. Arrays that torch cannot share
         (read-only, reversed, unaligned, or of foreign byte order) are copied.
@@ -230,6 +240,9 @@ class SampleBatch(Rows):
         Args:
             device: Device of the tensors; None for the CPU.
             pin_memory: Copy to page-locked memory first, so that the transfer to a GPU runs in the background.
+
+        Returns:
+            Name to tensor, or to a tree of tensors.
 
         Raises:
             MissingExtraError: torch is not installed.
@@ -239,7 +252,7 @@ class SampleBatch(Rows):
         return as_tensors(self._columns, device, pin_memory=pin_memory)
 
     def to_jax(self, device: Any = None) -> dict[str, Tree]:
-        """Convert columns to JAX arrays (n, …), and trees to trees of JAX arrays.
+        """Convert columns to JAX arrays (n, …).
 
         On the CPU, columns of 64 KiB and more share their memory with the JAX arrays: do not write to them afterwards.
         JAX copies smaller, read-only or strided columns, and 64-bit numbers, which become 32-bit unless
@@ -247,6 +260,9 @@ class SampleBatch(Rows):
 
         Args:
             device: A ``jax.Device`` or sharding; None for the CPU.
+
+        Returns:
+            Name to array, or to a tree of arrays.
 
         Raises:
             MissingExtraError: jax is not installed.
@@ -274,6 +290,9 @@ class SampleBatch(Rows):
         RLlib's names: ``next_obs`` becomes ``new_obs``, ``terminated`` ``terminateds``, ``truncated`` ``truncateds``,
         ``logp`` ``action_logp``, ``values`` ``vf_preds``; other columns keep their names.
 
+        Returns:
+            The batch.
+
         Raises:
             MissingExtraError: ray is not installed.
             ArgumentError: The batch has sequences, or RLlib's name of a column exists already.
@@ -300,6 +319,9 @@ class SampleBatch(Rows):
     @classmethod
     def load(cls, path: FilePath) -> SampleBatch:
         """Read a batch that `save` wrote, bit for bit.
+
+        Returns:
+            The batch, with equal columns and dtypes.
 
         Raises:
             ArgumentError: The suffix is neither ``.npz`` nor ``.parquet``.

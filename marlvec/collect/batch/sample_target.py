@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from marlvec.arguments import whole_number
+from marlvec.arguments import count_from
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.errors import ArgumentError
 
-__all__ = ["BatchSchedule", "SampleTarget", "Unit", "count_from", "sample_target"]
+__all__ = ["BatchSchedule", "SampleTarget", "Unit", "sample_target"]
 
 Unit: TypeAlias = Literal["env_steps", "agent_steps", "episodes"]
 
@@ -38,14 +38,6 @@ def sample_target(
         )
     unit, amount = given[0]
     return SampleTarget(unit, count_from(amount, f"{call}({unit}={amount!r})"))
-
-
-def count_from(value: object, what: str) -> int:
-    """Check that a value is an integer of at least 1, and return it."""
-    number = whole_number(value)
-    if number is None or number < 1:
-        raise ArgumentError(f"{what}: expected an integer of at least 1")
-    return number
 
 
 class BatchSchedule:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+from hashlib import sha256
 from pathlib import Path
 
 from marlvec.serialization.atomic_file import FilePath
 
-__all__ = ["AppendFile"]
+__all__ = ["AppendFile", "digest_before"]
+
+_END = 4096  # bytes that identify a file
 
 
 class AppendFile:
@@ -63,3 +66,12 @@ class AppendFile:
         if not self._file.closed:
             with self._file:
                 self.flush()
+
+
+def digest_before(path: Path, size: int) -> str:
+    """Return a digest of a file's last bytes before an offset; ``""`` at its beginning."""
+    if not size:
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, size - _END))
+        return sha256(file.read(min(size, _END))).hexdigest()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from abc import ABC, abstractmethod
+from typing import Any, Literal, Self
 
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.callbacks.episode_step import EpisodeStep, RunningEpisode
 from marlvec.collect.metrics.episode_table import EpisodeRecord
 from marlvec.collect.metrics.metrics import Metrics
 
-__all__ = ["HOOKS", "Callback", "LossReason"]
+__all__ = ["HOOKS", "Callback", "ClosingCallback", "LossReason"]
 
 LossReason = Literal["fault", "restart", "reset", "interrupt"]
 """Why an episode was lost."""
@@ -92,3 +93,17 @@ class Callback:
             why: As in `marlvec.distributed.Accounting`.
             requests: Number of requests lost with it.
         """
+
+
+class ClosingCallback(Callback, ABC):
+    """A callback that is closed, by `close` or at the end of a ``with`` block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it. May be called twice."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

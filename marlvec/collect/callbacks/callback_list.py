@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -94,8 +95,7 @@ class CallbackList:
         def put(entropy: int, policy_ids: Mapping[int, str]) -> None:
             running_N = np.full_like(self._running_N, None)
             for i in np.flatnonzero(episodes.eps_id_N >= 0).tolist() if self.follows else ():
-                policies = tuple(policy_ids[k] for k in episodes.policy_NA[i].tolist())
-                episode = running_N[i] = RunningEpisode(*episodes.identity(i), entropy, policies)
+                episode = running_N[i] = _running_episode(i, episodes, policy_ids, entropy)
                 if (known := saved[i]) is not None:
                     episode.stage, episode.policies, episode.custom = known[0], tuple(known[1]), dict(known[2])
                     episode.rng_state = known[3]
@@ -134,8 +134,7 @@ class CallbackList:
     ) -> None:
         """Call `on_episode_created` for new episodes."""
         for i in env_ids.tolist():
-            policies = tuple(policy_ids[k] for k in episodes.policy_NA[i].tolist())
-            episode = RunningEpisode(*episodes.identity(i), entropy, policies)
+            episode = _running_episode(i, episodes, policy_ids, entropy)
             if self._listeners["on_episode_created"]:
                 episode.stage = "new"
             self._running_N[i] = episode
@@ -171,7 +170,7 @@ class CallbackList:
         if not (listeners := self._listeners[hook]):
             return
         began, k = perf_counter(), 0
-        stage, episode = _STAGES.get(hook, ""), what[0] if hook in _STAGES else _NoEpisode
+        stage, episode = _STAGES.get(hook, ""), what[0] if hook in _STAGES else _NO_EPISODE
         try:
             self._running_hook = hook
             while k < len(listeners):
@@ -188,14 +187,14 @@ class CallbackList:
         self._metrics.timers["callbacks"].add(perf_counter() - began)
 
 
-class _NoEpisode:
-    """Placeholder of an env without a running episode."""
-
-    stage = ""
-
-
+_NO_EPISODE: Any = SimpleNamespace(stage="")
 _NOT_OF_EPISODES = ("on_sample_end", "on_collector_created")
 _STAGES = {"on_episode_created": "running", "on_episode_end": "over", "on_episode_lost": "over"}
+
+
+def _running_episode(i: int, episodes: EpisodeTracker, policy_ids: Mapping[int, str], entropy: int) -> RunningEpisode:
+    policies = tuple(policy_ids[number] for number in episodes.policy_NA[i].tolist())
+    return RunningEpisode(*episodes.identity(i), entropy, policies)
 
 
 def listeners_by_hook(callbacks: Iterable[CallbackLike]) -> dict[str, list[Listener]]:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from marlvec.collect.callbacks.append_file import AppendFile
-from marlvec.collect.callbacks.callback import Callback
+from marlvec.collect.callbacks.append_file import AppendFile, digest_before
+from marlvec.collect.callbacks.callback import ClosingCallback
 from marlvec.collect.callbacks.episode_step import RunningEpisode
 from marlvec.collect.metrics.episode_table import EpisodeRecord
 from marlvec.errors import ArgumentError
 
 __all__ = ["JSONLinesLogger"]
 
-_END = 4096  # last bytes that identify a file
 
-
-class JSONLinesLogger(Callback):
+class JSONLinesLogger(ClosingCallback):
     """Writes a line of JSON for each finished episode; read them with ``pandas.read_json(path, lines=True)``.
 
     A line is an object with ``eps_id``, ``env_id``, ``number``, ``length``, ``return`` (the team's, the sum over all
@@ -65,13 +62,10 @@ class JSONLinesLogger(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return the file's size and a digest of its end, as plain data."""
         size = self._size()
-        return {"bytes": size, "end": self._digest_before(size)}
+        return {"bytes": size, "end": digest_before(self._path, size)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Cut off lines that were written after `state_dict` was called. A different file stays unchanged.
-
-        Args:
-            state: A state from `state_dict`.
 
         Raises:
             ArgumentError: Not such a state.
@@ -79,7 +73,7 @@ class JSONLinesLogger(Callback):
         if state.keys() != {"bytes", "end"}:
             raise ArgumentError(f"expected the state of a JSONLinesLogger, got {list(state)}")
         size = int(state["bytes"])
-        if self._size() > size and self._digest_before(size) == state["end"]:
+        if self._size() > size and digest_before(self._path, size) == state["end"]:
             self._file.truncate(size)
 
     def _size(self) -> int:
@@ -87,23 +81,9 @@ class JSONLinesLogger(Callback):
         self._file.flush()
         return self._file.size or 0
 
-    def _digest_before(self, size: int) -> str:
-        """Return a digest of the last bytes before an offset."""
-        if not size:
-            return ""
-        with self._path.open("rb") as file:
-            file.seek(max(0, size - _END))
-            return hashlib.sha256(file.read(min(size, _END))).hexdigest()
-
     def close(self) -> None:
         """Close the file. May be called twice."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _plain(value: object) -> object:

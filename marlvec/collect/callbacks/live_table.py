@@ -7,13 +7,12 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from datetime import timedelta
 from time import perf_counter
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from marlvec.collect.batch import MultiAgentBatch
-from marlvec.collect.callbacks.callback import Callback
+from marlvec.collect.callbacks.callback import ClosingCallback
 from marlvec.collect.callbacks.episode_step import EpisodeStep
-from marlvec.collect.metrics.collector_stats import CollectorStats
-from marlvec.collect.metrics.metrics import Metrics, Stats, stats_of_episodes, stats_of_policy
+from marlvec.collect.metrics.metrics import CollectorStats, Metrics, Stats, stats_of_episodes, stats_of_policy
 from marlvec.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ _COLLECTORS = 32
 """Of how many collectors there is a line."""
 
 
-class LiveTable(Callback):
+class LiveTable(ClosingCallback):
     """A live table: env steps a second, returns and lengths, custom numbers, seconds per part of the loop.
 
     The team's return is the sum over all agents; further rows show the returns of each policy's agents. Means and
@@ -95,12 +94,6 @@ class LiveTable(Callback):
         self._closed = True
         if self._live is not None:
             self._live.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _show(self, metrics: Metrics) -> None:
         now = perf_counter()

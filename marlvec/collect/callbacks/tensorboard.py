@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import count
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.callbacks.append_file import AppendFile
-from marlvec.collect.callbacks.callback import Callback
+from marlvec.collect.callbacks.callback import ClosingCallback
 from marlvec.collect.metrics.metrics import Metrics, Stats
 from marlvec.errors import ArgumentError, MissingExtraError
 
@@ -23,7 +23,7 @@ __all__ = ["TensorBoardLogger"]
 _numbers = count()  # numbers of this process' files
 
 
-class TensorBoardLogger(Callback):
+class TensorBoardLogger(ClosingCallback):
     """Writes metrics for TensorBoard after each batch; the x axis is the collector's env steps.
 
     Scalars, if they have a value:
@@ -122,9 +122,6 @@ class TensorBoardLogger(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the state's env step; TensorBoard hides later points of that run.
 
-        Args:
-            state: A state from `state_dict`.
-
         Raises:
             ArgumentError: Not such a state.
         """
@@ -139,12 +136,6 @@ class TensorBoardLogger(Callback):
     def close(self) -> None:
         """Close the file. May be called twice."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _statistics(metrics: Metrics, policies: Iterable[str], *, agents: bool) -> dict[str, float]:

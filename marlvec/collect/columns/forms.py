@@ -17,16 +17,7 @@ from marlvec.errors import ArgumentError, ContractError
 from marlvec.serialization.state_fields import State, check_fields, flag_field
 from marlvec.trees import Tree, map_tree, to_array, tree_leaves
 
-__all__ = [
-    "BATCH_COLUMNS",
-    "LATE",
-    "ROW_COLUMNS",
-    "ColumnForm",
-    "ColumnForms",
-    "Empty",
-    "Leaves",
-    "order_columns",
-]
+__all__ = ["BATCH_COLUMNS", "LATE", "ROW_COLUMNS", "ColumnForm", "ColumnForms", "Empty", "Leaves", "order_columns"]
 
 AnyArray = NDArray[Any]
 Leaves = list[AnyArray]
@@ -88,9 +79,10 @@ class ColumnForm:
             )
         for (path, leaf), (dtype, shape) in zip(found, self._kinds, strict=True):
             if leaf.shape[1:] != shape or leaf.dtype != dtype or leaf.ndim == 0:
+                before = f"{dtype} of shape (n,{''.join(f' {length},' for length in shape)})"
                 raise ContractError(
-                    f"{self._owner}: {_where(self.name, path)} was {dtype} of shape {_per_row(shape)} "
-                    f"until now, got {leaf.dtype} of shape {leaf.shape}"
+                    f"{self._owner}: {_where(self.name, path)} was {before} until now, got {leaf.dtype} of shape "
+                    f"{leaf.shape}"
                 )
         return [leaf for _, leaf in found]
 
@@ -243,10 +235,6 @@ class ColumnForms:
 def _is_state_in(name: str, answers: Collection[str]) -> bool:
     """Return whether a column is a recurrent state ``…_in`` that the policy returns as ``…_out``."""
     return name.endswith("_in") and f"{name.removesuffix('_in')}_out" in answers
-
-
-def _per_row(shape: tuple[int, ...]) -> str:
-    return f"(n,{''.join(f' {length},' for length in shape)})"
 
 
 def _where(name: str, path: str) -> str:

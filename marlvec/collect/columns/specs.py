@@ -29,7 +29,6 @@ class _Spec(NamedTuple):
         return is_kind and self.shape in (None, array.shape[1:])
 
 
-_NUMBERS = NUMBER
 _COLLECTOR_COLUMNS = {
     name: _Spec(column.kinds, None if column.is_wide else ())
     for name, column in COLUMNS.items()
@@ -84,4 +83,4 @@ class ColumnSpecs:
 
 
 def _kinds(leaf: Leaf) -> str:
-    return "OU" if leaf.is_object else _NUMBERS
+    return "OU" if leaf.is_object else NUMBER

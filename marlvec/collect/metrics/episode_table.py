@@ -83,6 +83,12 @@ class FinishedEpisodes:
     def __len__(self) -> int:
         return len(self.eps_id)
 
+    @property
+    def policies_seen(self) -> list[str]:
+        """Ids of the policies that played, in order of first appearance."""
+        numbers, first = np.unique(self.policy, return_index=True)
+        return list(dict.fromkeys(self.policy_ids[number] for number in numbers[np.argsort(first)].tolist()))
+
     def record(self, i: int, custom: Mapping[str, float] | None = None) -> EpisodeRecord:
         """Return row i as an object, the same at each call; only the first may pass ``custom`` numbers of callbacks."""
         record: EpisodeRecord | None = self.made[i]
@@ -154,11 +160,8 @@ class EpisodeTable:
 
     def _move(self, more: int) -> tuple[int, int]:
         """Make room for more rows, and drop the ids of policies that are in no kept row."""
-        first = self.size - len(self)
-        if self.kept is not None:
-            first = min(first, self.kept)
-        kept = self.between(first, self.size)
-        start = len(kept)
+        kept = self._all_kept()
+        first, start = self.size - len(kept), len(kept)
         room = self._room(2 * (start + more))
         for name in _COLUMNS:
             getattr(room, name)[:start] = getattr(kept, name)
@@ -166,14 +169,15 @@ class EpisodeTable:
         self._arrays, self._first, self._known = room, first, {}
         return start, start + more
 
+    def _all_kept(self) -> FinishedEpisodes:
+        first = self.size - len(self)
+        return self.between(first if self.kept is None else min(first, self.kept), self.size)
+
     def get_state(self) -> State:
         """Return the kept episodes; policies are indices into ``policies``."""
-        first = self.size - len(self)
-        found = self.between(first if self.kept is None else min(first, self.kept), self.size)
-        numbers, at = np.unique(found.policy, return_index=True)
-        ids = list(dict.fromkeys(found.policy_ids[number] for number in numbers[np.argsort(at)].tolist()))
-        policy = np.zeros_like(found.policy)
-        for number in numbers.tolist():
+        found = self._all_kept()
+        ids, policy = found.policies_seen, np.zeros_like(found.policy)
+        for number in np.unique(found.policy).tolist():
             policy[found.policy == number] = ids.index(found.policy_ids[number])
         customs = [[i, dict(one.custom)] for i, one in enumerate(found.made.tolist()) if one is not None and one.custom]
         return {

@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.collect.metrics.collector_stats import CollectorStats
 from marlvec.collect.metrics.episode_table import EpisodeRecord, EpisodeTable, FinishedEpisodes
-from marlvec.collect.metrics.metrics_delta import MetricsDelta, counted, difference, renumbered, standalone
 from marlvec.collect.rollout_state import Counters, CurrentState, RolloutState
 from marlvec.errors import ArgumentError
 from marlvec.serialization.state_fields import State, check_fields
@@ -26,7 +24,9 @@ __all__ = [
     "TIMERS",
     "Timer",
     "Metrics",
+    "MetricsDelta",
     "MetricsState",
+    "CollectorStats",
     "as_number",
     "EpisodeRecord",
 ]
@@ -60,20 +60,13 @@ class Stats:
 def stats_of_episodes(records: Iterable[EpisodeRecord]) -> dict[str, Stats]:
     """Return statistics of ``return`` (sum over agents), ``length`` (env steps) and ``duration`` of episodes."""
     records = list(records)
-    return {
-        "return": Stats.of(e.episode_return for e in records),
-        "length": Stats.of(e.length for e in records),
-        "duration": Stats.of(e.duration for e in records),
-    }
+    return _named((e.episode_return for e in records), (e.length for e in records), (e.duration for e in records))
 
 
 def stats_of_agents(pairs: Sequence[tuple[EpisodeRecord, int]]) -> dict[str, Stats]:
     """Return statistics of ``return``, ``length`` (decisions) and ``duration`` of (episode, agent index) pairs."""
-    return {
-        "return": Stats.of(float(e.returns_A[a]) for e, a in pairs),
-        "length": Stats.of(int(e.lengths_A[a]) for e, a in pairs),
-        "duration": Stats.of(e.duration for e, _ in pairs),
-    }
+    returns, lengths = (float(e.returns_A[a]) for e, a in pairs), (int(e.lengths_A[a]) for e, a in pairs)
+    return _named(returns, lengths, (e.duration for e, _ in pairs))
 
 
 def stats_of_policy(records: Iterable[EpisodeRecord], policy_id: str) -> dict[str, Stats]:
@@ -85,20 +78,18 @@ def stats_of_policy(records: Iterable[EpisodeRecord], policy_id: str) -> dict[st
 
 def _of_rows(found: FinishedEpisodes, rows: slice | NDArray[np.bool_]) -> dict[str, Stats]:
     """Return `stats_of_episodes` of some rows."""
-    return {
-        "return": Stats.of(found.returns[rows].sum(axis=1).tolist()),
-        "length": Stats.of(found.length[rows].tolist()),
-        "duration": Stats.of(found.duration[rows].tolist()),
-    }
+    returns = found.returns[rows].sum(axis=1).tolist()
+    return _named(returns, found.length[rows].tolist(), found.duration[rows].tolist())
 
 
 def _of_agents(found: FinishedEpisodes, chosen: NDArray[np.bool_]) -> dict[str, Stats]:
     """Return `stats_of_agents` of the agents chosen by a (k, A) mask."""
-    return {
-        "return": Stats.of(found.returns[chosen].tolist()),
-        "length": Stats.of(found.lengths[chosen].tolist()),
-        "duration": Stats.of(found.duration[np.nonzero(chosen)[0]].tolist()),
-    }
+    durations = found.duration[np.nonzero(chosen)[0]].tolist()
+    return _named(found.returns[chosen].tolist(), found.lengths[chosen].tolist(), durations)
+
+
+def _named(returns: Iterable[float], lengths: Iterable[float], durations: Iterable[float]) -> dict[str, Stats]:
+    return {"return": Stats.of(returns), "length": Stats.of(lengths), "duration": Stats.of(durations)}
 
 
 TIMERS = ("inference", "action_connectors", "env_wait", "agent_connectors", "ingest", "batch", "callbacks")
@@ -345,9 +336,7 @@ class Metrics:
     @property
     def policies_seen(self) -> list[str]:
         """Ids of the policies that played in `episodes`, in order of first appearance."""
-        found = self._last()
-        policies, first = np.unique(found.policy, return_index=True)
-        return list(dict.fromkeys(found.policy_ids[number] for number in policies[np.argsort(first)].tolist()))
+        return self._last().policies_seen
 
     @property
     def returns(self) -> Stats:
@@ -419,15 +408,7 @@ class Metrics:
         """Return everything as plain dicts and numbers."""
         found = self._last()
         return {
-            "env_steps": self.env_steps,
-            "agent_steps": self.agent_steps,
-            "episodes_total": self.episodes_total,
-            "episodes_faulty": self.episodes_faulty,
-            "episodes_restarted": self.episodes_restarted,
-            "episodes_interrupted": self.episodes_interrupted,
-            "noop_steps": self.noop_steps,
-            "env_steps_lost": self.env_steps_lost,
-            "agent_steps_lost": self.agent_steps_lost,
+            **{name: getattr(self, name) for name in _COUNTED},
             **_plain(_of_rows(found, slice(None))),
             "envs": {i: _plain(self.env(i)) for i in np.unique(found.env_id).tolist()},
             "agents": {name: _plain(self.agent(name)) for name in self.agents},
@@ -460,3 +441,84 @@ def as_number(value: Any, what: str) -> float:
 
 def _plain(stats: Mapping[str, Stats]) -> dict[str, dict[str, float]]:
     return {name: s.as_dict() for name, s in stats.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorStats:
+    """Counts of one of many collectors, up to the last delivered batch.
+
+    Attributes:
+        index: Its number.
+        restarts: How often it was restarted.
+        lag: Versions of the weights that its oldest fragment in its last batch was behind.
+        env_steps: Env steps in batches, over all restarts.
+        seconds_waiting: Seconds it waited for a request.
+        seconds_working: Seconds it worked on requests.
+    """
+
+    index: int
+    restarts: int = 0
+    lag: int = 0
+    env_steps: int = 0
+    seconds_waiting: float = 0.0
+    seconds_working: float = 0.0
+
+    @property
+    def waiting(self) -> float:
+        """Share of its time that it waited for requests, between 0 and 1."""
+        total = self.seconds_waiting + self.seconds_working
+        return self.seconds_waiting / total if total else 0.0
+
+
+_COUNTED = (
+    *("env_steps", "agent_steps", "episodes_total", "episodes_faulty", "episodes_restarted", "episodes_interrupted"),
+    *("noop_steps", "env_steps_lost", "agent_steps_lost"),
+)
+"""The sums of `Counters` that metrics show."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsDelta:
+    """The records, counts and seconds that a `Metrics` gained since its last delta.
+
+    Means cannot be added, so it contains every finished episode once.
+    """
+
+    agents: tuple[str, ...]
+    policies: tuple[str, ...]
+    episodes: FinishedEpisodes
+    counters: Mapping[str, int]  # increase of each counter
+    timers: Mapping[str, tuple[float, int]]  # seconds and calls by name
+    values: tuple[tuple[str, float], ...]  # given to `Metrics.add_value`, in order, NaN left out
+
+
+def difference(now: Counters, before: Counters) -> dict[str, int]:
+    """Return the increase of each counter."""
+    return {name: getattr(now, name) - getattr(before, name) for name in _COUNTED}
+
+
+def counted(counters: Counters, more: Mapping[str, int]) -> Counters:
+    """Return the counters with these increases added."""
+    new = counters.copy()
+    for name in _COUNTED:
+        setattr(new, name, getattr(new, name) + more[name])
+    return new
+
+
+def standalone(found: FinishedEpisodes) -> FinishedEpisodes:
+    """Return a copy of a table's rows, without fields that their records can be rebuilt from."""
+    arrays = {name: getattr(found, name).copy() for name in FinishedEpisodes.__slots__ if name != "policy_ids"}
+    for i, record in enumerate(found.made.tolist()):
+        if record is not None and not record.custom:
+            arrays["made"][i] = None
+    used = np.unique(found.policy).tolist()
+    return FinishedEpisodes(**arrays, policy_ids={number: found.policy_ids[number] for number in used})
+
+
+def renumbered(found: FinishedEpisodes, numbers: dict[str, int]) -> FinishedEpisodes:
+    """Return these episodes with another table's policy numbers, to which new ids are added."""
+    policy = np.empty_like(found.policy)
+    for number, name in found.policy_ids.items():
+        policy[found.policy == number] = numbers.setdefault(name, len(numbers))
+    arrays = {name: getattr(found, name) for name in FinishedEpisodes.__slots__ if name not in ("policy", "policy_ids")}
+    return FinishedEpisodes(**arrays, policy=policy, policy_ids={number: name for name, number in numbers.items()})

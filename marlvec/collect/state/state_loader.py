@@ -37,27 +37,28 @@ def state_of(thing: Any) -> Any:
     return copy.deepcopy(methods[0]())
 
 
+Put = Callable[[Any], Any]
+
+
 class StateLoader:
     """Loads states one after the other; if an object rejects its state, restores the earlier ones."""
 
     def __init__(self) -> None:
-        self._wanted: list[tuple[str, Any, Any]] = []
-        self._before: list[tuple[Any, Any]] = []
+        self._wanted: list[tuple[str, Callable[[], Any], Put, Any]] = []
+        self._before: list[tuple[Put, Any]] = []
 
     def add(self, who: str, thing: Any, state: Any) -> None:
         """Register an object, ``who`` in messages, and the state that `load` will give it."""
-        if not has_state(thing):
+        if (methods := _methods(thing)) is None:
             raise ArgumentError(f"{who}: the saved state has a state for it, but {thing!r:.200} cannot load one")
-        self._wanted.append((who, thing, state))
+        self._wanted.append((who, *methods, state))
 
     def load(self) -> None:
         """Load all states; an error names the object that raised it. Call `undo` then."""
-        for who, thing, state in self._wanted:
-            methods = _methods(thing)
-            assert methods is not None  # checked in add()
-            self._before.append((thing, state_of(thing)))
+        for who, get, put, state in self._wanted:
+            self._before.append((put, copy.deepcopy(get())))
             try:
-                methods[1](copy.deepcopy(state))
+                put(copy.deepcopy(state))
             except Exception as error:
                 if isinstance(error, _OF_WRONG_DATA) and not isinstance(error, MarlvecError):
                     raise ArgumentError(f"set_state(): {who} cannot take its state: {error!r:.300}") from error
@@ -67,7 +68,5 @@ class StateLoader:
     def undo(self) -> None:
         """Restore the previous states of all objects."""
         while self._before:
-            thing, state = self._before.pop()
-            methods = _methods(thing)
-            assert methods is not None  # checked in add()
-            methods[1](state)
+            put, state = self._before.pop()
+            put(state)

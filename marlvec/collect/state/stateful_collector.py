@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ from marlvec.collect.metrics.metrics import Metrics
 from marlvec.collect.rollout import RolloutLoop
 from marlvec.collect.rollout_state import CurrentState
 from marlvec.collect.state.batch_state import batch_from, get_batch_state
-from marlvec.collect.state.coming_policies import ComingPolicies, name_of_mapping
 from marlvec.collect.state.identity import check_identity, describe_collector
 from marlvec.collect.state.state_loader import StateLoader, has_state, state_of
 from marlvec.errors import ArgumentError, StateError
@@ -135,10 +134,7 @@ class StatefulCollector(ABC):
         self._callback_list.raise_held()
 
     def check_state(self, state: State) -> None:
-        """Check that a state is of an equally built collector; change nothing.
-
-        Args:
-            state: A state from `get_state`.
+        """Check that a state of `get_state` is of an equally built collector; change nothing.
 
         Raises:
             ArgumentError: Not a valid state, or one of another collector; names the differences.
@@ -407,5 +403,52 @@ def _check_counters(saved: Mapping[str, int]) -> None:
 
 
 _MOST = 1 << 62
+
+
+@runtime_checkable
+class AddsPolicies(Protocol):
+    """A mapping that adds policies to its collector, and lists them in its state."""
+
+    def add_policies(self, state: Any, collector: Any) -> Callable[[], None]:
+        """Add the policies of a state to a collector; return a function that removes them."""
+
+    def unknown_policies(self, state: Any, collector: Any) -> Collection[str]:
+        """Return ids of policies that it has added to a collector and that are not in a state."""
+
+
+def name_of_mapping(mapping: Any) -> str:
+    """Return the name under which a mapping's state is saved."""
+    return f"policy_mapping, {type(mapping).__name__}"
+
+
+class ComingPolicies:
+    """Adds the policies of a state to a collector before the rest of the state is validated; can undo that.
+
+    Policies are added only if the collector's mapping is an `AddsPolicies`.
+    """
+
+    def __init__(self, collector: Any, mapping: Any) -> None:
+        self._collector, self._mapping = collector, mapping
+        self._undo: Callable[[], None] | None = None
+        # ids of policies that are not in the state; removed with the running episodes
+        self.leaving: frozenset[str] = frozenset()
+
+    def add(self, state: Mapping[str, Any]) -> None:
+        """Add the policies that the collector lacks; if this raises, nothing has changed.
+
+        `StateError`: another policy with one of these ids plays in a running episode.
+        """
+        mapping, name = self._mapping, name_of_mapping(self._mapping)
+        own = [saved for who, saved in state["others"] if who == name]
+        if own and isinstance(mapping, AddsPolicies):
+            self._undo = mapping.add_policies(own[0], self._collector)
+            self.leaving = frozenset(mapping.unknown_policies(own[0], self._collector))
+
+    def take_back(self) -> None:
+        """Restore the collector's previous policies."""
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+
 
 CollectingThread.methods |= {StatefulCollector.get_state.__code__, StatefulCollector.set_state.__code__}

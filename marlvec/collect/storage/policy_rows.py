@@ -43,11 +43,7 @@ class PolicyRows(Rows):
     _copied: dict[str, Tree]
 
     def __init__(
-        self,
-        source: Mapping[str, Tree],
-        part: slice | None = None,
-        length: int = -1,
-        owned: Collection[str] = (),
+        self, source: Mapping[str, Tree], part: slice | None = None, length: int = -1, owned: Collection[str] = ()
     ) -> None:
         if length < 0:
             super().__init__(source)

@@ -12,7 +12,7 @@ import cloudpickle
 
 from marlvec.collect import MultiAgentBatch
 from marlvec.collect.batch.sample_target import SampleTarget
-from marlvec.collect.metrics.metrics_delta import MetricsDelta
+from marlvec.collect.metrics.metrics import MetricsDelta
 from marlvec.distributed.place import Place
 from marlvec.errors import RemoteCause
 

@@ -1,4 +1,6 @@
-"""`Manifest`: the complete files of a recording, and what they hold. One line of JSON each, only ever appended.
+"""`Manifest`: the complete files of a recording, and what they hold; `open_folder`: opened by one recorder at a time.
+
+One line of JSON each, only ever appended:
 
     {"format": 1, "marlvec": "…", "session": 0, "about": {…}}     a recorder has opened the folder
     {"form": 0, "policy": "main", "columns": […], "forms": {…}}   columns that later files have
@@ -13,6 +15,7 @@ rows.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +24,10 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from marlvec.collect.batch.arrow_columns import TableForm
-from marlvec.errors import CheckpointError
+from marlvec.errors import ArgumentError, CheckpointError, StateError
+
+if sys.platform != "win32":
+    import fcntl
 
 __all__ = [
     "FORMAT",
@@ -29,15 +35,18 @@ __all__ = [
     "Manifest",
     "Part",
     "PartFile",
+    "SCHEMA",
     "Session",
     "lines_of_part",
+    "open_folder",
     "part_path",
     "read_manifest",
+    "remove_unlisted",
     "session_line",
 ]
 
 FORMAT = 1
-MANIFEST = "manifest.jsonl"
+MANIFEST, SCHEMA = "manifest.jsonl", "schema.json"
 
 
 class PartFile(NamedTuple):
@@ -104,12 +113,7 @@ def lines_of_part(part: Part, forms: Mapping[int, tuple[str, TableForm]]) -> Ite
         }
         for file in part.files
     ]
-    yield {
-        "part": part.number,
-        "session": part.session,
-        "env_steps": part.env_steps,
-        "files": files,
-    }
+    yield {"part": part.number, "session": part.session, "env_steps": part.env_steps, "files": files}
 
 
 def session_line(number: int, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,3 +209,48 @@ def _text(value: Any) -> str:
     if type(value) is not str:
         raise ValueError(f"expected a string, got {value!r:.100}")
     return value
+
+
+def open_folder(folder: Path, *, append: bool) -> tuple[int, Manifest]:
+    """Create a folder, or continue its recording; remove unfinished files of a killed recorder.
+
+    Returns the manifest's file, open for writing and locked, and its content. Refuses a folder with other files, one
+    that another recorder writes to (`StateError`), and without ``append`` any recording.
+    """
+    path = folder / MANIFEST
+    folder.mkdir(parents=True, exist_ok=True)
+    if not path.exists() and (others := [one.name for one in folder.iterdir() if one.name != SCHEMA]):
+        raise ArgumentError(f"Recorder({str(folder)!r}): expected a new or empty folder, it holds {sorted(others)[:3]}")
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        _lock(handle, folder)
+        manifest = read_manifest(folder) if os.fstat(handle).st_size else Manifest()
+        if manifest.sessions and not append:
+            raise ArgumentError(
+                f"Recorder({str(folder)!r}): expected a new or empty folder, it holds a recording; give another, or "
+                f"append=True"
+            )
+        os.ftruncate(handle, manifest.size)
+        remove_unlisted(folder, manifest)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle, manifest
+
+
+def remove_unlisted(folder: Path, manifest: Manifest) -> None:
+    """Remove part files that the manifest does not list, and drafts."""
+    listed = {folder / part.path(file) for part in manifest.parts for file in part.files}
+    for pattern in ("policy=*/part-*.parquet", "policy=*/part-*.arrow", "policy=*/.part-*.tmp"):
+        for path in folder.glob(pattern):
+            if path not in listed:
+                path.unlink()
+
+
+def _lock(handle: int, folder: Path) -> None:
+    if sys.platform == "win32":
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise StateError(f"Recorder({str(folder)!r}): another recorder is writing there; close it first") from error

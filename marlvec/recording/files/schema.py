@@ -14,14 +14,13 @@ import numpy as np
 from gymnasium.spaces import Space
 
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, SerialisationError
-from marlvec.recording.files.manifest import FORMAT
+from marlvec.recording.files.manifest import FORMAT, SCHEMA
 from marlvec.serialization.atomic_file import atomic_file
 from marlvec.serialization.values import decode, encode
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["SCHEMA", "check_same_envs", "describe_envs", "read_schema", "space_from", "write_schema"]
+__all__ = ["check_same_envs", "describe_envs", "read_schema", "space_from", "write_schema"]
 
-SCHEMA = "schema.json"
 
 _DTYPE = re.compile(r"[<>|][biuf][1248]", re.ASCII)
 _PER_AGENT = ("observation_spaces", "action_spaces")

@@ -103,14 +103,7 @@ class Opponent:
         }
 
     def is_packed(self, packed: Mapping[str, Any]) -> bool:
-        """Return whether `packed` equals this opponent's `pack()`, including the files.
-
-        Args:
-            packed: Data from `pack`, of any opponent.
-
-        Returns:
-            Whether they are equal.
-        """
+        """Return whether `packed`, data from `pack` of any opponent, equals this opponent's, including the files."""
         own = self.pack()
         files = [[None if file is None else bytes(file) for file in one["files"]] for one in (own, packed)]
         return files[0] == files[1] and all(packed[name] == own[name] for name in own.keys() - {"files"})

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import quote
 
-from marlvec.arguments import whole_number
+from marlvec.arguments import count_from
 from marlvec.collect import Collector
 from marlvec.connectors import ActionPipeline, AgentPipeline
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.policies import ObjectPolicy, Policy, PolicyLike, RandomPolicy, as_policy
-from marlvec.selfplay.opponents.eviction_rules import EvictionRule, oldest
 from marlvec.selfplay.opponents.opponent import MakePolicy, Opponent
-from marlvec.selfplay.opponents.snapshot_rules import SnapshotRule
+from marlvec.selfplay.opponents.rules import EvictionRule, SnapshotRule, oldest
 from marlvec.serialization.archive import FilePath, read_archive, write_archive
 from marlvec.serialization.values import decode, encode
 
@@ -133,13 +132,16 @@ def _own_file(index: Path, opponent_id: str, kind: str, name: Any, known: set[st
 
 
 def read_opponents(folder: FilePath, make: MakePolicy | Mapping[str, MakePolicy]) -> dict[str, Opponent]:
-    """Read the opponents in a pool's folder, oldest first, to inspect or play against; writes and deletes nothing.
+    """Read the opponents in a pool's folder, to inspect or play against; writes and deletes nothing.
 
     A training may use the folder at the same time. An opponent that it removes can no longer be built.
 
     Args:
         folder: The folder of an `OpponentPool`.
         make: Builds a policy in its initial form; or a dict of `Opponent.of` to such a function.
+
+    Returns:
+        Opponent id to opponent, oldest first.
 
     Raises:
         CheckpointError: No pool, a file is damaged or missing, or lies outside the folder.
@@ -192,12 +194,7 @@ class OpponentPool(Mapping[str, Opponent]):
         when: Iterable[SnapshotRule] = (),
         board: RatingTracker | None = None,
     ) -> None:
-        self._make = make_of(make)
-        self._fitting: list[
-            tuple[MakePolicy, type]
-        ] = []  # builders, and the kind of policy that they were checked to build
-        self.capacity = None if capacity is None else _positive(capacity)
-        self._leaves, self._when, self._board = leaves, tuple(when), board
+        self._set_up(make, capacity, leaves, when, board)
         self._opponents: dict[str, Opponent] = {}
         self._counts: dict[str, int] = {}  # number of snapshots taken, by learner
         if folder is None:
@@ -211,6 +208,19 @@ class OpponentPool(Mapping[str, Opponent]):
                     f"folder: {str(self.folder)!r} holds a pool already; OpponentPool.load() it, or choose another"
                 )
             self._write_index()
+
+    def _set_up(
+        self,
+        make: MakePolicy | Mapping[str, MakePolicy],
+        capacity: int | None,
+        leaves: EvictionRule,
+        when: Iterable[SnapshotRule],
+        board: RatingTracker | None,
+    ) -> None:
+        self._make, self._leaves, self._when, self._board = make_of(make), leaves, tuple(when), board
+        self.capacity = None if capacity is None else count_from(capacity, f"capacity={capacity!r} (None: no limit)")
+        # builders, and the kind of policy that they were checked to build
+        self._fitting: list[tuple[MakePolicy, type]] = []
 
     # --- as a mapping
 
@@ -243,7 +253,7 @@ class OpponentPool(Mapping[str, Opponent]):
         agent_connectors: AgentPipeline | None = None,
         action_connectors: ActionPipeline | None = None,
     ) -> Opponent:
-        """Add a snapshot of a policy, and return it. The policy is unchanged, and may continue to learn.
+        """Add a snapshot of a policy. The policy is unchanged, and may continue to learn.
 
         Args:
             opponent_id: Its id, a new one.
@@ -255,6 +265,9 @@ class OpponentPool(Mapping[str, Opponent]):
             anchor: Whether it never leaves, e.g. a scripted player as a fixed reference.
             agent_connectors: Its connectors, stored with their learned state; None: default connectors.
             action_connectors: Its action connectors, stored in the same way; None: default connectors.
+
+        Returns:
+            The opponent, as it is in the pool.
 
         Raises:
             ArgumentError: The id is taken; there is no builder; or the built policy cannot load its state: the message
@@ -277,30 +290,41 @@ class OpponentPool(Mapping[str, Opponent]):
             self._keep_pipeline(opponent_id, "agent", agent_connectors),
             self._keep_pipeline(opponent_id, "action", action_connectors),
         )
-        opponent = self._opponents[opponent_id] = Opponent(opponent_id, of, step, anchor, make, files)
-        gone = self._too_many()
-        for other in gone:
-            del self._opponents[other.opponent_id]
+        opponent = Opponent(opponent_id, of, step, anchor, make, files)
         try:
-            self._write_index()
+            opponents = {**self._opponents, opponent_id: opponent}
+            gone = self._too_many(opponents.values())
+            self._replace({name: one for name, one in opponents.items() if one not in gone})
         except BaseException:
-            self._opponents = {other.opponent_id: other for other in (*gone, *self._opponents.values())}
-            self._opponents.pop(opponent_id)
+            self.let_go(opponent)
             raise
         for other in gone:
             self.let_go(other)
         return opponent
 
+    def _replace(self, opponents: dict[str, Opponent]) -> None:
+        """Have these opponents, here and in the index; if that cannot be written, nothing has changed."""
+        before = self._opponents
+        try:
+            self._opponents = opponents
+            self._write_index()
+        except BaseException:
+            self._opponents = before
+            raise
+
     def snapshot(
         self, collector: Collector, learner: str, *, opponent_id: str | None = None, step: int | None = None
     ) -> Opponent:
-        """Add a snapshot of one of a collector's policies, with its connectors, and return it.
+        """Add a snapshot of one of a collector's policies, with its connectors.
 
         Args:
             collector: The collector.
             learner: The policy's id.
             opponent_id: The opponent's id; None: the learner's id and a number, ``"main_3"``.
             step: Step of the training; None: the collector's ``metrics.env_steps``.
+
+        Returns:
+            The opponent, as it is in the pool.
 
         Raises:
             KeyError: The policy is unknown.
@@ -334,20 +358,17 @@ class OpponentPool(Mapping[str, Opponent]):
         return self.snapshot(collector, learner, step=step) if due else None
 
     def remove(self, opponent_id: str) -> Opponent:
-        """Remove an opponent, and return it. Collectors in which it plays keep it.
+        """Remove an opponent by its ``opponent_id``. Collectors in which it plays keep it.
+
+        Returns:
+            The opponent, no longer in the pool.
 
         Raises:
             KeyError: The opponent is unknown.
             OSError: The folder cannot be written to. Nothing has changed.
         """
         gone = self[opponent_id]
-        before = dict(self._opponents)
-        del self._opponents[opponent_id]
-        try:
-            self._write_index()
-        except BaseException:
-            self._opponents = before
-            raise
+        self._replace({name: one for name, one in self._opponents.items() if name != opponent_id})
         self.let_go(gone)
         return gone
 
@@ -374,15 +395,12 @@ class OpponentPool(Mapping[str, Opponent]):
             )
         self._fitting.append((make, kind))
 
-    def _too_many(self) -> list[Opponent]:
-        leaving: list[Opponent] = []
-        while self.capacity is not None:
-            rest = [one for one in self._opponents.values() if not one.anchor and one not in leaving]
-            if len(rest) <= self.capacity:
-                break
-            chosen = self._leaves(rest)
-            if chosen not in rest:
+    def _too_many(self, opponents: Iterable[Opponent]) -> list[Opponent]:
+        rest, leaving = [one for one in opponents if not one.anchor], list[Opponent]()
+        while self.capacity is not None and len(rest) > self.capacity:
+            if (chosen := self._leaves(rest)) not in rest:
                 raise ArgumentError(f"leaves(): expected one of {rest}, got {chosen!r}")
+            rest = [one for one in rest if one != chosen]
             leaving.append(chosen)
         return leaving
 
@@ -484,22 +502,18 @@ class OpponentPool(Mapping[str, Opponent]):
         self._discard(before[0].values(), found.values())
 
     def pack(self, opponent: Opponent) -> dict[str, Any]:
-        """Return an opponent and its files as plain data, for `unpack`.
-
-        Args:
-            opponent: The opponent.
-
-        Returns:
-            Numbers, texts and arrays of bytes.
-        """
+        """Return an opponent and its files as plain data, for `unpack`: numbers, texts and arrays of bytes."""
         return opponent.pack()
 
     def unpack(self, packed: Mapping[str, Any], unpacked: Mapping[str, Opponent] | None = None) -> Opponent:
-        """Return the opponent of packed data: the pool's own if equal, otherwise one with new files, in no pool yet.
+        """Return the opponent of packed data: the pool's own if equal, otherwise one with new files.
 
         Args:
             packed: Data from `pack`.
             unpacked: Opponents that were unpacked before, by id; an equal one is returned instead of a new one.
+
+        Returns:
+            The opponent; if new, it is in no pool yet.
 
         Raises:
             ArgumentError: Not such data; or there is no builder for the policy.
@@ -575,16 +589,19 @@ class OpponentPool(Mapping[str, Opponent]):
     ) -> Self:
         """Load the pool of a folder and continue with it; new opponents are stored there. Executes nothing from files.
 
-        All arguments are as for the constructor; rules of ``when`` load their stored states if equally many.
+        ``make``, ``capacity``, ``leaves``, ``when`` and ``board`` are as for the constructor; rules of ``when`` load
+        their stored states if there are equally many.
+
+        Returns:
+            The pool, with its opponents, counts and results.
 
         Raises:
             CheckpointError: No pool, a file is damaged or missing, or lies outside the folder. Nothing has changed.
             ArgumentError: There is no builder for some of its policies.
         """
         pool = cls.__new__(cls)
-        pool.folder, pool.capacity = Path(folder), None if capacity is None else _positive(capacity)
-        pool._make, pool._leaves, pool._when, pool._board = make_of(make), leaves, tuple(when), board
-        pool._fitting = []
+        pool.folder = Path(folder)
+        pool._set_up(make, capacity, leaves, when, board)
         index = PoolIndex.read(pool.folder, pool._make)
         pool._opponents, pool._counts = dict(index.opponents), dict(index.counts)
         if index.rules and len(index.rules) == len(pool._when):
@@ -601,13 +618,6 @@ def _kind(policy: Policy) -> type:
 def _write_sound(content: bytes, path: Path) -> None:
     path.write_bytes(content)
     read_archive(path)  # raises if it is damaged
-
-
-def _positive(number: int) -> int:
-    found = whole_number(number)
-    if found is None or found < 1:
-        raise ArgumentError(f"capacity must be an integer of at least 1, or None, got {number!r}")
-    return found
 
 
 def _sweep(folder: Path) -> None:

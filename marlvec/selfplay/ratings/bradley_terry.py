@@ -114,7 +114,7 @@ class BradleyTerry(Ratings):
         return self.fixed[name] if name in self.fixed else self.initial + _POINTS * strengths.get(name, 0.0)
 
     def interval(self, player: str, confidence: float = 0.95) -> tuple[float, float]:
-        """Return a confidence interval of a rating: its lower and its upper end.
+        """Return a confidence interval of a rating.
 
         It follows from the observed information, the curvature of the likelihood. For a policy that is not linked to a
         fixed one by games, it is an interval of the distance from the mean of its group. A fixed rating has no
@@ -123,6 +123,9 @@ class BradleyTerry(Ratings):
         Args:
             player: Policy id.
             confidence: Probability with which it should contain the true rating.
+
+        Returns:
+            The lower and the upper end.
 
         Raises:
             ArgumentError: ``confidence`` is not between 0 and 1.

@@ -55,14 +55,7 @@ class OpenSkill(Ratings):
         return self._model.rating(mu=mu, sigma=sigma)
 
     def belief(self, player: str) -> tuple[float, float]:
-        """Return mean and standard deviation of a policy's skill.
-
-        Args:
-            player: The policy's id.
-
-        Returns:
-            Mean and standard deviation, on OpenSkill's scale.
-        """
+        """Return mean and standard deviation of a policy's (``player``) skill, on OpenSkill's scale."""
         if player in self._beliefs:
             return self._beliefs[player]
         new = self._model.rating()
@@ -72,7 +65,7 @@ class OpenSkill(Ratings):
         return self.belief(player)[0]
 
     def lower_bound(self, player: str, deviations: float = 3.0) -> float:
-        """Return a lower bound of a policy's skill on OpenSkill's scale: the mean minus some standard deviations."""
+        """Return a lower bound of a policy's (``player``) skill: the mean minus some standard ``deviations``."""
         mu, sigma = self.belief(player)
         return mu - deviations * sigma
 

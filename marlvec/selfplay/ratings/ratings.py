@@ -49,18 +49,11 @@ class Ratings(ABC):
 
     @abstractmethod
     def rating(self, player: str) -> float:
-        """Return a policy's rating; more is better.
-
-        Args:
-            player: The policy's id.
-
-        Returns:
-            Its rating; the initial rating if it was never rated.
-        """
+        """Return the rating of a policy (``player``), the initial one if it was never rated; more is better."""
 
     @abstractmethod
     def expected(self, one: str, other: str) -> float:
-        """Return the expected score of one policy against another, from 0 to 1: 1 a sure win, 0.5 an even game."""
+        """Return the expected score of policy ``one`` against policy ``other``: 1 a sure win, 0.5 an even game."""
 
     @property
     @abstractmethod
@@ -73,12 +66,7 @@ class Ratings(ABC):
 
     @abstractmethod
     def copy(self, old: str, new: str) -> None:
-        """Let a policy start with another policy's rating, e.g. a snapshot with its learner's.
-
-        Args:
-            old: Id of the policy with the rating.
-            new: Id of the policy that starts.
-        """
+        """Let policy ``new`` start with the rating of policy ``old``, e.g. a snapshot with its learner's."""
 
     @abstractmethod
     def forget(self, player: str) -> None:

@@ -99,26 +99,22 @@ class MatchResult:
         return sum(game.truncated for game in self.games)
 
     def unmoved(self, player: str | None = None) -> int:
-        """Count games that were over before a policy's first move on some side.
-
-        Args:
-            player: The policy's id; None: any policy.
-
-        Returns:
-            The number of games.
-        """
+        """Count games that were over before a ``player``'s (None: any policy's) first move on some side."""
         return sum(
             any(player is None or player in game.players[game.sides.index(side)] for side in game.unmoved)
             for game in self.games
         )
 
     def win_rate(self, player: str, against: str | None = None, *, side: str | None = None) -> WinRate:
-        """Compute a policy's win rate, with its interval.
+        """Compute a policy's win rate.
 
         Args:
             player: Its id.
             against: Count only games against this opponent; None: all.
             side: Count only games in which the policy played this side; None: all.
+
+        Returns:
+            Games, wins, draws and losses, and the rate with its interval.
         """
         self._check(player, against, side)
         scores = []

@@ -104,38 +104,15 @@ class MatchTable:
             self._totals[a] = _plus(self._totals.get(a, WinCount()), new, 1.0)
 
     def win_count(self, one: str, other: str) -> WinCount:
-        """Return the results of one policy against another, with decay; zeros if they never met.
-
-        Args:
-            one: Policy id.
-            other: Policy id of the opponent.
-
-        Returns:
-            Wins, draws and losses; fractions with decay.
-        """
+        """Return the results of policy ``one`` against ``other``, fractions with decay; zeros if they never met."""
         return self._pairs.get((one, other), WinCount())
 
     def total(self, player: str) -> WinCount:
-        """Return all results of a policy, without decay.
-
-        Args:
-            player: The policy's id.
-
-        Returns:
-            Wins, draws and losses.
-        """
+        """Return all results of a policy (``player``), without decay."""
         return self._totals.get(player, WinCount())
 
     def win_rate(self, one: str, other: str) -> float:
-        """Return wins plus half the draws of one policy against another, as a share; NaN if they never met.
-
-        Args:
-            one: Policy id.
-            other: Policy id of the opponent.
-
-        Returns:
-            From 0 to 1, or NaN.
-        """
+        """Return wins plus half the draws of policy ``one`` against ``other``, as a share; NaN if they never met."""
         return self.win_count(one, other).win_rate
 
     def payoffs(self, players: Sequence[str] | None = None, *, unknown: float = math.nan) -> NDArray[np.float64]:
@@ -158,11 +135,7 @@ class MatchTable:
         return rates
 
     def forget(self, player: str) -> None:
-        """Drop all of a policy's results; the totals of its opponents stay.
-
-        Args:
-            player: The policy's id.
-        """
+        """Drop all results of a policy (``player``); the totals of its opponents stay."""
         self._totals.pop(player, None)
         self._pairs = {pair: count for pair, count in self._pairs.items() if player not in pair}
 

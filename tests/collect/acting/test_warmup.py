@@ -11,10 +11,10 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from hypothesis import strategies as st
 
 from marlvec.collect import Collector
+from marlvec.collect.acting.random_steps import RowDraws
 from marlvec.connectors import RnnState, Rows
 from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy
-from marlvec.policies.row_draws import RowDraws
 from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
 from tests.collect.helpers.plans import FEW_OR_MANY, for_examples

@@ -1,15 +1,18 @@
-"""Rules for when a pool takes a snapshot of a learner."""
+"""Rules for when a pool takes a snapshot of a learner, and for which opponent leaves a full pool."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from marlvec.errors import ArgumentError
+from marlvec.selfplay.opponents.opponent import Opponent
+from marlvec.selfplay.ratings import Ratings
 from marlvec.selfplay.results.match_table import MatchTable, WinCount
 
-__all__ = ["Every", "OnWinRate", "SnapshotRule"]
+__all__ = ["Every", "EvictionRule", "oldest", "OnWinRate", "SnapshotRule", "thinned", "weakest"]
 
 
 class SnapshotRule(ABC):
@@ -21,12 +24,7 @@ class SnapshotRule(ABC):
 
     @abstractmethod
     def taken(self, learner: str, step: int) -> None:
-        """Note that a snapshot was taken, because of this rule or another one.
-
-        Args:
-            learner: The learner's policy id.
-            step: Step of the training.
-        """
+        """Note that a snapshot of a learner was taken at this step, because of this rule or another one."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -98,3 +96,52 @@ class OnWinRate(SnapshotRule):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._before = {name: WinCount(*numbers) for name, numbers in state["before"].items()}
+
+
+EvictionRule = Callable[[Sequence[Opponent]], Opponent]
+"""Function of the opponents that may leave, oldest first, to the one that leaves. The newest is included."""
+
+
+def oldest(opponents: Sequence[Opponent]) -> Opponent:
+    """Evict the opponent that joined first.
+
+    Args:
+        opponents: Opponents that may leave, oldest first.
+
+    Returns:
+        The opponent that leaves.
+    """
+    return opponents[0]
+
+
+def thinned(opponents: Sequence[Opponent]) -> Opponent:
+    """Evict the snapshot whose removal leaves the smallest gap in training steps; never the first or the newest.
+
+    Args:
+        opponents: Opponents that may leave, oldest first.
+
+    Returns:
+        The opponent that leaves.
+    """
+    if len(opponents) < 3:
+        return opponents[0]
+    steps = [opponent.step for opponent in opponents]
+    gaps = [after - before for before, after in pairwise(steps)]
+    around = [before + after for before, after in pairwise(gaps)]
+    return opponents[1 + around.index(min(around))]
+
+
+def weakest(ratings: Ratings) -> EvictionRule:
+    """Return a rule that evicts the lowest rating; of equal ones the oldest. Never the newest, with few games so far.
+
+    Args:
+        ratings: The ratings, read at each eviction.
+
+    Returns:
+        The rule, for `OpponentPool`.
+    """
+
+    def rule(opponents: Sequence[Opponent]) -> Opponent:
+        return min(opponents[:-1] or opponents, key=lambda opponent: ratings.rating(opponent.opponent_id))
+
+    return rule

@@ -17,7 +17,7 @@ from marlvec.errors import ResourceError, StateError
 from marlvec.recording.files.draft_file import DraftFile, append_lines
 from marlvec.recording.files.manifest import Manifest, Part, Session, lines_of_part, part_path, session_line
 from marlvec.recording.files.part_file import Format, PartFileWriter
-from marlvec.recording.writer.repeated_rows import QueuedBatch, RepeatedRows
+from marlvec.recording.repeated_rows import QueuedBatch, RepeatedRows
 
 __all__ = ["OnFull", "PartWriter"]
 
@@ -136,10 +136,7 @@ class PartWriter:
     def begin(self, about: Mapping[str, Any]) -> None:
         """Begin a session in the manifest, before the first batch."""
         number = len(self._manifest.sessions)
-        try:
-            self._append([session_line(number, about)])
-        except OSError as error:
-            raise self.cannot_write(error) from error
+        self._append_now(session_line(number, about))
         self._manifest.sessions.append(Session(dict(about)))
         self.session = number
 
@@ -159,14 +156,17 @@ class PartWriter:
     def _note_close(self) -> None:
         if self.session is None or self._manifest.sessions[self.session].closed:
             return
-        try:
-            self._append([{"close": self.session, "parts": len(self._manifest.parts)}])
-        except OSError as error:
-            raise self.cannot_write(error) from error
+        self._append_now({"close": self.session, "parts": len(self._manifest.parts)})
         self._manifest.sessions[self.session].closed = True
 
     def _append(self, lines: Sequence[Mapping[str, Any]]) -> None:
         self._manifest.size = append_lines(self._handle, self._manifest.size, lines)
+
+    def _append_now(self, line: Mapping[str, Any]) -> None:
+        try:
+            self._append([line])
+        except OSError as error:
+            raise self.cannot_write(error) from error
 
     def _start(self) -> None:
         if self._thread is not None and self._ending:  # Ctrl-C came in close()
@@ -216,16 +216,12 @@ class PartWriter:
                 batch, flushes = todo
                 if batch is not None:
                     self._write(batch)
-                    is_due = self._part_size >= self._part_bytes
-                else:
-                    is_due = True
-                if is_due:
+                if batch is None or self._part_size >= self._part_bytes:
                     self._publish()
                 with self._changed:
                     if batch is not None:
                         self._queue.popleft()
-                    elif flushes:
-                        self._flushes_done = max(self._flushes_done, flushes)
+                    self._flushes_done = max(self._flushes_done, flushes)
                     self._changed.notify_all()
             if self._closes_itself:
                 self._publish()
@@ -258,7 +254,7 @@ class PartWriter:
             _, repeated = self._repeated.setdefault(id(batch.source), (batch.source, RepeatedRows()))
             tables, env_steps = repeated.drop_from(batch)
         is_old = bool(self._open) and monotonic() >= self._part_began + self._part_seconds
-        if is_old or any(self._has_other_form(policy_id, table.form) for policy_id, table in tables.items()):
+        if is_old or any(writer.form != tables[name].form for name, writer in self._open.items() if name in tables):
             self._publish()
         if not self._open:
             self._part_began = monotonic()
@@ -269,9 +265,6 @@ class PartWriter:
                 self._open[policy_id].add(table.arrays, table.rows)
                 self._part_size += table.rows * table.form.row_bytes
         self._env_steps += env_steps
-
-    def _has_other_form(self, policy_id: str, form: TableForm) -> bool:
-        return policy_id in self._open and self._open[policy_id].form != form
 
     def _open_file(self, policy_id: str, form: TableForm) -> PartFileWriter:
         known = [*self._manifest.forms, *self._new_forms.values()]
