@@ -12,15 +12,15 @@ from typing import Any
 class Tracer:
     """Raises KeyboardInterrupt at one line of code in some folders, as Ctrl-C does.
 
-    Not where CPython looks for no signal: where a ``with`` block is left, so that a lock is never left behind; nor in
-    destructors, where it prints what is raised and goes on; and on lines that say so, on which things are stored and
-    nothing is called, the one that returns a batch among them.
+    Not where CPython looks for no signal: where a ``with`` block is left, so that a lock is never left behind; and on
+    lines that say so, on which things are stored and nothing is called, the one that returns a batch among them. Nor in
+    destructors, where it prints what is raised and goes on.
 
     Args:
         folders: Parts of file names.
         line: The how manieth line that is run; from 1.
         but: Parts of the names of files in them where none comes.
-        everywhere: Whether it comes where CPython looks for no signal, too.
+        everywhere: Whether it comes on lines that say so, too.
         error: What is raised in place of it.
 
     Attributes:
@@ -61,7 +61,8 @@ class Tracer:
         if event != "line":
             return self._line
         name, line = frame.f_code.co_filename, frame.f_lineno
-        if not self._everywhere and self._is_left_out(frame, name, line):
+        text = linecache.getline(name, line).strip()
+        if self._leaves_block(frame, text, line) or (not self._everywhere and _is_left_out(text)):
             return self._line
         self.left -= 1
         if self.left == 0:
@@ -70,10 +71,7 @@ class Tracer:
             raise self._error
         return self._line
 
-    def _is_left_out(self, frame: FrameType, name: str, line: int) -> bool:
-        text = linecache.getline(name, line).strip()
-        if "# not interrupted" in text or text == "return batch":
-            return True
+    def _leaves_block(self, frame: FrameType, text: str, line: int) -> bool:
         if text.startswith("with "):
             key = id(frame), line
             if key in self._seen:
@@ -81,6 +79,10 @@ class Tracer:
                 return True
             self._seen.add(key)
         return False
+
+
+def _is_left_out(text: str) -> bool:
+    return "# not interrupted" in text or text == "return batch"
 
 
 def _is_in_destructor(frame: FrameType | None) -> bool:

@@ -169,7 +169,10 @@ class VectorEnv(StatefulVectorEnv):
 
     @exclusive()
     def reset_fetch(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Wait for the reset that `reset_send` requested; return ``(obs, infos)``, as `reset`.
+        """Wait for the reset that `reset_send` requested.
+
+        Returns:
+            ``(obs, infos)``, as `reset`.
 
         Raises:
             FetchTimeout: Not all envs replied within ``timeout`` seconds; fetch again for the same reply.
@@ -217,7 +220,10 @@ class VectorEnv(StatefulVectorEnv):
     def step_fetch(
         self, timeout: float | None = None
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Wait for the step that `step_send` began; return its result, as `step`.
+        """Wait for the step that `step_send` began.
+
+        Returns:
+            ``(obs, rewards, terminated, truncated, infos)``, as `step`.
 
         Raises:
             FetchTimeout: Not all envs replied within ``timeout`` seconds; fetch again for the same reply.
@@ -298,11 +304,15 @@ class VectorEnv(StatefulVectorEnv):
     def drain(self, timeout: float | None = None) -> VectorStep:
         """Receive all outstanding results, so that `step`, `reset` and control calls are allowed again.
 
-        The `VectorStep` has the rows of all envs that were in flight; no rows if none was.
+        Args:
+            timeout: Seconds to wait; None for ever.
+
+        Returns:
+            A `VectorStep` with the rows of all envs that were in flight; it has no rows if none was.
 
         Raises:
             BusyError: A control call is pending; fetch it instead.
-            FetchTimeout: Not all envs replied within ``timeout`` seconds; no result is lost, call again.
+            FetchTimeout: Not all envs replied in time; no result is lost, call again.
         """
         calls = self._call_state
         calls.check_open()
@@ -331,12 +341,22 @@ class VectorEnv(StatefulVectorEnv):
 
     @exclusive()
     def call_send(self, name: str, /, *args: Any, indices: EnvIds | None = None, **kwargs: Any) -> None:
-        """Send the request of `call`, which describes the arguments; `call_fetch` returns the answers."""
+        """Send the request of `call`; `call_fetch` returns the answers.
+
+        Args:
+            name: Name of the method or attribute.
+            indices: Ids of the envs; None: all.
+            args: Positional arguments of the method.
+            kwargs: Keyword arguments of the method.
+        """
         self._control(call_method(name, args, kwargs), indices)
 
     @exclusive()
     def call_fetch(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Wait for the answers to `call_send`: one entry per chosen env, as `call`.
+        """Wait for the answers to `call_send`.
+
+        Returns:
+            One entry per chosen env, as `call`.
 
         Raises:
             FetchTimeout: Not all envs answered within ``timeout`` seconds; fetch again for the same answers.
@@ -366,12 +386,22 @@ class VectorEnv(StatefulVectorEnv):
     def exec_func_send(
         self, fn: Callable[..., Any], /, indices: EnvIds | None = None, *args: Any, **kwargs: Any
     ) -> None:
-        """Send the request of `exec_func`, which describes the arguments; `exec_func_fetch` returns the answers."""
+        """Send the request of `exec_func`; `exec_func_fetch` returns the answers.
+
+        Args:
+            fn: The function; its first argument is the env.
+            indices: Ids of the envs; None: all.
+            args: Further positional arguments.
+            kwargs: Keyword arguments.
+        """
         self._control(execute(fn, args, kwargs), indices)
 
     @exclusive()
     def exec_func_fetch(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Wait for the answers to `exec_func_send`: one entry per chosen env, as `exec_func`.
+        """Wait for the answers to `exec_func_send`.
+
+        Returns:
+            One entry per chosen env, as `exec_func`.
 
         Raises:
             FetchTimeout: Not all envs answered within ``timeout`` seconds; fetch again for the same answers.
@@ -380,7 +410,15 @@ class VectorEnv(StatefulVectorEnv):
 
     @exclusive(fetches=True)
     def get_attr(self, name: str, indices: EnvIds | None = None) -> tuple[Any, ...]:
-        """Read an attribute of the envs, from the outermost wrapper that has it; a method is returned, not called."""
+        """Read an attribute of the envs, from the outermost wrapper that has it; a method is returned, not called.
+
+        Args:
+            name: Name of the attribute.
+            indices: The envs; None: all.
+
+        Returns:
+            Its value, one entry per chosen env, in the order of ``indices``.
+        """
         return self._answers_to(Command("get_attr", (name,)), indices)
 
     @exclusive(fetches=True)
@@ -405,19 +443,26 @@ class VectorEnv(StatefulVectorEnv):
 
     @exclusive(fetches=True)
     def render(self, indices: EnvIds | None = None) -> tuple[Any, ...]:
-        """Return each env's own ``render()``.
+        """Render envs.
 
-        That is an (H, W, 3) uint8 frame for ``render_mode="rgb_array"``, text for ``"ansi"``, None for ``"human"``.
-        `marlvec.tile_frames` combines frames into one picture.
+        Args:
+            indices: The envs; None: all.
+
+        Returns:
+            The return value of each env's own ``render()``: an (H, W, 3) uint8 frame for ``render_mode="rgb_array"``,
+            text for ``"ansi"``, None for ``"human"``. `marlvec.tile_frames` combines frames into one picture.
         """
         return self._answers_to(Command("render"), indices)
 
     @exclusive(fetches=True)
     def state(self) -> NDArray[Any]:
-        """Return the global state of every env, ``(N, *state_space.shape)``, of the state space's dtype.
+        """Return the global state of every env, (N, *state_space.shape).
 
         With ``make(..., state=True)`` each reset and step also returns it as ``infos["state"]``, and the state in which
         an episode ended as ``infos["final_state"]``.
+
+        Returns:
+            ``(N, *state_space.shape)``, of the state space's dtype.
 
         Raises:
             ArgumentError: The envs have no ``state_space``.
@@ -435,7 +480,14 @@ class VectorEnv(StatefulVectorEnv):
 
     @exclusive()
     def agents_at(self, env_id: int) -> tuple[str, ...]:
-        """Return the names of the agents alive in one env, in order of the agent axis; empty without an episode."""
+        """Return the names of the agents that are alive in one env now, in order of the agent axis.
+
+        Args:
+            env_id: Index of the env.
+
+        Returns:
+            The names; empty if the env has no running episode.
+        """
         ids = check_env_ids([env_id], self.num_envs)
         self._call_state.check_free(ids, "agents_at")
         return tuple(

@@ -223,7 +223,13 @@ def save_state(path: FilePath, state: Mapping[str, Any]) -> None:
 
 
 def load_state(path: FilePath) -> dict[str, Any]:
-    """Read a file that `save_state` wrote; no code is executed. `VectorEnv.set_state` checks that the envs fit.
+    """Read a file that `save_state` wrote; no code in it is executed.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The state, for `VectorEnv.set_state`, which checks that the envs fit.
 
     Raises:
         CheckpointError: The file does not exist, is damaged, of another version, or holds something else.

@@ -99,7 +99,10 @@ class JaxWorld(ABC):
         raise ContractError(f"{self.name} declares a state_space and has no global_state(state)")
 
     def spec(self) -> EnvSpec:
-        """Describe this world: its agents, spaces and masks.
+        """Describe this world.
+
+        Returns:
+            Its agents, spaces and masks.
 
         Raises:
             ContractError: It has no agents, names one twice, or a space is missing.
