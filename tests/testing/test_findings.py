@@ -64,6 +64,7 @@ def test_every_broken_env_is_here() -> None:
 @pytest.mark.parametrize(("check", "name"), ONE_EACH, ids=[name for _, name in ONE_EACH])
 def test_one_fault_is_one_finding(check: str, name: str) -> None:
     build: Callable[[], Any] = getattr(envs, name)
+    random.seed(0)  # envs whose fault is to draw from it: in 1 of 100 runs another check is the first to see that
     (one,) = found(rewound(build) if name in NUMBERS_EPISODES else build)
     assert one.check == check
     assert one.severity == ("minor" if name in MINOR else "serious")
