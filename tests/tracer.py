@@ -61,8 +61,7 @@ class Tracer:
         if event != "line":
             return self._line
         name, line = frame.f_code.co_filename, frame.f_lineno
-        text = linecache.getline(name, line).strip()
-        if self._leaves_block(frame, text, line) or (not self._everywhere and _is_left_out(text)):
+        if (self._leaves_block if self._everywhere else self._is_left_out)(frame, name, line):
             return self._line
         self.left -= 1
         if self.left == 0:
@@ -71,18 +70,18 @@ class Tracer:
             raise self._error
         return self._line
 
-    def _leaves_block(self, frame: FrameType, text: str, line: int) -> bool:
-        if text.startswith("with "):
+    def _is_left_out(self, frame: FrameType, name: str, line: int) -> bool:
+        text = linecache.getline(name, line).strip()
+        return "# not interrupted" in text or text == "return batch" or self._leaves_block(frame, name, line)
+
+    def _leaves_block(self, frame: FrameType, name: str, line: int) -> bool:
+        if linecache.getline(name, line).strip().startswith("with "):
             key = id(frame), line
             if key in self._seen:
                 self._seen.discard(key)
                 return True
             self._seen.add(key)
         return False
-
-
-def _is_left_out(text: str) -> bool:
-    return "# not interrupted" in text or text == "return batch"
 
 
 def _is_in_destructor(frame: FrameType | None) -> bool:
