@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -299,9 +300,12 @@ def test_masks_in_the_observation_and_beside_it() -> None:
         def act(self, rows: Any, *, explore: bool = True) -> Any:
             return rows["action_mask"].argmax(axis=1)
 
-    with external.make({"a": (space, spaces.Discrete(3))}, 1) as envs, Server(envs) as server:
-        thread = threading.Thread(target=lambda: marlvec.Collector(envs, Least()).collect(env_steps=2))
-        thread.start()
+    with (
+        ThreadPoolExecutor(1) as threads,
+        external.make({"a": (space, spaces.Discrete(3))}, 1) as envs,
+        Server(envs) as server,
+    ):
+        collecting = threads.submit(marlvec.Collector(envs, Least()).collect, env_steps=2)
         with Client(server.url, timeout=10) as client:
             assert client.observation_space("a") == spaces.Box(0, 9, (1,))
             episode = client.start_episode()
@@ -311,7 +315,7 @@ def test_masks_in_the_observation_and_beside_it() -> None:
             with pytest.raises(ContractError, match="expected an action mask"):
                 client.get_action(episode, one)
             client.end_episode(episode, one)
-        thread.join()
+        assert collecting.result().env_steps == 2
 
 
 def test_who_is_not_there_and_who_closes() -> None:
@@ -375,12 +379,9 @@ class Counting(Policy):
 @pytest.mark.checklist(124)
 def test_weights_come_in_numbered_versions_and_the_client_decides() -> None:
     there_policy, here_policy = Counting(3), Counting()
-    with external.make(served_spaces(), 2) as envs, Server(envs) as server:
+    with ThreadPoolExecutor(1) as threads, external.make(served_spaces(), 2) as envs, Server(envs) as server:
         assert server.publish(there_policy) == 1
-        collector = marlvec.Collector(envs, there_policy, agent_connectors=[])
-        batches: list[Any] = []
-        thread = threading.Thread(target=lambda: batches.append(collector.collect(env_steps=20)))
-        thread.start()
+        collecting = threads.submit(marlvec.Collector(envs, there_policy, agent_connectors=[]).collect, env_steps=20)
         with Client(server.url, timeout=10, local=LocalInference(policies=here_policy, agent_connectors=[])) as client:
             episode = client.start_episode()
             assert client.weights_version == 1
@@ -396,10 +397,9 @@ def test_weights_come_in_numbered_versions_and_the_client_decides() -> None:
                 said.append(actions["a"])
                 client.log_returns(episode, {"a": float(t)})
             client.end_episode(episode, both(0))
-            thread.join()
+            batch = collecting.result()["main"]
         assert here_policy.asked == 40
         assert there_policy.asked == 0
-        batch = batches[0]["main"]
         mine = batch["agent_index"] == 0
         assert batch["off_policy"].all()
         assert batch["actions"][mine].tolist() == said
@@ -466,26 +466,21 @@ def test_a_client_decides_where_an_action_is_a_pair(says_more: bool) -> None:
         actions = (rows["obs"][:, 0].astype(np.int64) % 9, rows["obs"][:, :2].astype(np.int64))
         return (actions, {"logp": np.zeros(len(rows), np.float32)}) if says_more else actions
 
-    with external.make({"a": (spaces.Box(-1000, 1000, (3,)), pair)}, 1) as envs, Server(envs) as server:
+    with (
+        ThreadPoolExecutor(1) as threads,
+        external.make({"a": (spaces.Box(-1000, 1000, (3,)), pair)}, 1) as envs,
+        Server(envs) as server,
+    ):
         collector = marlvec.Collector(envs, FunctionPolicy(act), agent_connectors=[], batch_mode="complete")
-        batches: list[Any] = []
-        thread = threading.Thread(target=lambda: batches.append(collector.collect(episodes=1)))
-        thread.start()
-        said = []
-        try:
-            local = LocalInference(policies=FunctionPolicy(act), agent_connectors=[])
-            with Client(server.url, timeout=10, local=local) as client:
-                episode = client.start_episode()
-                for t in range(12):
-                    said.append(client.get_action(episode, obs_of(t)))
-                client.end_episode(episode, obs_of(12))
-        finally:
-            if len(said) < 12:
-                envs.gateway.fail(StateError("the client gave up"))
-            thread.join()
+        collecting = threads.submit(collector.collect, episodes=1)
+        local = LocalInference(policies=FunctionPolicy(act), agent_connectors=[])
+        with Client(server.url, timeout=10, local=local) as client:
+            episode = client.start_episode()
+            said = [client.get_action(episode, obs_of(t)) for t in range(12)]
+            client.end_episode(episode, obs_of(12))
         assert [int(number) for number, _ in said] == [t % 9 for t in range(12)]
         np.testing.assert_array_equal([place for _, place in said], [obs_of(t)[:2] for t in range(12)])
-        numbers, places = batches[0]["main"].actions
+        numbers, places = collecting.result()["main"].actions
         np.testing.assert_array_equal(numbers, [number for number, _ in said])
         np.testing.assert_array_equal(places, [place for _, place in said])
 
