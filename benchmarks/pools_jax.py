@@ -6,7 +6,7 @@ divided by ours, so 1.00 is as fast. Where all episodes end together (simple_spr
 have no reset of ours; ``--seconds`` makes turns longer. Actions are made outside of the timer but for ``collect()``,
 whose policy draws them. The bare loop waits for its observations in each step, and begins the next episode as its suite
 does: by a reset of every world in every step, whose final observations are lost. On a GPU its rows stay there;
-``--on-host`` has it bring observations, rewards and who is done to the host, as whoever learns outside of JAX must.
+with ``--on-host`` it copies observations, rewards and who is done to the host, which learners outside of JAX need.
 """
 
 from __future__ import annotations

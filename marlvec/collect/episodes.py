@@ -120,7 +120,7 @@ class EpisodeTracker:
             self.policy_NA[:] = self._fixed_A
 
     @property
-    def mapping(self) -> PolicyMapping:
+    def mapping(self) -> Callable[..., str] | dict[str, str]:
         """The policy of each agent in episodes that begin."""
         return self._function or {
             name: self._policy_ids[i] for name, i in zip(self._agents, self._fixed_A, strict=True)

@@ -284,15 +284,15 @@ class _Decisions:
     model: Any
 
     def reset(self) -> None:
-        super().reset()  # type: ignore[misc]  # of the buffer class that this is mixed into
-        shape = (self.buffer_size, self.n_envs)  # type: ignore[attr-defined]  # likewise, of that class
+        super().reset()  # type: ignore[misc]  # of the buffer class, the other base
+        shape = (self.buffer_size, self.n_envs)  # type: ignore[attr-defined]  # of the buffer class
         self.decided, self.lost, self.usable = np.zeros((3, *shape), np.bool_)
 
     def add(self, *args: Any, **kwargs: Any) -> None:
         buffer: Any = self
         driver = _view(self.model).driver
         self.decided[buffer.pos], self.lost[buffer.pos] = driver.acted, driver.lost
-        super().add(*args, **kwargs)  # type: ignore[misc]  # likewise
+        super().add(*args, **kwargs)  # type: ignore[misc]  # of the buffer class
 
     def compute_returns_and_advantage(self, last_values: Any, dones: NDArray[np.bool_]) -> None:
         """Compute generalised advantages from decision to decision."""

@@ -96,9 +96,9 @@ class NativeEnv(ABC):
     state_space: Space[Any] | None = None
     metadata: Mapping[str, Any] = {}
     has_infos: bool = False  # whether the runner calls `infos` after resets and steps
-    # Names of the arrays (N, …) that an env's next steps depend on, besides its random stream and rows: attributes, or
-    # "attribute.field" of a NamedTuple. Each class lists what it adds to its bases, or (); without it, states cannot be
-    # saved.
+    # Names of the arrays (N, …) of an env's state: attributes, or "attribute.field" of a NamedTuple. Its random stream
+    # and its rows are saved without a name here. Each class lists what it adds to its bases, or (); a class without a
+    # list cannot save states.
     state_names: tuple[str, ...]
     # Attributes in which the reference keeps its window; `render` passes it to the next reference, as a window's memory
     # is never freed.

@@ -130,7 +130,7 @@ class Everything(RuleBasedStateMachine):
     def die(self, which: int) -> None:
         """One that was not waiting for anything, or has answers that were not fetched yet."""
         handles = [remote.handle for remote in self.many._group.collectors.values() if remote.handle is not None]
-        if handles:  # lost collectors begin anew only at the next collect()
+        if handles:  # lost collectors are restarted at the next collect()
             handles[which % len(handles)].is_gone = True
 
     @rule(rate=st.sampled_from([0.0, 0.0, 0.2]))

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ __all__ = ["read_parquet", "read_parquets", "write_parquet", "write_parquets"]
 FORMAT = 1
 _KEY = b"marlvec"
 _POLICY = "policy"
+T = TypeVar("T")
 
 
 def write_parquet(path: FilePath, columns: Mapping[str, Tree], n: int) -> None:
@@ -46,7 +47,7 @@ def read_parquet(path: FilePath) -> dict[str, Tree]:
             raise CheckpointError(path, "holds a MultiAgentBatch, not a SampleBatch: use MultiAgentBatch.load()")
         return _columns(table, 0, about)
 
-    return _read(path, columns)  # type: ignore[no-any-return]
+    return _read(path, columns)
 
 
 def write_parquets(
@@ -94,7 +95,7 @@ def read_parquets(path: FilePath) -> tuple[dict[str, dict[str, Tree]], dict[str,
             start += one["rows"]
         return found, dict(about["facts"])
 
-    return _read(path, policies)  # type: ignore[no-any-return]
+    return _read(path, policies)
 
 
 def _write(path: FilePath, tables: Mapping[str, Any], about: Mapping[str, Any]) -> None:
@@ -105,7 +106,7 @@ def _write(path: FilePath, tables: Mapping[str, Any], about: Mapping[str, Any]) 
         parquet.write_table(table, file, write_page_checksum=True)
 
 
-def _read(path: FilePath, build: Any) -> Any:
+def _read(path: FilePath, build: Callable[[Any, Any], T]) -> T:
     arrow, parquet = arrow_libraries()
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):

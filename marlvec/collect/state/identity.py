@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from gymnasium.spaces import Space
@@ -42,7 +42,7 @@ def describe_collector(
             for group in envs.spec.groups
         },
         "policies": policy_ids,
-        "policy_mapping": "a function" if isinstance(mapping, Callable) else dict(mapping),  # type: ignore[arg-type]
+        "policy_mapping": "a function" if callable(mapping) else mapping,
         "connectors": {
             name: [describe_pipeline(pipelines[name]) for pipelines in policies.pipelines] for name in policy_ids
         },

@@ -186,7 +186,7 @@ class JaxPool(Pool):
     # --- steps
 
     def _fetch(self, *trees: Any) -> None:
-        """Start to copy all of these to the host; whoever reads one then waits once, not for each in turn."""
+        """Start copies of all these arrays to the host at once, so that reading them waits only once."""
         if self._is_remote:
             for leaf in self._jax.tree.leaves(trees):
                 leaf.copy_to_host_async()
