@@ -25,10 +25,10 @@ from marlvec.cli.options import (
     Backend,
     Connectors,
     Env,
-    Mapping,
     MaxEpisodeSteps,
     NumWorkers,
     Policies,
+    PolicyMapping,
     Seed,
     Settings,
     Side,
@@ -85,7 +85,7 @@ def rollout(
         int, typer.Option(min=1, metavar="N", help="How many steps, over all envs together.")
     ] = 20_000,
     policy: Policies = None,
-    mapping: Mapping = None,
+    mapping: PolicyMapping = None,
     connectors: Connectors = None,
     settings: Settings = None,
     backend: Annotated[
@@ -209,7 +209,7 @@ def record(
         int, typer.Option(min=1, metavar="N", help="How many copies of it, side by side in one picture.")
     ] = 1,
     policy: TrainedPolicies = None,
-    mapping: Mapping = None,
+    mapping: PolicyMapping = None,
     connectors: Connectors = None,
     settings: Settings = None,
     max_episode_steps: MaxEpisodeSteps = None,
@@ -301,7 +301,7 @@ app.command()(data)
 def serve(
     env: Env,
     policy: TrainedPolicies = None,
-    mapping: Mapping = None,
+    mapping: PolicyMapping = None,
     connectors: Connectors = None,
     settings: Settings = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",

@@ -14,7 +14,7 @@ __all__ = [
     "Backend",
     "Connectors",
     "Env",
-    "Mapping",
+    "PolicyMapping",
     "MaxEpisodeSteps",
     "NumWorkers",
     "Policies",
@@ -53,7 +53,7 @@ TrainedPolicies = Annotated[
         "POOL/ID, or a file of save_policy().",
     ),
 ]
-Mapping = Annotated[
+PolicyMapping = Annotated[
     list[str] | None,
     typer.Option(
         metavar="PREFIX=ID",

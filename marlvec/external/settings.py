@@ -60,16 +60,16 @@ class Limits:
     resume_seconds: float = 30
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            is_whole = field.type == "int"
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            is_whole = limit.type == "int"
             if (
                 isinstance(value, bool)
                 or not isinstance(value, int if is_whole else (int, float))
-                or not (value > 0 or (value == 0 and field.name == "resume_seconds"))
+                or not (value > 0 or (value == 0 and limit.name == "resume_seconds"))
             ):
                 raise ArgumentError(
-                    f"Limits({field.name}={value!r}): expected a positive {'whole ' if is_whole else ''}number"
+                    f"Limits({limit.name}={value!r}): expected a positive {'whole ' if is_whole else ''}number"
                 )
         if not 4096 <= self.message_bytes <= 2**31:
             raise ArgumentError(f"Limits(message_bytes={self.message_bytes}): expected a number from 4,096 to 2**31")

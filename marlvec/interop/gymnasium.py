@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError, EnvRaised
 from marlvec.interop.rows.agent_rows import AgentRows, cleared
-from marlvec.interop.rows.infos import InfoEntry, lay_out, pick_rows, read_entries
+from marlvec.interop.rows.infos import InfoEntry, lay_out_infos, pick_rows, read_entries
 from marlvec.interop.rows.view_checks import missing_is_attribute_error, render_mode_of, value_at
 from marlvec.spaces import batch_space
 from marlvec.vector.commands import PerEnv
@@ -348,7 +348,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         for key, rows in own.items():
             out[key], out["_" + key] = rows, np.ones(self.num_envs, np.bool_)
         taken = self._taken.union(_STATES) if "state" in infos else self._taken
-        return out | lay_out(read_entries(infos, agent_num), taken)
+        return out | lay_out_infos(read_entries(infos, agent_num), taken)
 
     def _final(self, infos: dict[str, Any], rows: NDArray[np.int64], early: NDArray[np.bool_]) -> dict[str, Any]:
         """Return Gymnasium's same-step infos of the rows whose flag is True."""
@@ -367,7 +367,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
 
     def _final_info(self, entries: list[InfoEntry], rows: NDArray[np.int64]) -> Any:
         """Return these rows' infos of the last step, as the caller receives them."""
-        return lay_out(entries, ())
+        return lay_out_infos(entries, ())
 
     def _last_entries(
         self, infos: dict[str, Any], rows: NDArray[np.int64], early: NDArray[np.bool_]

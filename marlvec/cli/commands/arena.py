@@ -15,6 +15,8 @@ __all__ = ["arena"]
 
 
 class Rating(StrEnum):
+    """Ratings that `marlvec arena` can print."""
+
     BRADLEY_TERRY = "bradley-terry"
     ELO = "elo"
     SKILL = "skill"

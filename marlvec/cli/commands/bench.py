@@ -14,10 +14,11 @@ from rich.text import Text
 
 from marlvec.cli.building import build_envs
 from marlvec.cli.console import print_json
-from marlvec.cli.display.table import Column, print_table
+from marlvec.cli.display.table import print_table
 from marlvec.collect.progress_bar import ProgressBar
 from marlvec.errors import ArgumentError, ContractError, MissingExtraError
 from marlvec.making import DEFAULT_BACKEND
+from marlvec.selfplay.results.whole_table import Column
 from marlvec.vector import VectorEnv
 
 __all__ = ["Figures", "bench", "print_bench", "recommended"]

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from marlvec.cli.console import print_json
-from marlvec.cli.display.table import Column, print_table
+from marlvec.cli.display.table import print_table
 from marlvec.errors import EnvArgumentError
 from marlvec.registry import resolve
+from marlvec.selfplay.results.whole_table import Column
 from marlvec.testing import Finding, check_env
 
 __all__ = ["check", "print_findings"]

@@ -15,8 +15,8 @@ from marlvec.cli.options import (
     Backend,
     Connectors,
     Env,
-    Mapping,
     NumWorkers,
+    PolicyMapping,
     Seed,
     Settings,
     Traceback,
@@ -34,6 +34,8 @@ _BATCHES = 50  # at least, for the bar
 
 
 class Format(StrEnum):
+    """File formats of `marlvec record-data`."""
+
     PARQUET = "parquet"
     ARROW = "arrow"
 
@@ -49,7 +51,7 @@ def record_data(
     ] = 100_000,
     num_envs: Annotated[int, typer.Option(min=1, metavar="N", help="How many copies of it.")] = 64,
     policy: TrainedPolicies = None,
-    mapping: Mapping = None,
+    mapping: PolicyMapping = None,
     connectors: Connectors = None,
     settings: Settings = None,
     best: Annotated[
@@ -201,7 +203,8 @@ def _forms(rows: RecordedRows) -> dict[str, Any]:
 def _print(console: Console, content: dict[str, Any]) -> None:
     from rich.text import Text
 
-    from marlvec.cli.display.table import NOTHING, Column, print_table
+    from marlvec.cli.display.table import NOTHING, print_table
+    from marlvec.selfplay.results.whole_table import Column
 
     env = f" of {content['env']}" if content["env"] else ""
     state = "" if content["closed"] else "; not closed: its recorder was killed, or still records"

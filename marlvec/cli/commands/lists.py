@@ -13,11 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from marlvec.cli.console import did_you_mean
-from marlvec.cli.display.table import NOTHING, Column, fits, print_table
+from marlvec.cli.display.table import NOTHING, fits, print_table
 from marlvec.cli.options import Side
 from marlvec.connectors.catalogue import CatalogueRow
 from marlvec.errors import ArgumentError
 from marlvec.registry import EnvRow
+from marlvec.selfplay.results.whole_table import Column
 
 __all__ = [
     "connectors_json",

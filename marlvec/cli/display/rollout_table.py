@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.text import Text
 
-from marlvec.cli.display.table import NOTHING, Column, print_table
+from marlvec.cli.display.table import NOTHING, print_table
 from marlvec.collect import EpisodeRecord, SampleBatch
+from marlvec.selfplay.results.whole_table import Column
 from marlvec.trees import tree_leaves
 
 __all__ = ["Track", "tracks", "Rollout", "print_rollout", "rollout_json"]

@@ -10,8 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from marlvec.cli.display.table import NOTHING, Column, fits, print_table
+from marlvec.cli.display.table import NOTHING, fits, print_table
 from marlvec.selfplay import BradleyTerry, Elo, MatchResult, OpenSkill, WinRate, alpha_rank
+from marlvec.selfplay.results.whole_table import Column
 
 __all__ = ["Rated", "print_standings", "rated", "standings_json"]
 

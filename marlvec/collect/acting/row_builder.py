@@ -19,7 +19,7 @@ from marlvec.collect.scheduling.env_step import EnvStep
 from marlvec.collect.scheduling.lockstep import LockstepScheduler
 from marlvec.collect.storage.moment import Moment
 from marlvec.collect.storage.policy_rows import PolicyRows, copied_rows, part_of
-from marlvec.connectors import Rows
+from marlvec.connectors.rows import Rows
 from marlvec.env_ids import Where
 from marlvec.trees import Tree
 

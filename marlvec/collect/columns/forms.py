@@ -33,7 +33,7 @@ BATCH_COLUMNS = names(Source.ANSWER, Source.READ)
 LATE = {name for name, column in COLUMNS.items() if column.is_late}
 """Columns that may come at any time."""
 
-_READ = names(Source.READ)
+_READ_COLUMNS = names(Source.READ)
 _LATE_ANSWERS = LATE & set(names(Source.ANSWER))
 _FIRST = tuple(name for name in COLUMNS if name not in _LATE_ANSWERS)
 
@@ -215,7 +215,7 @@ class ColumnForms:
                     f"{self._owner}: gave the columns {sorted(columns)}, until now {sorted(self.answers)}; "
                     f"they must stay the same"
                 )
-            taken = [name for name in new if name in self.rows or name in _READ or name in self._following]
+            taken = [name for name in new if name in self.rows or name in _READ_COLUMNS or name in self._following]
             if taken:
                 raise ContractError(
                     f"{self._owner}: it or its action connectors add columns named {taken}, which exist already"

@@ -26,6 +26,8 @@ Taken = tuple[int, ExternalRow | None]
 
 
 class ExchangeSlot:
+    """Rows and requests of one slot of a `RowExchange`."""
+
     __slots__ = ("asked", "cancelled", "episode", "rows", "running", "since", "wants")
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from marlvec.envs.spec import COMMON, Info
 from marlvec.vector.data.infos import AGENTS, RESERVED, infos_from_list, infos_to_list
 from marlvec.vector.vector_step import VectorStep
 
-__all__ = ["InfoEntry", "lay_out", "pick_rows", "read_entries", "merged", "split_infos"]
+__all__ = ["InfoEntry", "lay_out_infos", "pick_rows", "read_entries", "merged", "split_infos"]
 
 _OURS = {key for name in RESERVED - {AGENTS, COMMON} for key in (name, "_" + name)}  # keys that marlvec adds
 _ROW = "row"  # placeholder for the agent of a row
@@ -43,7 +43,7 @@ def read_entries(infos: Mapping[str, Any], agent_num: int) -> list[InfoEntry]:
     return [_entry(key, values, mask, agent_num) for key, values, mask in found]
 
 
-def lay_out(entries: Iterable[InfoEntry], taken: Collection[str]) -> dict[str, Any]:
+def lay_out_infos(entries: Iterable[InfoEntry], taken: Collection[str]) -> dict[str, Any]:
     """Return entries in Gymnasium's form: ``{key: values, _key: present}``.
 
     Entries whose key is ``taken`` by the view, or by an earlier entry, are in ``"__agents__"`` or ``"__common__"``.

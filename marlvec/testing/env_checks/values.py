@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from marlvec.errors import ContractError
 from marlvec.spaces import describe_difference
 from marlvec.spaces.action_masks import choice_sizes, count_choices, read_mask
+from marlvec.spaces.equality import short
 from marlvec.spaces.members import fit
 from marlvec.spaces.tree import has_arrays
-from marlvec.testing.env_checks.findings import EpisodeLog, Place, leaf, short
+from marlvec.testing.env_checks.findings import EpisodeLog, Place, leaf
 
 __all__ = [
     "check_agents",

@@ -11,7 +11,8 @@ import numpy as np
 
 from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.adapters.return_values import AgentId
-from marlvec.testing.env_checks.findings import Findings, Place, short
+from marlvec.spaces.equality import short
+from marlvec.testing.env_checks.findings import Findings, Place
 from marlvec.testing.env_checks.players.base import RawPlayer
 from marlvec.testing.env_checks.values import check_agents, check_table
 

@@ -14,7 +14,8 @@ from marlvec.envs.adapters.gymnasium import AGENT, joint_keys
 from marlvec.envs.adapters.joint import MASKS, JointAdapter
 from marlvec.envs.adapters.return_values import AgentId, only_element
 from marlvec.spaces.action_masks import count_choices
-from marlvec.testing.env_checks.findings import Findings, short
+from marlvec.spaces.equality import short
+from marlvec.testing.env_checks.findings import Findings
 from marlvec.testing.env_checks.players.base import RawPlayer
 from marlvec.testing.env_checks.values import check_keys, check_table
 
