@@ -57,7 +57,7 @@ class TableForm(NamedTuple):
 
 def table_form(columns: Mapping[str, Tree], where: str) -> tuple[TableForm, Arrays]:
     """Return the form of the columns' table, and its arrays by name; ``where`` holds them, e.g. ``"Parquet"``."""
-    if bad := [f"{name} ({leaf.dtype})" for name, leaf in named_leaves(columns) if not _fits(to_array(leaf))]:
+    if bad := [f"{name} ({leaf.dtype})" for name, leaf in named_leaves(columns) if not _fits_arrow(to_array(leaf))]:
         raise SerialisationError(f"{where} holds bools, ints, floats and texts, not the columns {bad}; drop() them")
     names, arrays = UniqueNames(), Arrays()
 
@@ -104,5 +104,5 @@ def arrow_libraries() -> tuple[Any, Any]:
     return import_extra("pyarrow", what, install), import_extra("pyarrow.parquet", what, install)
 
 
-def _fits(array: NDArray[Any]) -> bool:
+def _fits_arrow(array: NDArray[Any]) -> bool:
     return array.dtype.kind in "biufU" and (array.dtype.kind == "U" or array.dtype.itemsize <= 8)

@@ -19,7 +19,7 @@ __all__ = ["as_jax", "as_tensordict", "as_tensors", "RLLIB_NAMES", "as_multi_age
 def as_tensors(columns: Mapping[str, Tree], device: Any, *, pin_memory: bool = False) -> dict[str, Tree]:
     """Convert to trees of tensors, which share the arrays' memory if possible; an error names the columns."""
     torch = import_extra("torch", "to_torch()", "pip install torch")
-    if bad := [f"{name} ({leaf.dtype})" for name, leaf in named_leaves(columns) if not _fits(torch, leaf)]:
+    if bad := [f"{name} ({leaf.dtype})" for name, leaf in named_leaves(columns) if not _fits_torch(torch, leaf)]:
         raise ArgumentError(f"to_torch(): expected columns of dtypes that torch has, got {bad}; drop() them first")
 
     if pin_memory and not torch.cuda.is_available():
@@ -58,7 +58,7 @@ def as_tensordict(columns: Mapping[str, Tree], n: int, device: Any) -> Any:
     return tensordict.TensorDict(nested, batch_size=[n], device=device)
 
 
-def _fits(torch: Any, leaf: Any) -> bool:
+def _fits_torch(torch: Any, leaf: Any) -> bool:
     if isinstance(leaf, torch.Tensor):
         return True
     try:

@@ -20,7 +20,7 @@ from marlvec.external.protocol.values import DTYPES, MAX_NDIM, read_array, write
 
 __all__ = ["read_space", "write_space"]
 
-MAX_DEPTH = 32
+MAX_SPACE_DEPTH = 32
 
 
 def write_space(space: spaces.Space[Any]) -> dict[str, Any]:
@@ -51,8 +51,8 @@ def write_space(space: spaces.Space[Any]) -> dict[str, Any]:
 
 def read_space(data: Any, depth: int = 0) -> spaces.Space[Any]:
     """Rebuild a space; `ProtocolError`: not a space, nested too deep, or larger than a message may be."""
-    if type(data) is not dict or depth > MAX_DEPTH:
-        raise ProtocolError(f"expected a space, at most {MAX_DEPTH} deep, got {type(data).__name__} at {depth}")
+    if type(data) is not dict or depth > MAX_SPACE_DEPTH:
+        raise ProtocolError(f"expected a space, at most {MAX_SPACE_DEPTH} deep, got {type(data).__name__} at {depth}")
     try:
         kind, parts = data["space"], {key: part for key, part in data.items() if key != "space"}
         if kind == "dict":

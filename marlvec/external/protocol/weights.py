@@ -16,7 +16,7 @@ from marlvec.external.protocol.values import DTYPES, read_array, write_array
 
 __all__ = ["pack_plain", "unpack_plain"]
 
-MAX_DEPTH = 64
+MAX_WEIGHTS_DEPTH = 64
 MAX_DIGITS = 4000  # int() refuses more than 4300
 _WORD = 2**63
 
@@ -36,8 +36,8 @@ def unpack_plain(data: bytes) -> Any:
 
 def _write(value: Any, where: str, depth: int) -> Any:
     kind = type(value)
-    if depth > MAX_DEPTH:
-        raise SerialisationError(f"{where} is nested more than {MAX_DEPTH} deep")
+    if depth > MAX_WEIGHTS_DEPTH:
+        raise SerialisationError(f"{where} is nested more than {MAX_WEIGHTS_DEPTH} deep")
     if value is None or kind in (bool, float, str, bytes):
         return value
     if kind is int:
@@ -66,8 +66,8 @@ def _write(value: Any, where: str, depth: int) -> Any:
 
 
 def _read(data: Any, depth: int) -> Any:
-    if depth > MAX_DEPTH:
-        raise ProtocolError(f"weights are nested more than {MAX_DEPTH} deep")
+    if depth > MAX_WEIGHTS_DEPTH:
+        raise ProtocolError(f"weights are nested more than {MAX_WEIGHTS_DEPTH} deep")
     if isinstance(data, list):
         return [_read(item, depth + 1) for item in data]
     if not isinstance(data, dict):

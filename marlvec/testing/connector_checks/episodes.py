@@ -16,7 +16,7 @@ from marlvec.testing.connector_checks.trial import EpisodeTrial
 
 __all__ = ["check_first", "check_reset"]
 
-_OTHER = 2_000  # seed of the story after the cut
+_AFTER_CUT = 2_000  # seed of the story after the cut
 _RESET = "reset() forgets all that is remembered of an env's running episodes, and of the envs it names only"
 _FIRST = "a row that has `first` begins an episode: nothing is remembered of the one before"
 
@@ -24,9 +24,9 @@ _FIRST = "a row that has `first` begins an episode: nothing is remembered of the
 def check_first(trial: EpisodeTrial) -> None:
     """A row with ``first`` set begins an episode, even without a reset()."""
     envs, others = (tuple(range(first, trial.num_envs, 2)) for first in (0, 1))
-    pairs = zip(trial.moments(seed=_OTHER), trial.after, strict=False)
+    pairs = zip(trial.moments(seed=_AFTER_CUT), trial.after, strict=False)
     turned = [new.of_envs(envs).beside(old.of_envs(others)) for new, old in pairs]
-    _compare(trial, turned, envs, lambda player: None, "as at an episode's beginning", _FIRST)
+    _compare_reset(trial, turned, envs, lambda player: None, "as at an episode's beginning", _FIRST)
 
 
 def check_reset(trial: EpisodeTrial) -> None:
@@ -46,10 +46,10 @@ def check_reset(trial: EpisodeTrial) -> None:
     ]
     for env_ids, envs in calls:
         reset = partial(ConnectorDriver.reset, env_ids=env_ids)
-        _compare(trial, trial.after, envs, reset, f"after reset({env_ids!r})", _RESET)
+        _compare_reset(trial, trial.after, envs, reset, f"after reset({env_ids!r})", _RESET)
 
 
-def _compare(
+def _compare_reset(
     trial: EpisodeTrial,
     after: list[Moment],
     envs: tuple[int, ...],

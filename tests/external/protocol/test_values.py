@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as npst
 from marlvec.errors import ContractError, ProtocolError, SerialisationError, UnsupportedSpaceError
 from marlvec.external.protocol import values as arrays_module
 from marlvec.external.protocol.frames import pack, unpack, unpack_tree
-from marlvec.external.protocol.spaces import MAX_DEPTH, read_space, write_space
+from marlvec.external.protocol.spaces import MAX_SPACE_DEPTH, read_space, write_space
 from marlvec.external.protocol.values import DTYPES, ValueReader, read_array, read_mask, write_array, write_mask
 from marlvec.external.protocol.weights import pack_plain, unpack_plain
 
@@ -226,7 +226,7 @@ def _deep(depth: int) -> dict[str, Any]:
         {"space": "dict", "items": [["a"]]},
         {"space": "dict", "items": [[1, {"space": "discrete", "dtype": "int64", "n": 2, "start": 0}]]},
         {"space": "tuple", "items": [], "more": []},
-        _deep(MAX_DEPTH + 1),
+        _deep(MAX_SPACE_DEPTH + 1),
     ],
     ids=lambda data: str(data)[:60],
 )
@@ -236,7 +236,7 @@ def test_what_is_no_space(data: Any) -> None:
 
 
 def test_spaces_may_be_as_deep_as_is_said() -> None:
-    assert isinstance(read_space(_deep(MAX_DEPTH)), spaces.Tuple)
+    assert isinstance(read_space(_deep(MAX_SPACE_DEPTH)), spaces.Tuple)
 
 
 def test_masks() -> None:
