@@ -16,7 +16,7 @@ __all__ = ["Streams", "as_generator", "fresh_streams", "row_of"]
 Streams = NDArray[np.uint64]
 """(N, 6) uint64."""
 
-_LOW = (1 << 64) - 1
+_LOW_64 = (1 << 64) - 1
 
 
 def fresh_streams(num_envs: int) -> Streams:
@@ -31,7 +31,7 @@ def row_of(generator: np.random.Generator) -> NDArray[np.uint64]:
     """Return the state of numpy's own generator as a row, (6,) uint64."""
     found: Any = generator.bit_generator.state
     state, inc = found["state"]["state"], found["state"]["inc"]
-    words = [state >> 64, state & _LOW, inc >> 64, inc & _LOW, found["has_uint32"], found["uinteger"]]
+    words = [state >> 64, state & _LOW_64, inc >> 64, inc & _LOW_64, found["has_uint32"], found["uinteger"]]
     return np.array(words, np.uint64)
 
 

@@ -33,7 +33,7 @@ AGENTS = ("auto", "tuple", "dict", "single")
 """Values of ``agents`` in `marlvec.make`."""
 
 _COUNTS = ("n_agents", "num_agents")
-_VECTOR_HINT = "Expected one number for the team, or one for each agent"
+_TEAM_HINT = "Expected one number for the team, or one for each agent"
 MASKS = ("action_mask", "avail_actions")  # the second is SMAC's name
 """Keys of the common info that may have a mask for each agent."""
 
@@ -130,7 +130,7 @@ class JointAdapter(Adapter):
         for a, agent in enumerate(self.ids):
             value = rewards if entries is None else entries[a]
             if self._status[a] == LIVE:
-                slot.reward[a] = value if value.__class__ in PLAIN_REWARDS else self._reward(value, agent, _VECTOR_HINT)
+                slot.reward[a] = value if value.__class__ in PLAIN_REWARDS else self._reward(value, agent, _TEAM_HINT)
             elif entries is not None and value is not None and self._reward(value, agent) != 0.0:
                 contract_error(self.name, "step()", f"agent {agent!r} has ended and gets a reward, {value!r}")
 

@@ -51,11 +51,11 @@ def check_same_envs(known: Mapping[str, Any], envs: Mapping[str, Any], folder: P
     """Check that envs equal those of a recording; the error names the differences."""
     for name, value in known.items():
         own, other = envs.get(name), value
-        if _text(own) == _text(other):
+        if _json_text(own) == _json_text(other):
             continue
         if name in _PER_AGENT:  # agents are compared first
             pairs = zip(known["agents"], own or [], other, strict=True)
-            agent, own, other = next(pair for pair in pairs if _text(pair[1]) != _text(pair[2]))
+            agent, own, other = next(pair for pair in pairs if _json_text(pair[1]) != _json_text(pair[2]))
             name = f"the {name.removesuffix('s').replace('_', ' ')} of {agent!r}"
         raise ArgumentError(
             f"Recorder({str(folder)!r}): the envs differ from the recording's in {name}: expected {_short(other)}, got "
@@ -67,7 +67,7 @@ def write_schema(folder: Path, envs: Mapping[str, Any] | None, notes: Mapping[st
     """Write ``schema.json``, atomically."""
     about = {"format": FORMAT, "marlvec": sys.modules["marlvec"].__version__, "envs": envs, "notes": dict(notes)}
     with atomic_file(folder / SCHEMA) as file:
-        file.write(_text(about, indent=1).encode() + b"\n")
+        file.write(_json_text(about, indent=1).encode() + b"\n")
 
 
 def read_schema(folder: Path) -> tuple[dict[str, Any] | None, dict[str, Any]]:
@@ -98,7 +98,7 @@ def _space(space: Space[Any]) -> Any:
         return None
 
 
-def _text(data: Any, indent: int | None = None) -> str:
+def _json_text(data: Any, indent: int | None = None) -> str:
     return json.dumps(data, default=_plain, indent=indent)
 
 

@@ -16,7 +16,9 @@ from marlvec.recording.dataset import RecordedDataset
 __all__ = ["to_mdp_dataset"]
 
 # d3rlpy 2.8 asks for gymnasium 1.0.0 exactly, and runs with later ones: an extra could not be installed.
-_INSTALL = "pip install --no-deps d3rlpy; pip install torch gym h5py scikit-learn structlog colorama dataclasses-json"
+_INSTALL_D3RLPY = (
+    "pip install --no-deps d3rlpy; pip install torch gym h5py scikit-learn structlog colorama dataclasses-json"
+)
 _NEEDED = ("obs", "rewards", "terminated", "t", "eps_id", "agent_index")
 
 
@@ -47,7 +49,7 @@ def to_mdp_dataset(data: RecordedDataset, policy_id: str = "main", **options: An
         KeyError: The policy is unknown.
         CheckpointError: A file is damaged; names it.
     """
-    library = import_extra("d3rlpy.dataset", "to_mdp_dataset()", _INSTALL)
+    library = import_extra("d3rlpy.dataset", "to_mdp_dataset()", _INSTALL_D3RLPY)
     name = "actions_executed" if "actions_executed" in data[policy_id] else "actions"
     groups = [group[policy_id] for group in data.episode_batches(columns=[*_NEEDED, name]) if policy_id in group]
     if not groups:

@@ -13,7 +13,7 @@ from marlvec.recording.recorded_rows import RecordedRows
 __all__ = ["to_replay_buffer"]
 
 _ROWS = 1 << 16
-_INSTALL = 'pip install "marlvec[torchrl]"'
+_INSTALL_TORCHRL = 'pip install "marlvec[torchrl]"'
 _NEXT = {"rewards": "reward", "terminated": "terminated", "truncated": "truncated", "next_obs": "observation"}
 _NOW = {"obs": "observation", "actions": "action"}
 
@@ -45,7 +45,7 @@ def to_replay_buffer(
         ArgumentError: The recording has no rows of the policy.
         KeyError: A column does not exist.
     """
-    data = import_extra("torchrl.data", "to_replay_buffer()", _INSTALL)
+    data = import_extra("torchrl.data", "to_replay_buffer()", _INSTALL_TORCHRL)
     if not len(rows):
         raise ArgumentError("to_replay_buffer(): expected at least one row")
     buffer = data.TensorDictReplayBuffer(

@@ -151,7 +151,7 @@ class MatchTable:
         rows: list[list[str | Text]] = []
         for one in names:
             cells = [_cell(self.win_count(one, other)) for other in names]
-            rows.append([Text(one, "bold cyan"), *cells, _share(self.total(one).win_rate)])
+            rows.append([Text(one, "bold cyan"), *cells, _share_text(self.total(one).win_rate)])
         return Group(Text("wins–draws–losses", "italic"), WholeTable(columns, rows))
 
     def state_dict(self) -> dict[str, Any]:
@@ -183,5 +183,5 @@ def _cell(count: WinCount) -> str:
     return f"{count.wins:.4g}–{count.draws:.4g}–{count.losses:.4g}" if count.games else "·"
 
 
-def _share(rate: float) -> str:
+def _share_text(rate: float) -> str:
     return "·" if math.isnan(rate) else f"{rate:.0%}"
