@@ -53,6 +53,8 @@ AutoresetMode = StrEnum("AutoresetMode", "SAME_STEP NEXT_STEP DISABLED")  # valu
 
 
 class BatchMode(StrEnum):
+    """Modes of `Collector(batch_mode=)`."""
+
     TRUNCATE = "truncate"
     COMPLETE = "complete"
 
