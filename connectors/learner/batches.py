@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.connectors.connector import LearnerConnector
-from marlvec.connectors.learner.fragments import column, numbers, one_array, unknown_outcome
+from marlvec.connectors.learner.fragments import column, given_actions, numbers, one_array, unknown_outcome
 from marlvec.connectors.parameters import NonNegativeFloat
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
@@ -83,7 +83,8 @@ class Standardize(LearnerConnector):
     Args:
         column: Name of the column.
         mask: Name of an optional bool column that is False where an entry does not count; None: no such column.
-            Padding, ``phantom`` rows, and rows of agents truncated without a final observation never count.
+            Padding, ``phantom`` rows, rows of agents truncated without a final observation, and NaN in rows whose
+            action the policy did not choose (``off_policy``) never count.
         epsilon: Added to the standard deviation.
 
     Raises:
@@ -129,4 +130,8 @@ class Standardize(LearnerConnector):
             axes = max(mask.ndim, counts.ndim)
             mask, counts = (part.reshape(*part.shape, *[1] * (axes - part.ndim)) for part in (mask, counts))
             counts = mask & counts
+        given = given_actions(rows)
+        if given.any() and given.shape == values.shape[: given.ndim] and values.dtype.kind == "f":
+            given, counts = (part.reshape(*part.shape, *[1] * (values.ndim - part.ndim)) for part in (given, counts))
+            counts = counts & ~(given & np.isnan(values))
         return counts

@@ -11,7 +11,17 @@ from marlvec.connectors.rows import Rows
 from marlvec.errors import ContractError
 from marlvec.trees import to_array
 
-__all__ = ["Floats", "column", "flags", "numbers", "one_array", "unknown_outcome", "Fragments"]
+__all__ = [
+    "Floats",
+    "column",
+    "flags",
+    "given_actions",
+    "mask_out",
+    "numbers",
+    "one_array",
+    "unknown_outcome",
+    "Fragments",
+]
 
 Floats = NDArray[np.float64]
 _ORIGIN = {
@@ -70,6 +80,19 @@ def unknown_outcome(rows: Rows) -> NDArray[np.bool_]:
     missing, terminated = (one_array(rows, name).astype(np.bool_) for name in ("next_obs_missing", "terminated"))
     unknown: NDArray[np.bool_] = missing & ~terminated
     return unknown
+
+
+def given_actions(rows: Rows) -> NDArray[np.bool_]:
+    """Return where the policy did not choose the action (``off_policy``), (n,) bool, or (B, T) of sequences."""
+    if "off_policy" not in rows:
+        return np.zeros(len(rows), np.bool_)
+    return one_array(rows, "off_policy").astype(np.bool_)
+
+
+def mask_out(rows: Rows, out: NDArray[np.bool_]) -> Rows:
+    """Return the rows with ``loss_mask`` False where ``out`` (n,) is True; elsewhere it is as before, or True."""
+    mask = flags(rows, "loss_mask") if "loss_mask" in rows else np.ones(len(rows), np.bool_)
+    return rows.replace(loss_mask=mask & ~out)
 
 
 IntArray = NDArray[np.int64]
@@ -148,7 +171,7 @@ class Fragments:
         """Solve ``y[t] = x[t] + decay[t] * y[t + 1]`` in every fragment, where y after its last transition is 0.
 
         Each pass doubles a row's reach (Hillis and Steele 1986), so the number of passes is the number of binary digits
-        of the longest fragment's length. Results do not depend on other fragments, as long as all are finite.
+        of the longest fragment's length. Results do not depend on other fragments, whatever these hold.
 
         Args:
             x_n: (n,) float64.
@@ -158,10 +181,11 @@ class Fragments:
             (n,) y; 0 in phantom rows.
         """
         y = np.where(self.left_n >= 0, x_n, 0.0)
-        weight = np.where(self.left_n > 0, decay_n, 0.0)  # of the row `reach` ahead; 0 in another fragment
+        weight = np.where(self.left_n > 0, decay_n, 0.0)  # of the row `reach` ahead
         reach = 1
-        while reach <= self.left_n.max(initial=0):
-            y[:-reach] += weight[:-reach] * y[reach:]
-            weight[:-reach] *= weight[reach:]
+        # Only rows that have this row in their fragment: a weight of 0 would not keep a NaN out.
+        while (at := np.flatnonzero(self.left_n >= reach)).size:
+            y[at] += weight[at] * y[at + reach]
+            weight[at] *= weight[at + reach]
             reach *= 2
         return y

@@ -10,7 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.connectors.connector import LearnerConnector
-from marlvec.connectors.learner.fragments import Floats, Fragments, column, flags, numbers, unknown_outcome
+from marlvec.connectors.learner.fragments import (
+    Floats,
+    Fragments,
+    column,
+    flags,
+    given_actions,
+    mask_out,
+    numbers,
+    one_array,
+    unknown_outcome,
+)
 from marlvec.connectors.parameters import PositiveInt, UnitFloat
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
@@ -21,6 +31,7 @@ __all__ = [
     "end_values",
     "following",
     "next_values",
+    "own_values",
     "state_columns",
     "GeneralAdvantageEstimation",
     "VTrace",
@@ -28,6 +39,7 @@ __all__ = [
     "NStep",
 ]
 
+Bools = NDArray[np.bool_]
 ValueFunction = Callable[[Rows], Any]
 """Rows in, (n,) values of them out; an array or a tensor."""
 
@@ -95,21 +107,49 @@ def _ask(value_function: ValueFunction | None, rows: Rows, at: NDArray[np.int64]
     after = following(rows, at)
     if "state" in rows and "next_state" not in rows:
         after = after.drop("state")  # without next_state, the column would be of the moment before
-    values = to_array(value_function(after))
-    if values.shape != (len(at),) or values.dtype.kind not in "fiub":
+    return _call(value_function, after)
+
+
+def _call(value_function: ValueFunction, rows: Rows) -> Floats:
+    values = to_array(value_function(rows))
+    if values.shape != (len(rows),) or values.dtype.kind not in "fiub":
         raise ContractError(
-            f"expected the value function to give one number for each of {len(at)} rows, shape ({len(at)},), "
+            f"expected the value function to give one number for each of {len(rows)} rows, shape ({len(rows)},), "
             f"got {values.dtype} of shape {values.shape}"
         )
     return values.astype(np.float64)
 
 
-def next_values(rows: Rows, fragments: Fragments, value_function: ValueFunction | None) -> Floats:
-    """Return the value after each row: ``values`` of its fragment's next row, or `end_values`; 0 in phantom rows."""
-    values, after = numbers(rows, "values"), np.zeros(len(rows))
-    after[:-1] = values[1:]
-    after[fragments.left_n <= 0] = 0.0
+def own_values(rows: Rows, fragments: Fragments, value_function: ValueFunction | None) -> tuple[Floats, Bools]:
+    """Return the value of each row, and where it is unknown: NaN there, both (n,).
+
+    The policy was not asked about a row whose action was given (``off_policy``): its ``values`` is NaN, or, in a column
+    of ints, means nothing. The value function is called once for all these rows; without one they stay unknown. Without
+    a column ``off_policy`` each NaN counts as unknown; with it, a NaN of the policy's own is a value like others.
+    """
+    values = numbers(rows, "values").copy()
+    given = given_actions(rows)
+    if one_array(rows, "values").dtype.kind != "f":
+        values[given] = np.nan
+    unknown = np.isnan(values) & (fragments.left_n >= 0) & (given | ("off_policy" not in rows))
+    if value_function is not None and unknown.any():
+        values[unknown] = _call(value_function, rows.take(unknown))
+        unknown[:] = False
+    return values, unknown
+
+
+def next_values(rows: Rows, fragments: Fragments, values: Floats, value_function: ValueFunction | None) -> Floats:
+    """Return the value after each row: of its fragment's next row, or `end_values`; 0 in phantom rows."""
+    after = _next(values, fragments, 0.0)
     after[fragments.last_F] = end_values(rows, fragments, value_function)
+    return after
+
+
+def _next(x_n: NDArray[Any], fragments: Fragments, end: Any) -> NDArray[Any]:
+    """Return each row's entry of its fragment's next transition, ``end`` after the last one."""
+    after = np.full_like(x_n, end)
+    inner = np.flatnonzero(fragments.left_n > 0)
+    after[inner] = x_n[inner + 1]
     return after
 
 
@@ -132,11 +172,17 @@ class GeneralAdvantageEstimation(LearnerConnector):
     row has advantage 0 and its own ``V`` as target, so that it teaches nothing, and the rows before it bootstrap from
     its ``V``.
 
+    A row whose action was given (``off_policy``: ``random_steps``, logged actions) has no ``V`` of the policy: NaN. The
+    value function is called once more, for all such rows. Without one, both columns are NaN in these rows and
+    ``loss_mask`` is False; the row before uses the row's return, as with ``gae_lambda=1``, in place of its ``V``. If
+    the return is unknown, too, as its agent was truncated without a final observation, the row before teaches nothing,
+    and its ``loss_mask`` is False. Rows with a column ``off_policy`` always get ``loss_mask``.
+
     Args:
         gamma: Discount per decision, from 0 to 1.
         gae_lambda: Between one-step (0) and whole-fragment (1) advantages.
         value_function: Rows to their (n,) values. It gets the last rows with ``obs`` = ``next_obs`` and, for recurrent
-            policies, ``state_in`` = ``state_out``.
+            policies, ``state_in`` = ``state_out``; and rows of given actions as they are.
 
     Raises:
         ArgumentError: ``gamma`` or ``gae_lambda`` is not from 0 to 1; or, when called, the value of a ``next_obs`` is
@@ -151,13 +197,55 @@ class GeneralAdvantageEstimation(LearnerConnector):
     def __call__(self, rows: Rows) -> Rows:
         fragments = Fragments(rows)
         fragments.check_ends(rows)
-        values = numbers(rows, "values")
-        after = next_values(rows, fragments, self.value_function)
-        deltas = numbers(rows, "rewards") + self.gamma * after - values
-        deltas[unknown_outcome(rows)] = 0.0
+        values, lacking = own_values(rows, fragments, self.value_function)
+        rewards, unknown = numbers(rows, "rewards"), unknown_outcome(rows)
+        after = next_values(rows, fragments, values, self.value_function)
+        untaught = np.zeros(len(rows), np.bool_)
+        if lacking.any():
+            lost = _lost(fragments, lacking, unknown)
+            untaught = _next(lost, fragments, False) & ~lacking
+            unknown = unknown | untaught | lost
+            values[lacking] = self._returns(fragments, rewards, values, after, lacking, unknown)[lacking]
+            inner = fragments.left_n > 0
+            after[inner] = _next(values, fragments, 0.0)[inner]
+        deltas = rewards + self.gamma * after - values
+        deltas[unknown] = 0.0
         advantages = fragments.scan(deltas, self.gamma * self.gae_lambda)
         targets = np.where(fragments.left_n >= 0, advantages + values, 0.0)
+        advantages[lacking] = targets[lacking] = np.nan
+        rows = _marked(rows, lacking, untaught)
         return rows.replace(advantages=advantages.astype(np.float32), value_targets=targets.astype(np.float32))
+
+    def _returns(
+        self, fragments: Fragments, rewards: Floats, values: Floats, after: Floats, lacking: Bools, unknown: Bools
+    ) -> Floats:
+        """Return each row's lambda-return, (n,), which passes through rows of unknown value as if lambda were 1."""
+        inner, through = fragments.left_n > 0, _next(lacking, fragments, False)
+        share = np.where(inner, 1 - self.gae_lambda, 1.0)
+        found = rewards + self.gamma * np.where(through, 0.0, share * after)
+        found[unknown] = np.where(lacking, 0.0, values)[unknown]
+        decay = np.where(through, self.gamma, self.gamma * self.gae_lambda)
+        decay[unknown] = 0.0
+        return fragments.scan(found, decay)
+
+
+def _lost(fragments: Fragments, lacking: Bools, unknown: Bools) -> Bools:
+    """Return the rows of unknown value whose return is unknown, too: none is known up to an unknown outcome."""
+    index = np.arange(len(lacking))
+    next_known = np.minimum.accumulate(np.where(lacking, len(lacking), index)[::-1])[::-1]
+    run_end = np.minimum(next_known - 1, fragments.last_F[fragments.fragment_n])
+    lost: Bools = lacking & unknown[run_end]
+    return lost
+
+
+def _marked(rows: Rows, lacking: Bools, untaught: Bools) -> Rows:
+    """Set ``loss_mask`` to False in ``untaught`` rows, and where a given action left something unknown.
+
+    A NaN without ``off_policy`` is a fault of the policy, and stays visible.
+    """
+    if "off_policy" not in rows and not untaught.any():
+        return rows
+    return mask_out(rows, (lacking & given_actions(rows)) | untaught)
 
 
 @dataclass(eq=False, repr=False)
@@ -174,6 +262,11 @@ class VTrace(LearnerConnector):
     ``V`` is the column ``values``; it and ``target_logp`` are of the policy that learns. After a fragment's last row,
     V and vs are the value that `GeneralAdvantageEstimation` uses. In phantom rows both columns are 0. If an agent was
     truncated without a final observation, ``vs`` is the row's own V, and ``pg_advantages`` is 0.
+
+    In rows whose action was given (``off_policy``), ``logp`` or V is unknown (NaN). V comes from the value function, if
+    any. If one of the two stays unknown, both columns are NaN in these rows and ``loss_mask`` is False; rows before
+    bootstrap from its V, as if its ratio were 0. If V is unknown, the row before teaches nothing: ``vs`` is its V,
+    ``pg_advantages`` is 0, ``loss_mask`` is False. Rows with a column ``off_policy`` always get ``loss_mask``.
 
     Args:
         gamma: Discount per decision, from 0 to 1.
@@ -208,22 +301,25 @@ class VTrace(LearnerConnector):
         fragments = Fragments(rows)
         fragments.check_ends(rows)
         real, unknown = fragments.left_n >= 0, unknown_outcome(rows)
-        values, rewards = numbers(rows, "values"), numbers(rows, "rewards")
-        after = next_values(rows, fragments, self.value_function)
+        rewards = numbers(rows, "rewards")
+        values, lacking = own_values(rows, fragments, self.value_function)
+        after = next_values(rows, fragments, values, self.value_function)
+        untaught = _next(lacking, fragments, False) & ~lacking
+        unknown = unknown | untaught
         with np.errstate(over="ignore"):  # an infinite ratio is clipped, too
             ratio = np.exp(numbers(rows, self.target_logp) - numbers(rows, self.logp))
+        given = given_actions(rows) | ("off_policy" not in rows)
+        lacking |= real & np.isnan(ratio) & given
         rho, c = np.minimum(ratio, self.rho_bar), np.minimum(ratio, self.c_bar)
         deltas = rho * (rewards + self.gamma * after - values)
-        deltas[unknown] = 0.0
-        gain = fragments.scan(deltas, self.gamma * c)  # vs - V
-        vs_after = after.copy()
-        inner = np.flatnonzero(fragments.left_n > 0)
-        vs_after[inner] += gain[inner + 1]
-        advantages = rho * (rewards + self.gamma * vs_after - values)
-        return rows.replace(
-            vs=np.where(real, gain + values, 0.0).astype(np.float32),
-            pg_advantages=np.where(real & ~unknown, advantages, 0.0).astype(np.float32),
-        )
+        deltas[unknown | lacking] = 0.0
+        gain = fragments.scan(deltas, np.where(unknown | lacking, 0.0, self.gamma * c))  # vs - V
+        advantages = rho * (rewards + self.gamma * (after + _next(gain, fragments, 0.0)) - values)
+        vs = np.where(real, gain + values, 0.0)
+        advantages = np.where(real & ~unknown, advantages, 0.0)
+        vs[lacking] = advantages[lacking] = np.nan
+        rows = _marked(rows, lacking, untaught)
+        return rows.replace(vs=vs.astype(np.float32), pg_advantages=advantages.astype(np.float32))
 
 
 @dataclass(eq=False, repr=False)
@@ -237,7 +333,9 @@ class ReturnsToGo(LearnerConnector):
         gamma: Discount per decision, from 0 to 1.
         bootstrap: False: add nothing. True: add the value from the phantom row of `AddLastObs`, or from column
             ``next_values``. A value function, rows to their (n,) values: call it for rows that have neither. If an
-            agent was truncated without a final observation, the return of that row is its own ``values``.
+            agent was truncated without a final observation, the return of that row is its own ``values``; if its action
+            was given (``off_policy``) and no value function values it, all returns of the fragment are NaN, and their
+            ``loss_mask`` is False.
 
     Raises:
         ArgumentError: ``gamma`` is not from 0 to 1; or, when called, the value of a ``next_obs`` is needed and nothing
@@ -256,7 +354,12 @@ class ReturnsToGo(LearnerConnector):
             value_function = None if self.bootstrap is True else self.bootstrap
             totals[fragments.last_F] += self.gamma * end_values(rows, fragments, value_function)
             if (unknown := unknown_outcome(rows)).any():
-                totals[unknown] = numbers(rows, "values")[unknown]
+                values, lacking = own_values(rows, fragments, value_function)
+                totals[unknown] = values[unknown]
+                # Every return of the fragment depends on this value.
+                lost = (lacking & unknown & given_actions(rows))[fragments.last_F][fragments.fragment_n]
+                if lost.any():
+                    rows = mask_out(rows, lost)
         return rows.replace(returns_to_go=fragments.scan(totals, self.gamma).astype(np.float32))
 
 
@@ -304,8 +407,7 @@ class NStep(LearnerConnector):
         changed = [*(name for name, _ in rows.items() if name.startswith("next_")), *state_columns(rows)]
         discounts = self.gamma**steps * (real & ~flags(rows, "terminated")[outcome])
         if unknown.any():
-            mask = flags(rows, "loss_mask") if "loss_mask" in rows else np.ones(len(rows), np.bool_)
-            rows = rows.replace(loss_mask=mask & ~unknown)
+            rows = mask_out(rows, unknown)
         return rows.replace(
             rewards=rewards,
             **{

@@ -26,7 +26,7 @@ from marlvec.serialization.atomic_file import FilePath
 __all__ = ["EpisodeTable", "RecordedDataset", "load_dataset"]
 
 _CHUNK_ROWS = 1 << 16
-_FOR_TABLE = ("eps_id", "rewards", "t", "env_t", "next_env_t", "terminated", "truncated")
+_FOR_TABLE = ("eps_id", "agent_index", "rewards", "t", "env_t", "next_env_t", "terminated", "truncated")
 
 
 class EpisodeTable(NamedTuple):
@@ -167,10 +167,15 @@ class RecordedDataset(Mapping[str, RecordedRows]):
             last_E = np.zeros(count, np.int64)
             np.minimum.at(first_E, episode_B, column["env_t"])
             np.maximum.at(last_E, episode_B, column["next_env_t"])
-            begun_E = np.bincount(episode_B, column["t"] == 0, count)
-            ended_E = np.bincount(episode_B, column["terminated"] | column["truncated"], count)
             returns_E = np.bincount(episode_B, column["rewards"], count)
-            whole_E = (begun_E == ended_E) & (begun_E > 0)
+            # Whole: each agent's first row is its first decision, and its last row an end. It may have ended before.
+            order = np.lexsort([column["t"], column["agent_index"], ids_B])
+            is_new = np.append(True, (np.diff(ids_B[order]) != 0) | (np.diff(column["agent_index"][order]) != 0))
+            starts, stops = order[is_new], order[np.roll(is_new, -1)]
+            open_B = ~(column["terminated"] | column["truncated"])
+            torn_E = np.bincount(episode_B[starts], column["t"][starts] != 0, count)
+            torn_E += np.bincount(episode_B[stops], open_B[stops], count)
+            whole_E = torn_E == 0
             found.append((np.full(count, session), eps_id_E, last_E - first_E, returns_E, whole_E))
         if not found:
             none = np.zeros(0, np.int64)

@@ -17,7 +17,7 @@ import marlvec
 from marlvec.collect import MultiAgentBatch, SampleBatch
 from marlvec.errors import ArgumentError, MissingExtraError
 from marlvec.recording import to_mdp_dataset
-from tests.recording.runs import write
+from tests.recording.runs import two_lives, write
 
 pytest.importorskip("pyarrow")
 
@@ -36,6 +36,9 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     module.MDPDataset = _Arguments
     monkeypatch.setitem(sys.modules, "d3rlpy", types.ModuleType("d3rlpy"))
     monkeypatch.setitem(sys.modules, "d3rlpy.dataset", module)
+    constants: Any = types.ModuleType("d3rlpy.constants")
+    constants.ActionSpace = types.SimpleNamespace(DISCRETE="discrete", CONTINUOUS="continuous")
+    monkeypatch.setitem(sys.modules, "d3rlpy.constants", constants)
 
 
 def _batch(**columns: Any) -> MultiAgentBatch:
@@ -70,11 +73,21 @@ def test_timeouts_are_told_from_terminals(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_stand_in")
+def test_an_agent_that_came_back_has_an_end_a_life(tmp_path: Path) -> None:
+    write(tmp_path / "run", [two_lives()])
+    with marlvec.load_dataset(tmp_path / "run") as data:
+        got = to_mdp_dataset(data)
+    assert (got.terminals, got.timeouts) == ([4, 11], [1])
+
+
+@pytest.mark.usefixtures("_stand_in")
 def test_kinds_of_actions(tmp_path: Path) -> None:
     number = np.arange(8)
     for name, action_space, columns, size in (
         ("discrete", Discrete(7), {}, 7),
-        ("shifted", Discrete(7, start=1), {}, None),
+        ("shifted", Discrete(7, start=-2), {}, 7),
+        ("another space", Discrete(7, start=1), {}, None),  # connectors gave the policy 0 to 2
+        ("whole floats", Box(-9, 9, (1,)), {"actions": number[:, None] % 3 * 1.0}, None),
         ("executed", Discrete(7), {"actions_executed": number % 2}, 7),
         ("floats", Box(-1, 1, (2,)), {"actions": number.repeat(2).reshape(8, 2) / 16}, None),
         ("one float", Box(-1, 1, (), np.float32), {"actions": (number / 16).astype(np.float32)}, None),
@@ -87,7 +100,8 @@ def test_kinds_of_actions(tmp_path: Path) -> None:
             rows = data["main"].read()
         want = rows["actions_executed" if name == "executed" else "actions"][[1, 3, 0, 2, 4, 5, 6, 7]]
         assert got["actions"].dtype == want.dtype
-        np.testing.assert_array_equal(got["actions"], want.reshape(8, -1))
+        np.testing.assert_array_equal(got["actions"], want.reshape(8, -1) + (2 if name == "shifted" else 0))
+        assert got["action_space"] == ("continuous" if "float" in name else "discrete")
         assert got.get("action_size") == size
 
 
@@ -96,6 +110,7 @@ def test_what_d3rlpy_cannot_hold_is_refused(tmp_path: Path) -> None:
     pairs = np.arange(16).reshape(8, 2)
     cases: dict[str, dict[str, Any]] = {
         "expected one int or several floats an action, got .* of int64": {"actions": pairs},
+        "expected discrete actions from 0, got -5": {"actions": pairs[:, 0] - 5},
         "got .* of bool": {"actions": pairs[:, 0] > 3},
         "column 'obs': expected one array, got a dict": {"obs": {"a": pairs}},
         "column 'actions': expected one array, got a tuple": {"actions": (pairs[:, 0], pairs[:, 1])},

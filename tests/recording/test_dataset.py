@@ -20,7 +20,7 @@ from marlvec.collect import MultiAgentBatch, SampleBatch
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.external import make as make_external
 from tests.collect.helpers.players import sync
-from tests.recording.runs import collector, make_batch, same_rows, write
+from tests.recording.runs import collector, make_batch, same_rows, two_lives, write
 
 pytest.importorskip("pyarrow")
 
@@ -412,3 +412,14 @@ def test_a_folder_without_recording_raises(tmp_path: Path) -> None:
     (tmp_path / "run" / "schema.json").unlink()
     with pytest.raises(CheckpointError, match=r"schema\.json cannot be read"):
         marlvec.load_dataset(tmp_path / "run")
+
+
+def test_an_episode_is_whole_although_an_agent_ended_and_came_back(tmp_path: Path) -> None:
+    rows = two_lives()["main"]
+    cases = {"whole": np.ones(12, np.bool_), "no end": np.arange(12) != 4, "no start": np.arange(12) != 5}
+    for name, kept in cases.items():
+        write(tmp_path / name, [MultiAgentBatch({"main": rows.take(kept)}, env_steps=7)])
+        with marlvec.load_dataset(tmp_path / name) as data:
+            assert data.episode_table().whole.tolist() == [name == "whole"]
+            (episode,) = data.episodes()
+            assert len(episode.episodes_of(0)) == 2

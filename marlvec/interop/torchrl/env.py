@@ -63,6 +63,9 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]  # torchrl is Any where it is n
     absent agents are zeros. Tensors share the memory of marlvec's arrays if the group is one of marlvec's; no memory is
     written twice.
 
+    TorchRL's collectors change ``("collector", "traj_ids")`` at every step while any agent is done. Cut sequences at
+    the root's ``("next", "done")``, as ``SliceSampler(end_key=("next", "done"))`` does, on a storage with ``ndim=2``.
+
     `set_seed` applies to the next `reset`, which then equals ``envs.reset(seed=…)``, with every backend, and for
     partial resets (``"_reset"``) and partial steps (``"_step"``). `reset` also takes ``seed`` and ``options``, as
     `VectorEnv.reset` does: one for all, or one per env that is reset.

@@ -19,16 +19,17 @@ __all__ = ["to_mdp_dataset"]
 _INSTALL_D3RLPY = (
     "pip install --no-deps d3rlpy; pip install torch gym h5py scikit-learn structlog colorama dataclasses-json"
 )
-_NEEDED = ("obs", "rewards", "terminated", "t", "eps_id", "agent_index")
+_NEEDED = ("obs", "rewards", "terminated", "truncated", "t", "eps_id", "agent_index")
 
 
 def to_mdp_dataset(data: RecordedDataset, policy_id: str = "main", **options: Any) -> Any:
     """Make a d3rlpy dataset of one policy's rows, in memory.
 
-    Each agent's episode is an episode. ``terminals`` are True where the agent terminated, ``timeouts`` where its
-    recorded rows end otherwise: truncated, cut off, or followed by missing rows. d3rlpy has no final observations, so
-    it does not use the last decision before a timeout. Actions are ``actions_executed`` if recorded, else ``actions``;
-    ints are discrete actions, floats continuous ones.
+    Each agent's episode is an episode; an agent that ended and came back has several. ``terminals`` are True where the
+    agent terminated, ``timeouts`` where its recorded rows end otherwise: truncated, cut off, or followed by missing
+    rows. d3rlpy has no final observations, so it does not use the last decision before a timeout. Actions are
+    ``actions_executed`` if recorded, else ``actions``. Ints are discrete actions, from 0: of a ``Discrete(n, start)``,
+    ``start`` is subtracted. Floats are continuous actions, also if they are whole numbers.
 
         with marlvec.load_dataset("runs/seek") as data:
             dataset = to_mdp_dataset(data)
@@ -38,14 +39,15 @@ def to_mdp_dataset(data: RecordedDataset, policy_id: str = "main", **options: An
         data: The recording.
         policy_id: The policy.
         options: Arguments of ``d3rlpy.dataset.MDPDataset``: ``action_size``, ``transition_picker`` and so on. The
-            default ``action_size`` comes from the agents' action spaces, if these are known and equal.
+            default ``action_size`` comes from the agents' action spaces, if these are known and of equal size.
 
     Returns:
         A ``d3rlpy.dataset.MDPDataset``.
 
     Raises:
         MissingExtraError: d3rlpy is not installed.
-        ArgumentError: Observations are not one array; actions are neither one int nor floats; or there are no rows.
+        ArgumentError: Observations are not one array; actions are neither one int nor floats, or ints below 0 that no
+            ``Discrete`` explains; or there are no rows.
         KeyError: The policy is unknown.
         CheckpointError: A file is damaged; names it.
     """
@@ -62,8 +64,11 @@ def to_mdp_dataset(data: RecordedDataset, policy_id: str = "main", **options: An
     if actions.dtype.kind not in "iuf" or (is_discrete and actions.shape[1] != 1):
         got = f"{actions.shape[1:]} of {actions.dtype}"
         raise ArgumentError(f"to_mdp_dataset(): expected one int or several floats an action, got {got}")
-    if is_discrete and (size := _action_size(data, rows)) is not None:
-        options = {"action_size": size} | options
+    kinds = import_extra("d3rlpy.constants", "to_mdp_dataset()", _INSTALL).ActionSpace
+    options = {"action_space": kinds.DISCRETE if is_discrete else kinds.CONTINUOUS} | options
+    if is_discrete:
+        actions, size = _from_0(data, rows["agent_index"], actions)
+        options = ({} if size is None else {"action_size": size}) | options
     return library.MDPDataset(
         obs,
         actions.reshape(len(actions), -1),
@@ -75,10 +80,11 @@ def to_mdp_dataset(data: RecordedDataset, policy_id: str = "main", **options: An
 
 
 def _with_timeouts(rows: SampleBatch) -> SampleBatch:
-    """Sort rows by episode, agent and time; end each run of rows without gaps with a terminal or a timeout."""
+    """Sort rows by episode, agent and time; end each run of rows without gaps or ends with a terminal or a timeout."""
     rows = rows.take(np.lexsort([rows["t"], rows["agent_index"], rows["eps_id"]]))
     keys = np.stack([rows["eps_id"], rows["agent_index"], rows["t"] - np.arange(len(rows))])
     last_B = np.append((keys[:, 1:] != keys[:, :-1]).any(axis=0), True)
+    last_B |= rows["terminated"] | rows["truncated"]  # an agent may end, and come back in the same episode
     return rows.replace(timeouts=last_B & ~rows["terminated"])
 
 
@@ -89,9 +95,18 @@ def _array(rows: SampleBatch, name: str) -> NDArray[Any]:
     return column
 
 
-def _action_size(data: RecordedDataset, rows: SampleBatch) -> int | None:
-    """Return the number of discrete actions of the agents that have rows; None if they differ or are unknown."""
-    agents = data.agents or ()
-    spaces = [data.action_space(agents[k]) for k in np.unique(rows["agent_index"]).tolist() if k < len(agents)]
-    sizes = {int(space.n) if isinstance(space, Discrete) and space.start == 0 else None for space in spaces}
-    return sizes.pop() if len(sizes) == 1 else None
+def _from_0(data: RecordedDataset, agent_B: NDArray[Any], actions: NDArray[Any]) -> tuple[NDArray[Any], int | None]:
+    """Return discrete actions (B, 1) that count from 0, and their number; None if agents differ or it is unknown."""
+    agents, found = data.agents or (), actions.copy()
+    sizes: set[int | None] = set()
+    for k in np.unique(agent_B).tolist():
+        own_B, space = agent_B == k, data.action_space(agents[k]) if k < len(agents) else None
+        own = actions[own_B]
+        if not isinstance(space, Discrete) or (own < space.start).any() or (own >= space.start + space.n).any():
+            sizes.add(None)  # connectors may have given the policy another space
+            continue
+        found[own_B] = own - space.start
+        sizes.add(int(space.n))
+    if (found < 0).any():
+        raise ArgumentError(f"to_mdp_dataset(): expected discrete actions from 0, got {int(found.min())}")
+    return found, sizes.pop() if len(sizes) == 1 else None

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Space
+from gymnasium.spaces import Dict, Space, Tuple
 
 from marlvec.collect.batch import MultiAgentBatch, SampleBatch
 from marlvec.errors import ArgumentError
@@ -17,7 +17,7 @@ from marlvec.recording.dataset import RecordedDataset
 from marlvec.recording.files.part_file import Format
 from marlvec.recording.recorder import Recorder
 from marlvec.serialization.atomic_file import FilePath
-from marlvec.trees import map_tree, zip_trees
+from marlvec.trees import map_tree, tree_leaves, zip_trees
 
 __all__ = ["from_minari", "to_minari"]
 
@@ -37,7 +37,8 @@ def to_minari(
 
     Make one dataset per agent, for example ``"simple_spread/agent_0/seek-v0"``. Actions are the env's
     (``actions_for_env``). An episode whose end is not recorded is truncated where the recording ends. If an agent ended
-    without a final observation, its last observation is repeated.
+    without a final observation, its last observation is repeated. An agent that ended and came back in the same episode
+    has several episodes.
 
         with marlvec.load_dataset("runs/seek") as data:
             for agent in data.agents:
@@ -58,7 +59,8 @@ def to_minari(
     Raises:
         MissingExtraError: minari is not installed.
         ArgumentError: The recording has several agents, and ``agent`` is None; connectors changed the observations, so
-            that they are not in the space; or an episode lacks rows in its middle.
+            that they are not in the space; an episode lacks rows in its middle; or a key of a Dict space has a "/",
+            which HDF5 reads as a path.
         KeyError: The agent is unknown.
     """
     minari = import_extra("minari", "to_minari()", 'pip install "marlvec[minari]"')
@@ -72,6 +74,9 @@ def to_minari(
     spaces = observation_space or data.observation_space(agent), action_space or data.action_space(agent)
     if None in spaces:
         raise ArgumentError(f"to_minari(): the spaces of {agent!r} are not known: give observation_space, action_space")
+    if options.get("data_format") in (None, "hdf5"):
+        for what, space in zip(("observation", "action"), spaces, strict=True):
+            _check_keys(space, what, agent)
     made: Any = None
     for group in data.episode_batches(columns=_NEEDED):
         episodes = list(_agent_episodes(group, agents.index(agent)))
@@ -101,7 +106,7 @@ def from_minari(dataset: Any, folder: FilePath, format: Format = "parquet", *, a
         agent: Name of the agent.
 
     Raises:
-        ArgumentError: The folder holds something else.
+        ArgumentError: The folder holds something else; or an episode has not one observation more than steps.
         MissingExtraError: pyarrow is not installed.
     """
     notes = {"minari": str(dataset.spec.dataset_id)}
@@ -118,12 +123,14 @@ def _agent_episodes(group: MultiAgentBatch, agent: int) -> Iterator[SampleBatch]
     parts = [rows.take(np.flatnonzero(rows["agent_index"] == agent)) for rows in group.values()]
     rows = SampleBatch.concat([part for part in parts if len(part)] or parts[:1])
     rows = rows.take(np.lexsort([rows["t"], rows["eps_id"]]))
-    begins = np.flatnonzero(np.diff(rows["eps_id"], prepend=-1, append=-1))
-    for start, stop in pairwise(begins.tolist()):
-        one = rows.slice(start, stop)
-        if (np.diff(one["t"]) != 1).any():
-            raise ArgumentError(f"to_minari(): episode {int(one['eps_id'][0])} lacks rows of agent number {agent}")
-        yield one
+    is_same = rows["eps_id"][1:] == rows["eps_id"][:-1]
+    gaps = np.flatnonzero(is_same & (np.diff(rows["t"]) != 1))
+    if len(gaps):
+        raise ArgumentError(f"to_minari(): episode {int(rows['eps_id'][gaps[0]])} lacks rows of agent number {agent}")
+    # An agent may end, and come back in the same episode: these are two of Minari's.
+    begins = np.flatnonzero(~is_same | (rows["terminated"] | rows["truncated"])[:-1]) + 1
+    for start, stop in pairwise([0, *begins.tolist(), len(rows)] if len(rows) else []):
+        yield rows.slice(start, stop)
 
 
 def _arrays(rows: SampleBatch) -> dict[str, Any]:
@@ -149,9 +156,28 @@ def _check_space(obs: Any, space: Any, agent: str) -> None:
         )
 
 
+def _check_keys(space: Any, what: str, agent: str) -> None:
+    """Refuse keys of Dict spaces that HDF5 cannot hold as names."""
+    for key in space.spaces if isinstance(space, Dict) else ():
+        if "/" in str(key) or key in ("", "."):
+            raise ArgumentError(
+                f"to_minari(): the {what} space of {agent!r} has the key {key!r}, which HDF5 reads as a path, so that "
+                f'Minari could not read the dataset: give data_format="arrow", or rename the key'
+            )
+    parts = space.spaces.values() if isinstance(space, Dict) else space.spaces if isinstance(space, Tuple) else ()
+    for part in parts:
+        _check_keys(part, what, agent)
+
+
 def _batch(episode: Any, number: int) -> MultiAgentBatch:
     """Convert an episode of Minari to a batch in a collector's form."""
     n = len(episode.rewards)
+    for path, leaf in tree_leaves(episode.observations):
+        if len(leaf) != n + 1:
+            raise ArgumentError(
+                f"from_minari(): episode {number}{path and f', observations at {path}'}: expected {n + 1} observations "
+                f"of {n} steps, got {len(leaf)}"
+            )
     ids = np.arange(n)
     last = ids == n - 1
     same = np.full(n, number)
