@@ -126,6 +126,8 @@ class WorldForm:
                 mask = None if rows.action_masks is None else self._of(group, rows.action_masks, "action_masks")
                 where = f"action masks of {group.name!r}"
                 self._check(call, where, mask, (len(group.agents), group.mask_size), np.bool_)
+            elif rows.action_masks is not None and (self._lone or rows.action_masks.get(group.name) is not None):
+                self._refuse(call, f"action masks of {group.name!r}", "None, since mask_sizes declares none", "masks")
         for what in ("rewards", "terminated", "truncated"):
             got = getattr(rows, what)
             if not stepped:
