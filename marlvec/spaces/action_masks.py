@@ -13,6 +13,7 @@ from marlvec.errors import ContractError
 from marlvec.spaces.tree import has_arrays
 
 __all__ = [
+    "OTHER_WIDTH",
     "choice_sizes",
     "count_choices",
     "find_forbidden",
@@ -23,6 +24,12 @@ __all__ = [
     "split_action_mask",
     "why_no_mask",
 ]
+
+OTHER_WIDTH = (
+    "masks are the env's, and action connectors (PadActions, MapActions) give the policy other actions. Give it a mask "
+    "of them with an agent connector: rows.replace(action_mask=…), for PadActions with False for each added action"
+)
+"""Advice for a mask that does not have one entry per choice of the policy."""
 
 _FORMS = "bools, or zeros and ones, one per choice"
 
