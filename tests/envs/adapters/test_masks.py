@@ -448,5 +448,3 @@ def test_a_declared_mask_size_of_composite_actions_is_refused() -> None:
     """As a native env, a JaxWorld and an env with a slot declare it."""
     with pytest.raises(ContractError, match="game: mask size of agent 'a': expected none, got one for MultiBinary"):
         EnvSpec("game", ("a",), (Box(0, 1, (1,)),), (MultiBinary(3),), (3,))
-    with pytest.raises(ContractError, match="game: mask size of agent 'a': expected none, since Box"):
-        EnvSpec("game", ("a",), (Box(0, 1, (1,)),), (Box(0, 1, (1,)),), (3,))
