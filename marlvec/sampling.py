@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
-from marlvec.spaces.action_masks import choice_sizes, pick_allowed
+from marlvec.spaces.action_masks import OTHER_WIDTH, choice_sizes, pick_allowed
 
 __all__ = ["SpaceSampler"]
 
@@ -53,7 +53,7 @@ class SpaceSampler:
         bounds = np.concatenate([[0], np.cumsum(sizes)])
         if mask.shape[1] != bounds[-1]:
             raise ContractError(
-                f"an action mask has {mask.shape[1]} entries, the action space has {bounds[-1]} choices"
+                f"an action mask has {mask.shape[1]} entries, the action space has {bounds[-1]} choices: {OTHER_WIDTH}"
             )
         dims = [pick_allowed(mask[:, low:high], rng.integers, where) for low, high in pairwise(bounds.tolist())]
         drawn = dims[0] if not leaf.shape else np.stack(dims, axis=1).reshape(len(mask), *leaf.shape)

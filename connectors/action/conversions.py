@@ -176,7 +176,11 @@ class PadActions(LeafwiseActions):
     """Lets the policy act in a Discrete of ``n`` choices if the env has fewer, so that one policy fits many envs.
 
     Actions that the env lacks become ``invalid``. Each Discrete is widened and keeps its start; other leaves pass
-    unchanged. Masks keep the env's length: policies treat missing entries as forbidden.
+    unchanged.
+
+    Action masks keep the env's length, which `RandomPolicy` and `TorchPolicy` refuse: give policies a mask with False
+    for each added action, with an agent connector (docs/connectors/actions.md shows it). A policy that chooses without
+    masks needs `MaskInvalid` behind this connector, since ``invalid`` may be forbidden.
 
     Args:
         n: Choices of the policy, at least the env's.

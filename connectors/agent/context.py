@@ -22,6 +22,7 @@ from marlvec.connectors.parameters import PositiveFloat
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
+from marlvec.spaces.action_masks import why_no_mask
 from marlvec.spaces.tree import map_space
 from marlvec.trees import Tree
 
@@ -40,7 +41,7 @@ class ActionMaskFromObs(AgentConnector):
     Raises:
         ArgumentError: In `bind`: the path does not exist, or is all that the Dict has.
         UnsupportedSpaceError: In `bind`: the space is not a Dict, the leaf is not a vector of numbers,
-            or the known action space has another number of actions.
+            or the known action space has another number of actions, or is neither Discrete nor MultiDiscrete.
         ContractError: In a call: the rows already have a mask of another width.
     """
 
@@ -70,6 +71,8 @@ class ActionMaskFromObs(AgentConnector):
         leaf = {leaf.path: leaf.space for leaf in SpaceTree(space).leaves}.get(self.key)
         if not isinstance(leaf, (Box, MultiBinary)) or len(leaf.shape) != 1:
             raise UnsupportedSpaceError(f"{self!r} needs a MultiBinary or Box of shape (k,), got {leaf}")
+        if self.action_space is not None and (reason := why_no_mask(self.action_space)):
+            raise UnsupportedSpaceError(f"{self!r}: action mask: {reason}")
         if isinstance(self.action_space, Discrete) and int(self.action_space.n) != leaf.shape[0]:
             raise UnsupportedSpaceError(f"{self!r} found a mask of {leaf.shape[0]} actions for {self.action_space}")
         return after

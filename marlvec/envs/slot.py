@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import EnvSpec, Info
 from marlvec.errors import ContractError
 from marlvec.spaces import Leaf, SpaceTree, check_member, check_size, snapshot
-from marlvec.spaces.action_masks import read_mask
+from marlvec.spaces.action_masks import mask_refusal, read_mask
 from marlvec.spaces.members import fit
 from marlvec.spaces.padding import Crop, cut
 
@@ -48,6 +48,7 @@ class Slot:
     """
 
     __slots__ = (
+        "_action_spaces",
         "_allowed",
         "_declared",
         "_fast",
@@ -115,6 +116,7 @@ class Slot:
         self._readers = list(readers)
         self.fast_actions = readers[0][1].quick if len(readers) == 1 else None
         self.action_mask = list(action_mask)
+        self._action_spaces = spec.action_spaces
         self._allowed = spec.allowed
         self._declared = [size is not None for size in spec.mask_sizes]
 
@@ -202,10 +204,11 @@ class Slot:
         """Write agent number ``agent``'s action mask, in a form that `action_masks.read_mask` accepts."""
         row = self.action_mask[agent]
         try:
+            if row is None:
+                raise ContractError(mask_refusal(self._action_spaces[agent]))
             mask = read_mask(value)
-            if row is None or mask.shape != row.shape:
-                expected = "no mask" if row is None else f"shape {row.shape}"
-                raise ContractError(f"expected {expected}, got {mask.shape}")
+            if mask.shape != row.shape:
+                raise ContractError(f"expected shape {row.shape}, got {mask.shape}")
         except ContractError as error:
             raise ContractError(f"action mask of agent {self._names[agent]!r}: {error}") from None
         row[...] = mask

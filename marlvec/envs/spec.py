@@ -13,8 +13,9 @@ import numpy as np
 from gymnasium.spaces import Dict, Discrete, Space, Tuple
 from numpy.typing import NDArray
 
+from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree, describe_difference
-from marlvec.spaces.action_masks import count_choices, own_choices
+from marlvec.spaces.action_masks import count_choices, own_choices, why_no_mask
 from marlvec.spaces.padding import describe_incompatibility, widen
 
 __all__ = ["COMMON", "AgentGroup", "EnvSpec", "Info"]
@@ -69,7 +70,8 @@ class EnvSpec:
         agents: Agent names; their order is the order of the agent axis.
         observation_spaces: One per agent, without the action mask.
         action_spaces: One per agent.
-        mask_sizes: Length of the action mask that each agent's spaces declare, or None.
+        mask_sizes: Length of the action mask that each agent's spaces declare, or None. `ContractError`: the action
+            space, e.g. a Tuple, cannot have one.
         state_space: Space of the global state, or None.
         metadata: The env's metadata.
         original_observation_spaces, original_action_spaces: With padding, each agent's own space; None without.
@@ -84,6 +86,11 @@ class EnvSpec:
     metadata: dict[str, Any] = field(default_factory=dict)
     original_observation_spaces: Spaces | None = None
     original_action_spaces: Spaces | None = None
+
+    def __post_init__(self) -> None:
+        for agent, space, size in zip(self.agents, self.action_spaces, self.mask_sizes, strict=False):
+            if size is not None and (reason := why_no_mask(space)):
+                raise ContractError(f"{self.name}: mask size of agent {agent!r}: {reason}")
 
     @cached_property
     def groups(self) -> tuple[AgentGroup, ...]:

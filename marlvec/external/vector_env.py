@@ -121,7 +121,10 @@ def _spec_of_spaces(spaces: Spaces) -> EnvSpec:
             raise ArgumentError(
                 f"make(env): expected agent name -> (observation space, action space), got {name!r}: {pair!r}"
             )
-    pairs = [split_action_mask(observation, action) for observation, action in spaces.values()]
+    pairs = [
+        split_action_mask(observation, action, f"make(env): observation space of agent {name!r}")
+        for name, (observation, action) in spaces.items()
+    ]
     return EnvSpec(
         name="external",
         agents=tuple(spaces),

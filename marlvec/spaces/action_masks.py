@@ -13,14 +13,23 @@ from marlvec.errors import ContractError
 from marlvec.spaces.tree import has_arrays
 
 __all__ = [
+    "OTHER_WIDTH",
     "choice_sizes",
     "count_choices",
     "find_forbidden",
+    "mask_refusal",
     "own_choices",
     "pick_allowed",
     "read_mask",
     "split_action_mask",
+    "why_no_mask",
 ]
+
+OTHER_WIDTH = (
+    "masks are the env's, and action connectors (PadActions, MapActions) give the policy other actions. Give it a mask "
+    "of them with an agent connector: rows.replace(action_mask=…), for PadActions with False for each added action"
+)
+"""Advice for a mask that does not have one entry per choice of the policy."""
 
 _FORMS = "bools, or zeros and ones, one per choice"
 
@@ -30,6 +39,32 @@ def count_choices(action_space: Space[Any]) -> int | None:
     if not isinstance(action_space, (Discrete, MultiDiscrete)) or not has_arrays(action_space):
         return None
     return int(np.sum(action_space.n if isinstance(action_space, Discrete) else action_space.nvec))
+
+
+def why_no_mask(action_space: Space[Any]) -> str | None:
+    """Return why a mask for an action space is refused, as the end of an error; None if it can have one, or is a Box.
+
+    A Box has no choices to forbid, so an ``action_mask`` beside it is an entry like others.
+    """
+    if isinstance(action_space, Box) or count_choices(action_space) is not None:
+        return None
+    return (
+        f"expected none, got one for {action_space}: marlvec takes masks of Discrete and MultiDiscrete actions only, "
+        f"and drops none in silence. Give the env a Discrete or MultiDiscrete action; or, if only your policy reads "
+        f"the mask, put it under another key, e.g. 'my_mask'"
+    )
+
+
+def mask_refusal(action_space: Space[Any]) -> str:
+    """Return the end of an error for a mask that no buffer has a row for."""
+    if reason := why_no_mask(action_space):
+        return reason
+    if isinstance(action_space, Box):
+        return f"expected none, since {action_space} has no choices"
+    return (
+        f"expected none, since {action_space} has more choices than masks that no observation space declares may have; "
+        f"declare it: Dict(observation=…, action_mask=MultiBinary({count_choices(action_space)}))"
+    )
 
 
 def choice_sizes(space: Discrete | MultiDiscrete) -> NDArray[np.int64]:
@@ -111,14 +146,19 @@ def own_choices(own: Space[Any], padded: Space[Any], *, stand_ins: bool = True) 
     return np.concatenate([np.arange(whole) < size for size, whole in pairs])
 
 
-def split_action_mask(space: Space[Any], action_space: Space[Any]) -> tuple[Space[Any], int | None]:
+def split_action_mask(
+    space: Space[Any], action_space: Space[Any], where: str = "observation space"
+) -> tuple[Space[Any], int | None]:
     """Return an observation space without an action mask where PettingZoo's envs have it, and its length or None.
 
     ``Dict(observation=X, action_mask=M)`` gives ``X``; any other Dict with an ``action_mask`` the Dict without it.
-    An entry of that name that has not one value per choice is part of the observation.
+    An entry of that name that has not one value per choice, or is beside a Box, is part of the observation.
+    `ContractError`, with `where`, if the action space cannot have a mask.
     """
     if not isinstance(space, Dict) or "action_mask" not in space.spaces:
         return space, None
+    if reason := why_no_mask(action_space):
+        raise ContractError(f"{where}: 'action_mask': {reason}")
     mask = space.spaces["action_mask"]
     if not isinstance(action_space, (Discrete, MultiDiscrete)) or not isinstance(mask, (Box, MultiBinary)):
         return space, None

@@ -222,3 +222,12 @@ def test_spaces(error: type[Exception], name: str, args: Any, bad: list[Any], te
             else:
                 c.AgentPipeline([piece]).bind(vectors() if space is None else space, *known)
         assert f"in connector '{name}' of " in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize("action_space", [MultiBinary(4), spaces.Tuple((Discrete(4),))])
+def test_a_mask_in_the_observation_of_composite_actions_is_refused(action_space: Any) -> None:
+    pipeline = c.AgentPipeline([c.ActionMaskFromObs()])
+    with pytest.raises(
+        UnsupportedSpaceError, match=f"action mask: expected none, got one for {type(action_space).__name__}"
+    ):
+        pipeline.bind(MASKED, action_space=action_space)

@@ -8,7 +8,7 @@ from copy import deepcopy
 from typing import Any, ClassVar
 
 import numpy as np
-from gymnasium.spaces import Space
+from gymnasium.spaces import Box, Space
 
 from marlvec.arguments import signature_of
 from marlvec.envs.adapters.return_values import (
@@ -77,7 +77,10 @@ class Adapter(MultiAgentEnv):
                 raise ContractError(
                     f"{self.name}: {kind} space of agent {agent!r}: expected a gymnasium space, got {got}"
                 )
-        pairs = [split_action_mask(o, a) for o, a in zip(observation_spaces, action_spaces, strict=True)]
+        pairs = [
+            split_action_mask(observation, action, f"{self.name}: observation space of agent {agent!r}")
+            for agent, observation, action in zip(self.ids, observation_spaces, action_spaces, strict=True)
+        ]
         self.observation_spaces = tuple(space for space, _ in pairs)
         self.action_spaces = tuple(action_spaces)
         self.mask_sizes = tuple(size for _, size in pairs)
@@ -250,7 +253,8 @@ class Adapter(MultiAgentEnv):
     def _take_masks(self, slot: Slot, new_infos: Info | None) -> Info | None:
         """Move action masks of acting agents, whose spaces declare none, from the infos into the slot.
 
-        Must be called after ``acting`` is written. Modifies and returns the infos.
+        Must be called after ``acting`` is written. Modifies and returns the infos. `ContractError`: an agent's action
+        space cannot have a mask.
         """
         if new_infos is None and not slot.gave_mask[0]:
             return None
@@ -263,10 +267,16 @@ class Adapter(MultiAgentEnv):
         return rest or None
 
     def _pop_masks(self, slot: Slot, new_infos: Info) -> Iterator[tuple[int, Info]]:
-        """Remove masks of agents whose spaces declare none; yield each such agent's index and a dict of its mask."""
+        """Remove masks of agents whose spaces declare none; yield each such agent's index and a dict of its mask.
+
+        Beside a Box, an entry of that name is an info like others; so is None beside any space that has no masks.
+        """
         for a, who in enumerate(self._info_keys):
-            if self.mask_sizes[a] is None and slot.action_mask[a] is not None:
-                info = new_infos.get(who, {})
+            if self.mask_sizes[a] is not None:
+                continue
+            info = new_infos.get(who, {})
+            has_mask = slot.action_mask[a] is not None
+            if has_mask or (info.get("action_mask") is not None and not isinstance(self.action_spaces[a], Box)):
                 yield a, {"action_mask": info.pop("action_mask")} if "action_mask" in info else {}
                 if not info:
                     new_infos.pop(who, None)

@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Dict, Discrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from marlvec.envs.adapters.base import ENDED, LIVE, Adapter
 from marlvec.envs.adapters.gymnasium import PLAIN_REWARDS, joint_keys, pair_tree, split_reset
@@ -190,12 +190,15 @@ class JointAdapter(Adapter):
     def _deal_out(self, slot: Slot, new_infos: Info) -> None:
         """Move each agent's mask and final observation from the common info to the agent's own info."""
         shared = new_infos[COMMON]
-        takes_masks = all(row is not None for row in slot.action_mask) and set(self.mask_sizes) == {None}
+        # Beside masks in the observations, or Boxes, these are entries like others.
+        takes_masks = None in self.mask_sizes and not all(isinstance(space, Box) for space in self.action_spaces)
+        have_masks = any(row is not None for row in slot.action_mask)
         for key in MASKS if takes_masks else ():
-            if key in shared:
+            if shared.get(key) is not None or (have_masks and key in shared):
                 masks = self._masks(slot, key, shared.pop(key))
                 for agent, mask in zip(self.agents, masks, strict=True):
-                    new_infos.setdefault(agent, {})["action_mask"] = mask
+                    if mask is not None:
+                        new_infos.setdefault(agent, {})["action_mask"] = mask
         for key in OBSERVATION_KEYS if self.resets_itself else ():
             if isinstance(shared.get(key), (list, tuple, np.ndarray)) and len(shared[key]) == len(self.ids):
                 for agent, obs in zip(self.agents, shared.pop(key), strict=True):
@@ -204,7 +207,10 @@ class JointAdapter(Adapter):
             del new_infos[COMMON]
 
     def _masks(self, slot: Slot, key: str, value: Any) -> list[Any]:
-        """Return one mask per agent. A mask longer than the agent's number of actions must be False beyond it."""
+        """Return one mask per agent. A mask longer than the agent's number of actions must be False beyond it.
+
+        Entries of agents whose action spaces cannot have a mask are returned as they are.
+        """
         if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != len(self.ids):
             got = f"{len(value)}" if isinstance(value, (list, tuple, np.ndarray)) else type(value).__name__
             contract_error(
@@ -213,7 +219,9 @@ class JointAdapter(Adapter):
         found = []
         for a, one in enumerate(value):
             row = slot.action_mask[a]
-            assert row is not None
+            if row is None:
+                found.append(one)
+                continue
             try:
                 mask = read_mask(one)
             except ContractError as error:

@@ -12,6 +12,7 @@ from marlvec.external.exchange.value_checker import split_mask
 from marlvec.external.protocol.handshake import Welcome
 from marlvec.external.protocol.spaces import read_space
 from marlvec.external.protocol.values import DTYPES, ValueReader, write_array
+from marlvec.spaces.action_masks import why_no_mask
 
 __all__ = ["EnvForm"]
 
@@ -46,13 +47,19 @@ class EnvForm:
         return table
 
     def split(self, obs: Any, masks: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Separate observations from action masks, also if an env puts the mask into the observation."""
+        """Separate observations from action masks, also if an env puts the mask into the observation.
+
+        `ContractError`: a mask for an action space that cannot have one.
+        """
         bare = dict(self.check(obs, "observations"))
         found = {} if masks is None else dict(self.check(masks, "masks"))
         for name in self.masks & bare.keys():
             bare[name], mask = split_mask(bare[name])
             if mask is not None:
                 found.setdefault(name, mask)
+        for name in found:
+            if reason := why_no_mask(self.actions[name].space):
+                raise ContractError(f"action mask of agent {name!r}: {reason}")
         return bare, found
 
     def write_obs(self, obs: Mapping[str, Any]) -> dict[str, Any]:

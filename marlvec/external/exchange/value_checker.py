@@ -8,13 +8,14 @@ from reprlib import repr as short_repr
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from marlvec.envs.adapters.return_values import infos_by_agent, names_of
 from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import Leaf, Membership, SpaceTree, check_member, membership, snapshot
-from marlvec.spaces.action_masks import read_mask
+from marlvec.spaces.action_masks import mask_refusal, read_mask
 from marlvec.spaces.members import fit
 
 __all__ = ["ValueChecker", "split_mask"]
@@ -33,7 +34,7 @@ class ValueChecker:
     def __init__(self, spec: EnvSpec, *, values: bool = True) -> None:
         self.agents = spec.agents
         self._index = {name: a for a, name in enumerate(spec.agents)}
-        self._mask_sizes = spec.mask_sizes
+        self._mask_sizes, self._action_spaces = spec.mask_sizes, spec.action_spaces
         self._obs = [_Form(space, values=values) for space in spec.observation_spaces]
         self._actions = [_Form(space, values=True) for space in spec.action_spaces]
         self._choices: list[int | None] = [None] * len(spec.agents)
@@ -85,7 +86,7 @@ class ValueChecker:
         size = self._choices[a]
         try:
             if size is None:
-                raise ContractError(f"expected none, since its action space is not discrete, got {short_repr(value)}")
+                raise ContractError(mask_refusal(self._action_spaces[a]))
             mask = read_mask(value)
             if len(mask) != size:
                 raise ContractError(f"expected {size} entries, got {len(mask)}")
@@ -142,7 +143,17 @@ class ValueChecker:
         for who, info in found.items():
             if ours := [key for key in _OURS if key in info]:
                 raise ArgumentError(f"infos of {who!r}: the key {ours[0]!r} is reserved; choose another one")
+            a = self._index.get(who)
+            if a is not None and info.get("action_mask") is not None and self._takes_masks(a):
+                raise ArgumentError(
+                    f"infos of {who!r}: expected no 'action_mask', which no policy would see; give it as "
+                    f"masks={{{who!r}: …}} beside the observations"
+                )
         return found
+
+    def _takes_masks(self, a: int) -> bool:
+        """Return whether an ``action_mask`` in an agent's info is meant to forbid actions."""
+        return self._mask_sizes[a] is None and not isinstance(self._action_spaces[a], Box)
 
     @staticmethod
     def _checked(form: _Form, value: Any, what: str) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from marlvec.errors import ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
-from marlvec.spaces.action_masks import choice_sizes
+from marlvec.spaces.action_masks import OTHER_WIDTH, choice_sizes
 from marlvec.trees import Tree
 
 __all__ = ["Distribution", "Head", "MakeDistribution"]
@@ -134,7 +134,9 @@ class Head:
             )
         if mask is not None and self._masked:
             if mask.shape != inputs.shape:
-                raise ContractError(f"action mask: expected {self.size} entries, one per choice, got {mask.shape[-1]}")
+                raise ContractError(
+                    f"action mask: expected {self.size} entries, one per choice, got {mask.shape[-1]}: {OTHER_WIDTH}"
+                )
             inputs = inputs.masked_fill(~mask, -math.inf)
         pieces = inputs.split(self._sizes, dim=-1)
         parts = [_distribution(leaf, piece) for leaf, piece in zip(self._tree.leaves, pieces, strict=True)]

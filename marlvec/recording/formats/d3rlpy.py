@@ -64,7 +64,7 @@ def to_mdp_dataset(data: RecordedDataset, policy_id: str = "main", **options: An
     if actions.dtype.kind not in "iuf" or (is_discrete and actions.shape[1] != 1):
         got = f"{actions.shape[1:]} of {actions.dtype}"
         raise ArgumentError(f"to_mdp_dataset(): expected one int or several floats an action, got {got}")
-    kinds = import_extra("d3rlpy.constants", "to_mdp_dataset()", _INSTALL).ActionSpace
+    kinds = import_extra("d3rlpy.constants", "to_mdp_dataset()", _INSTALL_D3RLPY).ActionSpace
     options = {"action_space": kinds.DISCRETE if is_discrete else kinds.CONTINUOUS} | options
     if is_discrete:
         actions, size = _from_0(data, rows["agent_index"], actions)

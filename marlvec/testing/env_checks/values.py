@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ContractError
 from marlvec.spaces import describe_difference
-from marlvec.spaces.action_masks import choice_sizes, count_choices, read_mask
+from marlvec.spaces.action_masks import choice_sizes, count_choices, read_mask, why_no_mask
 from marlvec.spaces.equality import short
 from marlvec.spaces.members import fit
 from marlvec.spaces.tree import has_arrays
@@ -222,6 +222,12 @@ def check_mask(action_space: Space[Any], value: Any, place: Place, agent: Any) -
     """
     size, subject = count_choices(action_space), f"action mask of agent {agent!r}"
     if size is None:
+        if value is not None and why_no_mask(action_space):
+            change = (
+                "give Discrete or MultiDiscrete actions, or put a mask that only the policy reads under another key"
+            )
+            expected = f"none: marlvec takes no masks of {type(action_space).__name__} actions"
+            place.fault("masks", subject, expected, short(value), change)
         return None
     try:
         mask = read_mask(value)

@@ -55,7 +55,9 @@ class EnvPoolAdapter(Pool):
         self._looks_at_actions = True  # EnvPool fills idle players in its first steps; the fast path begins later
         self._form = form
         agents = form.num_players
-        space, mask_size = split_action_mask(form.observation_space, form.action_space)
+        space, mask_size = split_action_mask(
+            form.observation_space, form.action_space, f"{form.name}: observation space"
+        )
         self.spec = EnvSpec(
             name=form.name,
             agents=(AGENT,) if agents == 1 else tuple(f"player_{a}" for a in range(agents)),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from marlvec.envs.autoreset import AutoresetMode
@@ -114,6 +115,8 @@ class EnvPoolReader:
         if mask_in_obs:
             self._mask_leaf = next(k for k, leaf in self._leaves if leaf.path == "action_mask")
             del self._leaves[self._mask_leaf]
+        # Beside a Box, an entry of that name is an info like others.
+        self._mask_keys = () if isinstance(form.action_space, Box) else _MASKS
         self._position = np.zeros(form.num_envs, np.int64)
         self.turns = False
 
@@ -152,7 +155,7 @@ class EnvPoolReader:
         reply.present = given
         if self.turns:
             reply.acting = np.asarray(turn)[:, None] == np.arange(num_agents)
-        mask = next((info[key] for key in _MASKS if key in info), None)
+        mask = next((info[key] for key in self._mask_keys if key in info), None)
         if self._mask_leaf is not None:
             mask = parts[self._mask_leaf]
         if mask is not None:
@@ -213,7 +216,7 @@ class EnvPoolReader:
     ) -> Iterator[tuple[Path, NDArray[Any]]]:
         """Return the infos that no other field of the reply holds."""
         for key, value in info.items():
-            if key in ("env_id", "current_player", _CUT) or (key in _MASKS and self._mask_leaf is None):
+            if key in ("env_id", "current_player", _CUT) or (key in self._mask_keys and self._mask_leaf is None):
                 continue
             if key != "players":
                 yield from self._leaves_of((key,), value, n)

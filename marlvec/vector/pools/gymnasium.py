@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import Box
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
@@ -16,7 +17,7 @@ from marlvec.envs.autoreset import AutoresetMode
 from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree
-from marlvec.spaces.action_masks import split_action_mask
+from marlvec.spaces.action_masks import count_choices, mask_refusal, read_mask, split_action_mask
 from marlvec.vector.pools.pool import FinalRows, Leaves, Pool, PoolReply
 
 __all__ = ["GYMNASIUM_MODES", "GymnasiumPool"]
@@ -24,7 +25,7 @@ __all__ = ["GYMNASIUM_MODES", "GymnasiumPool"]
 Ids = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
-_FINAL_OBS, _FINAL_INFO = "final_obs", "final_info"
+_FINAL_OBS, _FINAL_INFO, _MASK = "final_obs", "final_info", "action_mask"
 
 
 class GymnasiumPool(Pool):
@@ -52,9 +53,10 @@ class GymnasiumPool(Pool):
                 raise ContractError(
                     f"{name}: {leaf} ({leaf.space}) has no fixed-size array form; backend='sync' takes it"
                 )
-        rest, mask_size = split_action_mask(space, action_space)
+        rest, mask_size = split_action_mask(space, action_space, f"{name}: observation space")
         paths = [leaf.path for leaf in self._tree.leaves]
         self._mask_leaf = paths.index("action_mask") if mask_size is not None else None
+        self._masks_in_infos = mask_size is None and not isinstance(action_space, Box)
         metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
         self.spec = EnvSpec(name, (AGENT,), (rest,), (action_space,), (mask_size,), metadata=metadata)
 
@@ -119,6 +121,8 @@ class GymnasiumPool(Pool):
                 key: value for key, value in infos.items() if key.removeprefix("_") not in (_FINAL_OBS, _FINAL_INFO)
             }
         leaves, mask = self._leaves(obs)
+        if self._masks_in_infos and _MASK in infos:
+            mask = self._pop_mask(infos)
         return PoolReply(
             env_ids=ids,
             obs=[[leaf[ids, None] for leaf in leaves]],
@@ -147,6 +151,29 @@ class GymnasiumPool(Pool):
         leaves = [np.asarray(leaf) for leaf in self._tree.flatten(obs)]
         return leaves, None if self._mask_leaf is None else leaves.pop(self._mask_leaf)
 
+    def _pop_mask(self, infos: dict[str, Any]) -> NDArray[Any] | None:
+        """Remove the action masks from the infos: (N, k) bool, all True for envs without one; None if no env has one.
+
+        `ContractError`: a mask does not fit the action space, or that cannot have a mask.
+        """
+        space = self.spec.action_spaces[0]
+        given = _by_env({key: infos.pop(key) for key in (_MASK, "_" + _MASK) if key in infos})
+        masks: NDArray[np.bool_] | None = None
+        for i, info in given.items():
+            try:
+                value, size = info[COMMON][_MASK], count_choices(space)
+                if value is None and size is None:
+                    continue
+                if size is None:
+                    raise ContractError(mask_refusal(space))
+                if (own := read_mask(value)).shape != (size,):
+                    raise ContractError(f"expected shape ({size},), got {own.shape}")
+            except ContractError as error:
+                raise ContractError(f"{self.spec.name}: env {i}: action mask in its info: {error}") from None
+            masks = np.ones((self.num_envs, size), np.bool_) if masks is None else masks
+            masks[i] = own
+        return masks
+
     def _finals(self, ended: BoolArray, infos: Mapping[str, Any]) -> FinalRows:
         """Return final observations and infos, from arrays of objects with one entry per env."""
         if _FINAL_OBS not in infos:
@@ -158,7 +185,10 @@ class GymnasiumPool(Pool):
                 target[k, 0] = value
         if self._mask_leaf is not None:
             del out[self._mask_leaf]
-        return FinalRows(rows, [out], infos=_by_env(infos.get(_FINAL_INFO, {})))
+        last = infos.get(_FINAL_INFO, {})
+        if self._masks_in_infos:  # a mask after the end is not needed
+            last = {key: value for key, value in last.items() if key not in (_MASK, "_" + _MASK)}
+        return FinalRows(rows, [out], infos=_by_env(last))
 
 
 def _by_env(infos: Mapping[str, Any]) -> dict[int, Info]:

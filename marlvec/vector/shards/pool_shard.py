@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from marlvec.env_ids import rows_of
 from marlvec.envs.autoreset import AutoresetMode, AutoresetRules
 from marlvec.errors import ArgumentError, ContractError
+from marlvec.spaces.action_masks import mask_refusal
 from marlvec.vector.data.buffers import Buffers, Selection
 from marlvec.vector.data.infos import InfoColumns
 from marlvec.vector.data.report import Report
@@ -267,7 +268,9 @@ class PoolShard(BatchedShard):
                 buffers.clear_masks(rows)
             return
         for g, (given, mask) in enumerate(zip(reply.masks, buffers.action_masks, strict=True)):
-            if given is not None and mask is not None:
+            if given is not None:
+                if mask is None:
+                    raise self._broken(f"action masks: {mask_refusal(self._groups[g].action_space)}")
                 mask[rows] = given
                 self._masked = True
                 if not self._declares_mask[g]:

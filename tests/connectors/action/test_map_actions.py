@@ -10,7 +10,8 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.connectors import ActionPipeline, UnsquashActions
+import marlvec
+from marlvec.connectors import ActionPipeline, MaskInvalid, UnsquashActions, agent_connector
 from marlvec.connectors.action.conversions import MapActions, PadActions
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from tests.connectors.helpers.action_samples import bind, decisions
@@ -98,3 +99,26 @@ def test_each_discrete_of_a_tree_is_widened_and_the_rest_stays(space: Any, seed:
 def test_action_outside_the_policys_space_raises(actions: Any) -> None:
     with pytest.raises(ContractError, match="expected (an action|actions) of Discrete"):
         bind(PadActions(7), spaces.Discrete(3, start=1))(decisions(np.array(actions)))
+
+
+@agent_connector
+def pad_mask(rows: Any) -> Any:
+    return rows.replace(action_mask=np.pad(rows.action_mask, [(0, 0), (0, 12 - rows.action_mask.shape[1])]))
+
+
+def test_padded_actions_with_masks_of_the_env_need_wider_masks() -> None:
+    """The error says with what connector, and with it every choice is allowed."""
+
+    def collect(agent: list[Any], action: list[Any]) -> Any:
+        with marlvec.make("tictactoe_v3", num_envs=2, backend="sync", validate="strict") as envs:
+            policy = marlvec.RandomPolicy()
+            collector = marlvec.Collector(envs, policy, agent_connectors=agent, action_connectors=action, seed=0)
+            return collector.collect(env_steps=60)["main"]
+
+    with pytest.raises(ContractError, match=r"9 entries.* 12 choices: .*PadActions.*rows.replace\(action_mask=…\)"):
+        collect([], [PadActions(12)])
+    for action in ([PadActions(12)], [MaskInvalid(), PadActions(12)]):
+        rows = collect([pad_mask], action)
+        assert rows.action_mask.shape[1:] == rows.next_action_mask.shape[1:] == (12,)
+        assert rows.action_mask[np.arange(len(rows)), rows.actions].all()
+        assert rows.actions.max() < 9

@@ -9,9 +9,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 import marlvec
+import marlvec.external
+from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ContractError
 from marlvec.registry import resolve
 from marlvec.testing import check_env
@@ -296,3 +298,153 @@ def test_a_mask_beside_a_declared_one_is_an_info_like_others() -> None:
         _, infos = envs.reset(seed=0)
         assert infos["action_mask"].shape == (1, 1, 5)
         assert marlvec.infos_to_list(infos, envs.agents, 1) == [{"__common__": {"action_mask": "see the observation"}}]
+
+
+COMPOSITE: list[tuple[Any, Any]] = [  # action spaces, with masks in the form of Gymnasium's sample(mask=…)
+    (Tuple((Discrete(3), Discrete(2))), (np.array([1, 0, 0], np.int8), np.array([0, 1], np.int8))),
+    (Dict(a=Discrete(3), b=Box(0, 1, (2,))), {"a": np.array([0, 1, 0], np.int8), "b": None}),
+    (MultiBinary(3), np.array([0, 1, 2], np.int8)),
+    (Text(4), (np.array(2), None)),
+]
+NAMES = ["Tuple", "Dict", "MultiBinary", "Text"]
+
+
+class CompositeEnv(gymnasium.Env[Any, Any]):
+    """One agent, whose info has a mask from step `since` on: `reset` is step 0."""
+
+    observation_space = Box(0, 1, (1,))
+
+    def __init__(self, space: Any, mask: Any, since: int = 0) -> None:
+        self.action_space, self._mask, self._since = space, mask, since
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._t = 0
+        return np.zeros(1, np.float32), self._info()
+
+    def step(self, action: Any) -> Any:
+        self._t += 1
+        return np.zeros(1, np.float32), 0.0, self._t == 3, False, self._info()
+
+    def _info(self) -> dict[str, Any]:
+        return {"action_mask": self._mask} if self._t >= self._since else {}
+
+
+class JointCompositeEnv(CompositeEnv):
+    """Two agents with such actions; the second may have other actions than the first."""
+
+    n_agents = 2
+
+    def __init__(
+        self, space: Any, mask: Any, key: str = "action_mask", other: Any = None, other_mask: Any = None
+    ) -> None:
+        super().__init__(Tuple((space, space if other is None else other)), mask)
+        self.observation_space = Tuple((Box(0, 1, (1,)),) * 2)  # type: ignore[assignment]
+        self._key, self._masks = key, [mask, mask if other is None else other_mask]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return (np.zeros(1, np.float32),) * 2, {self._key: self._masks}
+
+
+REFUSAL = r"action mask of agent '{agent}': expected none, got one for {space}.*put it under another key"
+
+
+def refusal(space: Any, agent: str) -> str:
+    return REFUSAL.format(agent=agent, space=re.escape(str(space)))
+
+
+@pytest.mark.parametrize("validate", ["strict", "off"])
+@pytest.mark.parametrize(("space", "mask"), COMPOSITE, ids=NAMES)
+def test_a_mask_of_composite_actions_is_refused(space: Any, mask: Any, validate: str) -> None:
+    """Never dropped: in infos of a reset or a step, of one agent or of several."""
+    with (
+        marlvec.make(partial(CompositeEnv, space, mask), 2, backend="sync", validate=validate) as envs,
+        pytest.raises(ContractError, match=refusal(space, "agent_0")),
+    ):
+        envs.reset(seed=0)
+    with marlvec.make(partial(CompositeEnv, space, mask, since=1), 2, backend="sync", validate=validate) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ContractError, match=r"env 0, step\(\): " + refusal(space, "agent_0")):
+            envs.step(envs.random_action(seed=0))
+    build = partial(Forgetful, lambda t, a: True, action_space=space)
+    with (
+        marlvec.make(build, 1, backend="sync", validate=validate) as envs,
+        pytest.raises(ContractError, match=refusal(space, "ann")),
+    ):
+        envs.reset(seed=0)
+
+
+@pytest.mark.parametrize("backend", ["async", "thread"])
+def test_a_mask_of_composite_actions_is_refused_in_workers(backend: str) -> None:
+    space, mask = COMPOSITE[0]
+    with (
+        marlvec.make(partial(CompositeEnv, space, mask), 2, backend=backend) as envs,
+        pytest.raises(ContractError, match=refusal(space, "agent_0")),
+    ):
+        envs.reset(seed=0)
+
+
+@pytest.mark.parametrize("key", ["action_mask", "avail_actions"])
+@pytest.mark.parametrize(("space", "mask"), COMPOSITE, ids=NAMES)
+def test_joint_masks_of_composite_actions_are_refused(space: Any, mask: Any, key: str) -> None:
+    with (
+        marlvec.make(partial(JointCompositeEnv, space, mask, key), 1, backend="sync") as envs,
+        pytest.raises(ContractError, match=refusal(space, "agent_0")),
+    ):
+        envs.reset(seed=0)
+    one = partial(JointCompositeEnv, Discrete(2), np.array([1, 0]), key, space, mask)
+    with marlvec.make(one, 1, backend="sync") as envs, pytest.raises(ContractError, match=refusal(space, "agent_1")):
+        envs.reset(seed=0)
+
+
+def test_joint_masks_of_discrete_agents_hold_beside_a_box() -> None:
+    build = partial(JointCompositeEnv, Discrete(2), np.array([1, 0]), "action_mask", Box(0, 1, (2,)), None)
+    with marlvec.make(build, 1, backend="sync") as envs:
+        _, infos = envs.reset(seed=0)
+        assert infos["action_mask"]["agent_0"].tolist() == [[[True, False]]]
+
+
+@pytest.mark.parametrize(("space", "mask"), COMPOSITE, ids=NAMES)
+def test_a_mask_declared_beside_composite_actions_is_refused(space: Any, mask: Any) -> None:
+    class Declared(CompositeEnv):
+        observation_space = Dict(observation=Box(0, 1, (1,)), action_mask=MultiBinary(3))  # type: ignore[assignment]
+
+    words = f"observation space of agent 'agent_0': 'action_mask': expected none, got one for {re.escape(str(space))}"
+    with pytest.raises(ContractError, match=words):
+        marlvec.make(partial(Declared, space, mask), 1, backend="sync")
+    with pytest.raises(ContractError, match=words.replace("agent_0", "a")):
+        marlvec.external.make({"a": (Declared.observation_space, space)}, 1)
+    assert any(words[:60] in str(one) for one in check_env(partial(Declared, space, mask), raise_first=False))
+
+
+@pytest.mark.parametrize(("space", "mask"), COMPOSITE, ids=NAMES)
+def test_check_env_finds_a_mask_of_composite_actions(space: Any, mask: Any) -> None:
+    for build in (partial(CompositeEnv, space, mask), partial(JointCompositeEnv, space, mask, "avail_actions")):
+        findings = [one for one in check_env(build, raise_first=False, max_steps=5) if one.check == "masks"]
+        assert [one.expected for one in findings] == [f"none: marlvec takes no masks of {type(space).__name__} actions"]
+        assert "under another key" in findings[0].change
+
+
+def test_none_and_other_keys_are_infos_like_others() -> None:
+    """The way out: a mask under another key reaches the caller; None forbids nothing."""
+    space, mask = COMPOSITE[2]
+
+    class Renamed(CompositeEnv):
+        def _info(self) -> dict[str, Any]:
+            return {"my_mask": self._mask, "action_mask": None}
+
+    with marlvec.make(partial(Renamed, space, mask), 2, backend="sync", validate="strict") as envs:
+        _, infos = envs.reset(seed=0)
+        assert infos["my_mask"].tolist() == [[0, 1, 2]] * 2
+        envs.step(envs.random_action(seed=0))
+
+
+def test_an_undeclared_mask_of_very_many_choices_is_refused() -> None:
+    build = partial(CompositeEnv, Discrete(70_000), np.ones(70_000, np.int8))
+    with marlvec.make(build, 1, backend="sync") as envs, pytest.raises(ContractError, match=r"MultiBinary\(70000\)"):
+        envs.reset(seed=0)
+
+
+def test_a_declared_mask_size_of_composite_actions_is_refused() -> None:
+    """As a native env, a JaxWorld and an env with a slot declare it."""
+    with pytest.raises(ContractError, match="game: mask size of agent 'a': expected none, got one for MultiBinary"):
+        EnvSpec("game", ("a",), (Box(0, 1, (1,)),), (MultiBinary(3),), (3,))

@@ -297,6 +297,12 @@ WRONG: list[tuple[str, type[Exception], str, Callable[[ExternalEpisode], None]]]
     ("mask", ContractError, "mask of agent 'a'", lambda e: put(e, HERE, masks={"a": [1, 1]})),
     ("empty mask", ContractError, "at least one allowed action", lambda e: put(e, HERE, masks={"a": [0] * 5})),
     ("mask of another", ArgumentError, "'b'", lambda e: put(e, HERE, masks={"b": [1] * 5})),
+    (
+        "mask in an info",
+        ArgumentError,
+        r"infos of 'a': expected no 'action_mask'.*masks=\{'a'",
+        lambda e: put(e, HERE, infos={"a": {"action_mask": [1] * 5}}),
+    ),
     ("info", ContractError, "info of agent 'a'", lambda e: e.log_returns({}, {"a": 3})),  # type: ignore[dict-item]
     ("our words", ArgumentError, "is reserved", lambda e: e.log_returns({}, {"a": {"off_policy_action": 9}})),
     ("no end", ArgumentError, "terminated or truncated", lambda e: e.end_agents({"a": None}, terminated=False)),

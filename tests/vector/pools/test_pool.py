@@ -348,6 +348,22 @@ def test_masks_that_are_declared_are_there_from_the_start() -> None:
             envs.step(envs.random_action())  # the worlds refuse what their masks forbid
 
 
+@pytest.mark.parametrize("space", [MultiBinary(5), Tuple([Discrete(5)]), Dict(a=Discrete(5))])
+def test_a_mask_that_the_actions_cannot_have_is_refused(space: Any) -> None:
+    """A Box has no choices, so an entry of that name is an info like others."""
+    mask = set_info("action_mask", np.ones((2, 5), np.int8))
+    for actions in (space, Box(0, 1, (2,))):
+        shop = PoolShop([partial(SampledEnv, Box(0, 1, (2,)), actions, length=3)] * 2)
+        with pooled(shop, 2, autoreset_mode="next_step") as envs:
+            recv = shop.made[0].recv
+            shop.made[0].recv = lambda recv=recv: spoil(recv(), mask)
+            if actions is not space:
+                assert envs.reset()[1]["__common__"]["action_mask"][0].shape == (2, 5)
+                continue
+            with pytest.raises(ContractError, match=f"action masks: expected none, got one for {type(space).__name__}"):
+                envs.reset()
+
+
 def test_frames() -> None:
     with pooled(PoolShop(factories_of("single", 3)), 3) as envs:
         envs.reset()

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Text
+from gymnasium.spaces import Box, Discrete, MultiBinary, Text, Tuple
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
@@ -175,3 +175,53 @@ def test_a_factory_may_return_one() -> None:
 
     with marlvec.make(build, 3, backend="pool") as envs:
         assert envs.reset(seed=1)[0].shape == (3, 1, 7)
+
+
+class InfoMask(gymnasium.Env[Any, Any]):
+    """Gives a mask in most of its infos."""
+
+    observation_space = Box(0, 9, (1,))
+
+    def __init__(self, space: Any = None, mask: Any = None) -> None:
+        self.action_space, self._mask = Discrete(3) if space is None else space, mask
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._t = 0
+        return np.zeros(1, np.float32), self._info()
+
+    def step(self, action: Any) -> Any:
+        self._t += 1
+        return np.full(1, self._t, np.float32), 1.0, self._t == 4, False, self._info()
+
+    def _info(self) -> dict[str, Any]:
+        mask = np.roll([1, 0, 1], self._t) if self._mask is None else self._mask
+        return {"action_mask": mask} if self._t % 3 < 2 else {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_masks_in_infos_are_those_of_the_plain_loop(mode: str) -> None:
+    calls = record([InfoMask] * 3, mode)
+    envs = SyncVectorEnv([InfoMask] * 3, autoreset_mode=AutoresetMode[mode.upper()])
+    with PoolVectorEnv(envs, autoreset_mode=mode) as mine:
+        replay(mine, calls)
+        assert mine.reset(seed=0)[1]["action_mask"].tolist() == [[[True, False, True]]] * 3
+
+
+@pytest.mark.parametrize(
+    ("space", "mask", "words"),
+    [
+        (
+            Tuple((Discrete(3), Discrete(2))),
+            (np.ones(3, np.int8), np.ones(2, np.int8)),
+            "expected none, got one for Tuple",
+        ),
+        (MultiBinary(3), np.array([0, 1, 2], np.int8), "expected none, got one for MultiBinary"),
+        (Discrete(3), np.ones(4, np.int8), r"expected shape \(3,\), got \(4,\)"),
+    ],
+)
+def test_a_mask_that_does_not_fit_is_refused(space: Any, mask: Any, words: str) -> None:
+    with (
+        PoolVectorEnv(SyncVectorEnv([partial(InfoMask, space, mask)] * 2), autoreset_mode="next_step") as envs,
+        pytest.raises(ContractError, match=f"env 0: action mask in its info: {words}"),
+    ):
+        envs.reset(seed=0)

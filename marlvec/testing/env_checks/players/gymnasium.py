@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Tuple
+from gymnasium.spaces import Box, Tuple
 from numpy.typing import NDArray
 
 from marlvec.envs.adapters.base import Adapter
@@ -155,11 +155,12 @@ class JointPlayer(RawPlayer):
 
     def _masks_in(self, info: Mapping[Any, Any]) -> dict[AgentId, Any]:
         """Return infos of the agents with the masks that the common info has for each."""
-        choices = [count_choices(space) for space in self.action_spaces.values()]
-        takes_masks = None not in choices and not any(self._masked.values())
-        for key in MASKS:
+        spaces = self.action_spaces.values()
+        takes_masks = not all(self._masked.values()) and not all(isinstance(space, Box) for space in spaces)
+        has_choices = any(count_choices(space) is not None for space in spaces)
+        for key in MASKS if takes_masks else ():
             value = info.get(key)
-            if key not in info or not takes_masks:
+            if key not in info or (value is None and not has_choices):
                 continue
             if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != len(self.agents):
                 got = f"{type(value).__name__} {short(value)}"

@@ -126,6 +126,8 @@ class WorldForm:
                 mask = None if rows.action_masks is None else self._of(group, rows.action_masks, "action_masks")
                 where = f"action masks of {group.name!r}"
                 self._check(call, where, mask, (len(group.agents), group.mask_size), np.bool_)
+            elif rows.action_masks is not None and (self._lone or _entry(rows.action_masks, group.name) is not None):
+                self._refuse(call, f"action masks of {group.name!r}", "None, since mask_sizes declares none", "masks")
         for what in ("rewards", "terminated", "truncated"):
             got = getattr(rows, what)
             if not stepped:
@@ -164,3 +166,8 @@ class WorldForm:
                 where = f"state{tree.keystr(path)}"
                 wanted = f"{a.dtype} of shape {a.shape}, as reset() makes it"
                 self._refuse("step", where, wanted, f"{b.dtype} of shape {b.shape}")
+
+
+def _entry(tree: Any, name: str) -> Any:
+    """Return a group's entry of a dict by group, or all of another object."""
+    return tree.get(name) if isinstance(tree, Mapping) else tree
