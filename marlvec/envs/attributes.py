@@ -36,7 +36,7 @@ Plain = dict[str, Any]
 _AS_IT_IS = (type(None), bool, int, float, str)
 _CONSTANT = (ModuleType, FunctionType, BuiltinFunctionType, type, EnvSpec, np.dtype, np.ufunc, re.Pattern)
 _SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque"}
-_COLLECTIONS: dict[str, Callable[[Iterator[Any]], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+_COLLECTIONS: dict[str, Callable[[Iterator[Any]], Any]] = {"tuple": tuple, "frozenset": frozenset}
 _MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter", defaultdict: "defaultdict"}
 _FACTORIES: dict[Any, str | None] = {
     None: None,
@@ -87,7 +87,7 @@ class AttributeReader:
             return {**found, "kind": _SEQUENCES[kind], "items": items, **limit}
         if kind in _MAPPINGS:
             if kind is defaultdict and value.default_factory not in _FACTORIES:
-                return self._keep(value, path)
+                return self._keep(value, found, path)
             factory = {"factory": _FACTORIES[value.default_factory]} if kind is defaultdict else {}
             keys = [self._copy(key, f"a key of {path}") for key in value]
             values = [self._copy(item, f"{path}[{key!r:.40}]") for key, item in value.items()]
@@ -117,7 +117,7 @@ class AttributeReader:
         if kind is complex:
             return {**found, "kind": "complex", "parts": [value.real, value.imag]}
         if not _is_open(kind):
-            return self._keep(value, path)
+            return self._keep(value, found, path)
         return {**found, "kind": "object", "class": self._note(kind), "attributes": self._read(value, path)}
 
     def _number(self, value: Any) -> Plain:
@@ -129,9 +129,9 @@ class AttributeReader:
         self.classes[_name(kind)] = kind
         return _name(kind)
 
-    def _keep(self, value: Any, path: str) -> Plain:
+    def _keep(self, value: Any, found: Plain, path: str) -> Plain:
         self.opaque.append(f"{path} ({_name(type(value)).replace(':', '.')})")
-        return {"kind": "kept"}
+        return {**found, "kind": "kept"}
 
     def _space(self, space: Any, path: str) -> Plain:
         """Return the random streams of a space and its subspaces; all its other parts are constant."""
@@ -147,6 +147,8 @@ class AttributeWriter:
     def __init__(self, roots: Sequence[Any]) -> None:
         self._roots = list(roots)
         self._made: dict[int, Any] = dict(enumerate(roots))
+        # arguments of `_make` for each object in the making, and the number of objects made before
+        self._open: dict[int, tuple[tuple[Plain, Any, str], int]] = {}
         self._classes: dict[str, type] | None = None
 
     def write(self, root: Any, state: Plain, path: str) -> None:
@@ -170,17 +172,31 @@ class AttributeWriter:
                 raise ArgumentError(
                     f"{path}: the saved env has an object there that cannot be copied, this env has none"
                 )
+            if "number" in state:
+                self._made.setdefault(state["number"], old)
             return old
         if kind == "shown":
             return state["mode"] if old is _MISSING else old
         number = state["number"]
         if kind == "again":
-            return self._made[number]
-        if kind in _MAKERS:
-            self._made[number] = _MAKERS[kind](state)
-            return self._made[number]
-        self._made[number] = getattr(self, f"_make_{kind}")(state, old, path)
+            return self._make_again(number, path)
+        if number not in self._made:
+            self._open[number] = (state, old, path), len(self._made)
+            made = _MAKERS[kind](state) if kind in _MAKERS else getattr(self, f"_make_{kind}")(state, old, path)
+            self._made.setdefault(number, made)  # a tuple that contains itself is made already, by `_make_again`
+            self._open.pop(number, None)
         return self._made[number]
+
+    def _make_again(self, number: int, path: str) -> Any:
+        """Return the object with this number; one that holds itself is made a second time, as `copy.deepcopy` does."""
+        if number in self._made:
+            return self._made[number]
+        if number not in self._open:
+            raise ArgumentError(f"{path}: the state refers to object {number}, which it does not contain before")
+        arguments, before = self._open[number]
+        if before == len(self._made):  # nothing that can be changed later is on the way: it would never end
+            raise ArgumentError(f"{path}: the state has a tuple that contains itself, with no other object between")
+        return self._make(*arguments)
 
     def _items(self, state: Plain, old: Any, path: str) -> Iterator[Any]:
         before = list(old) if isinstance(old, (list, tuple, deque)) else []
@@ -194,12 +210,21 @@ class AttributeWriter:
         return made
 
     def _make_deque(self, state: Plain, old: Any, path: str) -> deque[Any]:
-        return deque(self._items(state, old, path), state["maxlen"])
+        made: deque[Any] = deque(maxlen=state["maxlen"])
+        self._made[state["number"]] = made
+        made.extend(self._items(state, old, path))
+        return made
+
+    def _make_set(self, state: Plain, old: Any, path: str) -> set[Any]:
+        made: set[Any] = set()
+        self._made[state["number"]] = made
+        made.update(self._items(state, old, path))
+        return made
 
     def _make_collection(self, state: Plain, old: Any, path: str) -> Any:
         return _COLLECTIONS[state["kind"]](self._items(state, old, path))
 
-    _make_tuple = _make_set = _make_frozenset = _make_collection
+    _make_tuple = _make_frozenset = _make_collection
 
     def _make_namedtuple(self, state: Plain, old: Any, path: str) -> Any:
         kind = self._class(state["class"], old, path)
@@ -212,8 +237,9 @@ class AttributeWriter:
         if isinstance(made, defaultdict):
             made.default_factory = {name: kind for kind, name in _FACTORIES.items()}[state["factory"]]
         self._made[state["number"]] = made
-        for key_state, value in zip(state["keys"], state["values"], strict=True):
-            key = self._make(key_state, _MISSING, path)
+        # All keys first, as they were read: a value may refer to a part of a later key.
+        keys = [self._make(key, _MISSING, path) for key in state["keys"]]
+        for key, value in zip(keys, state["values"], strict=True):
             before = (
                 old.get(key, _MISSING) if isinstance(old, Mapping) and not isinstance(old, defaultdict) else _MISSING
             )
@@ -225,9 +251,10 @@ class AttributeWriter:
     def _make_objects(self, state: Plain, old: Any, path: str) -> Any:
         items = old.ravel().tolist() if isinstance(old, np.ndarray) else _MISSING
         flat = np.empty(len(state["items"]), np.object_)
+        made = self._made[state["number"]] = flat.reshape(state["shape"])  # a view
         for k, item in enumerate(self._items(state, items, path)):
             flat[k] = item
-        return flat.reshape(state["shape"])
+        return made
 
     def _make_space(self, state: Plain, old: Any, path: str) -> Any:
         if not isinstance(old, gymnasium.Space):

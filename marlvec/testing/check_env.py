@@ -144,6 +144,10 @@ def check_env(
                     check_repeats(first, player, episodes, seed, findings, skipped)
             except Fault as fault:  # before any env was played
                 findings.add(fault)
+            except MarlvecError:
+                raise
+            except Exception as error:  # of the check's code: what was found until then is reported with it
+                findings.add(Place(build.entry.id, "reset(seed=…)").stopped(error))
         finally:
             for one in played:
                 if callable(close := getattr(one, "close", None)):

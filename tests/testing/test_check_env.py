@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -866,3 +867,80 @@ def test_arguments() -> None:
         check_env("simple_spraed")
     with pytest.raises(ContractError, match="expected an env in one of four forms"):
         check_env(lambda: object())
+
+
+class Uncopiable(gymnasium.Space[Any]):
+    """A space of one's own; neither it nor its members can be copied."""
+
+    def __init__(self) -> None:
+        super().__init__((), None)
+        self.lock = threading.Lock()
+
+    def contains(self, x: Any) -> bool:
+        return True
+
+
+UNCOPIABLE: dict[str, Callable[[], Any]] = {
+    "flatiter": lambda: np.zeros(2, np.float32).flat,
+    "memoryview": lambda: memoryview(np.zeros(2, np.float32)),
+    "generator": lambda: (number for number in (0.0, 0.0)),
+    "lock": threading.Lock,
+}
+
+
+def odd_env(observe: Callable[[], Any], space: gymnasium.Space[Any]) -> Any:
+    """Observations of one's own, and a NaN in the third step, which has to be found, too."""
+
+    class Odd(gymnasium.Env[Any, Any]):
+        observation_space, action_space = space, Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.steps = 0
+            return observe(), {}
+
+        def step(self, action: Any) -> Any:
+            self.steps += 1
+            return observe(), (0.0 if self.steps < 3 else float("nan")), self.steps == 5, False, {}
+
+    return Odd
+
+
+@pytest.mark.parametrize("name", UNCOPIABLE)
+def test_an_observation_that_cannot_be_copied_hides_no_later_finding(name: str) -> None:
+    for space in (Box(-1, 1, (2,), np.float32), Uncopiable()):
+        findings = check_env(odd_env(UNCOPIABLE[name], space), raise_first=False)
+        texts = [str(one) for one in findings]
+        assert any(f"got {name}: copy.deepcopy() raises TypeError" in text for text in texts), texts
+        assert any("step 3: reward of agent 'agent_0': expected a finite number, got nan" in text for text in texts)
+        assert any("observation_space: the space: expected a value that can be copied" in text for text in texts) == (
+            type(space) is Uncopiable
+        )
+
+
+class Incomparable:
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no two are comparable")
+
+    __hash__ = None  # type: ignore[assignment]  # as for all classes with an == of their own
+
+
+def test_a_check_that_cannot_go_on_says_so() -> None:
+    class Free(gymnasium.Space[Any]):
+        def contains(self, x: Any) -> bool:
+            return True
+
+    findings = check_env(odd_env(Incomparable, Free((), None)), raise_first=False)
+    assert [one.check for one in findings] == ["runs", "rewards"]
+    assert findings[0].subject == "check_env()"
+    assert findings[0].got.startswith("RuntimeError: no two are comparable (")
+
+
+def test_an_error_of_the_check_itself_ends_the_episode_and_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise TypeError("the check is wrong")
+
+    monkeypatch.setattr("marlvec.testing.env_checks.players.base.check_reward", broken)
+    env = odd_env(lambda: np.zeros(2, np.float32), Box(-1, 1, (2,), np.float32))
+    (finding,) = check_env(env, raise_first=False)
+    assert (finding.check, finding.subject, finding.expected) == ("runs", "check_env()", "to go on")
+    assert "TypeError: the check is wrong" in finding.got

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from traceback import extract_tb
 from typing import Any, NoReturn
@@ -20,6 +21,7 @@ __all__ = [
     "Findings",
     "check_names",
     "Place",
+    "Uncopied",
     "short",
     "first_difference",
     "leaf",
@@ -181,6 +183,13 @@ def check_names(skip: Iterable[str] | str) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
+class Uncopied:
+    """Stands for a value that cannot be copied; two of one class are equal."""
+
+    kind: type
+
+
+@dataclass(frozen=True)
 class Place:
     """One call of one env."""
 
@@ -235,6 +244,27 @@ class Place:
             self.fault("runs", "the call", "no exception", got, change, kind=kind)
         except Fault as fault:
             raise fault from error
+
+    def stopped(self, error: Exception) -> Fault:
+        """Return the `Fault` of an error that ended the check here: the check could not go on, so it must say so."""
+        frame = extract_tb(error.__traceback__)[-1]
+        where = f"{frame.filename}, line {frame.lineno}, in {frame.name}()"
+        got = f"{type(error).__name__}: {error} ({where})"
+        change = "mend the other findings and check again: nothing was checked from there to the end of the episode"
+        try:
+            self.fault("runs", "check_env()", "to go on", got, change, kind=f"stopped {type(error).__name__}")
+        except Fault as fault:
+            return fault
+
+    def copied(self, check: str, subject: str, value: Any, purpose: str) -> Any:
+        """Return a deep copy of a value; report one that cannot be copied, and return an `Uncopied` in its place."""
+        try:
+            return deepcopy(value)
+        except Exception as error:
+            got = f"{type(value).__name__}: copy.deepcopy() raises {type(error).__name__}: {error}"
+            change = f"use arrays, numbers and classes that copy.deepcopy() can copy: {purpose}"
+            self.report(check, subject, "a value that can be copied", got, change)
+            return Uncopied(type(value))
 
     @contextmanager
     def logging(self) -> Iterator[None]:

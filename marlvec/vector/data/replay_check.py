@@ -11,7 +11,7 @@ import numpy as np
 
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.spec import EnvSpec
-from marlvec.errors import ArgumentError, ContractError
+from marlvec.errors import ArgumentError, ContractError, MarlvecError
 from marlvec.spaces.equality import difference
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.random_action import random_actions
@@ -40,8 +40,9 @@ def check_replay(env: MultiAgentEnv) -> None:
         again = list(player.play(None, len(first)))
         env.set_state(before)
     except Exception as error:
+        reason = f"{error}" if isinstance(error, MarlvecError) else f"{type(error).__name__}: {error}"
         raise ArgumentError(
-            f"env_state='deepcopy': {env.name} cannot be restored from a copy of its attributes: {error}. "
+            f"env_state='deepcopy': {env.name} cannot be restored from a copy of its attributes: {reason}. "
             f"Give it get_state() and set_state(state)"
         ) from error
     for k, (one, other) in enumerate(zip(first, again, strict=True)):

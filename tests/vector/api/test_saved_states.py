@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import tempfile  # noqa: F401  (a test finds a class through this name)
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -335,6 +336,89 @@ def test_objects_that_free_something_are_not_copied() -> None:
         assert envs.set_state(written(state))
         assert envs.call("handle")[0] is handle
         assert not Handle.freed
+
+
+class Tangled(Plain):
+    """Has objects that are held several times, by keys, values, tuples and themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        here, there, self.screen = (1, 2), (3, 4), memoryview(b"screen")
+        self.exits = {here: [there], there: [here]}
+        self.named = {"start": here, here: {there: here}}
+        self.screens = [self.screen, {"main": self.screen}]
+        ring: list[Any] = []
+        self.ring = (ring, deque([ring]), {"ring": ring})
+        ring += [self.ring, (self.ring,), frozenset([here])]
+        self.ring[1].append(self.ring)
+        self.hooks = np.array([self.screens, None], object)
+        self.hooks[1] = (self.hooks, self.walk.see)
+
+
+def test_a_graph_of_attributes_keeps_its_form() -> None:
+    with SyncVectorEnv([Tangled, Tangled], env_state="deepcopy") as envs:
+        envs.reset(seed=0)
+        screens = envs.call("screen")
+        state = envs.get_state()
+        assert envs.set_state(written(state))
+        for k, env in enumerate(envs.call("unwrapped")):
+            here, there = env.exits
+            assert env.screen is screens[k] is env.screens[0] is env.screens[1]["main"]
+            assert env.exits == {here: [there], there: [here]}
+            assert env.exits[here][0] is there
+            assert env.exits[there][0] is here is env.named["start"] is list(env.named)[1]
+            ring = env.ring[0]
+            assert ring[0] is env.ring is ring[1][0] is env.ring[1][1]
+            assert env.ring[1][0] is ring is env.ring[2]["ring"]
+            assert env.hooks[1][0] is env.hooks
+            assert env.hooks[1][1].__self__ is env.walk
+        same(state, envs.get_state())
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ({"kind": "again", "number": 10**6}, "refers to object 1000000, which it does not contain"),
+        ({"kind": "tuple", "number": 10**6, "items": [{"kind": "again", "number": 10**6}]}, "contains itself"),
+    ],
+)
+def test_a_file_whose_graph_has_no_end_or_no_beginning_is_refused(value: Any, error: str) -> None:
+    with SyncVectorEnv([Tangled], env_state="deepcopy") as envs:
+        envs.reset(seed=0)
+        saved = envs.get_state()
+        state = written(saved)
+        attributes_of(state)["exits"] = value
+        with pytest.raises(EnvRaised, match=error):
+            envs.set_state(state)
+        envs.set_state(saved)
+
+
+class Hashed:
+    """Its hash needs an attribute, and its attribute needs the hash: `copy.deepcopy` cannot copy it, either."""
+
+    name: str
+    friends: set[Any]
+
+    def __hash__(self) -> int:
+        return hash((self.name, len(self.friends)))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class Unhashable(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hashed = Hashed.__new__(Hashed)
+        self.hashed.name, self.hashed.friends = "a", set()
+        self.hashed.friends.add(self.hashed)
+
+
+def test_the_reason_names_the_kind_of_a_raw_error() -> None:
+    with pytest.raises(
+        ArgumentError, match="cannot be restored from a copy of its attributes: AttributeError: .*no attribute"
+    ):
+        SyncVectorEnv([Unhashable], env_state="deepcopy")
 
 
 def attributes_of(state: Any) -> Any:

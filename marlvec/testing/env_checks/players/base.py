@@ -5,8 +5,7 @@ from __future__ import annotations
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from copy import deepcopy
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +19,7 @@ from marlvec.envs.adapters.self_reset import OBSERVATION_KEYS, resets_itself
 from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.action_masks import split_action_mask
-from marlvec.testing.env_checks.findings import EpisodeLog, Fault, Findings, Place, first_difference, leaf
+from marlvec.testing.env_checks.findings import EpisodeLog, Fault, Findings, Place, Uncopied, first_difference, leaf
 from marlvec.testing.env_checks.values import (
     ConstantSpaces,
     check_flag,
@@ -139,22 +138,22 @@ class Player(ABC):
             self.log.add(fault)
             self.note("how the episode ended", fault.finding.problem)
             self.over = True
-        except Exception:
-            # After a fault of the env, the check's code may fail, too; without a fault, the check is wrong.
-            if not self.log.found:
-                raise
-            self.over = True
+        except Exception as error:  # of the check's code, after a fault of the env
+            self.log.found, self.over = True, True
+            # Not through the log, which leaves out consequences: the rest of the episode is not checked.
+            self.log.findings.add(self.place.stopped(error))
 
     # --- calls ---
 
     def ask(self, function: Callable[..., Any], *args: Any, given: str = "", **kwargs: Any) -> Any:
         """Call the env, which must not raise or change its arguments, which messages call `given`."""
-        before = deepcopy((args, kwargs))
+        purpose = "without a copy, changes by the env are not found"
+        before = self.place.copied("arguments", given, (args, kwargs), purpose)
         try:
             result = function(*args, **kwargs)
         except Exception as error:
             self.place.raised(error)
-        for sent, now in ((before[0], args), (before[1], kwargs)):
+        for sent, now in () if isinstance(before, Uncopied) else zip(before, (args, kwargs), strict=True):
             if changed := first_difference(sent, now):
                 # The first part of the path is the argument.
                 path = changed.path.partition("/")[2]
@@ -209,9 +208,10 @@ class Player(ABC):
         old = f"{got}: the old API, as of Gym before 0.26"
         self.place.report("results", "the result", expected, old, change, kind=self.place.call, minor=True)
 
-    def note(self, what: str, value: Any) -> None:
+    def note(self, what: str, value: Any, check: str = "observations") -> None:
         """Add a copy of a value to the trace."""
-        self._moment.facts[what] = deepcopy(value)
+        purpose = "without a copy, it is not compared with that of other episodes of the same seed"
+        self._moment.facts[what] = self.place.copied(check, what, value, purpose)
 
     def observe(self, agent: AgentId, value: Any) -> None:
         """Check and note one agent's observation."""
@@ -237,7 +237,9 @@ class Player(ABC):
             value = float(number)
         with self.place.logging():
             check_reward(value, self.place, agent)
-        self.note(f"reward of agent {agent!r}", float(value) if isinstance(value, numbers.Real) else value)
+        with suppress(OverflowError):  # an int beyond all floats, which is reported above
+            value = float(value) if isinstance(value, numbers.Real) else value
+        self.note(f"reward of agent {agent!r}", value, "rewards")
 
     def ends(self, agent: AgentId, terminated: Any, truncated: Any) -> bool:
         """Check and note one agent's flags; return whether it has ended."""
@@ -284,7 +286,7 @@ class Player(ABC):
             state = self.ask(self.env.state)
             with self.place.logging():
                 check_member(space, state, self.place, "the global state", "state")
-            self.note("the global state", state)
+            self.note("the global state", state, "state")
 
 
 class RawPlayer(Player):
