@@ -1,4 +1,5 @@
-"""The built site in Chromium, as a reader sees it: what overflows, what is too long, where links and search lead.
+"""The built site in Chromium, as a reader sees it: what overflows, what is too long, where links and search lead, and
+what it loads from elsewhere.
 
     python -m tests.docs.browser site       what `make docs` runs; says where there is no Chromium, and goes on
 
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urldefrag
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Request
 
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
@@ -49,6 +50,7 @@ class Look:
         phone_width: Pixels that the page is wide on a phone.
         links: Absolute targets of its links.
         ids: Its anchors.
+        foreign: Addresses outside of the site that it loads something from.
     """
 
     height: int
@@ -56,6 +58,7 @@ class Look:
     phone_width: int
     links: list[str]
     ids: set[str]
+    foreign: list[str]
 
 
 def find_chromium() -> str | None:
@@ -71,21 +74,40 @@ def browser_page(executable: str) -> Iterator[Page]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
         try:
-            yield browser.new_page(viewport=DESKTOP)
+            page = browser.new_page(viewport=DESKTOP)
+            page.add_init_script("sessionStorage.clear()")  # each page as the first one that a reader opens
+            yield page
         finally:
             browser.close()
+
+
+@contextmanager
+def foreign_requests(page: Page) -> Iterator[list[str]]:
+    """Collect the addresses of requests that leave the disk; without a network they fail, and are collected, too."""
+    found: list[str] = []
+
+    def note(request: Request) -> None:
+        if not request.url.startswith(("file:", "data:", "blob:", "about:")):
+            found.append(request.url)
+
+    page.on("request", note)
+    try:
+        yield found
+    finally:
+        page.remove_listener("request", note)
 
 
 def look(page: Page, file: Path) -> Look:
     """Open a page of the site at both widths."""
     page.set_viewport_size(DESKTOP)
-    page.goto(file.as_uri())
-    height = page.evaluate("() => document.documentElement.scrollHeight")
-    too_wide = page.evaluate(_TOO_WIDE)
-    links, ids = page.evaluate(_LINKS), set(page.evaluate(_IDS))
-    page.set_viewport_size(PHONE)
-    width = page.evaluate("() => document.documentElement.scrollWidth")
-    return Look(height, too_wide, width, links, ids)
+    with foreign_requests(page) as foreign:
+        page.goto(file.as_uri())
+        height = page.evaluate("() => document.documentElement.scrollHeight")
+        too_wide = page.evaluate(_TOO_WIDE)
+        links, ids = page.evaluate(_LINKS), set(page.evaluate(_IDS))
+        page.set_viewport_size(PHONE)
+        width = page.evaluate("() => document.documentElement.scrollWidth")
+    return Look(height, too_wide, width, links, ids, foreign)
 
 
 def first_hit(page: Page, site: Path, words: str) -> str:
@@ -105,6 +127,7 @@ def faults_of(site: Path, looks: dict[Path, Look]) -> list[str]:
     faults = []
     for file, seen in looks.items():
         name = file.relative_to(site).as_posix()
+        faults += [f"{name}: loads from another host: {url}" for url in sorted(set(seen.foreign))]
         faults += [f"{name}: too wide at {DESKTOP['width']} px: {box}" for box in seen.too_wide]
         if seen.height > LONGEST:
             faults.append(f"{name}: {seen.height} px long; {LONGEST} are allowed")
@@ -138,9 +161,11 @@ def inspect(site: Path, executable: str) -> tuple[dict[Path, Look], list[str]]:
         looks = {file: look(page, file) for file in files}
         faults = faults_of(site, looks)
         for words, expected in SEARCHES.items():
-            found = first_hit(page, site, words)
+            with foreign_requests(page) as foreign:
+                found = first_hit(page, site, words)
             if expected not in found:
                 faults.append(f"search for {words!r} finds first: {found!r}")
+            faults += [f"search for {words!r} loads from another host: {url}" for url in foreign]
     return looks, faults
 
 

@@ -1,4 +1,4 @@
-"""What `make docs` looks for in Chromium is found where it is: pages that overflow, are too long, or lead nowhere."""
+"""`make docs` finds pages that overflow, are too long, lead nowhere, or load from other hosts, in Chromium."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ PAGES = {
     "table.html": "<table><tr><td>" + 200 * "x" + "</td></tr></table>",
     "long.html": '<div style="height: 12001px"></div>',
     "phone.html": '<div style="width: 400px">wide</div>',
+    "asks.html": '<script>setTimeout(() => fetch("https://host.invalid/stars"))</script><img src="data:,">',
     "lost.html": '<a href="nowhere.html">a</a> <a href="fine.html#nowhere">b</a>',
 }
 
@@ -34,9 +35,10 @@ def test_what_is_wrong_with_a_page_is_found(tmp_path: Path) -> None:
         looks = {file: browser.look(page, file) for file in sorted(tmp_path.glob("*.html"))}
     faults = browser.faults_of(tmp_path, looks)
     assert [fault.partition(": ")[0] for fault in faults] == [
-        *("long.html", "lost.html", "lost.html", "phone.html"),
+        *("asks.html", "long.html", "lost.html", "lost.html", "phone.html"),
         *("table.html", "table.html", "wide.html"),
     ]
+    assert looks[tmp_path / "asks.html"].foreign == ["https://host.invalid/stars"]
     assert [file.name for file, seen in looks.items() if seen.too_wide] == ["table.html", "wide.html"]
 
 

@@ -1,4 +1,4 @@
-"""The site as `make docs` builds it, looked at in Chromium: what overflows, what is too long, links and searches."""
+"""The site as `make docs` builds it, in Chromium: what overflows, what is too long, links, searches, other hosts."""
 
 from __future__ import annotations
 

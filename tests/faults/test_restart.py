@@ -14,7 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marlvec import AsyncVectorEnv, RestartLimit, RestartQuietly, VectorEnv, VectorStep, env_seeds, make
+from marlvec import (
+    AsyncVectorEnv,
+    Collector,
+    RandomPolicy,
+    RestartLimit,
+    RestartQuietly,
+    VectorEnv,
+    VectorStep,
+    env_seeds,
+    make,
+)
 from marlvec.errors import EnvRaised, EnvTimeout, NotResetError, WorkerDied
 from marlvec.testing.scripted import (
     CounterEnv,
@@ -270,6 +280,21 @@ def test_after_too_many_restarts_the_others_go_on(tmp_path: Path) -> None:
         assert decode(envs.recv().obs[0, 0])[3] == 3
         envs.reset(env_ids=[1])
         assert envs.get_attr("num_agents") == (A,) * N
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_batch_does_not_depend_on_how_long_a_restart_takes(overlap: bool, tmp_path: Path) -> None:
+    batches = []
+    for pause in (0.0, 0.3):
+        (folder := tmp_path / str(pause)).mkdir()
+        factories = faulty(folder, "raises", only_incarnation=None)
+        limit = RestartLimit(100, backoff=pause)
+        with vec("async", factories, "raises", max_restarts=limit, num_workers=2) as envs:
+            collector = Collector(envs, RandomPolicy(), seed=0, overlap=overlap)
+            batch = collector.collect(env_steps=32)["main"]
+            batches.append([batch[name].tolist() for name in ("env_id", "t", "obs", "actions", "rewards")])
+            assert len(envs.faults) > 2
+    assert batches[0] == batches[1]
 
 
 @pytest.mark.slow("kills, stops or starts many workers")

@@ -160,6 +160,48 @@ def test_polars_and_duckdb_read_the_files(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", READERS, *paths], check=True)
 
 
+POLARS = """
+import sys
+from pathlib import Path
+import polars
+for folder in map(Path, sys.argv[1:]):
+    kind = folder.name
+    files, scan = f"{folder}/policy=*/*.{kind}", getattr(polars, {"parquet": "scan_parquet", "arrow": "scan_ipc"}[kind])
+    rows = scan(files, hive_partitioning=True)
+    assert rows.select("policy", "x").collect().sort("x", "policy").rows() == [
+        (policy, x) for x in range(3) for policy in ("chasers", "runner")
+    ]
+    assert "policy" not in scan(files).collect_schema()
+    for all_of_them in (lambda: rows.collect(), lambda: scan(folder, hive_partitioning=True).collect()):
+        try:
+            all_of_them()
+        except polars.exceptions.PolarsError:
+            continue
+        raise AssertionError(kind)
+    mine = scan(f"{folder}/policy=runner/*.{kind}").collect()
+    assert mine.schema["obs/camera"] == polars.Array(polars.Float32, 6)
+    assert mine["obs/camera"].to_numpy().reshape(-1, 2, 3)[2].tolist() == [[12, 13, 14], [15, 16, 17]]
+    assert "obs/nothing" not in mine.columns
+"""
+
+
+@pytest.mark.slow("imports polars, in a process of its own: it leaves threads behind")
+def test_what_polars_reads_and_what_it_refuses(tmp_path: Path) -> None:
+    pytest.importorskip("polars")
+    folders = [tmp_path / format for format in ("parquet", "arrow")]
+    for folder in folders:
+        cameras = {
+            "runner": np.arange(18, dtype=np.float32).reshape(3, 2, 3),
+            "chasers": np.zeros((3, 5), np.float32),
+        }
+        batches = {
+            policy: SampleBatch({"obs": {"camera": camera, "nothing": np.zeros((3, 0))}, "x": np.arange(3)})
+            for policy, camera in cameras.items()
+        }
+        write(folder, [MultiAgentBatch(batches, env_steps=3)], format=folder.name)
+    subprocess.run([sys.executable, "-c", POLARS, *map(str, folders)], check=True)
+
+
 # --- episodes
 
 
