@@ -36,13 +36,14 @@ class Timing(NamedTuple):
 class Stage(Generic[P]):
     """A piece, its name in the pipeline, and its timer."""
 
-    __slots__ = ("calls", "is_checked", "name", "ns", "piece")
+    __slots__ = ("calls", "change", "is_checked", "name", "ns", "piece")
 
     def __init__(self, name: str, piece: P) -> None:
         self.name, self.piece = name, piece
         ours = type(piece).__module__.startswith("marlvec.connectors.") and not isinstance(piece, FunctionConnector)
         self.is_checked = not ours  # results of user code are checked
         self.ns = self.calls = 0
+        self.change: Any = None  # action side: writes the changes of a user's piece into ``actions_executed``
 
     @property
     def timing(self) -> Timing:
@@ -160,8 +161,10 @@ class Pipeline(Connector, Generic[P]):
                 stage.ns += now - start
                 stage.calls += 1
                 start = now
-                if stage.is_checked and out is not rows and (breach := self._breach(stage, rows, out)):
-                    raise breach
+                if stage.is_checked:
+                    if out is not rows and (breach := self._breach(stage, rows, out)):
+                        raise breach
+                    out = self._noted(stage, rows, out)
                 rows = out
         except Exception as error:
             for where in self._path_to(stage)[error is breach :]:  # a breach names the piece itself
@@ -178,6 +181,10 @@ class Pipeline(Connector, Generic[P]):
                 f"one that may do so sets changes_length = True"
             )
         return None
+
+    def _noted(self, stage: Stage[Any], before: Rows, after: Rows) -> Rows:
+        """Return rows behind a user's piece; the action side also notes the change that it made."""
+        return after
 
     def reset(self, env_ids: EnvIds | None = None) -> None:
         for piece in (self._program or self._compile()).forgetful:

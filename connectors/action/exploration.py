@@ -124,7 +124,7 @@ class EpsilonGreedy(Decaying):
 
     def __call__(self, rows: Rows) -> Rows:
         if not self.training:
-            return self._executed.send(rows, rows.actions_for_env, explores=True)
+            return self._executed.send(rows, rows.actions_for_env, chooses=True)
         drawn = self._random.uniform(rows, 1 + self._size)
         which = np.flatnonzero((drawn[:, :1] < self._decayed(self.epsilon, rows))[:, 0] & ~is_given(rows))
         self._count_decisions(rows)
@@ -143,7 +143,7 @@ class EpsilonGreedy(Decaying):
             leaves[i] = given.astype(np.result_type(given, picked))
             leaves[i][which] = picked
             at = end
-        return self._executed.send(rows, self._tree.unflatten(leaves), explores=True)
+        return self._executed.send(rows, self._tree.unflatten(leaves), chooses=True)
 
     def _mask(self, rows: Rows) -> NDArray[np.bool_] | None:
         """Return the rows' mask, if masks are of the whole action."""
@@ -153,7 +153,7 @@ class EpsilonGreedy(Decaying):
 
     def setup(self, space: Space[Any]) -> None:
         self._tree, self._choices = SpaceTree(space), _choices(space)
-        self._executed = ExecutedActions(space, self.action_space)
+        self._executed = ExecutedActions(space, self.action_space, self.undone_by)
         self._size = sum(len(choices.sizes) for _, choices in self._choices)
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
@@ -183,7 +183,7 @@ def _noisy(
             leaf[given] = np.asarray(before)[given]
             kept.append(leaf)
         actions = boxes.tree.unflatten(kept)
-    return executed.send(rows, actions, explores=True)
+    return executed.send(rows, actions, chooses=True)
 
 
 @dataclass(eq=False, repr=False)
@@ -222,7 +222,7 @@ class GaussianNoise(Decaying, BoxActions):
 
     def __call__(self, rows: Rows) -> Rows:
         if not self.training:
-            return self._executed.send(rows, rows.actions_for_env, explores=True)
+            return self._executed.send(rows, rows.actions_for_env, chooses=True)
         std: NDArray[np.float64] = self._decayed(np.asarray(self.std, np.float64), rows)
         self._count_decisions(rows)
         noise = self._random.normal(rows, self._boxes.size) * std
@@ -291,7 +291,7 @@ class OrnsteinUhlenbeckNoise(Remembers, BoxActions):
         # In evaluation too: the episodes that end there must not pass their noise on to the next ones.
         self._x.set(rows.env_id, rows.agent_index, x)
         if not self.training:
-            return self._executed.send(rows, rows.actions_for_env, explores=True)
+            return self._executed.send(rows, rows.actions_for_env, chooses=True)
         return _noisy(rows, self._boxes, x, self._executed, clip=self.clip)
 
     def setup(self, space: Space[Any]) -> None:

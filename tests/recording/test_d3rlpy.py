@@ -76,6 +76,7 @@ def test_kinds_of_actions(tmp_path: Path) -> None:
         ("discrete", Discrete(7), {}, 7),
         ("shifted", Discrete(7, start=1), {}, None),
         ("executed", Discrete(7), {"actions_executed": number % 2}, 7),
+        ("known", Discrete(7), {"actions_executed": number % 2, "actions_executed_missing": number < 0}, 7),
         ("floats", Box(-1, 1, (2,)), {"actions": number.repeat(2).reshape(8, 2) / 16}, None),
         ("one float", Box(-1, 1, (), np.float32), {"actions": (number / 16).astype(np.float32)}, None),
     ):
@@ -85,7 +86,7 @@ def test_kinds_of_actions(tmp_path: Path) -> None:
         with marlvec.load_dataset(tmp_path / name) as data:
             got = to_mdp_dataset(data)
             rows = data["main"].read()
-        want = rows["actions_executed" if name == "executed" else "actions"][[1, 3, 0, 2, 4, 5, 6, 7]]
+        want = rows["actions_executed" if "actions_executed" in columns else "actions"][[1, 3, 0, 2, 4, 5, 6, 7]]
         assert got["actions"].dtype == want.dtype
         np.testing.assert_array_equal(got["actions"], want.reshape(8, -1))
         assert got.get("action_size") == size

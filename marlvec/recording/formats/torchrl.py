@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marlvec.collect.batch import SampleBatch
 from marlvec.errors import ArgumentError
 from marlvec.extras import import_extra
-from marlvec.recording.recorded_rows import RecordedRows
+from marlvec.recording.recorded_rows import RecordedRows, executed_column
 
 __all__ = ["to_replay_buffer"]
 
 _ROWS = 1 << 16
 _INSTALL = 'pip install "marlvec[torchrl]"'
 _NEXT = {"rewards": "reward", "terminated": "terminated", "truncated": "truncated", "next_obs": "observation"}
-_NOW = {"obs": "observation", "actions": "action"}
 
 
 def to_replay_buffer(
@@ -23,8 +22,9 @@ def to_replay_buffer(
 ) -> Any:
     """Make a TorchRL replay buffer of one policy's rows, with the names that TorchRL's losses read.
 
-    ``observation`` (n, …), ``action`` (n, …); under ``next``, ``observation`` (n, …), ``reward`` (n, 1) float32, and
-    ``terminated``, ``truncated`` and ``done`` (n, 1). Rows are copied some ten thousand at a time.
+    ``observation`` (n, …); ``action`` (n, …), which is ``actions_executed`` if recorded, else ``actions``; under
+    ``next``, ``observation`` (n, …), ``reward`` (n, 1) float32, and ``terminated``, ``truncated`` and ``done`` (n, 1).
+    Rows are copied some ten thousand at a time.
 
         with marlvec.load_dataset("runs/seek") as data:
             buffer = to_replay_buffer(data["main"], batch_size=256)
@@ -42,7 +42,7 @@ def to_replay_buffer(
 
     Raises:
         MissingExtraError: torchrl is not installed.
-        ArgumentError: The recording has no rows of the policy.
+        ArgumentError: The recording has no rows of the policy; or executed actions are marked as missing in some.
         KeyError: A column does not exist.
     """
     data = import_extra("torchrl.data", "to_replay_buffer()", _INSTALL)
@@ -51,17 +51,18 @@ def to_replay_buffer(
     buffer = data.TensorDictReplayBuffer(
         storage=data.LazyMemmapStorage(len(rows)) if storage is None else storage, batch_size=batch_size, **options
     )
-    needed = [*_NOW, *_NEXT, *columns]
+    now = {"obs": "observation", executed_column(rows, "to_replay_buffer()"): "action"}
+    needed = [*now, *_NEXT, *columns]
     for batch in rows.batches(_ROWS, needed):
-        buffer.extend(_tensordict(batch, columns))
+        buffer.extend(_tensordict(batch, now, columns))
     return buffer
 
 
-def _tensordict(batch: SampleBatch, columns: Sequence[str]) -> Any:
+def _tensordict(batch: SampleBatch, now: Mapping[str, str], columns: Sequence[str]) -> Any:
     """Convert rows to a tensordict with TorchRL's names."""
     found = batch.to_tensordict()
     names = {name: found[name] for name in columns}
-    names |= {theirs: found[ours] for ours, theirs in _NOW.items()}
+    names |= {theirs: found[ours] for ours, theirs in now.items()}
     after = {theirs: found[ours] for ours, theirs in _NEXT.items()}
     for name in ("reward", "terminated", "truncated"):
         after[name] = after[name].unsqueeze(-1)
