@@ -13,6 +13,7 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from marlvec.arguments import signature_of
+from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.parameters import check_parameters
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, SerialisationError, StateError
@@ -209,6 +210,15 @@ class Connector(ABC):
         """Freeze running statistics from now on."""
         self.training = False
         return self
+
+    def follow_run(self, run_seed: int | None) -> None:
+        """Have its `RowRandom` draws depend on a seed beside its own; a collector passes one from its own seed.
+
+        Finds every `RowRandom` and connector among its attributes. None: draws as outside of collectors.
+        """
+        for value in vars(self).values():
+            if isinstance(value, (RowRandom, Connector)):
+                value.follow_run(run_seed)
 
     def params(self) -> dict[str, Any]:
         """Constructor arguments, read back from the attributes of the same names."""

@@ -124,6 +124,7 @@ class Pipeline(Connector, Generic[P]):
         self._program: _Program | None = None
         self._space: Space[Any] | None = None
         self._owner: Pipeline[Any] | None = None
+        self._run_seed: int | None = None  # of the collector it belongs to
         if not isinstance(pieces, Iterable):
             raise ArgumentError(f"{type(self).__name__} takes a list of connectors, got {pieces!r:.200}")
         try:
@@ -341,6 +342,11 @@ class Pipeline(Connector, Generic[P]):
                 f"{self.name}: expected a state of the connectors {list(self.names)}, got {list(state)}"
             )
 
+    def follow_run(self, run_seed: int | None) -> None:
+        self._run_seed = run_seed
+        for stage in self._stages:
+            stage.piece.follow_run(run_seed)
+
     def params(self) -> dict[str, Any]:
         return {"pieces": list(self)}
 
@@ -418,6 +424,7 @@ class Pipeline(Connector, Generic[P]):
             for piece in came:
                 _ = piece.train() if self.training else piece.eval()
                 piece.agents, piece.action_space, piece.policy_id = self.agents, self.action_space, self.policy_id
+                piece.follow_run(self._run_seed)
             root._refresh()
         except BaseException:
             self._put(old)

@@ -84,6 +84,7 @@ class PolicyRunner:
     ``number``: how many policies were added to the collector before it. ``unread`` counts all policies' unread rows.
     """
 
+    run_mark = 0  # sets its connectors' draws in evaluations apart from those in training, where seeds are equal
     noops: NoopActions  # agents whose rows its connectors took out; set once it is bound
     off_policy: GivenActions  # what its agents do without asking it; set once it is bound
     env_tree: SpaceTree  # action space of its agents; set once it is bound
@@ -139,7 +140,13 @@ class PolicyRunner:
         if self.env_tree.is_leaf and self._policy_tree.is_leaf and len(forms) == 1:
             self._plain = None if self.env_tree.leaves[0].is_object else forms.pop()
         self.set_up(self.policy, seed)
+        self.seed_connectors(seed)
         self.group_index = group_index
+
+    def seed_connectors(self, seed: int) -> None:
+        """Have random draws of its connectors follow from a seed, beside the connectors' own."""
+        for chain in self.chains:
+            chain.follow_run(seed ^ self.run_mark)
 
     def freeze(self) -> None:
         """Have it never trained, nor its connectors."""

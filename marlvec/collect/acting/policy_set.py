@@ -163,7 +163,7 @@ class PolicySet:
             pipelines_for(kind, given, tuple(policies), _default(kind))
             for kind, given in zip(_KINDS, connectors, strict=True)
         )  # of agent, action and learner connectors
-        self._count = self.seed_count = 0
+        self._count = self.seed_count = self._run_mark = 0
         forms = ColumnForms("policies whose rows are not read")
         self.unread = RowLog(forms, envs.num_envs * envs.agent_num, BatchMemory())  # counts rows that are not read
         self.runners: dict[int, PolicyRunner] = {}  # by number, in order, retired ones too
@@ -179,6 +179,7 @@ class PolicySet:
         before, behind, learner = (found[name] for found in self.pipelines)
         number, self._count = self._count, self._count + 1
         runner = PolicyRunner(number, name, self.policies, before, behind, learner, a, n * a, self.unread)
+        runner.run_mark = self._run_mark
         runner.seed_number, self.seed_count = self.seed_count, self.seed_count + 1
         self.runners[number] = runner
         return runner
@@ -195,6 +196,15 @@ class PolicySet:
         for runner in self.runners.values():
             if runner.group_index >= 0 and not runner.is_retired:
                 runner.policy.reseed(self._seed(runner.seed_number))
+        self.seed_connectors()
+
+    def seed_connectors(self, run_mark: int | None = None) -> None:
+        """Derive the connectors' draws from the collector's seed again; ``run_mark``: apart from other collectors'."""
+        self._run_mark = self._run_mark if run_mark is None else run_mark
+        for runner in self.runners.values():
+            runner.run_mark = self._run_mark
+            if runner.group_index >= 0:
+                runner.seed_connectors(self._seed(runner.seed_number))
 
     def train(self) -> None:
         """Let connectors learn, but for those of frozen policies."""
