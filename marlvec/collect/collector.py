@@ -76,7 +76,10 @@ class Collector(StatefulCollector, BatchSource):
             policy must have the same spaces.
         policy_mapping_fn: RLlib's name of ``policy_mapping``; give one of the two.
         agent_connectors: Between envs and policies. One chain (a pipeline or a list of connectors), copied for each
-            policy; or policy id to chain; or None for ``AgentPipeline.default()``.
+            policy; or policy id to chain; or None for ``AgentPipeline.default()``. A connector that was given to
+            another collector before is copied as it was then, so that the two share nothing and both begin alike; to go
+            on with what it has learnt since, pass ``copy.deepcopy`` of it. Functions and
+            policies in connectors are shared.
         action_connectors: Between policies and envs, in the same forms; None for ``ActionPipeline.default()``.
         learner_connectors: Between batches and learners, in the same forms; None: no connectors. They see every
             policy's rows before they change their own. Chains of policies without rows in a batch are not called.

@@ -15,6 +15,7 @@ from marlvec.connectors import (
     AgentConnector,
     AgentIndicator,
     AgentPipeline,
+    ClipActions,
     FilterRows,
     FlattenObs,
     FrameStack,
@@ -23,11 +24,12 @@ from marlvec.connectors import (
     RepeatActions,
     RnnState,
     Rows,
+    ToNumpy,
     action_connector,
     agent_connector,
 )
-from marlvec.errors import ArgumentError, ContractError
-from marlvec.policies import FunctionPolicy, RandomPolicy
+from marlvec.errors import ArgumentError, ContractError, ContractWarning
+from marlvec.policies import FunctionPolicy, RandomPolicy, ScriptedPolicy
 from marlvec.testing.scripted import WIDTH, CounterEnv, SampledEnv
 from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.helpers.mortal import dying_counters
@@ -479,3 +481,58 @@ def test_before_an_agent_has_done_anything_its_repeated_action_is_a_valid_one(st
         collector = Collector(envs, RandomPolicy(), agent_connectors=chain, seed=0)
         collector.collect(env_steps=12)
         assert collector.metrics.noop_steps == 24
+
+
+def test_a_connector_given_to_two_collectors_is_shared_by_neither() -> None:
+    """Both begin as the connector was when the first got it, with one policy as with two, and as a pipeline."""
+
+    def batch(chain: Any, ids: tuple[str, ...]) -> Any:
+        with sync("parallel", 2, 2) as envs:
+            names = {"agent_0": ids[0], "agent_1": ids[-1]}
+            policies = {name: RandomPolicy() for name in ids}
+            collector = Collector(envs, policies, names, agent_connectors=chain, seed=0)
+            first = collector.collect(env_steps=24)[ids[0]]["obs"]
+            again = collector.agent_connectors[ids[0]]
+            if again is not chain:  # one that the collector has made
+                learnt = Collector(envs, policies, names, agent_connectors=dict.fromkeys(ids[:1], again), seed=0)
+                assert learnt.agent_connectors[ids[0]] is not again
+                np.testing.assert_equal(learnt.agent_connectors[ids[0]].state_dict(), again.state_dict())
+            return first
+
+    def parts() -> list[Any]:
+        return [NormalizeObs(), FrameStack(2)]
+
+    for ids in (("main",), ("a", "b")):
+        for chain in (parts(), AgentPipeline(parts())):
+            want = batch(chain, ids)
+            np.testing.assert_array_equal(batch(chain, ids), want)
+
+
+def test_collectors_of_one_connector_run_side_by_side() -> None:
+    stack = FrameStack(2)
+    with sync("parallel", 2, 2) as one, sync("parallel", 2, 2) as two, sync("parallel", 2, 2) as three:
+        alone = Collector(three, RandomPolicy(), agent_connectors=[FrameStack(2)], seed=0)
+        pair = [Collector(envs, RandomPolicy(), agent_connectors=[stack], seed=k) for k, envs in enumerate((one, two))]
+        for _ in range(5):
+            want = alone.collect(env_steps=6)["main"]["obs"]
+            np.testing.assert_array_equal(pair[0].collect(env_steps=6)["main"]["obs"], want)
+            pair[1].collect(env_steps=6)
+
+
+@pytest.mark.parametrize("kind", [FunctionPolicy, ScriptedPolicy])
+def test_an_answer_in_the_envs_units_is_warned_of_once(kind: Any) -> None:
+    def policy(size: float) -> Any:
+        if kind is ScriptedPolicy:
+            return ScriptedPolicy(lambda obs, agent, t, memory: np.full(1, size, np.float32))
+        return FunctionPolicy(lambda rows: np.full((len(rows), 1), size, np.float32))
+
+    with SyncVectorEnv([lambda: SampledEnv(Box(-1, 1, (2,)), Box(-2, 2, (1,)))]) as envs:
+        Collector(envs, policy(0.8), seed=0).collect(env_steps=3)  # nobody can tell
+        collector = Collector(envs, policy(1.6), seed=0)
+        with pytest.warns(ContractWarning, match=r"answered 1.6 .* expected an action in \[-1, 1\]") as caught:
+            collector.collect(env_steps=3)
+        assert len(caught) == 1
+        collector.collect(env_steps=3)
+        own = [ToNumpy(), ClipActions()]
+        rows = Collector(envs, policy(1.6), action_connectors=own, seed=0).collect(env_steps=3)["main"]
+        assert (rows["actions_for_env"] == np.float32(1.6)).all()
