@@ -13,7 +13,6 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from marlvec.arguments import signature_of
-from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.parameters import check_parameters
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, SerialisationError, StateError
@@ -217,7 +216,7 @@ class Connector(ABC):
         Finds every `RowRandom` and connector among its attributes. None: draws as outside of collectors.
         """
         for value in vars(self).values():
-            if isinstance(value, (RowRandom, Connector)):
+            if hasattr(type(value), "follow_run"):
                 value.follow_run(run_seed)
 
     def params(self) -> dict[str, Any]:

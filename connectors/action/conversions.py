@@ -152,8 +152,8 @@ class UnsquashActions(LeafwiseActions):
 
     def undo(self, actions: Tree) -> Tree:
         leaves = self._tree.flatten(actions)
-        for i, apply in self._work:
-            leaves[i] = apply.undo(leaves[i])
+        for i, _ in self._work:
+            leaves[i] = _Stretch(self._tree.leaves[i].space).undo(leaves[i])
         return self._tree.unflatten(leaves)
 
     def _plan(self, space: Space[Any]) -> LeafPlan | None:

@@ -16,6 +16,7 @@ from marlvec.connectors import (
     AgentIndicator,
     AgentPipeline,
     ClipActions,
+    EpsilonGreedy,
     FilterRows,
     FlattenObs,
     FrameStack,
@@ -24,6 +25,7 @@ from marlvec.connectors import (
     RepeatActions,
     RnnState,
     Rows,
+    StickyActions,
     ToNumpy,
     action_connector,
     agent_connector,
@@ -536,3 +538,50 @@ def test_an_answer_in_the_envs_units_is_warned_of_once(kind: Any) -> None:
         own = [ToNumpy(), ClipActions()]
         rows = Collector(envs, policy(1.6), action_connectors=own, seed=0).collect(env_steps=3)["main"]
         assert (rows["actions_for_env"] == np.float32(1.6)).all()
+
+
+TURNS = FunctionPolicy(lambda rows: rows.t % 5)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda seed: StickyActions(0.5, seed=seed), lambda seed: EpsilonGreedy(0.5, seed=seed)]
+)
+def test_draws_follow_from_the_seeds_of_collector_and_connector(make: Any) -> None:
+    def sent(seed: int, own: int = 0, chain: Any = None, later: int | None = None) -> list[int]:
+        chain = [make(own)] if chain is None else chain
+        with SyncVectorEnv(
+            [lambda i=i: SampledEnv(Box(-1, 1, (2,)), Discrete(5), env_index=i) for i in range(2)]
+        ) as envs:
+            collector = Collector(envs, TURNS, action_connectors=chain, seed=seed)
+            if later is not None:
+                collector.reset(seed=later)
+            actions: list[int] = collector.collect(env_steps=60)["main"]["actions_for_env"].tolist()
+            return actions
+
+    assert sent(5) == sent(5)
+    assert sent(5) == sent(1, later=5)
+    assert sent(5) != sent(6)
+    assert sent(5) != sent(5, own=1)
+    used = make(0)
+    assert sent(6, chain=[used]) == sent(6) != sent(5)
+    assert sent(5, chain=ActionPipeline([ActionPipeline([used])])) == sent(5)
+
+
+def test_evaluations_never_repeat_the_draws_of_training() -> None:
+    def envs() -> Any:
+        return SyncVectorEnv([lambda i=i: SampledEnv(Box(-1, 1, (2,)), Discrete(5), env_index=i) for i in range(2)])
+
+    with envs() as train, envs() as other:
+        collector = Collector(
+            train, TURNS, action_connectors=[StickyActions(0.5)], seed=5, batch_mode="complete", window=4
+        )
+
+        def returns(seed: int | None) -> list[list[float]]:
+            return [record.returns_A.tolist() for record in collector.evaluate(4, other, seed=seed).episodes]
+
+        collector.collect(episodes=4)
+        trained = [record.returns_A.tolist() for record in collector.metrics.records]
+        assert returns(5) == returns(5)
+        assert sorted(returns(5)) != sorted(trained)  # the env itself draws nothing that counts
+        assert returns(5) != returns(6)
+        assert returns(None) != returns(None)
