@@ -19,6 +19,7 @@ from marlvec.errors import ArgumentError, SerialisationError, StateError
 from marlvec.serialization.name_table import CLASSES
 from marlvec.serialization.values import Config, decode, encode
 from marlvec.spaces.equality import difference
+from marlvec.trees import Tree
 
 __all__ = [
     "ActionConnector",
@@ -209,6 +210,15 @@ class Connector(ABC):
         self.training = False
         return self
 
+    def follow_run(self, run_seed: int | None) -> None:
+        """Have its `RowRandom` draws depend on a seed beside its own; a collector passes one from its own seed.
+
+        Finds every `RowRandom` and connector among its attributes. None: draws as outside of collectors.
+        """
+        for value in vars(self).values():
+            if hasattr(type(value), "follow_run"):
+                value.follow_run(run_seed)
+
     def params(self) -> dict[str, Any]:
         """Constructor arguments, read back from the attributes of the same names."""
         names = list(signature_of(type(self).__init__).parameters)[1:]
@@ -334,8 +344,27 @@ class AgentConnector(Connector):
 class ActionConnector(Connector):
     """Action side, after the policy: changes ``actions_for_env``; ``actions`` stay the policy's.
 
-    Connectors that explore, in the policy's space, also replace ``actions_executed``, like `EpsilonGreedy`.
+    The chain writes the changed actions of your connectors to ``actions_executed``, in the policy's space, so that
+    off-policy learners get the action that was taken. Set ``is_choice = False`` in connectors whose changes do not
+    count as the agent's choice: conversions in one and the same space (a sign, an order), and changes by the env itself
+    (`StickyActions`). A connector with another `policy_space` is always a conversion.
+
+    Attributes:
+        is_choice: Whether changed actions are the agent's own, and go into ``actions_executed``.
+        undone_by: The connectors before this one whose `undo`, last first, turns an action at this place into the
+            policy's space; None if one of them has no `undo`. Set by the pipeline.
     """
+
+    is_choice: bool = True
+    undone_by: tuple[ActionConnector, ...] | None = ()
+
+    def undo(self, actions: Tree) -> Tree:
+        """Return actions before this connector that it turns into ``actions``, (n, …) each; override it if one can.
+
+        Connectors behind it that change actions need it for ``actions_executed``. The default is for connectors that
+        convert nothing: ``actions``.
+        """
+        return actions
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
         """Return the space of one action before this connector, for ``space`` after it. Changes nothing.

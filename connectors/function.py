@@ -65,6 +65,7 @@ class FunctionActionConnector(FunctionConnector, ActionConnector):
     ) -> None:
         super().__init__(function, name=name)
         self._space_function = policy_space
+        self.is_choice = policy_space is None
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
         return space if self._space_function is None else self._space_function(space)
@@ -127,7 +128,9 @@ def action_connector(
     Args:
         function: Rows in, rows with another ``actions_for_env`` out; set by the decorator.
         name: Name in pipelines; None: the function's name.
-        policy_space: Function from the space after the connector to the space before it; None if both are equal.
+        policy_space: Function from the space after the connector to the space before it; None if both are equal. With
+            a function the connector is a conversion; without, its changes are the agent's choice, and go into the
+            column ``actions_executed`` (`ActionConnector.is_choice`).
 
     Returns:
         The connector; or a decorator, if only options were given.

@@ -36,13 +36,14 @@ class Timing(NamedTuple):
 class Stage(Generic[P]):
     """A piece, its name in the pipeline, and its timer."""
 
-    __slots__ = ("calls", "is_checked", "name", "ns", "piece")
+    __slots__ = ("calls", "change", "is_checked", "name", "ns", "piece")
 
     def __init__(self, name: str, piece: P) -> None:
         self.name, self.piece = name, piece
         ours = type(piece).__module__.startswith("marlvec.connectors.") and not isinstance(piece, FunctionConnector)
         self.is_checked = not ours  # results of user code are checked
         self.ns = self.calls = 0
+        self.change: Any = None  # action side: writes the changes of a user's piece into ``actions_executed``
 
     @property
     def timing(self) -> Timing:
@@ -123,6 +124,7 @@ class Pipeline(Connector, Generic[P]):
         self._program: _Program | None = None
         self._space: Space[Any] | None = None
         self._owner: Pipeline[Any] | None = None
+        self._run_seed: int | None = None  # of the collector it belongs to
         if not isinstance(pieces, Iterable):
             raise ArgumentError(f"{type(self).__name__} takes a list of connectors, got {pieces!r:.200}")
         try:
@@ -160,8 +162,10 @@ class Pipeline(Connector, Generic[P]):
                 stage.ns += now - start
                 stage.calls += 1
                 start = now
-                if stage.is_checked and out is not rows and (breach := self._breach(stage, rows, out)):
-                    raise breach
+                if stage.is_checked:
+                    if out is not rows and (breach := self._breach(stage, rows, out)):
+                        raise breach
+                    out = self._noted(stage, rows, out)
                 rows = out
         except Exception as error:
             for where in self._path_to(stage)[error is breach :]:  # a breach names the piece itself
@@ -178,6 +182,10 @@ class Pipeline(Connector, Generic[P]):
                 f"one that may do so sets changes_length = True"
             )
         return None
+
+    def _noted(self, stage: Stage[Any], before: Rows, after: Rows) -> Rows:
+        """Return rows behind a user's piece; the action side also notes the change that it made."""
+        return after
 
     def reset(self, env_ids: EnvIds | None = None) -> None:
         for piece in (self._program or self._compile()).forgetful:
@@ -334,6 +342,11 @@ class Pipeline(Connector, Generic[P]):
                 f"{self.name}: expected a state of the connectors {list(self.names)}, got {list(state)}"
             )
 
+    def follow_run(self, run_seed: int | None) -> None:
+        self._run_seed = run_seed
+        for stage in self._stages:
+            stage.piece.follow_run(run_seed)
+
     def params(self) -> dict[str, Any]:
         return {"pieces": list(self)}
 
@@ -411,6 +424,7 @@ class Pipeline(Connector, Generic[P]):
             for piece in came:
                 _ = piece.train() if self.training else piece.eval()
                 piece.agents, piece.action_space, piece.policy_id = self.agents, self.action_space, self.policy_id
+                piece.follow_run(self._run_seed)
             root._refresh()
         except BaseException:
             self._put(old)

@@ -22,7 +22,7 @@ _SPARE = np.uint64(11)  # a double holds 53 of 64 bits
 
 
 class RowRandom:
-    """Draws that depend only on ``(seed, stream, eps_id, agent_index, t)``.
+    """Draws that depend only on ``(seed, stream, eps_id, agent_index, t)``, and in a collector on its seed.
 
     Each row has its own generator, seeded by a hash of these numbers. So it draws the same in batches of any size and
     order, in any process, and after a restart, without a state to save. Without ``eps_id`` the ``env_id`` replaces it;
@@ -48,8 +48,13 @@ class RowRandom:
             raise ArgumentError(f"seed must be an int from 0 on, got {seed!r}")
         self.seed = int(seed)
         self.stream = stream
+        self.follow_run(None)
+
+    def follow_run(self, run_seed: int | None) -> None:
+        """Draw other numbers for each ``run_seed``, from 0 to 2**64 - 1; None: as outside of collectors."""
+        key = b"" if run_seed is None else run_seed.to_bytes(8, "little")
         # Not hash(), whose salt differs between processes.
-        digest = hashlib.blake2b(f"{self.seed}/{stream}".encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(f"{self.seed}/{self.stream}".encode(), key=key, digest_size=8).digest()
         self._key = np.frombuffer(digest, "<u8").astype(np.uint64)
 
     def __repr__(self) -> str:

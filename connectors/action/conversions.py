@@ -89,6 +89,8 @@ class MapActions(ActionConnector):
             the function returned another number of rows.
     """
 
+    is_choice = False
+
     def __init__(self, function: Callable[[Tree], Tree], policy_space: SpaceRule = None) -> None:
         check_function(function, policy_space, "MapActions", "policy_space")
         self.function = function
@@ -148,6 +150,12 @@ class UnsquashActions(LeafwiseActions):
     def is_identity(self) -> bool:
         return "_tree" in vars(self) and not self._work
 
+    def undo(self, actions: Tree) -> Tree:
+        leaves = self._tree.flatten(actions)
+        for i, _ in self._work:
+            leaves[i] = _Stretch(self._tree.leaves[i].space).undo(leaves[i])
+        return self._tree.unflatten(leaves)
+
     def _plan(self, space: Space[Any]) -> LeafPlan | None:
         if not isinstance(space, Box) or space.low.dtype.kind != "f" or not space.is_bounded("both"):
             return None
@@ -169,6 +177,15 @@ class _Stretch:
             step = (1 - np.abs(action)) * self.half
             out: NDArray[Any] = np.where(upper, self.high, self.low) + np.where(upper, -step, step)
             return out.astype(self.dtype, copy=False)
+
+    def undo(self, action_n: Any) -> NDArray[Any]:
+        """Map the Box's bounds to [-1, 1], exact at both ends; an element with equal bounds becomes 0."""
+        action = np.asarray(action_n)
+        middle = self.high / 2 + self.low / 2
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            out = np.where(action > middle, 1 - (self.high - action) / self.half, (action - self.low) / self.half - 1)
+        back: NDArray[Any] = np.where(self.half == 0, 0, out).astype(self.dtype)
+        return back
 
 
 @dataclass(eq=False, repr=False)
@@ -199,6 +216,9 @@ class PadActions(LeafwiseActions):
         "PadActions widens Discretes, and there is none in {space}; put DiscretizeActions(joint=True) behind it for "
         "Boxes, or pad the env itself: make(..., pad=True)"
     )
+
+    def undo(self, actions: Tree) -> Tree:
+        return actions  # the env's choices are the first of the policy's
 
     def _plan(self, space: Space[Any]) -> LeafPlan | None:
         if not isinstance(space, Discrete):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from marlvec.connectors._support.agent_table import AgentTable, Remembers, Tables, load_tables, save_tables
 from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.action.valid_actions import BoxActions, Choices, ExecutedActions, FloatBoxes, is_given, row_name
-from marlvec.connectors.connector import ActionConnector, State, from_setup
+from marlvec.connectors.connector import ActionConnector, EnvIds, State, from_setup
 from marlvec.connectors.parameters import PositiveInt, Probability
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
@@ -22,12 +22,28 @@ from marlvec.spaces import SpaceTree
 __all__ = ["EpsilonGreedy", "GaussianNoise", "OrnsteinUhlenbeckNoise"]
 
 
+class _Counts(AgentTable):
+    """Decisions of each (env, agent); envs beyond those of a loaded state begin at the agent's highest count there."""
+
+    def __init__(self) -> None:
+        super().__init__((), np.int64)
+        self.start_A = np.zeros(0, np.int64)  # by agent
+
+    def _grow(self, env_id: NDArray[Any], agent_index: NDArray[Any]) -> None:
+        n = len(self.values)
+        super()._grow(env_id, agent_index)
+        if self.start_A.size:
+            a = self.values.shape[1]
+            self.values[n:] = np.append(self.start_A, np.full(a, self.start_A.max()))[:a]
+
+
 @dataclass(eq=False, repr=False)
 class Decaying(ActionConnector):
     """A connector with a number that changes linearly with an agent's decisions.
 
     Each (env, agent) counts its own decisions, over all its episodes: with a common count, an agent's actions would
-    depend on the other rows of the batch. Counts are learnt state: they survive the end of an episode.
+    depend on the other rows of the batch. Counts are learnt state: they survive the end of an episode. Loaded into more
+    envs, new envs begin at the highest saved count of the same agent.
     """
 
     final: float | None = field(default=None, kw_only=True)
@@ -39,7 +55,7 @@ class Decaying(ActionConnector):
             raise ArgumentError(
                 f"give final and decay_steps, or neither; got final={self.final}, decay_steps={self.decay_steps}"
             )
-        self._count = AgentTable((), np.int64)
+        self._count = _Counts()
         self._learnt: Tables = {} if self.decay_steps is None else {"count": self._count}
 
     def _count_decisions(self, rows: Rows) -> None:
@@ -59,6 +75,13 @@ class Decaying(ActionConnector):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         load_tables(state, self._learnt, self.name)
+        self._count.start_A = self._count.values.max(axis=0, initial=0)
+
+    def reset(self, env_ids: EnvIds | None = None) -> None:
+        """Keep the counts; envs that were not seen get theirs, so that a saved state has all envs."""
+        envs = np.asarray(() if env_ids is None or self.decay_steps is None else env_ids, np.int64)
+        if envs.size and envs.max() >= len(self._count.values):
+            self._count.get(envs.max(keepdims=True), np.zeros(1, np.int64))
 
     def take_merged(self, state: Mapping[str, Any]) -> None:
         """Load merged counts where they are higher; keep the other counts."""
@@ -124,7 +147,7 @@ class EpsilonGreedy(Decaying):
 
     def __call__(self, rows: Rows) -> Rows:
         if not self.training:
-            return self._executed.send(rows, rows.actions_for_env, explores=True)
+            return self._executed.send(rows, rows.actions_for_env, chooses=True)
         drawn = self._random.uniform(rows, 1 + self._size)
         which = np.flatnonzero((drawn[:, :1] < self._decayed(self.epsilon, rows))[:, 0] & ~is_given(rows))
         self._count_decisions(rows)
@@ -143,7 +166,7 @@ class EpsilonGreedy(Decaying):
             leaves[i] = given.astype(np.result_type(given, picked))
             leaves[i][which] = picked
             at = end
-        return self._executed.send(rows, self._tree.unflatten(leaves), explores=True)
+        return self._executed.send(rows, self._tree.unflatten(leaves), chooses=True)
 
     def _mask(self, rows: Rows) -> NDArray[np.bool_] | None:
         """Return the rows' mask, if masks are of the whole action."""
@@ -153,7 +176,7 @@ class EpsilonGreedy(Decaying):
 
     def setup(self, space: Space[Any]) -> None:
         self._tree, self._choices = SpaceTree(space), _choices(space)
-        self._executed = ExecutedActions(space, self.action_space)
+        self._executed = ExecutedActions(space, self.action_space, self.undone_by)
         self._size = sum(len(choices.sizes) for _, choices in self._choices)
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
@@ -183,7 +206,7 @@ def _noisy(
             leaf[given] = np.asarray(before)[given]
             kept.append(leaf)
         actions = boxes.tree.unflatten(kept)
-    return executed.send(rows, actions, explores=True)
+    return executed.send(rows, actions, chooses=True)
 
 
 @dataclass(eq=False, repr=False)
@@ -222,7 +245,7 @@ class GaussianNoise(Decaying, BoxActions):
 
     def __call__(self, rows: Rows) -> Rows:
         if not self.training:
-            return self._executed.send(rows, rows.actions_for_env, explores=True)
+            return self._executed.send(rows, rows.actions_for_env, chooses=True)
         std: NDArray[np.float64] = self._decayed(np.asarray(self.std, np.float64), rows)
         self._count_decisions(rows)
         noise = self._random.normal(rows, self._boxes.size) * std
@@ -291,7 +314,7 @@ class OrnsteinUhlenbeckNoise(Remembers, BoxActions):
         # In evaluation too: the episodes that end there must not pass their noise on to the next ones.
         self._x.set(rows.env_id, rows.agent_index, x)
         if not self.training:
-            return self._executed.send(rows, rows.actions_for_env, explores=True)
+            return self._executed.send(rows, rows.actions_for_env, chooses=True)
         return _noisy(rows, self._boxes, x, self._executed, clip=self.clip)
 
     def setup(self, space: Space[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +14,13 @@ from numpy.typing import NDArray
 from marlvec.connectors._support.agent_table import AgentTable, Remembers
 from marlvec.connectors._support.history import fixed_size_tree
 from marlvec.connectors._support.row_random import RowRandom
-from marlvec.connectors.action.valid_actions import ExecutedActions
+from marlvec.connectors.action.valid_actions import EXECUTED, EXECUTED_MISSING, ExecutedActions
 from marlvec.connectors.connector import ActionConnector, from_setup
 from marlvec.connectors.parameters import PositiveInt, Probability
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ContractError
 from marlvec.spaces import Leaf, SpaceTree
+from marlvec.trees import Tree
 
 __all__ = ["HeldActions", "RepeatActions", "StickyActions"]
 
@@ -29,10 +31,9 @@ class HeldActions(Remembers, ActionConnector):
     Never at the start of an episode, or after `reset`, when no action is held.
     """
 
-    _is_choice = True  # True: the agent repeats the action; False: the env does
-
     _tree = from_setup(SpaceTree)
     _held = from_setup(list[AgentTable])
+    _executed_held: tuple[AgentTable, ...] = ()  # `EXECUTED` of each held action, where it is not the held action
 
     @abstractmethod
     def _holds(self, rows: Rows, age_n: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -57,16 +58,50 @@ class HeldActions(Remembers, ActionConnector):
             table.set(env_id, agent_index, sent[-1])
         self._age.set(env_id, agent_index, np.where(holds, age, 0))
         actions = self._tree.unflatten(sent)
-        return self._executed.send(rows, actions) if self._is_choice else rows.replace(actions_for_env=actions)
+        if not self.is_choice:
+            return rows.replace(actions_for_env=actions)
+        if self._executed.is_plain:
+            return self._executed.send(rows, actions, chooses=True)
+        if not self._executed_held:  # no pipeline, so that nobody knows the policy's space
+            return rows.replace(actions_for_env=actions)
+        return rows.replace(actions_for_env=actions, **self._hold_executed(rows, holds))
+
+    def _hold_executed(self, rows: Rows, holds: NDArray[np.bool_]) -> dict[str, Tree]:
+        """Return the columns of what agents do in the policy's space: of the held decision where it is held."""
+        env_id, agent_index, sent = rows.env_id, rows.agent_index, []
+        leaves = self._executed.tree.flatten(self._executed.before(rows))
+        for table, value, leaf in zip(self._executed_held, leaves, self._executed.tree.leaves, strict=True):
+            where = holds.reshape(-1, *[1] * len(leaf.shape))
+            sent.append(np.where(where, table.get(env_id, agent_index), _fit(np.asarray(value), leaf)))
+            table.set(env_id, agent_index, sent[-1])
+        found = {EXECUTED: self._executed.tree.unflatten(sent)}
+        if EXECUTED_MISSING in rows:
+            missing = np.where(holds, self._missing.get(env_id, agent_index), rows[EXECUTED_MISSING])
+            self._missing.set(env_id, agent_index, missing)
+            found[EXECUTED_MISSING] = missing
+        return found
 
     def setup(self, space: Space[Any]) -> None:
         self._tree = SpaceTree(space)
-        self._executed = ExecutedActions(space, self.action_space)
+        self._executed = ExecutedActions(space, self.action_space, self.undone_by)
         slots = [(leaf.shape, leaf.dtype) for leaf in self._tree.leaves]
         if not self._tables or slots != [(table.shape, table.values.dtype) for table in self._held]:
             self._held = [AgentTable(shape, dtype) for shape, dtype in slots]
             self._age = AgentTable((), np.int64, fill=-1)
-            self._tables = {"age": self._age, "actions": self._held}
+            self._executed_held = ()
+        own = self._executed.tree.leaves if self._holds_executed() else []
+        if [(leaf.shape, leaf.dtype) for leaf in own] != [(t.shape, t.values.dtype) for t in self._executed_held]:
+            self._executed_held = tuple(AgentTable(leaf.shape, leaf.dtype) for leaf in own)
+            self._missing = AgentTable((), np.bool_)
+        tables: dict[str, AgentTable | Sequence[AgentTable]] = {"age": self._age, "actions": self._held}
+        if self._executed_held:
+            tables |= {"executed": self._executed_held, "missing": self._missing}
+        self._tables = tables
+
+    def _holds_executed(self) -> bool:
+        """Return whether the column is held beside the actions, because it is in another space than they are."""
+        known = self.is_choice and self._executed.is_known and not self._executed.is_plain
+        return known and not any(leaf.is_object for leaf in self._executed.tree.leaves)
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
         fixed_size_tree(space, repr(self), "leave it out, or put it where the leaf is encoded")
@@ -92,7 +127,8 @@ class RepeatActions(HeldActions):
     """Sends the policy's action of every k-th decision k times; its actions in between are not sent.
 
     Counts each agent's decisions from the start of its episode. The policy answers every row, and the batch has every
-    row. To skip the policy's calls, too, use `FrameSkip` on the agent side.
+    row, with the action that was sent in the column ``actions_executed`` (see `EpsilonGreedy`). To skip the policy's
+    calls, too, use `FrameSkip` on the agent side.
 
     Args:
         k: Number of times that an action is sent, at least 1.
@@ -131,11 +167,14 @@ class StickyActions(HeldActions):
     p: Probability = 0.25
     seed: int = field(default=0, kw_only=True)
 
-    _is_choice = False
+    is_choice = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._random = RowRandom(self.seed, "StickyActions")
+
+    def undo(self, actions: Tree) -> Tree:
+        return actions  # what comes behind it and chooses another action chooses it for the agent
 
     def _holds(self, rows: Rows, age_n: NDArray[np.int64]) -> NDArray[np.bool_]:
         return self._random.uniform(rows)[:, 0] < self.p

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
+import numpy as np
 from gymnasium.spaces import Space
 
 from marlvec.connectors.action.conversions import ReadOnlyActions, ToNumpy, UnsquashActions
-from marlvec.connectors.action.valid_actions import ClipActions
+from marlvec.connectors.action.valid_actions import EXECUTED, ClipActions, ExecutedActions
 from marlvec.connectors.connector import ActionConnector
-from marlvec.connectors.pipeline import Pipeline
+from marlvec.connectors.pipeline import Pipeline, Stage
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError
+from marlvec.trees import Tree, tree_leaves
 
 __all__ = ["ActionPipeline"]
+
+Undone = tuple[ActionConnector, ...] | None
 
 
 class ActionPipeline(Pipeline[ActionConnector], ActionConnector):
@@ -40,6 +44,17 @@ class ActionPipeline(Pipeline[ActionConnector], ActionConnector):
             rows = rows.replace(actions_for_env=rows["actions"])
         return super().__call__(rows)
 
+    def _noted(self, stage: Stage[Any], before: Rows, after: Rows) -> Rows:
+        """Write the change of a user's piece into ``actions_executed``, unless the piece has written it."""
+        change: ExecutedActions | None = stage.change
+        if change is None or after.get(EXECUTED) is not before.get(EXECUTED):
+            return after
+        actions = after["actions_for_env"]
+        forms = [[np.shape(leaf) for _, leaf in tree_leaves(tree)] for tree in (before["actions_for_env"], actions)]
+        if forms[0] != forms[1]:  # the next piece, or the collector, refuses them and says why
+            return after
+        return after.replace(**change.columns(before, actions))
+
     @property
     def only_converts(self) -> bool:
         return (self._program or self._compile()).only_converts and type(self).__call__ is ActionPipeline.__call__
@@ -61,6 +76,34 @@ class ActionPipeline(Pipeline[ActionConnector], ActionConnector):
 
     def policy_space(self, space: Space[Any]) -> Space[Any]:
         return self._spaces(space)[-1]
+
+    def undo(self, actions: Tree) -> Tree:
+        for stage in self._order:
+            actions = stage.piece.undo(actions)
+        return actions
+
+    def setup(self, space: Space[Any]) -> None:
+        if self._owner is None:
+            self._link(space, ())
+        super().setup(space)
+
+    def _link(self, space: Space[Any], undone_by: Undone) -> Undone:
+        """Give each piece what converts an action at its place into the policy's; return this for the place behind."""
+        spaces = self._spaces(space)[::-1]
+        for stage, before, after in zip(self._stages, spaces, spaces[1:], strict=False):
+            piece, is_same = stage.piece, before == after
+            piece.undone_by, stage.change = undone_by, None
+            if isinstance(piece, ActionPipeline):
+                undone_by = piece._link(after, undone_by)
+                continue
+            is_users = stage.is_checked and piece.is_choice and is_same
+            if is_users:
+                stage.change = ExecutedActions(after, self.action_space, undone_by)
+            if is_same and piece.is_choice:
+                continue
+            knows = type(piece).undo is not ActionConnector.undo
+            undone_by = (piece, *undone_by) if knows and undone_by is not None else None
+        return undone_by
 
     def _refresh(self) -> None:
         if self._space is not None:

@@ -19,7 +19,7 @@ from marlvec.connectors.rows import Rows
 from marlvec.errors import ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
 from marlvec.spaces.action_masks import choice_sizes, pick_allowed
-from marlvec.trees import Tree, to_array
+from marlvec.trees import Tree, to_array, tree_leaves
 
 __all__ = [
     "FloatBoxes",
@@ -30,11 +30,14 @@ __all__ = [
     "MaskInvalid",
     "ReplaceNaN",
     "EXECUTED",
+    "EXECUTED_MISSING",
     "ExecutedActions",
     "is_given",
 ]
 
 EXECUTED = "actions_executed"
+EXECUTED_MISSING = "actions_executed_missing"
+"""Rows whose executed action cannot be expressed in the policy's space."""
 
 
 def is_given(rows: Rows) -> NDArray[np.bool_]:
@@ -45,29 +48,60 @@ def is_given(rows: Rows) -> NDArray[np.bool_]:
 class ExecutedActions:
     """Writes a connector's output actions, and the column ``actions_executed``, in the policy's space and its dtypes.
 
-    After a connector that changes the space (`DiscretizeActions`, `UnsquashActions`), connectors leave the column
-    unchanged.
+    Behind a connector that converts actions, changed actions are converted back (`ActionConnector.undo`). Where that is
+    impossible (`DiscretizeActions`, `MapActions`) ``actions_executed_missing`` marks the changed rows.
     """
 
-    def __init__(self, space: Space[Any], policy_space: Space[Any] | None) -> None:
-        self._tree = SpaceTree(space)
-        self._is_policys = policy_space is not None and policy_space == space
+    def __init__(
+        self, space: Space[Any], policy_space: Space[Any] | None, undone_by: tuple[ActionConnector, ...] | None = ()
+    ) -> None:
+        self.tree = SpaceTree(space if policy_space is None else policy_space)
+        self._undone_by, self._is_policys = undone_by, policy_space == space
+        self.is_known = policy_space is not None  # False without a pipeline
+        self.is_plain = self._is_policys and undone_by == ()  # the output is the column
 
-    def send(self, rows: Rows, actions: Tree, *, explores: bool = False) -> Rows:
-        """Return rows with ``actions_for_env`` replaced; exploring connectors add the column, others update it."""
-        if self._is_policys and (explores or EXECUTED in rows):
-            return rows.replace(actions_for_env=actions, **{EXECUTED: self._cast(actions)})
+    def send(self, rows: Rows, actions: Tree, *, chooses: bool = False) -> Rows:
+        """Return rows with ``actions_for_env`` replaced, and the column updated, if there is one in the same space.
+
+        ``chooses``: always add the column, because the actions do not follow from the policy's alone.
+        """
+        follows = self._is_policys and EXECUTED in rows and self._undone_by is not None
+        if self.is_known and (chooses or follows):
+            return rows.replace(actions_for_env=actions, **self.columns(rows, actions))
         return rows if actions is rows.actions_for_env else rows.replace(actions_for_env=actions)
+
+    def before(self, rows: Rows) -> Tree:
+        """Return what the agents of these rows do, as far as known before this connector."""
+        return self._cast(rows[EXECUTED] if EXECUTED in rows else rows["actions"])
+
+    def columns(self, rows: Rows, actions: Tree) -> dict[str, Tree]:
+        """Return the column for rows before the connector, and actions behind it; unchanged rows keep their values.
+
+        If changes cannot be converted back, changed rows keep theirs, too, and are marked in a second column.
+        """
+        if self.is_plain:
+            return {EXECUTED: self._cast(actions)}
+        same_n = np.ones(len(rows), np.bool_)
+        for (_, old), (_, new) in zip(tree_leaves(rows.actions_for_env), tree_leaves(actions), strict=True):
+            same_n &= np.asarray(to_array(old) == to_array(new)).reshape(len(rows), -1).all(axis=1)
+        if self._undone_by is None:
+            return {EXECUTED: self.before(rows), EXECUTED_MISSING: ~same_n | rows.get(EXECUTED_MISSING, False)}
+        back = actions
+        for piece in self._undone_by:
+            back = piece.undo(back)
+        pairs = zip(self.tree.flatten(self.before(rows)), self.tree.flatten(back), strict=True)
+        picked = [np.where(same_n.reshape(-1, *[1] * (np.ndim(a) - 1)), a, b) for a, b in pairs]
+        return {EXECUTED: self._cast(self.tree.unflatten(picked))}
 
     def _cast(self, actions: Tree) -> Tree:
         """Return actions in the dtypes of the space, so that the column's dtypes never depend on the draws."""
-        leaves = self._tree.flatten(actions)
-        for i, leaf in enumerate(self._tree.leaves):
+        leaves = self.tree.flatten(actions)
+        for i, leaf in enumerate(self.tree.leaves):
             if not leaf.is_object:
                 array = to_array(leaves[i])
                 fits = np.can_cast(array.dtype, leaf.dtype, "same_kind")
                 leaves[i] = array.astype(leaf.dtype, copy=False) if fits else array
-        return self._tree.unflatten(leaves)
+        return self.tree.unflatten(leaves)
 
 
 class FloatBoxes:
@@ -129,7 +163,7 @@ class ClipActions(ActionConnector):
 
     def setup(self, space: Space[Any]) -> None:
         self._tree = SpaceTree(space)
-        self._executed = ExecutedActions(space, self.action_space)
+        self._executed = ExecutedActions(space, self.action_space, self.undone_by)
         self._boxes: list[tuple[int, Leaf, Any, Any]] = []
         for i, leaf in enumerate(self._tree.leaves):
             if isinstance(leaf.space, Box) and (leaf.space.bounded_below.any() or leaf.space.bounded_above.any()):
@@ -254,7 +288,8 @@ class MaskInvalid(ActionConnector):
         chosen = choices.read(rows.actions_for_env, rows)
         allowed = choices.allowed(mask, chosen)
         if allowed.all():
-            return executed.send(rows, choices.write(chosen))  # in the space's dtype, as below
+            chooses = self.fallback != "raise"
+            return executed.send(rows, choices.write(chosen), chooses=chooses)  # in the space's dtype, as below
         if self.fallback == "raise":
             i = int(np.flatnonzero(~allowed.all(axis=1))[0])
             raise ContractError(
@@ -266,10 +301,10 @@ class MaskInvalid(ActionConnector):
         else:
             uniform = np.zeros(chosen.shape)
         instead = choices.pick(uniform, mask, lambda i: row_name(rows, i))
-        return executed.send(rows, choices.write(np.where(allowed, chosen, instead)))
+        return executed.send(rows, choices.write(np.where(allowed, chosen, instead)), chooses=True)
 
     def setup(self, space: Space[Any]) -> None:
-        self._executed = ExecutedActions(space, self.action_space)
+        self._executed = ExecutedActions(space, self.action_space, self.undone_by)
         self._choices = Choices.of(space)
 
 
@@ -281,7 +316,7 @@ class BoxActions(ActionConnector):
 
     def setup(self, space: Space[Any]) -> None:
         self._boxes = FloatBoxes(space)
-        self._executed = ExecutedActions(space, self.action_space)
+        self._executed = ExecutedActions(space, self.action_space, self.undone_by)
 
 
 @dataclass(eq=False, repr=False)
@@ -311,20 +346,18 @@ class ReplaceNaN(BoxActions):
 
     def __call__(self, rows: Rows) -> Rows:
         leaves = self._boxes.tree.flatten(rows.actions_for_env)
-        found = False
         for i, leaf, box, part in self._boxes.parts:
             value = np.asarray(leaves[i])
             missing = np.isnan(value)
             if not missing.any():
                 continue
-            found = True
             if self.fill == "raise":
                 row = int(np.argwhere(missing)[0, 0])
                 raise ContractError(f"the policy gave NaN for {leaf} of {row_name(rows, row)}")
             size = self._boxes.size
             fill = self._draw(rows, box, size, part) if self.fill == "random" else np.clip(0, box.low, box.high)
             leaves[i] = np.where(missing, np.asarray(fill, box.low.dtype), value)
-        return self._executed.send(rows, self._boxes.tree.unflatten(leaves)) if found else rows
+        return self._executed.send(rows, self._boxes.tree.unflatten(leaves), chooses=self.fill != "raise")
 
     def _draw(self, rows: Rows, box: Box, size: int, part: slice) -> NDArray[Any]:
         """Return (n, *shape) members of the Box, from its share of each row's random numbers."""

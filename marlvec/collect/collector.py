@@ -76,7 +76,10 @@ class Collector(StatefulCollector, BatchSource):
             policy must have the same spaces.
         policy_mapping_fn: RLlib's name of ``policy_mapping``; give one of the two.
         agent_connectors: Between envs and policies. One chain (a pipeline or a list of connectors), copied for each
-            policy; or policy id to chain; or None for ``AgentPipeline.default()``.
+            policy; or policy id to chain; or None for ``AgentPipeline.default()``. A connector that was given to
+            another collector before is copied as it was then, so that the two share nothing and both begin alike; to go
+            on with what it has learnt since, pass ``copy.deepcopy`` of it. Functions and
+            policies in connectors are shared.
         action_connectors: Between policies and envs, in the same forms; None for ``ActionPipeline.default()``.
         learner_connectors: Between batches and learners, in the same forms; None: no connectors. They see every
             policy's rows before they change their own. Chains of policies without rows in a batch are not called.
@@ -98,8 +101,9 @@ class Collector(StatefulCollector, BatchSource):
         callbacks: Callbacks, in calling order: a `Callback`, or a dict of its methods' names to functions, or a
             function with one of these names. They belong to the caller, who closes them.
         explore: Whether policies explore; may be set between calls.
-        seed: Seeds the envs' first reset (as ``envs.reset(seed=seed)``), every policy and every episode's ``rng``, each
-            with a separate stream. None: from the operating system.
+        seed: Seeds the envs' first reset (as ``envs.reset(seed=seed)``), every policy, every episode's ``rng`` and,
+            beside their own seeds, the connectors' draws (exploration, noise, `StickyActions`), each with a separate
+            stream. None: from the operating system.
         window: Number of last episodes that metrics are over.
         evaluation_envs: Default envs of `evaluate`; not the collector's own.
         stream: Ids begin at ``stream << 43``: collectors of two streams have no ``eps_id`` or ``unroll_id`` in common.
@@ -413,8 +417,8 @@ class Collector(StatefulCollector, BatchSource):
         Works after any failure: a fault, Ctrl-C, or other code that has driven the envs.
 
         Args:
-            seed: Seeds envs, policies and episodes again, like the constructor's; None: their random streams continue
-                (at the first call, from the constructor's seed).
+            seed: Seeds envs, policies, connectors and episodes again, like the constructor's; None: their random
+                streams continue (at the first call, from the constructor's seed).
 
         Raises:
             StateError: Batches are collected in the background.
@@ -587,7 +591,8 @@ class Collector(StatefulCollector, BatchSource):
             policy_mapping: The policy of each agent; None: this collector's mapping. A function is called with the
                 evaluation's episodes.
             explore: Whether policies explore.
-            seed: Seeds envs, policies and episodes; None: another seed in each call, derived from the collector's.
+            seed: Seeds envs, policies, connectors' draws and episodes; None: another seed in each call, derived from
+                the collector's. Connectors never repeat a training's draws, even with its seed.
 
         Returns:
             The records of the episodes, with statistics over them.
@@ -624,6 +629,7 @@ class Collector(StatefulCollector, BatchSource):
                 explore=explore,
                 seed=seed,
             )
+            inner.seed_connectors_apart()
         quotas = EpisodeQuotas(amount, envs.num_envs)
         while (wanted := quotas.wanted(inner._loop.living)).any():
             inner._loop.scheduler.rest(~wanted)
@@ -632,6 +638,10 @@ class Collector(StatefulCollector, BatchSource):
         versions = {name: policy.version for name, policy in inner.policies.items() if name in played}
         lost = inner.metrics.episodes_faulty + inner.metrics.episodes_restarted
         return Evaluation(quotas.records, envs.agents, versions, lost)
+
+    def seed_connectors_apart(self) -> None:
+        """Have connectors draw other numbers than in a training with the same seed; see `evaluate`."""
+        self._policy_set.seed_connectors(_EVALUATION_STREAM)
 
     def _random_steps(self, steps: Any) -> RandomSteps:
         is_none = isinstance(steps, (int, np.integer)) and not steps

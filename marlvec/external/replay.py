@@ -99,6 +99,11 @@ def _check(batch: MultiAgentBatch, agents: Sequence[str]) -> None:
             raise ArgumentError(
                 f"rows of policy {policy_id!r} lack the columns {missing}; save batches with all of their columns"
             )
+        if np.any(rows.get("actions_executed_missing", False)):
+            raise ArgumentError(
+                f"rows of policy {policy_id!r} are marked in 'actions_executed_missing': their executed actions are "
+                f"unknown; put noise and masks before the connectors that convert actions"
+            )
         if (most := int(rows["agent_index"].max(initial=0))) >= len(agents):
             raise ArgumentError(
                 f"rows of policy {policy_id!r} have agent number {most}, but the agents are {list(agents)}"

@@ -166,6 +166,11 @@ PolicyLike = Policy | Acts | Callable[[Rows], PolicyOutput]
 class FunctionPolicy(Policy):
     """A policy made of a function.
 
+    Answers are in the policy's space, which connectors derive from the env's: with the default action connectors a
+    bounded Box becomes [-1, 1], and `UnsquashActions` scales answers to the env's bounds (0.8 is sent to Pendulum as
+    1.6). To answer in the env's own units, leave it out: ``action_connectors=[ToNumpy(), ClipActions()]``. The first
+    answer outside of [-1, 1] warns.
+
     Args:
         function: Takes rows, returns the result of `Policy.act`.
     """

@@ -74,6 +74,11 @@ class ScriptedPolicy(Policy):
 
         ScriptedPolicy(corner)
 
+    Answers are in the policy's space, which connectors derive from the env's: with the default action connectors a
+    bounded Box becomes [-1, 1], and `UnsquashActions` scales answers to the env's bounds (0.8 is sent to Pendulum as
+    1.6). To answer in the env's own units, leave it out: ``action_connectors=[ToNumpy(), ClipActions()]``. The first
+    answer outside of [-1, 1] warns.
+
     Args:
         script: ``(obs, agent, t, memory) -> action``. ``memory`` is a `Memory` per (env, agent), new with each episode.
             It can be saved if it holds plain values (numbers, texts, arrays, lists, dicts, tuples).

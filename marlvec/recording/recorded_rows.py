@@ -18,7 +18,7 @@ from marlvec.recording.files.manifest import Manifest
 from marlvec.recording.minibatches import Block, Minibatches
 from marlvec.trees import Tree
 
-__all__ = ["RecordedRows"]
+__all__ = ["RecordedRows", "executed_column"]
 
 
 class RecordedRows:
@@ -233,3 +233,16 @@ class RecordedRows:
         chosen = TableForm([[name, known[name]] for name in dict.fromkeys(columns)], self._form.forms)
         chosen.build(used.append)
         return chosen._replace(forms={name: self._form.forms[name] for name in used})
+
+
+def executed_column(rows: RecordedRows, where: str) -> str:
+    """Return the column of executed actions, for off-policy learners; ArgumentError if rows lack their action."""
+    if _MISSING in rows and (missing := int(np.count_nonzero(rows.column(_MISSING)))):
+        raise ArgumentError(
+            f"{where}: expected the executed action of each row, got {missing} rows of policy {rows.policy_id!r} that "
+            f"are marked in {_MISSING!r}: record with noise and masks before the connectors that convert actions"
+        )
+    return "actions_executed" if "actions_executed" in rows else "actions"
+
+
+_MISSING = "actions_executed_missing"

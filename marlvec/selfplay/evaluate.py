@@ -115,7 +115,7 @@ def evaluate_match(
         env: As for `marlvec.make`; or a `VectorEnv`, which is reset and left open.
         games: How many games.
         num_envs: How many envs at once; fewer if there are fewer games.
-        seed: Seed of envs, policies, and the order of line-ups.
+        seed: Seed of envs, policies, connectors' draws (beside the connectors' own seeds), and the order of line-ups.
         sides: Which agents play together; None: each agent is its own side.
         plays: Policy id to the sides it can play; others can play all.
         agent_connectors: As for `Collector`: one chain, or policy id to chain, or None.
@@ -159,6 +159,7 @@ def evaluate_match(
                 seed=seed,
                 window=1,
             ).eval()
+            collector.seed_connectors_apart()
             with _bar(total, progress) as show:
                 while match.is_on:
                     try:

@@ -89,6 +89,7 @@ def test_kinds_of_actions(tmp_path: Path) -> None:
         ("another space", Discrete(7, start=1), {}, None),  # connectors gave the policy 0 to 2
         ("whole floats", Box(-9, 9, (1,)), {"actions": number[:, None] % 3 * 1.0}, None),
         ("executed", Discrete(7), {"actions_executed": number % 2}, 7),
+        ("known", Discrete(7), {"actions_executed": number % 2, "actions_executed_missing": number < 0}, 7),
         ("floats", Box(-1, 1, (2,)), {"actions": number.repeat(2).reshape(8, 2) / 16}, None),
         ("one float", Box(-1, 1, (), np.float32), {"actions": (number / 16).astype(np.float32)}, None),
     ):
@@ -98,7 +99,7 @@ def test_kinds_of_actions(tmp_path: Path) -> None:
         with marlvec.load_dataset(tmp_path / name) as data:
             got = to_mdp_dataset(data)
             rows = data["main"].read()
-        want = rows["actions_executed" if name == "executed" else "actions"][[1, 3, 0, 2, 4, 5, 6, 7]]
+        want = rows["actions_executed" if "actions_executed" in columns else "actions"][[1, 3, 0, 2, 4, 5, 6, 7]]
         assert got["actions"].dtype == want.dtype
         np.testing.assert_array_equal(got["actions"], want.reshape(8, -1) + (2 if name == "shifted" else 0))
         assert got["action_space"] == ("continuous" if "float" in name else "discrete")

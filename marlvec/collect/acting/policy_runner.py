@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +17,12 @@ from marlvec.collect.columns.forms import BATCH_COLUMNS, ColumnForms
 from marlvec.collect.storage.batch_memory import BatchMemory
 from marlvec.collect.storage.moment import Moment
 from marlvec.collect.storage.row_log import RowLog
-from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Rows
+from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline, Rows, UnsquashActions
+from marlvec.connectors.pipeline import with_inner
 from marlvec.env_ids import Where
 from marlvec.envs.spec import AgentGroup
-from marlvec.errors import ContractError
-from marlvec.policies import Policy, PolicyOutput
+from marlvec.errors import ContractError, ContractWarning
+from marlvec.policies import FunctionPolicy, Policy, PolicyOutput, ScriptedPolicy
 from marlvec.spaces import Leaf, SpaceTree
 from marlvec.trees import Tree, to_array, tree_leaves
 
@@ -84,6 +86,7 @@ class PolicyRunner:
     ``number``: how many policies were added to the collector before it. ``unread`` counts all policies' unread rows.
     """
 
+    run_mark = 0  # sets its connectors' draws in evaluations apart from those in training, where seeds are equal
     noops: NoopActions  # agents whose rows its connectors took out; set once it is bound
     off_policy: GivenActions  # what its agents do without asking it; set once it is bound
     env_tree: SpaceTree  # action space of its agents; set once it is bound
@@ -120,6 +123,7 @@ class PolicyRunner:
         self._declared = False
         self._plain: tuple[np.dtype[Any], tuple[int, ...]] | None = None  # the form of one array that is an action
         self._stores_plain = False  # whether all columns that are stored of an answer follow from such an array
+        self._scaled_leaves: tuple[int, ...] = ()  # of actions that must be in [-1, 1]; () once it warned
         self._version_n = np.zeros(0, np.int64)  # the policy's, for each row
 
     def bind(self, group_index: int, group: AgentGroup, agents: tuple[str, ...], num_envs: int, seed: int) -> None:
@@ -139,7 +143,14 @@ class PolicyRunner:
         if self.env_tree.is_leaf and self._policy_tree.is_leaf and len(forms) == 1:
             self._plain = None if self.env_tree.leaves[0].is_object else forms.pop()
         self.set_up(self.policy, seed)
+        self.seed_connectors(seed)
+        self._scaled_leaves = self._leaves_of_units()
         self.group_index = group_index
+
+    def seed_connectors(self, seed: int) -> None:
+        """Have random draws of its connectors follow from a seed, beside the connectors' own."""
+        for chain in self.chains:
+            chain.follow_run(seed ^ self.run_mark)
 
     def freeze(self) -> None:
         """Have it never trained, nor its connectors."""
@@ -329,6 +340,8 @@ class PolicyRunner:
     def _connected(self, answer: PolicyAnswer, n: int) -> tuple[Rows, list[AnyArray], list[AnyArray]]:
         """Rows behind the action connectors; leaves of the policy's own actions; and of what is sent to the envs."""
         own = self._own_leaves(answer)
+        if self._scaled_leaves:
+            self._warn_of_units(own)
         try:
             rows = self.action_connectors(answer.given.replace(actions=answer.actions, **answer.columns))
         except Exception as error:
@@ -339,6 +352,33 @@ class PolicyRunner:
         if len(rows) != n:
             raise self._bad(f"has action connectors that got {n} rows and returned {len(rows)}")
         return rows, own, self._env_leaves(answer, rows["actions_for_env"])
+
+    def _leaves_of_units(self) -> tuple[int, ...]:
+        """Return the leaves of a function's or script's actions that `UnsquashActions` rescales: it may not know."""
+        scales = any(isinstance(piece, UnsquashActions) for piece in with_inner(self.action_connectors))
+        if not scales or not isinstance(self.policy, (FunctionPolicy, ScriptedPolicy)):
+            return ()
+        pairs = zip(self._policy_tree.leaves, self.env_tree.leaves, strict=False)
+        return tuple(
+            k
+            for k, (own, env) in enumerate(pairs)
+            if own.space != env.space and own.space == Box(-1, 1, own.shape, own.dtype.type)
+        )
+
+    def _warn_of_units(self, own: list[AnyArray]) -> None:
+        """Warn once of an answer outside of [-1, 1]: it may be in the env's units, and is scaled all the same."""
+        for k in self._scaled_leaves:
+            if own[k].size and (most := float(np.abs(own[k]).max())) > 1 + 1e-6:
+                env = self.env_tree.leaves[k]
+                warnings.warn(
+                    f"policy {self.policy_id!r} answered {most:.4g} for {env}: expected an action in [-1, 1], which "
+                    f"UnsquashActions, of the default action connectors, scales to the bounds of {env.space}; to "
+                    f"answer in the env's units pass action_connectors=[ToNumpy(), ClipActions()]",
+                    ContractWarning,
+                    stacklevel=2,
+                )
+                self._scaled_leaves = ()
+                return
 
     def _checked_parts(
         self, answer: PolicyAnswer, rows: Rows | None, own: list[AnyArray], for_env: list[AnyArray]

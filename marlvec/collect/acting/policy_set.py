@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from marlvec.vector.vector_env import VectorEnv
 __all__ = ["pipelines_for", "PoliciesToTrain", "TrainedPolicies", "Chain", "PolicySet", "Connectors", "NewPolicy"]
 
 P = TypeVar("P", bound=Pipeline[Any])
+C = TypeVar("C", bound=Connector)
 
 
 def pipelines_for(
@@ -35,15 +37,18 @@ def pipelines_for(
     given: P | Iterable[Any] | Mapping[str, Any] | None,
     policy_ids: Sequence[str],
     default: Callable[[], P],
+    known: Iterable[Connector] = (),
 ) -> dict[str, P]:
     """Return one pipeline per policy id.
 
     ``given``: None for the default; one chain (a pipeline, or connectors) for every policy, copied where there are
     several; or policy id to chain, with the default for those left out. One pipeline, or one connector that remembers
-    something, must not be given to two policies.
+    something, must not be given to two policies. One that another collector has got is copied, as it was then;
+    ``known``: connectors that this collector has.
     """
+    own = _Own(known)
     if given is None:
-        return {name: default() for name in policy_ids}
+        return {name: _in_use(default()) for name in policy_ids}
     if isinstance(given, Mapping):
         if unknown := [name for name in given if name not in policy_ids]:
             raise ArgumentError(
@@ -51,7 +56,7 @@ def pipelines_for(
                 f"alone, and give a policy that comes later its connectors in add_policy()"
             )
         found = {
-            name: _chain(kind, given[name], f" for policy {name!r}") if name in given else default()
+            name: _chain(kind, given[name], f" for policy {name!r}", own) if name in given else _in_use(default())
             for name in policy_ids
         }
         if len({id(chain) for chain in found.values()}) < len(found):
@@ -59,11 +64,22 @@ def pipelines_for(
                 "one pipeline was given to two policies; it keeps state per agent, so each needs its own"
             )
         _refuse_shared(found)
+        own.keep()
         return found
-    chain = _chain(kind, given, ", or a dict of policy id to those")
+    chain = _chain(kind, given, ", or a dict of policy id to those", own)
+    own.keep()
     if len(policy_ids) == 1:
         return {policy_ids[0]: chain}
-    return {name: copy.deepcopy(chain) for name in policy_ids}
+    return {name: _in_use(_copied(chain)) for name in policy_ids}
+
+
+def _copied(chain: C) -> C:
+    """Copy a chain, so that no other collector or policy shares its state; functions and policies in it are shared."""
+    parts = (value for piece in with_inner(chain) for value in vars(piece).values())
+    kept = [
+        value for value in parts if isinstance(value, Policy) or (callable(value) and not isinstance(value, Connector))
+    ]
+    return copy.deepcopy(chain, {id(value): value for value in kept})
 
 
 def _refuse_shared(chains: Mapping[str, Pipeline[Any]]) -> None:
@@ -90,11 +106,54 @@ def _remembers(piece: Connector) -> bool:
     )
 
 
-def _chain(kind: type[P], given: Any, where: str) -> P:
+_FIRST_FORMS: WeakKeyDictionary[Connector, Connector | None] = WeakKeyDictionary()
+"""Connectors in use, each with a copy of its state when a collector first got it; None: its state counts as it is."""
+
+
+def _in_use(made: C) -> C:
+    """Have later collectors get a copy of a chain that a collector has made, with what it has learnt until then."""
+    _FIRST_FORMS[made] = None
+    return made
+
+
+class _Own:
+    """Gives one collector connectors that no other has; ``known``: those that it has already.
+
+    A connector goes to the first collector itself, and to each later one as a copy of its form at that time.
+    """
+
+    def __init__(self, known: Iterable[Connector]) -> None:
+        self._given: dict[int, tuple[Connector, Connector]] = {id(one): (one, one) for one in known}
+        self._firsts: dict[Connector, Connector | None] = {}
+
+    def __call__(self, given: C) -> C:
+        if id(given) not in self._given:
+            self._given[id(given)] = given, self._take(given)
+        return cast("C", self._given[id(given)][1])
+
+    def keep(self) -> None:
+        """Have later collectors get copies of these connectors."""
+        _FIRST_FORMS.update(self._firsts)
+
+    def _take(self, given: C) -> C:
+        if given not in _FIRST_FORMS:
+            try:
+                self._firsts[given] = _copied(given)
+            except Exception:  # of a user's class, which can be in one collector only
+                self._firsts[given] = None
+            return given
+        first = _FIRST_FORMS[given]
+        copied = _copied(given if first is None else cast("C", first))
+        self._firsts[copied] = None
+        return copied
+
+
+def _chain(kind: type[P], given: Any, where: str, own: _Own) -> P:
     if isinstance(given, kind):
-        return given
+        return own(given)
     if isinstance(given, (list, tuple)):
-        return kind(given)
+        made = kind(own(piece) if isinstance(piece, Connector) else piece for piece in given)
+        return _in_use(made)
     hint = f"; write [{given!r:.200}]" if isinstance(given, Connector) else ""
     if given is None:
         hint = "; leave it out for the default ones, or give [] for none"
@@ -163,7 +222,7 @@ class PolicySet:
             pipelines_for(kind, given, tuple(policies), _default(kind))
             for kind, given in zip(_KINDS, connectors, strict=True)
         )  # of agent, action and learner connectors
-        self._count = self.seed_count = 0
+        self._count = self.seed_count = self._run_mark = 0
         forms = ColumnForms("policies whose rows are not read")
         self.unread = RowLog(forms, envs.num_envs * envs.agent_num, BatchMemory())  # counts rows that are not read
         self.runners: dict[int, PolicyRunner] = {}  # by number, in order, retired ones too
@@ -179,6 +238,7 @@ class PolicySet:
         before, behind, learner = (found[name] for found in self.pipelines)
         number, self._count = self._count, self._count + 1
         runner = PolicyRunner(number, name, self.policies, before, behind, learner, a, n * a, self.unread)
+        runner.run_mark = self._run_mark
         runner.seed_number, self.seed_count = self.seed_count, self.seed_count + 1
         self.runners[number] = runner
         return runner
@@ -195,6 +255,15 @@ class PolicySet:
         for runner in self.runners.values():
             if runner.group_index >= 0 and not runner.is_retired:
                 runner.policy.reseed(self._seed(runner.seed_number))
+        self.seed_connectors()
+
+    def seed_connectors(self, run_mark: int | None = None) -> None:
+        """Derive the connectors' draws from the collector's seed again; ``run_mark``: apart from other collectors'."""
+        self._run_mark = self._run_mark if run_mark is None else run_mark
+        for runner in self.runners.values():
+            runner.run_mark = self._run_mark
+            if runner.group_index >= 0:
+                runner.seed_connectors(self._seed(runner.seed_number))
 
     def train(self) -> None:
         """Let connectors learn, but for those of frozen policies."""
@@ -319,13 +388,14 @@ class PolicySet:
         """Return a pipeline for a new policy: its own, a copy of its model's, or the collector's default."""
         kind, given = _KINDS[k], self._given[k]
         if own is not None:
-            pipeline = pipelines_for(kind, own, (policy_id,), _default(kind))[policy_id]
-            if any(pipeline is known for known in self.pipelines[k].values()):
+            known = (piece for chain in self.pipelines[k].values() for piece in with_inner(chain))
+            pipeline = pipelines_for(kind, own, (policy_id,), _default(kind), known)[policy_id]
+            if any(pipeline is other for other in self.pipelines[k].values()):
                 raise ArgumentError(f"the {kind.__name__} given for {policy_id!r} is another policy's; copy it")
             _refuse_shared({**self.pipelines[k], policy_id: pipeline})
             return pipeline
         if model is not None:
-            pipeline = copy.deepcopy(model.chains[k])
+            pipeline = _in_use(copy.deepcopy(model.chains[k]))
             pipeline.reset(np.arange(self._envs.num_envs))
             return pipeline
         if given is not None and not isinstance(given, Mapping):

@@ -338,6 +338,7 @@ class StatefulCollector(ABC):
             put_policies()
             put_metrics()
             self._seed, self._entropy, self._evaluations = seed, entropy, evaluations
+            self._policy_set.seed_connectors()
             put_loop()
             put_running(entropy, {number: name for name, number in numbers.items()})
             self._waiting = waiting

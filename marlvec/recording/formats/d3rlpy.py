@@ -12,6 +12,7 @@ from marlvec.collect.batch import SampleBatch
 from marlvec.errors import ArgumentError
 from marlvec.extras import import_extra
 from marlvec.recording.dataset import RecordedDataset
+from marlvec.recording.recorded_rows import executed_column
 
 __all__ = ["to_mdp_dataset"]
 
@@ -47,12 +48,12 @@ def to_mdp_dataset(data: RecordedDataset, policy_id: str = "main", **options: An
     Raises:
         MissingExtraError: d3rlpy is not installed.
         ArgumentError: Observations are not one array; actions are neither one int nor floats, or ints below 0 that no
-            ``Discrete`` explains; or there are no rows.
+            ``Discrete`` explains; executed actions are marked as missing in some rows; or there are no rows.
         KeyError: The policy is unknown.
         CheckpointError: A file is damaged; names it.
     """
     library = import_extra("d3rlpy.dataset", "to_mdp_dataset()", _INSTALL_D3RLPY)
-    name = "actions_executed" if "actions_executed" in data[policy_id] else "actions"
+    name = executed_column(data[policy_id], "to_mdp_dataset()")
     groups = [group[policy_id] for group in data.episode_batches(columns=[*_NEEDED, name]) if policy_id in group]
     if not groups:
         raise ArgumentError(f"to_mdp_dataset(): expected rows of policy {policy_id!r}, there are none")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from marlvec.collect.batch import SampleBatch
 from marlvec.errors import ArgumentError
 from marlvec.extras import import_extra
-from marlvec.recording.recorded_rows import RecordedRows
+from marlvec.recording.recorded_rows import RecordedRows, executed_column
 from marlvec.trees import Tree, map_tree, tree_leaves
 
 __all__ = ["to_replay_buffer"]
@@ -19,7 +19,6 @@ __all__ = ["to_replay_buffer"]
 _ROWS = 1 << 16
 _INSTALL_TORCHRL = 'pip install "marlvec[torchrl]"'
 _NEXT = {"rewards": "reward", "terminated": "terminated", "truncated": "truncated", "next_obs": "observation"}
-_NOW = {"obs": "observation", "actions": "action"}
 _TRAJECTORY = ("unroll_id", "eps_id", "agent_index", "t")
 _WIDER = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
 
@@ -29,9 +28,10 @@ def to_replay_buffer(
 ) -> Any:
     """Make a TorchRL replay buffer of one policy's rows, with the names that TorchRL's losses read.
 
-    ``observation`` (n, …), ``action`` (n, …); under ``next``, ``observation`` (n, …), ``reward`` (n, 1) float32, and
-    ``terminated``, ``truncated`` and ``done`` (n, 1). Rows are copied some ten thousand at a time. PyTorch cannot index
-    uint16, uint32 and uint64: these become int32, int64 and int64.
+    ``observation`` (n, …); ``action`` (n, …), which is ``actions_executed`` if recorded, else ``actions``; under
+    ``next``, ``observation`` (n, …), ``reward`` (n, 1) float32, and ``terminated``, ``truncated`` and ``done`` (n, 1).
+    Rows are copied some ten thousand at a time. PyTorch cannot index uint16, uint32 and uint64: these become int32,
+    int64 and int64.
 
     ``("collector", "traj_ids")`` (n,) numbers the trajectories: consecutive decisions of one agent, until its end or
     the end of a recorded batch. TorchRL's ``SliceSampler(slice_len=…)`` finds it by itself. Do not give it
@@ -53,8 +53,9 @@ def to_replay_buffer(
 
     Raises:
         MissingExtraError: torchrl is not installed.
-        ArgumentError: The recording has no rows of the policy; a number of dtype uint64 is 2**63 or more; or rows of a
-            column have no entries, as of shape (0,), which memory-mapped files cannot hold.
+        ArgumentError: The recording has no rows of the policy; executed actions are marked as missing in some; a number
+            of dtype uint64 is 2**63 or more; or rows of a column have no entries, as of shape (0,), which memory-mapped
+            files cannot hold.
         KeyError: A column does not exist.
     """
     data = import_extra("torchrl.data", "to_replay_buffer()", _INSTALL_TORCHRL)
@@ -65,11 +66,12 @@ def to_replay_buffer(
         storage=data.LazyMemmapStorage(len(rows)) if storage is None else storage, batch_size=batch_size, **options
     )
     keys = [name for name in _TRAJECTORY if name in rows]
-    needed = [*_NOW, *_NEXT, *columns, *keys]
+    now = {"obs": "observation", executed_column(rows, "to_replay_buffer()"): "action"}
+    needed = [*now, *_NEXT, *columns, *keys]
     last, number = None, -1
     for start, batch in zip(range(0, len(rows), _ROWS), rows.batches(_ROWS, needed), strict=True):
         fitting = batch.replace(**{name: _fitting(name, batch[name], storage is None) for name in needed})
-        found = _tensordict(fitting, columns)
+        found = _tensordict(fitting, now, columns)
         if len(keys) == len(_TRAJECTORY):
             # One column a row; t minus the row's number is the same along a trajectory.
             row_keys = np.stack([batch[name] for name in keys])
@@ -102,11 +104,11 @@ def _fitting(name: str, column: Tree, is_memmap: bool) -> Tree:
     return map_tree(widened, column)
 
 
-def _tensordict(batch: SampleBatch, columns: Sequence[str]) -> Any:
+def _tensordict(batch: SampleBatch, now: Mapping[str, str], columns: Sequence[str]) -> Any:
     """Convert rows to a tensordict with TorchRL's names."""
     found = batch.to_tensordict()
     names = {name: found[name] for name in columns}
-    names |= {theirs: found[ours] for ours, theirs in _NOW.items()}
+    names |= {theirs: found[ours] for ours, theirs in now.items()}
     after = {theirs: found[ours] for ours, theirs in _NEXT.items()}
     for name in ("reward", "terminated", "truncated"):
         after[name] = after[name].unsqueeze(-1)

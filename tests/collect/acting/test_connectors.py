@@ -15,6 +15,8 @@ from marlvec.connectors import (
     AgentConnector,
     AgentIndicator,
     AgentPipeline,
+    ClipActions,
+    EpsilonGreedy,
     FilterRows,
     FlattenObs,
     FrameStack,
@@ -23,11 +25,13 @@ from marlvec.connectors import (
     RepeatActions,
     RnnState,
     Rows,
+    StickyActions,
+    ToNumpy,
     action_connector,
     agent_connector,
 )
-from marlvec.errors import ArgumentError, ContractError
-from marlvec.policies import FunctionPolicy, RandomPolicy
+from marlvec.errors import ArgumentError, ContractError, ContractWarning
+from marlvec.policies import FunctionPolicy, RandomPolicy, ScriptedPolicy
 from marlvec.testing.scripted import WIDTH, CounterEnv, SampledEnv
 from marlvec.vector.backends.sync import SyncVectorEnv
 from tests.collect.helpers.mortal import dying_counters
@@ -479,3 +483,105 @@ def test_before_an_agent_has_done_anything_its_repeated_action_is_a_valid_one(st
         collector = Collector(envs, RandomPolicy(), agent_connectors=chain, seed=0)
         collector.collect(env_steps=12)
         assert collector.metrics.noop_steps == 24
+
+
+def test_a_connector_given_to_two_collectors_is_shared_by_neither() -> None:
+    """Both begin as the connector was when the first got it, with one policy as with two, and as a pipeline."""
+
+    def batch(chain: Any, ids: tuple[str, ...]) -> Any:
+        with sync("parallel", 2, 2) as envs:
+            names = {"agent_0": ids[0], "agent_1": ids[-1]}
+            policies = {name: RandomPolicy() for name in ids}
+            collector = Collector(envs, policies, names, agent_connectors=chain, seed=0)
+            first = collector.collect(env_steps=24)[ids[0]]["obs"]
+            again = collector.agent_connectors[ids[0]]
+            if again is not chain:  # one that the collector has made
+                learnt = Collector(envs, policies, names, agent_connectors=dict.fromkeys(ids[:1], again), seed=0)
+                assert learnt.agent_connectors[ids[0]] is not again
+                np.testing.assert_equal(learnt.agent_connectors[ids[0]].state_dict(), again.state_dict())
+            return first
+
+    def parts() -> list[Any]:
+        return [NormalizeObs(), FrameStack(2)]
+
+    for ids in (("main",), ("a", "b")):
+        for chain in (parts(), AgentPipeline(parts())):
+            want = batch(chain, ids)
+            np.testing.assert_array_equal(batch(chain, ids), want)
+
+
+def test_collectors_of_one_connector_run_side_by_side() -> None:
+    stack = FrameStack(2)
+    with sync("parallel", 2, 2) as one, sync("parallel", 2, 2) as two, sync("parallel", 2, 2) as three:
+        alone = Collector(three, RandomPolicy(), agent_connectors=[FrameStack(2)], seed=0)
+        pair = [Collector(envs, RandomPolicy(), agent_connectors=[stack], seed=k) for k, envs in enumerate((one, two))]
+        for _ in range(5):
+            want = alone.collect(env_steps=6)["main"]["obs"]
+            np.testing.assert_array_equal(pair[0].collect(env_steps=6)["main"]["obs"], want)
+            pair[1].collect(env_steps=6)
+
+
+@pytest.mark.parametrize("kind", [FunctionPolicy, ScriptedPolicy])
+def test_an_answer_in_the_envs_units_is_warned_of_once(kind: Any) -> None:
+    def policy(size: float) -> Any:
+        if kind is ScriptedPolicy:
+            return ScriptedPolicy(lambda obs, agent, t, memory: np.full(1, size, np.float32))
+        return FunctionPolicy(lambda rows: np.full((len(rows), 1), size, np.float32))
+
+    with SyncVectorEnv([lambda: SampledEnv(Box(-1, 1, (2,)), Box(-2, 2, (1,)))]) as envs:
+        Collector(envs, policy(0.8), seed=0).collect(env_steps=3)  # nobody can tell
+        collector = Collector(envs, policy(1.6), seed=0)
+        with pytest.warns(ContractWarning, match=r"answered 1.6 .* expected an action in \[-1, 1\]") as caught:
+            collector.collect(env_steps=3)
+        assert len(caught) == 1
+        collector.collect(env_steps=3)
+        own = [ToNumpy(), ClipActions()]
+        rows = Collector(envs, policy(1.6), action_connectors=own, seed=0).collect(env_steps=3)["main"]
+        assert (rows["actions_for_env"] == np.float32(1.6)).all()
+
+
+TURNS = FunctionPolicy(lambda rows: rows.t % 5)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda seed: StickyActions(0.5, seed=seed), lambda seed: EpsilonGreedy(0.5, seed=seed)]
+)
+def test_draws_follow_from_the_seeds_of_collector_and_connector(make: Any) -> None:
+    def sent(seed: int, own: int = 0, chain: Any = None, later: int | None = None) -> list[int]:
+        chain = [make(own)] if chain is None else chain
+        with SyncVectorEnv(
+            [lambda i=i: SampledEnv(Box(-1, 1, (2,)), Discrete(5), env_index=i) for i in range(2)]
+        ) as envs:
+            collector = Collector(envs, TURNS, action_connectors=chain, seed=seed)
+            if later is not None:
+                collector.reset(seed=later)
+            actions: list[int] = collector.collect(env_steps=60)["main"]["actions_for_env"].tolist()
+            return actions
+
+    assert sent(5) == sent(5)
+    assert sent(5) == sent(1, later=5)
+    assert sent(5) != sent(6)
+    assert sent(5) != sent(5, own=1)
+    used = make(0)
+    assert sent(6, chain=[used]) == sent(6) != sent(5)
+    assert sent(5, chain=ActionPipeline([ActionPipeline([used])])) == sent(5)
+
+
+def test_evaluations_never_repeat_the_draws_of_training() -> None:
+    def envs() -> Any:
+        return SyncVectorEnv([lambda i=i: SampledEnv(Box(-1, 1, (2,)), Discrete(5), env_index=i) for i in range(2)])
+
+    with envs() as train, envs() as other:
+        collector = Collector(
+            train, TURNS, action_connectors=[StickyActions(0.5)], seed=5, batch_mode="complete", window=4
+        )
+
+        def returns(seed: int | None) -> list[list[float]]:
+            return [record.returns_A.tolist() for record in collector.evaluate(4, other, seed=seed).episodes]
+
+        collector.collect(episodes=4)
+        trained = [record.returns_A.tolist() for record in collector.metrics.records]
+        assert returns(5) == returns(5)
+        assert sorted(returns(5)) != sorted(trained)  # the env itself draws nothing that counts
+        assert returns(5) != returns(6)
+        assert returns(None) != returns(None)

@@ -357,6 +357,8 @@ def check_batch(reference: Reference, batch: Any, expected: tuple[dict[str, list
             "seen": [row.obs.sum() for row in rows],
             "salt": [reference.salts[policy]] * len(rows),
         }
+        if "actions_executed" in own:  # its action connectors count as choices
+            columns["actions_executed"] = [row.sent for row in rows]
         if rows[0].mask is not None:
             columns["action_mask"] = [row.mask for row in rows]
             columns["next_action_mask"] = [row.next_mask for row in rows]

@@ -193,3 +193,34 @@ def test_decays_are_joined_by_the_one_that_has_gone_furthest() -> None:
         pipelines[0][0].merge_states([{}])
     assert c.GaussianNoise(1).merge_states([{}, {}]) == {}
     same_tree(pipelines[0][0].merge_states([]), pipelines[0][0].state_dict())
+
+
+def test_new_envs_of_a_loaded_state_continue_the_decay() -> None:
+    for make in (
+        lambda: c.EpsilonGreedy(1.0, final=0.0, decay_steps=10),
+        lambda: c.GaussianNoise(1.0, final=0.0, decay_steps=10),
+    ):
+        space = spaces.Discrete(5) if isinstance(make(), c.EpsilonGreedy) else spaces.Box(-1, 1, (1,))
+        chains = [c.ActionPipeline([make()]) for _ in range(2)]
+        for chain in chains:
+            chain.bind(space, ("a", "b"))
+
+        def rows(envs: int, space: Any = space) -> c.Rows:
+            env_id, agent_index = (index.ravel() for index in np.indices((envs, 2)))
+            zeros = np.zeros(2 * envs, np.int64)
+            actions = zeros if isinstance(space, spaces.Discrete) else zeros[:, None].astype(np.float32)
+            return c.Rows(
+                {"env_id": env_id, "agent_index": agent_index, "t": zeros, "eps_id": env_id, "actions": actions}
+            )
+
+        chains[0].reset(np.arange(2))
+        assert (chains[0](rows(2))["actions_executed"] != 0).any()
+        for _ in range(9):
+            chains[0](rows(2))
+        chains[1].load_state_dict(chains[0].state_dict())
+        chains[1].reset(np.arange(6))
+        assert (chains[1](rows(6))["actions_executed"] == 0).all()  # none explores from the start
+        new = c.ActionPipeline([make()])
+        new.bind(space, ("a", "b"))
+        new.reset(np.arange(6))
+        assert (new(rows(6))["actions_executed"] != 0).any()

@@ -11,6 +11,7 @@ from gymnasium.spaces import Box, Discrete, Space
 from marlvec import connectors as c
 from marlvec import external
 from marlvec.collect import Collector
+from marlvec.errors import ArgumentError
 from marlvec.external import replay
 from marlvec.policies import FunctionPolicy
 from marlvec.testing.scripted import SampledEnv
@@ -77,11 +78,138 @@ def test_noise_that_leaves_the_bounds_is_clipped_in_the_column_too() -> None:
     assert (np.abs(rows["actions_executed"]) == 1).mean() > 0.3
 
 
-def test_no_column_without_exploration_or_in_another_space() -> None:
+class Masked(SampledEnv):
+    """An env whose masks forbid one of five actions, another in each step."""
+
+    def infos(self) -> dict[str, Any]:
+        self.count = getattr(self, "count", 0) + 1
+        return {agent: {"action_mask": (np.arange(5) != self.count % 5).astype(np.int8)} for agent in self.agents}
+
+    def reset(self, *args: Any, **options: Any) -> Any:
+        return super().reset(*args, **options)[0], self.infos()
+
+    def step(self, actions: Any) -> Any:
+        result = super().step(actions)
+        return *result[:4], self.infos()
+
+
+def of_masked(chain: list[Any], policy: Any = None) -> Any:
+    with SyncVectorEnv([lambda i=i: Masked(OBS, Discrete(5), env_index=i) for i in range(2)]) as envs:
+        collector = Collector(envs, constant(1) if policy is None else policy, action_connectors=chain, seed=0)
+        return collector.collect(env_steps=100)["main"]
+
+
+@pytest.mark.parametrize("fallback", ["first", "random"])
+def test_mask_invalid_alone_writes_the_column(fallback: Any) -> None:
+    rows = of_masked([c.MaskInvalid(fallback)])
+    np.testing.assert_array_equal(rows["actions_executed"], rows["actions_for_env"])
+    assert (rows["actions_executed"] != rows["actions"]).mean() > 0.15
+    assert rows["actions_executed"].dtype == np.int64
+
+
+def test_mask_invalid_behind_padding_and_sticky_actions() -> None:
+    wide = of_masked([c.PadActions(9), c.MaskInvalid()], constant(7))
+    changed = wide["actions_for_env"] != 0  # PadActions sends 0
+    assert 0 < changed.sum() < len(wide)
+    np.testing.assert_array_equal(wide["actions_executed"], np.where(changed, wide["actions_for_env"], 7))
+    turns = FunctionPolicy(lambda rows: rows.t % 5)
+    rows = of_masked([c.StickyActions(0.5, seed=1), c.MaskInvalid()], turns)
+    is_own = rows["actions_executed"] == rows["actions"]
+    assert (is_own & (rows["actions_for_env"] != rows["actions"])).any()  # repeated by the env alone
+    np.testing.assert_array_equal(rows["actions_executed"][~is_own], rows["actions_for_env"][~is_own])
+
+
+COUNTING = FunctionPolicy(lambda rows: ((rows.t % 8) / 8).astype(np.float32)[:, None])
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        [c.RepeatActions(3), c.UnsquashActions()],
+        [c.UnsquashActions(), c.RepeatActions(3)],
+        [c.MapActions(lambda a: (4 + 2 * a).astype(np.float32), Box(-1, 1, (1,))), c.RepeatActions(3)],
+    ],
+)
+def test_repeated_actions_are_in_the_column_wherever_they_are_repeated(chain: list[Any]) -> None:
+    rows = collected(ARM, COUNTING, chain)
+    assert rows["actions_executed"].dtype == np.float32
+    np.testing.assert_array_equal(rows["actions_executed"][:, 0], (rows["t"] // 3 * 3 % 8) / 8)
+    np.testing.assert_array_equal(rows["actions_for_env"], 4 + 2 * rows["actions_executed"])
+    assert "actions_executed_missing" not in rows
+
+
+@pytest.mark.parametrize(
+    "noise", [c.GaussianNoise(0.5), c.OrnsteinUhlenbeckNoise(sigma=5.0), c.GaussianNoise(0.5, clip=False)]
+)
+def test_noise_behind_the_bounds_of_the_env_is_converted_back(noise: Any) -> None:
+    rows = collected(ARM, COUNTING, [*c.ActionPipeline.default(), noise, c.RepeatActions(2), c.ClipActions()])
+    done, sent = rows["actions_executed"], rows["actions_for_env"]
+    assert done.dtype == np.float32
+    assert (done != rows["actions"]).mean() > 0.9
+    np.testing.assert_allclose(np.clip(4 + 2 * done, 2, 6), sent, rtol=1e-5)
+    quiet = collected(ARM, COUNTING, [*c.ActionPipeline.default(), c.GaussianNoise(0.0)])
+    np.testing.assert_array_equal(quiet["actions_executed"], quiet["actions"])  # unchanged rows: exactly
+
+
+def test_changes_of_own_connectors_are_in_the_column() -> None:
+    @c.action_connector
+    def half(rows: c.Rows) -> c.Rows:
+        return rows.replace(actions_for_env=np.where(rows.t[:, None] % 2 == 0, 3, rows.actions_for_env))
+
+    class Half(c.ActionConnector):
+        def __call__(self, rows: c.Rows) -> c.Rows:
+            return half(rows)
+
+    for own in (half, Half(), c.ActionPipeline([half])):
+        rows = collected(ARM, COUNTING, [*c.ActionPipeline.default(), own])
+        np.testing.assert_array_equal(
+            rows["actions_executed"], np.where(rows["t"][:, None] % 2 == 0, np.float32(-0.5), rows["actions"])
+        )
+        assert rows["actions_executed"].dtype == np.float32
+
+    class Flipped(Half):
+        is_choice = False
+
+        def __call__(self, rows: c.Rows) -> c.Rows:
+            return rows.replace(actions_for_env=-rows.actions_for_env)
+
+    assert "actions_executed" not in collected(Box(-1, 1, (1,)), COUNTING, [Flipped()])
+
+    class Undone(Flipped):
+        def undo(self, actions: Any) -> Any:
+            return -actions
+
+    rows = collected(Box(-1, 1, (1,)), COUNTING, [Undone(), c.GaussianNoise(0.5)])
+    np.testing.assert_array_equal(rows["actions_executed"], -rows["actions_for_env"])
+
+
+def test_replaced_nan_is_in_the_column() -> None:
+    policy = FunctionPolicy(lambda rows: np.where(rows.t % 2 == 0, np.nan, 0.5).astype(np.float32)[:, None])
+    rows = collected(ARM, policy, [c.ReplaceNaN(), *c.ActionPipeline.default()])
+    np.testing.assert_array_equal(rows["actions_executed"][:, 0], np.where(rows["t"] % 2 == 0, 0, 0.5))
+
+
+def test_changes_that_cannot_be_converted_back_are_marked() -> None:
+    rows = collected(ARM, constant([1]), [c.DiscretizeActions(5), c.GaussianNoise(0.5)])
+    assert (rows["actions_executed"] == rows["actions"]).all()
+    np.testing.assert_array_equal(rows["actions_executed_missing"], rows["actions_for_env"][:, 0] != 3)
+    assert rows["actions_executed_missing"].mean() > 0.9
+    held = collected(ARM, constant([1]), [c.DiscretizeActions(5), c.GaussianNoise(0.5), c.RepeatActions(2)])
+    np.testing.assert_array_equal(held["actions_executed_missing"], held["actions_for_env"][:, 0] != 3)
+    whole = collected(ARM, constant([1]), [c.DiscretizeActions(5), c.GaussianNoise(0.5)], batch_mode="complete")
+    with (
+        external.make({"agent_0": (OBS, ARM), "agent_1": (OBS, ARM)}, num_envs=1) as envs,
+        pytest.raises(ArgumentError, match="marked in 'actions_executed_missing'"),
+        replay(whole, envs),
+    ):
+        pass
+
+
+def test_no_column_where_actions_follow_from_the_policys() -> None:
     for space, policy, chain in (
         (ARM, constant([0.0]), None),
         (Discrete(5), constant(1), [c.MaskInvalid(), c.StickyActions(0.5)]),
-        (ARM, constant([0]), [c.DiscretizeActions(5), c.GaussianNoise(0.5)]),
+        (ARM, constant([0]), [c.DiscretizeActions(5)]),
     ):
         options = {} if chain is None else {"action_connectors": chain}
         with SyncVectorEnv([lambda space=space: SampledEnv(OBS, space)]) as envs:
