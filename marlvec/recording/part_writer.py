@@ -34,8 +34,8 @@ class PartWriter:
     """Writes batches in a thread, in their order, as the parts of a recording.
 
     A part is published once its rows have ``part_bytes``, or are ``part_seconds`` old. ``queue_size`` batches may wait;
-    ``on_full`` is what `put` does if the queue or the disk is full; it waits ``full_seconds`` for a full disk. ``handle``
-    is the manifest's open file; written parts are added to ``manifest``.
+    ``on_full`` is what `put` does if the queue or the disk is full; it waits ``full_seconds`` for a full disk.
+    ``handle`` is the manifest's open file; written parts are added to ``manifest``.
     """
 
     def __init__(
@@ -146,8 +146,8 @@ class PartWriter:
                 self._changed.notify_all()
             self._end()
             raise ResourceError(
-                f"Recorder({str(self._folder)!r}): cannot write ({cause!r}): {rows:,} rows are lost; the parts that its "
-                f"manifest lists are complete"
+                f"Recorder({str(self._folder)!r}): cannot write ({cause!r}): {rows:,} rows are lost; the parts that "
+                f"its manifest lists are complete"
             ) from error
 
     def _end(self) -> None:
@@ -387,7 +387,7 @@ _running: set[PartWriter] = set()
 
 @atexit.register
 def _finish_all() -> None:
-    """Finish all writers before the interpreter ends: a thread that were inside pyarrow then would abort the process."""
+    """Finish all writers before the interpreter ends: a thread inside pyarrow would then abort the process."""
     # Not by weakref.finalize: Ctrl-C in any object's finalizer skips all finalizers after it.
     for writer in list(_running):
         try:

@@ -42,8 +42,8 @@ class Recorder(ClosingCallback):
     recording holds the first part of the collected rows: a killed process loses the unfinished part at most, and its
     session stays marked as not closed.
 
-    No batch is lost silently. If the disk is slow or full, collecting waits or raises; see ``on_full``. At the end of a
-    process whose disk is still full, rows that no part has are lost, and an error on stderr has their number. If another
+    No batch is lost silently. If the disk is slow or full, collecting waits or raises; see ``on_full``. If a process
+    ends while its disk is full, the rows of no part are lost, and an error on stderr has their number. If another
     callback or Ctrl-C keeps `Collector.collect` from returning a batch, its rows come again but are recorded once. If
     a collector continues from a checkpoint (`Collector.save`), its recorder drops the parts written after it, as
     their rows come again.
