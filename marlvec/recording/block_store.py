@@ -24,9 +24,10 @@ _BLOCKS = 4  # decoded blocks kept in memory
 _READ_BYTES = 1 << 18
 _BLANKS = {"off_policy": False, "action_mask": True, "next_action_mask": True}
 """Columns that begin late, and their values in the rows before: as the collector's own `ColumnForm.blanks`."""
-_NEVER_BLANK = frozenset(
-    "obs actions rewards next_obs terminated truncated t env_t next_env_t eps_id unroll_id env_id agent_index".split()
-)
+_NEVER_BLANK = {
+    *("obs", "next_obs", "actions", "rewards", "terminated", "truncated"),
+    *("t", "env_t", "next_env_t", "eps_id", "unroll_id", "env_id", "agent_index"),
+}
 """Columns without which a row is no decision: no value is invented for them."""
 
 
