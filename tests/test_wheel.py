@@ -179,3 +179,62 @@ def test_the_command_is_installed(python: Path, tmp_path: Path) -> None:
     assert "rollout" in run(python.parent / "marlvec", "--help", cwd=tmp_path)
     assert run(python.parent / "marlvec", "examples", "policies", "--copy", cwd=tmp_path) == "examples/policies.py\n"
     assert (tmp_path / "examples/policies.py").read_bytes() == (ROOT / "examples/policies.py").read_bytes()
+
+
+RECORD = """
+import marlvec
+with marlvec.make("simple_spread", 2, backend="sync") as envs, marlvec.Recorder("run") as recorder:
+    marlvec.Collector(envs, marlvec.RandomPolicy(), callbacks=[recorder], seed=0).collect(env_steps=60)
+data = marlvec.load_dataset("run")
+"""
+MAIN_CALLS = {
+    "parquet": RECORD + "assert len(list(data.episodes())) == 4",
+    "minari": RECORD
+    + """
+from marlvec.recording import from_minari, to_minari
+from_minari(to_minari(data, "spread/agent_0/random-v0", "agent_0"), "back")
+assert len(marlvec.load_dataset("back")["main"]) == len(data["main"]) // 3
+""",
+    "vault": RECORD
+    + """
+from marlvec.recording import from_vault, to_vault
+to_vault(data, "spread.vlt/Random")
+from_vault("spread.vlt/Random", "back")
+assert len(marlvec.load_dataset("back")["main"])
+""",
+    "openspiel": """
+import marlvec
+from marlvec.selfplay import alpha_rank
+assert len(alpha_rank([[0.0, 1.0], [-1.0, 0.0]])) == 2
+with marlvec.make("openspiel/kuhn_poker", 2, backend="sync") as envs:
+    envs.reset(seed=0)
+""",
+    "selfplay": """
+from marlvec.selfplay import OpenSkill
+OpenSkill()
+""",
+    "native": """
+import marlvec
+with marlvec.make("simple_spread", 2, backend="native") as envs:
+    envs.reset(seed=0)
+""",
+}
+"""What each extra is for, by extra: runs with nothing but the extra installed."""
+CHEAP = {"minari"}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param(extra, marks=pytest.mark.slow("a virtual environment") if extra in CHEAP else pytest.mark.soak)
+        for extra in MAIN_CALLS
+    ],
+)
+def test_an_extra_alone_is_enough_for_its_main_call(extra: str, wheel: Path, tmp_path: Path) -> None:
+    python = tmp_path / "venv" / "bin" / "python"
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    run(*pip, "install", "--quiet", "--no-compile", f"{wheel}[{extra}]", cwd=tmp_path)
+    home = {"MINARI_DATASETS_PATH": str(tmp_path / "minari")}
+    code = f"import os\nos.environ.update({home})\n{MAIN_CALLS[extra]}\nprint('done')"
+    assert run(python, "-c", code, cwd=tmp_path).splitlines()[-1] == "done"

@@ -24,6 +24,11 @@ _BLOCKS = 4  # decoded blocks kept in memory
 _READ_BYTES = 1 << 18
 _BLANKS = {"off_policy": False, "action_mask": True, "next_action_mask": True}
 """Columns that begin late, and their values in the rows before: as the collector's own `ColumnForm.blanks`."""
+_NEVER_BLANK = {
+    *("obs", "next_obs", "actions", "rewards", "terminated", "truncated"),
+    *("t", "env_t", "next_env_t", "eps_id", "unroll_id", "env_id", "agent_index"),
+}
+"""Columns without which a row is no decision: no value is invented for them."""
 
 
 class _Shelf(NamedTuple):
@@ -39,6 +44,9 @@ class BlockStore:
 
     ``verify``: whether a file's checksum is compared then. ``form`` has all columns that any file has; raises
     `CheckpointError`, which names the file, if columns of two files do not fit together.
+
+    A column that some files of any policy lack, such as a policy's ``values``, has NaN, 0, False or "" in their rows,
+    and a bool column ``values_missing`` that marks these rows.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, policy_id: str, *, verify: bool) -> None:
@@ -51,6 +59,7 @@ class BlockStore:
                 if file.policy_id == policy_id:
                     self._shelves.append(_Shelf(part, file, self.rows))
                     self.rows += file.rows
+        self._marks: dict[str, str] = {}  # name of a column that marks rows: the column that they lack
         self._starts = np.array([shelf.start for shelf in self._shelves], np.int64)
         self.form = self._join_forms()
         self._readers: OrderedDict[int, BlockReader] = OrderedDict()
@@ -68,7 +77,26 @@ class BlockStore:
             for name, one in form.forms.items():
                 if forms.setdefault(name, one) != one:
                     raise CheckpointError(self._path(shelf), f"has another dtype or shape of {name!r} than before")
-        return TableForm([[name, tree] for name, tree in columns.items()], forms)
+        for name in self._late_columns():
+            mark = f"{name}_missing"
+            if name in columns and mark not in columns and mark not in forms:
+                self._marks[mark] = name
+                forms[mark] = ["|b1", []]
+        return TableForm([*([name, tree] for name, tree in columns.items()), *([m, m] for m in self._marks)], forms)
+
+    def _late_columns(self) -> list[str]:
+        """Return the columns that only some files of a policy have, of any policy; not those with a known default."""
+        used = {(file.policy_id, file.form) for part in self._manifest.parts for file in part.files}
+        by_policy: dict[str, list[list[str]]] = {}
+        for policy_id, number in sorted(used):
+            by_policy.setdefault(policy_id, []).append([name for name, _ in self._manifest.forms[number][1].columns])
+        found = [
+            name
+            for files in by_policy.values()
+            for name in dict.fromkeys(name for columns in files for name in columns)
+            if not all(name in columns for columns in files) and name not in _BLANKS and name not in _NEVER_BLANK
+        ]
+        return list(dict.fromkeys(found))
 
     @property
     def files(self) -> list[tuple[Path, PartFile]]:
@@ -148,21 +176,25 @@ class BlockStore:
             found |= read_block(self._reader(k), b, shelf.file, form, lacking, path)
         for name in names:
             if name not in found:
-                found[name] = self._blank(name, rows, shelf)
+                found[name] = self._fill(name, rows, shelf)
             self._cached[k, b, name] = found[name]
             self._cached.move_to_end((k, b, name))
         while len(self._cached) > _BLOCKS * max(1, len(self.form.forms)):
             self._cached.popitem(last=False)
         return found
 
-    def _blank(self, name: str, rows: int, shelf: _Shelf) -> NDArray[Any]:
-        """Return the fill values of an array that a file lacks."""
+    def _fill(self, name: str, rows: int, shelf: _Shelf) -> NDArray[Any]:
+        """Return an array that a file lacks: a mark, or fill values."""
+        if name in self._marks:
+            lacks = all(self._marks[name] != known for known, _ in self._form_of(shelf).columns)
+            return np.full(rows, lacks, np.bool_)
         dtype, shape = self.form.forms[name]
-        if name not in _BLANKS:
+        column, kind = name.partition("/")[0], np.dtype(dtype).kind
+        if column in _NEVER_BLANK:
             raise CheckpointError(
                 self._path(shelf), f"lacks {name!r}, which other files have: choose columns= without it"
             )
-        return np.full((rows, *shape), _BLANKS[name], dtype)
+        return np.full((rows, *shape), _BLANKS.get(column, np.nan if kind == "f" else "" if kind == "U" else 0), dtype)
 
     def _reader(self, k: int) -> BlockReader:
         if (reader := self._readers.get(k)) is not None:

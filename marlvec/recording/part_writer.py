@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
+import sys
 import threading
 import warnings
 from collections import deque
@@ -15,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 from marlvec.collect.batch.arrow_columns import TableForm
 from marlvec.errors import ResourceError, StateError
 from marlvec.recording.files.draft_file import DraftFile, append_lines
-from marlvec.recording.files.manifest import Manifest, Part, Session, lines_of_part, part_path, session_line
+from marlvec.recording.files.manifest import MANIFEST, Manifest, Part, Session, lines_of_part, part_path, session_line
 from marlvec.recording.files.part_file import Format, PartFileWriter
 from marlvec.recording.repeated_rows import QueuedBatch, RepeatedRows
 
@@ -25,14 +27,15 @@ OnFull: TypeAlias = Literal["wait", "raise"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _RETRY_SECONDS = 1.0
+_EXIT_SECONDS = 30.0  # how long a recorder that was not closed waits for a full disk, at most
 
 
 class PartWriter:
     """Writes batches in a thread, in their order, as the parts of a recording.
 
     A part is published once its rows have ``part_bytes``, or are ``part_seconds`` old. ``queue_size`` batches may wait;
-    ``on_full`` is what `put` does if the queue or the disk is full. ``handle`` is the manifest's open file; written
-    parts are added to ``manifest``.
+    ``on_full`` is what `put` does if the queue or the disk is full; it waits ``full_seconds`` for a full disk.
+    ``handle`` is the manifest's open file; written parts are added to ``manifest``.
     """
 
     def __init__(
@@ -46,17 +49,21 @@ class PartWriter:
         part_seconds: float,
         queue_size: int,
         on_full: OnFull,
+        full_seconds: float,
     ) -> None:
         self._folder, self._handle, self._manifest = folder, handle, manifest
         self._format, self._part_bytes, self._part_seconds = format, part_bytes, part_seconds
-        self._queue_size, self._on_full = queue_size, on_full
+        self._queue_size, self._on_full, self._full_seconds = queue_size, on_full, full_seconds
+        self._pid = os.getpid()
         self._changed = threading.Condition()  # its lock is reentrant
         self._queue: deque[QueuedBatch] = deque()
         self._thread: threading.Thread | None = None
-        self._ending = self._closes_itself = False
+        self._ending = self._is_over = self._closes_itself = self._gives_up = False
         self._flushes_wanted = self._flushes_done = 0
-        self._attempts, self._has_warned = 0, False
+        self._open_rows = 0  # rows of the unfinished part, without those of the queue's first batch
+        self._attempts, self._has_warned, self._was_interrupted = 0, False, False
         self._trouble: OSError | None = None  # why the thread cannot write now; it retries
+        self._trouble_began = 0.0
         self._failure: BaseException | None = None  # why the thread has ended
         # Used by the thread only:
         self._open: dict[str, PartFileWriter] = {}
@@ -74,7 +81,8 @@ class PartWriter:
         `ResourceError`: the disk cannot be written to, or the queue is full and ``on_full="raise"``; `StateError`: the
         thread has failed.
         """
-        self._start()
+        if self._failure is None:
+            self._start()
         with self._changed:
             self._check_disk()
             while len(self._queue) >= self._queue_size:
@@ -91,29 +99,56 @@ class PartWriter:
     def flush(self) -> None:
         """Write and publish all queued batches. After a `ResourceError` (disk) nothing is lost: call again."""
         with self._changed:
-            if self._thread is None or self._ending:
+            if self._thread is None or self._is_over:
+                self._check_disk()
                 return
             self._flushes_wanted += 1
             wanted = self._flushes_wanted
             self._check_disk()
             self._changed.notify_all()
-            while self._flushes_done < wanted:
+            while self._flushes_done < wanted and not self._is_over:
                 self._changed.wait()
                 self._check_disk(retry=False)
 
     def close(self) -> None:
-        """Write all queued batches, mark the session as closed in the manifest, and end the thread. As `flush`."""
+        """Write all queued batches, mark the session as closed in the manifest, and end the thread. As `flush`.
+
+        If it raises `ResourceError`, the thread goes on trying: call again, or `finish`.
+        """
         if threading.current_thread() is self._thread:  # the recorder was garbage-collected in this thread
             with self._changed:
                 self._ending = self._closes_itself = True
             return
         try:
             self.flush()
-            self._note_close()
+            self._close_now()
         except StateError:
             self._end()
             raise
         self._end()
+
+    def finish(self) -> None:
+        """Close when nobody can call again: gives up the rows that cannot be written. Does nothing in a forked process.
+
+        `ResourceError`: rows are lost; also if Ctrl-C ends the wait for a slow disk.
+        """
+        if os.getpid() != self._pid:
+            return
+        self._full_seconds = min(self._full_seconds, _EXIT_SECONDS)
+        try:
+            self.close()
+        except StateError:
+            raise
+        except BaseException as error:
+            rows, cause = self.waiting_rows, self._trouble or error
+            with self._changed:
+                self._gives_up = True
+                self._changed.notify_all()
+            self._end()
+            raise ResourceError(
+                f"Recorder({str(self._folder)!r}): cannot write ({cause!r}): {rows:,} rows are lost; the parts that "
+                f"its manifest lists are complete"
+            ) from error
 
     def _end(self) -> None:
         thread = self._thread
@@ -122,6 +157,9 @@ class PartWriter:
             self._changed.notify_all()
         if thread is not None:
             thread.join()
+        self._close_handle()
+
+    def _close_handle(self) -> None:
         handle, self._handle = self._handle, -1
         if handle >= 0:  # else Ctrl-C came in an earlier call
             os.close(handle)
@@ -131,7 +169,7 @@ class PartWriter:
         """Rows that are in memory only, not in a published part."""
         with self._changed:
             queued = sum(table.rows for batch in self._queue for table in batch.tables.values())
-            return queued + sum(writer.rows for writer in list(self._open.values()))
+            return queued + self._open_rows
 
     def begin(self, about: Mapping[str, Any]) -> None:
         """Begin a session in the manifest, before the first batch."""
@@ -148,19 +186,29 @@ class PartWriter:
 
     def cannot_write(self, trouble: OSError) -> ResourceError:
         """Return the `ResourceError` for a failed write."""
+        what = "make room" if trouble.errno in _FULL else "put that right"
         return ResourceError(
             f"Recorder({str(self._folder)!r}): cannot write ({trouble}); {self.waiting_rows:,} rows wait in memory: "
-            f"make room, and call again"
+            f"{what}, and call again"
         )
 
     def _note_close(self) -> None:
         if self.session is None or self._manifest.sessions[self.session].closed:
             return
-        self._append_now({"close": self.session, "parts": len(self._manifest.parts)})
+        self._append([{"close": self.session, "parts": len(self._manifest.parts)}])
         self._manifest.sessions[self.session].closed = True
 
     def _append(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        path, own = self._folder / MANIFEST, os.fstat(self._handle)
+        if not os.path.samestat(path.stat(), own) and not own.st_nlink:  # what is written to it now would be lost
+            raise FileNotFoundError(errno.ENOENT, "was deleted while it was written", str(path))
         self._manifest.size = append_lines(self._handle, self._manifest.size, lines)
+
+    def _close_now(self) -> None:
+        try:
+            self._note_close()
+        except OSError as error:
+            raise self.cannot_write(error) from error
 
     def _append_now(self, line: Mapping[str, Any]) -> None:
         try:
@@ -173,12 +221,13 @@ class PartWriter:
             self._thread.join()
             self._thread = None
         if self._thread is None:
-            self._ending = False
+            self._ending = self._is_over = False
             self._thread = threading.Thread(target=self._run, name="marlvec-recorder", daemon=True)
             self._thread.start()
+            _running.add(self)
 
     def _check_disk(self, *, retry: bool = True) -> None:
-        """Raise if the thread has failed or cannot write; with ``on_full="wait"``, wait for space."""
+        """Raise if the thread has failed or cannot write; with ``on_full="wait"``, wait for space for a time."""
         while True:
             if self._failure is not None:
                 raise StateError(
@@ -188,12 +237,7 @@ class PartWriter:
             if self._trouble is None:
                 self._has_warned = False
                 return
-            if retry and not self._waits(self._trouble):
-                attempt, retry = self._attempts, False
-                self._changed.notify_all()
-                while self._trouble is not None and self._attempts == attempt and self._failure is None:
-                    self._changed.wait()
-            elif self._waits(self._trouble):
+            if (left := self._seconds_to_wait(self._trouble)) > 0:
                 if not self._has_warned:
                     self._has_warned = True
                     warnings.warn(
@@ -201,12 +245,23 @@ class PartWriter:
                         RuntimeWarning,
                         stacklevel=4,
                     )
-                self._changed.wait()
+                try:
+                    self._changed.wait(min(left, threading.TIMEOUT_MAX))
+                except BaseException:  # Ctrl-C: the with block that it leaves must not wait again
+                    self._was_interrupted = True
+                    raise
+            elif retry:
+                attempt, retry = self._attempts, False
+                self._changed.notify_all()
+                while self._trouble is not None and self._attempts == attempt and self._failure is None:
+                    self._changed.wait()
             else:
                 raise self.cannot_write(self._trouble) from self._trouble
 
-    def _waits(self, trouble: OSError) -> bool:
-        return self._on_full == "wait" and trouble.errno in _FULL
+    def _seconds_to_wait(self, trouble: OSError) -> float:
+        if self._on_full != "wait" or trouble.errno not in _FULL or self._was_interrupted:
+            return 0.0
+        return self._trouble_began + self._full_seconds - monotonic()
 
     # --- called by the thread
 
@@ -221,23 +276,31 @@ class PartWriter:
                 with self._changed:
                     if batch is not None:
                         self._queue.popleft()
+                        self._open_rows = sum(writer.rows for writer in self._open.values())
                     self._flushes_done = max(self._flushes_done, flushes)
                     self._changed.notify_all()
             if self._closes_itself:
                 self._publish()
-                self._note_close()
-                os.close(self._handle)
+                self._persist(self._note_close)
+                self._close_handle()
         except BaseException as error:
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
             for writer in self._open.values():
                 writer.discard()
+        finally:
+            _running.discard(self)
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
 
     def _next(self) -> tuple[QueuedBatch | None, int] | None:
         """Wait for work: (first queued batch, 0), or (None, number of flushes served) to publish; None to end."""
         with self._changed:
-            while not self._queue:
+            while not self._queue or self._gives_up:
+                if self._gives_up:
+                    raise _GivenUp
                 if self._flushes_wanted > self._flushes_done:
                     return None, self._flushes_wanted
                 if self._ending:
@@ -287,24 +350,47 @@ class PartWriter:
             self._manifest.forms += self._new_forms.values()
             self._manifest.parts.append(part)
             self._manifest.sessions[self.session].closed = False
-            self._open, self._new_forms, self._part_size = {}, {}, 0
+            self._open, self._new_forms, self._part_size, self._open_rows = {}, {}, 0, 0
             self._env_steps = 0
 
     def _persist(self, call: Callable[[], object]) -> Any:
         """Retry ``call`` until the disk accepts it; meanwhile `put` and `flush` wait, or raise the disk's error."""
         while True:
+            if self._gives_up:
+                raise _GivenUp
             try:
                 result = call()
             except OSError as error:
                 with self._changed:
+                    if self._trouble is None:
+                        self._trouble_began = monotonic()
                     self._trouble = error
                     self._attempts += 1
                     self._changed.notify_all()
-                    self._changed.wait(_RETRY_SECONDS)
+                    if not self._gives_up:
+                        self._changed.wait(_RETRY_SECONDS)
                 continue
             if self._trouble is not None:
                 with self._changed:
-                    self._trouble = None
+                    self._trouble, self._was_interrupted = None, False
                     self._attempts += 1
                     self._changed.notify_all()
             return result
+
+
+class _GivenUp(Exception):
+    """Raised in the thread: `PartWriter.finish` gave up what cannot be written."""
+
+
+_running: set[PartWriter] = set()
+
+
+@atexit.register
+def _finish_all() -> None:
+    """Finish all writers before the interpreter ends: a thread inside pyarrow would then abort the process."""
+    # Not by weakref.finalize: Ctrl-C in any object's finalizer skips all finalizers after it.
+    for writer in list(_running):
+        try:
+            writer.finish()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())

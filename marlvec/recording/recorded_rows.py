@@ -27,6 +27,11 @@ class RecordedRows:
     Rows are read on demand, into new arrays. ``len(rows)`` is their number; ``rows.keys()`` names the columns, the
     same as of `SampleBatch`. Made by `load_dataset`.
 
+    Batches may differ in their columns: with ``random_steps`` the first lack the policy's (``values``, ``logp``), and
+    with ``append=True`` another policy may have others. If a file lacks such a column, its rows have NaN, 0, False or
+    ``""``, and a bool column with the suffix ``_missing`` (``values_missing``) marks these rows. Columns without which
+    a row is no decision (``obs``, ``actions``, ``eps_id``, …) are never filled: reading them raises.
+
     Attributes:
         policy_id: The policy.
     """

@@ -42,7 +42,8 @@ class Recorder(ClosingCallback):
     recording holds the first part of the collected rows: a killed process loses the unfinished part at most, and its
     session stays marked as not closed.
 
-    No batch is lost silently. If the disk is slow or full, collecting waits or raises; see ``on_full``. If another
+    No batch is lost silently. If the disk is slow or full, collecting waits or raises; see ``on_full``. If a process
+    ends while its disk is full, the rows of no part are lost, and an error on stderr has their number. If another
     callback or Ctrl-C keeps `Collector.collect` from returning a batch, its rows come again but are recorded once. If
     a collector continues from a checkpoint (`Collector.save`), its recorder drops the parts written after it, as
     their rows come again.
@@ -66,6 +67,8 @@ class Recorder(ClosingCallback):
         on_full: ``"wait"``: collecting waits while the queue is full and, with a warning, while the disk is full.
             ``"raise"``: raises `ResourceError`; the batch is not recorded, and its rows come again with the next
             ``collect()``.
+        full_seconds: Seconds that ``"wait"`` waits for a full disk, also in `close`; then it does as ``"raise"``.
+            ``float("inf")``: until there is room, or Ctrl-C. Other errors of the disk always raise at once.
 
     Raises:
         ArgumentError: An argument is wrong; the folder holds something else, or a recording and ``append`` is False.
@@ -91,13 +94,15 @@ class Recorder(ClosingCallback):
         part_seconds: float = 60.0,
         queue_size: int = 2,
         on_full: OnFull = "wait",
+        full_seconds: float = 30.0,
     ) -> None:
         check_choice("format", format, ("parquet", "arrow"))
         check_choice("on_full", on_full, ("wait", "raise"))
         for name, value in (("part_bytes", part_bytes), ("queue_size", queue_size)):
             count_from(value, f"Recorder({name}={value!r})")
-        if not part_seconds > 0:
-            raise ArgumentError(f"Recorder(part_seconds={part_seconds!r}): expected a number above 0")
+        for name, seconds in (("part_seconds", part_seconds), ("full_seconds", full_seconds)):
+            if not seconds > 0:
+                raise ArgumentError(f"Recorder({name}={seconds!r}): expected a number above 0")
         if isinstance(drop, str):
             raise ArgumentError(f"Recorder(drop={drop!r}): expected a list of column names; write drop=[{drop!r}]")
         try:
@@ -120,9 +125,11 @@ class Recorder(ClosingCallback):
             part_seconds=part_seconds,
             queue_size=queue_size,
             on_full=on_full,
+            full_seconds=full_seconds,
         )
-        # If close() was forgotten: runs at the end of the process at the latest.
-        self._finalizer = weakref.finalize(self, _close, self._writer, os.getpid())
+        # If close() was forgotten, or failed.
+        self._finalizer = weakref.finalize(self, PartWriter.finish, self._writer)
+        self._finalizer.atexit = False  # the end of the process finishes all writers itself
         self._envs: dict[str, Any] | None = None
         self._has_schema = bool(self._manifest.sessions)
         try:
@@ -223,7 +230,11 @@ class Recorder(ClosingCallback):
         """
         self.flush()
         size = self._manifest.size
-        return {"bytes": size, "end": digest_before(self.folder / MANIFEST, size), "session": self._writer.session}
+        try:
+            end = digest_before(self.folder / MANIFEST, size)
+        except OSError as error:  # the folder was deleted
+            raise self._writer.cannot_write(error) from error
+        return {"bytes": size, "end": end, "session": self._writer.session}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Drop the parts that were written after `state_dict` was called; another recording stays as it is.
@@ -312,27 +323,24 @@ class Recorder(ClosingCallback):
             return
         self._envs = described
         if self._has_schema:
-            write_schema(self.folder, self._envs, self._notes)
+            self._write_schema()
 
     def _begin(self) -> None:
         """Begin a session in the manifest."""
         if not self._has_schema:
-            try:
-                write_schema(self.folder, self._envs, self._notes)
-            except OSError as error:
-                raise self._writer.cannot_write(error) from error
+            self._write_schema()
             self._has_schema = True
         self._writer.begin(self._about)
+
+    def _write_schema(self) -> None:
+        try:
+            write_schema(self.folder, self._envs, self._notes)
+        except OSError as error:
+            raise self._writer.cannot_write(error) from error
 
     def _check_open(self, what: str) -> None:
         if self.closed:
             raise ClosedError(f"Recorder({str(self.folder)!r}) is closed: {what}")
-
-
-def _close(writer: PartWriter, pid: int) -> None:
-    """Publish all parts and end the thread; does nothing in a forked process."""
-    if os.getpid() == pid:
-        writer.close()
 
 
 def _text_free(dtype: str) -> str:

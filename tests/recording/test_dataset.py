@@ -20,7 +20,7 @@ from marlvec.collect import MultiAgentBatch, SampleBatch
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.external import make as make_external
 from tests.collect.helpers.players import sync
-from tests.recording.runs import collector, make_batch, same_rows, two_lives, write
+from tests.recording.runs import collector, make_batch, policy_of, same_rows, two_lives, write
 
 pytest.importorskip("pyarrow")
 
@@ -300,6 +300,80 @@ def test_it_is_replayed(kind: str, tmp_path: Path) -> None:
     got = batch["main"]
     assert len(got) == len(rows)
     assert sorted(got["rewards"].tolist()) == sorted(rows["rewards"].tolist())
+
+
+def with_values(rows: Any) -> tuple[Any, dict[str, Any]]:
+    """Acts, with a number, a count and a pair as further columns."""
+    n = len(rows)
+    pair = {"a": np.full((n, 2), 7.0, np.float32), "b": np.full(n, 3)}
+    return np.ones(n, np.int64), {"values": np.full(n, 0.5, np.float32), "count": np.full(n, 2), "pair": pair}
+
+
+@pytest.mark.parametrize("how", ["random_steps", "append"])
+def test_columns_that_begin_late_are_filled_and_marked_in_every_view(how: str, tmp_path: Path) -> None:
+    def collect(policies: Any, batches: int, **options: Any) -> None:
+        with (
+            marlvec.make("simple_tag", 2, backend="native", max_cycles=5) as envs,
+            marlvec.Recorder(tmp_path / "run", append=True) as recorder,
+        ):
+            collects = marlvec.Collector(envs, policies, policy_of, callbacks=[recorder], seed=0, **options)
+            for _ in range(batches):
+                collects.collect(env_steps=20)
+
+    late = {"chasers": marlvec.FunctionPolicy(with_values), "runner": marlvec.FunctionPolicy(with_values)}
+    if how == "random_steps":
+        collect(late, 3, random_steps=20)
+    else:
+        # The chasers' columns begin late, those of the runner are in all files.
+        collect({**late, "chasers": marlvec.RandomPolicy()}, 1)
+        collect(late, 2)
+    with marlvec.load_dataset(tmp_path / "run") as data:
+        chasers = data["chasers"].read()
+        lacks_B = chasers["values_missing"]
+        assert lacks_B.dtype == np.bool_
+        assert 0 < lacks_B.sum() < len(chasers)
+        assert (np.isnan(chasers["values"]) == lacks_B).all()
+        assert (chasers["values"][~lacks_B] == 0.5).all()
+        assert (chasers["count_missing"] == lacks_B).all()
+        assert (chasers["count"] == np.where(lacks_B, 0, 2)).all()
+        assert (chasers["pair_missing"] == lacks_B).all()
+        assert (np.isnan(chasers["pair"]["a"]) == lacks_B[:, None]).all()
+        assert (chasers["pair"]["b"] == np.where(lacks_B, 0, 3)).all()
+        if how == "append":
+            assert not data["runner"].read()["values_missing"].any()
+        same_rows(data["chasers"].take(np.arange(len(chasers))), chasers)
+        counts = [rows["count"][rows["values_missing"]] for rows in data["chasers"].minibatches(7, seed=0)]
+        assert np.concatenate(counts).tolist() == [0] * lacks_B.sum()
+        episodes = list(data.episodes())
+        assert sum(len(one) for each in episodes for one in each.agent_episodes) == len(chasers) + len(data["runner"])
+        for rows in data.joint(["values", "values_missing", "rewards"]):
+            missing_TA = rows["values_missing"] & rows["acting"]
+            assert (np.isnan(rows["values"]) == missing_TA).all()
+        assert len(data.episode_table().returns) == len(episodes)
+
+
+def test_a_column_without_which_a_row_is_no_decision_is_not_filled(tmp_path: Path) -> None:
+    batches = [make_batch(0, 4, lambda n: {"x": n}), make_batch(4, 4, lambda n: {"x": n, "rewards": n * 1.0})]
+    write(tmp_path / "run", batches)
+    with marlvec.load_dataset(tmp_path / "run") as data:
+        assert data["main"].keys() == ["x", "rewards"]
+        with pytest.raises(CheckpointError, match="lacks 'rewards', which other files have: choose columns= without"):
+            data["main"].read()
+        assert data["main"].read(columns=["x"])["x"].tolist() == list(range(8))
+
+
+def test_a_recorded_column_with_the_name_of_a_mark_stays(tmp_path: Path) -> None:
+    marks = np.arange(8) % 2 == 0
+    batches = [
+        make_batch(0, 4, lambda n: {"x_missing": marks[n]}),
+        make_batch(4, 4, lambda n: {"x_missing": marks[n], "x": n, "name": n.astype(str)}),
+    ]
+    write(tmp_path / "run", batches)
+    with marlvec.load_dataset(tmp_path / "run") as data:
+        rows = data["main"].read()
+    assert rows["x_missing"].tolist() == marks.tolist()
+    assert rows["name"].tolist() == ["", "", "", "", "4", "5", "6", "7"]
+    assert rows["name_missing"].tolist() == [True] * 4 + [False] * 4
 
 
 def test_rows_without_ids_are_no_episodes(tmp_path: Path) -> None:

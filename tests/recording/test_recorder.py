@@ -7,8 +7,12 @@ import errno
 import gc
 import json
 import os
+import re
+import signal
+import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +31,7 @@ from marlvec.errors import (
     StateError,
 )
 from tests.recording.runs import collector, concat, make_batch, same_rows, write
-from tests.waiting import until
+from tests.waiting import until, within
 
 pytest.importorskip("pyarrow")
 
@@ -312,6 +316,142 @@ def test_another_error_of_the_disk_raises_in_any_case(disk: Disk, tmp_path: Path
     same(tmp_path / "run", [make_batch(0, 10, plain)])
 
 
+def test_waiting_for_a_full_disk_ends_in_an_error_and_a_later_call_writes_everything(
+    disk: Disk, tmp_path: Path
+) -> None:
+    batches = [make_batch(10 * k, 10, plain) for k in range(3)]
+    recorder = marlvec.Recorder(tmp_path / "run", part_bytes=1, full_seconds=0.2)
+    disk.error = OSError(errno.EDQUOT, "quota exceeded")
+    recorder.write(batches[0])
+    text = r"quota exceeded\); \d+ rows wait in memory: make room, and call again"
+    with pytest.warns(RuntimeWarning, match="waits for the disk: .*quota"), pytest.raises(ResourceError, match=text):
+        write_all(recorder, [*batches[1:], make_batch(30, 10, plain)])
+    with within(30, usual=1), pytest.raises(ResourceError, match="quota exceeded"):
+        recorder.close()  # one more attempt, no second wait
+    disk.error = None
+    recorder.flush()
+    kept = len(recorded(tmp_path / "run")["main"]) // 10
+    write_all(recorder, batches[kept:])
+    recorder.close()
+    same(tmp_path / "run", batches)
+
+
+@pytest.mark.parametrize("what", [marlvec.Recorder.flush, marlvec.Recorder.close])
+def test_ctrl_c_ends_the_wait_for_a_full_disk_and_the_block_does_not_wait_again(
+    what: Any, disk: Disk, tmp_path: Path
+) -> None:
+    with pytest.raises(ResourceError, match="no room"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with marlvec.Recorder(tmp_path / "run", part_bytes=1, full_seconds=float("inf")) as recorder:
+            disk.error = OSError(errno.ENOSPC, "no room")
+            recorder.write(make_batch(0, 10, plain))
+            until(lambda: disk.refused)
+            threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+            try:
+                what(recorder)
+            except KeyboardInterrupt:
+                raise ValueError("stopped") from None
+    disk.error = None
+    recorder.close()
+    same(tmp_path / "run", [make_batch(0, 10, plain)])
+
+
+ENDS = """
+import errno, os, resource, shutil, sys, threading, warnings
+import marlvec
+from pathlib import Path
+from tests.recording.runs import make_batch
+from tests.recording.test_recorder import plain
+from tests.waiting import until
+
+folder, what, on_full, format, how = Path(sys.argv[1]), *sys.argv[2:]
+warnings.simplefilter("ignore")
+write, refused = os.write, threading.Event()
+
+def refusing(handle, data):
+    if threading.current_thread().name != "marlvec-recorder":
+        return write(handle, data)
+    try:
+        if full and what.startswith("E") and what != "EFBIG":
+            raise OSError(getattr(errno, what), "no room")
+        return write(handle, data)
+    except OSError:
+        refused.set()
+        raise
+
+full, os.write = False, refusing
+recorder = marlvec.Recorder(folder, format, part_bytes=1, on_full=on_full, full_seconds=0.5)
+recorder.write(make_batch(0, 10, plain))
+recorder.flush()
+full = True
+if what == "EFBIG":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+if what == "gone":
+    shutil.rmtree(folder)
+recorder.write(make_batch(10, 5000, plain))
+if how == "close":
+    try:
+        recorder.close()
+    except marlvec.errors.ResourceError as error:
+        print("typed:", error)
+elif what.startswith("E"):
+    assert refused.wait(60)
+if how == "forget":
+    del recorder
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "on_full", "format", "how"),
+    [
+        ("ENOSPC", "raise", "parquet", "close"),
+        ("ENOSPC", "wait", "arrow", "exit"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow("a process each"))
+            for case in [
+                ("ENOSPC", "raise", "parquet", "exit"),
+                ("ENOSPC", "wait", "parquet", "close"),
+                ("ENOSPC", "raise", "arrow", "forget"),
+                ("EDQUOT", "wait", "parquet", "forget"),
+                ("EFBIG", "wait", "arrow", "close"),
+                ("EFBIG", "raise", "parquet", "exit"),
+                ("gone", "raise", "parquet", "close"),
+                ("gone", "wait", "parquet", "exit"),
+            ]
+        ),
+    ],
+)
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no limit of a file's size")
+def test_a_process_whose_disk_is_full_ends_by_itself_and_says_what_is_lost(
+    what: str, on_full: str, format: str, how: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", ENDS, str(tmp_path / "run"), what, on_full, format, how]
+    with within(90, usual=5):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 7, done.stderr
+    assert "Fatal" not in done.stderr
+    assert re.search(r"ResourceError: Recorder\(.*5,000 rows are lost; the parts .* are complete", done.stderr)
+    if how == "close":
+        assert re.search(r"typed: Recorder\(.*cannot write \(\[Errno .*5,000 rows wait in memory", done.stdout)
+    if what != "gone":
+        same(tmp_path / "run", [make_batch(0, 10, plain)])
+        assert not list((tmp_path / "run").glob("*/.*"))
+
+
+def test_a_folder_that_is_deleted_before_the_session_is_closed_is_an_error(tmp_path: Path) -> None:
+    recorder = marlvec.Recorder(tmp_path / "run")
+    recorder.write(make_batch(0, 10, plain))
+    recorder.flush()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    for call in (recorder.close, recorder.state_dict):
+        with pytest.raises(ResourceError, match="cannot write .*No such file.*: put that right, and call again"):
+            call()
+    (tmp_path / "moved").rename(tmp_path / "run")
+    recorder.close()
+    same(tmp_path / "run", [make_batch(0, 10, plain)])
+
+
 def test_a_queue_that_is_full_raises_or_waits(disk: Disk, tmp_path: Path) -> None:
     taken = [make_batch(0, 10, plain), make_batch(10, 10, plain)]
     recorder = marlvec.Recorder(tmp_path / "run", on_full="raise", queue_size=2, part_bytes=1)
@@ -418,6 +558,7 @@ def test_remains_of_a_killed_recorder_are_removed(tmp_path: Path) -> None:
         ({"part_bytes": 0}, r"part_bytes=0\): expected an integer of at least 1"),
         ({"queue_size": 1.5}, r"queue_size=1.5\)"),
         ({"part_seconds": -1}, r"part_seconds=-1\): expected a number above 0"),
+        ({"full_seconds": 0}, r"full_seconds=0\): expected a number above 0"),
         ({"drop": "infos"}, r"write drop=\['infos'\]"),
         ({"notes": {"x": object()}}, "expected JSON data"),
     ],

@@ -66,6 +66,9 @@ class PartFileWriter:
     def discard(self) -> None:
         """Delete the file and its rows."""
         self._draft.discard()
+        if self._writer is not None:  # they write when they are garbage-collected, too: into nothing now
+            self._writer.close()
+            self._stream.close()
 
     def _write_waiting(self) -> None:
         waiting, rows = self._waiting, self._waiting_rows
@@ -87,6 +90,7 @@ class PartFileWriter:
             self._writer = self._begin(table.schema.with_metadata({_KEY: note}))
         if made:
             self._writer.write_table(table, self._block_rows)
+            self._draft.catch_up()
         self._blocks += [min(self._block_rows, rows - start) for start in range(0, rows, self._block_rows)]
 
     def _begin(self, schema: Any) -> Any:
