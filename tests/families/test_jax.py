@@ -26,6 +26,7 @@ jnp = jax.numpy
 from gymnasium.spaces import Box  # noqa: E402  (jax first: without it nothing below is there)
 
 from tests.families.jax_worlds import LIMIT, Chase, Race  # noqa: E402
+from tests.properties.test_orders import check_orders  # noqa: E402
 
 CHASE, RACE = Chase(), Race()  # pools of the same world share what was compiled
 WORLDS: dict[str, Any] = {"chase": CHASE, "race": RACE}
@@ -227,6 +228,12 @@ def test_some_envs_can_be_reset_and_seeded_at_any_time() -> None:
         other.reset(env_ids=[3], seed=[8])
         for _ in range(3):
             same(envs.step(actions)[0][[0, 3]], other.step(actions)[0][[0, 3]])
+
+
+@pytest.mark.parametrize("mode", ["same_step", "next_step"])
+@pytest.mark.parametrize("world", [CHASE, RACE], ids=["chase", "race"])
+def test_the_order_of_a_request_changes_no_row(world: Any, mode: str) -> None:
+    check_orders(partial(marlvec.make, world, 4, autoreset_mode=mode))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -136,6 +136,7 @@ class JaxPool(Pool):
             self._unload(given_all=len(given) == len(ids))
             self._seed(ids[given], [seeds[k] for k in given])
             self._carry, rows = self._programs().begin(self._on_device(self._keys), self._on_device(self._counts))
+            places = ids = self._everyone  # the order of the rows, whatever the order of the request
         else:
             carry = self._loaded()
             if given:
