@@ -23,7 +23,7 @@ NUM_ENVS = 6
 jax = pytest.importorskip("jax", reason="the extra `jax` is not installed")
 jnp = jax.numpy
 
-from gymnasium.spaces import Box  # noqa: E402  (jax first: without it nothing below is there)
+from gymnasium.spaces import Box, Discrete, MultiDiscrete  # noqa: E402  (jax first: without it nothing below is there)
 
 from tests.families.jax_worlds import LIMIT, Chase, Race  # noqa: E402
 from tests.properties.test_orders import check_orders  # noqa: E402
@@ -437,6 +437,34 @@ class Changing(Race):
 def test_a_world_that_breaks_the_protocol_is_refused_when_it_is_made(wrong: Any, match: str) -> None:
     with pytest.raises(ContractError, match=match):
         marlvec.make(Broken(**wrong), 2)
+
+
+@pytest.mark.parametrize(
+    ("space", "size", "expected"),
+    [
+        (Box(-1, 1, (2,), np.float32), 3, "None, since it has no choices"),
+        (Discrete(15), 2, "15, one entry per choice"),
+        (MultiDiscrete([2, 3]), 3, "5, one entry per choice"),
+    ],
+)
+def test_a_mask_that_does_not_fit_the_actions_is_refused_when_the_world_is_made(
+    space: Any, size: int, expected: str
+) -> None:
+    class Masked(Race):
+        action_spaces = (space,) * 2
+        mask_sizes = (size,) * 2
+
+    with pytest.raises(ContractError, match=f"race.mask_sizes: agent 'red': expected {expected}"):
+        marlvec.make(Masked(), 2)
+
+
+def test_a_world_that_changed_after_it_was_compiled_is_refused() -> None:
+    world = Race(goal=9)
+    marlvec.make(world, 2).close()
+    marlvec.make(world, 3).close()
+    world.goal = 20
+    with pytest.raises(ContractError, match=r"race: .* got changed attributes \['goal'\].* build another world"):
+        marlvec.make(world, 2)
 
 
 def test_spaces_that_change_are_refused() -> None:

@@ -140,7 +140,7 @@ class PoolShard(BatchedShard):
         done = reply.done
         assert done is not None
         if self._limit is not None:
-            self._check_limit(ids, began, done)
+            self._check_limit(ids, began, done, self._limit)
         if replaced is None:
             self._buffers.reward[rows] = reply.reward
         else:  # these keep the reward of the step that ended their episode
@@ -213,9 +213,8 @@ class PoolShard(BatchedShard):
             empty = ids[began & ~reply.present.any(axis=1)].tolist()
             raise self._broken(f"in envs {empty} no agent is there after a reset")
 
-    def _check_limit(self, ids: Ids, began: BoolArray | None, done: BoolArray) -> None:
+    def _check_limit(self, ids: Ids, began: BoolArray | None, done: BoolArray, limit: int) -> None:
         """Count the steps of episodes; raise if the pool ignores ``max_episode_steps``, which it received."""
-        limit = self._limit
         self._elapsed[ids] += 1
         self._elapsed[ids[done if began is None else done | began]] = 0
         if np.count_nonzero(longer := self._elapsed[ids] >= limit):

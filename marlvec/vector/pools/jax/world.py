@@ -124,7 +124,7 @@ class JaxWorld(ABC):
             if size is not None and size != (choices := count_choices(space)):
                 wanted = f"{choices}, one entry per choice" if choices is not None else "None, since it has no choices"
                 raise ContractError(
-                    f"{self.name}.mask_sizes: agent {agent!r}: expected {wanted} of the action space {space}, got {size}"
+                    f"{self.name}.mask_sizes: agent {agent!r}: expected {wanted} of {space}, got {size}"
                 )
         return EnvSpec(self.name, agents, *spaces, sizes, state_space=self.state_space, metadata=dict(self.metadata))
 
