@@ -32,10 +32,13 @@ if typing.TYPE_CHECKING:
     from marlvec.vector import (
         AsyncVectorEnv,
         Fault,
+        JaxMarlWorld,
         JaxRows,
         JaxWorld,
+        JumanjiWorld,
         NativeVectorEnv,
         PerEnv,
+        PgxWorld,
         PoolVectorEnv,
         RestartLimit,
         SyncVectorEnv,
@@ -63,9 +66,9 @@ else:
         "marlvec.recording.recorder": "Recorder",
         "marlvec.registry": "register",
         "marlvec.vector": (
-            "AsyncVectorEnv Fault JaxRows JaxWorld NativeVectorEnv PerEnv PoolVectorEnv RestartLimit SyncVectorEnv "
-            "ThreadVectorEnv VectorEnv VectorStep env_seeds infos_from_list infos_to_list load_state save_state "
-            "tile_frames"
+            "AsyncVectorEnv Fault JaxMarlWorld JaxRows JaxWorld JumanjiWorld NativeVectorEnv PerEnv PgxWorld "
+            "PoolVectorEnv RestartLimit SyncVectorEnv ThreadVectorEnv VectorEnv VectorStep env_seeds infos_from_list "
+            "infos_to_list load_state save_state tile_frames"
         ),
     }
 
@@ -106,6 +109,9 @@ __all__ = [
     "MultiAgentEnv",
     "JaxWorld",
     "JaxRows",
+    "JaxMarlWorld",
+    "JumanjiWorld",
+    "PgxWorld",
     "RecordVideo",
     "tile_frames",
     "connectors",

@@ -27,7 +27,7 @@ SURFACE = {
         Policy RandomPolicy FunctionPolicy ScriptedPolicy PolicyMap save_checkpoint load_checkpoint
         Callback LiveTable TensorBoardLogger JSONLinesLogger
         Recorder load_dataset
-        MultiAgentEnv JaxWorld JaxRows
+        MultiAgentEnv JaxWorld JaxRows JaxMarlWorld JumanjiWorld PgxWorld
     """,
     "marlvec.connectors": """
         ActionConnector AgentConnector AgentTable Connector LearnerConnector Pipeline RowRandom Rows

@@ -11,6 +11,9 @@ from marlvec.vector.data.infos import infos_from_list, infos_to_list
 from marlvec.vector.data.saved_states import load_state, save_state
 from marlvec.vector.faults.recovery import Fault
 from marlvec.vector.faults.restarts import RestartLimit
+from marlvec.vector.pools.jax.jaxmarl import JaxMarlWorld
+from marlvec.vector.pools.jax.jumanji import JumanjiWorld
+from marlvec.vector.pools.jax.pgx import PgxWorld
 from marlvec.vector.pools.jax.world import JaxRows, JaxWorld
 from marlvec.vector.seeding import env_seeds
 from marlvec.vector.vector_env import VectorEnv
@@ -25,6 +28,9 @@ __all__ = [
     "PoolVectorEnv",
     "JaxRows",
     "JaxWorld",
+    "JaxMarlWorld",
+    "JumanjiWorld",
+    "PgxWorld",
     "PerEnv",
     "Fault",
     "RestartLimit",

@@ -23,9 +23,10 @@ NUM_ENVS = 6
 jax = pytest.importorskip("jax", reason="the extra `jax` is not installed")
 jnp = jax.numpy
 
-from gymnasium.spaces import Box  # noqa: E402  (jax first: without it nothing below is there)
+from gymnasium.spaces import Box, Discrete, MultiDiscrete  # noqa: E402  (jax first: without it nothing below is there)
 
 from tests.families.jax_worlds import LIMIT, Chase, Race  # noqa: E402
+from tests.properties.test_orders import check_orders  # noqa: E402
 
 CHASE, RACE = Chase(), Race()  # pools of the same world share what was compiled
 WORLDS: dict[str, Any] = {"chase": CHASE, "race": RACE}
@@ -229,6 +230,12 @@ def test_some_envs_can_be_reset_and_seeded_at_any_time() -> None:
             same(envs.step(actions)[0][[0, 3]], other.step(actions)[0][[0, 3]])
 
 
+@pytest.mark.parametrize("mode", ["same_step", "next_step"])
+@pytest.mark.parametrize("world", [CHASE, RACE], ids=["chase", "race"])
+def test_the_order_of_a_request_changes_no_row(world: Any, mode: str) -> None:
+    check_orders(partial(marlvec.make, world, 4, autoreset_mode=mode))
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("world", [CHASE, RACE], ids=["chase", "race"])
 def test_a_saved_state_goes_on_bit_by_bit(world: Any, mode: str) -> None:
@@ -430,6 +437,34 @@ class Changing(Race):
 def test_a_world_that_breaks_the_protocol_is_refused_when_it_is_made(wrong: Any, match: str) -> None:
     with pytest.raises(ContractError, match=match):
         marlvec.make(Broken(**wrong), 2)
+
+
+@pytest.mark.parametrize(
+    ("space", "size", "expected"),
+    [
+        (Box(-1, 1, (2,), np.float32), 3, "None, since it has no choices"),
+        (Discrete(15), 2, "15, one entry per choice"),
+        (MultiDiscrete([2, 3]), 3, "5, one entry per choice"),
+    ],
+)
+def test_a_mask_that_does_not_fit_the_actions_is_refused_when_the_world_is_made(
+    space: Any, size: int, expected: str
+) -> None:
+    class Masked(Race):
+        action_spaces = (space,) * 2
+        mask_sizes = (size,) * 2
+
+    with pytest.raises(ContractError, match=f"race.mask_sizes: agent 'red': expected {expected}"):
+        marlvec.make(Masked(), 2)
+
+
+def test_a_world_that_changed_after_it_was_compiled_is_refused() -> None:
+    world = Race(goal=9)
+    marlvec.make(world, 2).close()
+    marlvec.make(world, 3).close()
+    world.goal = 20
+    with pytest.raises(ContractError, match=r"race: .* got changed attributes \['goal'\].* build another world"):
+        marlvec.make(world, 2)
 
 
 def test_spaces_that_change_are_refused() -> None:

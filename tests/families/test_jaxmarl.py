@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import numpy as np
 import pytest
 
 import marlvec
-from marlvec.errors import ArgumentError, EnvArgumentError, UnknownEnvError
+from marlvec.envs.making.catalog import _JAX_ENVS, BRAX_ENVS, JAXMARL
+from marlvec.errors import ArgumentError, ContractError, EnvArgumentError, UnknownEnvError
 
 pytestmark = pytest.mark.slow("compiles worlds of JAX")
 
 
 jax = pytest.importorskip("jax", reason="the extra `jaxmarl` is not installed")
-pytest.importorskip("jaxmarl", reason="the extra `jaxmarl` is not installed")
+jaxmarl = pytest.importorskip("jaxmarl", reason="the extra `jaxmarl` is not installed")
 jnp = jax.numpy
 
 from marlvec.vector.pools.jax.jaxmarl import JaxMarlWorld  # noqa: E402  (jaxmarl first)
@@ -233,3 +235,67 @@ def test_the_example_trains_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFi
     run("mappo_smax", "--total-timesteps", 512, *small, "--resume")
     said = capsys.readouterr().out
     assert len(re.findall(r"^ +(?:random|marines): return \d\.\d\d, battles won \d+%$", said, re.M)) == 4
+
+
+def test_a_tell_in_the_last_step_terminates() -> None:
+    """`switch_riddle` has a limit and no `is_terminal`: its step with the limit out of reach says why it ends."""
+    with marlvec.make("jaxmarl/switch_riddle", 4, num_agents=3, autoreset_mode="disabled") as envs:
+        limit = envs.get_attr("world")[0].env.max_steps
+        for told in (True, False):
+            envs.reset(seed=0)
+            for t in range(limit):
+                tell = told and t == limit - 1
+                actions = np.full((4, 3), envs.get_attr("world")[0].env.game_actions["TELL"] if tell else 0)
+                _, _, terminated, truncated, _ = envs.step(actions)
+            assert terminated.all() == terminated.any() == told
+            assert truncated.all() == truncated.any() == (not told)
+
+
+def test_a_redirected_stdout_stays_redirected() -> None:
+    """JaxMARL's import replaces it; in a process of its own, since imports happen once."""
+    code = (
+        "import contextlib, io, marlvec\n"
+        "with contextlib.redirect_stdout(io.StringIO()) as text:\n"
+        "    marlvec.make('jaxmarl/MPE_simple_v3', 1).close()\n"
+        "    print('inside')\n"
+        "assert text.getvalue() == 'inside\\n', text.getvalue()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=170)
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [("storm", "raised KeyError: 0"), ("storm_2p", "raised AttributeError"), ("storm_np", "raised TypeError")],
+)
+def test_envs_that_break_jaxmarls_protocol_are_named(name: str, match: str) -> None:
+    with pytest.raises(ContractError, match=f"jaxmarl/{name}: expected an env with JaxMARL's protocol.*{match}"):
+        marlvec.make(f"jaxmarl/{name}", 1)
+
+
+@pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types:FutureWarning")  # jaxnav's own
+@pytest.mark.parametrize(("name", "options"), [("HeuristicEnemySMAX", {"action_type": "continuous"}), ("jaxnav", {})])
+def test_masks_of_continuous_actions_are_refused(name: str, options: Any) -> None:
+    with pytest.raises(ContractError, match=f"jaxmarl/{name}.mask_sizes: .*expected None"):
+        marlvec.make(f"jaxmarl/{name}", 1, **options)
+
+
+def test_a_global_state_by_agent_becomes_one_vector() -> None:
+    with marlvec.make("jaxmarl/MPE_simple_facmac_v1", 2, state=True) as envs:
+        _, infos = envs.reset(seed=0)
+        assert infos["state"].shape == (2, *envs.state_space.shape)
+
+
+@pytest.mark.slow("builds every listed env")
+def test_every_listed_env_can_be_described() -> None:
+    for name in _JAX_ENVS[JAXMARL].split():
+        if name not in BRAX_ENVS:
+            assert JaxMarlWorld(name).spec().agents
+
+
+def test_a_built_env_is_a_world() -> None:
+    env = jaxmarl.make("MPE_simple_spread_v3", num_agents=2)
+    named = partial(marlvec.make, "jaxmarl/MPE_simple_spread_v3", num_agents=2)
+    with marlvec.make(JaxMarlWorld(env), 2) as envs, named(2) as other:
+        assert np.array_equal(envs.reset(seed=1)[0], other.reset(seed=1)[0])
+    with pytest.raises(ArgumentError, match=r"expected no arguments with a built env, got \['num_agents'\]"):
+        JaxMarlWorld(env, num_agents=3)

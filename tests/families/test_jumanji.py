@@ -227,3 +227,13 @@ def test_actions_of_another_kind_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(kind, "action_spec", unlike)
     with pytest.raises(ContractError, match=r"jumanji/Connector-v3: action_spec: expected choices from 0 on"):
         marlvec.make("jumanji/Connector-v3", 2)
+
+
+def test_a_built_env_is_a_world() -> None:
+    env = jumanji.make("RobotWarehouse-v0", time_limit=2)
+    with marlvec.make(marlvec.JumanjiWorld(env), 2) as envs:
+        envs.reset(seed=0)
+        envs.step(envs.random_action())
+        assert envs.step(envs.random_action())[3].all()
+    with pytest.raises(ArgumentError, match="expected no arguments with a built env"):
+        marlvec.JumanjiWorld(env, time_limit=3)

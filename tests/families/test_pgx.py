@@ -21,6 +21,8 @@ jax = pytest.importorskip("jax", reason="the extra `pgx` is not installed")
 pytest.importorskip("pgx", reason="the extra `pgx` is not installed")
 jnp = jax.numpy
 
+from pgx.go import Go  # noqa: E402  (after the check that it is installed)
+
 from marlvec.vector.pools.jax.pgx import PgxWorld  # noqa: E402  (pgx first)
 from tests.examples.scripts import run  # noqa: E402
 
@@ -159,3 +161,12 @@ def test_the_league_trains_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
     assert len(re.findall(r"^main against random: \d+\.\d% \[.*\] of 4$", said, re.M)) == 2
     assert said.splitlines()[-1] == f"wrote last.npz, pool, hex.png into {kept}"
     assert {"main_0", "exploiter_0", "random"} <= set(read_opponents(kept / "pool", marlvec.RandomPolicy))
+
+
+def test_a_built_game_is_a_world() -> None:
+    """Go's limit of plies is no argument of ``pgx.make``."""
+    with marlvec.make(marlvec.PgxWorld(Go(size=9, max_terminal_steps=6)), 2) as envs:
+        envs.reset(seed=0)
+        for t in range(6):
+            terminated = envs.step(envs.random_action())[2]
+            assert terminated.all() == (t == 5)

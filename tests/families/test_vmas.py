@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import marlvec
 from marlvec.errors import ArgumentError, MissingExtraError, UnknownEnvError
+from tests.properties.test_orders import check_orders
 
 
 def test_without_vmas_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,3 +255,8 @@ def test_unsupported_arguments_raise() -> None:
             envs.reset(options={"level": 1})
         with pytest.raises(ArgumentError, match="steps all its envs at once"):
             envs.send(envs.random_action(env_ids=[0]), [0])
+
+
+def test_the_order_of_a_request_changes_no_row() -> None:
+    """A seed of all envs is env 0's, wherever env 0 stands in the request."""
+    check_orders(partial(marlvec.make, "vmas/navigation", 4, n_agents=2, max_steps=7), some=False, states=False)

@@ -251,3 +251,34 @@ def test_a_collector_runs_on_a_stream() -> None:
         ends = rows.terminated
         assert ends.sum() >= 20
         assert (rows.action_mask[np.arange(len(rows)), rows.actions]).all()
+
+
+@pytest.mark.parametrize("task", ["TicTacToe-v1", "Go9x9-v1", "IntersectionMultiAgent-v0", "Catch-v0"])
+def test_a_time_limit_that_envpool_ignores_is_refused(task: str) -> None:
+    with pytest.raises(ArgumentError, match=f"max_episode_steps=4: EnvPool's {task} ignores a time limit"):
+        marlvec.make(f"envpool/{task}", 2, max_episode_steps=4)
+
+
+@pytest.mark.slow("64 envs of two players, by two threads")
+@pytest.mark.parametrize("task", ["IntersectionMultiAgent-v0", "TicTacToe-v1"])
+def test_players_rows_are_those_of_their_envs_whatever_the_threads_do(task: str) -> None:
+    """EnvPool's rows come in the order in which its threads are ready; actions go by env."""
+
+    def played(num_envs: int, **options: Any) -> list[list[bytes]]:
+        told: list[list[bytes]] = [[] for _ in range(num_envs)]
+        with marlvec.make(f"envpool/{task}", num_envs, **options) as envs:
+            _, infos = envs.reset(seed=list(range(num_envs)))
+            for k in range(20):
+                actions = np.zeros((num_envs, len(envs.agents)), np.int64)
+                for i in range(num_envs):
+                    for a in range(len(envs.agents)):
+                        allowed = np.flatnonzero(infos["action_mask"][i, a]) if "action_mask" in infos else range(3)
+                        actions[i, a] = np.random.default_rng([i, a, k]).choice(allowed)
+                obs, *parts, infos = envs.step(actions)
+                for i in range(num_envs):
+                    told[i] += [part[i].tobytes() for part in (obs, *parts, infos["alive"], infos["acting"])]
+        return told
+
+    many = played(64, num_threads=2)
+    assert many[:4] == played(4, num_threads=1)
+    assert len({tuple(one) for one in many}) > 10

@@ -100,7 +100,9 @@ def build_pool(recipes: Sequence[EnvRecipe], autoreset_mode: str) -> Pool:
     asked = {"render_mode": first.render_mode, "max_episode_steps": first.max_episode_steps}
     given = {key: value for key, value in asked.items() if value is not None}
     if factory.entry.family == "gymnasium":
-        return GymnasiumPool(_gymnasium_envs(factory, len(recipes), given, autoreset_mode))
+        found = GymnasiumPool(_gymnasium_envs(factory, len(recipes), given, autoreset_mode))
+        found.promised_limit = _limit_of(first)
+        return found
     factory = factory.with_kwargs(**given)
     if factory.takes("autoreset_mode"):
         factory = factory.with_kwargs(autoreset_mode=autoreset_mode)
@@ -118,6 +120,7 @@ def build_pool(recipes: Sequence[EnvRecipe], autoreset_mode: str) -> Pool:
         if pool.num_envs != len(recipes):
             raise ContractError(f"{name}: expected a pool of num_envs={len(recipes)}, got one of {pool.num_envs}")
         _refuse_padding(pool, first)
+        pool.promised_limit = _limit_of(first)
     except BaseException:
         if hasattr(built, "close"):
             built.close()
@@ -125,6 +128,11 @@ def build_pool(recipes: Sequence[EnvRecipe], autoreset_mode: str) -> Pool:
     if isinstance(pool, EnvPoolAdapter) and pool is not built and takes_seeds:
         pool.made_by(make)
     return pool
+
+
+def _limit_of(recipe: EnvRecipe) -> int | None:
+    limit = recipe.max_episode_steps
+    return limit if limit is not None and limit > 0 else None  # Gymnasium's -1 means no limit
 
 
 def is_world_class(target: Any) -> bool:

@@ -115,6 +115,7 @@ class EnvPoolAdapter(Pool):
             own(ids.astype(np.int32))
         elif len(ids) == len(self._everyone):
             pool.async_reset()
+            self._last = self._everyone  # the order of the rows, whatever the order of the request
         else:
             self._resetting = ids
 

@@ -16,6 +16,8 @@ from marlvec.vector.pools.suites import check_known
 
 __all__ = ["build"]
 
+_NO_LIMIT = 2**31 - 1
+
 
 def build(
     num_envs: int, *, task_id: str, batch_size: int | None = None, seed: Any = None, **kwargs: Any
@@ -31,6 +33,8 @@ def build(
         raise ArgumentError(f"env_type={kwargs['env_type']!r}: marlvec reads EnvPool's 'gymnasium' answers only")
     if batch_size is not None and not 1 <= batch_size <= num_envs:
         raise ArgumentError(f"batch_size: expected 1 to num_envs={num_envs}, got {batch_size!r}")
+    if "max_episode_steps" in kwargs:
+        _refuse_ignored_limit(task_id, kwargs["max_episode_steps"])
     players = form_of(envpool.make_spec(task_id, **kwargs)).num_players
     if players == 1 and batch_size in (None, num_envs):
         batch, total = num_envs, num_envs
@@ -45,6 +49,16 @@ def build(
         return envpool.make(task_id, env_type="gymnasium", seed=first if seeds is None else seeds, **config)
 
     return EnvPoolAdapter(form, make_pool=make_pool, num_envs=num_envs)
+
+
+def _refuse_ignored_limit(task_id: str, limit: Any) -> None:
+    """Raise for tasks that ignore a time limit, and only call the ends of longer episodes truncations (1.2.5)."""
+    form = form_of(envpool.make_spec(task_id))
+    if form.num_players > 1 or form.max_episode_steps == _NO_LIMIT:
+        raise ArgumentError(
+            f"max_episode_steps={limit!r}: EnvPool's {task_id} ignores a time limit, and reports episodes that end "
+            f"later as truncated; leave it out"
+        )
 
 
 def _good_batch(num_envs: int) -> int:

@@ -107,6 +107,7 @@ class Pool(ABC):
     synchronous: bool = True  # each request, of any number of envs, gets one reply, before the next request
     fills_idle: bool = False  # `send` itself replaces actions of agents that do not act by harmless ones
     brings_state: bool = False  # replies must have `PoolReply.state`; set before the first call
+    promised_limit: int | None = None  # a longer episode raises: the pool ignored its ``max_episode_steps``
 
     def warm_up(self) -> None:
         """Compile and allocate before the first call; ``brings_state`` is already set."""

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import difflib
+import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Space
 
-from marlvec.errors import UnknownEnvError
+from marlvec.errors import ArgumentError, UnknownEnvError
 from marlvec.extras import import_extra
 
-__all__ = ["array_space", "check_known", "import_suite"]
+__all__ = ["array_space", "check_built", "check_known", "import_suite"]
 
 
 def import_suite(module: str, what: str, extra: str) -> Any:
     """Import a suite that ``what`` needs, without its warnings; ``extra`` of marlvec installs it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return import_extra(module, what, f"pip install 'marlvec[{extra}]'")
+    streams = sys.stdout, sys.stderr  # JaxMARL's import replaces both
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return import_extra(module, what, f"pip install 'marlvec[{extra}]'")
+    finally:
+        sys.stdout, sys.stderr = streams
+
+
+def check_built(name: str, kwargs: Mapping[str, Any]) -> None:
+    """Raise if a world gets a built env, and arguments to build one."""
+    if kwargs:
+        raise ArgumentError(f"{name}: expected no arguments with a built env, got {sorted(kwargs)}; build it with them")
 
 
 def check_known(family: str, name: str, known: Iterable[str], listed_by: str = "`marlvec envs`") -> None:

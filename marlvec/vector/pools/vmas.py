@@ -127,7 +127,8 @@ class VmasPool(Pool):
             )
 
     def reset(self, ids: Ids, seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]) -> None:
-        self._request = partial(self._reset, ids, seeds[0] if len(seeds) else None)
+        first = seeds[int(ids.argmin())] if len(seeds) else None  # env 0's, if all envs are reset, in any order
+        self._request = partial(self._reset, ids, first)
 
     def send(self, ids: Ids, actions: Leaves, acting: BoolArray) -> None:
         if len(ids) < self.num_envs:

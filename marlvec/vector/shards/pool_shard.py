@@ -45,6 +45,7 @@ class PoolShard(BatchedShard):
         self._everyone = np.arange(n)
         self._presence = Presence(pool.spec, n)
         self._saved["had_rows"] = self._presence.had_rows
+        self._limit, self._elapsed = pool.promised_limit, np.zeros(n, np.int64)
         self._columns, self._final_columns = InfoColumns(n), InfoColumns(n)
         self._groups = pool.spec.groups
         self._members = [list(group.agents) for group in self._groups]
@@ -139,6 +140,8 @@ class PoolShard(BatchedShard):
         reply = self._presence.complete(reply, rows, self._buffers.alive[rows], began)
         done = reply.done
         assert done is not None
+        if self._limit is not None:
+            self._check_limit(ids, began, done, self._limit)
         if replaced is None:
             self._buffers.reward[rows] = reply.reward
         else:  # these keep the reward of the step that ended their episode
@@ -210,6 +213,16 @@ class PoolShard(BatchedShard):
         if reply.present is not None and not reply.present[began].any(axis=1).all():
             empty = ids[began & ~reply.present.any(axis=1)].tolist()
             raise self._broken(f"in envs {empty} no agent is there after a reset")
+
+    def _check_limit(self, ids: Ids, began: BoolArray | None, done: BoolArray, limit: int) -> None:
+        """Count the steps of episodes; raise if the pool ignores ``max_episode_steps``, which it received."""
+        self._elapsed[ids] += 1
+        self._elapsed[ids[done if began is None else done | began]] = 0
+        if np.count_nonzero(longer := self._elapsed[ids] >= limit):
+            raise self._broken(
+                f"max_episode_steps={limit}: expected the pool to truncate every agent after {limit} steps, got "
+                f"episodes that continue in envs {ids[longer].tolist()}: the pool ignores this argument; leave it out"
+            )
 
     def _finish(self, reply: PoolReply, done: BoolArray, report: Report) -> Ids:
         """Handle ended episodes, and begin the next ones if the mode requires it. Returns the envs that are ready."""
@@ -315,6 +328,7 @@ class PoolShard(BatchedShard):
 
     def _set_inner(self, ids: Ids, inner: Mapping[str, Any], places: Ids) -> None:
         self._pool.set_state(ids, inner, places)
+        self._elapsed[ids] = 0
         self._columns.forget(ids)
         self._final_columns.forget(ids)
 

@@ -502,6 +502,25 @@ def test_make_says_what_a_pool_cannot_do() -> None:
         PoolVectorEnv(turns(2), num_envs=2, done_on="any")
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_pool_that_ignores_its_time_limit_raises_in_the_step_of_the_limit(mode: str) -> None:
+    def limited(num_envs: int, max_episode_steps: int) -> Any:
+        assert max_episode_steps in (2, 4)
+        return PoolShop(factories_of("single, truncated", 2))(num_envs)
+
+    with marlvec.make(limited, 2, backend="pool", autoreset_mode=mode, max_episode_steps=4) as envs:
+        envs.reset()
+        for _ in range(4):
+            _, _, _, truncated, _ = envs.step(np.zeros((2, 1), np.int64))
+            if mode == "disabled" and truncated.any():
+                envs.reset(env_ids=truncated[:, 0])
+    with marlvec.make(limited, 2, backend="pool", autoreset_mode=mode, max_episode_steps=2) as envs:
+        envs.reset()
+        envs.step(np.zeros((2, 1), np.int64))
+        with pytest.raises(ContractError, match=r"max_episode_steps=2: .* the pool ignores this argument"):
+            envs.step(np.zeros((2, 1), np.int64))
+
+
 def test_envpool_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "envpool", None)
     monkeypatch.delitem(sys.modules, "marlvec.vector.pools.envpool_tasks", raising=False)

@@ -31,6 +31,8 @@ class WorldForm:
     def __init__(self, world: JaxWorld) -> None:
         self._jax = jax = import_jax(world.name)
         self._world, self._name = world, world.name
+        is_wide = jax.config.jax_enable_x64
+        self._hint = ", or leave JAX_ENABLE_X64 out, which not every suite's envs support" if is_wide else ""
         self.spec = self._read_spec()
         self._groups = self.spec.groups
         self._lone = len(self._groups) == 1
@@ -98,7 +100,9 @@ class WorldForm:
         return spec
 
     def _refuse(self, call: str, what: str, expected: str, got: Any) -> NoReturn:
-        raise ContractError(f"{self._name}.{call}(): {what}: expected {expected}, got {got}; correct the world")
+        raise ContractError(
+            f"{self._name}.{call}(): {what}: expected {expected}, got {got}; correct the world{self._hint}"
+        )
 
     def _run(self, call: str, function: Callable[[], Any]) -> Any:
         try:
@@ -106,7 +110,7 @@ class WorldForm:
         except MarlvecError:
             raise
         except Exception as error:
-            raise ContractError(f"{self._name}.{call}(): raised {type(error).__name__}: {error}") from error
+            raise ContractError(f"{self._name}.{call}(): raised {type(error).__name__}: {error}{self._hint}") from error
 
     def _trace(self, call: str, function: Callable[..., Any], *arguments: Any) -> tuple[Any, JaxRows]:
         found = self._run(call, lambda: self._jax.eval_shape(function, *arguments))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 
 from marlvec.envs.making.catalog import BRAX_ENVS
-from marlvec.errors import ArgumentError, ContractError, MissingExtraError
+from marlvec.errors import ArgumentError, ContractError, MarlvecError, MissingExtraError
 from marlvec.vector.pools.jax.world import JaxRows, JaxWorld
-from marlvec.vector.pools.suites import array_space, check_known, import_suite
+from marlvec.vector.pools.suites import array_space, check_built, check_known, import_suite
 
 __all__ = ["JaxMarlWorld"]
 
+_NO_LIMIT = 2**30
 _MASKS = ("get_avail_actions", "get_legal_moves")
 
 
@@ -25,16 +27,44 @@ class JaxMarlWorld(JaxWorld):
     Observations have the shape and dtype that the env really returns: Overcooked declares another one. An agent that
     dies (SMAX) is terminated then. An end at the env's ``max_steps`` truncates the agents that are alive, unless the
     game is over without it. In envs in which one agent has moves at a time (Hanabi), only that agent acts. Brax's are
-    made without their own autoreset, and report their truncations. A ``scenario`` or ``layout`` may be its name.
+    made without their own autoreset, and report their truncations. A ``scenario`` or ``layout`` may be its name. A
+    global state that is a dict (MPE_simple_facmac) becomes one vector, in the order of its sorted keys.
+
+    Args:
+        env_id: An id of JaxMARL, or an env of JaxMARL that is built already, also of a subclass of your own.
+        kwargs: For ``jaxmarl.make``; none with a built env.
+
+    Raises:
+        UnknownEnvError: JaxMARL has no such id.
+        ArgumentError: An argument with a built env, or an env that resets itself.
+        ContractError: The env breaks JaxMARL's protocol.
     """
 
-    def __init__(self, env_id: str, **kwargs: Any) -> None:
-        self.name = f"jaxmarl/{env_id}"
+    def __init__(self, env_id: Any, **kwargs: Any) -> None:
+        self.name = f"jaxmarl/{env_id if isinstance(env_id, str) else type(env_id).__name__}"
         import_suite("jaxmarl", f"env {self.name!r}", "jaxmarl")
-        registration = import_suite("jaxmarl.registration", f"env {self.name!r}", "jaxmarl")
-        check_known("jaxmarl", env_id, registration.registered_envs)
-        self._jax = jax = import_suite("jax", f"env {self.name!r}", "jax")
-        self.env = env = self._make(registration, env_id, kwargs)
+        self._jax = import_suite("jax", f"env {self.name!r}", "jax")
+        if isinstance(env_id, str):
+            registration = import_suite("jaxmarl.registration", f"env {self.name!r}", "jaxmarl")
+            check_known("jaxmarl", env_id, registration.registered_envs)
+            self.env = self._make(registration, env_id, kwargs)
+        else:
+            check_built(self.name, kwargs)
+            self.env = env_id
+            _refuse_autoreset(env_id, self.name)
+        try:
+            self._describe()
+        except MarlvecError:
+            raise
+        except Exception as error:
+            raise ContractError(
+                f"{self.name}: expected an env with JaxMARL's protocol, but its own code raised "
+                f"{type(error).__name__}: {error}; marlvec cannot run this env"
+            ) from error
+
+    def _describe(self) -> None:
+        """Read agents, spaces, masks and the time limit from the env."""
+        jax, env = self._jax, self.env
         self.agents = tuple(env.agents)
         key = jax.eval_shape(lambda: jax.random.key(0))
         obs, state = jax.eval_shape(env.reset, key)
@@ -47,8 +77,13 @@ class JaxMarlWorld(JaxWorld):
             self.mask_sizes = tuple(int(masks[agent].shape[0]) for agent in self.agents)
         self._by_turns = self._masks_of is not None and hasattr(state, "cur_player_idx")
         if hasattr(env, "get_world_state"):
-            found = jax.eval_shape(env.get_world_state, state)
+            found = jax.eval_shape(self.global_state, state)
             self.state_space = array_space(found.shape, found.dtype)
+        # Without `is_terminal`, the same step with the limit out of reach says whether the game ends by itself.
+        self._untimed: Any = None
+        if self._limit is not None and not hasattr(env, "is_terminal"):
+            self._untimed = copy(env)
+            self._untimed.max_steps = _NO_LIMIT
         self._groups = self.spec().groups
 
     def reset(self, key: Any) -> tuple[Any, JaxRows]:
@@ -61,12 +96,19 @@ class JaxMarlWorld(JaxWorld):
         for group in self._groups:
             rows = actions if len(self._groups) == 1 else actions[group.name]
             own |= {self.agents[a]: rows[j] for j, a in enumerate(group.agents)}
+        untimed = None
+        if self._untimed is not None:
+            *_, untimed, _ = self._untimed.step_env(key, state, own)
         obs, state, rewards, dones, infos = self.env.step_env(key, state, own)
         over = dones["__all__"]
         done = self._stack(dones).astype(bool)
-        late = over & self._is_late(state)
-        # At the limit some envs call all agents done, and SMAX those that are dead.
-        terminated = jnp.where(late, done & ~done.all(), done | over)
+        if untimed is not None:
+            terminated = self._stack(untimed).astype(bool) | untimed["__all__"]
+            late = done & ~terminated | over
+        else:
+            late = over & self._is_late(state)
+            # At the limit some envs call all agents done, and SMAX those that are dead.
+            terminated = jnp.where(late, done & ~done.all(), done | over)
         of_env, of_agents = self._infos(infos)
         rows = self._rows(obs, state)._replace(
             rewards=self._stack(rewards).astype(jnp.float32),
@@ -78,7 +120,11 @@ class JaxMarlWorld(JaxWorld):
         return state, rows
 
     def global_state(self, state: Any) -> Any:
-        return self.env.get_world_state(state)
+        found = self.env.get_world_state(state)
+        if not isinstance(found, Mapping):
+            return found
+        jnp = self._jax.numpy
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in self._jax.tree.leaves(found)])
 
     def _is_late(self, state: Any) -> Any:
         """Return whether the time is up, and the game would not be over without that."""
@@ -145,7 +191,7 @@ class JaxMarlWorld(JaxWorld):
             except (ImportError, ValueError) as error:
                 if "is not installed" not in str(error):
                     raise
-                install = "pip install 'marlvec[brax]'" if env_id in BRAX_ENVS else str(error)
+                install = "pip install 'marlvec[brax]'" if env_id in BRAX_ENVS else "see JaxMARL's own pages"
                 raise MissingExtraError(
                     f"env {self.name!r}: expected a package that it needs, got {error}; to install it: {install}"
                 ) from error
@@ -161,6 +207,18 @@ class JaxMarlWorld(JaxWorld):
                 continue
             return method
         return None
+
+
+def _refuse_autoreset(env: Any, name: str) -> None:
+    """Raise for one of Brax's envs that was built with its own autoreset."""
+    inner = env
+    while inner is not None:
+        if type(inner).__name__ == "AutoResetWrapper":
+            raise ArgumentError(
+                f"{name}: expected an env built with auto_reset=False, got one that resets itself: final observations "
+                f"would be lost"
+            )
+        inner = vars(inner).get("env")
 
 
 def _arguments(env_id: str, kwargs: dict[str, Any]) -> dict[str, Any]:

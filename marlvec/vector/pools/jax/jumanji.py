@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Space
 
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.vector.pools.jax.world import JaxRows, JaxWorld
-from marlvec.vector.pools.suites import array_space, check_known, import_suite
+from marlvec.vector.pools.suites import array_space, check_built, check_known, import_suite
 
 __all__ = ["JumanjiWorld"]
 
@@ -28,14 +28,28 @@ class JumanjiWorld(JaxWorld):
     field whole. ``action_mask`` becomes the action mask; an agent whose mask allows nothing (MMST) does not act. Each
     agent gets the reward of a team. An end that only the env's ``time_limit`` brings truncates, also where Jumanji
     calls it a termination. Jumanji's discounts of single agents are the info ``"discount"``, its extras are infos.
+
+    Args:
+        env_id: An id of Jumanji, or an env of Jumanji that is built already, also of a subclass of your own.
+        kwargs: For ``jumanji.make``; none with a built env.
+
+    Raises:
+        UnknownEnvError: Jumanji has no such id.
+        ArgumentError: An argument with a built env, or an env with a single agent.
+        ContractError: Agents have unlike actions.
     """
 
-    def __init__(self, env_id: str, **kwargs: Any) -> None:
-        self.name = f"jumanji/{env_id}"
+    def __init__(self, env_id: Any, **kwargs: Any) -> None:
+        self.name = f"jumanji/{env_id if isinstance(env_id, str) else type(env_id).__name__}"
         jumanji = import_suite("jumanji", f"env {self.name!r}", "jumanji")
-        check_known("jumanji", env_id, sorted(jumanji.registered_environments()))
         self._jax = jax = import_suite("jax", f"env {self.name!r}", "jumanji")
-        self.env = env = jumanji.make(env_id, **kwargs)
+        if isinstance(env_id, str):
+            check_known("jumanji", env_id, sorted(jumanji.registered_environments()))
+            self.env = jumanji.make(env_id, **kwargs)
+        else:
+            check_built(self.name, kwargs)
+            self.env = env_id
+        env = self.env
         # MultiCVRP's vehicles are agents, too.
         if not hasattr(env, "num_agents") and type(env).__name__ != "MultiCVRP":
             raise ArgumentError(

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Discrete
 
 from marlvec.vector.pools.jax.world import JaxRows, JaxWorld
-from marlvec.vector.pools.suites import array_space, check_known, import_suite
+from marlvec.vector.pools.suites import array_space, check_built, check_known, import_suite
 
 __all__ = ["PgxWorld"]
 
@@ -18,14 +18,27 @@ class PgxWorld(JaxWorld):
     """A game of Pgx, ``pgx.make(game, **kwargs)``: one player acts at a time; all see the board, each from its side.
 
     The player who moves first is drawn with the episode, as Pgx does. A move that the mask forbids loses the game.
+
+    Args:
+        game: An id of Pgx, or a game of Pgx that is built already, also of a subclass of your own.
+        kwargs: For ``pgx.make``; none with a built game.
+
+    Raises:
+        UnknownEnvError: Pgx has no such id.
+        ArgumentError: An argument with a built game.
     """
 
-    def __init__(self, game: str, **kwargs: Any) -> None:
-        self.name = f"pgx/{game}"
+    def __init__(self, game: Any, **kwargs: Any) -> None:
+        self.name = f"pgx/{game if isinstance(game, str) else game.id}"
         pgx = import_suite("pgx", f"env {self.name!r}", "pgx")
-        check_known("pgx", game, pgx.available_envs())
         self._jax = jax = import_suite("jax", f"env {self.name!r}", "jax")
-        self.env = env = pgx.make(game, **kwargs)
+        if isinstance(game, str):
+            check_known("pgx", game, pgx.available_envs())
+            self.env = pgx.make(game, **kwargs)
+        else:
+            check_built(self.name, kwargs)
+            self.env = game
+        env = self.env
         num_players = int(env.num_players)
         self.agents = tuple(f"player_{a}" for a in range(num_players))
         with warnings.catch_warnings():

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from marlvec.envs.autoreset import AutoresetMode
@@ -136,6 +138,7 @@ class JaxPool(Pool):
             self._unload(given_all=len(given) == len(ids))
             self._seed(ids[given], [seeds[k] for k in given])
             self._carry, rows = self._programs().begin(self._on_device(self._keys), self._on_device(self._counts))
+            places = ids = self._everyone  # the order of the rows, whatever the order of the request
         else:
             carry = self._loaded()
             if given:
@@ -303,6 +306,12 @@ class JaxPool(Pool):
         if self._program is None:
             # Pools of one world, as it is, share what was compiled.
             known = vars(self.world).setdefault("_programs", {})
+            before = vars(self.world).setdefault("_compiled_from", now := _plain_values(self._jax, self.world))
+            if changed := sorted(name for name, value in before.items() if now.get(name, value) != value):
+                raise ContractError(
+                    f"{self.spec.name}: expected a world as it was when it was first compiled, got changed attributes "
+                    f"{changed}, which compiled code does not read; build another world"
+                )
             settings = self._limit, self.brings_state
             if settings not in known:
                 known[settings] = WorldProgram(
@@ -362,6 +371,26 @@ class JaxEnvView:
         """The world's state now, a pytree of arrays."""
         index = self.index
         return self._pool._jax.tree.map(lambda leaf: leaf[index], self._pool._loaded().world)
+
+
+def _plain_values(jax: Any, owner: Any, path: str = "", depth: int = 2) -> dict[str, Any]:
+    """Return numbers, texts and arrays among the public attributes of an object and its attributes, by path."""
+    found: dict[str, Any] = {}
+    for name, value in getattr(owner, "__dict__", {}).items():
+        where = f"{path}{name}"
+        if name.startswith("_"):
+            continue
+        if isinstance(value, (bool, int, float, str, bytes)):
+            found[where] = value
+        elif isinstance(value, np.ndarray) or (isinstance(value, jax.Array) and value.is_fully_addressable):
+            is_key = isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
+            array = np.asarray(jax.random.key_data(value) if is_key else value)
+            found[where] = array.shape, array.tolist() if array.dtype == object else array.tobytes()
+        elif isinstance(value, (tuple, list)):
+            found[where] = [item for item in value if isinstance(item, (bool, int, float, str))]
+        elif depth and not isinstance(value, (type, ModuleType, Space)) and not callable(value):
+            found |= _plain_values(jax, value, f"{where}.", depth - 1)
+    return found
 
 
 def _fresh_seeds(num_envs: int) -> list[int]:

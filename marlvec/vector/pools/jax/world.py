@@ -13,6 +13,7 @@ from gymnasium.spaces import Space
 
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ContractError
+from marlvec.spaces.action_masks import count_choices
 
 __all__ = ["JaxRows", "JaxWorld"]
 
@@ -105,7 +106,7 @@ class JaxWorld(ABC):
             Its agents, spaces and masks.
 
         Raises:
-            ContractError: It has no agents, names one twice, or a space is missing.
+            ContractError: It has no agents, names one twice, a space is missing, or a mask does not fit its space.
         """
         agents = tuple(self.agents)
         if not agents:
@@ -118,6 +119,12 @@ class JaxWorld(ABC):
             if len(got) != len(agents):
                 raise ContractError(
                     f"{self.name}.{what}: expected one for each of {len(agents)} agents, got {len(got)}"
+                )
+        for agent, space, size in zip(agents, spaces[1], sizes, strict=True):
+            if size is not None and size != (choices := count_choices(space)):
+                wanted = f"{choices}, one entry per choice" if choices is not None else "None, since it has no choices"
+                raise ContractError(
+                    f"{self.name}.mask_sizes: agent {agent!r}: expected {wanted} of {space}, got {size}"
                 )
         return EnvSpec(self.name, agents, *spaces, sizes, state_space=self.state_space, metadata=dict(self.metadata))
 
