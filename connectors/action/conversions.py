@@ -153,7 +153,9 @@ class UnsquashActions(LeafwiseActions):
     def undo(self, actions: Tree) -> Tree:
         leaves = self._tree.flatten(actions)
         for i, _ in self._work:
-            leaves[i] = _Stretch(self._tree.leaves[i].space).undo(leaves[i])
+            space = self._tree.leaves[i].space
+            assert isinstance(space, Box)  # as in _plan
+            leaves[i] = _Stretch(space).undo(leaves[i])
         return self._tree.unflatten(leaves)
 
     def _plan(self, space: Space[Any]) -> LeafPlan | None:
