@@ -153,7 +153,9 @@ class UnsquashActions(LeafwiseActions):
     def undo(self, actions: Tree) -> Tree:
         leaves = self._tree.flatten(actions)
         for i, _ in self._work:
-            leaves[i] = _Stretch(self._tree.leaves[i].space).undo(leaves[i])
+            box = self._tree.leaves[i].space
+            assert isinstance(box, Box)  # see `_plan`
+            leaves[i] = _Stretch(box).undo(leaves[i])
         return self._tree.unflatten(leaves)
 
     def _plan(self, space: Space[Any]) -> LeafPlan | None:
