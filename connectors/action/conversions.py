@@ -153,9 +153,9 @@ class UnsquashActions(LeafwiseActions):
     def undo(self, actions: Tree) -> Tree:
         leaves = self._tree.flatten(actions)
         for i, _ in self._work:
-            space = self._tree.leaves[i].space
-            assert isinstance(space, Box)  # as in _plan
-            leaves[i] = _Stretch(space).undo(leaves[i])
+            box = self._tree.leaves[i].space
+            assert isinstance(box, Box)  # see `_plan`
+            leaves[i] = _Stretch(box).undo(leaves[i])
         return self._tree.unflatten(leaves)
 
     def _plan(self, space: Space[Any]) -> LeafPlan | None:
@@ -195,11 +195,7 @@ class PadActions(LeafwiseActions):
     """Lets the policy act in a Discrete of ``n`` choices if the env has fewer, so that one policy fits many envs.
 
     Actions that the env lacks become ``invalid``. Each Discrete is widened and keeps its start; other leaves pass
-    unchanged.
-
-    Action masks keep the env's length, which `RandomPolicy` and `TorchPolicy` refuse: give policies a mask with False
-    for each added action, with an agent connector (docs/connectors/actions.md shows it). A policy that chooses without
-    masks needs `MaskInvalid` behind this connector, since ``invalid`` may be forbidden.
+    unchanged. Masks keep the env's length: policies treat missing entries as forbidden.
 
     Args:
         n: Choices of the policy, at least the env's.

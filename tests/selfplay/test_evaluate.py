@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
 import marlvec
-from marlvec.connectors import AgentPipeline, FrameStack, NormalizeObs
+from marlvec.connectors import AgentPipeline, FrameStack, NormalizeObs, StickyActions
 from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.selfplay import Elo, Game, OpponentPool, WinRate, evaluate_match
 from marlvec.selfplay.evaluate import MatchSchedule, line_ups
+from marlvec.testing.scripted import SampledEnv
 from tests.selfplay.nim import Net, Nim, play, player, players
 
 RUNS: list[dict[str, Any]] = [
@@ -278,3 +280,19 @@ def test_a_game_that_mixes_policies_on_a_side_counts_for_all_of_them() -> None:
 def test_a_function_policy_has_nothing_to_restore() -> None:
     first = FunctionPolicy(lambda rows: rows["action_mask"].argmax(axis=1))
     assert len(serial({"first": first, "best": player(1.0)}, 10).games) == 10
+
+
+@pytest.mark.parametrize("seeds", [(0, 0, True), (0, 1, False)])
+def test_sticky_actions_of_a_match_follow_from_its_seed(seeds: tuple[int, int, bool]) -> None:
+    one, two, is_same = seeds
+
+    def sent(seed: int) -> list[Any]:
+        seen: list[Any] = []
+        see = marlvec.connectors.action_connector(lambda rows: seen.append(rows.actions_for_env.tolist()) or rows)
+        turns = {name: FunctionPolicy(lambda rows: rows.t % 2) for name in "ab"}
+        chains = {name: [StickyActions(0.5), see] for name in turns}
+        env = partial(SampledEnv, Box(-1, 1, (2,)), Discrete(2))
+        evaluate_match(turns, env, 8, num_envs=2, seed=seed, action_connectors=chains, backend="sync")
+        return seen
+
+    assert (sent(one) == sent(two)) == is_same

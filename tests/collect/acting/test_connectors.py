@@ -580,7 +580,7 @@ def test_evaluations_never_repeat_the_draws_of_training() -> None:
             return [record.returns_A.tolist() for record in collector.evaluate(4, other, seed=seed).episodes]
 
         collector.collect(episodes=4)
-        trained = [record.returns_A.tolist() for record in collector.metrics.records]
+        trained = [record.returns_A.tolist() for record in collector.metrics.episodes]
         assert returns(5) == returns(5)
         assert sorted(returns(5)) != sorted(trained)  # the env itself draws nothing that counts
         assert returns(5) != returns(6)
