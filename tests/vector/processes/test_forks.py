@@ -108,7 +108,7 @@ def test_a_fork_leaves_recorders_servers_and_clients_to_its_parent(tmp_path: Pat
         assert [in_fork(one.close) for one in (client, server)] == ["no error"] * 2
         client.start_episode()  # still connected
         collector.collect(env_steps=4)
-    assert marlvec.load_dataset(tmp_path / "data").rows == {"main": 8}
+    assert marlvec.load_dataset(tmp_path / "data").env_steps == 8
 
 
 @pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
