@@ -13,6 +13,7 @@ from typing import ClassVar, Self
 from marlvec.collect.batch import MultiAgentBatch
 from marlvec.collect.batch.sample_target import BatchSchedule
 from marlvec.errors import BusyError, StateError
+from marlvec.serialization.saved import ProcessBound
 
 __all__ = ["Background", "CollectingStopped", "CollectingThread", "UpdateLock"]
 
@@ -148,7 +149,7 @@ class _Made:
     next: _Made | None = None
 
 
-class Background:
+class Background(ProcessBound):
     """Iterates over batches that a thread collects. Made by `Collector.background`; used in a ``with`` block.
 
     The thread begins a batch while fewer than ``ahead`` wait to be taken, so memory is bounded. The next ``next()``
@@ -201,6 +202,7 @@ class Background:
         return thread is not None and thread is not self._done and thread.is_alive()
 
     def __enter__(self) -> Self:
+        self._check_process("with background()")
         try:
             with self._lock:
                 self._start()
@@ -220,6 +222,7 @@ class Background:
 
     def __next__(self) -> MultiAgentBatch:
         """Wait for the next batch and take it, or raise an error of collecting; stop at the total or when closed."""
+        self._check_process("next()")
         self._taken.batch = None  # the caller that took it has it
         with self._lock:
             while self._error is not None or (made := self._taken.next) is None:
@@ -240,6 +243,9 @@ class Background:
     def close(self) -> None:
         """Stop collecting, and wait until it has stopped. May be called again."""
         thread = self._thread
+        if self._is_forked:  # the thread, and perhaps the lock, are the parent's
+            self._stopping = True
+            return
         if thread is threading.current_thread():
             raise StateError("a callback cannot close the background collection it is called from")
         self._stopping = True

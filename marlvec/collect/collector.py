@@ -39,6 +39,7 @@ from marlvec.collect.state.stateful_collector import StatefulCollector
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import PolicyLike
 from marlvec.policies.policy_copy import copies_of, eval_copies
+from marlvec.serialization.saved import ProcessBound
 from marlvec.vector.seeding import check_seed, entropy_of
 from marlvec.vector.vector_env import VectorEnv
 
@@ -50,7 +51,7 @@ _RANDOM_STREAM = 0x7761726D  # of the random steps
 _EVALUATION_ROUNDS = 8  # between two looks at which envs are still wanted
 
 
-class Collector(StatefulCollector, BatchSource):
+class Collector(ProcessBound, StatefulCollector, BatchSource):
     """Collects experience: per policy, one row per agent decision.
 
     In each tick, every policy answers its waiting rows of all envs in one call; the envs step; their new rows pass the
@@ -321,7 +322,10 @@ class Collector(StatefulCollector, BatchSource):
     def _check_ready_for(self, call: str) -> None:
         self._check_foreground(call)
 
+    _instead = "build it in each process; save_checkpoint() and load_checkpoint() carry what it has learned and reached"
+
     def _check_foreground(self, call: str) -> None:
+        self._check_process(f"{call}()")
         if self._background is None:
             return
         if self._background.is_in_use:
@@ -407,6 +411,7 @@ class Collector(StatefulCollector, BatchSource):
         Raises:
             StateError: Called by a callback in the middle of a step.
         """
+        self._check_process("updating()")
         return self._update_lock.updating()
 
     # --- reset
@@ -604,6 +609,7 @@ class Collector(StatefulCollector, BatchSource):
             Exception: An error of a policy, a connector or an env. The collector is not affected.
         """
         amount = count_from(episodes, f"evaluate({episodes!r})")
+        self._check_process("evaluate()")
         envs = self._evaluation_envs if envs is None else envs
         if envs is None:
             raise StateError(

@@ -38,6 +38,7 @@ from marlvec.distributed.server.policy_changes import (
 )
 from marlvec.distributed.stateful_collectors import StatefulCollectors
 from marlvec.errors import ArgumentError, ClosedError
+from marlvec.serialization.saved import ProcessBound
 from marlvec.vector.faults.restarts import RestartLimit
 from marlvec.vector.seeding import check_seed, entropy_of
 
@@ -46,7 +47,7 @@ __all__ = ["Collectors"]
 Build = Callable[[Place], Collector]
 
 
-class Collectors(StatefulCollectors, BatchSource):
+class Collectors(ProcessBound, StatefulCollectors, BatchSource):
     """Collects one batch from many collectors, each in its own process on this machine or another.
 
     The caller's process is the *head*. It requests fragments from collectors, joins them into a batch for the learner,
@@ -569,6 +570,7 @@ class Collectors(StatefulCollectors, BatchSource):
             self.close()
 
     def _check_open(self) -> None:
+        self._check_process("a call")
         if self._closed:
             raise ClosedError("these collectors are closed")
         self._log.note_confirmed()  # Ctrl-C may have kept an earlier call from it

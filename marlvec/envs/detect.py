@@ -15,6 +15,7 @@ from marlvec.envs.adapters.base import Adapter
 from marlvec.envs.adapters.gymnasium import GymnasiumAdapter
 from marlvec.envs.adapters.joint import AGENTS, JointAdapter, has_joint_spaces
 from marlvec.envs.adapters.parallel import ParallelAdapter
+from marlvec.envs.adapters.return_values import missing_hint
 from marlvec.envs.adapters.rllib import RLlibAdapter
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.errors import ArgumentError, ContractError
@@ -112,6 +113,9 @@ def _refuse(env: Any) -> NoReturn:
         got = f"{type(env).__name__}, which is many envs already"
     else:
         got = f"an object of type {type(env).__module__}.{type(env).__qualname__}"
+        if _has_methods(env, "reset", "step"):
+            hint = missing_hint("observation_spaces = {agent: space, …} and self.action_spaces")
+            got += f", which has neither possible_agents nor observation_spaces{hint}"
     raise ContractError(
         "expected an env in one of four forms: "
         "PettingZoo Parallel (possible_agents, observation_space(agent), reset, step(dict)); "

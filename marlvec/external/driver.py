@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from marlvec.external.exchange.external_episode import Flags
+from marlvec.serialization.saved import ProcessBound
 
 __all__ = ["EpisodeDriver"]
 
@@ -42,7 +43,7 @@ class RunningEpisodes(Protocol):
     ) -> None: ...
 
 
-class EpisodeDriver:
+class EpisodeDriver(ProcessBound):
     """Begins episodes, requests actions, and logs rewards and ends.
 
     Args:
@@ -54,8 +55,13 @@ class EpisodeDriver:
 
     def __init__(self, episodes: RunningEpisodes, agents: Sequence[str], timeout: float | None, *, dicts: bool) -> None:
         self.agents, self.timeout = tuple(agents), timeout
-        self._episodes = episodes
+        self._running_episodes = episodes
         self._alone = self.agents[0] if len(self.agents) == 1 and not dicts else None
+
+    @property
+    def _episodes(self) -> RunningEpisodes:
+        self._check_process("an episode")
+        return self._running_episodes
 
     def start_episode(
         self,

@@ -91,6 +91,7 @@ class ExternalEnv(EpisodeDriver):
             raise StateError(
                 f"{type(self).__name__} has no run(): derive from ExternalEnv, or call it from your thread"
             )
+        self._check_process("start()")
         if self.is_alive:
             raise StateError(f"{type(self).__name__} start(): its thread runs already; stop() it first")
         self._local_episodes.stopped = False
@@ -139,7 +140,7 @@ class ExternalEnv(EpisodeDriver):
 
     def __repr__(self) -> str:
         state = "its thread runs" if self.is_alive else "no thread"
-        return f"<{type(self).__name__}: {len(self._episodes)} episodes, {state}>"
+        return f"<{type(self).__name__}: {len(self._local_episodes)} episodes, {state}>"
 
     def _main(self) -> None:
         name, error = type(self).__name__, None

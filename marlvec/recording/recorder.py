@@ -24,12 +24,13 @@ from marlvec.recording.files.schema import check_same_envs, describe_envs, read_
 from marlvec.recording.part_writer import OnFull, PartWriter
 from marlvec.recording.repeated_rows import QueuedBatch, Table
 from marlvec.serialization.atomic_file import FilePath
+from marlvec.serialization.saved import ProcessBound
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["Recorder"]
 
 
-class Recorder(ClosingCallback):
+class Recorder(ProcessBound, ClosingCallback):
     """Records batches on disk, for `load_dataset`: as a collector's callback, or by hand with `write`.
 
         with marlvec.Recorder("runs/spread") as recorder:
@@ -206,7 +207,7 @@ class Recorder(ClosingCallback):
             ResourceError: The disk cannot be written to. Nothing is lost: call again.
             StateError: The thread that writes has failed; the parts that the manifest lists are complete.
         """
-        if self.closed:
+        if self.closed or self._is_forked:  # the process that made it writes the rest
             return
         if self._writer.session is None:
             self._begin()
@@ -339,6 +340,7 @@ class Recorder(ClosingCallback):
             raise self._writer.cannot_write(error) from error
 
     def _check_open(self, what: str) -> None:
+        self._check_process(f"Recorder({str(self.folder)!r}): {what}")
         if self.closed:
             raise ClosedError(f"Recorder({str(self.folder)!r}) is closed: {what}")
 

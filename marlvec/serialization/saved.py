@@ -1,18 +1,51 @@
-"""`Saved`: base of objects whose state is a table of some of their attributes."""
+"""`Saved`: base of objects whose state is a table of attributes; `ProcessBound`: of objects that are of one process."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 
 import numpy as np
 
-from marlvec.errors import ArgumentError
+from marlvec.errors import ArgumentError, SerialisationError, StateError
 from marlvec.serialization.plain_objects import array_from, plain_array
 from marlvec.serialization.state_fields import State, array_field, check_fields, check_value, number_field
 
-__all__ = ["Saved", "SavedField"]
+__all__ = ["ProcessBound", "Saved", "SavedField"]
+
+
+class ProcessBound:
+    """Base of objects that hold threads, locks, processes or sockets, which no copy of the object has.
+
+    Pickling and copying raise `SerialisationError`. After ``os.fork()``, calls in the child raise `StateError`.
+    """
+
+    _made_in: int  # pid of the process
+    _instead = "make one in each process"  # advice of the errors
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        made = super().__new__(cls)
+        made._made_in = os.getpid()
+        return made
+
+    @property
+    def _is_forked(self) -> bool:
+        return self._made_in != os.getpid()
+
+    def _check_process(self, call: str) -> None:
+        """Raise if this process was forked from the process that made the object."""
+        if self._is_forked:
+            raise StateError(
+                f"{call} in process {os.getpid()}, a fork of process {self._made_in}, which made this "
+                f"{type(self).__name__} and has its threads and workers: {self._instead}"
+            )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise SerialisationError(
+            f"{type(self).__name__} cannot be pickled or copied: it holds threads, locks or processes; {self._instead}"
+        )
 
 
 class SavedField(NamedTuple):

@@ -15,6 +15,7 @@ from marlvec.envs.adapters.return_values import warn_of_contract
 from marlvec.envs.autoreset import AutoresetRules
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, BrokenError, EnvFault, Failure, FetchTimeout
+from marlvec.serialization.saved import ProcessBound
 from marlvec.vector.call_state import (
     CONTROL_CALLS,
     PUBLIC_CALLS,
@@ -41,7 +42,7 @@ __all__ = ["ALL_ROWS", "VectorEnvBase"]
 ALL_ROWS = slice(None)
 
 
-class VectorEnvBase(ABC):
+class VectorEnvBase(ProcessBound, ABC):
     """Sends requests to shards and hands out their replies; every reply belongs to one numbered request."""
 
     backend: str = "?"
@@ -50,6 +51,8 @@ class VectorEnvBase(ABC):
     lockstep: bool = True
     spec: EnvSpec
     grouped: bool
+    _instead = "call make() in each process, and send get_state() where envs must continue"
+    _works_in_forks = False  # whether a forked process has all that the envs need
     _place_name: str = "?"  # where envs run, for error messages
     _always_checks_actions = False  # with a wrong action, compiled code could read or write outside its arrays
 

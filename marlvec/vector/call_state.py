@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -314,6 +315,10 @@ def is_interrupt(error: BaseException) -> bool:
 
 class _HasCallState(Protocol):
     _call_state: CallState
+    _made_in: int
+    _works_in_forks: bool
+
+    def _check_process(self, call: str) -> None: ...
 
     def _drop_interrupted(self) -> None: ...
 
@@ -335,6 +340,8 @@ def exclusive(*, fetches: bool = False) -> Callable[[_Method[_V, _P, _R]], _Meth
         @wraps(method)
         def call(self: _V, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
             state = self._call_state
+            if self._made_in != os.getpid() and not self._works_in_forks:
+                self._check_process(f"{method.__name__}()")
             if not state.lock.acquire(blocking=False):
                 if state.closed:
                     state.check_open()

@@ -214,6 +214,53 @@ def test_what_instances_share_is_found_and_named(build: Any) -> None:
     assert 'marlvec.make(…, num_envs=N, backend="async", num_workers=N)' in one.change
 
 
+class DrawnOnce(Good):
+    """Draws from a generator of the process before it is played."""
+
+    draw: Callable[[], float] = staticmethod(random.random)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn = self.draw()
+
+    def see(self, agent: str) -> Any:
+        return {"camera": {"left": np.full(2, self.drawn, np.float32)}, "clock": self.t}
+
+
+class NumpyDrawnOnce(DrawnOnce):
+    draw = staticmethod(np.random.random)  # that is the fault
+
+
+class DrawnLater(Good):
+    """Draws from the module random in its second play only."""
+
+    plays = 0
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.plays += seed is not None
+        return super().reset(seed, options)
+
+    def see(self, agent: str) -> Any:
+        value = random.random() if self.plays > 1 else 0.0
+        return {"camera": {"left": np.full(2, value, np.float32)}, "clock": self.t}
+
+
+@pytest.mark.parametrize(
+    ("build", "check", "module"),
+    [(DrawnOnce, "seed", "random"), (NumpyDrawnOnce, "seed", "numpy.random"), (DrawnLater, "reset", "random")],
+)
+def test_the_advice_names_the_module_whose_generator_is_drawn_from(build: Any, check: str, module: str) -> None:
+    state, global_state = random.getstate(), np.random.get_state()  # noqa: NPY002  # it is put back
+    try:
+        (one,) = found(build)
+    finally:
+        random.setstate(state)
+        np.random.set_state(global_state)  # noqa: NPY002  # likewise
+    assert one.check in (check, "shared_state")
+    assert ("the module random" if module == "random" else "the functions of numpy.random") in one.change
+    assert "the one generator of the whole process" in one.change
+
+
 class CountsForLife(Good):
     """Not even one instance alone begins again."""
 

@@ -18,6 +18,7 @@ from marlvec.envs.adapters.return_values import (
     contract_error,
     infos_by_agent,
     mapping,
+    missing_hint,
     refuse_unknown,
 )
 from marlvec.envs.adapters.self_reset import resets_itself, take_finals
@@ -45,6 +46,7 @@ class Adapter(MultiAgentEnv):
     `agents` has the names as strings. Observation spaces are given with action masks, and declared without.
     """
 
+    _declaration: ClassVar[str] = "{}_spaces = {{agent: space, …}}"  # how a user's env declares its spaces
     is_lenient = False  # rewards and flags may be arrays of one element, and flags 0 or 1
     copies_attributes = False  # copies of the env's attributes are its state, if it has no ``get_state()``
     _flag_names: ClassVar[tuple[str, str]] = ("termination", "truncation")
@@ -76,6 +78,7 @@ class Adapter(MultiAgentEnv):
                 got = type(space).__name__
                 raise ContractError(
                     f"{self.name}: {kind} space of agent {agent!r}: expected a gymnasium space, got {got}"
+                    + (missing_hint(self._declaration.format(kind)) if space is None else "")
                 )
         pairs = [
             split_action_mask(observation, action, f"{self.name}: observation space of agent {agent!r}")

@@ -34,6 +34,8 @@ class GymnasiumAdapter(Adapter):
     (done means terminated, unless ``info["TimeLimit.truncated"]`` is True), and ``reset`` the observation alone.
     """
 
+    _declaration = "{}_space"
+
     def __init__(self, env: Any) -> None:
         spaces = [getattr(env, kind, None) for kind in ("observation_space", "action_space")]
         super().__init__(env, (AGENT,), spaces[:1], spaces[1:])

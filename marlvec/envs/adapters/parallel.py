@@ -14,6 +14,7 @@ from marlvec.envs.adapters.return_values import (
     agent_ids,
     contract_error,
     five_dicts,
+    missing_hint,
     names_of,
     refuse_unknown,
 )
@@ -239,11 +240,13 @@ def agents_and_spaces(
         agents = getattr(env, "agents", None)
     if agents is None:
         hint = "; make(…, lenient=True) uses the agents after a reset" if can_be_lenient else ""
+        hint += missing_hint("possible_agents = [agent, …]")
         problem = f"missing: expected the names of all agents that may ever appear{hint}"
         contract_error(label, "possible_agents", problem)
     agents = agent_ids(agents, label, "possible_agents")
     if not agents:
-        contract_error(label, "possible_agents", "empty: expected at least one agent")
+        hint = missing_hint("possible_agents = [agent, …]")
+        contract_error(label, "possible_agents", f"empty: expected at least one agent{hint}")
     observation_spaces, action_spaces = (
         [space_of(env, kind, agent, agents) for agent in agents] for kind in ("observation", "action")
     )
@@ -257,7 +260,9 @@ def space_of(env: Any, kind: str, agent: AgentId, agents: Iterable[AgentId]) -> 
     inherited = getattr(getattr(function, "__func__", None), "__module__", "") == "pettingzoo.utils.env"
     try:
         return function(agent) if callable(function) and not inherited else getattr(env, f"{kind}_spaces")[agent]
-    except (KeyError, AttributeError) as error:
+    except (KeyError, AttributeError, TypeError, NotImplementedError) as error:
+        if isinstance(error, TypeError) and getattr(env, f"{kind}_spaces", None) is not None:
+            raise  # else the dict of spaces is None until reset()
         label = type(env).__name__
         if isinstance(function, Space):
             raise ContractError(
@@ -266,5 +271,5 @@ def space_of(env: Any, kind: str, agent: AgentId, agents: Iterable[AgentId]) -> 
             ) from error
         raise ContractError(
             f"{label}.{kind}_space(): no space for agent {agent!r} ({type(error).__name__}: {error}); "
-            f"possible agents are {names_of(agents)}"
+            f"possible agents are {names_of(agents)}{missing_hint(f'{kind}_spaces = {{agent: space, …}}')}"
         ) from error

@@ -22,6 +22,7 @@ __all__ = [
     "five_dicts",
     "five_values",
     "mapping",
+    "missing_hint",
     "names_of",
     "as_reward",
     "only_element",
@@ -43,6 +44,14 @@ _FLAG = (bool, np.bool_)
 def contract_error(env: str, call: str, problem: str) -> NoReturn:
     """Raise a `ContractError` with the env and the call that broke the contract."""
     raise ContractError(f"{env}.{call}: {problem}")
+
+
+def missing_hint(declaration: str) -> str:
+    """Return what to do about an attribute that an env does not have, for the end of an error message."""
+    return (
+        f". Set self.{declaration} in __init__(); or, if the env has it only after reset(), pass a factory that resets "
+        f"once: def build(): env = MyEnv(…); env.reset(); return env"
+    )
 
 
 def only_element(value: Any) -> Any:

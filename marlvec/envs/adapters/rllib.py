@@ -13,6 +13,7 @@ from marlvec.envs.adapters.return_values import (
     agent_ids,
     contract_error,
     five_dicts,
+    missing_hint,
     refuse_unknown,
 )
 from marlvec.envs.slot import Slot
@@ -171,7 +172,9 @@ def _agents(env: Any) -> list[AgentId]:
             agents = agent_ids(listed, label, attribute)
             # A set has no order, and every worker must use the same one.
             return sorted(agents, key=str) if isinstance(found, (set, frozenset)) else agents
-    contract_error(label, "possible_agents", "missing: expected all agents there, or as the keys of observation_spaces")
+    hint = missing_hint("observation_spaces = {agent: space, …}")
+    problem = f"missing: expected all agents there, or as the keys of observation_spaces{hint}"
+    contract_error(label, "possible_agents", problem)
 
 
 def _space(env: Any, kind: str, agent: AgentId) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
@@ -83,7 +84,7 @@ class Client(EpisodeDriver):
 
         self._url = url
         caller = RequestChannel(url, token, name, reconnect_timeout)
-        self._finalizer = weakref.finalize(self, caller.close)
+        self._finalizer = weakref.finalize(self, _close, caller, os.getpid())
         try:
             self._runs = ClientEpisodes(caller, EnvForm(caller.welcome), local)
         except BaseException:
@@ -114,6 +115,7 @@ class Client(EpisodeDriver):
             StateError: The client has no local inference.
             MarlvecError: As `get_action`.
         """
+        self._check_process("update_weights()")
         return self._runs.update(self._seconds(timeout))
 
     def close(self) -> None:
@@ -134,3 +136,9 @@ class Client(EpisodeDriver):
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self._runs)} episodes"
         return f"<Client of {self._url}: {state}>"
+
+
+def _close(caller: Any, pid: int) -> None:
+    """Close the connection; a forked process leaves it to the process that made it."""
+    if os.getpid() == pid:
+        caller.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import weakref
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Self
@@ -15,6 +16,7 @@ from marlvec.external.protocol.tokens import check_token
 from marlvec.external.settings import Limits
 from marlvec.external.vector_env import ExternalVectorEnv
 from marlvec.policies import Policy, PolicyLike
+from marlvec.serialization.saved import ProcessBound
 
 if TYPE_CHECKING:
     from marlvec.external.server.session_manager import ServerCounters
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Server"]
 
 
-class Server:
+class Server(ProcessBound):
     """Lets clients in other processes fill the slots of an `ExternalVectorEnv`, over WebSocket.
 
     It listens and answers in its own thread until `close`; use it in a ``with`` block. Code that collects from ``envs``
@@ -95,7 +97,7 @@ class Server:
         )
         self._loop = loop
         envs.gateway.arrive()
-        self._finalizer = weakref.finalize(self, _stop, loop, envs.gateway)
+        self._finalizer = weakref.finalize(self, _stop, loop, envs.gateway, os.getpid())
         loop.start()
 
     @property
@@ -133,6 +135,7 @@ class Server:
             ArgumentError: ``version`` is not above the last.
             SerialisationError: The protocol has no form for a value of a state.
         """
+        self._check_process("publish()")
         content: dict[str, Any] = {"agent_connectors": {}, "action_connectors": {}}
         if isinstance(source, Collector):
             for side in content:
@@ -163,9 +166,11 @@ class Server:
         return f"<Server at {self.url}: {state}>"
 
 
-def _stop(loop: Any, gateway: EpisodeGateway) -> None:
-    loop.stop()
-    gateway.depart()
+def _stop(loop: Any, gateway: EpisodeGateway, pid: int) -> None:
+    """End the server; a forked process leaves it to the process that made it."""
+    if os.getpid() == pid:
+        loop.stop()
+        gateway.depart()
 
 
 def _learned(chain: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from marlvec.envs.wrapper_chain import wrapper_chain
 from marlvec.testing.env_checks.findings import CHECKS, Findings, Place, first_difference, leaf
 from marlvec.testing.env_checks.players.base import Moment, Player
-from marlvec.testing.env_checks.shared_state import GENERATORS, SharedState, fingerprint, reachable
+from marlvec.testing.env_checks.shared_state import GENERATORS, SharedState, draw_advice, fingerprint, reachable
 
 __all__ = ["check_repeats", "count_episodes"]
 
@@ -58,10 +58,12 @@ def check_repeats(
         return
     # First alone, while no other instance can affect it.
     again = _difference(trace, first.play(episodes, seed), "the same instance, reset again")
+    before = _process_states()
     second = another()
+    in_init = [name for name, state in _process_states().items() if state != before[name]]
     if second is None:
         if again is not None:
-            again.add_to(findings, "reset")
+            again.add_to(findings, "reset", _reset_advice(first, episodes, seed))
         return
     beside = None if again else _play_alternately(first, second, trace, episodes, seed, findings)
     if again is None and beside is None:
@@ -70,13 +72,28 @@ def check_repeats(
         return
     apart = _difference(trace, second.play(episodes, seed), "a second instance")
     if apart is not None:
-        moved = _shared_state_advice(first, second, second.moments(episodes, seed))
+        moved = _shared_state_advice(first, second, second.moments(episodes, seed)) or draw_advice(in_init)
         apart.add_to(findings, "shared_state" if moved else "seed", moved)
     elif again is not None:
-        again.add_to(findings, "reset")
+        again.add_to(findings, "reset", _reset_advice(first, episodes, seed))
     elif beside is not None:
         moved = _shared_state_advice(first, second, _alternate(first, second, [], episodes, seed))
         beside.add_to(findings, "shared_state", f"{moved or CHECKS['shared_state']}. {_OWN_PROCESS}")
+
+
+def _process_states() -> dict[str, int | None]:
+    return {"np.random": _state_of(np.random), "random": _state_of(random)}
+
+
+def _reset_advice(player: Player, episodes: int, seed: int) -> str:
+    """Return advice that names the generators of the process that the env draws from; ``""`` if it draws from none."""
+    kept, before = player.log.findings, _process_states()
+    player.log.divert(kept.new())
+    for _ in islice(player.moments(episodes, seed), _LOOK_AT):
+        pass
+    player.log.divert(kept)
+    advice = draw_advice(name for name, state in _process_states().items() if state != before[name])
+    return f"{CHECKS['reset']}; {advice}" if advice else ""
 
 
 def _check_another_seed(player: Player, trace: Sequence[Moment], seed: int, findings: Findings) -> None:

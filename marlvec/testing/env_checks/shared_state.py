@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -15,13 +15,26 @@ import numpy as np
 
 from marlvec.envs.wrapper_chain import wrapper_chain
 
-__all__ = ["GENERATORS", "SharedState", "fingerprint", "reachable"]
+__all__ = ["GENERATORS", "SharedState", "draw_advice", "fingerprint", "reachable"]
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 """Classes of random generators."""
 _LIBRARIES = ("abc", "builtins", "collections", "enum", "marlvec", "numpy", "pygame", "torch", "typing")
 _BASES = ("gymnasium.core", "gymnasium.spaces", "gymnasium.utils", "gymnasium.wrappers", "pettingzoo.utils")
 _MOST_OBJECTS, _MOST_BYTES, _MOST_PLACES = 5_000, 10_000_000, 3
+
+_PROCESS = {
+    "np.random": "it draws from np.random, the one generator of the whole process: draw from self.np_random instead of "
+    "the functions of numpy.random, and set self.np_random = np.random.default_rng(seed) in reset(seed=…)",
+    "random": "it draws from the module random, the one generator of the whole process: draw from self.random instead, "
+    "and set self.random = random.Random(seed) in reset(seed=…)",
+}
+"""Advice on draws from each generator that a process has only once."""
+
+
+def draw_advice(names: Iterable[str]) -> str:
+    """Return the advice on draws from these generators, ``"np.random"`` and ``"random"``; ``""`` without any."""
+    return "; ".join(_PROCESS[name] for name in names)
 
 
 class SharedState:
@@ -74,19 +87,9 @@ class SharedState:
             self._generators.add(name)
 
     def _add_globals(self) -> None:
-        self._generators |= {"np.random", "random"}
-        self._add(
-            "np.random",
-            np.random.get_state,
-            "it draws from np.random, the one generator of the whole process: draw from self.np_random instead, and "
-            "set self.np_random = np.random.default_rng(seed) in reset(seed=…)",
-        )
-        self._add(
-            "random",
-            random.getstate,
-            "it draws from the module random, the one generator of the whole process: draw from self.random instead, "
-            "and set self.random = random.Random(seed) in reset(seed=…)",
-        )
+        self._generators |= _PROCESS.keys()
+        self._add("np.random", np.random.get_state, _PROCESS["np.random"])
+        self._add("random", random.getstate, _PROCESS["random"])
 
     def _add_data(self, owner: Any, prefix: str, text: str) -> None:
         for name, value in list(vars(owner).items()):

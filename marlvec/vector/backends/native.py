@@ -49,6 +49,7 @@ class NativeVectorEnv(InProcessVectorEnv):
     """
 
     backend = "native"
+    _works_in_forks = True
     _always_checks_actions = True
 
     def __init__(

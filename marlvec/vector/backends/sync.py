@@ -34,6 +34,7 @@ class SyncVectorEnv(InProcessVectorEnv):
     """
 
     backend = "sync"
+    _works_in_forks = True
 
     def __init__(self, factories: Sequence[Callable[[], Any]], **settings: Unpack[SettingsArguments]) -> None:
         chosen = Settings(**settings)

@@ -206,6 +206,114 @@ def test_an_env_without_agents_or_spaces() -> None:
             adapt(broken())
 
 
+OBS = Box(-1, 1, (2,), np.float32)
+
+
+class LateSingle(gymnasium.Env[Any, Any]):
+    """Makes its spaces in reset()."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.observation_space, self.action_space = OBS, Discrete(2)
+        return np.zeros(2, np.float32), {}
+
+
+class LateParallel(pettingzoo.ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
+    possible_agents = ["a", "b"]
+    observation_spaces: Any
+    action_spaces: Any
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = ["a", "b"]
+        self.observation_spaces = dict.fromkeys(self.agents, OBS)
+        self.action_spaces = dict.fromkeys(self.agents, Discrete(2))
+        return dict.fromkeys(self.agents, np.zeros(2, np.float32)), {"a": {}, "b": {}}
+
+
+class LateEmpty(LateParallel):
+    def __init__(self) -> None:
+        self.observation_spaces = self.action_spaces = {}
+
+
+class LateNone(LateParallel):
+    def __init__(self) -> None:
+        self.observation_spaces = self.action_spaces = None
+
+    def observation_space(self, agent: str) -> Any:
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> Any:
+        return self.action_spaces[agent]
+
+
+class LateAgents(LateParallel):
+    possible_agents: Any = None
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.possible_agents = ["a", "b"]
+        return super().reset(seed, options)
+
+
+class LateKeyed:
+    possible_agents = ["a", "b"]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.observation_spaces = dict.fromkeys(self.possible_agents, OBS)
+        self.action_spaces = dict.fromkeys(self.possible_agents, Discrete(2))
+        return dict.fromkeys(self.possible_agents, np.zeros(2, np.float32)), {}
+
+    def step(self, actions: Any) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("kind", "attribute"),
+    [
+        (LateSingle, "observation_space"),
+        (LateParallel, "observation_spaces"),
+        (LateEmpty, "observation_spaces"),
+        (LateNone, "observation_spaces"),
+        (LateAgents, "possible_agents"),
+        (LateKeyed, "observation_spaces"),
+    ],
+)
+def test_spaces_that_come_with_reset_are_refused_with_the_way_out_which_works(kind: Any, attribute: str) -> None:
+    with pytest.raises(ContractError, match=rf"Set self\.{attribute}\b.* pass a factory that resets once: def build"):
+        adapt(kind())
+    env = kind()
+    env.reset()
+    assert all(space == OBS for space in adapt(env).spec().observation_spaces)
+
+
+def test_the_error_names_observation_spaces_where_an_env_has_none() -> None:
+    class Plain:
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return {}, {}
+
+        def step(self, actions: Any) -> Any:
+            return {}, {}, {"__all__": True}, {"__all__": True}, {}
+
+    class Typo(pettingzoo.ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
+        possible_agents = ["a"]
+
+        def observation_space(self, agent: str) -> Any:
+            return {}[None]
+
+        def reset(self, seed: int | None = None, options: Any = None) -> Any:
+            return {}, {}
+
+    class Raises(Typo):
+        observation_spaces = {"a": OBS}
+
+        def observation_space(self, agent: str) -> Any:
+            return len(5)  # type: ignore[arg-type]  # that is the fault
+
+    for kind in (Plain, Typo):
+        with pytest.raises(ContractError, match=r"Set self\.observation_spaces = {agent: space, …}"):
+            adapt(kind())
+    with pytest.raises(TypeError, match="has no len"):
+        adapt(Raises())
+
+
 def test_spaces_in_dicts_are_read_without_pettingzoos_warning() -> None:
     class Dicts(pettingzoo.ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
         possible_agents = ["a", "b"]
