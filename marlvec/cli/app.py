@@ -18,7 +18,7 @@ from marlvec.cli.command_group import CommandGroup
 from marlvec.cli.commands.arena import arena
 from marlvec.cli.commands.datasets import data, record_data
 from marlvec.cli.commands.play import play
-from marlvec.cli.console import complain, did_you_mean, plain_errors, print_json, settle_in, stdout
+from marlvec.cli.console import complain, did_you_mean, naming, plain_errors, print_json, settle_in, stdout
 from marlvec.cli.options import (
     DEFAULT_BACKEND,
     AsJson,
@@ -186,7 +186,8 @@ def rollout(
         else:
             rollout_table.print_rollout(console, result)
         if plot is not None:
-            returns_figure(result).savefig(plot)
+            with naming(f"--plot {plot}"):
+                returns_figure(result).savefig(plot)
             (Console(stderr=True) if as_json else console).print(
                 f"Plot: {plot}", markup=False, highlight=False, soft_wrap=True
             )
@@ -500,10 +501,13 @@ def examples(
     copy: Annotated[bool, typer.Option("--copy", help="Copy NAME, or all examples, instead of printing.")] = False,
     to: Annotated[Path, typer.Option(metavar="FOLDER", help="Where copies go.")] = Path("examples"),
 ) -> None:
-    """List the example scripts that come with marlvec, print one, or copy them.
+    r"""List the example scripts that come with marlvec, print one, or copy them.
 
-    marlvec examples policies --copy
-    marlvec rollout simple_spread --policy examples/policies.py:seek
+    Copy one, and play with its policy:
+
+      marlvec examples policies --copy
+
+      marlvec rollout simple_spread --policy examples/policies.py:seek
     """
     from marlvec.cli.commands.lists import copy_examples, example_files, print_examples
 

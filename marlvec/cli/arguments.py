@@ -13,15 +13,25 @@ from typing import Any
 
 import marlvec.connectors as all_connectors
 from marlvec.arguments import signature_of
-from marlvec.cli.console import did_you_mean
+from marlvec.cli.console import did_you_mean, naming
 from marlvec.connectors import AgentConnector, Pipeline
 from marlvec.envs.making.python_file import load_file
-from marlvec.errors import ArgumentError, CheckpointError
+from marlvec.errors import ArgumentError, CheckpointError, MarlvecError
 from marlvec.policies import Policy, RandomPolicy, as_policy
 from marlvec.selfplay import Opponent, read_opponents
 from marlvec.selfplay.opponents.opponent_pool import INDEX
 
-__all__ = ["assign_policies", "connectors", "env_kwargs", "load", "policies", "policy_id", "one_player", "players"]
+__all__ = [
+    "assign_policies",
+    "connectors",
+    "env_kwargs",
+    "load",
+    "policies",
+    "policy_id",
+    "one_player",
+    "players",
+    "refuse_state_of_random",
+]
 
 _ID = r"([\w.-]+)="
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
@@ -45,14 +55,22 @@ def policy_id(text: str) -> tuple[str, str]:
     return match[1] if match else what.rpartition(":")[2], what
 
 
+def refuse_state_of_random(text: str, what: str) -> None:
+    """Raise `ArgumentError` for ``random@PATH``."""
+    if what == "random":
+        raise ArgumentError(f"--policy {text}: random moves have no state; write {text.rpartition('@')[0]}, without @")
+
+
 def load(text: str, what: str) -> Any:
     """Import the object of ``module:attr`` or ``file.py:attr``; errors name the argument ``text``."""
     source, colon, path = what.rpartition(":")
-    if not colon or not source or not path:
+    if not colon or not source or not path or (source.startswith(".") and not source.endswith(".py")):
         raise ArgumentError(f"--policy {text}: expected random, MODULE:ATTR or FILE.py:ATTR, optionally after ID=")
     try:
         found: Any = load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
-    except (ModuleNotFoundError, FileNotFoundError) as error:
+    except MarlvecError:  # of the imported code
+        raise
+    except (ModuleNotFoundError, OSError, SyntaxError) as error:
         raise ArgumentError(f"--policy {text}: cannot import {source} ({error})") from error
     for part in path.split("."):
         if not hasattr(found, part):
@@ -229,6 +247,7 @@ def _players(text: str) -> dict[str, Policy | Opponent]:
     if not at:
         return dict(policies([text]))
     match = re.match(_PLAYER_ID, what)
+    refuse_state_of_random(text, what[match.end() :] if match else what)
     opponents = _opponents(text, what[match.end() :] if match else what, Path(path))
     if match is None:
         return dict(opponents)
@@ -240,7 +259,8 @@ def _players(text: str) -> dict[str, Policy | Opponent]:
 
 def _pool_folder(path: Path) -> Path:
     """Return the pool's folder in a path, which may end with an opponent's id or ``*``."""
-    return path if (path / INDEX).exists() else path.parent
+    with naming(f"pool {path}"):
+        return path if (path / INDEX).exists() else path.parent
 
 
 def _opponents(text: str, what: str, path: Path) -> dict[str, Opponent]:

@@ -16,7 +16,17 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-__all__ = ["complain", "did_you_mean", "plain_errors", "print_json", "settle_in", "stdout", "torch_within_cores"]
+__all__ = [
+    "check_writable",
+    "complain",
+    "did_you_mean",
+    "naming",
+    "plain_errors",
+    "print_json",
+    "settle_in",
+    "stdout",
+    "torch_within_cores",
+]
 
 _WIDTH_IN_A_PIPE = 140
 _THREADS = "OMP_NUM_THREADS"
@@ -63,16 +73,50 @@ def plain_errors(traceback: bool) -> Iterator[None]:
         yield
     except Exception as error:
         # Imported here: they import Gymnasium, which `--help` does not need.
-        from marlvec.errors import ArgumentError, EnvArgumentError, MarlvecError, MissingExtraError, RegistryError
+        from marlvec.errors import (
+            ArgumentError,
+            CheckpointError,
+            EnvArgumentError,
+            MarlvecError,
+            MissingExtraError,
+            RegistryError,
+        )
 
         if traceback or not isinstance(error, MarlvecError):
             raise
         # Errors that another command line avoids; all others are faults of the running code.
-        usage = (ArgumentError, RegistryError, MissingExtraError, EnvArgumentError)
+        usage = (ArgumentError, CheckpointError, RegistryError, MissingExtraError, EnvArgumentError)
         lines = str(error).splitlines() or [type(error).__name__]
         hint = ["--traceback shows where"] if len(lines) > 1 else []
         complain("; ".join([lines[0], *getattr(error, "__notes__", []), *hint]))
         raise typer.Exit(2 if isinstance(error, usage) else 1) from None
+
+
+@contextmanager
+def naming(option: str) -> Iterator[None]:
+    """Raise an `OSError` of the block, about a path, as an `ArgumentError` that begins with ``option``."""
+    try:
+        yield
+    except OSError as error:
+        from marlvec.errors import ArgumentError, MarlvecError
+
+        if isinstance(error, MarlvecError):
+            raise
+        at = "" if error.filename is None else f": {error.filename}"
+        raise ArgumentError(f"{option}: cannot be used ({error.strerror or error}{at}); name another path") from error
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Raise `ArgumentError`, before a long run, if no file can be written to this path."""
+    from marlvec.errors import ArgumentError
+
+    with naming(f"{option} {path}"):
+        if path.is_dir():
+            raise ArgumentError(f"{option} {path}: expected a file, got a folder")
+        if not path.parent.is_dir():
+            raise ArgumentError(f"{option} {path}: folder {path.parent} does not exist")
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise ArgumentError(f"{option} {path}: folder {path.parent} cannot be written to")
 
 
 @contextmanager

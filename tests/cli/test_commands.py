@@ -506,6 +506,63 @@ def test_compiling_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     small()  # nothing to compile, and nothing said
 
 
+# --- paths
+
+
+LONG = "x" * 300
+HERE = ("--num-envs", "2", "--env-steps", "20", "--backend", "sync")
+BAD_PATHS = [
+    *(("examples", "--copy", "--to", path) for path in ("afile", "afile/x", LONG)),
+    *(("record-data", "rps", *HERE, "--out", path) for path in ("afile", "afile/x", LONG)),
+    *(("record", "simple_spread", "-o", f"{path}.gif") for path in ("afolder", "afile/x", LONG)),
+    *(
+        ("record", "simple_spread", "-o", "x.gif", "--from", path)
+        for path in ("nofile", "afolder.gif", "afile", "afile/x", LONG)
+    ),
+    *(("rollout", "rps", *HERE, "--plot", f"{path}.png") for path in ("afolder", "afile/x", LONG)),
+    *(("data", path) for path in ("nofolder", "afile", "afile/x", "afolder.py", LONG)),
+    *(
+        (*command, "--policy", f"players.py:left@{path}")
+        for command in (("serve", "rps"), ("play", "rps"), ("record-data", "rps", "--out", "new"))
+        for path in ("nofile", "afile", "afile/x", "afolder.py", LONG)
+    ),
+    *((command, "rps", "--policy", f"random@{path}") for command in ("serve", "play") for path in ("x.npz", "afile")),
+    *(("arena", "rps", "random", f"players.py:left@{path}") for path in ("nofile", "afile", "afile/x", LONG)),
+    *(("serve", "rps", "--token-file", path) for path in ("nofile", "afolder.py", "afile/x", LONG)),
+    *(
+        ("rollout", "rps", *HERE, "--policy", f"{path}:left")
+        for path in ("nofile.py", "afolder.py", "afile/x.py", "afile.py", f"{LONG}.py", "..x", "")
+    ),
+    *(
+        ("rollout", f"{path}:Env", *HERE)
+        for path in ("nofile.py", "afolder.py", "afile/x.py", "afile.py", f"{LONG}.py")
+    ),
+]
+
+
+@pytest.mark.parametrize("args", BAD_PATHS, ids=lambda args: " ".join(args).replace(LONG, "LONG"))
+def test_wrong_paths_are_one_line(args: tuple[str, ...], folder: Path) -> None:
+    for name in ("afile", "afile.py"):
+        (folder / name).write_text("no code, and no archive", encoding="utf-8")
+    for name in ("afolder.gif", "afolder.png", "afolder.py"):
+        (folder / name).mkdir()
+    before = sorted(folder.iterdir())
+    result = marlvec(*args)
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1), result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stdout == ""
+    assert [path for path in sorted(folder.iterdir()) if path.name != "new"] == before
+
+
+def test_random_moves_have_no_state() -> None:
+    for command in ("serve", "play"):
+        assert (
+            "random moves have no state; write a=random, without @"
+            in marlvec(command, "rps", "--policy", "a=random@x.npz").stderr
+        )
+
+
 # --- the rest
 
 
@@ -564,6 +621,13 @@ def test_help_fits_80_columns_and_breaks_no_word(command: str, monkeypatch: pyte
     assert [line for line in lines if "\\" in line[:-1]] == []
     assert re.findall(r"<\w[^>\n]*  ", printed) == []  # choices that go on in the next line
     assert "<bool>" not in printed
+
+
+def test_help_of_examples_has_its_commands_in_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    lines = [line.strip() for line in succeed("examples", "--help").splitlines()]
+    assert "marlvec examples policies --copy" in lines
+    assert "marlvec rollout simple_spread --policy examples/policies.py:seek" in lines
 
 
 def test_help_says_the_true_default_of_a_seed() -> None:

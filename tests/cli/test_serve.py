@@ -206,7 +206,7 @@ def test_wrong_command_lines_are_reported(tmp_path: Path) -> None:
             2,
             "expected a file of save_policy() or a pool, found none at none.npz",
         ),
-        ((*env, "--policy", "players.py:Learner@junk.npz"), 1, "junk.npz"),
+        ((*env, "--policy", "players.py:Learner@junk.npz"), 2, "junk.npz"),
         ((*env, "--policy", "players.py:Learner@other.npz"), 2, "does not fit policy 'Learner'"),
         ((*env, "--host", "0.0.0.0"), 2, "say allow_remote=True (--allow-remote) and give a token"),
         ((*env, "--host", "0.0.0.0", "--no-token"), 2, "say allow_remote=True (--allow-remote)"),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from marlvec.cli.console import plain_errors, print_json, settle_in, stdout, torch_within_cores
+from marlvec.cli.console import naming, plain_errors, print_json, settle_in, stdout, torch_within_cores
 from marlvec.cli.options import AsJson, Backend, Connectors, Env, MaxEpisodeSteps, NumWorkers, Settings, Traceback
 
 __all__ = ["arena"]
@@ -124,6 +124,7 @@ def arena(
         if plot is not None:
             from marlvec.cli.display.plots import heat_map
 
-            heat_map(envs.spec.name, result, rating.value, ratings).savefig(plot)
+            with naming(f"--plot {plot}"):
+                heat_map(envs.spec.name, result, rating.value, ratings).savefig(plot)
             if not as_json:
                 console.print(f"Plot: {plot}", markup=False, highlight=False, soft_wrap=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from marlvec.cli.console import plain_errors, print_json, settle_in, stdout
+from marlvec.cli.console import naming, plain_errors, print_json, settle_in, stdout
 from marlvec.cli.options import (
     AsJson,
     Backend,
@@ -26,6 +26,7 @@ from marlvec.cli.options import (
 if TYPE_CHECKING:
     from marlvec.collect import Collector
     from marlvec.recording import RecordedDataset, RecordedRows
+    from marlvec.recording.recorder import Recorder
 
 __all__ = ["record_data", "data", "show"]
 
@@ -84,7 +85,6 @@ def record_data(
     from marlvec.cli import arguments
     from marlvec.cli.building import build_envs
     from marlvec.cli.commands.serve import collector_of
-    from marlvec.recording.recorder import Recorder
 
     settle_in()
     with plain_errors(traceback):
@@ -94,7 +94,7 @@ def record_data(
             build_envs(
                 env, num_envs, backend=backend.value, num_workers=num_workers, copy=False, env_kwargs=kwargs
             ) as envs,
-            Recorder(out, format.value, append=append, notes=notes) as recorder,
+            _recorder(out, format.value, append=append, notes=notes) as recorder,
         ):
             collector = collector_of(
                 envs, policy or [], mapping or [], connectors or [], explore=not best, seed=seed, callbacks=[recorder]
@@ -103,6 +103,13 @@ def record_data(
         show(out, as_json=as_json)
     if interrupted:
         raise typer.Exit(130)
+
+
+def _recorder(out: Path, *arguments: Any, **options: Any) -> Recorder:
+    from marlvec.recording.recorder import Recorder
+
+    with naming(f"--out {out}"):
+        return Recorder(out, *arguments, **options)
 
 
 def _collect(collector: Collector, env_steps: int) -> bool:

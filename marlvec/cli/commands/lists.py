@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from marlvec.cli.console import did_you_mean
+from marlvec.cli.console import did_you_mean, naming
 from marlvec.cli.display.table import NOTHING, fits, print_table
 from marlvec.cli.options import Side
 from marlvec.connectors.catalogue import CatalogueRow
@@ -140,10 +140,13 @@ def print_examples(console: Console, files: Sequence[Path]) -> None:
 def copy_examples(files: Iterable[Path], folder: Path) -> list[Path]:
     """Copy example scripts into a folder, created if missing; if one exists there, nothing is copied."""
     copies = {file: folder / file.name for file in files}
-    for copy in copies.values():
-        if copy.exists():
-            raise ArgumentError(f"--copy: {copy} exists already; move it, or copy to another folder with --to FOLDER")
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, copy in copies.items():
-        copy.write_bytes(file.read_bytes())
+    with naming(f"--to {folder}"):
+        for copy in copies.values():
+            if copy.exists():
+                raise ArgumentError(
+                    f"--copy: {copy} exists already; move it, or copy to another folder with --to FOLDER"
+                )
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, copy in copies.items():
+            copy.write_bytes(file.read_bytes())
     return list(copies.values())

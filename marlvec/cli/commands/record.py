@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
+from marlvec.cli.console import check_writable
 from marlvec.collect import Collector
 from marlvec.collect.progress_bar import ProgressBar
 from marlvec.env_ids import EnvIds
@@ -62,8 +63,7 @@ def check_output(path: Path, fps: float | None) -> None:
     file_format = path.suffix[1:].lower()
     if file_format not in FORMATS:
         raise ArgumentError(f"--output {path}: expected a name that ends in .{' or .'.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise ArgumentError(f"--output {path}: folder {path.parent} does not exist")
+    check_writable(path, "--output")
     if fps is not None:
         check_fps(fps, file_format, "--fps")
     find_ffmpeg()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from marlvec.cli import arguments
+from marlvec.cli.console import naming
 from marlvec.collect import Collector
 from marlvec.collect.callbacks import Callback
 from marlvec.errors import ArgumentError
@@ -37,7 +38,8 @@ def collector_of(
     ``PATH`` is a file of `save_policy`, or an opponent of a pool. With callbacks, batches have the rows of all
     policies.
     """
-    order, whats, files, opponents = _apart(texts)
+    with naming("--policy"):
+        order, whats, files, opponents = _apart(texts)
     found: dict[str, Policy] = {**arguments.policies(whats), **{name: one.policy() for name, one in opponents.items()}}
     named = {name: found[name] for name in order}
     chains = arguments.connectors(connectors, tuple(named))
@@ -73,6 +75,8 @@ def _apart(texts: Sequence[str]) -> tuple[list[str], list[str], dict[str, Path],
     opponents: dict[str, Opponent] = {}
     for text in texts:
         what, at, path = text.rpartition("@")
+        if at:
+            arguments.refuse_state_of_random(text, arguments.policy_id(what)[1])
         if not at:
             name = arguments.policy_id(text)[0]
             whats.append(text)

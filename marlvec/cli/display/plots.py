@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.cli.console import check_writable
 from marlvec.cli.display.rollout_table import Rollout, Track
 from marlvec.cli.display.standings import Rated
 from marlvec.errors import ArgumentError, MissingExtraError
@@ -37,8 +38,7 @@ def check_file(path: Path) -> None:
     formats = sorted(FigureCanvasBase.get_supported_filetypes())
     if path.suffix[1:].lower() not in formats:
         raise ArgumentError(f"--plot {path}: expected a name that ends in one of .{', .'.join(formats)}")
-    if not path.parent.is_dir():
-        raise ArgumentError(f"--plot {path}: folder {path.parent} does not exist")
+    check_writable(path, "--plot")
 
 
 def returns_figure(result: Rollout) -> Figure:

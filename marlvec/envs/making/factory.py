@@ -44,10 +44,15 @@ class EnvEntry:
         is_file = module_name.endswith(".py")
         try:
             found: Any = load_file(Path(module_name)) if is_file else importlib.import_module(module_name)
-        except FileNotFoundError as error:
-            if not is_file or Path(module_name).exists():  # raised by the env's code
+        except OSError as error:
+            if not is_file or not _is_of(error, module_name):  # raised by the env's code
                 raise
-            raise UnknownEnvError(f"env {self.id!r}: no file {module_name}, seen from {Path.cwd()}") from error
+            why = "" if isinstance(error, FileNotFoundError) else f" ({error.strerror})"
+            raise UnknownEnvError(f"env {self.id!r}: no file {module_name}, seen from {Path.cwd()}{why}") from error
+        except SyntaxError as error:
+            if not is_file or not (error.filename is None or _is_of(error, module_name)):
+                raise
+            raise RegistryError(f"env {self.id!r}: {module_name} is not Python: {error}") from error
         except ImportError as error:
             raise self.missing(error) from error
         for part in path.split("."):
@@ -68,6 +73,11 @@ class EnvEntry:
         """Return the error for a failed import, with the extra that installs the package."""
         hint = f'install it with: pip install "marlvec[{self.extra}]"' if self.extra else "is its package installed?"
         return MissingExtraError(f"env {self.id!r} needs a package that cannot be imported ({error}); {hint}")
+
+
+def _is_of(error: OSError | SyntaxError, file: str) -> bool:
+    """Return whether an error is about this file, and not about another one that its code reads or imports."""
+    return isinstance(error.filename, str) and Path(error.filename).resolve() == Path(file).resolve()
 
 
 @dataclass(frozen=True)

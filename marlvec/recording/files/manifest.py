@@ -124,9 +124,9 @@ def session_line(number: int, about: Mapping[str, Any]) -> dict[str, Any]:
 def read_manifest(folder: Path) -> Manifest:
     """Read a folder's manifest; ignore an incomplete last line, which a killed process leaves."""
     path = folder / MANIFEST
-    if not folder.is_dir():
-        raise CheckpointError(folder, "is not a folder")
     try:
+        if not folder.is_dir():
+            raise CheckpointError(folder, "is not a folder")
         content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(folder, f"is not a recording: its {MANIFEST} cannot be read ({error})") from error
