@@ -93,8 +93,8 @@ def test_errors_come_in_a_line(folder: Path) -> None:
     (folder / "full").mkdir()
     (folder / "full" / "x").touch()
     for arguments, code, text in [
-        (["data", "nowhere"], 1, "is not a folder"),
-        (["data", "full"], 1, "is not a recording"),
+        (["data", "nowhere"], 2, "is not a folder"),
+        (["data", "full"], 2, "is not a recording"),
         (["record-data", "simple_spread", "--out", "full"], 2, "expected a new or empty folder"),
         (["record-data", "simple_spread"], 2, "--out"),
     ]:

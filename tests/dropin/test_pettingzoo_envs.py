@@ -165,7 +165,7 @@ def test_the_same_seed_gives_the_same_game_with_masks(kind: Any) -> None:
 
 def test_here_a_view_is_not_pickled() -> None:
     view = ParallelView.make("simple_spread")
-    with pytest.raises(TypeError, match="cannot pickle"):
+    with pytest.raises(TypeError, match="cannot be pickled or copied"):
         pickle.dumps(view)
     view.close()
 

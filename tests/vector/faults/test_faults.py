@@ -325,7 +325,7 @@ def test_what_make_raises_when_an_env_cannot_be_built(backend: str) -> None:
     if backend != "sync":  # which stops at its first env
         for factory, words in (
             (partial(RaisingEnv, where="init"), r"raised in __init__\(\): ValueError: scripted failure\n\n"),
-            (Empty, r", __init__\(\): .*at least one agent$"),
+            (Empty, r", __init__\(\): .*at least one agent\. "),
         ):
             with pytest.raises(EnvRaised, match=rf"^all envs \(the first of each of 2 workers was tried\),? ?{words}"):
                 vectorize(backend, [factory] * 4, num_workers=2)
