@@ -213,7 +213,10 @@ class Connector(ABC):
     def follow_run(self, run_seed: int | None) -> None:
         """Have its `RowRandom` draws depend on a seed beside its own; a collector passes one from its own seed.
 
-        Finds every `RowRandom` and connector among its attributes. None: draws as outside of collectors.
+        Every `RowRandom` and connector among its attributes gets the seed.
+
+        Args:
+            run_seed: From 0 to 2**64 - 1; None: draws as outside of collectors.
         """
         for value in vars(self).values():
             if hasattr(type(value), "follow_run"):
@@ -359,10 +362,16 @@ class ActionConnector(Connector):
     undone_by: tuple[ActionConnector, ...] | None = ()
 
     def undo(self, actions: Tree) -> Tree:
-        """Return actions before this connector that it turns into ``actions``, (n, …) each; override it if one can.
+        """Convert actions back: the inverse of this connector. Override it in conversions that have an inverse.
 
-        Connectors behind it that change actions need it for ``actions_executed``. The default is for connectors that
-        convert nothing: ``actions``.
+        Connectors behind it that change actions need it for ``actions_executed``. The default returns ``actions``, for
+        connectors that convert nothing.
+
+        Args:
+            actions: (n, …) actions after this connector.
+
+        Returns:
+            (n, …) actions before it that it turns into ``actions``.
         """
         return actions
 

@@ -51,7 +51,11 @@ class RowRandom:
         self.follow_run(None)
 
     def follow_run(self, run_seed: int | None) -> None:
-        """Draw other numbers for each ``run_seed``, from 0 to 2**64 - 1; None: as outside of collectors."""
+        """Draw other numbers for each ``run_seed``.
+
+        Args:
+            run_seed: From 0 to 2**64 - 1; None: draws as outside of collectors.
+        """
         key = b"" if run_seed is None else run_seed.to_bytes(8, "little")
         # Not hash(), whose salt differs between processes.
         digest = hashlib.blake2b(f"{self.seed}/{self.stream}".encode(), key=key, digest_size=8).digest()
