@@ -128,7 +128,7 @@ class PartWriter:
         self._end()
 
     def finish(self) -> None:
-        """Close when nobody can call again: gives up the rows that cannot be written. Does nothing in a forked process.
+        """Close at the end of the process: gives up the rows that cannot be written. Does nothing in a forked process.
 
         `ResourceError`: rows are lost; also if Ctrl-C ends the wait for a slow disk.
         """

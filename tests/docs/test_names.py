@@ -34,7 +34,8 @@ OTHERS = """
     ep_rew_mean importlinter js lint make_net make_rule nil noqa python3 setUint32 stack_num subtle tool
     pistonball pursuit env_fns creator Repeated color_reduction_v0 CatFrames MultiThreadedEnvWrapper ObservationNorm
     full_registration x3 x8 x15 RewardClipping VecNorm create_env_fn env_name Actor working_dir MissionSpace
-    LearnedPolicyEnemySMAX jaxnav storm
+    LearnedPolicyEnemySMAX jaxnav storm MPE_simple_facmac MPE_simple_world_comm_v3
+    String hive_partitioning hive_schema read_ipc scan_ipc
     AuthenticationError DistributedDataParallel auth_token jax_enable_x64 max_workers min_workers runtime_env
     """
 FILES = {"marlvec.js", "marlvec.v1", "marlvec.NAME"}  # a file, a name in general, and the protocol's name
