@@ -83,7 +83,8 @@ class ExecutedActions:
             return {EXECUTED: self._cast(actions)}
         same_n = np.ones(len(rows), np.bool_)
         for (_, old), (_, new) in zip(tree_leaves(rows.actions_for_env), tree_leaves(actions), strict=True):
-            same_n &= np.asarray(to_array(old) == to_array(new)).reshape(len(rows), -1).all(axis=1)
+            same = np.asarray(to_array(old) == to_array(new))
+            same_n &= same.all(axis=tuple(range(1, same.ndim)))
         if self._undone_by is None:
             return {EXECUTED: self.before(rows), EXECUTED_MISSING: ~same_n | rows.get(EXECUTED_MISSING, False)}
         back = actions
