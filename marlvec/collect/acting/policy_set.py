@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar, cast
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,13 +107,37 @@ def _remembers(piece: Connector) -> bool:
     )
 
 
-_FIRST_FORMS: WeakKeyDictionary[Connector, Connector | None] = WeakKeyDictionary()
-"""Connectors in use, each with a copy of its state when a collector first got it; None: its state counts as it is."""
+class _FirstForm:
+    """A copy of a connector as a collector first got it; None: the connector counts as it is.
+
+    The connector itself holds it, so that both end together: a form may hold a policy, and so the whole collector. A
+    copy of the connector is another connector, and has none.
+    """
+
+    def __init__(self, owner: Connector | None = None, form: Connector | None = None) -> None:
+        self._owner = None if owner is None else ref(owner)
+        self.form = form
+
+    def __reduce__(self) -> tuple[type[_FirstForm], tuple[()]]:
+        return _FirstForm, ()
+
+    @classmethod
+    def of(cls, connector: Connector) -> _FirstForm | None:
+        """Return the first form of a connector in use; None if no collector got it yet."""
+        found = vars(connector).get(_FIRST_FORM)
+        return found if isinstance(found, cls) and found._owner is not None and found._owner() is connector else None
+
+    @classmethod
+    def set(cls, connector: Connector, form: Connector | None) -> None:
+        vars(connector)[_FIRST_FORM] = cls(connector, form)
+
+
+_FIRST_FORM = "_first_form"  # the attribute
 
 
 def _in_use(made: C) -> C:
     """Have later collectors get a copy of a chain that a collector has made, with what it has learnt until then."""
-    _FIRST_FORMS[made] = None
+    _FirstForm.set(made, None)
     return made
 
 
@@ -124,7 +149,7 @@ class _Own:
 
     def __init__(self, known: Iterable[Connector]) -> None:
         self._given: dict[int, tuple[Connector, Connector]] = {id(one): (one, one) for one in known}
-        self._firsts: dict[Connector, Connector | None] = {}
+        self._firsts: list[tuple[Connector, Connector | None]] = []
 
     def __call__(self, given: C) -> C:
         if id(given) not in self._given:
@@ -133,18 +158,18 @@ class _Own:
 
     def keep(self) -> None:
         """Have later collectors get copies of these connectors."""
-        _FIRST_FORMS.update(self._firsts)
+        for connector, form in self._firsts:
+            _FirstForm.set(connector, form)
 
     def _take(self, given: C) -> C:
-        if given not in _FIRST_FORMS:
-            try:
-                self._firsts[given] = _copied(given)
-            except Exception:  # of a user's class, which can be in one collector only
-                self._firsts[given] = None
+        if (first := _FirstForm.of(given)) is None:
+            form: Connector | None = None
+            with suppress(Exception):  # of a user's class, which can be in one collector only
+                form = _copied(given)
+            self._firsts.append((given, form))
             return given
-        first = _FIRST_FORMS[given]
-        copied = _copied(given if first is None else cast("C", first))
-        self._firsts[copied] = None
+        copied = _copied(given if first.form is None else cast("C", first.form))
+        self._firsts.append((copied, None))
         return copied
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from marlvec.connectors import (
     FilterRows,
     FlattenObs,
     FrameStack,
+    GeneralAdvantageEstimation,
     LearnerPipeline,
     NormalizeObs,
     RepeatActions,
@@ -508,6 +512,29 @@ def test_a_connector_given_to_two_collectors_is_shared_by_neither() -> None:
         for chain in (parts(), AgentPipeline(parts())):
             want = batch(chain, ids)
             np.testing.assert_array_equal(batch(chain, ids), want)
+
+
+def test_a_collector_ends_with_its_last_reference_whatever_its_connectors_hold() -> None:
+    """What later collectors would copy refers to the policy here, and through it to the collector."""
+
+    def collected() -> weakref.ref[Collector]:
+        with sync("parallel", 2, 2) as envs:
+            policy = FunctionPolicy(
+                lambda rows: (np.zeros(len(rows), np.int64), {"values": np.zeros(len(rows), np.float32)})
+            )
+            chain = GeneralAdvantageEstimation(gamma=0.9, value_function=partial(zeros_of, policy))
+            collector = Collector(envs, policy, learner_connectors=[chain], seed=0)
+            policy.owner = collector  # type: ignore[attr-defined]  # as a policy's module may, by its globals
+            collector.collect(env_steps=8)
+            return weakref.ref(collector)
+
+    gone = collected()
+    gc.collect()
+    assert gone() is None
+
+
+def zeros_of(policy: FunctionPolicy, rows: Any) -> Any:
+    return np.zeros(len(rows), np.float32)
 
 
 def test_collectors_of_one_connector_run_side_by_side() -> None:
