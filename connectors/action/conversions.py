@@ -152,10 +152,9 @@ class UnsquashActions(LeafwiseActions):
 
     def undo(self, actions: Tree) -> Tree:
         leaves = self._tree.flatten(actions)
-        for i, _ in self._work:
-            box = self._tree.leaves[i].space
-            assert isinstance(box, Box)  # see `_plan`
-            leaves[i] = _Stretch(box).undo(leaves[i])
+        for i, stretch in self._work:
+            assert isinstance(stretch, _Stretch)  # see `_plan`
+            leaves[i] = stretch.undo(leaves[i])
         return self._tree.unflatten(leaves)
 
     def _plan(self, space: Space[Any]) -> LeafPlan | None:

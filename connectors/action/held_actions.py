@@ -62,7 +62,7 @@ class HeldActions(Remembers, ActionConnector):
             return rows.replace(actions_for_env=actions)
         if self._executed.is_plain:
             return self._executed.send(rows, actions, chooses=True)
-        if not self._executed_held:  # no pipeline, so that nobody knows the policy's space
+        if not self._executed_held:  # without a pipeline, whose policy has a known space
             return rows.replace(actions_for_env=actions)
         return rows.replace(actions_for_env=actions, **self._hold_executed(rows, holds))
 

@@ -501,7 +501,7 @@ def examples(
     copy: Annotated[bool, typer.Option("--copy", help="Copy NAME, or all examples, instead of printing.")] = False,
     to: Annotated[Path, typer.Option(metavar="FOLDER", help="Where copies go.")] = Path("examples"),
 ) -> None:
-    r"""List the example scripts that come with marlvec, print one, or copy them.
+    """List the example scripts that come with marlvec, print one, or copy them.
 
     Copy one, and play with its policy:
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.collect import MultiAgentBatch, SampleBatch
+from marlvec.connectors.action.valid_actions import EXECUTED, EXECUTED_MISSING
 from marlvec.errors import ArgumentError, CheckpointError, EpisodesFull
 from marlvec.external.exchange.row import Ending
 from marlvec.external.external_env import ExternalEnv
@@ -99,9 +100,9 @@ def _check(batch: MultiAgentBatch, agents: Sequence[str]) -> None:
             raise ArgumentError(
                 f"rows of policy {policy_id!r} lack the columns {missing}; save batches with all of their columns"
             )
-        if np.any(rows.get("actions_executed_missing", False)):
+        if np.any(rows.get(EXECUTED_MISSING, False)):
             raise ArgumentError(
-                f"rows of policy {policy_id!r} are marked in 'actions_executed_missing': their executed actions are "
+                f"rows of policy {policy_id!r} are marked in {EXECUTED_MISSING!r}: their executed actions are "
                 f"unknown; put noise and masks before the connectors that convert actions"
             )
         if (most := int(rows["agent_index"].max(initial=0))) >= len(agents):
@@ -142,7 +143,7 @@ def _check_whole(rows: SampleBatch, indices: NDArray[np.int64], whose: str) -> N
 
 def _note(rows: SampleBatch, i: int, agent: str, moments: dict[int, LoggedStep]) -> None:
     begins = moments.setdefault(int(rows["env_t"][i]), LoggedStep())
-    actions = rows["actions_executed"] if "actions_executed" in rows else rows["actions"]
+    actions = rows[EXECUTED] if EXECUTED in rows else rows["actions"]
     begins.obs[agent], begins.actions[agent] = _at(rows["obs"], i), _at(actions, i)
     if "action_mask" in rows:
         begins.masks[agent] = rows["action_mask"][i]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from marlvec.arguments import count_from
 from marlvec.collect.batch import SampleBatch
 from marlvec.collect.batch.arrow_columns import TableForm
+from marlvec.connectors.action.valid_actions import EXECUTED, EXECUTED_MISSING
 from marlvec.errors import ArgumentError
 from marlvec.recording.block_store import BlockStore, Column
 from marlvec.recording.files.manifest import Manifest
@@ -242,12 +243,9 @@ class RecordedRows:
 
 def executed_column(rows: RecordedRows, where: str) -> str:
     """Return the column of executed actions, for off-policy learners; ArgumentError if rows lack their action."""
-    if _MISSING in rows and (missing := int(np.count_nonzero(rows.column(_MISSING)))):
+    if EXECUTED_MISSING in rows and (missing := int(np.count_nonzero(rows.column(EXECUTED_MISSING)))):
         raise ArgumentError(
             f"{where}: expected the executed action of each row, got {missing} rows of policy {rows.policy_id!r} that "
-            f"are marked in {_MISSING!r}: record with noise and masks before the connectors that convert actions"
+            f"are marked in {EXECUTED_MISSING!r}: record with noise and masks before connectors that convert actions"
         )
-    return "actions_executed" if "actions_executed" in rows else "actions"
-
-
-_MISSING = "actions_executed_missing"
+    return EXECUTED if EXECUTED in rows else "actions"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -50,6 +51,17 @@ NUMBERS_EPISODES = {"SelectsAStranger", "PaysInText", "DropsAPlayer", "DeadStay"
 
 def found(build: Any, **options: Any) -> list[Finding]:
     return check_env(build, max_steps=200, raise_first=False, **options)
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Put the process's random generators back, which a faulty env draws from."""
+    state, global_state = random.getstate(), np.random.get_state()  # noqa: NPY002  # of the one that envs draw from
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(global_state)  # noqa: NPY002  # of the one that envs draw from
 
 
 def names(findings: list[Finding]) -> list[str]:
@@ -202,12 +214,8 @@ SHARED = {
 @pytest.mark.mostly_slow("checks whole envs or connectors many times", quick=2)
 @pytest.mark.parametrize("build", SHARED, ids=lambda build: build.__name__)
 def test_what_instances_share_is_found_and_named(build: Any) -> None:
-    state, global_state = random.getstate(), np.random.get_state()  # noqa: NPY002  # it is put back
-    try:
+    with kept_generators():
         (one,) = found(build)
-    finally:
-        random.setstate(state)
-        np.random.set_state(global_state)  # noqa: NPY002  # likewise
     assert (one.check, one.severity) == ("shared_state", "serious")
     assert one.got.endswith("from an instance that takes turns with another one")
     assert one.change.startswith(SHARED[build])
@@ -250,12 +258,8 @@ class DrawnLater(Good):
     [(DrawnOnce, "seed", "random"), (NumpyDrawnOnce, "seed", "numpy.random"), (DrawnLater, "reset", "random")],
 )
 def test_the_advice_names_the_module_whose_generator_is_drawn_from(build: Any, check: str, module: str) -> None:
-    state, global_state = random.getstate(), np.random.get_state()  # noqa: NPY002  # it is put back
-    try:
+    with kept_generators():
         (one,) = found(build)
-    finally:
-        random.setstate(state)
-        np.random.set_state(global_state)  # noqa: NPY002  # likewise
     assert one.check in (check, "shared_state")
     assert ("the module random" if module == "random" else "the functions of numpy.random") in one.change
     assert "the one generator of the whole process" in one.change

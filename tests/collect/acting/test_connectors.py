@@ -556,7 +556,7 @@ def test_an_answer_in_the_envs_units_is_warned_of_once(kind: Any) -> None:
         return FunctionPolicy(lambda rows: np.full((len(rows), 1), size, np.float32))
 
     with SyncVectorEnv([lambda: SampledEnv(Box(-1, 1, (2,)), Box(-2, 2, (1,)))]) as envs:
-        Collector(envs, policy(0.8), seed=0).collect(env_steps=3)  # nobody can tell
+        Collector(envs, policy(0.8), seed=0).collect(env_steps=3)  # may be in either unit
         collector = Collector(envs, policy(1.6), seed=0)
         with pytest.warns(ContractWarning, match=r"answered 1.6 .* expected an action in \[-1, 1\]") as caught:
             collector.collect(env_steps=3)
