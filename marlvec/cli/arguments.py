@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import inspect
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import marlvec.connectors as all_connectors
 from marlvec.arguments import signature_of
 from marlvec.cli.console import did_you_mean, naming
-from marlvec.connectors import AgentConnector, Pipeline
+from marlvec.connectors import AgentConnector, AgentPipeline, Pipeline
 from marlvec.envs.making.python_file import load_file
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError
-from marlvec.policies import Policy, RandomPolicy, as_policy
+from marlvec.policies import Policy, PolicyLike, RandomPolicy, as_policy
 from marlvec.selfplay import Opponent, read_opponents
+from marlvec.selfplay.opponents.opponent import MakePolicy
 from marlvec.selfplay.opponents.opponent_pool import INDEX
+from marlvec.serialization.values import outline
 
 __all__ = [
     "assign_policies",
     "connectors",
     "env_kwargs",
+    "given_connectors",
     "load",
     "policies",
     "policy_id",
@@ -84,18 +89,53 @@ def _policy(text: str, found: Any) -> Policy:
     if isinstance(found, type):
         if not callable(getattr(found, "act", None)):
             raise ArgumentError(f"--policy {text}: expected a policy, but {found.__name__} has no method act(rows)")
-        needed = [
-            name
-            for name, parameter in signature_of(found).parameters.items()
-            if parameter.default is parameter.empty
-            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        ]
-        if needed:
+        if needed := _needed(found):
             raise ArgumentError(
                 f"--policy {text}: {found.__name__} needs the arguments {needed}; name an instance instead"
             )
         found = found()
     return as_policy(found, f"--policy {text}: it")
+
+
+def _needed(function: Any) -> list[str]:
+    """List the arguments without which a function or class cannot be called."""
+    return [
+        name
+        for name, parameter in signature_of(function).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+
+
+def _builder(text: str, name: str, found: Any) -> MakePolicy:
+    """Return a function that builds the policy, without its weights, of ``FILE.py:WHAT@FILE``.
+
+    ``WHAT`` is a policy, copied at each call, or its class; a function that builds it, which takes no arguments; a dict
+    of such functions, with the player's id; or a function of rows.
+    """
+    if isinstance(found, Mapping):
+        if name not in found and len(found) != 1:
+            raise ArgumentError(f"{text}: choose which policy of {list(found)} the file is of: write ID=… before it")
+        found = found[name] if name in found else next(iter(found.values()))
+    if isinstance(found, type):
+        return partial(_policy, text, found)
+    if callable(getattr(found, "act", None)):
+        return partial(_copied, text, found)
+    try:
+        builds = callable(found) and not _needed(found)
+    except (ValueError, TypeError):  # a function written in C
+        builds = False
+    return found if builds else partial(as_policy, found, f"{text}: it", also=", or a function that builds one")
+
+
+def _copied(text: str, policy: PolicyLike) -> PolicyLike:
+    """Copy a policy, since other players may use the same object with other weights."""
+    try:
+        return copy.deepcopy(policy)
+    except Exception as error:  # user code may raise anything
+        raise ArgumentError(
+            f"{text}: {policy!r:.200} cannot be copied ({error!r:.200}); name its class, or a function that builds it"
+        ) from error
 
 
 def assign_policies(
@@ -155,6 +195,30 @@ def connectors(
             raise ArgumentError(f"--connectors {text}: give one chain for all policies, or one per policy as ID=CHAIN")
         found[name] = _chain(text, text[match.end() :] if match else text)
     return found.get("", found)
+
+
+def given_connectors(
+    texts: Sequence[str], named: Mapping[str, Policy | Opponent], *, skip_saved: bool = False
+) -> dict[str, list[AgentConnector]]:
+    """Return the chains of options ``--connectors`` by player, for players that were saved without connectors.
+
+    A chain for a player that has its own must be equal to it; ``skip_saved``: a chain for all players may differ.
+    """
+    given, chains = connectors(texts, tuple(named)), dict[str, list[AgentConnector]]()
+    for name, player in named.items():
+        chain = given.get(name) if isinstance(given, dict) else copy.deepcopy(given)
+        if not chain:
+            continue
+        if not isinstance(player, Opponent) or player.files[1] is None:
+            chains[name] = chain
+        elif isinstance(given, dict) or not skip_saved:
+            own = player.agent_connectors()
+            if outline(own.to_config()["pieces"]) != outline(AgentPipeline(chain).to_config()["pieces"]):
+                raise ArgumentError(
+                    f"--connectors: {name} was saved with its own connectors, {own!r:.300}; leave the option out, or "
+                    f"use ID=CHAIN for others"
+                )
+    return chains
 
 
 def _chain(text: str, chain: str) -> list[AgentConnector]:
@@ -219,7 +283,8 @@ _PLAYER_ID = r"([\w./-]+)="
 def players(texts: Sequence[str]) -> dict[str, Policy | Opponent]:
     """Return the players of arguments ``[ID=]WHAT``, in their order; ``WHAT`` ending in ``/*`` is several players.
 
-    An opponent of a pool without ID is called ``FOLDER/NAME`` if another player has its name.
+    A player with saved weights and without ID is called ``FOLDER/NAME`` (of a pool) or ``FILE/NAME`` if another player
+    has its name.
     """
     named = [(text, name, player) for text in texts for name, player in _players(text).items()]
     times = Counter(name for _, name, _ in named)
@@ -227,7 +292,7 @@ def players(texts: Sequence[str]) -> dict[str, Policy | Opponent]:
     for text, name, player in named:
         what, _, path = text.rpartition("@")
         if times[name] > 1 and isinstance(player, Opponent) and re.match(_PLAYER_ID, what) is None:
-            name = f"{_pool_folder(Path(path))}/{name}"
+            name = f"{Path(path).stem if Path(path).is_file() else _pool_folder(Path(path))}/{name}"
         if name in found:
             raise ArgumentError(f"{text}: there are two players {name!r}; give one another id: ID={text}")
         found[name] = player
@@ -247,8 +312,12 @@ def _players(text: str) -> dict[str, Policy | Opponent]:
     if not at:
         return dict(policies([text]))
     match = re.match(_PLAYER_ID, what)
-    refuse_state_of_random(text, what[match.end() :] if match else what)
-    opponents = _opponents(text, what[match.end() :] if match else what, Path(path))
+    what = what[match.end() :] if match else what
+    refuse_state_of_random(text, what)
+    if Path(path).is_file():
+        name = match[1] if match else policy_id(what)[0]
+        return {name: Opponent.from_file(path, _builder(text, name, load(text, what)), opponent_id=name)}
+    opponents = _opponents(text, what, Path(path))
     if match is None:
         return dict(opponents)
     if path.endswith("*"):
@@ -268,7 +337,9 @@ def _opponents(text: str, what: str, path: Path) -> dict[str, Opponent]:
     folder = _pool_folder(path)
     wanted = None if folder == path else path.name
     if not (folder / INDEX).exists():
-        raise ArgumentError(f"{text}: expected a pool of opponents, found none in {path} or {path.parent}")
+        raise ArgumentError(
+            f"{text}: expected a pool of opponents, found none in {path} or {path.parent}, or a file of save_policy()"
+        )
     make = load(text, what)
     if not callable(make) and not isinstance(make, Mapping):
         raise ArgumentError(f"{text}: expected a function that builds the policy, or a dict, before @, got {make!r}")

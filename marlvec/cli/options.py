@@ -50,7 +50,8 @@ TrainedPolicies = Annotated[
     typer.Option(
         metavar="[ID=]WHAT[@PATH]",
         help="Who acts, as in [b]marlvec rollout[/]; PATH is its trained state: a pool of opponents (its newest), "
-        "POOL/ID, or a file of save_policy().",
+        "POOL/ID, or a file of save_policy(), each with the connectors in it. WHAT then also is a function that builds "
+        "the policy.",
     ),
 ]
 PolicyMapping = Annotated[
