@@ -6,12 +6,17 @@ import ast
 import copy
 import importlib
 import inspect
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 import marlvec.connectors as all_connectors
 from marlvec.arguments import signature_of
@@ -225,7 +230,7 @@ def _chain(text: str, chain: str) -> list[AgentConnector]:
     problem = f"--connectors {text}: expected names or calls such as FlattenObs, FrameStack(4)"
     try:
         items = ast.parse(f"[{chain}]", mode="eval").body
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply
         raise ArgumentError(problem) from None
     assert isinstance(items, ast.List)  # `[…]` parses to a list or a comprehension; the latter has no names
     return [_connector(text, item, problem) for item in items.elts]
@@ -243,12 +248,112 @@ def _connector(text: str, item: ast.expr, problem: str) -> AgentConnector:
             "`marlvec connectors --side agent` lists them"
         )
     try:
-        positional = [ast.literal_eval(argument) for argument in call.args]
-        keyword = {argument.arg or "": ast.literal_eval(argument.value) for argument in call.keywords}
+        positional = [_value(argument) for argument in call.args]
+        keyword = {argument.arg or "": _value(argument.value) for argument in call.keywords}
         made: AgentConnector = getattr(all_connectors, name)(*positional, **keyword)
+    except RecursionError:
+        raise ArgumentError(problem) from None
     except (ValueError, TypeError) as error:
         raise ArgumentError(f"--connectors {text}: {ast.unparse(item)}: {error}") from error
     return made
+
+
+_MOST = 1_000_000  # numbers in an argument
+_ARRAYS = {
+    "array": ("object", "dtype"),
+    "full": ("shape", "fill_value", "dtype"),
+    "ones": ("shape", "dtype"),
+    "zeros": ("shape", "dtype"),
+}
+
+
+def _value(node: ast.expr) -> Any:
+    """Return the value of a literal, ``[0.0] * 32``, or ``np.zeros(32)`` and the like; executes nothing else.
+
+    Raises:
+        ValueError: Another expression, or more than a million numbers.
+    """
+    match node:
+        case ast.List(elts=items):
+            return _bounded([_value(item) for item in items])
+        case ast.Tuple(elts=items):
+            return _bounded(tuple(_value(item) for item in items))
+        case ast.Dict(keys=keys, values=values) if None not in keys:
+            pairs = zip(keys, values, strict=True)
+            return _bounded({ast.literal_eval(key): _value(item) for key, item in pairs if key is not None})
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            if isinstance(value := _value(inner), (int, float, complex, np.ndarray)):
+                return -value
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            items, times = _value(left), _value(right)
+            if isinstance(items, (list, tuple)) and type(times) is int and times >= 0:
+                if _size(items) * times > _MOST:
+                    raise ValueError(f"{ast.unparse(node)} has more than {_MOST:,} numbers")
+                return items * times
+        case ast.Attribute(value=ast.Name(id="np" | "numpy"), attr="inf" | "nan" | "pi" as name):
+            return getattr(np, name)
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="np" | "numpy"), attr=name)) if name in _ARRAYS:
+            return _array(node, name)
+        case ast.Constant() | ast.Set() | ast.BinOp() | ast.UnaryOp():
+            with suppress(ValueError):
+                return ast.literal_eval(node)
+        case _:
+            pass
+    raise ValueError(
+        f"expected a Python literal, [0.0] * 32, np.zeros(…), np.ones(…), np.full(…) or np.array(…), "
+        f"got {ast.unparse(node)}"
+    )
+
+
+def _array(call: ast.Call, name: str) -> NDArray[Any]:
+    """Return the array of ``np.zeros(…)``, ``np.ones(…)``, ``np.full(…)`` or ``np.array(…)``."""
+    parameters, what = _ARRAYS[name], ast.unparse(call)
+    options = [(option.arg, option.value) for option in call.keywords]
+    nodes = [*zip(parameters, call.args, strict=False), *options]
+    given = dict(nodes)
+    if len(call.args) > len(parameters) or len(given) < len(nodes) or not given.keys() <= set(parameters):
+        raise ValueError(f"{what}: expected np.{name}({', '.join(parameters)})")
+    values = {key: _dtype(node) if key == "dtype" else _value(node) for key, node in given.items() if key is not None}
+    shape = values.get("shape", ())
+    lengths = shape if isinstance(shape, tuple) else (shape,)
+    if not all(type(length) is int and length >= 0 for length in lengths):
+        raise ValueError(f"{what}: expected a length, or a tuple of lengths, as shape, got {shape!r:.200}")
+    if math.prod(lengths) > _MOST:
+        raise ValueError(f"{what} has more than {_MOST:,} numbers")
+    array: NDArray[Any] = getattr(np, name)(**values)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{what}: expected an array of numbers, got dtype {array.dtype}")
+    return _bounded(array)
+
+
+def _dtype(node: ast.expr) -> np.dtype[Any]:
+    """Return the dtype of ``np.float32``, ``"float32"`` or ``float``."""
+    match node:
+        case ast.Attribute(value=ast.Name(id="np" | "numpy"), attr=name) | ast.Name(id=name) | ast.Constant(value=name):
+            with suppress(TypeError, ValueError, SyntaxError):
+                if isinstance(name, str) and (dtype := np.dtype(name)).kind in "biuf":
+                    return dtype
+        case _:
+            pass
+    raise ValueError(f"expected a dtype of numbers such as np.float32, got {ast.unparse(node)}")
+
+
+def _size(value: Any) -> int:
+    """Count the numbers, texts and so on in a value."""
+    if isinstance(value, Mapping):
+        return sum(map(_size, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(_size, value))
+    return int(value.size) if isinstance(value, np.ndarray) else 1
+
+
+V = TypeVar("V")
+
+
+def _bounded(value: V) -> V:
+    if _size(value) > _MOST:
+        raise ValueError(f"an argument has more than {_MOST:,} numbers")
+    return value
 
 
 def _is_connector(value: Any) -> bool:

@@ -67,7 +67,9 @@ Connectors = Annotated[
     typer.Option(
         metavar="[ID=]CHAIN",
         help="Connectors between the envs and policy ID, or every policy: agent connectors of marlvec.connectors, "
-        'e.g. "NormalizeObs(clip=5), FrameStack(4)".',
+        'e.g. "NormalizeObs(clip=5), FrameStack(4)", "RnnState(np.zeros(32))". Arguments are Python literals, '
+        "[0.0] * 32, or arrays by np.zeros, np.ones, np.full and np.array. Policies from files keep the connectors "
+        "that they were saved with.",
     ),
 ]
 Settings = Annotated[
