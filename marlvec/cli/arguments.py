@@ -286,6 +286,8 @@ def _value(node: ast.expr) -> Any:
                 return -value
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             items, times = _value(left), _value(right)
+            if type(items) is int:
+                items, times = times, items
             if isinstance(items, (list, tuple)) and type(times) is int and times >= 0:
                 if _size(items) * times > _MOST:
                     raise ValueError(f"{ast.unparse(node)} has more than {_MOST:,} numbers")
