@@ -52,6 +52,11 @@ def policies(texts: Sequence[str]) -> dict[str, Policy]:
     found: dict[str, Policy] = {}
     for text in texts:
         name, what = policy_id(text)
+        if "@" in what.rpartition(":")[2]:
+            raise ArgumentError(
+                f"--policy {text}: this command takes policies without saved weights; `marlvec record`, `record-data`, "
+                f"`play`, `arena` and `serve` take MAKE@FILE and MAKE@FOLDER"
+            )
         if name in found:
             raise ArgumentError(f"--policy {text}: there are two policies {name!r}; give one another id: ID={what}")
         found[name] = RandomPolicy() if what == "random" else _policy(text, load(text, what))

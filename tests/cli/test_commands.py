@@ -377,6 +377,7 @@ SPREAD = ("rollout", "simple_spread", "--backend", "sync", "--num-envs", "2", "-
         ((*SPREAD, "--policy", "players"), 2, "expected random, MODULE:ATTR or FILE.py:ATTR"),
         ((*SPREAD, "--policy", "nowhere:b:c"), 2, "cannot import nowhere:b"),
         ((*SPREAD, "--policy", "players.py:nobody"), 2, "players.py has no 'nobody'"),
+        ((*SPREAD, "--policy", "players.py:left@a.npz"), 2, "`play`, `arena` and `serve` take MAKE@FILE"),
         ((*SPREAD, "--policy", "players.py:plan"), 2, "players.py has no 'plan' (did you mean plain"),
         ((*SPREAD, "--policy", "other.py:left"), 2, "cannot import other.py"),
         ((*SPREAD, "--policy", "players.py:number"), 2, "must be a marlvec Policy, an object with a method act(rows)"),
