@@ -426,7 +426,9 @@ def _players(text: str) -> dict[str, Policy | Opponent]:
     match = re.match(_PLAYER_ID, what)
     what = what[match.end() :] if match else what
     refuse_state_of_random(text, what)
-    if Path(path).is_file():
+    with naming(f"pool or file {path}"):
+        is_file = Path(path).is_file()
+    if is_file:
         name = match[1] if match else policy_id(what)[0]
         return {name: Opponent.from_file(path, _builder(text, name, load(text, what)), opponent_id=name)}
     opponents = _opponents(text, what, Path(path))
