@@ -117,10 +117,15 @@ def _needed(function: Any) -> list[str]:
     ]
 
 
+def _takes_any(function: Any) -> bool:
+    """Return whether a function takes any number of arguments, as torch modules do: it may be a function of rows."""
+    return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature_of(function).parameters.values())
+
+
 def _builder(text: str, name: str, found: Any) -> MakePolicy:
     """Return a function that builds the policy, without its weights, of ``FILE.py:WHAT@FILE``.
 
-    ``WHAT`` is a policy, copied at each call, or its class; a function that builds it, which takes no arguments; a dict
+    ``WHAT`` is a policy, copied at each call, or its class; a function that builds it, which needs no arguments; a dict
     of such functions, with the player's id; or a function of rows.
     """
     if isinstance(found, Mapping):
@@ -132,7 +137,7 @@ def _builder(text: str, name: str, found: Any) -> MakePolicy:
     if callable(getattr(found, "act", None)):
         return partial(_copied, text, found)
     try:
-        builds = callable(found) and not _needed(found)
+        builds = callable(found) and not _needed(found) and not _takes_any(found)
     except (ValueError, TypeError):  # a function written in C
         builds = False
     return found if builds else partial(as_policy, found, f"{text}: it", also=", or a function that builds one")

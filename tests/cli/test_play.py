@@ -58,6 +58,10 @@ class Locked(Counting):
         raise TypeError("cannot pickle a lock")
 
 locked = Locked()
+
+def anything(*args):
+    return lowest(*args)
+
 number = 3
 '''
 LOWEST = ("tictactoe", "--policy", "players.py:lowest")
@@ -217,6 +221,8 @@ def save_counting(path: str, start: int, pieces: Any = None) -> None:
         (("tictactoe", "--policy", "players.py:none@pool"), "players.py has no 'none'"),
         (("tictactoe", "--policy", "players.py:make@none"), "or a file of save_policy()"),
         (("tictactoe", "--policy", "players.py:number@mine.npz"), "a method act(rows), or a function of rows"),
+        (("tictactoe", "--policy", "players.py:lowest@mine.npz"), "FunctionPolicy: expected none, got ['start']"),
+        (("tictactoe", "--policy", "players.py:anything@mine.npz"), "FunctionPolicy: expected none, got ['start']"),
         (("tictactoe", "--policy", "players.py:locked@mine.npz"), "cannot be copied (TypeError('cannot pickle a lock"),
         (("tictactoe", "--policy", "players.py:make@mine.npz"), "its state is in mine.npz"),
         (("tictactoe", "--policy", "players.py:make@players.py"), "players.py"),
