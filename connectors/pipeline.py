@@ -18,7 +18,7 @@ from marlvec.connectors.function import FunctionConnector
 from marlvec.connectors.rows import Rows
 from marlvec.connectors.saved_pipeline import SavedPipeline, explained
 from marlvec.errors import ArgumentError, ContractError, StateError
-from marlvec.serialization.archive import FilePath
+from marlvec.serialization.archive import FilePath, write_archive
 from marlvec.serialization.values import Config
 
 __all__ = ["Stage", "Timing", "Target", "with_inner", "Pipeline"]
@@ -116,6 +116,7 @@ class Pipeline(Connector, Generic[P]):
     """Id of the policy it belongs to; set by the collector."""
 
     _side: type[Connector]
+    _section: str = ""  # of a file of `save_policy`
     _needs_space: bool = True  # False: also runs unbound
     _starts_last: bool = False  # whether the space passes through the last piece first
 
@@ -500,15 +501,29 @@ class Pipeline(Connector, Generic[P]):
                 `register_function`), or an argument, a state or a space is of a kind that no data file can hold.
             OSError: The file cannot be written; an existing file is unchanged.
         """
+        write_archive(path, self.pack())
+
+    def pack(self) -> Config:
+        """Return what `save` writes, for a file that also holds other things.
+
+        Returns:
+            Its pieces, their states, its spaces and mode, as JSON data and arrays.
+
+        Raises:
+            ArgumentError, SerialisationError: As `save`.
+        """
         if self._owner is not None:
             raise ArgumentError(f"{self.name} is part of {self._owner.name}; save {self._owner.name}")
-        self._saved().write(path)
+        return self._saved().pack()
 
     @classmethod
     def load(cls, path: FilePath) -> Self:
         """Build a saved pipeline, which continues like the original.
 
         First import the modules that register its classes and functions. Loading executes no code from the file.
+
+        Args:
+            path: A file of `save`; or of `marlvec.policies.save_policy`, which holds a policy and its pipelines.
 
         Returns:
             The pipeline with its state.
@@ -517,7 +532,7 @@ class Pipeline(Connector, Generic[P]):
             CheckpointError: The file is damaged, of another class, or of another version; the text has the reason.
             RegistryError: A class or function in it is not registered here.
         """
-        saved = SavedPipeline.read(path)
+        saved = SavedPipeline.read(path, cls._section)
         with explained(path):
             pipeline = cls.from_config(saved.config)
             if saved.space is not None:
@@ -532,7 +547,7 @@ class Pipeline(Connector, Generic[P]):
             CheckpointError: The file is damaged, or of another pipeline; names the difference. Nothing has changed.
             SerialisationError: This pipeline cannot be saved, so the two cannot be compared.
         """
-        saved = SavedPipeline.read(path)
+        saved = SavedPipeline.read(path, self._section)
         saved.check_same(self._saved(), path)
         with explained(path):
             self._take_over(saved)

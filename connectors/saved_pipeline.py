@@ -6,17 +6,28 @@ import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 from gymnasium.spaces import Space
 
 from marlvec.connectors.connector import State
 from marlvec.errors import CheckpointError, RegistryError
-from marlvec.serialization.archive import FilePath, read_archive, write_archive
+from marlvec.serialization.archive import FilePath, read_archive
 from marlvec.serialization.values import Config, decode, encode, outline
 from marlvec.spaces import describe_difference
 
-__all__ = ["SavedPipeline", "explained"]
+__all__ = ["SavedPipeline", "explained", "is_packed"]
+
+
+_SAVE_AGAIN = (
+    "an earlier save_policy() wrote it: load this state (load_policy) into the connectors that it is of, and "
+    "save_policy() with them again"
+)
+
+
+def is_packed(found: Any) -> TypeGuard[Config]:
+    """Return whether data are a whole pipeline from `SavedPipeline.pack`, not just its state."""
+    return isinstance(found, dict) and found.keys() >= {"config", "state", "training"}
 
 
 @contextmanager
@@ -41,8 +52,8 @@ class SavedPipeline:
     agents: tuple[str, ...]
     action_space: Space[Any] | None
 
-    def write(self, path: FilePath) -> None:
-        """Write the content to a file, or leave an existing file unchanged."""
+    def pack(self) -> Config:
+        """Return the content as data for `write_archive`."""
         parts = {
             "state": encode(self.state, "the state"),
             "training": self.training,
@@ -50,11 +61,16 @@ class SavedPipeline:
             "agents": list(self.agents),
             "action_space": encode(self.action_space, "the action space"),
         }
-        write_archive(path, {"config": self.config, **parts})
+        return {"config": self.config, **parts}
 
     @classmethod
-    def read(cls, path: FilePath) -> Self:
+    def read(cls, path: FilePath, section: str) -> Self:
+        """Read a file of `Pipeline.save`, or the section of a file of `save_policy`."""
         found = read_archive(path)
+        if "config" not in found and section in found:
+            found = found[section]
+            if not is_packed(found):
+                raise CheckpointError(path, f"holds a state of {section} without their configuration; {_SAVE_AGAIN}")
         with explained(path):
             decoded = {key: decode(found[key]) for key in ("state", "space", "action_space")}
             return cls(config=found["config"], training=found["training"], agents=tuple(found["agents"]), **decoded)

@@ -32,6 +32,7 @@ class ActionPipeline(Pipeline[ActionConnector], ActionConnector):
     """
 
     _side = ActionConnector
+    _section = "action_connectors"
     _starts_last = True
 
     @classmethod

@@ -79,8 +79,9 @@ class NormalizeObs(LearnsMoments):
     """Subtracts the running mean and divides by the running standard deviation, entry by entry.
 
     Every Box leaf has its own statistics, in float64; other leaves pass unchanged. In training each row first updates
-    the statistics, then is normalised by them. In eval they are frozen; without statistics, values pass unchanged. A
-    float64 leaf stays float64, others become float32.
+    the statistics, then is normalised by them. In eval they are frozen, and a space with other shapes raises
+    `UnsupportedSpaceError`; without statistics, values pass unchanged. A float64 leaf stays float64, others become
+    float32.
 
     `merge_states` returns the statistics of the pooled data, however it was split, up to rounding: see `Moments`. Data
     that copies share through a merged state counts once.
@@ -122,8 +123,7 @@ class NormalizeObs(LearnsMoments):
 
     def setup(self, space: Space[Any]) -> None:
         tree = SpaceTree(space)
-        boxes = _boxes(tree)
-        shapes = {tree.leaves[i].path: tree.leaves[i].shape for i in boxes}
+        boxes, shapes = _boxes(tree), _box_shapes(tree)
         if list(shapes.items()) != list(self._shapes.items()):
             groups = len(self.agents) if self.per_agent else 1
             self._moments = {path: RunningMoments.empty(groups, shape) for path, shape in shapes.items()}
@@ -132,7 +132,12 @@ class NormalizeObs(LearnsMoments):
         self._dtypes = [_dtype(tree.leaves[i].space) for i in boxes]
 
     def output_space(self, space: Space[Any]) -> Space[Any]:
-        _boxes(SpaceTree(space))
+        shapes = _box_shapes(SpaceTree(space))
+        if not (self.training and self.update) and self._shapes and shapes != self._shapes and self.counts.any():
+            raise UnsupportedSpaceError(
+                f"{self.name} has frozen statistics of the shapes {dict(self._shapes)}: expected a space with the same "
+                f"shapes, got {shapes}; use the env that they were learned in, or train() to learn others"
+            )
         limit = np.inf if self.clip is None else self.clip
 
         def normalized(leaf: Space[Any]) -> Space[Any]:
@@ -176,6 +181,10 @@ def _boxes(tree: SpaceTree) -> tuple[int, ...]:
     if not boxes:
         raise UnsupportedSpaceError(f"NormalizeObs found no Box in {tree.space}; put FlattenObs before it")
     return boxes
+
+
+def _box_shapes(tree: SpaceTree) -> dict[str, tuple[int, ...]]:
+    return {tree.leaves[i].path: tree.leaves[i].shape for i in _boxes(tree)}
 
 
 def _dtype(space: Space[Any]) -> np.dtype[Any]:

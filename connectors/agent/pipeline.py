@@ -22,6 +22,7 @@ class AgentPipeline(Pipeline[AgentConnector], AgentConnector):
     """
 
     _side = AgentConnector
+    _section = "agent_connectors"
 
     @property
     def is_identity(self) -> bool:

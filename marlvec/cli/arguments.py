@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import inspect
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 import marlvec.connectors as all_connectors
 from marlvec.arguments import signature_of
 from marlvec.cli.console import did_you_mean, naming
-from marlvec.connectors import AgentConnector, Pipeline
+from marlvec.connectors import AgentConnector, AgentPipeline, Pipeline
 from marlvec.envs.making.python_file import load_file
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError
-from marlvec.policies import Policy, RandomPolicy, as_policy
+from marlvec.policies import Policy, PolicyLike, RandomPolicy, as_policy
 from marlvec.selfplay import Opponent, read_opponents
+from marlvec.selfplay.opponents.opponent import MakePolicy
 from marlvec.selfplay.opponents.opponent_pool import INDEX
+from marlvec.serialization.values import outline
 
 __all__ = [
     "assign_policies",
     "connectors",
     "env_kwargs",
+    "given_connectors",
     "load",
     "policies",
     "policy_id",
@@ -42,6 +52,11 @@ def policies(texts: Sequence[str]) -> dict[str, Policy]:
     found: dict[str, Policy] = {}
     for text in texts:
         name, what = policy_id(text)
+        if "@" in what.rpartition(":")[2]:
+            raise ArgumentError(
+                f"--policy {text}: this command takes policies without saved weights; `marlvec record`, `record-data`, "
+                f"`play`, `arena` and `serve` take MAKE@FILE and MAKE@FOLDER"
+            )
         if name in found:
             raise ArgumentError(f"--policy {text}: there are two policies {name!r}; give one another id: ID={what}")
         found[name] = RandomPolicy() if what == "random" else _policy(text, load(text, what))
@@ -84,18 +99,58 @@ def _policy(text: str, found: Any) -> Policy:
     if isinstance(found, type):
         if not callable(getattr(found, "act", None)):
             raise ArgumentError(f"--policy {text}: expected a policy, but {found.__name__} has no method act(rows)")
-        needed = [
-            name
-            for name, parameter in signature_of(found).parameters.items()
-            if parameter.default is parameter.empty
-            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        ]
-        if needed:
+        if needed := _needed(found):
             raise ArgumentError(
                 f"--policy {text}: {found.__name__} needs the arguments {needed}; name an instance instead"
             )
         found = found()
     return as_policy(found, f"--policy {text}: it")
+
+
+def _needed(function: Any) -> list[str]:
+    """List the arguments without which a function or class cannot be called."""
+    return [
+        name
+        for name, parameter in signature_of(function).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+
+
+def _takes_any(function: Any) -> bool:
+    """Return whether a function takes any number of arguments, as torch modules do: it may be a function of rows."""
+    return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature_of(function).parameters.values())
+
+
+def _builder(text: str, name: str, found: Any) -> MakePolicy:
+    """Return a function that builds the policy, without its weights, of ``FILE.py:WHAT@FILE``.
+
+    ``WHAT`` is a policy, copied at each call, or its class; a function that builds it, which needs no arguments; a dict
+    of such functions, with the player's id; or a function of rows.
+    """
+    if isinstance(found, Mapping):
+        if name not in found and len(found) != 1:
+            raise ArgumentError(f"{text}: choose which policy of {list(found)} the file is of: write ID=… before it")
+        found = found[name] if name in found else next(iter(found.values()))
+    if isinstance(found, type):
+        return partial(_policy, text, found)
+    if callable(getattr(found, "act", None)):
+        return partial(_copied, text, found)
+    try:
+        builds = callable(found) and not _needed(found) and not _takes_any(found)
+    except (ValueError, TypeError):  # a function written in C
+        builds = False
+    return found if builds else partial(as_policy, found, f"{text}: it", also=", or a function that builds one")
+
+
+def _copied(text: str, policy: PolicyLike) -> PolicyLike:
+    """Copy a policy, since other players may use the same object with other weights."""
+    try:
+        return copy.deepcopy(policy)
+    except Exception as error:  # user code may raise anything
+        raise ArgumentError(
+            f"{text}: {policy!r:.200} cannot be copied ({error!r:.200}); name its class, or a function that builds it"
+        ) from error
 
 
 def assign_policies(
@@ -157,11 +212,35 @@ def connectors(
     return found.get("", found)
 
 
+def given_connectors(
+    texts: Sequence[str], named: Mapping[str, Policy | Opponent], *, skip_saved: bool = False
+) -> dict[str, list[AgentConnector]]:
+    """Return the chains of options ``--connectors`` by player, for players that were saved without connectors.
+
+    A chain for a player that has its own must be equal to it; ``skip_saved``: a chain for all players may differ.
+    """
+    given, chains = connectors(texts, tuple(named)), dict[str, list[AgentConnector]]()
+    for name, player in named.items():
+        chain = given.get(name) if isinstance(given, dict) else copy.deepcopy(given)
+        if not chain:
+            continue
+        if not isinstance(player, Opponent) or player.files[1] is None:
+            chains[name] = chain
+        elif isinstance(given, dict) or not skip_saved:
+            own = player.agent_connectors()
+            if outline(own.to_config()["pieces"]) != outline(AgentPipeline(chain).to_config()["pieces"]):
+                raise ArgumentError(
+                    f"--connectors: {name} was saved with its own connectors, {own!r:.300}; leave the option out, or "
+                    f"use ID=CHAIN for others"
+                )
+    return chains
+
+
 def _chain(text: str, chain: str) -> list[AgentConnector]:
     problem = f"--connectors {text}: expected names or calls such as FlattenObs, FrameStack(4)"
     try:
         items = ast.parse(f"[{chain}]", mode="eval").body
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply
         raise ArgumentError(problem) from None
     assert isinstance(items, ast.List)  # `[…]` parses to a list or a comprehension; the latter has no names
     return [_connector(text, item, problem) for item in items.elts]
@@ -179,12 +258,114 @@ def _connector(text: str, item: ast.expr, problem: str) -> AgentConnector:
             "`marlvec connectors --side agent` lists them"
         )
     try:
-        positional = [ast.literal_eval(argument) for argument in call.args]
-        keyword = {argument.arg or "": ast.literal_eval(argument.value) for argument in call.keywords}
+        positional = [_value(argument) for argument in call.args]
+        keyword = {argument.arg or "": _value(argument.value) for argument in call.keywords}
         made: AgentConnector = getattr(all_connectors, name)(*positional, **keyword)
+    except RecursionError:
+        raise ArgumentError(problem) from None
     except (ValueError, TypeError) as error:
         raise ArgumentError(f"--connectors {text}: {ast.unparse(item)}: {error}") from error
     return made
+
+
+_MOST = 1_000_000  # numbers in an argument
+_ARRAYS = {
+    "array": ("object", "dtype"),
+    "full": ("shape", "fill_value", "dtype"),
+    "ones": ("shape", "dtype"),
+    "zeros": ("shape", "dtype"),
+}
+
+
+def _value(node: ast.expr) -> Any:
+    """Return the value of a literal, ``[0.0] * 32``, or ``np.zeros(32)`` and the like; executes nothing else.
+
+    Raises:
+        ValueError: Another expression, or more than a million numbers.
+    """
+    match node:
+        case ast.List(elts=items):
+            return _bounded([_value(item) for item in items])
+        case ast.Tuple(elts=items):
+            return _bounded(tuple(_value(item) for item in items))
+        case ast.Dict(keys=keys, values=values) if None not in keys:
+            pairs = zip(keys, values, strict=True)
+            return _bounded({ast.literal_eval(key): _value(item) for key, item in pairs if key is not None})
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            if isinstance(value := _value(inner), (int, float, complex, np.ndarray)):
+                return -value
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            items, times = _value(left), _value(right)
+            if type(items) is int:
+                items, times = times, items
+            if isinstance(items, (list, tuple)) and type(times) is int and times >= 0:
+                if _size(items) * times > _MOST:
+                    raise ValueError(f"{ast.unparse(node)} has more than {_MOST:,} numbers")
+                return items * times
+        case ast.Attribute(value=ast.Name(id="np" | "numpy"), attr="inf" | "nan" | "pi" as name):
+            return getattr(np, name)
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="np" | "numpy"), attr=name)) if name in _ARRAYS:
+            return _array(node, name)
+        case ast.Constant() | ast.Set() | ast.BinOp() | ast.UnaryOp():
+            with suppress(ValueError):
+                return ast.literal_eval(node)
+        case _:
+            pass
+    raise ValueError(
+        f"expected a Python literal, [0.0] * 32, np.zeros(…), np.ones(…), np.full(…) or np.array(…), "
+        f"got {ast.unparse(node)}"
+    )
+
+
+def _array(call: ast.Call, name: str) -> NDArray[Any]:
+    """Return the array of ``np.zeros(…)``, ``np.ones(…)``, ``np.full(…)`` or ``np.array(…)``."""
+    parameters, what = _ARRAYS[name], ast.unparse(call)
+    options = [(option.arg, option.value) for option in call.keywords]
+    nodes = [*zip(parameters, call.args, strict=False), *options]
+    given = dict(nodes)
+    if len(call.args) > len(parameters) or len(given) < len(nodes) or not given.keys() <= set(parameters):
+        raise ValueError(f"{what}: expected np.{name}({', '.join(parameters)})")
+    values = {key: _dtype(node) if key == "dtype" else _value(node) for key, node in given.items() if key is not None}
+    shape = values.get("shape", ())
+    lengths = shape if isinstance(shape, tuple) else (shape,)
+    if not all(type(length) is int and length >= 0 for length in lengths):
+        raise ValueError(f"{what}: expected a length, or a tuple of lengths, as shape, got {shape!r:.200}")
+    if math.prod(lengths) > _MOST:
+        raise ValueError(f"{what} has more than {_MOST:,} numbers")
+    array: NDArray[Any] = getattr(np, name)(**values)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{what}: expected an array of numbers, got dtype {array.dtype}")
+    return _bounded(array)
+
+
+def _dtype(node: ast.expr) -> np.dtype[Any]:
+    """Return the dtype of ``np.float32``, ``"float32"`` or ``float``."""
+    match node:
+        case ast.Attribute(value=ast.Name(id="np" | "numpy"), attr=name) | ast.Name(id=name) | ast.Constant(value=name):
+            with suppress(TypeError, ValueError, SyntaxError):
+                if isinstance(name, str) and (dtype := np.dtype(name)).kind in "biuf":
+                    return dtype
+        case _:
+            pass
+    raise ValueError(f"expected a dtype of numbers such as np.float32, got {ast.unparse(node)}")
+
+
+def _size(value: Any) -> int:
+    """Count the numbers, texts and so on in a value."""
+    if isinstance(value, Mapping):
+        return sum(map(_size, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(_size, value))
+    return int(value.size) if isinstance(value, np.ndarray) else 1
+
+
+V = TypeVar("V")
+
+
+def _bounded(value: V) -> V:
+    if _size(value) > _MOST:
+        raise ValueError(f"an argument has more than {_MOST:,} numbers")
+    return value
 
 
 def _is_connector(value: Any) -> bool:
@@ -219,7 +400,8 @@ _PLAYER_ID = r"([\w./-]+)="
 def players(texts: Sequence[str]) -> dict[str, Policy | Opponent]:
     """Return the players of arguments ``[ID=]WHAT``, in their order; ``WHAT`` ending in ``/*`` is several players.
 
-    An opponent of a pool without ID is called ``FOLDER/NAME`` if another player has its name.
+    A player with saved weights and without ID is called ``FOLDER/NAME`` (of a pool) or ``FILE/NAME`` if another player
+    has its name.
     """
     named = [(text, name, player) for text in texts for name, player in _players(text).items()]
     times = Counter(name for _, name, _ in named)
@@ -227,7 +409,7 @@ def players(texts: Sequence[str]) -> dict[str, Policy | Opponent]:
     for text, name, player in named:
         what, _, path = text.rpartition("@")
         if times[name] > 1 and isinstance(player, Opponent) and re.match(_PLAYER_ID, what) is None:
-            name = f"{_pool_folder(Path(path))}/{name}"
+            name = f"{Path(path).stem if Path(path).is_file() else _pool_folder(Path(path))}/{name}"
         if name in found:
             raise ArgumentError(f"{text}: there are two players {name!r}; give one another id: ID={text}")
         found[name] = player
@@ -247,8 +429,14 @@ def _players(text: str) -> dict[str, Policy | Opponent]:
     if not at:
         return dict(policies([text]))
     match = re.match(_PLAYER_ID, what)
-    refuse_state_of_random(text, what[match.end() :] if match else what)
-    opponents = _opponents(text, what[match.end() :] if match else what, Path(path))
+    what = what[match.end() :] if match else what
+    refuse_state_of_random(text, what)
+    with naming(f"pool or file {path}"):
+        is_file = Path(path).is_file()
+    if is_file:
+        name = match[1] if match else policy_id(what)[0]
+        return {name: Opponent.from_file(path, _builder(text, name, load(text, what)), opponent_id=name)}
+    opponents = _opponents(text, what, Path(path))
     if match is None:
         return dict(opponents)
     if path.endswith("*"):
@@ -268,7 +456,9 @@ def _opponents(text: str, what: str, path: Path) -> dict[str, Opponent]:
     folder = _pool_folder(path)
     wanted = None if folder == path else path.name
     if not (folder / INDEX).exists():
-        raise ArgumentError(f"{text}: expected a pool of opponents, found none in {path} or {path.parent}")
+        raise ArgumentError(
+            f"{text}: expected a pool of opponents, found none in {path} or {path.parent}, or a file of save_policy()"
+        )
     make = load(text, what)
     if not callable(make) and not isinstance(make, Mapping):
         raise ArgumentError(f"{text}: expected a function that builds the policy, or a dict, before @, got {make!r}")

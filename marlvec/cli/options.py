@@ -50,7 +50,8 @@ TrainedPolicies = Annotated[
     typer.Option(
         metavar="[ID=]WHAT[@PATH]",
         help="Who acts, as in [b]marlvec rollout[/]; PATH is its trained state: a pool of opponents (its newest), "
-        "POOL/ID, or a file of save_policy().",
+        "POOL/ID, or a file of save_policy(), each with the connectors in it. WHAT then also is a function that builds "
+        "the policy.",
     ),
 ]
 PolicyMapping = Annotated[
@@ -66,7 +67,9 @@ Connectors = Annotated[
     typer.Option(
         metavar="[ID=]CHAIN",
         help="Connectors between the envs and policy ID, or every policy: agent connectors of marlvec.connectors, "
-        'e.g. "NormalizeObs(clip=5), FrameStack(4)".',
+        'e.g. "NormalizeObs(clip=5), FrameStack(4)", "RnnState(np.zeros(32))". Arguments are Python literals, '
+        "[0.0] * 32, or arrays by np.zeros, np.ones, np.full and np.array. Policies from files keep the connectors "
+        "that they were saved with.",
     ),
 ]
 Settings = Annotated[

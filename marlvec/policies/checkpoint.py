@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, cast
 
 from marlvec.arguments import count_from, whole_number
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline
+from marlvec.connectors.saved_pipeline import is_packed
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, SerialisationError
 from marlvec.extras import import_extra
 from marlvec.policies.policy import Policy, PolicyState
@@ -403,7 +404,10 @@ def _with_tensors(value: Any, place: tuple[Any, ...], tensors: set[tuple[Any, ..
 
 @dataclass(frozen=True, slots=True)
 class PolicyCheckpoint:
-    """Contents of a policy's file: its version, a state from its ``state_dict``, and states of its connectors."""
+    """Contents of a policy's file: its version, a state from its ``state_dict``, and states of its connectors.
+
+    `AgentPipeline.load` and `ActionPipeline.load` build the connectors themselves from the same file.
+    """
 
     version: int
     state: PolicyState
@@ -417,16 +421,21 @@ def save_policy(
     agent_connectors: AgentPipeline | None = None,
     action_connectors: ActionPipeline | None = None,
 ) -> None:
-    """Save a policy's learned state, e.g. for ``marlvec serve``.
+    """Save a policy's learned state and its connectors, e.g. for ``marlvec serve``.
+
+    The connectors are stored as `Pipeline.save` stores them, with arguments, states and spaces: what builds the policy
+    and this file are all that serving it needs, and `Opponent.from_file` makes a player of them.
 
     Args:
         path: The file, by convention ``.npz``. An old file is replaced atomically.
         policy: The policy.
-        agent_connectors: Its agent connectors, e.g. ``collector.agent_connectors["main"]``.
-        action_connectors: Its action connectors.
+        agent_connectors: Its agent connectors, e.g. ``collector.agent_connectors["main"]``; None: not saved.
+        action_connectors: Its action connectors; None: not saved.
 
     Raises:
-        SerialisationError: A value in its state cannot be stored in a file.
+        ArgumentError: The connectors are part of another pipeline: pass the outer one.
+        SerialisationError: A value in its state cannot be stored in a file; or a connector's class or function is not
+            registered (`register_connector`, `register_function`). An old file is unchanged.
     """
     chains = {"agent_connectors": agent_connectors, "action_connectors": action_connectors}
     write_archive(
@@ -434,7 +443,7 @@ def save_policy(
         {
             "version": encode(int(policy.version), "its version"),
             "state": encode(dict(policy.state_dict()), "the policy's state"),
-            **{name: encode(dict(c.state_dict()), name) for name, c in chains.items() if c is not None},
+            **{name: chain.pack() for name, chain in chains.items() if chain is not None},
         },
     )
 
@@ -443,9 +452,8 @@ def load_policy(path: FilePath) -> PolicyCheckpoint:
     """Read a file of `save_policy`; executes nothing from it. Raises `CheckpointError` if it is missing or damaged."""
     found = read_archive(path)
     try:
-        data = {name: decode(value) for name, value in found.items()}
-        return PolicyCheckpoint(
-            data["version"], data["state"], data.get("agent_connectors"), data.get("action_connectors")
-        )
+        states = (found.get(name) for name in ("agent_connectors", "action_connectors"))
+        agent, action = (decode(state["state"] if is_packed(state) else state) for state in states)
+        return PolicyCheckpoint(decode(found["version"]), decode(found["state"]), agent, action)
     except (KeyError, MarlvecError) as error:
         raise CheckpointError(path, f"holds no policy: {error!r:.300}") from error

@@ -118,7 +118,8 @@ def evaluate_match(
         seed: Seed of envs, policies, connectors' draws (beside the connectors' own seeds), and the order of line-ups.
         sides: Which agents play together; None: each agent is its own side.
         plays: Policy id to the sides it can play; others can play all.
-        agent_connectors: As for `Collector`: one chain, or policy id to chain, or None.
+        agent_connectors: As for `Collector`: one chain, or policy id to chain, or None. Opponents use those that they
+            were saved with; an opponent saved without any can be named in the dict.
         action_connectors: As for `Collector`.
         score: One number per side of a finished episode, more is better; None: the sum of its agents' returns.
         explore: Whether policies explore. If neither they nor the env are random, all games of a line-up are equal.
@@ -239,13 +240,26 @@ def _policy_set(
             own[name] = policy.policy()
         else:
             own[name] = SharedPolicy(name, as_policy(policy, f"policy {name!r}", also=", or an Opponent"))
-    plain = [name for name, policy in policies.items() if not isinstance(policy, Opponent)]
-    before = pipelines_for(AgentPipeline, copy.deepcopy(agent_connectors), plain, AgentPipeline.default)
-    behind = pipelines_for(ActionPipeline, copy.deepcopy(action_connectors), plain, ActionPipeline.default)
+    open_to = [_open_to(policies, given, place) for place, given in ((1, agent_connectors), (2, action_connectors))]
+    before = pipelines_for(AgentPipeline, copy.deepcopy(agent_connectors), open_to[0], AgentPipeline.default)
+    behind = pipelines_for(ActionPipeline, copy.deepcopy(action_connectors), open_to[1], ActionPipeline.default)
     for name, policy in policies.items():
         if isinstance(policy, Opponent):
-            before[name], behind[name] = policy.agent_connectors(), policy.action_connectors()
+            if name not in before:
+                before[name] = policy.agent_connectors()
+            if name not in behind:
+                behind[name] = policy.action_connectors()
     return own, before, behind
+
+
+def _open_to(policies: Mapping[str, PolicyLike | Opponent], given: Any, place: int) -> list[str]:
+    """List policies that take given connectors: opponents only if named, and if their file at this place is missing."""
+    named = given if isinstance(given, Mapping) else ()
+    return [
+        name
+        for name, policy in policies.items()
+        if not isinstance(policy, Opponent) or (policy.files[place] is None and name in named)
+    ]
 
 
 @contextmanager

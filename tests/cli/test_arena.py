@@ -11,16 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from marlvec import RandomPolicy
 from marlvec.cli import app
-from marlvec.selfplay import OpponentPool
+from marlvec.connectors import AgentPipeline, RnnState
+from marlvec.policies import save_policy
+from marlvec.selfplay import Opponent, OpponentPool, evaluate_match
 
 PLAYERS = '''
 import numpy as np
-from marlvec import RandomPolicy, ScriptedPolicy
+from marlvec import Policy, RandomPolicy, ScriptedPolicy
 
 def _corner(obs, agent, t, memory):
     """The centre and corners first; any other field else."""
@@ -29,6 +32,27 @@ def _corner(obs, agent, t, memory):
     return good[0] if good else int(memory.rng.choice(allowed))
 
 corner = ScriptedPolicy(_corner)
+
+class Turning(Policy):
+    """Plays the first allowed field from a place on that moves in each of its turns."""
+
+    def __init__(self, start):
+        self.start = start
+
+    def act(self, rows, *, explore=True):
+        mask, state = rows["action_mask"], rows["state_in"]
+        begin = (state[:, 0] + self.start).astype(np.int64)
+        order = (begin[:, None] + np.arange(9)) % 9
+        first = np.take_along_axis(mask, order, axis=1).argmax(axis=1)
+        return order[np.arange(len(order)), first], {"state_out": state + 3}
+
+    def state_dict(self):
+        return {"start": self.start}
+
+    def load_state_dict(self, state):
+        self.start = state["start"]
+
+turning = Turning(7)
 
 def make():
     return RandomPolicy()
@@ -94,6 +118,31 @@ def test_a_whole_pool_plays_and_may_be_given_a_name() -> None:
     printed = arena("first=players.py:make@pool/*", "players.py:make@pool/old", "--games", "2").stdout
     assert all(re.search(rf"^ *{name} ", printed, re.M) for name in ("first/old", "first/new", "old"))
     assert "12 games" in printed
+
+
+def test_files_of_policies_play_with_the_connectors_in_them(folder: Path) -> None:
+    namespace: dict[str, Any] = {}
+    exec(PLAYERS, namespace)
+    for name, start in (("one", 1), ("two", 0)):
+        save_policy(f"{name}.npz", namespace["Turning"](start), AgentPipeline([RnnState(np.zeros(1))]))
+    files = ("players.py:turning@one.npz", "players.py:turning@two.npz")
+    found = json.loads(arena(*files, "random", "--games", "4", "--json").stdout)
+    assert {player["id"] for player in found["players"]} == {"one/turning", "two/turning", "random"}
+    assert found["games"] == 24
+    players = {
+        name: Opponent.from_file(f"{file}.npz", lambda: namespace["Turning"](5))
+        for name, file in (("one/turning", "one"), ("two/turning", "two"))
+    }
+    wanted = evaluate_match({**players, "random": RandomPolicy()}, "tictactoe", 24, backend="sync", seed=0)
+    for player in found["players"]:
+        total = wanted.table.total(player["id"])
+        assert (player["wins"], player["losses"]) == (total.wins, total.losses)
+    chain = ("--connectors", "turning=RnnState([0.0] * 1)")
+    save_policy("bare.npz", namespace["Turning"](0))
+    bare = arena("players.py:turning@bare.npz", "random", "--games", "4", *chain, "--json")
+    assert json.loads(bare.stdout)["games"] == 8
+    result = arena("players.py:turning@one.npz", "random", "--connectors", "turning=RnnState([1.0])")
+    assert (result.exit_code, "turning was saved with its own connectors" in result.stderr) == (2, True)
 
 
 def test_opponent_of_a_pool_with_the_name_of_another_player_gets_its_folder_as_well(folder: Path) -> None:

@@ -14,13 +14,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from marlvec import VectorEnv, __version__, make
-from marlvec.cli import app
+from marlvec.cli import app, arguments
 from marlvec.collect.progress_bar import ProgressBar
+from marlvec.connectors import RnnState
 from tests.terminal import at_a_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -375,6 +377,7 @@ SPREAD = ("rollout", "simple_spread", "--backend", "sync", "--num-envs", "2", "-
         ((*SPREAD, "--policy", "players"), 2, "expected random, MODULE:ATTR or FILE.py:ATTR"),
         ((*SPREAD, "--policy", "nowhere:b:c"), 2, "cannot import nowhere:b"),
         ((*SPREAD, "--policy", "players.py:nobody"), 2, "players.py has no 'nobody'"),
+        ((*SPREAD, "--policy", "players.py:left@a.npz"), 2, "`play`, `arena` and `serve` take MAKE@FILE"),
         ((*SPREAD, "--policy", "players.py:plan"), 2, "players.py has no 'plan' (did you mean plain"),
         ((*SPREAD, "--policy", "other.py:left"), 2, "cannot import other.py"),
         ((*SPREAD, "--policy", "players.py:number"), 2, "must be a marlvec Policy, an object with a method act(rows)"),
@@ -390,6 +393,15 @@ SPREAD = ("rollout", "simple_spread", "--backend", "sync", "--num-envs", "2", "-
         ((*SPREAD, "--connectors", "ClipActions"), 2, "no agent connector 'ClipActions'"),
         ((*SPREAD, "--connectors", "FrameStack(0)"), 2, "FrameStack(0): k must be a whole number of at least 1"),
         ((*SPREAD, "--connectors", "FrameStack(x)"), 2, "FrameStack(x)"),
+        ((*SPREAD, "--connectors", "RnnState(np.load('x'))"), 2, "or np.array(…), got np.load('x')"),
+        ((*SPREAD, "--connectors", "RnnState(__import__('os').getcwd())"), 2, "expected a Python literal, [0.0] * 32"),
+        ((*SPREAD, "--connectors", "RnnState(np.zeros((1000, 1001)))"), 2, "has more than 1,000,000 numbers"),
+        ((*SPREAD, "--connectors", "RnnState([[0] * 1000] * 1001)"), 2, "has more than 1,000,000 numbers"),
+        ((*SPREAD, "--connectors", "RnnState(np.zeros(-1))"), 2, "expected a length, or a tuple of lengths, as shape"),
+        ((*SPREAD, "--connectors", "RnnState(np.zeros(2, 'O'))"), 2, "expected a dtype of numbers such as np.float32"),
+        ((*SPREAD, "--connectors", "RnnState(np.zeros(2, shape=2))"), 2, "expected np.zeros(shape, dtype)"),
+        ((*SPREAD, "--connectors", "RnnState(np.array(['a']))"), 2, "expected an array of numbers, got dtype <U1"),
+        ((*SPREAD, "--connectors", f"RnnState({'-' * 5000}1)"), 2, "expected names or calls"),
         ((*SPREAD, "--connectors", "FrameStack("), 2, "expected names or calls"),
         ((*SPREAD, "--connectors", "a.b(3)"), 2, "expected names or calls"),
         ((*SPREAD, "--connectors", "f=FlattenObs"), 2, "no policy 'f'"),
@@ -418,6 +430,29 @@ def test_an_error_is_one_line(args: tuple[str, ...], code: int, words: str) -> N
     assert result.stderr.startswith("error: ")
     assert len(result.stderr.splitlines()) == 1
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("np.zeros(32)", np.zeros(32)),
+        ("initial=[0.0] * 3", [0.0] * 3),
+        ("3 * (1,)", (1, 1, 1)),
+        ("np.full((2, 3), -1.5, dtype=np.float32)", np.full((2, 3), -1.5, np.float32)),
+        ("numpy.ones(2, 'int64')", np.ones(2, np.int64)),
+        (
+            "{'h': np.zeros(2), 'c': (np.array([1, 2], float), -np.inf)}",
+            {"h": np.zeros(2), "c": (np.array([1.0, 2]), -np.inf)},
+        ),
+        ("-1e-3", -1e-3),
+        ("[[1, 2], [True, 3]]", [[1, 2], [True, 3]]),
+    ],
+)
+def test_arguments_of_connectors_may_be_arrays(text: str, wanted: Any) -> None:
+    (made,) = arguments.connectors([f"RnnState({text})"], ("main",))
+    assert isinstance(made, RnnState)
+    np.testing.assert_equal(made.initial, wanted)
+    assert str(made.initial.dtype if isinstance(made.initial, np.ndarray) else "") == str(getattr(wanted, "dtype", ""))
 
 
 def test_an_error_with_its_traceback() -> None:

@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 
 from marlvec import RandomPolicy
 from marlvec.cli import app
+from marlvec.connectors import AgentPipeline, RnnState
+from marlvec.policies import as_policy, save_policy
 from marlvec.selfplay import OpponentPool
 from tests.terminal import converse
 
@@ -33,6 +35,32 @@ def paper(rows):
 
 def make():
     return RandomPolicy()
+
+class Counting:
+    """Plays the field of its state, one more in each of its moves; its weights are where it begins."""
+
+    start = np.array(0)
+
+    def act(self, rows):
+        return (rows["state_in"][:, 0] + self.start).astype(np.int64), {"state_out": rows["state_in"] + 1}
+
+    def state_dict(self):
+        return {"start": self.start}
+
+    def load_state_dict(self, state):
+        self.start = state["start"]
+
+def counting():
+    return Counting()
+
+class Locked(Counting):
+    def __deepcopy__(self, memo):
+        raise TypeError("cannot pickle a lock")
+
+locked = Locked()
+
+def anything(*args):
+    return lowest(*args)
 
 number = 3
 '''
@@ -146,6 +174,31 @@ def test_an_opponent_of_a_pool_plays(where: str, name: str) -> None:
     assert {file: file.read_bytes() for file in Path("pool").iterdir()} == before
 
 
+def test_a_recurrent_policy_plays_from_its_one_file() -> None:
+    save_counting("mine.npz", 3)
+    result = play("tictactoe", "--policy", "players.py:counting@mine.npz", typed="1\n2\nq\n")
+    assert result.exit_code == 0, result.stderr
+    assert "you play player_1, counting plays player_2" in result.stdout
+    assert re.findall(r"counting plays (\d)$", result.stdout, re.M) == ["4", "5"]
+    same = ("--connectors", "RnnState([0] * 1)")
+    result = play("tictactoe", "--policy", "a=players.py:Counting@mine.npz", *same, "--agent", "player_2", typed="q\n")
+    assert re.findall(r"a plays (\d)$", result.stdout, re.M) == ["4"]
+    save_counting("bare.npz", 7, ())
+    bare = ("tictactoe", "--policy", "players.py:counting@bare.npz", "--connectors", "RnnState(np.zeros(1))")
+    result = play(*bare, "--agent", "player_2", typed="q\n")
+    assert re.findall(r"counting plays (\d)$", result.stdout, re.M) == ["8"]
+
+
+def save_counting(path: str, start: int, pieces: Any = None) -> None:
+    """Save players.py's `Counting`, with the connector that returns it its state."""
+    namespace: dict[str, Any] = {}
+    exec(PLAYERS, namespace)
+    policy = namespace["Counting"]()
+    policy.start = np.array(start)
+    chain = AgentPipeline([RnnState([0])] if pieces is None else pieces)
+    save_policy(path, as_policy(policy), chain if len(chain) else None)
+
+
 @pytest.mark.mostly_slow("runs commands as programs", quick=2)
 @pytest.mark.parametrize(
     ("args", "words"),
@@ -166,9 +219,21 @@ def test_an_opponent_of_a_pool_plays(where: str, name: str) -> None:
             "function that builds the policy, or a dict, before @, got 3",
         ),
         (("tictactoe", "--policy", "players.py:none@pool"), "players.py has no 'none'"),
+        (("tictactoe", "--policy", "players.py:make@none"), "or a file of save_policy()"),
+        (("tictactoe", "--policy", "players.py:number@mine.npz"), "a method act(rows), or a function of rows"),
+        (("tictactoe", "--policy", "players.py:lowest@mine.npz"), "FunctionPolicy: expected none, got ['start']"),
+        (("tictactoe", "--policy", "players.py:anything@mine.npz"), "FunctionPolicy: expected none, got ['start']"),
+        (("tictactoe", "--policy", "players.py:locked@mine.npz"), "cannot be copied (TypeError('cannot pickle a lock"),
+        (("tictactoe", "--policy", "players.py:make@mine.npz"), "its state is in mine.npz"),
+        (("tictactoe", "--policy", "players.py:make@players.py"), "players.py"),
+        (
+            ("tictactoe", "--policy", "players.py:counting@mine.npz", "--connectors", "FrameStack(2)"),
+            "counting was saved with its own connectors, AgentPipeline([RnnState(initial=[0])]); leave the option out",
+        ),
     ],
 )
 def test_errors_are_one_line(args: tuple[str, ...], words: str) -> None:
+    save_counting("mine.npz", 3)
     result = play(*args, typed="")
     assert result.exit_code == 2, result.output
     assert words in result.stderr

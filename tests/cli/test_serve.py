@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,11 +18,22 @@ from typer.testing import CliRunner
 
 import marlvec
 from marlvec.cli import app
-from marlvec.connectors import AgentPipeline, ClipObs, FlattenObs, NormalizeObs, Rows
-from marlvec.errors import CheckpointError, ContractError, RefusedError
+from marlvec.connectors import (
+    ActionPipeline,
+    AgentPipeline,
+    ClipObs,
+    FlattenObs,
+    FrameStack,
+    NormalizeObs,
+    RnnState,
+    Rows,
+    agent_connector,
+)
+from marlvec.errors import ArgumentError, CheckpointError, ContractError, RefusedError, SerialisationError
 from marlvec.external import Client, make_token
 from marlvec.policies import FunctionPolicy, Policy, load_policy, save_policy
-from marlvec.selfplay import OpponentPool
+from marlvec.selfplay import Opponent, OpponentPool
+from marlvec.serialization.archive import write_archive
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAYERS = '''
@@ -42,11 +54,50 @@ class Learner(Policy):
     def load_state_dict(self, state):
         self.number = state["number"]
 '''
+RECURRENT = '''
+import numpy as np
+from marlvec import Policy
+
+class Recurrent(Policy):
+    """Does what its weights, the observation and its state after the agent's last row say."""
+
+    def __init__(self, size):
+        self.weights = np.zeros((size, 8))
+
+    def act(self, rows, *, explore=True):
+        state = np.tanh(0.7 * rows["state_in"] + rows["obs"] @ self.weights)
+        return np.abs(np.floor(state.sum(axis=1) * 997)).astype(np.int64) % 5, {"state_out": state}
+
+    def state_dict(self):
+        return {"weights": self.weights.copy()}
+
+    def load_state_dict(self, state):
+        self.weights = state["weights"].copy()
+
+def make():
+    return Recurrent(54)
+
+built = make()
+LEAGUE = {"main": make, "other": lambda: Recurrent(3)}
+'''
+OWN = '''
+from marlvec.connectors import AgentConnector, register_connector
+from recurrent import make
+
+@register_connector
+class Halve(AgentConnector):
+    """A connector of one's own."""
+
+    def __call__(self, rows):
+        return rows.replace(obs=rows["obs"] / 2)
+'''
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "players.py").write_text(PLAYERS, encoding="utf-8")
+    (tmp_path / "recurrent.py").write_text(RECURRENT, encoding="utf-8")
+    (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
 
 
@@ -157,12 +208,125 @@ def test_an_opponent_of_a_pool_answers_with_the_connectors_it_was_kept_with(tmp_
         assert [int(action) for action in actions.values()] == learner(number).act(clipped, explore=False).tolist()
 
 
-def rows_of(obs: Any) -> Rows:
-    """First rows of one episode, one for each agent."""
+def rows_of(obs: Any, t: int = 0) -> Rows:
+    """Rows of one episode, one for each agent."""
     n = len(obs)
-    none, yes = np.zeros(n, np.int64), np.ones(n, np.bool_)
-    columns = {"env_id": none, "agent_index": np.arange(n), "eps_id": none, "t": none, "obs": obs, "first": yes}
-    return Rows({**columns, "rewards": np.zeros(n), "last": ~yes, "terminated": ~yes, "truncated": ~yes})
+    none, first = np.zeros(n, np.int64), np.full(n, t == 0)
+    columns = {"env_id": none, "agent_index": np.arange(n), "eps_id": none, "t": none + t, "obs": obs, "first": first}
+    no = np.zeros(n, np.bool_)
+    return Rows({**columns, "rewards": np.zeros(n), "last": no, "terminated": no, "truncated": no})
+
+
+def save_recurrent(path: str, *own: Any) -> list[list[int]]:
+    """Save a recurrent policy behind connectors that remember and have statistics; its answers to `seen`."""
+    namespace: dict[str, Any] = {"__name__": "recurrent"}
+    exec(RECURRENT, namespace)
+    policy = namespace["make"]()
+    policy.load_state_dict({"weights": np.random.default_rng(1).normal(size=(54, 8))})
+    policy.version = 7
+    with marlvec.make("simple_spread", 3, backend="sync") as envs:
+        pieces = [NormalizeObs(), *own, FrameStack(3), FlattenObs(), RnnState(np.zeros(8))]
+        collector = marlvec.Collector(envs, policy, agent_connectors=pieces, seed=0)
+        collector.collect(40)  # in the middle of episodes
+        chain = collector.agent_connectors["main"]
+        save_policy(path, policy, chain, collector.action_connectors["main"])
+        chain.eval().reset()
+        answers = []
+        for t, obs in enumerate(seen()):
+            rows = chain(rows_of(obs, t))
+            actions, columns = policy.act(rows, explore=False)
+            chain.on_policy_output(rows.replace(actions=actions, **columns))
+            answers.append(actions.tolist())
+    assert len({tuple(answer) for answer in answers}) > 3
+    return answers
+
+
+def seen() -> Any:
+    return np.random.default_rng(2).normal(size=(6, 3, 18)).astype(np.float32)
+
+
+def served_answers(policy: str, *options: str) -> list[list[int]]:
+    """The answers of ``marlvec serve`` to `seen`, in two episodes."""
+    with serving("simple_spread", "--policy", policy, *options) as url, Client(url, timeout=60) as client:
+        twice = []
+        for _ in range(2):
+            episode, answers = client.start_episode(), []
+            for obs in seen():
+                actions = client.get_action(episode, dict(zip(client.agents, obs, strict=True)))
+                answers.append([int(actions[name]) for name in client.agents])
+            client.end_episode(episode)
+            twice.append(answers)
+    assert twice[0] == twice[1]
+    return twice[0]
+
+
+@pytest.mark.mostly_slow("runs commands as programs", quick=2)
+@pytest.mark.parametrize(
+    ("what", "connectors"),
+    [
+        ("recurrent.py:make", ""),
+        ("recurrent.py:built", ""),
+        ("main=recurrent.py:LEAGUE", "NormalizeObs, FrameStack(3), FlattenObs, RnnState(np.zeros(8))"),
+        ("main=recurrent.py:make", "main=NormalizeObs, FrameStack(3), FlattenObs, RnnState(initial=np.array([0.0]*8))"),
+    ],
+)
+def test_recurrent_policy_is_served_from_its_one_file(what: str, connectors: str) -> None:
+    wanted = save_recurrent("mine.npz")
+    assert served_answers(f"{what}@mine.npz", *(("--connectors", connectors) if connectors else ())) == wanted
+
+
+@pytest.mark.slow("runs commands as programs")
+def test_connectors_of_ones_own_are_served_from_the_file_too() -> None:
+    @agent_connector
+    def halve(rows: Rows) -> Rows:
+        return rows
+
+    with pytest.raises(SerialisationError, match="@register_function"):
+        save_policy("mine.npz", learner(0), AgentPipeline([halve]))
+    assert not Path("mine.npz").exists()
+    script = """
+from pathlib import Path
+from marlvec.envs.making.python_file import load_file
+from tests.cli.test_serve import save_recurrent
+print(save_recurrent("mine.npz", load_file(Path("own.py")).Halve()))
+"""
+    command = [sys.executable, "-c", script]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    saved = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
+    assert served_answers("own.py:make@mine.npz") == json.loads(saved.stdout)
+
+
+def test_file_of_a_policy_has_its_connectors_whole() -> None:
+    save_recurrent("mine.npz")
+    chain, acting = AgentPipeline.load("mine.npz"), ActionPipeline.load("mine.npz")
+    assert [type(piece) for piece in chain] == [NormalizeObs, FrameStack, FlattenObs, RnnState]
+    assert chain.training
+    state = load_policy("mine.npz").agent_connectors
+    assert state is not None
+    np.testing.assert_equal(chain.state_dict(), dict(state))
+    assert list(acting.names) == list(ActionPipeline.default().names)
+    opponent = Opponent.from_file("mine.npz", lambda: learner(0))
+    assert (opponent.opponent_id, opponent.read()[1]) == ("mine", 7)
+    assert not opponent.agent_connectors().training
+    chain.restore("mine.npz")
+    save_policy("alone.npz", learner(2))
+    with pytest.raises(CheckpointError, match="alone.npz"):
+        AgentPipeline.load("alone.npz")
+    assert len(Opponent.from_file("alone.npz", lambda: learner(0)).agent_connectors()) == 0
+    with pytest.raises(ArgumentError, match="make must be a function"):
+        Opponent.from_file("alone.npz", learner(0))  # type: ignore[arg-type]
+
+
+def test_states_without_connectors_as_they_were_saved_before_are_readable_and_refused_for_serving() -> None:
+    chain = AgentPipeline([ClipObs(-1, 1)])
+    data = {"version": 3, "state": {"number": np.array(2)}, "agent_connectors": chain.state_dict()}
+    write_archive("old.npz", data)
+    found = load_policy("old.npz")
+    assert (found.version, found.agent_connectors) == (3, chain.state_dict())
+    result = CliRunner().invoke(app, ["serve", "simple_spread", "--policy", "players.py:Learner@old.npz"])
+    assert result.exit_code == 2
+    assert "holds a state of agent_connectors without their configuration" in result.output
+    assert "save_policy() with them again" in " ".join(result.output.split())
 
 
 @pytest.mark.slow("runs commands as programs")
@@ -197,6 +361,7 @@ def test_who_may_come_in_is_said_where_no_token_is_asked_for(
 
 def test_wrong_command_lines_are_reported(tmp_path: Path) -> None:
     save_policy("other.npz", FunctionPolicy(len))
+    save_policy("clip.npz", learner(0), AgentPipeline([ClipObs(-1, 1)]))
     Path("junk.npz").write_bytes(b"junk")
     env = ("simple_spread",)
     for arguments, code, what in (
@@ -208,6 +373,11 @@ def test_wrong_command_lines_are_reported(tmp_path: Path) -> None:
         ),
         ((*env, "--policy", "players.py:Learner@junk.npz"), 2, "junk.npz"),
         ((*env, "--policy", "players.py:Learner@other.npz"), 2, "does not fit policy 'Learner'"),
+        ((*env, "--policy", "recurrent.py:LEAGUE@other.npz"), 2, "choose which policy of ['main', 'other']"),
+        ((*env, "--policy", "recurrent.py:np@other.npz"), 2, "must be a marlvec Policy, an object"),
+        ((*env, "--policy", "recurrent.py:Recurrent@other.npz"), 2, "needs the arguments ['size']"),
+        ((*env, "--policy", "players.py:Learner@clip.npz", "--connectors", "ClipObs(-2, 1)"), 2, "its own connectors"),
+        ((*env, "--policy", "a=random", "--policy", "a=players.py:Learner@clip.npz"), 2, "two policies 'a'"),
         ((*env, "--host", "0.0.0.0"), 2, "say allow_remote=True (--allow-remote) and give a token"),
         ((*env, "--host", "0.0.0.0", "--no-token"), 2, "say allow_remote=True (--allow-remote)"),
         ((*env, "--host", "0.0.0.0", "--allow-remote"), 2, "from MARLVEC_TOKEN or --token-file), or say"),
@@ -220,7 +390,5 @@ def test_wrong_command_lines_are_reported(tmp_path: Path) -> None:
         assert result.exit_code == code, result.output
         assert what in " ".join(result.output.split())
     with pytest.raises(CheckpointError, match="holds no policy"):
-        from marlvec.serialization.archive import write_archive
-
         write_archive("empty.npz", {})
         load_policy("empty.npz")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -31,7 +31,8 @@ def arena(
             metavar="[ID=]WHAT…",
             help="Who plays, two or more: [b]random[/], MODULE:ATTR or FILE.py:ATTR, a marlvec Policy or a function "
             "from rows to actions; or MODULE:MAKE@FOLDER, FILE.py:MAKE@FOLDER, the newest opponent of the pool in "
-            "FOLDER, built by MAKE; FOLDER/ID: that one; FOLDER/*: all of them.",
+            "FOLDER, built by MAKE; FOLDER/ID: that one; FOLDER/*: all of them; or FILE.py:MAKE@FILE, a policy from a "
+            "file of save_policy().",
             show_default=False,
         ),
     ],
@@ -82,7 +83,6 @@ def arena(
     from marlvec.cli.building import build_envs
     from marlvec.cli.display.standings import print_standings, rated, standings_json
     from marlvec.errors import ArgumentError
-    from marlvec.policies import Policy
     from marlvec.selfplay import evaluate_match
     from marlvec.selfplay.evaluate import line_ups
 
@@ -95,9 +95,7 @@ def arena(
         if not 0 < confidence < 1:
             raise ArgumentError(f"--confidence {confidence}: expected a number between 0 and 1")
         named = players_of(players)
-        chain: Any = arguments.connectors(connectors or [], tuple(named))
-        if chain and not isinstance(chain, dict):
-            chain = {name: chain for name, player in named.items() if isinstance(player, Policy)}
+        chains = arguments.given_connectors(connectors or [], named, skip_saved=True)
         with build_envs(
             env,
             num_envs,
@@ -111,7 +109,7 @@ def arena(
                 envs,
                 games * len(line_ups(tuple(named), envs.agents)),
                 seed=seed,
-                agent_connectors=chain if chain else None,
+                agent_connectors=chains or None,
                 explore=not best,
                 confidence=confidence,
             )

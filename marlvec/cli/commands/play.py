@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,7 +29,8 @@ def play(
         typer.Option(
             metavar="[ID=]WHAT",
             help="Who plays against you: MODULE:MAKE@FOLDER or FILE.py:MAKE@FOLDER, the newest opponent of the pool in "
-            "FOLDER (FOLDER/ID: that one), built by MAKE; or [b]random[/], MODULE:ATTR, FILE.py:ATTR as for rollout.",
+            "FOLDER (FOLDER/ID: that one), built by MAKE; FILE.py:MAKE@FILE, a policy from a file of save_policy(); or "
+            "[b]random[/], MODULE:ATTR, FILE.py:ATTR as for rollout.",
         ),
     ] = "random",
     agent: Annotated[
@@ -62,10 +64,10 @@ def play(
     from marlvec.cli import arguments
     from marlvec.cli.arguments import one_player
     from marlvec.cli.building import build_envs
+    from marlvec.cli.commands.serve import parts_of
     from marlvec.cli.game.human_policy import AnnouncingPolicy, HumanPolicy, PlayCallback, Quit
     from marlvec.collect import Collector
     from marlvec.errors import ArgumentError
-    from marlvec.selfplay import Opponent
 
     settle_in()
     console, interrupted = stdout(), False
@@ -73,24 +75,21 @@ def play(
         name, player = one_player(policy)
         if name == _YOU:
             raise ArgumentError(f"--policy {policy}: the id {_YOU!r} is yours; give it another id: ID={policy}")
-        chain: Any = arguments.connectors(connectors or [], (name,))
-        before = {} if not chain else chain if isinstance(chain, dict) else {name: chain}
-        behind, opponent = {}, what_plays(name, policy, player)
-        if isinstance(player, Opponent):
-            before, behind = {name: player.agent_connectors()}, {name: player.action_connectors()}
-            player = player.policy()
+        chains = arguments.given_connectors(connectors or [], {name: player})
+        opponent = what_plays(name, policy, player)
+        policies, before, behind = parts_of({name: player}, chains)
         if browser:
             if agent is not None:
                 raise ArgumentError(f"--agent {agent}: not with --browser, where you and the opponent begin in turns")
             options: dict[str, Any] = {"agent_connectors": before, "action_connectors": behind, "explore": explore}
-            return _serve_page(env, settings, name, player, opponent, games, {**options, "seed": seed})
+            return _serve_page(env, settings, name, policies[name], opponent, games, {**options, "seed": seed})
         with build_envs(env, 1, backend="sync", env_kwargs=arguments.env_kwargs(settings or [])) as envs:
             agents = envs.agents
             if agent is not None and agent not in agents:
                 raise ArgumentError(f"--agent {agent}: no such agent; the agents are {', '.join(agents)}")
             if len(agents) < 2:
                 raise ArgumentError(f"{env}: expected at least two agents, got one, {agents[0]}")
-            you, other = HumanPolicy(envs.spec.name, console), AnnouncingPolicy(name, player)
+            you, other = HumanPolicy(envs.spec.name, console), AnnouncingPolicy(name, policies[name])
 
             def agent_of(number: int) -> str:
                 return agent or agents[number % len(agents)]
@@ -125,6 +124,8 @@ def what_plays(name: str, text: str, player: Policy | Opponent) -> str:
     from marlvec.selfplay import Opponent
 
     if isinstance(player, Opponent):
+        if Path(file := text.rpartition("@")[2]).is_file():
+            return f"{name}, with the weights in {file}"
         if player.anchor:
             return f"{name}, a fixed opponent of its pool"
         return f"{name}, a snapshot of {player.of!r} from step {player.step:,}"

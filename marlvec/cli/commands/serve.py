@@ -11,14 +11,15 @@ from marlvec.cli import arguments
 from marlvec.cli.console import naming
 from marlvec.collect import Collector
 from marlvec.collect.callbacks import Callback
+from marlvec.connectors import ActionPipeline
 from marlvec.errors import ArgumentError
 from marlvec.external import find_token
-from marlvec.policies import Policy, load_policy
+from marlvec.policies import Policy
 from marlvec.selfplay import Opponent
 from marlvec.selfplay.opponents.opponent_pool import INDEX
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["answer", "collector_of", "takes_logs", "token_of", "who_may_come"]
+__all__ = ["answer", "collector_of", "parts_of", "takes_logs", "token_of", "who_may_come"]
 
 _AT_A_TIME = 64  # env steps of one collect(), between which Ctrl-C is handled
 
@@ -35,24 +36,15 @@ def collector_of(
 ) -> Collector:
     """Return a collector with the policies of options ``--policy [ID=]WHAT[@PATH]``; it trains none of them.
 
-    ``PATH`` is a file of `save_policy`, or an opponent of a pool. With callbacks, batches have the rows of all
-    policies.
+    ``PATH`` is a file of `save_policy`, or an opponent of a pool; both bring their connectors. With callbacks, batches
+    have the rows of all policies.
     """
     with naming("--policy"):
-        order, whats, files, opponents = _apart(texts)
-    found: dict[str, Policy] = {**arguments.policies(whats), **{name: one.policy() for name, one in opponents.items()}}
-    named = {name: found[name] for name in order}
-    chains = arguments.connectors(connectors, tuple(named))
-    acting = {name: one.action_connectors() for name, one in opponents.items()}
-    seeing: Any = chains
-    if opponents:
-        if not isinstance(chains, dict) or chains.keys() & opponents.keys():
-            raise ArgumentError(
-                f"--connectors: opponents {', '.join(opponents)} have their own connectors; use ID=CHAIN for others"
-            )
-        seeing = {**chains, **{name: one.agent_connectors() for name, one in opponents.items()}}
-    named, played_by = arguments.assign_policies(named, mapping, envs.agents, envs.groups)
-    collector = Collector(
+        players = _players(texts)
+    chains: Any = arguments.given_connectors(connectors, players) if players else arguments.connectors(connectors, ())
+    policies, seeing, acting = parts_of(players, chains)
+    named, played_by = arguments.assign_policies(policies, mapping, envs.agents, envs.groups)
+    return Collector(
         envs,
         named,
         played_by,
@@ -63,55 +55,38 @@ def collector_of(
         seed=seed,
         callbacks=callbacks,
     )
-    _restore(collector, named, files)
-    return collector
 
 
-def _apart(texts: Sequence[str]) -> tuple[list[str], list[str], dict[str, Path], dict[str, Opponent]]:
-    """Split options into policy ids, texts for `marlvec.cli.arguments.policies`, files by id, and opponents by id."""
-    order: list[str] = []
-    whats: list[str] = []
-    files: dict[str, Path] = {}
-    opponents: dict[str, Opponent] = {}
+def parts_of(
+    players: Mapping[str, Policy | Opponent], chains: Any
+) -> tuple[dict[str, Policy], Any, dict[str, ActionPipeline]]:
+    """Return policies, agent connectors and action connectors for a `Collector`.
+
+    ``chains``: agent connectors of the players that were saved without.
+    """
+    opponents = {name: one for name, one in players.items() if isinstance(one, Opponent)}
+    policies = {name: one.policy() if isinstance(one, Opponent) else one for name, one in players.items()}
+    if opponents:
+        chains = {**{name: one.agent_connectors() for name, one in opponents.items()}, **chains}
+    return policies, chains, {name: one.action_connectors() for name, one in opponents.items()}
+
+
+def _players(texts: Sequence[str]) -> dict[str, Policy | Opponent]:
+    """Return the players of options ``--policy [ID=]WHAT[@PATH]``, in their order."""
+    players: dict[str, Policy | Opponent] = {}
     for text in texts:
         what, at, path = text.rpartition("@")
         if at:
             arguments.refuse_state_of_random(text, arguments.policy_id(what)[1])
-        if not at:
-            name = arguments.policy_id(text)[0]
-            whats.append(text)
-        elif Path(path).is_file():
-            name = arguments.policy_id(what)[0]
-            whats.append(what)
-            files[name] = Path(path)
-        elif Path(path).is_dir() or Path(path).parent.joinpath(INDEX).exists():
-            name, player = arguments.one_player(text)
-            assert isinstance(player, Opponent)  # pools hold opponents
-            opponents[name] = player
-        else:
-            raise ArgumentError(f"--policy {text}: expected a file of save_policy() or a pool, found none at {path}")
-        if name in order:
+            if not (Path(path).exists() or Path(path).parent.joinpath(INDEX).exists()):
+                raise ArgumentError(
+                    f"--policy {text}: expected a file of save_policy() or a pool, found none at {path}"
+                )
+        name, player = arguments.one_player(text)
+        if name in players:
             raise ArgumentError(f"--policy {text}: there are two policies {name!r}; give one another id: ID=…")
-        order.append(name)
-    return order, whats, files, opponents
-
-
-def _restore(collector: Collector, policies: Mapping[str, Policy], files: Mapping[str, Path]) -> None:
-    for policy_id, file in files.items():
-        found = load_policy(file)
-        chains: list[tuple[Any, Any]] = [
-            (collector.agent_connectors[policy_id], found.agent_connectors),
-            (collector.action_connectors[policy_id], found.action_connectors),
-        ]
-        try:
-            policies[policy_id].load_state_dict(found.state)
-            policies[policy_id].version = found.version
-            for chain, state in chains:
-                if state is not None:
-                    chain.load_state_dict(state)
-                    chain.eval().reset()  # drop memory of other episodes
-        except (ArgumentError, ValueError, KeyError) as error:
-            raise ArgumentError(f"{file} does not fit policy {policy_id!r} or its connectors: {error}") from error
+        players[name] = player
+    return players
 
 
 def takes_logs(collector: Collector) -> bool:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from gymnasium.spaces import Space
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from marlvec.connectors import ActionPipeline, AgentPipeline, Rows
 from marlvec.errors import ArgumentError, CheckpointError, StateError
-from marlvec.policies import Policy, PolicyLike, RandomPolicy, as_policy
+from marlvec.policies import Policy, PolicyLike, RandomPolicy, as_policy, load_policy
 from marlvec.policies.policy import PolicyOutput, PolicyState
-from marlvec.serialization.archive import read_archive
+from marlvec.serialization.archive import FilePath, read_archive
 from marlvec.serialization.values import decode
 
 __all__ = ["FrozenPolicy", "MakePolicy", "Opponent"]
@@ -44,6 +44,33 @@ class Opponent:
     anchor: bool
     make: MakePolicy
     files: tuple[Path, Path | None, Path | None]
+
+    @classmethod
+    def from_file(cls, path: FilePath, make: MakePolicy, *, opponent_id: str | None = None) -> Self:
+        """Make an opponent, in no pool, of a file of `marlvec.policies.save_policy`; executes nothing from it.
+
+            best = Opponent.from_file("best.npz", make_net)
+            evaluate_match({"best": best, "random": RandomPolicy()}, "connect_four", 400)
+
+        Args:
+            path: The file. It is read again when the policy and its connectors are built.
+            make: Builds the policy in its initial form.
+            opponent_id: Its id; None: the file's name without its ending.
+
+        Returns:
+            The opponent, with the connectors in the file.
+
+        Raises:
+            CheckpointError: The file is missing or damaged, or holds no policy.
+            ArgumentError: ``make`` is not a function.
+        """
+        if not callable(make):
+            raise ArgumentError(f"make must be a function that builds a policy, got {make!r:.200}")
+        file, found = Path(path), load_policy(path)
+        chains = (found.agent_connectors, found.action_connectors)
+        agent, action = (None if state is None else file for state in chains)
+        name = file.stem if opponent_id is None else opponent_id
+        return cls(name, name, 0, False, make, (file, agent, action))
 
     @property
     def digest(self) -> str:
@@ -78,11 +105,19 @@ class Opponent:
 
     def agent_connectors(self) -> AgentPipeline:
         """Return its connectors with their learned state, in eval mode; default connectors if it has none."""
-        return AgentPipeline.default() if self.files[1] is None else AgentPipeline.load(self.files[1]).eval()
+        if self.files[1] is None:
+            return AgentPipeline.default()
+        pipeline = AgentPipeline.load(self.files[1]).eval()
+        pipeline.reset()  # files of `save_policy` have its memory of running episodes
+        return pipeline
 
     def action_connectors(self) -> ActionPipeline:
         """Return its action connectors with their learned state, in eval mode; default connectors if it has none."""
-        return ActionPipeline.default() if self.files[2] is None else ActionPipeline.load(self.files[2]).eval()
+        if self.files[2] is None:
+            return ActionPipeline.default()
+        pipeline = ActionPipeline.load(self.files[2]).eval()
+        pipeline.reset()
+        return pipeline
 
     def pack(self) -> dict[str, Any]:
         """Return it as plain data, with the contents of its files.
@@ -133,6 +168,10 @@ class FrozenPolicy(Policy):
         except ArgumentError as error:
             error.add_note(f"while opponent {name!r} was built by {make!r}; its state is in {self._opponent.files[0]}")
             raise
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # user code
+            raise ArgumentError(
+                f"{self._opponent.files[0]} does not fit policy {name!r}, as built by {make!r}: {error!r:.300}"
+            ) from error
         self.version = inner.version = version
         self._inner = inner
         super().setup(observation_space, action_space, seed=seed)  # its random generator is not the stored one

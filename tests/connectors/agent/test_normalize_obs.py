@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from marlvec.connectors import AgentPipeline, NormalizeObs, Rows
-from marlvec.errors import ArgumentError, ContractError, StateError
+from marlvec.errors import ArgumentError, ContractError, StateError, UnsupportedSpaceError
 from marlvec.trees import tree_leaves
 from tests.connectors.helpers.samples import same_tree, vectors
 
@@ -49,6 +49,34 @@ def assert_moments(got: Any, data: Any) -> None:
 def arrays(n: st.SearchStrategy[int]) -> st.SearchStrategy[Any]:
     values = st.floats(-1e4, 1e4, allow_subnormal=False)
     return n.flatmap(lambda k: hnp.arrays(np.float64, (k, 2), elements=values))
+
+
+@pytest.mark.parametrize("update", [True, False])
+def test_frozen_statistics_are_not_dropped_for_a_space_of_other_shapes(update: bool) -> None:
+    """A saved policy in another env would see values that are not normalised."""
+    piece = NormalizeObs(update=update)
+    chain = AgentPipeline([piece])
+    chain.bind(WIDE)
+    chain.eval()
+    chain.bind(vectors(3))  # nothing was learned yet
+    chain.bind(WIDE)
+    piece.load_state_dict(learned())
+    if not update:
+        chain.train()
+    with pytest.raises(UnsupportedSpaceError, match=r"frozen statistics of the shapes .*\(2,\)"):
+        chain.bind(vectors(3))
+    assert (chain.input_space, piece.counts.tolist()) == (WIDE, [4])
+    chain.bind(vectors(2))
+    if update:
+        chain.train()
+        chain.bind(vectors(3))
+        assert piece.counts.tolist() == [0]
+
+
+def learned() -> Any:
+    piece = make()
+    piece(rows(np.arange(8.0).reshape(4, 2)))
+    return piece.state_dict()
 
 
 @pytest.mark.checklist(84)
