@@ -86,6 +86,35 @@ def test_too_few_descriptors_are_known_before_anything_starts(context: str, monk
     works(context)
 
 
+HARD_LIMIT = """
+from marlvec.vector.processes import limits
+limit = len(os.listdir("/proc/self/fd")) + 16 + SPARE
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit + LESS, limit))
+for n in (12, 2):
+    try:
+        marlvec.make(CounterEnv, n, num_workers=n).close()
+        print(n, "started")
+    except ResourceError as error:
+        print(n, str(error).split(f"have {limit + LESS}. ")[1].replace(str(limit), "HARD"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+print(limits._advice(24).split(". ")[1].replace(str(limit), "HARD"))
+"""
+NOT_BY_US = "The hard limit is HARD: only an administrator, or the settings of a container, can raise it; or "
+
+
+@pytest.mark.fault("F3")
+@pytest.mark.parametrize(("spare", "less"), [(8, 0), (8, -1), (2, 0)])
+def test_advice_under_a_hard_limit_that_is_too_low(spare: int, less: int, tmp_path: Path) -> None:
+    """No advice to raise a limit to what it is already, or to what does not suffice, and none that cannot work."""
+    lines = run(HARD_LIMIT.replace("SPARE", str(spare)).replace("LESS", str(less)), tmp_path)
+    if spare == 2:
+        close = f"{NOT_BY_US}close files, or use backend='sync', 'thread' or 'native': there is no room for a worker"
+        assert lines[:2] == [f"12 {close}", f"2 {close}"]
+    else:
+        assert lines[:2] == [f"12 {NOT_BY_US}use fewer workers: num_workers=2 at most", "2 started"]
+    assert lines[2] == f"{NOT_BY_US}use fewer workers."
+
+
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
 @pytest.mark.fault("F3")
 @pytest.mark.parametrize("context", CONTEXTS)

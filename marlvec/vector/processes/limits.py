@@ -105,8 +105,8 @@ def check_descriptors(num_workers: int) -> None:
         raise _error(
             errno.EMFILE,
             f"{num_workers} workers need {_PER_WORKER} file descriptors each and {_BESIDES} in common, and {there} are "
-            f"open: {needed}, but this process may have {soft}. {_more_descriptors(hard)}, or use fewer workers: "
-            f"num_workers=…",
+            f"open: {needed}, but this process may have {soft}. "
+            f"{_more_descriptors(hard, needed)}{_fewer_workers((soft - there - _BESIDES) // _PER_WORKER)}",
         )
 
 
@@ -117,9 +117,19 @@ def _open_descriptors() -> int:
         return 3
 
 
-def _more_descriptors(hard: int) -> str:
-    up_to = "" if hard == resource.RLIM_INFINITY else f", up to {hard}"
-    return f"Raise the limit (`ulimit -n` or resource.setrlimit{up_to})"
+def _more_descriptors(hard: int, needed: int) -> str:
+    """Return the advice on the limit; this process can raise it to ``hard`` at most."""
+    if hard == resource.RLIM_INFINITY:
+        return "Raise the limit (`ulimit -n` or resource.setrlimit), "
+    if hard >= needed:
+        return f"Raise the limit (`ulimit -n` or resource.setrlimit, up to {hard}), "
+    return f"The hard limit is {hard}: only an administrator, or the settings of a container, can raise it; "
+
+
+def _fewer_workers(most: int) -> str:
+    if most < 1:
+        return "or close files, or use backend='sync', 'thread' or 'native': there is no room for a worker"
+    return f"or use fewer workers: num_workers={most} at most"
 
 
 def check_memory(size: int) -> None:
@@ -172,15 +182,16 @@ def _advice(number: int | None) -> str | None:
     match number:
         case errno.EMFILE:
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            return f"This process may have {soft} files open. {_more_descriptors(hard)}, or use fewer workers."
+            return f"This process may have {soft} files open. {_more_descriptors(hard, soft + 1)}or use fewer workers."
         case errno.ENFILE:
             return "All of the machine's file descriptors are in use (sysctl fs.file-max). Use fewer workers."
         case errno.EAGAIN:
-            soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-            of_user = "" if soft == resource.RLIM_INFINITY else f" ({soft} for this user)"
+            soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+            bound = "; only an administrator can raise it" if soft == hard else ""
+            of_user = "" if soft == resource.RLIM_INFINITY else f" ({soft} for this user{bound})"
             return (
                 f"The limit of processes is reached: see `ulimit -u`{of_user} and the limit of a container (pids.max). "
-                f"Raise it, or use fewer workers: num_workers=…"
+                f"Raise what you can, or use fewer workers: num_workers=…"
             )
         case errno.ENOMEM | errno.ENOSPC:
             return "There is not enough memory. Use fewer envs or workers, or smaller observations."
