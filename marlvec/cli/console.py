@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,8 +116,8 @@ def check_writable(path: Path, option: str) -> None:
             raise ArgumentError(f"{option} {path}: expected a file, got a folder")
         if not path.parent.is_dir():
             raise ArgumentError(f"{option} {path}: folder {path.parent} does not exist")
-        if not os.access(path.parent, os.W_OK | os.X_OK):
-            raise ArgumentError(f"{option} {path}: folder {path.parent} cannot be written to")
+        with tempfile.TemporaryFile(dir=path.parent):  # permissions alone do not say: /proc, a full or read-only disk
+            pass
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from marlvec.vector.backends.in_process import InProcessVectorEnv
 from marlvec.vector.call_state import CallEvent, exclusive
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
+from marlvec.vector.processes.limits import check_num_envs
 from marlvec.vector.settings import Settings
 from marlvec.vector.shards.shard import Shard
 from marlvec.vector.vector_step import VectorStep
@@ -76,8 +77,10 @@ def make(
 
     Raises:
         ArgumentError: An argument is wrong, or a space is not a Gymnasium space.
+        ResourceError: The machine lacks memory for so many envs.
         Exception: As `marlvec.make`, if an env is built.
     """
+    check_num_envs(num_envs)
     return ExternalVectorEnv(
         _spec_of(env, kwargs),
         num_envs,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import socket
 import tempfile
@@ -332,6 +333,51 @@ def test_more_than_there_is_of_this_machine() -> None:
         assert os.fstat(fd).st_size == 1 << 16
     finally:
         os.close(fd)
+
+
+TOO_MANY = """
+from marlvec import external
+from marlvec.vector.processes import limits
+from gymnasium.spaces import Box, Discrete
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, resource.RLIM_INFINITY))
+def attempt(env, **options):
+    make = external.make if options.pop("outside", False) else marlvec.make
+    try:
+        make(env, **options)
+    except ResourceError as error:
+        print(error.errno, error)
+    else:
+        print("made")
+if PRECHECKED:
+    attempt("simple_spread", num_envs=2 * 10**6, backend="native")  # more rows than there is
+    attempt("simple_spread", num_envs=10**9, backend="native")
+    attempt("simple_spread", num_envs=np.int64(10**18), backend="sync")
+    attempt(CounterEnv, num_envs=10**9)
+    attempt("simple_spread", num_envs=10**9, outside=True)
+else:  # memory that cannot be had although it is there, as with a limit that is not known
+    limits.available_memory = lambda: (None, "")
+    attempt("simple_spread", num_envs=2 * 10**6, backend="native")
+    attempt({"a": (Box(0, 1, (1 << 20,)), Discrete(2))}, num_envs=2000, outside=True)
+"""
+
+
+@pytest.mark.slow("programs of their own")
+@pytest.mark.fault("F2")
+def test_too_many_envs_are_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    rows, *others = run(TOO_MANY.replace("PRECHECKED", "True"), tmp_path)
+    left = r"but this process, within its limit of 2,147,483,648 \(`ulimit -v`\), has [\d,]{9,} left\. Use fewer envs"
+    assert re.match(rf"12 the rows of 2,000,000 envs of mpe/simple_spread_v3 need 1,890,000,000 bytes .*, {left}", rows)
+    for line, digits in zip(others, (9, 18, 9, 9), strict=True):
+        need = f"num_envs={10**digits:,}: so many envs of any kind need {200 * 10**digits:,} bytes of memory"
+        assert re.match(rf"12 {need}, {left}", line)
+
+
+@pytest.mark.slow("programs of their own")
+@pytest.mark.fault("F2")
+def test_memory_that_runs_out_in_the_middle_of_make_is_named(tmp_path: Path) -> None:
+    native, outside = run(TOO_MANY.replace("PRECHECKED", "False"), tmp_path)
+    assert re.match(r"12 the rows of 2,000,000 envs .*need .*1,890,000,000 bytes .*\(Unable to", native)
+    assert re.match(r"12 the rows of 2,000 envs need 16,777,268,032 bytes .*\(Unable to", outside)
 
 
 GIB = 1 << 30

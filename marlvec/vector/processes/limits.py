@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import operator
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
 from marlvec.errors import ArgumentError, ResourceError
 from marlvec.vector.data.pickling import importing
@@ -31,7 +32,9 @@ __all__ = [
     "check_descriptors",
     "check_memory",
     "check_not_importing",
+    "check_num_envs",
     "depth",
+    "memory_for",
     "refuse_worker_processes",
 ]
 
@@ -44,6 +47,10 @@ HAS_WORKER_PROCESSES = hasattr(os, "fork")
 _MAX_DEPTH = 5
 _PER_WORKER = 3  # the parent's two descriptors of the channel, and the file for stack dumps
 _BESIDES = 16  # the shared block, the fork server, and files that are open for a short time
+
+_MANY_ENVS = 100_000  # below, the least memory is not looked up
+_BYTES_PER_ENV = 200  # the least that one env takes, whatever it is: a recipe, and a row
+_FEWER = "Use fewer envs, or smaller observations (uint8 instead of float32 for images)"
 
 _imported_before: set[str] = set()
 
@@ -132,15 +139,31 @@ def _fewer_workers(most: int) -> str:
     return f"or use fewer workers: num_workers={most} at most"
 
 
-def check_memory(size: int) -> None:
+def check_memory(size: int, what: str = "the envs' shared rows") -> None:
     """Raise `ResourceError` if ``size`` bytes cannot be allocated without the kernel killing a process."""
     there, where = available_memory()
     if there is not None and size > there:
+        raise _error(errno.ENOMEM, f"{what} need {size:,} bytes of memory, but {where} has {there:,} left. {_FEWER}")
+
+
+def check_num_envs(num_envs: Any) -> None:
+    """Raise `ResourceError` if even the smallest envs would need more memory than there is, for this many."""
+    if isinstance(num_envs, SupportsIndex) and (n := operator.index(num_envs)) > _MANY_ENVS:
+        check_memory(n * _BYTES_PER_ENV, f"num_envs={n:,}: so many envs of any kind")
+
+
+@contextlib.contextmanager
+def memory_for(what: str, size: int) -> Iterator[None]:
+    """Turn a `MemoryError` into a `ResourceError`; ``what`` needs at least ``size`` bytes."""
+    try:
+        yield
+    except MemoryError as error:
+        there, where = available_memory()
+        left = "" if there is None else f"; {where} has {there:,} left"
+        numpys = f" ({error})" if str(error) else ""
         raise _error(
-            errno.ENOMEM,
-            f"the envs' shared rows need {size:,} bytes of memory, but {where} has {there:,} left. Use fewer envs, or "
-            f"smaller observations (uint8 instead of float32 for images)",
-        )
+            errno.ENOMEM, f"{what} need at least {size:,} bytes of memory, and cannot get them{numpys}{left}. {_FEWER}"
+        ) from error
 
 
 def available_memory() -> tuple[int | None, str]:
@@ -150,6 +173,10 @@ def available_memory() -> tuple[int | None, str]:
     with contextlib.suppress(OSError, ValueError, KeyError):
         there = _table(_PROC / "meminfo")
         bounds.append((1024 * (there["MemAvailable:"] + there["SwapFree:"]), "this machine"))
+    with contextlib.suppress(OSError, ValueError):
+        if sys.platform != "win32" and (soft := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+            taken = int((_PROC / "self" / "statm").read_text().split()[0]) * resource.getpagesize()
+            bounds.append((max(0, soft - taken), f"this process, within its limit of {soft:,} (`ulimit -v`),"))
     for folder, is_v1 in groups_of("memory", _PROC / "self" / "cgroup", _CGROUPS):
         limit, used, *cached = _V1 if is_v1 else _V2
         with contextlib.suppress(OSError, ValueError, KeyError):  # the root has no limit; "max" means none
