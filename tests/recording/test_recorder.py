@@ -542,9 +542,12 @@ def test_a_folder_that_is_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_a_recording_that_holds_nothing_is_begun_again(tmp_path: Path) -> None:
     """A program that failed before its first batch, on envs of another kind, can be mended and run again."""
-    with contextlib.suppress(ZeroDivisionError), marlvec.make(CounterEnv, backend="sync") as envs:
-        with marlvec.Recorder(tmp_path / "run", envs=envs, notes={"try": 1}):
-            raise ZeroDivisionError
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        marlvec.make(CounterEnv, backend="sync") as envs,
+        marlvec.Recorder(tmp_path / "run", envs=envs, notes={"try": 1}),
+    ):
+        raise ZeroDivisionError
     with marlvec.load_dataset(tmp_path / "run") as dataset:
         first = dataset.env_name
     with (
