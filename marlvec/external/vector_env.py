@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from marlvec.vector.backends.in_process import InProcessVectorEnv
 from marlvec.vector.call_state import CallEvent, exclusive
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
-from marlvec.vector.processes.limits import check_num_envs
+from marlvec.vector.processes.limits import MANY_ENVS, check_num_envs
 from marlvec.vector.settings import Settings
 from marlvec.vector.shards.shard import Shard
 from marlvec.vector.vector_step import VectorStep
@@ -80,7 +81,8 @@ def make(
         ResourceError: The machine lacks memory for so many envs.
         Exception: As `marlvec.make`, if an env is built.
     """
-    check_num_envs(num_envs)
+    if isinstance(num_envs, Integral) and num_envs > MANY_ENVS:
+        check_num_envs(int(num_envs))
     return ExternalVectorEnv(
         _spec_of(env, kwargs),
         num_envs,

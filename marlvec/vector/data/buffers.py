@@ -356,8 +356,8 @@ def _layout(spec: EnvSpec, num_envs: int) -> tuple[list[tuple[str, tuple[int, ..
                 for k, leaf in enumerate(tree.leaves)
                 if not leaf.is_object
             ]
-        if group.choices is not None:
-            arrays.append((f"mask/{g}", (n, size, group.choices), flag))
+        if (choices := group.choices) is not None:
+            arrays.append((f"mask/{g}", (n, size, choices), flag))
     arrays += [("reward", (n, agent_num), np.dtype(np.float64)), ("flags", (n, 5 * agent_num + 3), flag)]
     if (space := spec.state_space) is not None:
         assert space.shape is not None

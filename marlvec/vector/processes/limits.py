@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import operator
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn, SupportsIndex
+from typing import NoReturn
 
 from marlvec.errors import ArgumentError, ResourceError
 from marlvec.vector.data.pickling import importing
@@ -25,6 +24,7 @@ if sys.platform != "win32":
 __all__ = [
     "DEPTH",
     "HAS_WORKER_PROCESSES",
+    "MANY_ENVS",
     "asked_for",
     "available_memory",
     "begin_worker",
@@ -44,11 +44,13 @@ DEPTH = "MARLVEC_DEPTH"
 HAS_WORKER_PROCESSES = hasattr(os, "fork")
 """Whether this system supports worker processes. Windows does not."""
 
+MANY_ENVS = 100_000
+"""Above this number of envs, `check_num_envs` is worth a call."""
+
 _MAX_DEPTH = 5
 _PER_WORKER = 3  # the parent's two descriptors of the channel, and the file for stack dumps
 _BESIDES = 16  # the shared block, the fork server, and files that are open for a short time
 
-_MANY_ENVS = 100_000  # below, the least memory is not looked up
 _BYTES_PER_ENV = 200  # the least that one env takes, whatever it is: a recipe, and a row
 _FEWER = "Use fewer envs, or smaller observations (uint8 instead of float32 for images)"
 
@@ -146,10 +148,9 @@ def check_memory(size: int, what: str = "the envs' shared rows") -> None:
         raise _error(errno.ENOMEM, f"{what} need {size:,} bytes of memory, but {where} has {there:,} left. {_FEWER}")
 
 
-def check_num_envs(num_envs: Any) -> None:
+def check_num_envs(num_envs: int) -> None:
     """Raise `ResourceError` if even the smallest envs would need more memory than there is, for this many."""
-    if isinstance(num_envs, SupportsIndex) and (n := operator.index(num_envs)) > _MANY_ENVS:
-        check_memory(n * _BYTES_PER_ENV, f"num_envs={n:,}: so many envs of any kind")
+    check_memory(num_envs * _BYTES_PER_ENV, f"num_envs={num_envs:,}: so many envs of any kind")
 
 
 @contextlib.contextmanager
