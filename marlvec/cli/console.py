@@ -116,8 +116,11 @@ def check_writable(path: Path, option: str) -> None:
             raise ArgumentError(f"{option} {path}: expected a file, got a folder")
         if not path.parent.is_dir():
             raise ArgumentError(f"{option} {path}: folder {path.parent} does not exist")
-        with tempfile.TemporaryFile(dir=path.parent):  # permissions alone do not say: /proc, a full or read-only disk
-            pass
+        try:  # permissions alone do not show it: /proc, a full disk
+            tempfile.TemporaryFile(dir=path.parent).close()
+        except OSError as error:
+            where = f"folder {path.parent} cannot be written to ({error.strerror or error})"
+            raise ArgumentError(f"{option} {path}: {where}") from error
 
 
 @contextmanager
