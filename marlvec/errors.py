@@ -13,7 +13,7 @@
     │   └── BrokenError               ... after a worker died; only close() is left
     ├── ArgumentError (ValueError)    an argument is wrong; nothing was sent to any env
     │   └── ActionError               the actions have the wrong shape, dtype or structure
-    ├── RegistryError
+    ├── RegistryError (RuntimeError)
     │   ├── UnknownEnvError (LookupError, gymnasium.error.NameNotFound)
     │   └── AlreadyRegisteredError (ValueError)
     ├── SerialisationError (TypeError)  an object cannot be pickled for a worker, or written to a file
@@ -21,10 +21,10 @@
     ├── ContractError (ValueError)    an env, policy or connector broke its contract
     ├── FetchTimeout (TimeoutError, multiprocessing.TimeoutError)  time ran out; the request stays pending
     ├── AnswerTimeout (TimeoutError)  an external simulator waited too long for the collector
-    ├── DriverGone                    the thread or client that drove an external simulator has ended
-    ├── CheckpointError               a file is missing, damaged, or has other contents
-    ├── ProtocolError                 a message from a socket violates the protocol
-    ├── RefusedError                  the other side of a socket refused a request; `code` is the reason
+    ├── DriverGone (RuntimeError)     the thread or client that drove an external simulator has ended
+    ├── CheckpointError (RuntimeError)  a file is missing, damaged, or has other contents
+    ├── ProtocolError (ConnectionError)  a message from a socket violates the protocol
+    ├── RefusedError (RuntimeError)   the other side of a socket refused a request; `code` is the reason
     ├── ConnectionLost (ConnectionError)  the other side of a socket is gone
     ├── EnvFault (RuntimeError)       an env or its worker failed
     │   ├── EnvRaised                 an env raised; `__cause__` is the original exception
@@ -34,6 +34,7 @@
     │   └── WorkerDied                a worker process died
     ├── CollectorDied (RuntimeError)  a collector of marlvec.distributed died, and others do not replace it
     │   └── CollectorTimeout (TimeoutError)  ... because a request ran for too long
+    ├── RemoteCause (RuntimeError)    replaces a worker's exception, as a cause, that could not be rebuilt here
     ├── ResourceError (OSError)       the machine lacks memory, processes or file descriptors
     └── MissingExtraError (ImportError, gymnasium.error.DependencyNotInstalled)  an optional library is not installed
 
@@ -306,7 +307,7 @@ class RestartQuietly(Exception):
     """
 
 
-class RemoteCause(MarlvecError):
+class RemoteCause(MarlvecError, RuntimeError):
     """Replaces a worker's exception that could not be rebuilt in this process."""
 
 

@@ -6,6 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from marlvec.envs.making.catalog import ENVPOOL, JAX, JAXMARL, JUMANJI, PGX, VMAS
@@ -20,7 +21,7 @@ from marlvec.vector.backends.sync import SyncVectorEnv
 from marlvec.vector.backends.thread import ThreadVectorEnv
 from marlvec.vector.faults.restarts import RestartLimit
 from marlvec.vector.faults.shared_generators import warn_of_shared
-from marlvec.vector.processes.limits import HAS_WORKER_PROCESSES, refuse_worker_processes
+from marlvec.vector.processes.limits import HAS_WORKER_PROCESSES, MANY_ENVS, check_num_envs, refuse_worker_processes
 from marlvec.vector.processes.worker import WorkerLink
 from marlvec.vector.settings import SettingsArguments
 from marlvec.vector.vector_env import VectorEnv
@@ -190,6 +191,8 @@ def make(
         ContractWarning: More than one env of a process draws from a random generator that is an attribute of their
             class; the text has the remedy.
     """
+    if isinstance(num_envs, Integral) and num_envs > MANY_ENVS:
+        check_num_envs(int(num_envs))
     recipes = write_recipes(
         resolve_all(env, num_envs),
         kwargs=kwargs,

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,8 +116,11 @@ def check_writable(path: Path, option: str) -> None:
             raise ArgumentError(f"{option} {path}: expected a file, got a folder")
         if not path.parent.is_dir():
             raise ArgumentError(f"{option} {path}: folder {path.parent} does not exist")
-        if not os.access(path.parent, os.W_OK | os.X_OK):
-            raise ArgumentError(f"{option} {path}: folder {path.parent} cannot be written to")
+        try:  # permissions alone do not show it: /proc, a full disk
+            tempfile.TemporaryFile(dir=path.parent).close()
+        except OSError as error:
+            where = f"folder {path.parent} cannot be written to ({error.strerror or error})"
+            raise ArgumentError(f"{option} {path}: {where}") from error
 
 
 @contextmanager

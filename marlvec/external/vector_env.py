@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from marlvec.vector.backends.in_process import InProcessVectorEnv
 from marlvec.vector.call_state import CallEvent, exclusive
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
+from marlvec.vector.processes.limits import MANY_ENVS, check_num_envs
 from marlvec.vector.settings import Settings
 from marlvec.vector.shards.shard import Shard
 from marlvec.vector.vector_step import VectorStep
@@ -76,8 +78,11 @@ def make(
 
     Raises:
         ArgumentError: An argument is wrong, or a space is not a Gymnasium space.
+        ResourceError: The machine lacks memory for so many envs.
         Exception: As `marlvec.make`, if an env is built.
     """
+    if isinstance(num_envs, Integral) and num_envs > MANY_ENVS:
+        check_num_envs(int(num_envs))
     return ExternalVectorEnv(
         _spec_of(env, kwargs),
         num_envs,

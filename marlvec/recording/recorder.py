@@ -55,7 +55,8 @@ class Recorder(ProcessBound, ClosingCallback):
     sequences. Columns of Python objects raise; ``drop`` leaves them out.
 
     Args:
-        folder: Folder of the recording: new or empty, or, with ``append``, an existing recording.
+        folder: Folder of the recording: new or empty, or one in which nothing was recorded yet; with ``append``, an
+            existing recording.
         format: ``"parquet"``: small files; or ``"arrow"``: uncompressed, twice the size, written in a third of the
             time, and read without a copy.
         envs: The envs, whose agents and spaces are noted; only for `write` by hand: a collector passes its envs itself.

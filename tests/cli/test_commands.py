@@ -545,16 +545,17 @@ def test_compiling_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 LONG = "x" * 300
+NO_NEW_FILES = "/proc/x"  # where its permissions allow root to write
 HERE = ("--num-envs", "2", "--env-steps", "20", "--backend", "sync")
 BAD_PATHS = [
     *(("examples", "--copy", "--to", path) for path in ("afile", "afile/x", LONG)),
     *(("record-data", "rps", *HERE, "--out", path) for path in ("afile", "afile/x", LONG)),
-    *(("record", "simple_spread", "-o", f"{path}.gif") for path in ("afolder", "afile/x", LONG)),
+    *(("record", "simple_spread", "-o", f"{path}.gif") for path in ("afolder", "afile/x", LONG, NO_NEW_FILES)),
     *(
         ("record", "simple_spread", "-o", "x.gif", "--from", path)
         for path in ("nofile", "afolder.gif", "afile", "afile/x", LONG)
     ),
-    *(("rollout", "rps", *HERE, "--plot", f"{path}.png") for path in ("afolder", "afile/x", LONG)),
+    *(("rollout", "rps", *HERE, "--plot", f"{path}.png") for path in ("afolder", "afile/x", LONG, NO_NEW_FILES)),
     *(("data", path) for path in ("nofolder", "afile", "afile/x", "afolder.py", LONG)),
     *(
         (*command, "--policy", f"players.py:left@{path}")

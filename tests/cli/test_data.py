@@ -89,6 +89,26 @@ def test_rows_that_are_no_episodes_are_shown_too(folder: Path) -> None:
     assert run("data", "none").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--policy", "nowhere.py:seek"),
+        ("--policy", "a=random", "--policy", "b=random"),
+        ("--policy", "random", "--connectors", "NoSuch"),
+    ],
+)
+def test_after_a_wrong_policy_the_same_folder_can_be_recorded_into(wrong: tuple[str, ...], folder: Path) -> None:
+    options = ("--out", "run", "--env-steps", "20", "--num-envs", "2", "--backend", "sync")
+    failed = run("record-data", "simple_tag", *options, *wrong)
+    assert (failed.exit_code, failed.stderr.count("error:")) == (2, 1), failed.stderr
+    again = run("record-data", "simple_spread", *options, "--json")
+    assert again.exit_code == 0, again.stderr
+    content = json.loads(again.stdout)
+    assert (content["env_steps"], content["env"], content["closed"]) == (20, "simple_spread_v3", True)
+    full = run("record-data", "simple_spread", *options)
+    assert (full.exit_code, "it holds a recording" in full.stderr) == (2, True)
+
+
 def test_errors_come_in_a_line(folder: Path) -> None:
     (folder / "full").mkdir()
     (folder / "full" / "x").touch()

@@ -165,6 +165,75 @@ def test_cards_are_shown_and_moves_have_names() -> None:
     assert "you win: 1 against -1, after 2 moves" in result.stdout
 
 
+CARDS = """
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+
+class Cards:
+    \"\"\"Each draws a card in each of two rounds; ``MODE``\"\"\"
+
+    metadata = {"name": "my_cards_v0", MODES}
+    possible_agents = ["north", "south"]
+
+    def __init__(self, render_mode=None):
+        INIT
+        self.rounds = 0
+
+    def observation_space(self, agent):
+        return Box(0, 9, (3,), np.float32)
+
+    def action_space(self, agent):
+        return Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.rounds = list(self.possible_agents), 0
+        return self._all(np.full(3, 7, np.float32)), self._all({})
+
+    def step(self, actions):
+        self.rounds += 1
+        over = self.rounds == 2
+        if over:
+            self.agents = []
+        return (self._all(np.full(3, 7, np.float32)), {"north": 1.0, "south": 0.0}, self._all(over), self._all(False),
+            self._all({}))
+
+    def _all(self, value):
+        return dict.fromkeys(self.possible_agents, value)
+
+    def render(self):
+        RENDER
+
+    def close(self):
+        pass
+"""
+ANSI = ('"render_modes": ["human", "ansi"]', "self.render_mode = render_mode")
+ROUND = "return f'\\x1b[31mround {self.rounds}\\x1b[0m: ace of spades'"
+
+
+@pytest.mark.parametrize(
+    ("modes", "init", "render", "is_text"),
+    [
+        ("", "pass", ROUND, True),
+        (*ANSI, f"assert self.render_mode == 'ansi'; {ROUND}", True),
+        ('"render_modes": ["rgb_array"]', "self.render_mode = render_mode", ROUND, False),
+        ("", "pass", "return np.zeros((4, 4, 3), np.uint8)", False),
+        ("", "pass", "raise RuntimeError('no display')", False),
+        ("", "pass", "raise NotImplementedError", False),
+    ],
+    ids=["one way", "ansi", "no text", "frames", "raises", "none"],
+)
+def test_own_games_are_shown_by_their_own_text(modes: str, init: str, render: str, is_text: bool, folder: Path) -> None:
+    code = CARDS.replace("MODES", modes).replace("INIT", init).replace("RENDER", render)
+    (folder / "cards.py").write_text(code, encoding="utf-8")
+    result = play("cards.py:Cards", "--games", "2", "--agent", "north", typed="0\n1\n0\n0\n")
+    assert result.exit_code == 0, result.output
+    shown = re.findall(r"^(round \d: ace of spades|  \[7. 7. 7.\])", result.stdout, re.M)
+    positions = [f"round {n}: ace of spades" for n in (0, 1, 2)] if is_text else ["  [7. 7. 7.]"] * 3
+    assert shown == positions * 2
+    assert result.stdout.count("you win: 2 against 0, after 2 moves") == 2
+
+
 @pytest.mark.parametrize(("where", "name"), [("pool", "new"), ("pool/old", "old")])
 def test_an_opponent_of_a_pool_plays(where: str, name: str) -> None:
     before = {file: file.read_bytes() for file in Path("pool").iterdir()}

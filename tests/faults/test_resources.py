@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import socket
 import tempfile
@@ -84,6 +85,35 @@ def test_too_few_descriptors_are_known_before_anything_starts(context: str, monk
         assert "num_workers=" in str(caught.value)
     assert open_fds() == known
     works(context)
+
+
+HARD_LIMIT = """
+from marlvec.vector.processes import limits
+limit = len(os.listdir("/proc/self/fd")) + 16 + SPARE
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit + LESS, limit))
+for n in (12, 2):
+    try:
+        marlvec.make(CounterEnv, n, num_workers=n).close()
+        print(n, "started")
+    except ResourceError as error:
+        print(n, str(error).split(f"have {limit + LESS}. ")[1].replace(str(limit), "HARD"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+print(limits._advice(24).split(". ")[1].replace(str(limit), "HARD"))
+"""
+NOT_BY_US = "The hard limit is HARD: only an administrator, or the settings of a container, can raise it; or "
+
+
+@pytest.mark.fault("F3")
+@pytest.mark.parametrize(("spare", "less"), [(8, 0), (8, -1), (2, 0)])
+def test_advice_under_a_hard_limit_that_is_too_low(spare: int, less: int, tmp_path: Path) -> None:
+    """No advice to raise a limit to what it is already, or to what does not suffice, and none that cannot work."""
+    lines = run(HARD_LIMIT.replace("SPARE", str(spare)).replace("LESS", str(less)), tmp_path)
+    if spare == 2:
+        close = f"{NOT_BY_US}close files, or use backend='sync', 'thread' or 'native': there is no room for a worker"
+        assert lines[:2] == [f"12 {close}", f"2 {close}"]
+    else:
+        assert lines[:2] == [f"12 {NOT_BY_US}use fewer workers: num_workers=2 at most", "2 started"]
+    assert lines[2] == f"{NOT_BY_US}use fewer workers."
 
 
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
@@ -303,6 +333,51 @@ def test_more_than_there_is_of_this_machine() -> None:
         assert os.fstat(fd).st_size == 1 << 16
     finally:
         os.close(fd)
+
+
+TOO_MANY = """
+from marlvec import external
+from marlvec.vector.processes import limits
+from gymnasium.spaces import Box, Discrete
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, resource.RLIM_INFINITY))
+def attempt(env, **options):
+    make = external.make if options.pop("outside", False) else marlvec.make
+    try:
+        make(env, **options)
+    except ResourceError as error:
+        print(error.errno, error)
+    else:
+        print("made")
+if PRECHECKED:
+    attempt("simple_spread", num_envs=2 * 10**6, backend="native")  # more rows than there is
+    attempt("simple_spread", num_envs=10**9, backend="native")
+    attempt("simple_spread", num_envs=np.int64(10**18), backend="sync")
+    attempt(CounterEnv, num_envs=10**9)
+    attempt("simple_spread", num_envs=10**9, outside=True)
+else:  # memory that cannot be had although it is there, as with a limit that is not known
+    limits.available_memory = lambda: (None, "")
+    attempt("simple_spread", num_envs=2 * 10**6, backend="native")
+    attempt({"a": (Box(0, 1, (1 << 20,)), Discrete(2))}, num_envs=2000, outside=True)
+"""
+
+
+@pytest.mark.slow("programs of their own")
+@pytest.mark.fault("F2")
+def test_too_many_envs_are_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    rows, *others = run(TOO_MANY.replace("PRECHECKED", "True"), tmp_path)
+    left = r"but this process, within its limit of 2,147,483,648 \(`ulimit -v`\), has [\d,]{9,} left\. Use fewer envs"
+    assert re.match(rf"12 the rows of 2,000,000 envs of mpe/simple_spread_v3 need 1,890,000,000 bytes .*, {left}", rows)
+    for line, digits in zip(others, (9, 18, 9, 9), strict=True):
+        need = f"num_envs={10**digits:,}: so many envs of any kind need {200 * 10**digits:,} bytes of memory"
+        assert re.match(rf"12 {need}, {left}", line)
+
+
+@pytest.mark.slow("programs of their own")
+@pytest.mark.fault("F2")
+def test_memory_that_runs_out_in_the_middle_of_make_is_named(tmp_path: Path) -> None:
+    native, outside = run(TOO_MANY.replace("PRECHECKED", "False"), tmp_path)
+    assert re.match(r"12 the rows of 2,000,000 envs .*need .*1,890,000,000 bytes .*\(Unable to", native)
+    assert re.match(r"12 the rows of 2,000 envs need 16,777,268,032 bytes .*\(Unable to", outside)
 
 
 GIB = 1 << 30

@@ -14,11 +14,13 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 
 import marlvec
 from marlvec.collect import MultiAgentBatch, SampleBatch
@@ -30,6 +32,7 @@ from marlvec.errors import (
     SerialisationError,
     StateError,
 )
+from marlvec.testing.scripted import CounterEnv, SampledEnv
 from tests.recording.runs import collector, concat, make_batch, same_rows, write
 from tests.waiting import until, within
 
@@ -535,6 +538,27 @@ def test_a_folder_that_is_in_use_is_refused(tmp_path: Path) -> None:
                 marlvec.Recorder(tmp_path / "run", append=True)
         recorder.write(make_batch(3, 2, plain))
     same(tmp_path / "run", [make_batch(0, 5, plain)])
+
+
+def test_a_recording_that_holds_nothing_is_begun_again(tmp_path: Path) -> None:
+    """A program that failed before its first batch, on envs of another kind, can be mended and run again."""
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        marlvec.make(CounterEnv, backend="sync") as envs,
+        marlvec.Recorder(tmp_path / "run", envs=envs, notes={"try": 1}),
+    ):
+        raise ZeroDivisionError
+    with marlvec.load_dataset(tmp_path / "run") as dataset:
+        first = dataset.env_name
+    with (
+        marlvec.make(partial(SampledEnv, Box(0, 1, (2,)), Discrete(2)), backend="sync") as envs,
+        marlvec.Recorder(tmp_path / "run", envs=envs, notes={"try": 2}) as recorder,
+    ):
+        recorder.write(make_batch(0, 3, plain))
+    with marlvec.load_dataset(tmp_path / "run") as dataset:
+        assert dataset.env_name != first
+        assert (dataset.notes, len(dataset.sessions)) == ({"try": 2}, 1)
+    same(tmp_path / "run", [make_batch(0, 3, plain)])
 
 
 def test_remains_of_a_killed_recorder_are_removed(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from marlvec.collect import Collector
     from marlvec.policies import Policy
     from marlvec.selfplay import Opponent
+    from marlvec.vector import VectorEnv
 
 __all__ = ["play", "what_plays"]
 
@@ -56,6 +57,8 @@ def play(
 ) -> None:
     r"""Play against a policy: type your moves; q, Ctrl-D or Ctrl-C ends it. With --browser, click them.
 
+    Your own game is shown by the text that its render() returns, else by the observation.
+
     Against the newest opponent in a training's pool:
 
       marlvec play connect_four \
@@ -63,8 +66,8 @@ def play(
     """
     from marlvec.cli import arguments
     from marlvec.cli.arguments import one_player
-    from marlvec.cli.building import build_envs
     from marlvec.cli.commands.serve import parts_of
+    from marlvec.cli.game.game_ui import RenderedText
     from marlvec.cli.game.human_policy import AnnouncingPolicy, HumanPolicy, PlayCallback, Quit
     from marlvec.collect import Collector
     from marlvec.errors import ArgumentError
@@ -83,13 +86,13 @@ def play(
                 raise ArgumentError(f"--agent {agent}: not with --browser, where you and the opponent begin in turns")
             options: dict[str, Any] = {"agent_connectors": before, "action_connectors": behind, "explore": explore}
             return _serve_page(env, settings, name, policies[name], opponent, games, {**options, "seed": seed})
-        with build_envs(env, 1, backend="sync", env_kwargs=arguments.env_kwargs(settings or [])) as envs:
+        with _envs_with_text(env, arguments.env_kwargs(settings or [])) as envs:
             agents = envs.agents
             if agent is not None and agent not in agents:
                 raise ArgumentError(f"--agent {agent}: no such agent; the agents are {', '.join(agents)}")
             if len(agents) < 2:
                 raise ArgumentError(f"{env}: expected at least two agents, got one, {agents[0]}")
-            you, other = HumanPolicy(envs.spec.name, console), AnnouncingPolicy(name, policies[name])
+            you, other = HumanPolicy(envs.spec.name, console, RenderedText(envs)), AnnouncingPolicy(name, policies[name])
 
             def agent_of(number: int) -> str:
                 return agent or agents[number % len(agents)]
@@ -116,6 +119,23 @@ def play(
         table.print_results()
     if interrupted:
         raise typer.Exit(130)
+
+
+def _envs_with_text(env: str, kwargs: dict[str, Any]) -> VectorEnv:
+    """Build one env that ends at its last position, and renders it as text if it can."""
+    from marlvec.cli.building import build_envs
+    from marlvec.registry import resolve
+
+    def build(**mode: Any) -> VectorEnv:
+        return build_envs(env, 1, backend="sync", autoreset_mode="disabled", env_kwargs=kwargs, **mode)
+
+    envs = build()
+    modes = envs.metadata.get("render_modes") or ()
+    # OpenSpiel's text shows all players' cards.
+    if "ansi" not in modes or "render_mode" in kwargs or resolve(env).entry.family == "openspiel":
+        return envs
+    envs.close()
+    return build(render_mode="ansi")
 
 
 def what_plays(name: str, text: str, player: Policy | Opponent) -> str:

@@ -11,9 +11,10 @@ from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 from rich.text import Text
 
-from marlvec.errors import ArgumentError
+from marlvec.errors import ArgumentError, MarlvecError
+from marlvec.vector import VectorEnv
 
-__all__ = ["GameUI", "game_ui_of"]
+__all__ = ["GameUI", "RenderedText", "game_ui_of"]
 
 _STONES = (("●", "bold yellow"), ("○", "bold red"))
 """Stones of the first and of the second player; distinct without colours, too."""
@@ -27,6 +28,7 @@ class GameUI:
     ask: str  # the prompt
     draw: Callable[[Any, int], Text]  # from an observation and its agent's index
     refuse: Callable[[str], str]  # from a move's name to why it is not allowed
+    is_general: bool = False  # for any game: the text of the env's own render() is better, if it returns text
 
     def action(self, typed: str) -> int | None:
         """Return the number of the move with this name or unique prefix; None if there is none."""
@@ -46,7 +48,28 @@ def game_ui_of(name: str, action_space: Space[Any]) -> GameUI:
     if game in _GAME_UIS:
         return _GAME_UIS[game]
     numbers = [str(i) for i in range(int(action_space.n))]
-    return GameUI(numbers, f"move, 0 to {len(numbers) - 1}", _as_text, lambda move: f"{move} is not allowed now")
+    return GameUI(
+        numbers, f"move, 0 to {len(numbers) - 1}", _as_text, lambda move: f"{move} is not allowed now", is_general=True
+    )
+
+
+class RenderedText:
+    """The text of an env's own ``render()``; None for good once it returns something else, or raises."""
+
+    def __init__(self, envs: VectorEnv) -> None:
+        self._envs: VectorEnv | None = envs
+
+    def __call__(self) -> Text | None:
+        if self._envs is None:
+            return None
+        try:
+            (drawn,) = self._envs.render()
+        except MarlvecError:
+            drawn = None
+        if isinstance(drawn, str) and drawn.strip():
+            return Text.from_ansi(drawn)
+        self._envs = None
+        return None
 
 
 def _board(obs: NDArray[Any], agent: int, empty: Callable[[int, int], str]) -> list[Text]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -38,8 +38,8 @@ class HumanPolicy(Policy):
 
     ui: GameUI
 
-    def __init__(self, game: str, console: Console) -> None:
-        self._game, self._console = game, console
+    def __init__(self, game: str, console: Console, render: Callable[[], Text | None]) -> None:
+        self._game, self._console, self._render = game, console, render
         self.start = 0
 
     def setup(self, observation_space: Space[Any], action_space: Space[Any], *, seed: int) -> None:
@@ -54,9 +54,13 @@ class HumanPolicy(Policy):
             [self._ask(map_tree(itemgetter(i), rows["obs"]), agents[i], masks[i]) for i in range(len(rows))]
         )
 
+    def text_now(self) -> Text | None:
+        """Return the env's own text of the present position, if that is what is shown."""
+        return self._render() if self.ui.is_general else None
+
     def _ask(self, obs: Any, agent: int, allowed: Any) -> int:
         moves = self.ui.moves
-        self._console.print(self.ui.draw(obs, agent))
+        self._console.print(self.text_now() or self.ui.draw(obs, agent))
         prompt = Text.assemble((self.ui.ask, "bold"), (" (q to quit)", "dim"), ": ")
         while True:
             try:
@@ -111,7 +115,8 @@ class PlayCallback(Callback):
     ) -> None:
         self._console, self._you, self._other, self._name, self._agents = console, you, other, name, agents
         self._own_index = 0
-        self._ended: tuple[EpisodeRecord, int] | None = None  # the game whose end is shown next, the person's agent
+        # The game whose end is shown next, the person's agent, and the env's own text of the last position.
+        self._ended: tuple[EpisodeRecord, int, Text | None] | None = None
         self._header: str | None = None  # header of the next game
         self._results: Counter[str] = Counter()
 
@@ -129,7 +134,7 @@ class PlayCallback(Callback):
             self._print(f"{who} plays {self._you.ui.moves[action - self._you.start]}", "magenta")
 
     def on_episode_end(self, episode: RunningEpisode, record: EpisodeRecord) -> None:
-        self._ended = record, self._own_index
+        self._ended = record, self._own_index, self._you.text_now()
 
     def begin_game(self) -> None:
         """Print the players of a new game, once."""
@@ -140,9 +145,9 @@ class PlayCallback(Callback):
     def end_game(self, obs: Any | None) -> None:
         """Print the last position, as the person observes it, if at all, and the result."""
         assert self._ended is not None  # set by the episode that was just collected
-        (record, own_index), self._ended = self._ended, None
-        if obs is not None:
-            self._console.print(self._you.ui.draw(obs, own_index))
+        (record, own_index, text), self._ended = self._ended, None
+        if text is not None or obs is not None:
+            self._console.print(text or self._you.ui.draw(obs, own_index))
         own = float(record.returns_A[own_index])
         best = max(float(value) for a, value in enumerate(record.returns_A) if a != own_index)
         result, style = _RESULTS[0 if own > best else 1 if own == best else 2]

@@ -11,7 +11,7 @@ from marlvec.errors import ArgumentError, ContractError, ProtocolError
 from marlvec.external.exchange.value_checker import split_mask
 from marlvec.external.protocol.handshake import Welcome
 from marlvec.external.protocol.spaces import read_space
-from marlvec.external.protocol.values import DTYPES, ValueReader, write_array
+from marlvec.external.protocol.values import DTYPES, ValueReader, short, write_array
 from marlvec.spaces.action_masks import why_no_mask
 
 __all__ = ["EnvForm"]
@@ -30,11 +30,16 @@ class EnvForm:
         for group in welcome.groups:
             if not isinstance(group, dict) or group.keys() != {"agents", "observation", "action", "mask"}:
                 raise ProtocolError("WELCOME: groups: expected dicts of agents, observation, action and mask")
+            names, mask_size = group["agents"], group["mask"]
+            if type(names) is not list or not all(type(name) is str for name in names):
+                raise ProtocolError(f"WELCOME: groups: agents: expected a list of names, got {short(names)}")
+            if mask_size is not None and (type(mask_size) is not int or mask_size < 1):
+                raise ProtocolError(f"WELCOME: groups: mask: expected a length from 1, or None, got {short(mask_size)}")
             obs, action = ValueReader(read_space(group["observation"])), ValueReader(read_space(group["action"]))
-            self.obs |= dict.fromkeys(group["agents"], obs)
-            self.actions |= dict.fromkeys(group["agents"], action)
-            if group["mask"] is not None:
-                self.masks.update(group["agents"])
+            self.obs |= dict.fromkeys(names, obs)
+            self.actions |= dict.fromkeys(names, action)
+            if mask_size is not None:
+                self.masks.update(names)
         if self.obs.keys() != set(self.agents):
             raise ProtocolError("WELCOME: groups: expected every agent in one group, and no others")
 

@@ -183,6 +183,8 @@ class LocalActor:
             return self.version, b""
         if offer["size"] > _MAX_WEIGHTS:
             raise ProtocolError(f"the server offers weights of {offer['size']} bytes, more than {_MAX_WEIGHTS}")
+        if offer["parts"] > offer["size"]:
+            raise ProtocolError(f"the server offers {offer['size']} bytes of weights in {offer['parts']} parts")
         whole = bytearray()
         for part in range(offer["parts"]):
             chunk = self._caller.call(Type.PART, {"version": offer["version"], "part": part}, timeout).fields["data"]

@@ -26,6 +26,7 @@ _KEPT = 64 * 2**20
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between two attempts to reconnect
 _FINAL = frozenset({"version", "token", "protocol", "request"})  # codes after which a retry cannot succeed
 _HIGH = 2**20
+_LEAST = {"max_message": 1, "window": 1, "heartbeat": 0.001}
 
 
 class PendingRequest:
@@ -249,6 +250,7 @@ class RequestChannel:
                     answer = shake.receive(message)
                     if isinstance(answer, Welcome):
                         welcome = answer
+                        _check_limits(welcome)
                     else:
                         link.send(write_message(answer._replace(received=self._stream.received)))
             with self._lock:
@@ -305,6 +307,14 @@ class RequestChannel:
         if link is not None:
             link.close()
         self._helper.join()
+
+
+def _check_limits(welcome: Welcome) -> None:
+    """Raise `ProtocolError` unless requests can be sent within the limits that the client keeps to."""
+    for name, least in _LEAST.items():
+        limit = welcome.limits.get(name)
+        if limit is None or limit < least:
+            raise ProtocolError(f"WELCOME: limits: {name}: expected a number from {least}, got {limit}")
 
 
 def _deadline(timeout: float | None) -> float | None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ProtocolError, UnsupportedSpaceError
 from marlvec.external.protocol.messages import MAX_MESSAGE
-from marlvec.external.protocol.values import DTYPES, MAX_NDIM, read_array, write_array
+from marlvec.external.protocol.values import DTYPES, read_array, read_shape, write_array
 
 __all__ = ["read_space", "write_space"]
 
@@ -80,7 +80,7 @@ def _write_bound(bound: NDArray[Any]) -> Any:
 
 
 def _bound(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    if type(data) in (int, float, bool):
+    if type(data) in {"b": (bool,), "f": (int, float)}.get(dtype.kind, (int,)):
         with np.errstate(over="ignore", invalid="ignore"):  # values out of range become infinite
             return np.full(shape, data, dtype)
     array = read_array(data, "a bound")
@@ -90,11 +90,10 @@ def _bound(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[A
 
 
 def _shape(data: Any) -> tuple[int, ...]:
-    if type(data) is not list or len(data) > MAX_NDIM or not all(type(n) is int and n >= 0 for n in data):
-        raise ValueError(f"expected a shape of at most {MAX_NDIM} lengths")
-    if math.prod(data) > MAX_MESSAGE:
-        raise ValueError(f"{math.prod(data)} numbers do not fit into a message")
-    return tuple(data)
+    shape = read_shape(data, "a space")
+    if math.prod(shape) > MAX_MESSAGE:
+        raise ValueError(f"{math.prod(shape)} numbers do not fit into a message")
+    return shape
 
 
 def _box(dtype: str, shape: Any, low: Any, high: Any) -> spaces.Space[Any]:
@@ -106,6 +105,9 @@ def _discrete(dtype: str, n: int, start: int) -> spaces.Space[Any]:
     if type(n) is not int or type(start) is not int:
         raise TypeError("expected n and start to be whole numbers")
     kind = DTYPES[dtype].newbyteorder("=")
+    bounds = np.iinfo(kind)
+    if n < 1 or not bounds.min <= start <= bounds.max - (n - 1):
+        raise ValueError(f"expected n from 1, and n numbers from start on in {dtype}, got n={n}, start={start}")
     if kind == np.int64:
         return spaces.Discrete(n, start=start)  # older versions of Gymnasium have no dtype=
     return spaces.Discrete(n, start=start, dtype=kind.type)
@@ -113,6 +115,12 @@ def _discrete(dtype: str, n: int, start: int) -> spaces.Space[Any]:
 
 def _multi_discrete(nvec: Any, start: Any) -> spaces.Space[Any]:
     sizes, starts = read_array(nvec, "nvec"), read_array(start, "start")
+    if starts.dtype != sizes.dtype or starts.shape != sizes.shape:
+        raise ValueError(
+            f"expected start like nvec, {sizes.dtype} of {sizes.shape}, got {starts.dtype} of {starts.shape}"
+        )
+    if (sizes < 1).any() or (starts > np.iinfo(sizes.dtype).max - (sizes - 1)).any():
+        raise ValueError(f"expected nvec from 1, and numbers from start on in {sizes.dtype}")
     return spaces.MultiDiscrete(sizes, sizes.dtype.type, start=starts)
 
 

@@ -17,7 +17,17 @@ from numpy.typing import NDArray
 from marlvec.errors import ContractError, ProtocolError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
 
-__all__ = ["DTYPES", "MAX_NDIM", "read_array", "short", "write_array", "ValueReader", "read_mask", "write_mask"]
+__all__ = [
+    "DTYPES",
+    "MAX_NDIM",
+    "read_array",
+    "read_shape",
+    "short",
+    "write_array",
+    "ValueReader",
+    "read_mask",
+    "write_mask",
+]
 
 MAX_NDIM = 8
 MAX_SIDE = 2**31 - 1
@@ -41,26 +51,30 @@ def read_array(data: Any, where: str) -> NDArray[Any]:
     """Unpack an array: a read-only view of the received bytes. `ProtocolError`, with `where`, if malformed."""
     if type(data) is not list or len(data) != 3:
         raise ProtocolError(f"{where}: expected [dtype, shape, bytes], got {short(data)}")
-    name, shape, raw = data
+    name, lengths, raw = data
     if type(name) is not str or name not in DTYPES:
         raise ProtocolError(f"{where}: expected a dtype of {', '.join(DTYPES)}, got {short(name)}")
-    if (
-        type(shape) is not list
-        or len(shape) > MAX_NDIM
-        or not all(type(n) is int and 0 <= n <= MAX_SIDE for n in shape)
-    ):
-        raise ProtocolError(f"{where}: expected a shape of at most {MAX_NDIM} lengths, got {short(shape)}")
-    dtype = DTYPES[name]
+    shape, dtype = read_shape(lengths, where), DTYPES[name]
     size = math.prod(shape) * dtype.itemsize  # Python ints do not overflow
     if type(raw) is not bytes or len(raw) != size:
         got = f"{len(raw)} bytes" if type(raw) is bytes else short(raw)
-        raise ProtocolError(f"{where}: expected {size} bytes for {name} of {tuple(shape)}, got {got}")
+        raise ProtocolError(f"{where}: expected {size} bytes for {name} of {shape}, got {got}")
     if name == "bool" and raw.translate(None, b"\0\1"):
         raise ProtocolError(f"{where}: expected bools of bytes 0 or 1")
     array: NDArray[Any] = np.frombuffer(raw, dtype)
     if len(shape) != 1:
         array = array.reshape(shape)
     return array if sys.byteorder == "little" else array.astype(dtype.newbyteorder("="))
+
+
+def read_shape(data: Any, where: str) -> tuple[int, ...]:
+    """Unpack the shape of an array or space. `ProtocolError`, with `where`, unless it is a list of a few lengths."""
+    if type(data) is not list or len(data) > MAX_NDIM:
+        raise ProtocolError(f"{where}: expected a shape, a list of at most {MAX_NDIM} lengths, got {short(data)}")
+    for length in data:
+        if type(length) is not int or not 0 <= length <= MAX_SIDE:
+            raise ProtocolError(f"{where}: expected a shape of lengths 0 to {MAX_SIDE}, got the length {short(length)}")
+    return tuple(data)
 
 
 def short(value: Any) -> str:

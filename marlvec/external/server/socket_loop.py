@@ -6,6 +6,7 @@ import contextlib
 import errno
 import ipaddress
 import logging
+import math
 import selectors
 import socket
 import threading
@@ -71,6 +72,7 @@ def bind(host: str, port: int, *, allow_remote: bool, is_guarded: bool) -> socke
 _LOG = logging.getLogger("marlvec.external")
 _SWEEP = 0.1  # seconds between two checks of deadlines
 _RETRY = 0.002  # seconds until held requests are tried again
+_WARNING_PAUSE = 60.0  # seconds between two warnings of a shortage
 _ACCEPTS = 64  # new connections in one round
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -93,6 +95,8 @@ class SocketLoop:
         self._credit: dict[Connection, tuple[float, float]] = {}  # (messages that it may send, time of that count)
         self._slow: dict[Connection, float] = {}  # time until which it is not read
         self._sweep_at = 0.0
+        self._is_short = False  # of file descriptors or memory for a client that waits
+        self._warn_at = -math.inf
         self._thread = threading.Thread(target=self._run, name="marlvec-server", daemon=True)
 
     clock = staticmethod(time.monotonic)
@@ -176,10 +180,11 @@ class SocketLoop:
             try:
                 sock, address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                self._is_short = False  # no client waits
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    _LOG.warning("no client can connect now: %s", error.strerror)
+                    self._warn_of_shortage(error)
                     time.sleep(_SWEEP / 10)  # accept() would fail again at once
                     return
                 raise
@@ -195,6 +200,20 @@ class SocketLoop:
             self.session_manager.accept(connection)
             self._masks[connection] = _READ
             self._selector.register(sock, _READ, connection)
+
+    def _warn_of_shortage(self, error: OSError) -> None:
+        """Warn once per shortage, and at most once a minute if clients come and go at the limit."""
+        now = self.clock()
+        if not self._is_short and now >= self._warn_at:
+            self._warn_at = now + _WARNING_PAUSE
+            _LOG.warning(
+                "no more clients can connect now: %s; %d are connected, others wait until one leaves. Raise the "
+                "server's limit of open files (`ulimit -n`) above Limits(clients=%d)",
+                error.strerror,
+                len(self.session_manager.connections),
+                self._limits.clients,
+            )
+        self._is_short = True
 
     def _serve(self, connection: Connection, mask: int) -> None:
         now = self.clock()

@@ -215,7 +215,7 @@ def open_folder(folder: Path, *, append: bool) -> tuple[int, Manifest]:
     """Create a folder, or continue its recording; remove unfinished files of a killed recorder.
 
     Returns the manifest's file, open for writing and locked, and its content. Refuses a folder with other files, one
-    that another recorder writes to (`StateError`), and without ``append`` any recording.
+    that another recorder writes to (`StateError`), and without ``append`` any recording that holds rows.
     """
     path = folder / MANIFEST
     folder.mkdir(parents=True, exist_ok=True)
@@ -225,6 +225,8 @@ def open_folder(folder: Path, *, append: bool) -> tuple[int, Manifest]:
     try:
         _lock(handle, folder)
         manifest = read_manifest(folder) if os.fstat(handle).st_size else Manifest()
+        if not manifest.parts and not append:
+            manifest = Manifest()  # nothing was recorded: a program that ended before its first part may be run again
         if manifest.sessions and not append:
             raise ArgumentError(
                 f"Recorder({str(folder)!r}): expected a new or empty folder, it holds a recording; give another, or "

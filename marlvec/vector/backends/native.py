@@ -20,6 +20,7 @@ from marlvec.vector.data.buffer_reuse import BufferReuse
 from marlvec.vector.data.buffers import Buffers
 from marlvec.vector.data.report import Report
 from marlvec.vector.faults.failures import capture, raise_failures
+from marlvec.vector.processes.limits import check_memory, memory_for
 from marlvec.vector.settings import Settings, SettingsArguments
 from marlvec.vector.shards.native_shard import NativeShard
 from marlvec.vector.shards.partition import Partition, usable_cores
@@ -114,21 +115,25 @@ def make_native(
     recipes: Sequence[EnvRecipe], *, num_workers: int | None, **settings: Unpack[SettingsArguments]
 ) -> NativeVectorEnv:
     """Build native envs and compile all their functions; see `NativeVectorEnv` and `plan_native`."""
-    found = plan_native(recipes)
+    found, n = plan_native(recipes), len(recipes)
     try:
-        env = found.build()
-        # Compile now, not in the first step. With a single env, array layouts and compiled signatures differ.
-        _warm_up(found.build(min(len(recipes), 2)))
+        few = found.build(min(n, 2))
     except TypeError as error:
         raise_failures([capture(0, "__init__", error)], NativeVectorEnv._place_name)
         raise
-    return NativeVectorEnv(
-        env,
-        num_workers=num_workers,
-        max_episode_steps=found.max_episode_steps,
-        render_modes=found.render_modes,
-        **settings,
-    )
+    what, size = f"the rows of {n:,} envs of {found.entry.id}", Buffers.nbytes(few.spec(), n)
+    check_memory(size, what)
+    with memory_for(what, size):
+        env = found.build()
+        # Compile now, not in the first step. With a single env, array layouts and compiled signatures differ.
+        _warm_up(few)
+        return NativeVectorEnv(
+            env,
+            num_workers=num_workers,
+            max_episode_steps=found.max_episode_steps,
+            render_modes=found.render_modes,
+            **settings,
+        )
 
 
 def is_exact(recipes: Sequence[EnvRecipe]) -> bool:

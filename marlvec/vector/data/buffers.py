@@ -5,6 +5,7 @@ Axis letters: N envs, A agents, A_g agents of a group.
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from marlvec.envs.slot import Slot
 from marlvec.envs.spec import AgentGroup, EnvSpec
-from marlvec.errors import ArgumentError, SerialisationError
+from marlvec.errors import ArgumentError, ResourceError, SerialisationError
 from marlvec.serialization.plain_objects import object_from, plain_object
 from marlvec.serialization.state_fields import check_array
 from marlvec.spaces import SpaceTree
@@ -53,13 +54,21 @@ class Buffers:
 
     def __init__(self, spec: EnvSpec, num_envs: int, memory: Any = None) -> None:
         arrays: dict[str, AnyArray] = {}
-        for name, cells in _object_layout(spec, num_envs):
-            arrays[name] = np.full(cells, None, np.object_)
-        layout, _ = _layout(spec, num_envs)
+        layout, size = _layout(spec, num_envs)
         # The arrays keep the mapping alive, so a view that outlives the vectorizer is still safe to read.
         flat = None if memory is None else np.frombuffer(memory, np.uint8)
-        for name, shape, dtype, where in layout:
-            arrays[name] = np.zeros(shape, dtype) if flat is None else flat[where].view(dtype).reshape(shape)
+        try:
+            for name, cells in _object_layout(spec, num_envs):
+                arrays[name] = np.full(cells, None, np.object_)
+            for name, shape, dtype, where in layout:
+                arrays[name] = np.zeros(shape, dtype) if flat is None else flat[where].view(dtype).reshape(shape)
+        except MemoryError as error:
+            refusal = ResourceError(
+                f"the rows of {num_envs:,} envs need {size:,} bytes of memory, and cannot get them ({error}). Use "
+                f"fewer envs, or smaller observations (uint8 instead of float32 for images)"
+            )
+            refusal.errno = errno.ENOMEM
+            raise refusal from error
         self._adopt(spec, num_envs, arrays)
         if memory is None:
             self.clear_masks()
@@ -347,8 +356,8 @@ def _layout(spec: EnvSpec, num_envs: int) -> tuple[list[tuple[str, tuple[int, ..
                 for k, leaf in enumerate(tree.leaves)
                 if not leaf.is_object
             ]
-        if group.choices is not None:
-            arrays.append((f"mask/{g}", (n, size, group.choices), flag))
+        if (choices := group.choices) is not None:
+            arrays.append((f"mask/{g}", (n, size, choices), flag))
     arrays += [("reward", (n, agent_num), np.dtype(np.float64)), ("flags", (n, 5 * agent_num + 3), flag)]
     if (space := spec.state_space) is not None:
         assert space.shape is not None

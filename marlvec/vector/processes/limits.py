@@ -24,6 +24,7 @@ if sys.platform != "win32":
 __all__ = [
     "DEPTH",
     "HAS_WORKER_PROCESSES",
+    "MANY_ENVS",
     "asked_for",
     "available_memory",
     "begin_worker",
@@ -31,7 +32,9 @@ __all__ = [
     "check_descriptors",
     "check_memory",
     "check_not_importing",
+    "check_num_envs",
     "depth",
+    "memory_for",
     "refuse_worker_processes",
 ]
 
@@ -41,9 +44,15 @@ DEPTH = "MARLVEC_DEPTH"
 HAS_WORKER_PROCESSES = hasattr(os, "fork")
 """Whether this system supports worker processes. Windows does not."""
 
+MANY_ENVS = 100_000
+"""Above this number of envs, `check_num_envs` is worth a call."""
+
 _MAX_DEPTH = 5
 _PER_WORKER = 3  # the parent's two descriptors of the channel, and the file for stack dumps
 _BESIDES = 16  # the shared block, the fork server, and files that are open for a short time
+
+_BYTES_PER_ENV = 200  # the least that one env takes, whatever it is: a recipe, and a row
+_FEWER = "Use fewer envs, or smaller observations (uint8 instead of float32 for images)"
 
 _imported_before: set[str] = set()
 
@@ -105,8 +114,8 @@ def check_descriptors(num_workers: int) -> None:
         raise _error(
             errno.EMFILE,
             f"{num_workers} workers need {_PER_WORKER} file descriptors each and {_BESIDES} in common, and {there} are "
-            f"open: {needed}, but this process may have {soft}. {_more_descriptors(hard)}, or use fewer workers: "
-            f"num_workers=…",
+            f"open: {needed}, but this process may have {soft}. "
+            f"{_more_descriptors(hard, needed)}{_fewer_workers((soft - there - _BESIDES) // _PER_WORKER)}",
         )
 
 
@@ -117,20 +126,45 @@ def _open_descriptors() -> int:
         return 3
 
 
-def _more_descriptors(hard: int) -> str:
-    up_to = "" if hard == resource.RLIM_INFINITY else f", up to {hard}"
-    return f"Raise the limit (`ulimit -n` or resource.setrlimit{up_to})"
+def _more_descriptors(hard: int, needed: int) -> str:
+    """Return the advice on the limit; this process can raise it to ``hard`` at most."""
+    if hard == resource.RLIM_INFINITY:
+        return "Raise the limit (`ulimit -n` or resource.setrlimit), "
+    if hard >= needed:
+        return f"Raise the limit (`ulimit -n` or resource.setrlimit, up to {hard}), "
+    return f"The hard limit is {hard}: only an administrator, or the settings of a container, can raise it; "
 
 
-def check_memory(size: int) -> None:
+def _fewer_workers(most: int) -> str:
+    if most < 1:
+        return "or close files, or use backend='sync', 'thread' or 'native': there is no room for a worker"
+    return f"or use fewer workers: num_workers={most} at most"
+
+
+def check_memory(size: int, what: str = "the envs' shared rows") -> None:
     """Raise `ResourceError` if ``size`` bytes cannot be allocated without the kernel killing a process."""
     there, where = available_memory()
     if there is not None and size > there:
+        raise _error(errno.ENOMEM, f"{what} need {size:,} bytes of memory, but {where} has {there:,} left. {_FEWER}")
+
+
+def check_num_envs(num_envs: int) -> None:
+    """Raise `ResourceError` if even the smallest envs would need more memory than there is, for this many."""
+    check_memory(num_envs * _BYTES_PER_ENV, f"num_envs={num_envs:,}: so many envs of any kind")
+
+
+@contextlib.contextmanager
+def memory_for(what: str, size: int) -> Iterator[None]:
+    """Turn a `MemoryError` into a `ResourceError`; ``what`` needs at least ``size`` bytes."""
+    try:
+        yield
+    except MemoryError as error:
+        there, where = available_memory()
+        left = "" if there is None else f"; {where} has {there:,} left"
+        numpys = f" ({error})" if str(error) else ""
         raise _error(
-            errno.ENOMEM,
-            f"the envs' shared rows need {size:,} bytes of memory, but {where} has {there:,} left. Use fewer envs, or "
-            f"smaller observations (uint8 instead of float32 for images)",
-        )
+            errno.ENOMEM, f"{what} need at least {size:,} bytes of memory, and cannot get them{numpys}{left}. {_FEWER}"
+        ) from error
 
 
 def available_memory() -> tuple[int | None, str]:
@@ -140,6 +174,10 @@ def available_memory() -> tuple[int | None, str]:
     with contextlib.suppress(OSError, ValueError, KeyError):
         there = _table(_PROC / "meminfo")
         bounds.append((1024 * (there["MemAvailable:"] + there["SwapFree:"]), "this machine"))
+    with contextlib.suppress(OSError, ValueError):
+        if sys.platform != "win32" and (soft := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+            taken = int((_PROC / "self" / "statm").read_text().split()[0]) * resource.getpagesize()
+            bounds.append((max(0, soft - taken), f"this process, within its limit of {soft:,} (`ulimit -v`),"))
     for folder, is_v1 in groups_of("memory", _PROC / "self" / "cgroup", _CGROUPS):
         limit, used, *cached = _V1 if is_v1 else _V2
         with contextlib.suppress(OSError, ValueError, KeyError):  # the root has no limit; "max" means none
@@ -172,15 +210,16 @@ def _advice(number: int | None) -> str | None:
     match number:
         case errno.EMFILE:
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            return f"This process may have {soft} files open. {_more_descriptors(hard)}, or use fewer workers."
+            return f"This process may have {soft} files open. {_more_descriptors(hard, soft + 1)}or use fewer workers."
         case errno.ENFILE:
             return "All of the machine's file descriptors are in use (sysctl fs.file-max). Use fewer workers."
         case errno.EAGAIN:
-            soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-            of_user = "" if soft == resource.RLIM_INFINITY else f" ({soft} for this user)"
+            soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+            bound = "; only an administrator can raise it" if soft == hard else ""
+            of_user = "" if soft == resource.RLIM_INFINITY else f" ({soft} for this user{bound})"
             return (
                 f"The limit of processes is reached: see `ulimit -u`{of_user} and the limit of a container (pids.max). "
-                f"Raise it, or use fewer workers: num_workers=…"
+                f"Raise what you can, or use fewer workers: num_workers=…"
             )
         case errno.ENOMEM | errno.ENOSPC:
             return "There is not enough memory. Use fewer envs or workers, or smaller observations."

@@ -26,10 +26,14 @@ from marlvec.errors import (
     ContractError,
     EpisodeOver,
     EpisodesFull,
+    ProtocolError,
     RefusedError,
     StateError,
 )
 from marlvec.external import Client, Limits, LocalInference, Server
+from marlvec.external.client.local_actor import LocalActor
+from marlvec.external.protocol.handshake import ServerHandshake, Welcome
+from marlvec.external.protocol.messages import Message, Type
 from marlvec.policies import FunctionPolicy, Policy
 from tests.external.exchange.test_same_batches import CASES, NUM_ENVS, SEED, assert_same, collector, factory
 from tests.external.helpers.served import expected, obs_of, served
@@ -513,3 +517,52 @@ def test_limits_are_numbers() -> None:
     for wrong in ({"clients": 0}, {"clients": 1.5}, {"window": True}, {"idle_seconds": -1}, {"message_bytes": 10}):
         with pytest.raises(ArgumentError, match="expected"):
             Limits(**wrong)  # type: ignore[arg-type]
+
+
+# --- a server whose welcome cannot be
+
+
+@pytest.mark.fault("G7")
+@pytest.mark.parametrize(
+    ("part", "value", "what"),
+    [
+        ("limits", {"window": -3}, "limits: window: expected a number from 1, got -3"),
+        ("limits", {"window": 0}, "limits: window: expected a number from 1, got 0"),
+        ("limits", {"max_message": -1}, "limits: max_message: expected a number from 1, got -1"),
+        ("limits", {"heartbeat": 0}, "limits: heartbeat: expected a number from 0.001, got 0"),
+        ("limits", None, "limits: max_message: expected a number from 1, got None"),
+        ("groups", {"agents": 3}, "agents: expected a list of names, got 3"),
+        ("groups", {"agents": [["a"], "b"]}, "agents: expected a list of names, got list"),
+        ("groups", {"agents": ["a"]}, "expected every agent in one group"),
+        ("groups", {"mask": -3}, "mask: expected a length from 1, or None, got -3"),
+        ("groups", {"mask": [-3]}, "mask: expected a length from 1, or None, got list"),
+        ("groups", {"mask": True}, "mask: expected a length from 1, or None, got True"),
+    ],
+)
+def test_a_welcome_that_cannot_be_ends_in_an_error_that_says_where(
+    part: str, value: Any, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ServerHandshake.welcome
+
+    def spoilt(self: ServerHandshake, welcome: Welcome) -> Any:
+        if part == "limits":
+            return whole(self, welcome._replace(limits={} if value is None else {**welcome.limits, **value}))
+        return whole(self, welcome._replace(groups=[{**welcome.groups[0], **value}, *welcome.groups[1:]]))
+
+    monkeypatch.setattr(ServerHandshake, "welcome", spoilt)
+    with served(collect=False) as there, pytest.raises(ProtocolError, match=f"WELCOME: .*{what}"):
+        Client(there.url, timeout=5)
+
+
+def test_weights_in_more_parts_than_bytes_are_refused_before_the_first_is_fetched() -> None:
+    offer = {"version": 1, "size": 3, "parts": 2**53 - 1, "sha256": b"s" * 32}
+
+    class Offering:
+        def call(self, kind: Type, fields: dict[str, Any], timeout: float | None) -> Message:
+            assert kind is Type.WEIGHTS
+            return Message(Type.OFFER, offer)
+
+    actor = object.__new__(LocalActor)
+    actor._caller, actor.version = Offering(), 0  # type: ignore[assignment]  # it asks nothing else
+    with pytest.raises(ProtocolError, match=r"3 bytes of weights in 9007199254740991 parts"):
+        actor._fetch(None)

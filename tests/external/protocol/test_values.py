@@ -235,6 +235,49 @@ def test_what_is_no_space(data: Any) -> None:
         read_space(data)
 
 
+@pytest.mark.fault("G7")
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (
+            {"space": "box", "dtype": "int8", "shape": [-3], "low": 0, "high": 1},
+            "lengths 0 to 2147483647, got the length -3",
+        ),
+        ({"space": "box", "dtype": "int8", "shape": [2**40, 0], "low": 0, "high": 1}, "got the length 1099511627776"),
+        ({"space": "box", "dtype": "int8", "shape": [2.0], "low": 0, "high": 1}, "got the length 2.0"),
+        ({"space": "box", "dtype": "int8", "shape": [1] * 9, "low": 0, "high": 1}, "at most 8 lengths, got list"),
+        ({"space": "box", "dtype": "int8", "shape": [2], "low": float("nan"), "high": 1}, "a bound: "),
+        ({"space": "box", "dtype": "int8", "shape": [2], "low": 0, "high": 300.0}, "a bound: "),
+        ({"space": "box", "dtype": "int8", "shape": [2], "low": 0, "high": 300}, "out of bounds for int8"),
+        ({"space": "multi_binary", "n": -3}, "got the length -3"),
+        ({"space": "multi_binary", "n": [2, -3]}, "got the length -3"),
+        ({"space": "discrete", "dtype": "int64", "n": -3, "start": 0}, "n from 1, .* got n=-3, start=0"),
+        ({"space": "discrete", "dtype": "int64", "n": 2, "start": 2**63 - 1}, "from start on in int64"),
+        ({"space": "discrete", "dtype": "uint8", "n": 256, "start": 1}, "from start on in uint8"),
+        ({"space": "multi_discrete", "nvec": ["int8", [-3], b"x"], "start": ["int8", [1], b"x"]}, "nvec: .* length -3"),
+        ({"space": "multi_discrete", "nvec": ["int8", [1], b"\xfd"], "start": ["int8", [1], b"x"]}, "nvec from 1"),
+        (
+            {"space": "multi_discrete", "nvec": ["int8", [1], b"\x7f"], "start": ["int8", [1], b"\2"]},
+            "start on in int8",
+        ),
+        ({"space": "multi_discrete", "nvec": ["int8", [1], b"\1"], "start": ["uint8", [1], b"\1"]}, "start like nvec"),
+    ],
+    ids=str,
+)
+def test_whole_numbers_of_a_space_are_refused_by_what_is_wrong_with_them(data: Any, what: str) -> None:
+    with pytest.raises(ProtocolError, match=what):
+        read_space(data)
+
+
+def test_discrete_spaces_up_to_the_last_number_of_their_dtype() -> None:
+    for space in (
+        spaces.Discrete(2, start=2**63 - 2),
+        spaces.Discrete(255, start=1, dtype=np.uint8),
+        spaces.MultiDiscrete(np.array([127, 1], np.int8), np.int8, start=np.array([1, 127], np.int8)),
+    ):
+        assert read_space(unpack(pack(write_space(space)))) == space
+
+
 def test_spaces_may_be_as_deep_as_is_said() -> None:
     assert isinstance(read_space(_deep(MAX_SPACE_DEPTH)), spaces.Tuple)
 

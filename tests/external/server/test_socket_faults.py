@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -1140,3 +1140,64 @@ def test_a_defect_of_our_own_closes_one_connection(
         monkeypatch.setattr(session_manager, "accept", accept)
         Raw(there.url).close()
     assert caplog.text.count("a defect in marlvec") == 2
+
+
+FEW_DESCRIPTORS = """
+import os, resource, socket, sys, threading, time
+from tests.external.helpers.served import Raw, served
+from tests.waiting import until
+with served(collect=False, clients=500) as there:
+    free = int(sys.argv[1])
+    there_are = len(os.listdir("/proc/self/fd")) - 1
+    print(there.server.port, flush=True)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (there_are + free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    print("limited", flush=True)
+    for line in sys.stdin:
+        print(there.server.counters.accepted, flush=True)
+"""
+
+
+@pytest.mark.slow("a server in a process of its own")
+@pytest.mark.fault("F3")
+@pytest.mark.parametrize("come_and_go", [False, True])
+def test_a_server_without_descriptors_warns_once_however_many_clients_wait(come_and_go: bool) -> None:
+    """Neither each failed accept() is a line, nor each client that comes where one has left."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FEW_DESCRIPTORS, "6"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        process.stdout.readline()
+
+        def accepted() -> int:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            return int(process.stdout.readline())
+
+        with ExitStack() as stack:
+            waiting = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 5)) for _ in range(40)]
+            until(lambda: accepted() >= 1)
+            time.sleep(0.5)  # fifty failed calls
+            few = accepted()
+            assert few < 20
+            for sock in waiting[: 40 if come_and_go else 0]:
+                sock.close()
+            if come_and_go:
+                until(lambda: accepted() == 40)
+                for _ in range(40):
+                    stack.enter_context(socket.create_connection(("127.0.0.1", port), 5))
+                until(lambda: accepted() > 40)
+        _, err = process.communicate(timeout=60)
+    lines = err.splitlines()
+    assert len(lines) == 1, err
+    assert "no more clients can connect now: Too many open files; " in lines[0]
+    assert "(`ulimit -n`) above Limits(clients=500)" in lines[0]
+    assert process.returncode == 0

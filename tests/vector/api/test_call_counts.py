@@ -75,7 +75,7 @@ def test_step(backend: str, calls: int, files: int) -> None:
 
 
 @pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)
-@pytest.mark.parametrize(("backend", "calls", "files"), [("sync", 263, 35), ("async", 270, 36)])
+@pytest.mark.parametrize(("backend", "calls", "files"), [("sync", 260, 35), ("async", 270, 36)])
 def test_make(backend: str, calls: int, files: int) -> None:
     options = {"num_workers": 2} if backend == "async" else {}
 
