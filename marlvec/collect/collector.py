@@ -43,7 +43,7 @@ from marlvec.serialization.saved import ProcessBound
 from marlvec.vector.seeding import check_seed, entropy_of
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["Collector"]
+__all__ = ["Collector", "EvaluationCollector"]
 
 _POLICY_STREAM = 0x706F6C696379  # "policy"
 _EVALUATION_STREAM = 0x6576616C  # "eval"
@@ -174,7 +174,7 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
         self._episodes = EpisodeTracker(envs.num_envs, envs.agents, ids, policy_mapping, first)
         connectors = agent_connectors, action_connectors, learner_connectors
         self._policy_set = PolicySet(
-            envs, self.policies, connectors, self._episodes, partial(self._seed_of, _POLICY_STREAM)
+            envs, self.policies, connectors, self._episodes, partial(self._seed_of, _POLICY_STREAM), self._run_mark
         )
         self.agent_connectors, self.action_connectors, self.learner_connectors = self._policy_set.pipelines
         self._runners = self._policy_set.runners
@@ -323,6 +323,7 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
         self._check_foreground(call)
 
     _instead = "build it in each process; save_checkpoint() and load_checkpoint() carry what it has learned and reached"
+    _run_mark = 0  # other marks, other draws of connectors
 
     def _check_foreground(self, call: str) -> None:
         self._check_process(f"{call}()")
@@ -624,7 +625,7 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
             seed = self._seed_of(_EVALUATION_STREAM, self._evaluations)
         with self.updating():
             chains = [eval_copies(pipelines, self.envs.num_envs) for pipelines in self._policy_set.pipelines]
-            inner = Collector(
+            inner = EvaluationCollector(
                 envs,
                 copies_of(self.policies),
                 self._episodes.mapping if policy_mapping is None else policy_mapping,
@@ -635,7 +636,6 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
                 explore=explore,
                 seed=seed,
             )
-            inner.seed_connectors_apart()
         quotas = EpisodeQuotas(amount, envs.num_envs)
         while (wanted := quotas.wanted(inner._loop.living)).any():
             inner._loop.scheduler.rest(~wanted)
@@ -645,10 +645,6 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
         lost = inner.metrics.episodes_faulty + inner.metrics.episodes_restarted
         return Evaluation(quotas.records, envs.agents, versions, lost)
 
-    def seed_connectors_apart(self) -> None:
-        """Have connectors draw other numbers than in a training with the same seed; see `evaluate`."""
-        self._policy_set.seed_connectors(_EVALUATION_STREAM)
-
     def _random_steps(self, steps: Any) -> RandomSteps:
         is_none = isinstance(steps, (int, np.integer)) and not steps
         number = 0 if is_none else count_from(steps, f"random_steps={steps!r}")
@@ -657,6 +653,12 @@ class Collector(ProcessBound, StatefulCollector, BatchSource):
     def _seed_of(self, purpose: int, number: int) -> int:
         stream = np.random.SeedSequence(self._entropy, spawn_key=(purpose, number))
         return int(stream.generate_state(1, np.uint64)[0])
+
+
+class EvaluationCollector(Collector):
+    """A collector whose connectors draw other numbers than in a training with the same seed."""
+
+    _run_mark = _EVALUATION_STREAM
 
 
 CollectingThread.methods |= {method.__code__ for method in (Collector._fill, Collector.reset)}

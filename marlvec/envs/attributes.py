@@ -17,8 +17,9 @@ import random
 import re
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from enum import Enum
+from itertools import chain, islice, repeat
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -73,7 +74,7 @@ class AttributeReader:
         if kind in _AS_IT_IS or isinstance(value, (np.number, np.bool_)):
             return value
         if isinstance(value, _CONSTANT):
-            return {"kind": "kept"}
+            return {"kind": "kept", "label": _label(value)}
         if id(value) in self._numbers:
             return {"kind": "again", "number": self._numbers[id(value)]}
         found = self._number(value)
@@ -131,7 +132,7 @@ class AttributeReader:
 
     def _keep(self, value: Any, found: Plain, path: str) -> Plain:
         self.opaque.append(f"{path} ({_name(type(value)).replace(':', '.')})")
-        return {**found, "kind": "kept"}
+        return {**found, "kind": "kept", "label": _label(value)}
 
     def _space(self, space: Any, path: str) -> Plain:
         """Return the random streams of a space and its subspaces; all its other parts are constant."""
@@ -150,17 +151,27 @@ class AttributeWriter:
         # arguments of `_make` for each object in the making, and the number of objects made before
         self._open: dict[int, tuple[tuple[Plain, Any, str], int]] = {}
         self._classes: dict[str, type] | None = None
+        self._states: Sequence[Plain] = ()
+        # present values at the places of kept objects, by number, or by label if they have none; made when needed
+        self._places: dict[Any, list[Any]] | None = None
 
-    def write(self, root: Any, state: Plain, path: str) -> None:
-        """Set the attributes of one root, and delete those that are not in the state.
+    def write(self, states: Sequence[Plain], paths: Sequence[str]) -> None:
+        """Set the attributes of the first roots, and delete those that are not in the states.
 
-        `ArgumentError`: an object in the state has no counterpart here.
+        `ArgumentError`, and no attribute is set: an object in a state has no counterpart here.
         """
-        now = _attributes(root)
-        made = {name: self._make(value, now.get(name, _MISSING), f"{path}.{name}") for name, value in state.items()}
-        for name in now.keys() - made.keys():
-            object.__delattr__(root, name)
-        _set_attributes(root, made)
+        self._states = states
+        made = [
+            self._make_attributes(state, _attributes(root), path)
+            for root, state, path in zip(self._roots, states, paths, strict=False)
+        ]
+        for root, attributes in zip(self._roots, made, strict=False):
+            for name in _attributes(root).keys() - attributes.keys():
+                object.__delattr__(root, name)
+            _set_attributes(root, attributes)
+
+    def _make_attributes(self, state: Plain, before: Mapping[str, Any], path: str) -> dict[str, Any]:
+        return {name: self._make(value, before.get(name, _MISSING), f"{path}.{name}") for name, value in state.items()}
 
     def _make(self, state: Any, old: Any, path: str) -> Any:
         """Build a value from ``state``; ``old`` is the present value, or `_MISSING`."""
@@ -168,13 +179,10 @@ class AttributeWriter:
             return state
         kind = state["kind"]
         if kind == "kept":
-            if old is _MISSING:
-                raise ArgumentError(
-                    f"{path}: the saved env has an object there that cannot be copied, this env has none"
-                )
+            kept = self._find_kept(state, old, path)
             if "number" in state:
-                self._made.setdefault(state["number"], old)
-            return old
+                self._made.setdefault(state["number"], kept)
+            return kept
         if kind == "shown":
             return state["mode"] if old is _MISSING else old
         number = state["number"]
@@ -186,6 +194,57 @@ class AttributeWriter:
             self._made.setdefault(number, made)  # a tuple that contains itself is made already, by `_make_again`
             self._open.pop(number, None)
         return self._made[number]
+
+    def _find_kept(self, state: Plain, old: Any, path: str) -> Any:
+        """Return this env's object for one that is not copied: the present value, or else that of a later place."""
+        label, several = state["label"], 0
+        if old is not _MISSING and not isinstance(old, _Keys):
+            return old
+        if self._places is None:
+            self._places = {}
+            for root, attributes in zip(self._roots, self._states, strict=False):
+                self._find_places_in(attributes, _attributes(root))
+        for place in (old, *self._places.get(state.get("number", label), ())):
+            if isinstance(place, _Keys):
+                found = place.labelled(label)
+                several = max(several, len(found))
+                if len(found) == 1:
+                    return found[0]
+            elif place is not _MISSING and _label(place) == label:
+                return place
+        if several:
+            raise ArgumentError(
+                f"{path}: expected one object ({label}) that cannot be copied, got {several}, and no sign which of "
+                f"them it is"
+            )
+        raise ArgumentError(
+            f"{path}: the saved env has an object there that cannot be copied ({label}), this env has none"
+        )
+
+    def _find_places(self, state: Any, old: Any) -> None:
+        """Note the present values at all places of kept objects."""
+        if not isinstance(state, dict) or old is _MISSING:
+            return
+        kind = state["kind"]
+        if kind in ("kept", "again"):
+            assert self._places is not None
+            self._places.setdefault(state.get("number", state.get("label")), []).append(old)
+        elif kind in _MAPPINGS.values():
+            keys, values = _Keys(old), old if isinstance(old, Mapping) else {}
+            for key, value in zip(state["keys"], state["values"], strict=True):
+                self._find_places(key, keys)
+                self._find_places(value, values.get(_plain_key(key), _MISSING))
+        elif kind == "object" and _name(type(old)) == state["class"]:
+            self._find_places_in(state["attributes"], _attributes(old))
+        elif kind == "method":
+            self._find_places(state["self"], getattr(old, "__self__", _MISSING))
+        elif "items" in state:
+            for item, before in zip(state["items"], _before(state, old), strict=True):
+                self._find_places(item, before)
+
+    def _find_places_in(self, attributes: Plain, before: Mapping[str, Any]) -> None:
+        for name, value in attributes.items():
+            self._find_places(value, before.get(name, _MISSING))
 
     def _make_again(self, number: int, path: str) -> Any:
         """Return the object with this number; one that holds itself is made a second time, as `copy.deepcopy` does."""
@@ -199,9 +258,8 @@ class AttributeWriter:
         return self._make(*arguments)
 
     def _items(self, state: Plain, old: Any, path: str) -> Iterator[Any]:
-        before = list(old) if isinstance(old, (list, tuple, deque)) else []
-        for k, item in enumerate(state["items"]):
-            yield self._make(item, before[k] if k < len(before) else _MISSING, f"{path}[{k}]")
+        for k, (item, before) in enumerate(zip(state["items"], _before(state, old), strict=True)):
+            yield self._make(item, before, f"{path}[{k}]")
 
     def _make_list(self, state: Plain, old: Any, path: str) -> list[Any]:
         made: list[Any] = []
@@ -219,10 +277,13 @@ class AttributeWriter:
         made: set[Any] = set()
         self._made[state["number"]] = made
         made.update(self._items(state, old, path))
+        _check_number(made, len(state["items"]), path)
         return made
 
     def _make_collection(self, state: Plain, old: Any, path: str) -> Any:
-        return _COLLECTIONS[state["kind"]](self._items(state, old, path))
+        made = _COLLECTIONS[state["kind"]](self._items(state, old, path))
+        _check_number(made, len(state["items"]), path)
+        return made
 
     _make_tuple = _make_frozenset = _make_collection
 
@@ -238,21 +299,19 @@ class AttributeWriter:
             made.default_factory = {name: kind for kind, name in _FACTORIES.items()}[state["factory"]]
         self._made[state["number"]] = made
         # All keys first, as they were read: a value may refer to a part of a later key.
-        keys = [self._make(key, _MISSING, path) for key in state["keys"]]
+        keys = [self._make(key, _Keys(old), f"a key of {path}") for key in state["keys"]]
         for key, value in zip(keys, state["values"], strict=True):
-            before = (
-                old.get(key, _MISSING) if isinstance(old, Mapping) and not isinstance(old, defaultdict) else _MISSING
-            )
+            before = old.get(key, _MISSING) if isinstance(old, Mapping) else _MISSING
             made[key] = self._make(value, before, f"{path}[{key!r:.40}]")
+        _check_number(made, len(keys), path)
         return made
 
     _make_dict = _make_OrderedDict = _make_Counter = _make_defaultdict = _make_mapping
 
     def _make_objects(self, state: Plain, old: Any, path: str) -> Any:
-        items = old.ravel().tolist() if isinstance(old, np.ndarray) else _MISSING
         flat = np.empty(len(state["items"]), np.object_)
         made = self._made[state["number"]] = flat.reshape(state["shape"])  # a view
-        for k, item in enumerate(self._items(state, items, path)):
+        for k, item in enumerate(self._items(state, old, path)):
             flat[k] = item
         return made
 
@@ -290,11 +349,7 @@ class AttributeWriter:
         made: Any = object.__new__(kind)
         self._made[state["number"]] = made
         before = _attributes(old) if type(old) is kind else {}
-        attributes = {
-            name: self._make(value, before.get(name, _MISSING), f"{path}.{name}")
-            for name, value in state["attributes"].items()
-        }
-        _set_attributes(made, attributes)
+        _set_attributes(made, self._make_attributes(state["attributes"], before, path))
         return made
 
     def _class(self, name: str, old: Any, path: str) -> type:
@@ -317,6 +372,53 @@ class AttributeWriter:
         if not isinstance(found, type) or _name(found) != name:  # a module may have classes that others define
             raise ArgumentError(f"{path} is an object of the class {name}, which this env does not have")
         return found
+
+
+class _Keys:
+    """Present values where a dict has its keys, or a set its members, which have no places of their own."""
+
+    def __init__(self, of: Any) -> None:
+        self._of = of if isinstance(of, (Mapping, set, frozenset)) else ()
+        self._labelled: dict[str, dict[int, Any]] | None = None
+
+    def labelled(self, label: str) -> list[Any]:
+        """Return the keys or members with this label, also in tuples and frozensets."""
+        if self._labelled is None:
+            self._labelled = {}
+            for value in _flat(self._of):
+                self._labelled.setdefault(_label(value), {})[id(value)] = value
+        return list(self._labelled.get(label, {}).values())
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (tuple, frozenset)):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _plain_key(key: Any) -> Any:
+    """Return the value of a key that consists of plain values and tuples; else something that is no key."""
+    if not isinstance(key, dict):
+        return key
+    return tuple(map(_plain_key, key["items"])) if key["kind"] == "tuple" else _MISSING
+
+
+def _before(state: Plain, old: Any) -> Iterator[Any]:
+    """Return the present value of each item, or `_MISSING`; of a set, and in keys, all of them each time."""
+    if isinstance(old, (_Keys, set, frozenset)):
+        return repeat(old if isinstance(old, _Keys) else _Keys(old), len(state["items"]))
+    if isinstance(old, np.ndarray) and old.dtype == object:
+        old = old.ravel().tolist()
+    found = old if isinstance(old, (list, tuple, deque)) else ()
+    return islice(chain(found, repeat(_MISSING)), len(state["items"]))
+
+
+def _check_number(made: Sized, number: int, path: str) -> None:
+    """Raise if keys or members that cannot be copied have one counterpart here."""
+    if len(made) != number:
+        raise ArgumentError(f"{path}: expected {number} different keys or members, got {len(made)}")
 
 
 def _make_stream(state: Plain) -> Any:
@@ -367,6 +469,17 @@ _MAKERS: dict[str, Callable[[Plain], Any]] = {
 
 def _name(kind: type) -> str:
     return f"{_module(kind)}:{kind.__qualname__}"
+
+
+def _label(value: Any) -> str:
+    """Describe an object that is not copied, so that it is recognised in another env."""
+    kind = _name(type(value)).replace(":", ".")
+    if isinstance(value, (np.dtype, re.Pattern)):
+        return f"{kind} {value!r}"
+    if isinstance(value, _CONSTANT):
+        name = getattr(value, "__qualname__", getattr(value, "__name__", ""))
+        return f"{kind} {getattr(value, '__module__', '')}.{name}"
+    return kind
 
 
 def _module(kind: type) -> str:

@@ -72,7 +72,7 @@ class MultiAgentEnv(ABC):
             options: The user's options, or None.
 
         Returns:
-            Infos, or None if all are empty.
+            Infos, or None if all are empty. Action masks belong in the slot.
         """
 
     @abstractmethod

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Dict, Discrete, Space, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, Space, Tuple
 from numpy.typing import NDArray
 
 from marlvec.errors import ContractError
@@ -18,7 +18,7 @@ from marlvec.spaces import SpaceTree, describe_difference
 from marlvec.spaces.action_masks import count_choices, own_choices, why_no_mask
 from marlvec.spaces.padding import describe_incompatibility, widen
 
-__all__ = ["COMMON", "AgentGroup", "EnvSpec", "Info"]
+__all__ = ["COMMON", "AgentGroup", "EnvSpec", "Info", "refuse_masks"]
 
 COMMON = "__common__"
 """Key of an env's `Info` for entries that belong to no single agent."""
@@ -234,3 +234,25 @@ def _group_names(groups: Sequence[Sequence[str]]) -> list[str]:
     return [
         name if name is not None and known[name] == 1 else group[0] for name, group in zip(wanted, groups, strict=True)
     ]
+
+
+def refuse_masks(spec: EnvSpec, info: Info, where: str = "") -> None:
+    """Raise `ContractError` if infos have an action mask that forbids nothing, because no policy receives it.
+
+    Adapters move masks out of the infos before. Agents whose spaces declare a mask, or whose action is a Box, may have
+    an info of that name. `where` begins the message.
+    """
+    for who, entries in info.items():
+        if entries.get("action_mask") is None:
+            continue
+        for agent, space, size in zip(spec.agents, spec.action_spaces, spec.mask_sizes, strict=True):
+            if size is None and who in (agent, COMMON) and not isinstance(space, Box):
+                raise ContractError(
+                    f"{where}info of {'the env' if who == COMMON else f'agent {who!r}'}: 'action_mask': "
+                    + (
+                        why_no_mask(space)
+                        or f"expected none in infos, where it forbids no action of {agent!r}, {space}. Write it with "
+                        f"Slot.write_mask() (a MultiAgentEnv), into rows.action_masks (a NativeEnv with mask_sizes) or "
+                        f"PoolReply.masks (a Pool); or put it under another key, e.g. 'my_mask'"
+                    )
+                )

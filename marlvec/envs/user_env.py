@@ -63,9 +63,8 @@ class UserEnvState:
             raise ArgumentError(f"{self._name}: expected a state of the layers {expected}, got {got}")
         if "env" in state:
             layers[offering].set_state(deepcopy(state["env"]))
-        writer = AttributeWriter(layers)
-        for layer, (kind, attributes) in zip(layers, state["layers"], strict=False):
-            writer.write(layer, attributes, kind)
+        kinds, attributes = zip(*state["layers"], strict=True) if state["layers"] else ((), ())
+        AttributeWriter(layers).write(attributes, kinds)
 
     def _read(self, layers: list[Any], offering: int) -> tuple[list[tuple[str, Any]], list[str]]:
         reader = AttributeReader(layers)

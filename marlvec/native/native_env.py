@@ -151,7 +151,7 @@ class NativeEnv(ABC):
         raise ContractError(f"{self.name}: state_space: expected a method write_state() beside it, got none")
 
     def infos(self, ids: Ids) -> dict[int, Info]:
-        """Return infos of these envs' last reset or step, by env; called only if ``has_infos``."""
+        """Return infos of these envs' last reset or step, without masks, by env; called only if ``has_infos``."""
         return {}
 
     def reference(self, i: int, render_mode: str | None = None) -> Any:

@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
 from marlvec.env_ids import rows_of
-from marlvec.envs.spec import EnvSpec
+from marlvec.envs.spec import EnvSpec, Info, refuse_masks
 from marlvec.envs.wrappers.padding import padded_spec
 from marlvec.errors import ActionError
 from marlvec.native.native_env import Ids, NativeEnv, Rows, refuse
@@ -50,7 +50,7 @@ class PaddedNativeEnv(NativeEnv):
         self.state_space, self.has_infos = env.state_space, env.has_infos
         most = np.iinfo(np.int64).max
         self._sizes = np.array([getattr(space, "n", most) for space in self._own.action_spaces])
-        for name in ("write_state", "infos", "state_obstacle", "state_limits", "check_limits", "reference", "render"):
+        for name in ("write_state", "state_obstacle", "state_limits", "check_limits", "reference", "render"):
             setattr(self, name, getattr(env, name))  # padding does not change these
 
     def spec(self) -> EnvSpec:
@@ -74,6 +74,12 @@ class PaddedNativeEnv(NativeEnv):
             k, a = bad[0].tolist()
             action, space = given[ids[k], a], self._own.action_spaces[a]
             raise ActionError(f"actions: env {ids[k]}, agent {self.agents[a]!r}: expected one of {space}, got {action}")
+
+    def infos(self, ids: Ids) -> dict[int, Info]:
+        found = self._env.infos(ids)
+        for i, info in found.items():
+            refuse_masks(self._own, info, f"{self.name}: env {i}: ")  # the padded spec has masks
+        return found
 
     def reset(self, ids: Ids) -> None:
         self._env.reset(ids)

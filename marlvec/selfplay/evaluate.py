@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.arguments import count_from
-from marlvec.collect import Collector, Episode
+from marlvec.collect import Episode
 from marlvec.collect.acting.policy_set import pipelines_for
 from marlvec.collect.callbacks import Callback, RunningEpisode
+from marlvec.collect.collector import EvaluationCollector
 from marlvec.collect.metrics.metrics import EpisodeRecord
 from marlvec.connectors import ActionPipeline, AgentPipeline
 from marlvec.errors import ArgumentError, StateError
@@ -148,7 +149,7 @@ def evaluate_match(
         match = _Match(envs, total, sides_of(envs.agents, sides), players, plays, score, seed)
         own, before, behind = _policy_set(policies, agent_connectors, action_connectors)
         with _restored([policy.host for policy in own.values() if isinstance(policy, SharedPolicy)]):
-            collector = Collector(
+            collector = EvaluationCollector(
                 envs,
                 own,
                 match.player,
@@ -160,7 +161,6 @@ def evaluate_match(
                 seed=seed,
                 window=1,
             ).eval()
-            collector.seed_connectors_apart()
             with _bar(total, progress) as show:
                 while match.is_on:
                     try:

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from marlvec.collect import batch_builder
+from marlvec.collect.acting import policy_set
 from marlvec.collect.acting.policy_logs import PolicyLogs
 from marlvec.collect.acting.policy_router import PolicyRouter
 from marlvec.collect.acting.policy_runner import PolicyRunner, Selection
 from marlvec.collect.acting.row_builder import RowBuilder
 from marlvec.collect.batch_builder import BatchBuilder
+from marlvec.collect.collector import EvaluationCollector
 from marlvec.collect.columns.forms import ColumnForms
 from marlvec.collect.episodes import Episode, EpisodeTracker
 from marlvec.collect.rollout import RolloutLoop
@@ -338,3 +340,24 @@ def collected_rows_of_lost_episodes(patch: Patch) -> None:
             lose(loop, env_step)
 
     patch.setattr(RolloutLoop, "_lose", keep)
+
+
+# --- seeds and connectors of several collectors
+
+
+@found_by("tests/collect/acting/test_connectors.py::test_evaluations_never_repeat_the_draws_of_training")
+def evaluated_with_the_draws_of_training(patch: Patch) -> None:
+    """Connectors draw in an evaluation what they drew in training with the same seed."""
+    patch.setattr(EvaluationCollector, "_run_mark", 0)
+
+
+@found_by("tests/collect/acting/test_connectors.py::test_draws_follow_from_the_seeds_of_collector_and_connector")
+def collected_draws_without_the_collectors_seed(patch: Patch) -> None:
+    """Exploration is the same whatever the collector's seed is."""
+    patch.setattr(PolicyRunner, "seed_connectors", lambda *_: None)
+
+
+@found_by("tests/collect/acting/test_connectors.py::test_a_connector_given_to_two_collectors_is_shared_by_neither")
+def collected_connectors_shared(patch: Patch) -> None:
+    """A connector that is given to a second collector remembers the first one's episodes."""
+    patch.setattr(policy_set._Own, "_take", lambda _, given: given)

@@ -11,8 +11,10 @@ from marlvec.connectors import Connector, NormalizeObs, Rows
 from marlvec.connectors._support import agent_table
 from marlvec.connectors._support.agent_table import AgentTable
 from marlvec.connectors._support.moments import RunningMoments
+from marlvec.connectors.action.valid_actions import EXECUTED_MISSING, ExecutedActions
 from marlvec.connectors.agent.memory import FrameStack
 from marlvec.connectors.learner import returns
+from marlvec.connectors.learner.fragments import Fragments
 from marlvec.connectors.pipeline import Pipeline
 from marlvec.serialization.state_fields import check_fields
 from tests.defects.registry import Patch, after, found_by
@@ -147,3 +149,43 @@ def pipeline_answers_not_passed_on(patch: Patch) -> None:
         chain._program = chain._compile()._replace(watchful=())
 
     after(patch, Pipeline, "_edit", forget)
+
+
+@found_by(f"{LEARNER}/test_unknown_outcome.py")
+def connector_nan_crosses_fragments(patch: Patch) -> None:
+    """A NaN goes into the fragments before it, by a weight of 0."""
+
+    def scan(fragments: Fragments, x_n: Any, decay_n: Any) -> Any:
+        y = np.where(fragments.left_n >= 0, x_n, 0.0)
+        weight = np.where(fragments.left_n > 0, decay_n, 0.0)
+        reach = 1
+        while reach < len(y) and (fragments.left_n >= reach).any():
+            y[:-reach] += weight[:-reach] * y[reach:]
+            weight[:-reach] *= weight[reach:]
+            weight[-reach:] = 0
+            reach *= 2
+        return y
+
+    patch.setattr(Fragments, "scan", scan)
+
+
+EXECUTED_TESTS = "tests/connectors/action/test_executed_actions.py"
+
+
+@found_by(EXECUTED_TESTS)
+def connector_held_actions_in_no_column(patch: Patch) -> None:
+    """A connector that sends another action than the policy's adds no ``actions_executed``."""
+    send = ExecutedActions.send
+    patch.setattr(ExecutedActions, "send", lambda own, rows, actions, *, chooses=False: send(own, rows, actions))
+
+
+@found_by(EXECUTED_TESTS)
+def connector_changes_without_a_mark(patch: Patch) -> None:
+    """Changes that cannot be converted back look like the policy's own actions."""
+    columns = ExecutedActions.columns
+
+    def unmarked(own: ExecutedActions, rows: Rows, actions: Any) -> dict[str, Any]:
+        found = columns(own, rows, actions)
+        return found | {name: np.zeros(len(rows), np.bool_) for name in found if name == EXECUTED_MISSING}
+
+    patch.setattr(ExecutedActions, "columns", unmarked)

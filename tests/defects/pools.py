@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.pools.envpool import EnvPoolAdapter
+from marlvec.vector.shards import pool_shard
 from marlvec.vector.shards.pool_presence import Presence
 from marlvec.vector.shards.pool_shard import PoolShard
 from tests.defects.registry import Patch, after, found_by
@@ -166,3 +168,19 @@ def pool_given_arrays_are_not_taken_again(patch: Patch) -> None:
             take(buffers, g, leaves)
 
     patch.setattr(Buffers, "take_obs", confuse)
+
+
+@found_by("tests/properties/test_orders.py")
+def pool_resets_of_all_in_the_order_of_the_request(patch: Patch) -> None:
+    """Rows of a reset of all envs are taken for those of the order in which it was asked."""
+
+    def as_asked(_: Any, pool: EnvPoolAdapter, ids: Any, *__: Any) -> None:
+        pool._last = ids
+
+    after(patch, EnvPoolAdapter, "reset", as_asked)
+
+
+@found_by(f"{POOL}::test_a_mask_of_players_in_infos_is_refused")
+def pool_masks_in_infos_forbid_nothing(patch: Patch) -> None:
+    """Masks in infos of a pool, which no policy gets, are infos like others."""
+    patch.setattr(pool_shard, "refuse_masks", lambda *_: None)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
+from marlvec.collect.batch import SampleBatch
 from marlvec.recording import block_store, dataset
-from marlvec.recording.formats import d3rlpy, vault
+from marlvec.recording.formats import d3rlpy, minari, vault
 from marlvec.recording.minibatches import _Window
 from marlvec.recording.part_writer import PartWriter
 from marlvec.recording.repeated_rows import QueuedBatch, RepeatedRows
@@ -136,3 +138,21 @@ def mdp_datasets_without_gaps(patch: Patch) -> None:
         return rows.replace(timeouts=last_B & ~rows["terminated"])
 
     patch.setattr(d3rlpy, "_with_timeouts", careless)
+
+
+@found_by("tests/recording/test_minari.py::test_an_agent_that_came_back_has_an_episode_a_life")
+def minari_joins_the_lives_of_an_agent(patch: Patch) -> None:
+    """An agent that ended and came back has one episode of Minari's, and loses a final observation."""
+    episodes = minari._agent_episodes
+
+    def joined(group: Any, agent: int) -> Any:
+        for _, own in groupby(episodes(group, agent), key=lambda rows: int(rows["eps_id"][0])):
+            yield SampleBatch.concat(list(own))
+
+    patch.setattr(minari, "_agent_episodes", joined)
+
+
+@found_by(f"{DATASET}::test_columns_that_begin_late_are_filled_and_marked_in_every_view")
+def recorded_columns_filled_without_a_mark(patch: Patch) -> None:
+    """Rows of parts that lack a column look as if they had it."""
+    patch.setattr(block_store.BlockStore, "_late_columns", lambda _: [])

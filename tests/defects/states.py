@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.rollout import RolloutLoop
 from marlvec.collect.state.state_loader import StateLoader
 from marlvec.collect.state.stateful_collector import ComingPolicies, StatefulCollector
+from marlvec.envs import attributes
+from marlvec.envs.attributes import AttributeWriter
 from marlvec.selfplay.mapping import SelfPlayMapping
 from marlvec.vector.faults.recovery import Recovery
 from marlvec.vector.shards.native_shard import NativeShard
@@ -102,3 +105,24 @@ def saved_retiring_opponents_chosen_again(patch: Patch) -> None:
         mapping._retiring.clear()
 
     after(patch, SelfPlayMapping, "set_state", chosen_again)
+
+
+COPIED = "tests/vector/api/test_saved_states.py"
+
+
+@found_by(f"{COPIED}::test_an_object_is_taken_from_a_later_place_where_its_first_is_empty")
+def saved_objects_are_of_their_first_place_alone(patch: Patch) -> None:
+    """An object that cannot be copied is refused where its first place is empty, although a later one has it."""
+    patch.setattr(AttributeWriter, "_find_places", lambda *_: None)
+
+
+@found_by(f"{COPIED}::test_objects_that_cannot_be_copied_may_be_keys_and_members")
+def saved_keys_in_another_order(patch: Patch) -> None:
+    """Keys that cannot be copied are taken in the order in which the env has them now."""
+    labelled, given = attributes._Keys.labelled, count()
+
+    def any_of_them(keys: Any, label: str) -> list[Any]:
+        found = [key for key in attributes._flat(keys._of) if not isinstance(key, str)]
+        return found[(k := next(given) % len(found)) : k + 1] if found else labelled(keys, label)
+
+    patch.setattr(attributes._Keys, "labelled", any_of_them)

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from marlvec.envs.adapters.aec import AECAdapter
+from marlvec.envs.slot import Slot
 from marlvec.errors import FetchTimeout
+from marlvec.serialization.saved import ProcessBound
 from marlvec.vector.backends.process import AsyncVectorEnv
 from marlvec.vector.base import VectorEnvBase
 from marlvec.vector.data import buffer_reuse
@@ -21,6 +23,7 @@ from marlvec.vector.faults.recovery import FaultLog, Recovery, RowKind
 from marlvec.vector.processes.channel import ChannelClosed
 from marlvec.vector.processes.watchdog import Watchdog
 from marlvec.vector.processes.worker_pool import WorkerPool
+from marlvec.vector.shards import shard
 from marlvec.vector.shards.phase import EnvPhase
 from marlvec.vector.shards.shard import Shard
 from marlvec.vector.validation import actions
@@ -35,6 +38,8 @@ RESTART = "tests/faults/test_restart.py"
 ANEW = f"{RESTART}::test_one_env_begins_anew_and_the_others_do_not_notice"
 FORBIDDEN = "tests/vector/validation/test_forbidden_actions.py"
 TURNS = "tests/envs/adapters/test_turns.py"
+MASKS = "tests/envs/adapters/test_masks.py"
+FORKS = "tests/vector/processes/test_forks.py"
 
 
 # --- what rows tell of an episode that was lost
@@ -442,3 +447,32 @@ def last_is_believed(patch: Patch) -> None:
 def warnings_of_workers_dropped(patch: Patch) -> None:
     """The caller never hears of a broken contract in a worker process."""
     patch.setattr(VectorEnvBase, "_warn", lambda *_: None)
+
+
+# --- masks that no policy gets, and forks
+
+
+@found_by(f"{MASKS}::test_a_mask_of_composite_actions_is_refused")
+def masks_of_composite_actions_dropped(patch: Patch) -> None:
+    """A mask of Tuple, Dict or MultiBinary actions is dropped in silence."""
+    write = Slot.write_mask
+
+    def drop(slot: Slot, agent: int, value: Any) -> None:
+        if slot.action_mask[agent] is not None:
+            write(slot, agent, value)
+
+    patch.setattr(Slot, "write_mask", drop)
+
+
+@found_by(f"{MASKS}::test_a_mask_in_infos_of_an_env_with_a_slot_is_refused")
+def masks_in_infos_forbid_nothing(patch: Patch) -> None:
+    """A mask in infos of an env that writes into its slot is an info like others."""
+    patch.setattr(shard, "refuse_masks", lambda *_: None)
+
+
+@found_by(
+    f"{FORKS}::test_a_fork_leaves_videos_to_its_parent", f"{FORKS}::test_a_fork_leaves_many_collectors_to_its_parent"
+)
+def forks_use_what_is_their_parents(patch: Patch) -> None:
+    """A forked process goes on with its parent's workers, files and connections."""
+    patch.setattr(ProcessBound, "_check_process", lambda *_: None)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import marlvec
-from marlvec.errors import ArgumentError, MissingExtraError, UnknownEnvError
+from marlvec.errors import ArgumentError, ContractError, MissingExtraError, UnknownEnvError
 from tests.properties.test_orders import check_orders
 
 
@@ -260,3 +260,18 @@ def test_unsupported_arguments_raise() -> None:
 def test_the_order_of_a_request_changes_no_row() -> None:
     """A seed of all envs is env 0's, wherever env 0 stands in the request."""
     check_orders(partial(marlvec.make, "vmas/navigation", 4, n_agents=2, max_steps=7), some=False, states=False)
+
+
+def test_a_mask_in_infos_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """VMAS has no masks: no policy would receive it."""
+    monkeypatch.setattr(
+        vmas.simulator.scenario.BaseScenario, "info", lambda self, agent: {"action_mask": torch.ones(NUM_ENVS, 5)}
+    )
+    for continuous in (True, False):
+        with marlvec.make("vmas/dispersion", NUM_ENVS, continuous_actions=continuous) as envs:
+            envs.reset(seed=0)
+            if continuous:
+                assert envs.step(envs.random_action())[-1]["__agents__"]["action_mask"][0].shape[-1] == 5
+                continue
+            with pytest.raises(ContractError, match="info of agent 'agent_0': 'action_mask': expected none in infos"):
+                envs.step(envs.random_action())

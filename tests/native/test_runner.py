@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete, MultiBinary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,11 +23,13 @@ from marlvec.errors import (
     ArgumentError,
     BrokenError,
     ClosedError,
+    ContractError,
     EnvRaised,
     MissingExtraError,
     NotResetError,
 )
 from marlvec.native import NativeEnv
+from marlvec.native.padding import PaddedNativeEnv
 from marlvec.policies import RandomPolicy
 from marlvec.testing import check_vector_env
 from marlvec.vector.backends import auto
@@ -414,6 +417,37 @@ def test_a_kernel_that_raises_breaks_the_vectorizer(workers: int) -> None:
             envs.step(np.zeros((4, 1), int))
         with pytest.raises(BrokenError, match="in the middle of a step: no more"):
             envs.reset()
+
+
+class Masking(Fails):
+    """Gives a mask in its infos, where nothing reads it."""
+
+    has_infos = True
+
+    def __init__(self, num_envs: int, space: Any, others: tuple[Any, ...] = ()) -> None:
+        super().__init__(num_envs)
+        self.action_spaces = (space, *others)
+        self.agents = tuple(f"agent_{a}" for a in range(len(self.action_spaces)))
+        self.observation_spaces *= len(self.agents)
+
+    def infos(self, ids: Any) -> Any:
+        return {int(i): {"agent_0": {"action_mask": [1, 0]}} for i in ids if i == 1}
+
+
+@pytest.mark.parametrize("space", [Discrete(2), MultiBinary(2)])
+def test_a_mask_in_infos_is_refused(space: Any) -> None:
+    words = f"fails: env 1: info of agent 'agent_0': 'action_mask': expected none.*{re.escape(str(space))}"
+    with NativeVectorEnv(Masking(2, space)) as envs, pytest.raises(ContractError, match=words):
+        envs.reset(seed=0)
+    with NativeVectorEnv(Masking(2, Box(0, 1, (2,)))) as envs:
+        assert envs.reset(seed=0)[1]["__agents__"]["action_mask"][1].tolist() == [[False], [True]]
+
+
+def test_a_mask_in_infos_of_padded_envs_is_refused() -> None:
+    """Padding declares a mask of its own, which the env did not."""
+    padded = PaddedNativeEnv(Masking(2, Discrete(2), (Discrete(3),)))
+    with NativeVectorEnv(padded) as envs, pytest.raises(ContractError, match="info of agent 'agent_0'"):
+        envs.reset(seed=0)
 
 
 def test_an_interrupt_costs_the_episodes_and_no_more() -> None:

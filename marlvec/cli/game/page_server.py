@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from marlvec.serialization.saved import ProcessBound
+
 __all__ = ["PageServer", "page_of"]
 
 FOLDER = Path(__file__).resolve().parent.parent / "browser"
@@ -26,7 +28,7 @@ def page_of(opponent: str, url: str) -> str:
     return f"{before}{_BEGIN}{html.escape(opponent)}{_END}{after}"
 
 
-class PageServer:
+class PageServer(ProcessBound):
     """Serves the page from a thread until closed; use it in a ``with`` block.
 
     It answers only requests to 127.0.0.1 and localhost: a foreign page whose name resolves to this machine (DNS
@@ -62,11 +64,13 @@ class PageServer:
         self.url = f"http://127.0.0.1:{self._server.server_port}/"
 
     def close(self) -> None:
-        self._server.shutdown()
+        if not self._is_forked:  # a fork has no thread that would answer
+            self._server.shutdown()
+            self._thread.join()
         self._server.server_close()
-        self._thread.join()
 
     def __enter__(self) -> Self:
+        self._check_process("with PageServer")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

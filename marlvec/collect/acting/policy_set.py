@@ -230,7 +230,8 @@ class PolicySet:
 
     A policy is removed when it plays in no running episode. Where rows of it are in no batch yet its runner stays,
     *retired*, until they are. ``connectors``: chains of agent, action and learner connectors, as the collector was
-    given them. ``seed`` maps a policy's number to its seed.
+    given them. ``seed`` maps a policy's number to its seed; ``run_mark`` keeps
+    connectors' draws apart from those of collectors with the same seed and another mark.
     """
 
     def __init__(
@@ -240,6 +241,7 @@ class PolicySet:
         connectors: Sequence[Connectors],
         episodes: EpisodeTracker,
         seed: Callable[[int], int],
+        run_mark: int,
     ) -> None:
         self._envs, self._given, self._episodes, self._seed = envs, tuple(connectors), episodes, seed
         self.policies = policies  # changed in place
@@ -247,7 +249,8 @@ class PolicySet:
             pipelines_for(kind, given, tuple(policies), _default(kind))
             for kind, given in zip(_KINDS, connectors, strict=True)
         )  # of agent, action and learner connectors
-        self._count = self.seed_count = self._run_mark = 0
+        self._count = self.seed_count = 0
+        self._run_mark = run_mark
         forms = ColumnForms("policies whose rows are not read")
         self.unread = RowLog(forms, envs.num_envs * envs.agent_num, BatchMemory())  # counts rows that are not read
         self.runners: dict[int, PolicyRunner] = {}  # by number, in order, retired ones too
@@ -282,11 +285,9 @@ class PolicySet:
                 runner.policy.reseed(self._seed(runner.seed_number))
         self.seed_connectors()
 
-    def seed_connectors(self, run_mark: int | None = None) -> None:
-        """Derive the connectors' draws from the collector's seed again; ``run_mark``: apart from other collectors'."""
-        self._run_mark = self._run_mark if run_mark is None else run_mark
+    def seed_connectors(self) -> None:
+        """Derive the connectors' draws from the collector's seed again."""
         for runner in self.runners.values():
-            runner.run_mark = self._run_mark
             if runner.group_index >= 0:
                 runner.seed_connectors(self._seed(runner.seed_number))
 

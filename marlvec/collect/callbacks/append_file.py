@@ -8,13 +8,14 @@ from hashlib import sha256
 from pathlib import Path
 
 from marlvec.serialization.atomic_file import FilePath
+from marlvec.serialization.saved import ProcessBound
 
 __all__ = ["AppendFile", "digest_before"]
 
 _END = 4096  # bytes that identify a file
 
 
-class AppendFile:
+class AppendFile(ProcessBound):
     """Buffers records until `flush`, which appends all of them to a file.
 
     If the disk is full, or at Ctrl-C, none of the buffered records is in the file, and the next `flush` writes them. A
@@ -62,10 +63,11 @@ class AppendFile:
         self._file.truncate(size)
 
     def close(self) -> None:
-        """Write the buffered records, and close the file. May be called twice."""
+        """Write the buffered records, and close the file. May be called twice. A forked process writes none."""
         if not self._file.closed:
             with self._file:
-                self.flush()
+                if not self._is_forked:
+                    self.flush()
 
 
 def digest_before(path: Path, size: int) -> str:

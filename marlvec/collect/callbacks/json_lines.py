@@ -13,11 +13,12 @@ from marlvec.collect.callbacks.callback import ClosingCallback
 from marlvec.collect.callbacks.episode_step import RunningEpisode
 from marlvec.collect.metrics.episode_table import EpisodeRecord
 from marlvec.errors import ArgumentError
+from marlvec.serialization.saved import ProcessBound
 
 __all__ = ["JSONLinesLogger"]
 
 
-class JSONLinesLogger(ClosingCallback):
+class JSONLinesLogger(ProcessBound, ClosingCallback):
     """Writes a line of JSON for each finished episode; read them with ``pandas.read_json(path, lines=True)``.
 
     A line is an object with ``eps_id``, ``env_id``, ``number``, ``length``, ``return`` (the team's, the sum over all
@@ -41,6 +42,7 @@ class JSONLinesLogger(ClosingCallback):
         self._file = AppendFile(self._path)
 
     def on_episode_end(self, episode: RunningEpisode, record: EpisodeRecord) -> None:
+        self._check_process("on_episode_end()")
         line = {
             "eps_id": record.eps_id,
             "env_id": record.env_id,
@@ -57,6 +59,7 @@ class JSONLinesLogger(ClosingCallback):
         self._file.add(json.dumps(_plain(line), allow_nan=False).encode() + b"\n")
 
     def on_sample_end(self, *_: object) -> None:
+        self._check_process("on_sample_end()")
         self._file.flush()
 
     def state_dict(self) -> dict[str, Any]:
@@ -78,6 +81,7 @@ class JSONLinesLogger(ClosingCallback):
 
     def _size(self) -> int:
         """Return the file's size in bytes, after writing all lines; 0 for a pipe."""
+        self._check_process("state_dict()")
         self._file.flush()
         return self._file.size or 0
 

@@ -17,13 +17,14 @@ from marlvec.collect.callbacks.append_file import AppendFile
 from marlvec.collect.callbacks.callback import ClosingCallback
 from marlvec.collect.metrics.metrics import Metrics, Stats
 from marlvec.errors import ArgumentError, MissingExtraError
+from marlvec.serialization.saved import ProcessBound
 
 __all__ = ["TensorBoardLogger"]
 
 _numbers = count()  # numbers of this process' files
 
 
-class TensorBoardLogger(ClosingCallback):
+class TensorBoardLogger(ProcessBound, ClosingCallback):
     """Writes metrics for TensorBoard after each batch; the x axis is the collector's env steps.
 
     Scalars, if they have a value:
@@ -103,6 +104,7 @@ class TensorBoardLogger(ClosingCallback):
 
     def _write(self, **fields: Any) -> None:
         """Write an event with the current time."""
+        self._check_process("writing")
         record = io.BytesIO()
         self._records(record).write(self._event(wall_time=time.time(), **fields).SerializeToString())
         self._file.add(record.getvalue())

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
-from marlvec.envs.spec import EnvSpec, Info
+from marlvec.envs.spec import EnvSpec, Info, refuse_masks
 from marlvec.envs.wrappers.base import EnvWrapper
 from marlvec.errors import ContractError
 from marlvec.spaces.action_masks import count_choices, own_choices
@@ -94,6 +94,8 @@ class PaddedEnv(EnvWrapper):
         inner.begun, inner.final_info = False, None
         for row, places, mask in self._scattered:
             row[places] = mask
+        if info:
+            refuse_masks(self._shown, info)  # the padded spec has masks
         return info
 
     def _narrow(self, slot: Slot) -> Slot:

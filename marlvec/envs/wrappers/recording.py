@@ -21,6 +21,7 @@ from marlvec.envs.spec import Info
 from marlvec.envs.wrappers.base import EnvWrapper
 from marlvec.envs.wrappers.video import VideoFile, check_format, check_fps, find_ffmpeg, own_fps
 from marlvec.errors import ArgumentError, ContractError
+from marlvec.serialization.saved import ProcessBound
 
 __all__ = ["Episodes", "RecordVideo"]
 
@@ -151,7 +152,9 @@ class RecordVideo:
             )
 
 
-class _RecordedEnv(EnvWrapper):
+class _RecordedEnv(ProcessBound, EnvWrapper):
+    _instead = "a fork would write videos of the same names; call make() in each process, with folders of its own"
+
     def __init__(self, env: MultiAgentEnv, recorder: RecordVideo, env_index: int) -> None:
         super().__init__(env)
         mode = render_mode(env, default="rgb_array")
@@ -173,6 +176,7 @@ class _RecordedEnv(EnvWrapper):
         self._video: VideoFile | None = None
 
     def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
+        self._check_process("RecordVideo: reset()")
         self._end(complete=False)
         info = self.env.reset(slot, seed=seed, options=options)
         if self._recorder.wants(self._episode):
@@ -180,6 +184,7 @@ class _RecordedEnv(EnvWrapper):
         return info
 
     def step(self, slot: Slot) -> Info | None:
+        self._check_process("RecordVideo: step()")
         info = self.env.step(slot)
         self._stepped = True
         if self._opening is not None:
@@ -194,6 +199,7 @@ class _RecordedEnv(EnvWrapper):
 
     def cut_short(self, slot: Slot) -> None:
         """End the episode here; its last frame was recorded already."""
+        self._check_process("RecordVideo: cut_short()")
         super().cut_short(slot)
         self._end(complete=True)
 
@@ -208,6 +214,7 @@ class _RecordedEnv(EnvWrapper):
         """
         if not isinstance(state, dict) or state.keys() != {"episode", "stepped", "env"}:
             raise ArgumentError(f"{self.name}: expected the state of an env with RecordVideo, got one without it")
+        self._check_process("RecordVideo: set_state()")
         self._end(complete=False)
         self._episode = max(self._episode, state["episode"])
         self._stepped = state["stepped"]
@@ -216,9 +223,10 @@ class _RecordedEnv(EnvWrapper):
             self._opening = self._frame()
 
     def close(self) -> None:
-        """Finish the present video, and close the env."""
+        """Finish the present video, and close the env. A forked process leaves the video to its parent."""
         try:
-            self._end(complete=False)
+            if not self._is_forked:
+                self._end(complete=False)
         finally:
             super().close()
 

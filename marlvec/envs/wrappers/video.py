@@ -18,6 +18,7 @@ import numpy as np
 
 from marlvec.envs.rendering import check_frame
 from marlvec.errors import ArgumentError, ContractError, MarlvecError, MissingExtraError
+from marlvec.serialization.saved import ProcessBound
 
 __all__ = ["FORMATS", "VideoFile", "check_format", "check_fps", "find_ffmpeg", "own_fps"]
 
@@ -82,7 +83,7 @@ def own_fps(metadata: Mapping[str, Any], file_format: str) -> float:
     return min(fps, _MAX_GIF_FPS) if file_format == "gif" else fps
 
 
-class VideoFile:
+class VideoFile(ProcessBound):
     """A video that is being written. Until it is complete, its file is named ``<name>.….part``.
 
     Frames are not kept: `write` waits until ffmpeg has read the frame. The path's suffix determines the format.
@@ -102,6 +103,7 @@ class VideoFile:
 
         `MarlvecError`, and the file is removed: ffmpeg failed, e.g. because the disk is full.
         """
+        self._check_process(f"video {self.path.name}: write()")
         picture = check_frame(frame, f"frame {self.frames} of {self.path.name}")
         if self.frames and picture.shape != self._shape:
             raise ContractError(
@@ -120,6 +122,7 @@ class VideoFile:
 
     def finish(self, path: Path | None = None) -> Path:
         """Write the end, and rename the file to its final name, or to `path` in the same folder; return its path."""
+        self._check_process(f"video {self.path.name}: finish()")
         if self._process is None:
             raise MarlvecError(f"{self.path}: a video needs at least one frame")
         target = self.path if path is None else path

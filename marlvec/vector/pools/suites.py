@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Space
 from marlvec.errors import ArgumentError, UnknownEnvError
 from marlvec.extras import import_extra
 
-__all__ = ["array_space", "check_built", "check_known", "import_suite"]
+__all__ = ["array_space", "check_known", "import_suite", "made_or_built"]
 
 
 def import_suite(module: str, what: str, extra: str) -> Any:
@@ -28,10 +28,19 @@ def import_suite(module: str, what: str, extra: str) -> Any:
         sys.stdout, sys.stderr = streams
 
 
-def check_built(name: str, kwargs: Mapping[str, Any]) -> None:
-    """Raise if a world gets a built env, and arguments to build one."""
+def made_or_built(
+    name: str, env: Any, kwargs: Mapping[str, Any], known: Iterable[str], make: Callable[..., Any]
+) -> Any:
+    """Return ``make(env, **kwargs)`` of an id, one of `known`, or a built env itself; ``name`` is ``"family/…"``.
+
+    `UnknownEnvError`: no such id. `ArgumentError`: arguments beside a built env.
+    """
+    if isinstance(env, str):
+        check_known(name.partition("/")[0], env, known)
+        return make(env, **kwargs)
     if kwargs:
         raise ArgumentError(f"{name}: expected no arguments with a built env, got {sorted(kwargs)}; build it with them")
+    return env
 
 
 def check_known(family: str, name: str, known: Iterable[str], listed_by: str = "`marlvec envs`") -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.env_ids import rows_of
+from marlvec.envs.spec import refuse_masks
 from marlvec.errors import ArgumentError
 from marlvec.native.native_env import Ids, NativeEnv, NativeEnvView
 from marlvec.serialization.state_fields import check_array
@@ -116,10 +117,14 @@ class NativeShard(BatchedShard):
         self._share(self._env.reset, ids)
         self._phases.on(rows, EnvEvent.BEGIN)
         self._elapsed[rows] = 0
-        if self._env.has_infos:
-            report.infos.update(self._env.infos(ids))
+        self._report_infos(ids, report)
         if self._keep_state:
             self._env.write_state(ids)
+
+    def _report_infos(self, ids: Ids, report: Report) -> None:
+        for i, info in self._env.infos(ids).items() if self._env.has_infos else ():
+            refuse_masks(self.spec, info, f"{self._env.name}: env {i}: ")
+            report.infos[i] = info
 
     # --- steps ---
 
@@ -141,8 +146,7 @@ class NativeShard(BatchedShard):
         self._share(self._env.step, ids)
         if self._limit is not None:
             self._cut_short(ids, self._limit)
-        if self._env.has_infos:
-            report.infos.update(self._env.infos(ids))
+        self._report_infos(ids, report)
         if self._keep_state:
             self._env.write_state(ids)
         done = self._buffers.done[rows]

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import rows_of
 from marlvec.envs.autoreset import AutoresetMode, AutoresetRules
+from marlvec.envs.spec import COMMON, refuse_masks
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces.action_masks import mask_refusal
 from marlvec.vector.data.buffers import Buffers, Selection
-from marlvec.vector.data.infos import InfoColumns
+from marlvec.vector.data.infos import OF_AGENTS, InfoColumns
 from marlvec.vector.data.report import Report
 from marlvec.vector.pools.pool import Leaves, Pool, PoolReply, harmless_action
 from marlvec.vector.pools.pool_queue import PoolQueue
@@ -135,6 +136,7 @@ class PoolShard(BatchedShard):
         ids = self._in_order(reply.env_ids)
         if ids is not reply.env_ids and np.count_nonzero(ids != reply.env_ids):
             reply = reply.select(np.argsort(reply.env_ids))
+        self._refuse_masks_in_infos(reply)
         report, rows = Report(infos=reply.infos), self._rows(ids)
         began, replaced = self._note_beginnings(reply, ids, rows)
         reply = self._presence.complete(reply, rows, self._buffers.alive[rows], began)
@@ -168,6 +170,18 @@ class PoolShard(BatchedShard):
         if self._columns or self._final_columns:
             report.columns, report.final_columns = self._columns, self._final_columns
         return ready, report
+
+    def _refuse_masks_in_infos(self, reply: PoolReply) -> None:
+        for infos in (reply.infos, {} if reply.finals is None else reply.finals.infos):
+            for i, info in infos.items():
+                refuse_masks(self.spec, info, f"{self.spec.name}: env {i}: ")
+        for path in reply.columns:
+            if path[:1] == ("action_mask",):
+                refuse_masks(self.spec, {COMMON: {"action_mask": path}}, f"{self.spec.name}: ")
+            elif path[:2] == (OF_AGENTS, "action_mask"):
+                refuse_masks(
+                    self.spec, {agent: {"action_mask": path} for agent in self.spec.agents}, f"{self.spec.name}: "
+                )
 
     def _note_beginnings(
         self, reply: PoolReply, ids: Ids, rows: Selection

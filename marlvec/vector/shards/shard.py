@@ -22,7 +22,7 @@ from marlvec.envs.adapters.gymnasium import PLAIN_REWARDS
 from marlvec.envs.autoreset import AutoresetRules
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
-from marlvec.envs.spec import EnvSpec, Info
+from marlvec.envs.spec import EnvSpec, Info, refuse_masks
 from marlvec.envs.user_env import plain_copy
 from marlvec.envs.wrappers.base import adapter_in
 from marlvec.errors import ContractError, Failure, MarlvecError, NotResetError
@@ -194,12 +194,14 @@ class Shard:
             slot = slots[i]
             progress[0] = i + 1
             try:
-                info = steps[i](slot)
+                if info := steps[i](slot):
+                    refuse_masks(self.spec, info)
+                    report.infos[i] = info
+                if slot.final_info:
+                    refuse_masks(self.spec, slot.final_info)
             except Exception as error:
                 self._record_failure(i, "step", error, report)
                 continue
-            if info:
-                report.infos[i] = info
             if slot.done or careful:
                 self._after_step(i, slot, report)
 
@@ -384,6 +386,8 @@ class Shard:
             info = self.envs[i].reset(slot, seed=seed, options=options)
             if slot.done or True not in slot.alive.tolist():
                 raise ContractError("the episode is over right after reset: no agent is alive")
+            if info:
+                refuse_masks(self.spec, info)
         except Exception as error:
             self._record_failure(i, "reset", error, report)
             return

@@ -13,6 +13,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 
 import marlvec
 import marlvec.external
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.slot import Slot
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ContractError
 from marlvec.registry import resolve
@@ -448,3 +450,116 @@ def test_a_declared_mask_size_of_composite_actions_is_refused() -> None:
     """As a native env, a JaxWorld and an env with a slot declare it."""
     with pytest.raises(ContractError, match="game: mask size of agent 'a': expected none, got one for MultiBinary"):
         EnvSpec("game", ("a",), (Box(0, 1, (1,)),), (MultiBinary(3),), (3,))
+
+
+class MaskingEnv(MultiAgentEnv):
+    """Writes its own slot, and gives a mask in its infos from step `since` on, where nothing reads it."""
+
+    name, agents = "masking", ("a", "b")
+    observation_spaces = (Box(0, 1, (1,)),) * 2
+
+    def __init__(self, space: Any, mask: Any, since: int = 0, *, who: str = "b", sizes: Any = (), begins: bool = False):
+        self.action_spaces, self.mask_sizes, self.resets_itself = (Box(0, 1, (1,)), space), sizes, begins
+        self._mask, self._since, self._who, self._t = mask, since, who, 0
+
+    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._t = 0
+        return self._write(slot)
+
+    def step(self, slot: Slot) -> Any:
+        self._t += 1
+        if self._t < 3:
+            return self._write(slot)
+        for a in range(2):
+            slot.terminated[a], slot.alive[a], slot.acting[a] = True, self.resets_itself, self.resets_itself
+        slot.done, slot.begun = True, self.resets_itself
+        if self.resets_itself:
+            for a in range(2):
+                slot.write_final(a, np.ones(1, np.float32))
+            slot.final_info = self._info()
+            return None
+        return self._info()
+
+    def _write(self, slot: Slot) -> Any:
+        for a in range(2):
+            slot.write_obs(a, np.zeros(1, np.float32))
+            slot.alive[a] = slot.acting[a] = True
+        return self._info()
+
+    def _info(self) -> Any:
+        return {self._who: {"action_mask": self._mask}} if self._t >= self._since else None
+
+
+IN_INFOS = r"info of {who}: 'action_mask': expected none.*{space}.*put it under another key"
+
+
+@pytest.mark.parametrize("who", ["b", "__common__"])
+@pytest.mark.parametrize(("space", "mask"), [*COMPOSITE, (Discrete(2), [True, False])], ids=[*NAMES, "Discrete"])
+def test_a_mask_in_infos_of_an_env_with_a_slot_is_refused(space: Any, mask: Any, who: str) -> None:
+    """It would forbid nothing: such an env writes masks into its slot."""
+    named = "the env" if who == "__common__" else "agent 'b'"
+    words = IN_INFOS.format(who=named, space=re.escape(str(space)))
+    for since, call in enumerate(("reset", "step", "step", "step")):
+        with marlvec.make(partial(MaskingEnv, space, mask, since, who=who), 2, backend="sync") as envs:
+            if since:
+                envs.reset(seed=0)
+                for _ in range(since - 1):
+                    envs.step(envs.random_action(seed=0))
+            with pytest.raises(ContractError, match=rf"env 0, {call}\(\): " + words):
+                envs.reset(seed=0) if not since else envs.step(envs.random_action(seed=0))
+    build = partial(MaskingEnv, space, mask, since=3, who=who, begins=True)
+    with marlvec.make(build, 1, backend="sync") as envs:
+        envs.reset(seed=0)
+        for _ in range(2):
+            envs.step(envs.random_action(seed=0))
+        with pytest.raises(ContractError, match=words):
+            envs.step(envs.random_action(seed=0))
+    findings = check_env(partial(MaskingEnv, space, mask, who=who), raise_first=False, max_steps=5)
+    assert {(one.check, one.subject) for one in findings} == {("masks", "action_mask in infos")}
+
+
+def test_a_mask_in_infos_of_a_padded_env_with_a_slot_is_refused() -> None:
+    """Padding declares a mask of its own, which the env did not."""
+
+    class Two(MaskingEnv):
+        def __init__(self) -> None:
+            super().__init__(Discrete(2), [True, False])
+            self.action_spaces = (Discrete(3), Discrete(2))
+
+    with (
+        marlvec.make(Two, 1, backend="sync", pad=True) as envs,
+        pytest.raises(ContractError, match="info of agent 'b'"),
+    ):
+        envs.reset(seed=0)
+
+
+def test_infos_beside_declared_masks_and_boxes_may_have_that_name() -> None:
+    declared = partial(MaskingEnv, Discrete(2), [True, False], sizes=(None, 2))
+    box = partial(MaskingEnv, Box(0, 1, (1,)), [True, False])
+    none = partial(MaskingEnv, MultiBinary(2), None)
+    for build in (declared, box, none):
+        assert not [one for one in check_env(build, raise_first=False, max_steps=5) if one.check == "masks"]
+        with marlvec.make(build, 1, backend="sync") as envs:
+            _, infos = envs.reset(seed=0)
+            assert marlvec.infos_to_list(infos, envs.agents, 1)[0]["b"].keys() == {"action_mask"}
+
+
+def test_a_mask_in_common_infos_of_rllib_and_parallel_envs_is_refused() -> None:
+    """Infos of the whole env: a table of masks by agent, or one mask for all."""
+
+    class Shared(KeyedEnv):
+        def reset(self, **given: Any) -> Any:
+            obs, infos = super().reset(**given)
+            return obs, {**infos, "__common__": {"action_mask": np.array([1, 0])}}
+
+    class Table(ScriptedParallelEnv):
+        def reset(self, *args: Any, **given: Any) -> Any:
+            obs, infos = super().reset(*args, **given)
+            return obs, {**infos, "action_mask": {agent: [1, 0] for agent in obs}}
+
+    for build in (Shared, Table):
+        with (
+            marlvec.make(build, 1, backend="sync") as envs,
+            pytest.raises(ContractError, match="info of the env: 'action_mask': expected none in infos"),
+        ):
+            envs.reset(seed=0)

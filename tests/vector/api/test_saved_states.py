@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import tempfile  # noqa: F401  (a test finds a class through this name)
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -391,6 +392,108 @@ def test_a_file_whose_graph_has_no_end_or_no_beginning_is_refused(value: Any, er
         with pytest.raises(EnvRaised, match=error):
             envs.set_state(state)
         envs.set_state(saved)
+
+
+def first_rule() -> int:
+    return 1
+
+
+def second_rule() -> int:
+    return 2
+
+
+class Registers(Plain):
+    """Has objects that cannot be copied as keys and members, alone and in tuples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        screen = memoryview(b"screen")
+        self.by_rule = {first_rule: 1, second_rule: [screen], (np.float32, "b"): {first_rule: second_rule}}
+        self.kinds = {int, np.float32, frozenset([Walk]), (first_rule, 2), re.compile("a"), np.dtype(np.int8)}
+        self.screens = {screen: "main", ("pair", screen): [screen]}
+        self.shown = {screen}
+        self.listeners: Any = defaultdict(list)
+        self.listeners["reset"].append(first_rule)
+
+
+def test_objects_that_cannot_be_copied_may_be_keys_and_members() -> None:
+    with SyncVectorEnv([Registers, Registers], env_state="deepcopy") as envs:
+        envs.reset(seed=0)
+        state = written(envs.get_state())
+        expected = [dict(env.by_rule) for env in envs.call("unwrapped")]
+        kinds, screens = Registers().kinds, [list(env.shown) for env in envs.call("unwrapped")]
+        for env in envs.call("unwrapped"):  # in another order, and not all of them
+            env.by_rule = dict(reversed(env.by_rule.items()))
+            env.kinds.add("more")
+            env.listeners["step"].append(second_rule)
+        envs.set_state(state)
+        for env, by_rule, (screen,) in zip(envs.call("unwrapped"), expected, screens, strict=True):
+            assert list(env.by_rule.items()) == list(by_rule.items())
+            assert env.by_rule[second_rule][0] is screen
+            assert env.kinds == kinds
+            assert env.listeners == {"reset": [first_rule]}
+            assert next(iter(env.shown)) is next(iter(env.screens)) is env.screens["pair", screen][0] is screen
+
+
+class Late(Plain):
+    """Its list has an object that a later attribute has, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        screen = memoryview(b"screen")
+        self.queue, self.rules = [screen], [first_rule]
+        self.table = {(0, 1): {"screen": screen}, "rule": first_rule}
+
+
+def test_an_object_is_taken_from_a_later_place_where_its_first_is_empty() -> None:
+    with SyncVectorEnv([Late], env_state="deepcopy") as envs:
+        envs.reset(seed=0)
+        state = written(envs.get_state())
+        (env,) = envs.call("unwrapped")
+        screen = env.queue.pop()
+        env.rules.clear()
+        envs.set_state(state)
+        assert env.queue[0] is env.table[0, 1]["screen"] is screen
+        assert env.rules == [first_rule]
+        env.queue.clear()
+        env.table[0, 1]["screen"] = None  # nothing is taken for it that is of another kind
+        with pytest.raises(
+            EnvRaised,
+            match=r"Late\.queue\[0\]: the saved env has an object there that cannot be copied "
+            r"\(builtins\.memoryview\), this env has none",
+        ):
+            envs.set_state(state)
+        assert env.queue == []
+
+
+class TwoScreens(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.screens = {memoryview(b"one"): 1, memoryview(b"two"): 2}
+
+
+def test_keys_that_cannot_be_told_apart_are_refused() -> None:
+    """None is taken for another, and no two for one."""
+    words = r"a key of TwoScreens\.screens: expected one object \(builtins\.memoryview\) that cannot be copied, got 2"
+    with pytest.raises(ArgumentError, match=words):
+        SyncVectorEnv([TwoScreens], env_state="deepcopy")
+
+    class Named(TwoScreens):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = self.screens
+
+    with SyncVectorEnv([Named], env_state="deepcopy") as envs:  # attributes say which is which
+        envs.reset(seed=0)
+        state = written(envs.get_state())
+        (env,) = envs.call("unwrapped")
+        env.screens = {env.two: 5, env.one: 6}
+        envs.set_state(state)
+        assert env.screens == {env.one: 1, env.two: 2}
+        del env.screens[env.one]
+        del env.one
+        with pytest.raises(EnvRaised, match=r"Named\.screens: expected 2 different keys or members, got 1"):
+            envs.set_state(state)
 
 
 class Hashed:

@@ -364,6 +364,24 @@ def test_a_mask_that_the_actions_cannot_have_is_refused(space: Any) -> None:
                 envs.reset()
 
 
+@pytest.mark.parametrize("space", [MultiBinary(5), Tuple([Discrete(5)]), Discrete(5)])
+def test_a_mask_of_players_in_infos_is_refused(space: Any) -> None:
+    """It would forbid nothing: masks are in the observation or in infos of the whole env."""
+    players = {"env_id": np.array([0, 0, 1, 1]), "id": np.array([0, 1, 0, 1]), "action_mask": np.ones((4, 5), np.int8)}
+    for actions in (space, Box(0, 1, (2,))):
+        shop = PoolShop([partial(SampledEnv, Box(0, 1, (2,)), actions, agent_num=2, length=3)] * 2)
+        with pooled(shop, 2, autoreset_mode="next_step") as envs:
+            recv = shop.made[0].recv
+            shop.made[0].recv = lambda recv=recv: spoil(recv(), set_info("players", players))
+            if actions is not space:
+                assert envs.reset()[1]["__agents__"]["action_mask"][0].shape == (2, 2, 5)
+                continue
+            with pytest.raises(
+                ContractError, match=f"info of agent 'player_0': 'action_mask': expected none.*{type(space).__name__}"
+            ):
+                envs.reset()
+
+
 def test_frames() -> None:
     with pooled(PoolShop(factories_of("single", 3)), 3) as envs:
         envs.reset()

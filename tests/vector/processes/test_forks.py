@@ -5,19 +5,28 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import re
 import signal
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
+import numpy as np
 import pytest
 
 import marlvec
-from marlvec import Collector, Recorder, external
+from marlvec import Collector, Recorder, RecordVideo, external
+from marlvec.cli.game.page_server import PageServer
+from marlvec.collect.callbacks import JSONLinesLogger, TensorBoardLogger
+from marlvec.distributed import Collectors, Place
+from marlvec.envs.wrappers.video import VideoFile, find_ffmpeg
 from marlvec.errors import SerialisationError
 from marlvec.policies import RandomPolicy
+from tests.painter import SMALLEST, PainterEnv, frames_of
 from tests.vector.support.kinds import BACKENDS
 
 
@@ -111,6 +120,84 @@ def test_a_fork_leaves_recorders_servers_and_clients_to_its_parent(tmp_path: Pat
     assert marlvec.load_dataset(tmp_path / "data").env_steps == 8
 
 
+def test_a_fork_writes_nothing_into_its_parents_logs(tmp_path: Path) -> None:
+    """Both would write into one file, and a fork's close would repeat what its parent has not written yet."""
+    pytest.importorskip("tensorboard")
+    board, lines = TensorBoardLogger(tmp_path / "board"), JSONLinesLogger(tmp_path / "lines")
+    (events,) = (tmp_path / "board").iterdir()
+    with board, lines, made("sync") as envs:
+        collector = Collector(envs, RandomPolicy(), callbacks=[board, lines], seed=0)
+        batch = collector.collect(episodes=2)
+        record = collector.metrics.episodes[0]
+        lines.on_episode_end(None, record)  # type: ignore[arg-type]  # a line that waits
+        before = events.read_bytes(), (tmp_path / "lines").read_bytes()
+        calls: dict[str, Callable[[], Any]] = {
+            "TensorBoardLogger": lambda: board.on_sample_end(batch, collector.metrics),
+            "JSONLinesLogger": lambda: lines.on_episode_end(None, record),  # type: ignore[arg-type]
+        }
+        for name, call in calls.items():
+            assert re.match(rf"StateError: .*, which made this {name}", in_fork(call)), name
+        for again in (lines.on_sample_end, lines.state_dict):
+            assert in_fork(again).startswith("StateError: ")
+        assert [in_fork(one.close) for one in (board, lines)] == ["no error"] * 2
+        assert (events.read_bytes(), (tmp_path / "lines").read_bytes()) == before
+        collector.collect(episodes=1)
+        assert len((tmp_path / "lines").read_text().splitlines()) == collector.metrics.episodes_total + 1
+
+
+def test_a_fork_leaves_videos_to_its_parent(tmp_path: Path) -> None:
+    """It would give its own the same names."""
+    pytest.importorskip("imageio_ffmpeg")
+    record = RecordVideo(tmp_path)
+    with marlvec.make(
+        partial(PainterEnv, length=3), 1, backend="sync", render_mode="rgb_array", wrappers=[record]
+    ) as envs:
+        envs.reset()
+        for k in range(2):  # before there is a file, and while there is one
+            for name, call in {"step()": lambda: envs.step(envs.random_action()), "reset()": envs.reset}.items():
+                text = in_fork(call)
+                assert f"StateError: RecordVideo: {name} in process" in text, k
+                assert "call make() in each process, with folders of its own" in text
+            assert in_fork(envs.close) == "no error"
+            envs.step(envs.random_action())
+        for _ in range(2):
+            envs.step(envs.random_action())
+    complete = tmp_path / "painter-env0-episode0.mp4"
+    assert len(frames_of(complete)) == 4
+    video = VideoFile(tmp_path / "x.mp4", 30, find_ffmpeg())
+    video.write(np.zeros((*SMALLEST, 3), np.uint8))
+    for name, call in {
+        "write()": lambda: video.write(np.zeros((*SMALLEST, 3), np.uint8)),
+        "finish()": video.finish,
+    }.items():
+        assert in_fork(call).startswith(f"StateError: video x.mp4: {name} in process")
+    assert in_fork(video.discard) == "no error"
+    video.finish()
+    assert len(frames_of(tmp_path / "x.mp4")) == 1
+
+
+def test_a_fork_leaves_the_page_to_its_parent() -> None:
+    """Its thread would never answer a fork that waits for its end."""
+    with PageServer("random", "ws://127.0.0.1:8765/") as page:
+        assert in_fork(page.close) == "no error"
+        assert in_fork(page.__enter__).startswith("StateError: with PageServer in process")
+        with urlopen(page.url) as answer:
+            assert answer.status == 200
+
+
+def test_a_fork_leaves_many_collectors_to_its_parent() -> None:
+    with Collectors(build_collector, 1, "sync", seed=0) as collectors:
+        collectors.collect(env_steps=4)
+        assert in_fork(lambda: collectors.collect(env_steps=4)).startswith("StateError: ")
+        assert "which made this Collectors" in in_fork(lambda: collectors.collect(env_steps=4))
+        assert in_fork(collectors.close) == "no error"
+        collectors.collect(env_steps=4)
+
+
+def build_collector(place: Place) -> Collector:
+    return Collector(marlvec.make("CartPole-v1", 1, backend="sync"), RandomPolicy(), seed=place.seed)
+
+
 @pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
 def test_pickle_and_copy_say_what_to_do_instead(how: Callable[[Any], Any], tmp_path: Path) -> None:
     with ExitStack() as stack:
@@ -118,8 +205,12 @@ def test_pickle_and_copy_say_what_to_do_instead(how: Callable[[Any], Any], tmp_p
         collector = Collector(every[0], RandomPolicy())
         outside = stack.enter_context(external.make("CartPole-v1", num_envs=2))
         others = [collector, collector.background(env_steps=4), outside, external.ExternalEnv(outside)]
-        others += [stack.enter_context(external.Server(outside, token="a" * 32))]
+        server = stack.enter_context(external.Server(outside, token="a" * 32))
+        others += [server, stack.enter_context(external.Client(server.url, token="a" * 32, timeout=20))]
+        others += [stack.enter_context(Collectors(build_collector, 1, "sync", seed=0))]
         others += [stack.enter_context(Recorder(tmp_path / "data"))]
+        others += [stack.enter_context(JSONLinesLogger(tmp_path / "lines"))]
+        others += [stack.enter_context(TensorBoardLogger(tmp_path / "board"))]
         for one in [*every, *others]:
             with pytest.raises(
                 SerialisationError, match=f"^{type(one).__name__} cannot be pickled or copied: .*; .* in each"

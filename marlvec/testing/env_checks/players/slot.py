@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from marlvec.envs.adapters.return_values import AgentId
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.envs.slot import Slot
+from marlvec.envs.spec import Info, refuse_masks
+from marlvec.errors import ContractError
 from marlvec.testing.env_checks.findings import Findings
 from marlvec.testing.env_checks.players.base import Player
 from marlvec.testing.env_checks.values import check_mask, check_member, check_table
@@ -144,6 +146,15 @@ class SlotPlayer(Player):
             with self.place.logging():
                 for agent, info in check_table(infos, self.place, "infos", "infos").items():
                     check_table(info, self.place, f"info of {agent!r}", "infos")
+            with self.place.logging():
+                self._refuse_masks(infos)
+
+    def _refuse_masks(self, infos: Info) -> None:
+        try:
+            refuse_masks(self._spec, infos)
+        except ContractError:
+            change = "write it with slot.write_mask(), or put it under another key"
+            self.place.fault("masks", "action_mask in infos", "none, since it forbids no action there", "one", change)
 
 
 class WorldEnv(MultiAgentEnv):

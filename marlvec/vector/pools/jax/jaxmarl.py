@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from copy import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from marlvec.envs.making.catalog import BRAX_ENVS
 from marlvec.errors import ArgumentError, ContractError, MarlvecError, MissingExtraError
 from marlvec.vector.pools.jax.world import JaxRows, JaxWorld
-from marlvec.vector.pools.suites import array_space, check_built, check_known, import_suite
+from marlvec.vector.pools.suites import array_space, check_known, import_suite, made_or_built
 
 __all__ = ["JaxMarlWorld"]
 
@@ -44,14 +45,11 @@ class JaxMarlWorld(JaxWorld):
         self.name = f"jaxmarl/{env_id if isinstance(env_id, str) else type(env_id).__name__}"
         import_suite("jaxmarl", f"env {self.name!r}", "jaxmarl")
         self._jax = import_suite("jax", f"env {self.name!r}", "jax")
-        if isinstance(env_id, str):
-            registration = import_suite("jaxmarl.registration", f"env {self.name!r}", "jaxmarl")
-            check_known("jaxmarl", env_id, registration.registered_envs)
-            self.env = self._make(registration, env_id, kwargs)
-        else:
-            check_built(self.name, kwargs)
-            self.env = env_id
-            _refuse_autoreset(env_id, self.name)
+        registration = import_suite("jaxmarl.registration", f"env {self.name!r}", "jaxmarl")
+        self.env = made_or_built(
+            self.name, env_id, kwargs, registration.registered_envs, partial(self._make, registration)
+        )
+        _refuse_autoreset(self.env, self.name)
         try:
             self._describe()
         except MarlvecError:
@@ -183,7 +181,7 @@ class JaxMarlWorld(JaxWorld):
                 of_env[name] = jnp.asarray(value)
         return of_env, of_agents
 
-    def _make(self, registration: Any, env_id: str, kwargs: dict[str, Any]) -> Any:
+    def _make(self, registration: Any, env_id: str, **kwargs: Any) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Overcooked's, which would rather be its second version
             try:

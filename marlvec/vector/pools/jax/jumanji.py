@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Space
 
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.vector.pools.jax.world import JaxRows, JaxWorld
-from marlvec.vector.pools.suites import array_space, check_built, check_known, import_suite
+from marlvec.vector.pools.suites import array_space, import_suite, made_or_built
 
 __all__ = ["JumanjiWorld"]
 
@@ -43,13 +43,8 @@ class JumanjiWorld(JaxWorld):
         self.name = f"jumanji/{env_id if isinstance(env_id, str) else type(env_id).__name__}"
         jumanji = import_suite("jumanji", f"env {self.name!r}", "jumanji")
         self._jax = jax = import_suite("jax", f"env {self.name!r}", "jumanji")
-        if isinstance(env_id, str):
-            check_known("jumanji", env_id, sorted(jumanji.registered_environments()))
-            self.env = jumanji.make(env_id, **kwargs)
-        else:
-            check_built(self.name, kwargs)
-            self.env = env_id
-        env = self.env
+        known = sorted(jumanji.registered_environments())
+        self.env = env = made_or_built(self.name, env_id, kwargs, known, jumanji.make)
         # MultiCVRP's vehicles are agents, too.
         if not hasattr(env, "num_agents") and type(env).__name__ != "MultiCVRP":
             raise ArgumentError(

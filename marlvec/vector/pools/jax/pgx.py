@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Discrete
 
 from marlvec.vector.pools.jax.world import JaxRows, JaxWorld
-from marlvec.vector.pools.suites import array_space, check_built, check_known, import_suite
+from marlvec.vector.pools.suites import array_space, import_suite, made_or_built
 
 __all__ = ["PgxWorld"]
 
@@ -32,13 +32,7 @@ class PgxWorld(JaxWorld):
         self.name = f"pgx/{game if isinstance(game, str) else game.id}"
         pgx = import_suite("pgx", f"env {self.name!r}", "pgx")
         self._jax = jax = import_suite("jax", f"env {self.name!r}", "jax")
-        if isinstance(game, str):
-            check_known("pgx", game, pgx.available_envs())
-            self.env = pgx.make(game, **kwargs)
-        else:
-            check_built(self.name, kwargs)
-            self.env = game
-        env = self.env
+        self.env = env = made_or_built(self.name, game, kwargs, pgx.available_envs(), pgx.make)
         num_players = int(env.num_players)
         self.agents = tuple(f"player_{a}" for a in range(num_players))
         with warnings.catch_warnings():
