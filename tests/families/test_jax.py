@@ -493,7 +493,7 @@ def _loaded(code: str) -> Any:
 LISTED = {row.id: row for row in listing() if row.family in (JAXMARL, JUMANJI, PGX)}
 
 
-@pytest.mark.time_limit(600)
+@pytest.mark.time_limit(1200)  # Brax takes minutes to compile
 @pytest.mark.filterwarnings("ignore:Accessing `:DeprecationWarning")  # of mujoco, whose older names Brax uses
 @pytest.mark.parametrize("env_id", LISTED)
 def test_every_listed_id_is_made_and_steps(env_id: str) -> None:
