@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -187,7 +188,126 @@ with marlvec.make("simple_spread", 2, backend="sync") as envs, marlvec.Recorder(
     marlvec.Collector(envs, marlvec.RandomPolicy(), callbacks=[recorder], seed=0).collect(env_steps=60)
 data = marlvec.load_dataset("run")
 """
+PLAY = """
+import marlvec
+with marlvec.make({env!r}, 2) as envs:
+    envs.reset(seed=0)
+    envs.step(envs.random_action(seed=0))
+"""
+EVERY_ID = """
+import os
+os.environ["SDL_VIDEODRIVER"] = "dummy"
+import marlvec
+from marlvec.registry import listing
+ids = [row.id for row in listing(with_gymnasium=True) if row.extra == {extra!r}]
+assert ids
+for name in ids:
+    with marlvec.make(name, 1, backend="sync") as envs:
+        envs.reset(seed=0)
+        envs.step(envs.random_action(seed=0))
+"""
+COMMAND = """
+import pathlib, subprocess, sys
+command = pathlib.Path(sys.executable).with_name("marlvec")
+subprocess.run([command, *{arguments!r}.split()], check=True)
+assert pathlib.Path({file!r}).stat().st_size
+"""
 MAIN_CALLS = {
+    "plot": COMMAND.format(arguments="rollout simple_spread --num-envs 2 --env-steps 200 --plot a.png", file="a.png"),
+    "video": COMMAND.format(arguments="record simple_spread -o a.mp4", file="a.mp4"),
+    "tensorboard": """
+import pathlib, marlvec
+with marlvec.make("simple_spread", 2, backend="sync") as envs, marlvec.TensorBoardLogger("logs") as logger:
+    marlvec.Collector(envs, marlvec.RandomPolicy(), callbacks=[logger], seed=0).collect(env_steps=60)
+assert list(pathlib.Path("logs").iterdir())
+""",
+    **{extra: EVERY_ID.format(extra=extra) for extra in ("classic", "butterfly", "sisl", "atari", "box2d")},
+    "lbf": PLAY.format(env="lbf/Foraging-8x8-2p-3f-v3"),
+    "rware": PLAY.format(env="rware/rware-tiny-2ag-v2"),
+    "overcooked": PLAY.format(env="overcooked/cramped_room"),
+    "envpool": PLAY.format(env="envpool/TicTacToe-v1") + PLAY.format(env="envpool/Pong-v5"),
+    "vmas": PLAY.format(env="vmas/balance"),
+    "jax": """
+import gymnasium, jax, numpy, marlvec
+class Drift(marlvec.JaxWorld):
+    name, agents = "drift", ("red", "blue")
+    observation_spaces = (gymnasium.spaces.Box(-9, 9, (1,), numpy.float32),) * 2
+    action_spaces = (gymnasium.spaces.Discrete(2),) * 2
+    def reset(self, key):
+        state = jax.random.uniform(key, (2, 1))
+        return state, marlvec.JaxRows(state)
+    def step(self, key, state, actions):
+        state, none = state + actions[:, None], jax.numpy.zeros(2, bool)
+        return state, marlvec.JaxRows(state, jax.numpy.ones(2), none, none)
+with marlvec.make(Drift, 2) as envs:
+    envs.reset(seed=0)
+    envs.step(envs.random_action(seed=0))
+""",
+    "jaxmarl": PLAY.format(env="jaxmarl/MPE_simple_spread_v3"),
+    "brax": PLAY.format(env="jaxmarl/halfcheetah_6x1"),
+    "jumanji": PLAY.format(env="jumanji/Cleaner-v0"),
+    "pgx": PLAY.format(env="pgx/tic_tac_toe"),
+    "external": """
+import threading, marlvec
+from marlvec import external
+def simulate(url):
+    with external.Client(url) as client:
+        episode = client.start_episode()
+        env = marlvec.registry.resolve("simple_spread")(max_cycles=5)
+        obs, _ = env.reset(seed=0)
+        while env.agents:
+            obs, rewards, *_ = env.step(client.get_action(episode, obs))
+            client.log_returns(episode, rewards)
+        client.end_episode(episode, obs, truncated=True)
+with external.make("simple_spread", num_envs=2) as envs, external.Server(envs) as server:
+    thread = threading.Thread(target=simulate, args=(server.url,))
+    thread.start()
+    collector = marlvec.Collector(envs, marlvec.RandomPolicy(), batch_mode="complete", seed=0)
+    assert collector.collect(episodes=1).env_steps == 5
+    thread.join()
+""",
+    "sb3": """
+import marlvec
+from marlvec.interop.sb3 import SB3VecEnv, only_decisions
+from stable_baselines3 import PPO
+envs = SB3VecEnv(marlvec.make("simple_spread", num_envs=2, backend="sync"))
+model = PPO("MlpPolicy", envs, n_steps=8, batch_size=48, device="cpu")
+only_decisions(model)
+model.learn(48)
+envs.close()
+""",
+    "torchrl": """
+from marlvec.interop.torchrl import TorchRLEnv
+env = TorchRLEnv.make("simple_spread", num_envs=2, backend="sync")
+env.rollout(3)
+env.close()
+""",
+    "tianshou": """
+import numpy
+from marlvec.interop.tianshou import TianshouVectorEnv
+envs = TianshouVectorEnv.make("simple_spread", num_envs=2, backend="sync")
+envs.reset(seed=0)
+envs.step(numpy.zeros(6, int))
+envs.close()
+""",
+    "distributed": """
+import marlvec
+from marlvec.distributed import Collectors
+def build(place):
+    return marlvec.Collector(marlvec.make("simple_spread", 2, backend="sync"), marlvec.RandomPolicy(), seed=place.seed)
+with Collectors(build, 1) as collectors:
+    assert collectors.collect(env_steps=50).env_steps == 50
+""",
+    "rllib": """
+from ray.rllib.algorithms.ppo import PPOConfig
+from marlvec.interop.rllib import RLlibEnvRunner
+config = PPOConfig().environment("simple_spread")
+config = config.env_runners(env_runner_cls=RLlibEnvRunner, num_env_runners=0, num_envs_per_env_runner=2)
+config = config.multi_agent(policies={"agent"}, policy_mapping_fn=lambda *_, **__: "agent")
+runner = RLlibEnvRunner(config=config, worker_index=0)
+assert runner.sample(num_timesteps=10, random_actions=True)
+runner.stop()
+""",
     "parquet": RECORD + "assert len(list(data.episodes())) == 4",
     "minari": RECORD
     + """
@@ -220,7 +340,15 @@ with marlvec.make("simple_spread", 2, backend="native") as envs:
 """,
 }
 """What each extra is for, by extra: runs with nothing but the extra installed."""
+TORCH = ("vmas", "sb3", "torchrl", "tianshou", "rllib")
+"""Extras that ask for torch: the test installs the processor's build first, as docs/install.md says."""
+FOR_DEVELOPERS = {"test", "lint", "docs"}
 CHEAP = {"minari"}
+
+
+def test_every_extra_has_a_main_call() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    assert extras.keys() - FOR_DEVELOPERS == MAIN_CALLS.keys()
 
 
 @pytest.mark.parametrize(
@@ -234,7 +362,8 @@ def test_an_extra_alone_is_enough_for_its_main_call(extra: str, wheel: Path, tmp
     python = tmp_path / "venv" / "bin" / "python"
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
     pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
-    run(*pip, "install", "--quiet", "--no-compile", f"{wheel}[{extra}]", cwd=tmp_path)
+    beside = ["torch==2.13.0"] if extra in TORCH else []
+    run(*pip, "install", "--quiet", "--no-compile", f"{wheel}[{extra}]", *beside, cwd=tmp_path)
     home = {"MINARI_DATASETS_PATH": str(tmp_path / "minari")}
     code = f"import os\nos.environ.update({home})\n{MAIN_CALLS[extra]}\nprint('done')"
     assert run(python, "-c", code, cwd=tmp_path).splitlines()[-1] == "done"

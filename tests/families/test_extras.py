@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import pytest
@@ -87,6 +88,40 @@ def test_worlds_of_jax_without_their_suite_name_the_extra(
     monkeypatch.setitem(sys.modules, extra, None)
     with pytest.raises(MissingExtraError, match=rf"{env_id}.*pip install 'marlvec\[{extra}\]'"):
         marlvec.make(env_id, 4)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "error", "message"),
+    [
+        (
+            "JaxRobotarium_navigation",
+            ValueError("JaxRobotarium_navigation requires the jaxrobotarium package, which is not installed."),
+            "needs jaxrobotarium, which is not installed; to install it: see https://github.com/GT-STAR-Lab/JaxRobotarium",
+        ),
+        (
+            "ant_4x2",
+            ImportError(
+                "ant_4x2 requires brax, which is not installed. Install it with `pip install jaxmarl[mabrax]`."
+            ),
+            "needs brax, which is not installed; to install it: pip install 'marlvec[brax]'",
+        ),
+    ],
+)
+def test_what_jaxmarl_lacks_is_named_once_with_its_command(
+    env_id: str, error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JaxMARL's own errors, from a stand-in for it."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    registration = SimpleNamespace(registered_envs=[env_id], make=fail)
+    modules = {"jax": SimpleNamespace(), "jaxmarl": SimpleNamespace(), "jaxmarl.registration": registration}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    with pytest.raises(MissingExtraError) as caught:
+        marlvec.JaxMarlWorld(env_id)
+    assert str(caught.value) == f"env 'jaxmarl/{env_id}' {message}"
 
 
 def test_a_world_without_jax_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import marlvec
+from marlvec.envs.making.catalog import JAXMARL, JUMANJI, PGX
 from marlvec.errors import ArgumentError, ContractError
+from marlvec.registry import listing
 from marlvec.testing import check_env, check_vector_env
 
 pytestmark = pytest.mark.slow("compiles worlds of JAX")
@@ -486,3 +488,18 @@ def _loaded(code: str) -> Any:
     names: dict[str, Any] = {"__name__": "page"}
     exec(compile(code.partition("with marlvec.make")[0], "jax.md", "exec"), names)
     return names["Rendezvous"]
+
+
+LISTED = {row.id: row for row in listing() if row.family in (JAXMARL, JUMANJI, PGX)}
+
+
+@pytest.mark.time_limit(1200)  # Brax takes minutes to compile
+@pytest.mark.filterwarnings("ignore:Accessing `:DeprecationWarning")  # of mujoco, whose older names Brax uses
+@pytest.mark.parametrize("env_id", LISTED)
+def test_every_listed_id_is_made_and_steps(env_id: str) -> None:
+    if not LISTED[env_id].installed:
+        pytest.skip(f"the extra `{LISTED[env_id].extra}` is not installed")
+    with marlvec.make(env_id, 2) as envs:
+        envs.reset(seed=0)
+        _, rewards, terminated, truncated, _ = envs.step(envs.random_action(seed=0))
+        assert rewards.shape == terminated.shape == truncated.shape == (2, envs.agent_num)

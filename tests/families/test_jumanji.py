@@ -181,6 +181,38 @@ def test_a_collision_terminates_and_the_limit_truncates() -> None:
         assert not truncated.any()
 
 
+@pytest.mark.time_limit(600)
+@pytest.mark.parametrize(
+    ("env_id", "discount"), [("LevelBasedForaging-v0", 1), ("RobotWarehouse-v0", 0), ("Cleaner-v0", 0)]
+)
+def test_the_time_limit_truncates_whatever_jumanjis_discount_says(env_id: str, discount: int) -> None:
+    """At its limit level-based foraging gives the discount 1, and the others 0, as at an end of the game itself."""
+    world, limit = JumanjiWorld(env_id, time_limit=3), 3
+    plain = Plain(world.env)
+    with marlvec.make(world, NUM_ENVS, autoreset_mode="disabled", validate="off") as envs:
+        envs.reset(seed=SEEDS)
+        plain.begin(np.arange(NUM_ENVS))
+        for t in range(1, limit + 1):
+            stays = np.zeros((NUM_ENVS, envs.agent_num), int)
+            actions = envs.random_action(seed=t) if env_id == "Cleaner-v0" else stays  # in Cleaner, 0 is a move
+            _, _, terminated, truncated, infos = envs.step(actions)
+            timestep = plain.step(np.asarray(actions, world.env.action_spec.dtype), np.ones(NUM_ENVS, bool))
+            assert not terminated.any()
+            assert truncated.all() == truncated.any() == (t == limit)
+        assert timestep.last().all()
+        assert (np.asarray(timestep.discount) == discount).all()
+        if env_id == "LevelBasedForaging-v0":
+            same(infos["discount"], timestep.discount)
+        if env_id == "Cleaner-v0":  # a move that the mask forbids, in the last step
+            envs.reset(seed=SEEDS)
+            for t in range(1, limit):
+                *_, infos = envs.step(envs.random_action(seed=t))
+            forbidden = infos["action_mask"].argmin(axis=2)
+            _, _, terminated, truncated, _ = envs.step(forbidden)
+            assert terminated.all()
+            assert not truncated.any()
+
+
 def test_a_state_goes_on_bit_by_bit() -> None:
     with marlvec.make("jumanji/RobotWarehouse-v0", 3, time_limit=15) as envs:
         envs.reset(seed=1)

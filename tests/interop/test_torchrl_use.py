@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from torchrl.modules import MaskedCategorical, MultiAgentMLP, ProbabilisticActor
 from torchrl.objectives.multiagent import IPPOLoss, MAPPOLoss  # noqa: E402
 
 from marlvec.interop.torchrl import TorchRLEnv  # noqa: E402
+from marlvec.testing.scripted import Script, ScriptedParallelEnv  # noqa: E402
 
 N = 4
 
@@ -82,6 +84,20 @@ def test_a_collectors_batches_are_whole_episodes_in_a_row() -> None:
     rewards = data["next", "agent", "reward"]
     torch.testing.assert_close(data["next", "agent", "sum"][:, 6], rewards[:, :7].sum(dim=1))
     torch.testing.assert_close(data["next", "agent", "sum"][:, 13], rewards[:, 7:14].sum(dim=1))
+
+
+def test_after_an_agents_death_the_roots_done_ends_episodes_and_traj_ids_do_not() -> None:
+    """As docs/libraries/torchrl.md says of TorchRL's `Collector`; the first agent ends in step 2 of 6."""
+    script = Script([0, 0], [2, 6], ["terminated"] * 2)
+    env = TorchRLEnv.make(partial(ScriptedParallelEnv, script, agent_num=2), 2, backend="sync", group_map="each")
+    collector = Collector(env, None, frames_per_batch=24, total_frames=24)
+    (data,) = (batch.clone() for batch in collector)
+    collector.shutdown()
+    ids = data["collector", "traj_ids"]
+    changes = (ids[:, 1:] != ids[:, :-1]).tolist()
+    assert changes == [[False, True, True, True, True, True, False, True, True, True, True]] * 2
+    done = data["next", "done"][..., 0].long()
+    assert (done.cumsum(-1) - done).tolist() == [[0] * 6 + [1] * 6] * 2
 
 
 @pytest.mark.parametrize(("loss_class", "centralized"), [(MAPPOLoss, True), (IPPOLoss, False)])

@@ -24,7 +24,7 @@ from marlvec.recording import from_vault, to_vault
 from marlvec.recording.formats import vault
 from marlvec.recording.formats.vault_store import Leaf, VaultStore, leaves_of
 from tests.recording import vaults
-from tests.recording.runs import collector, same_rows, write
+from tests.recording.runs import collector, same_rows, two_lives, write
 
 pytest.importorskip("pyarrow")
 
@@ -136,7 +136,7 @@ def _expected(flags: dict[str, Any]) -> list[tuple[int, ...]]:
             if "acting" not in flags:
                 acts = [k for k in acts if not over[start:k, agent].any()]
             for t, k in enumerate(acts):
-                is_last = t == len(acts) - 1
+                is_last = t == len(acts) - 1 or bool(over[k, agent])  # an agent may come back
                 terminated = is_last and bool(flags["terminals"][k, agent])
                 truncated = is_last and (bool(flags["truncations"][k, agent]) or not terminated)
                 after = k if is_last else acts[t + 1]
@@ -171,21 +171,57 @@ def test_any_flags_make_the_rows_of_a_plain_loop(flags: dict[str, Any], steps: i
         arrays["infos", "acting"] = flags["acting"]
     store: Any = _Memory(arrays)
     found: list[tuple[int, ...]] = []
-    done = episodes = 0
+    unrolls: list[int] = []
+    ends: list[bool] = []
+    done = episodes = fragments = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vault, "_STEPS", steps)
         for start, moments in vault._pieces(store, 0, length):
             assert start == done
             done += len(moments.ends_T)
-            rows = vault._rows({leaf: array[start:done] for leaf, array in arrays.items()}, moments, 0, episodes)
+            rows = vault._rows(
+                {leaf: array[start:done] for leaf, array in arrays.items()}, moments, 0, episodes, fragments
+            )
             episodes += int(moments.first_T.sum())
+            fragments += int(rows["next_obs_missing"].sum())
             names = ("eps_id", "agent_index", "t", "env_t", "terminated", "truncated")
             columns = [*(rows[name] for name in names), rows.obs[:, 0], rows["next_obs"][:, 0]]
             found += zip(*(column.astype(int).tolist() for column in columns), strict=True)
             np.testing.assert_array_equal(rows["rewards"], rows.obs[:, 0])
             np.testing.assert_array_equal(rows["next_obs_missing"], rows["terminated"] | rows["truncated"])
+            unrolls += rows["unroll_id"].tolist()
+            ends += rows["next_obs_missing"].tolist()
+    assert unrolls == [sum(ends[:k]) for k in range(len(ends))]  # one number a fragment
     assert done == length
     assert sorted(found) == [tuple(map(int, row)) for row in _expected(flags)]
+
+
+@needs_tensorstore
+def test_an_agent_that_came_back_keeps_each_of_its_ends(tmp_path: Path) -> None:
+    """Also where a lone agent came back: then the Vault has another episode."""
+    spaces = {agent: (Box(-99, 99, (1,), np.float64), Discrete(3)) for agent in ("a", "b")}
+    with marlvec.external.make(spaces) as envs:
+        write(tmp_path / "run", [two_lives()], envs=envs)
+    with marlvec.load_dataset(tmp_path / "run") as data:
+        to_vault(data, tmp_path / "both")
+        to_vault(data, tmp_path / "alone", ["a"])
+    store = VaultStore.open(tmp_path / "both", "a test")
+    for leaf, expected in (
+        (("terminals",), [0, 0, 0, 0, 0, 0, 1]),
+        (("truncations",), [0, 1, 1, 1, 0, 0, 0]),
+        (("infos", "acting"), [1, 1, 0, 0, 1, 1, 1]),
+    ):
+        assert store.read(leaf, 0, 0, 7)[:, 0].astype(int).tolist() == expected, leaf
+    for name, episodes, columns in (("both", [0] * 5, ("t", "env_t", "unroll_id")), ("alone", [0] * 2 + [1] * 3, ())):
+        from_vault(tmp_path / name, tmp_path / f"{name} back")
+        with marlvec.load_dataset(tmp_path / f"{name} back") as back:
+            got = _sorted(back["main"].read(), "agent_index", "eps_id", "t")
+            assert back.episode_table().whole.all()
+        want = two_lives()["main"].slice(0, len(got))
+        assert got["eps_id"][:5].tolist() == episodes
+        assert len(np.unique(got["unroll_id"])) == (3 if name == "both" else 2)
+        for column in ("obs", "actions", "rewards", "terminated", "truncated", *columns):
+            np.testing.assert_array_equal(got[column], want[column], err_msg=f"{name} {column}")
 
 
 def _write(folder: Path, arrays: dict[tuple[str, ...], Any]) -> None:

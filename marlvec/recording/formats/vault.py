@@ -50,8 +50,9 @@ def to_vault(data: RecordedDataset, folder: FilePath, agents: Sequence[str] | No
 
     Actions are the env's (``actions_for_env``). Global states and action masks are written if recorded. A Vault has no
     final observations. When an agent does not act, its numbers are 0, its mask is True and ``infos/acting`` is False.
-    ``terminals`` and ``truncations`` stay True from an agent's last decision to the end of the episode. An agent whose
-    end is not recorded is truncated where the recording ends.
+    ``terminals`` and ``truncations`` stay True from an agent's end to the end of the episode, or until it comes back.
+    If all agents have ended and some come back, the Vault has another episode. An agent whose end is not recorded is
+    truncated where the recording ends.
 
         with marlvec.load_dataset("runs/seek") as data:
             to_vault(data, "vaults/mpe/simple_spread.vlt/Seek")
@@ -105,9 +106,9 @@ def from_vault(
 
     Nothing in the Vault is executed, and nothing outside its folder is opened. An episode ends when all agents are
     terminated or truncated. An agent decides at every time step until its end, or at those marked in ``infos/acting``
-    (which `to_vault` writes). A Vault has no final observations: the last row of an agent's episode has
-    ``next_obs_missing``. If the Vault ends inside an episode, that episode is truncated there. ``infos/legals`` become
-    ``action_mask``. Arrays with other names are left out; the recording's notes list them.
+    (which `to_vault` writes): an agent that decides after its end has come back. A Vault has no final observations:
+    each end of an agent has ``next_obs_missing``. If the Vault ends inside an episode, that episode is truncated there.
+    ``infos/legals`` become ``action_mask``. Arrays with other names are left out; the recording's notes list them.
 
         from_vault("vaults/smac_v1/3m.vlt/Good", "runs/3m")
         data = marlvec.load_dataset("runs/3m")
@@ -135,13 +136,14 @@ def from_vault(
     with ExitStack() as stack:
         envs = None if spaces is None else stack.enter_context(make(spaces, num_envs=1))
         recorder = stack.enter_context(Recorder(folder, format, envs=envs, notes=notes))
-        episodes = 0
+        episodes = fragments = 0
         for b in range(batch_size):
             for start, moments in _pieces(store, b, length):
                 arrays = {leaf: store.read(leaf, b, start, start + len(moments.ends_T)) for leaf in used}
-                rows = _rows(arrays, moments, b, episodes)
+                rows = _rows(arrays, moments, b, episodes, fragments)
                 recorder.write(MultiAgentBatch({"main": rows}, env_steps=len(moments.ends_T), known=("main",)))
                 episodes += int(moments.first_T.sum())
+                fragments += int(rows["next_obs_missing"].sum())
 
 
 # --- writing
@@ -151,18 +153,21 @@ def _experience(episode: SampleBatch, optional: Mapping[str, Leaf]) -> Arrays:
     """Return an episode's arrays (T, …) by leaf, in OG-MARL's form."""
     acting_TN: NDArray[np.bool_] = episode["acting"]
     length, agent_num = acting_TN.shape
+    time_T1, agents_N = np.arange(length)[:, None], np.arange(agent_num)
     has_acted_N = acting_TN.any(axis=0)
-    last_N = np.where(has_acted_N, length - 1 - acting_TN[::-1].argmax(axis=0), 0)
-    over_TN = np.arange(length)[:, None] >= last_N
-    ends_N = {name: episode[name][last_N, np.arange(agent_num)] for name in ("terminated", "truncated")}
-    terminated_N = ends_N["terminated"] | ~has_acted_N  # an agent without a decision is over from the start
-    truncated_N = ends_N["truncated"] | ~terminated_N
+    terminated_TN, truncated_TN = (episode[name] & acting_TN for name in ("terminated", "truncated"))
+    last_N = length - 1 - acting_TN[::-1].argmax(axis=0)
+    truncated_TN[last_N, agents_N] |= has_acted_N & ~terminated_TN[last_N, agents_N]
+    # An agent's flags are those of its latest decision: it may end, and come back in the same episode.
+    latest_TN = np.maximum.accumulate(np.where(acting_TN, time_T1, 0), axis=0)
+    terminated_TN, truncated_TN = terminated_TN[latest_TN, agents_N], truncated_TN[latest_TN, agents_N]
+    terminated_TN |= ~has_acted_N  # an agent without a decision is over from the start
     found: Arrays = {}
     for column, name in _COLUMNS.items():
         for keys, leaf in leaves_of(episode[column]):
             _check_leaf(leaf, keys, column)
             found[(name, *keys)] = leaf
-    found |= {_TERMINALS: over_TN & terminated_N, _TRUNCATIONS: over_TN & truncated_N, _ACTING: acting_TN}
+    found |= {_TERMINALS: terminated_TN, _TRUNCATIONS: truncated_TN, _ACTING: acting_TN}
     for column, leaf in optional.items():
         found[leaf] = episode[column]
     if _LEGALS in found:
@@ -283,19 +288,19 @@ def _moments(store: VaultStore, b: int, start: int, stop: int) -> _Moments:
     return _Moments(first_T, ends_T, acting_TN, terminated_TN, truncated_TN)
 
 
-def _rows(arrays: Arrays, moments: _Moments, env_id: int, episodes: int) -> SampleBatch:
+def _rows(arrays: Arrays, moments: _Moments, env_id: int, episodes: int, fragments: int) -> SampleBatch:
     """Return the rows of whole episodes in a collector's order: by agent, then by time."""
     agent_B, moment_B = np.nonzero(moments.acting_TN.T)
     n, (length, agent_num) = len(agent_B), moments.acting_TN.shape
     eps_id_T = episodes + moments.first_T.cumsum() - 1
     env_t_T = np.arange(length) - np.maximum.accumulate(np.where(moments.first_T, np.arange(length), 0))
     eps_id_B, env_t_B, numbers_B = eps_id_T[moment_B], env_t_T[moment_B], np.arange(n)
-    fragment_B = eps_id_B * agent_num + agent_B
-    first_B = np.diff(fragment_B, prepend=-1) != 0
-    last_B = np.diff(fragment_B, append=-1) != 0
+    part_B = eps_id_B * agent_num + agent_B
+    first_B = np.diff(part_B, prepend=-1) != 0
+    terminated_B, truncated_B = (flags[moment_B, agent_B] for flags in (moments.terminated_TN, moments.truncated_TN))
+    last_B = (np.diff(part_B, append=-1) != 0) | terminated_B | truncated_B
+    truncated_B = truncated_B | (last_B & ~terminated_B)
     next_B = np.where(last_B, numbers_B, numbers_B + 1)
-    terminated_B = moments.terminated_TN[moment_B, agent_B] & last_B
-    truncated_B = (moments.truncated_TN[moment_B, agent_B] | ~terminated_B) & last_B
     actions_B = arrays[_ACTIONS][moment_B, agent_B]
     obs: Tree = {leaf[1:]: array[moment_B, agent_B] for leaf, array in arrays.items() if leaf[0] == "observations"}
     obs = obs[()] if () in obs else tree_of(obs)
@@ -320,7 +325,7 @@ def _rows(arrays: Arrays, moments: _Moments, env_id: int, episodes: int) -> Samp
         "env_t": env_t_B,
         "next_env_t": np.where(last_B, env_t_B + 1, env_t_B[next_B]),
         "eps_id": eps_id_B,
-        "unroll_id": fragment_B,
+        "unroll_id": fragments + last_B.cumsum() - last_B,
         "env_id": np.full(n, env_id),
         "agent_index": agent_B,
         "policy_version": np.zeros(n, np.int64),

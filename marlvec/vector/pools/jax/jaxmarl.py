@@ -189,9 +189,13 @@ class JaxMarlWorld(JaxWorld):
             except (ImportError, ValueError) as error:
                 if "is not installed" not in str(error):
                     raise
-                install = "pip install 'marlvec[brax]'" if env_id in BRAX_ENVS else "see JaxMARL's own pages"
+                what, install = (
+                    ("brax", "pip install 'marlvec[brax]'")
+                    if env_id in BRAX_ENVS
+                    else ("jaxrobotarium", "see https://github.com/GT-STAR-Lab/JaxRobotarium")
+                )
                 raise MissingExtraError(
-                    f"env {self.name!r}: expected a package that it needs, got {error}; to install it: {install}"
+                    f"env {self.name!r} needs {what}, which is not installed; to install it: {install}"
                 ) from error
 
     def _find_masks(self, state: Any) -> Any:
