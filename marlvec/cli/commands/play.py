@@ -92,7 +92,10 @@ def play(
                 raise ArgumentError(f"--agent {agent}: no such agent; the agents are {', '.join(agents)}")
             if len(agents) < 2:
                 raise ArgumentError(f"{env}: expected at least two agents, got one, {agents[0]}")
-            you, other = HumanPolicy(envs.spec.name, console, RenderedText(envs)), AnnouncingPolicy(name, policies[name])
+            you, other = (
+                HumanPolicy(envs.spec.name, console, RenderedText(envs)),
+                AnnouncingPolicy(name, policies[name]),
+            )
 
             def agent_of(number: int) -> str:
                 return agent or agents[number % len(agents)]
