@@ -27,8 +27,7 @@ import numpy as np
 from websockets.sync.client import connect
 
 from marlvec.external import Client
-from marlvec.external.protocol.messages import Message, Type, write_message
-from marlvec.external.protocol.values import write_array
+from marlvec.external.messages import Message, Type, write_array, write_message
 
 AGENTS = tuple(f"agent_{i}" for i in range(3))
 SIZE = 18  # as simple_spread has

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 import marlvec
-from marlvec.envs.making.catalog import pettingzoo_env
+from marlvec.envs.builtin_ids import pettingzoo_env
 
 __all__ = ["Native", "OpenSpiel", "PettingZoo", "contest"]
 

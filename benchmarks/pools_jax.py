@@ -19,8 +19,7 @@ import jax
 import numpy as np
 
 import marlvec
-from marlvec.vector.pools.jax.jaxmarl import JaxMarlWorld
-from marlvec.vector.pools.jax.pgx import PgxWorld
+from marlvec.vector.pools.jax_suites import JaxMarlWorld, PgxWorld
 
 ENVS = ("jaxmarl/MPE_simple_spread_v3", "jaxmarl/overcooked", "jaxmarl/HeuristicEnemySMAX", "pgx/connect_four")
 SIZES = (64, 1024, 16384)

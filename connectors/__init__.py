@@ -12,17 +12,15 @@ if __name__ != "marlvec.connectors":
     )
 
 from marlvec.connectors import action, agent, learner
-from marlvec.connectors._support.agent_table import AgentTable
-from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.action import *  # noqa: F403  # each side has the list of its own connectors
 from marlvec.connectors.agent import *  # noqa: F403  # likewise
-from marlvec.connectors.catalogue import catalogue
+from marlvec.connectors.agent_tables import AgentTable
 from marlvec.connectors.connector import ActionConnector, AgentConnector, Connector, LearnerConnector
 from marlvec.connectors.function import action_connector, agent_connector, learner_connector
 from marlvec.connectors.learner import *  # noqa: F403  # likewise
 from marlvec.connectors.pipeline import Pipeline
-from marlvec.connectors.registry import connector_from_config, register_connector, register_function
-from marlvec.connectors.rows import Rows
+from marlvec.connectors.registry import catalogue, connector_from_config, register_connector, register_function
+from marlvec.connectors.rows import RowRandom, Rows
 
 __all__ = [
     "ActionConnector",

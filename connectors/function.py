@@ -11,16 +11,6 @@ from marlvec.connectors.connector import ActionConnector, AgentConnector, Connec
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError
 
-__all__ = [
-    "FunctionActionConnector",
-    "FunctionAgentConnector",
-    "FunctionConnector",
-    "FunctionLearnerConnector",
-    "action_connector",
-    "agent_connector",
-    "learner_connector",
-]
-
 RowsFunction = Callable[[Rows], Rows]
 SpaceFunction = Callable[[Space[Any]], Space[Any]]
 

@@ -1,27 +1,114 @@
-"""Pipelines: editable chains of connectors with spaces and timers; base of all three sides."""
+"""`Pipeline`: a chain of connectors as one connector, bound to spaces; how it is saved; the agent and learner chain."""
 
 from __future__ import annotations
 
+import difflib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain, count
 from reprlib import repr as short
 from time import perf_counter_ns
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeGuard, TypeVar
 
 from gymnasium.spaces import Space
 
-from marlvec.connectors._support.leafwise_obs import space_summary
-from marlvec.connectors.connector import Connector, EnvIds, State, holds, is_left_out, overrides
+from marlvec.connectors.connector import (
+    AgentConnector,
+    Connector,
+    EnvIds,
+    LearnerConnector,
+    State,
+    holds,
+    is_left_out,
+    overrides,
+)
 from marlvec.connectors.function import FunctionConnector
+from marlvec.connectors.leafwise import space_summary
 from marlvec.connectors.rows import Rows
-from marlvec.connectors.saved_pipeline import SavedPipeline, explained
-from marlvec.errors import ArgumentError, ContractError, StateError
-from marlvec.serialization.archive import FilePath, write_archive
-from marlvec.serialization.values import Config
+from marlvec.errors import ArgumentError, CheckpointError, ContractError, RegistryError, StateError
+from marlvec.serialization.archive import read_archive, write_archive
+from marlvec.serialization.atomic_file import FilePath
+from marlvec.serialization.values import Config, decode, encode, outline
+from marlvec.spaces import describe_difference
 
-__all__ = ["Stage", "Timing", "Target", "with_inner", "Pipeline"]
+_SAVE_AGAIN = (
+    "an earlier save_policy() wrote it: load this state (load_policy) into the connectors that it is of, and "
+    "save_policy() with them again"
+)
+
+
+def is_packed(found: Any) -> TypeGuard[Config]:
+    """Return whether data are a whole pipeline from `SavedPipeline.pack`, not just its state."""
+    return isinstance(found, dict) and found.keys() >= {"config", "state", "training"}
+
+
+@contextmanager
+def explained(path: FilePath) -> Iterator[None]:
+    """Convert errors of building a pipeline from a valid file (other versions, for one) to `CheckpointError`."""
+    try:
+        yield
+    except (CheckpointError, RegistryError, MemoryError):
+        raise
+    except Exception as error:
+        raise CheckpointError(path, f"cannot be built here: {error!r:.500}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPipeline:
+    """Complete content of a pipeline at one moment; spaces are None if it is unbound."""
+
+    config: Config  # from `Connector.to_config`
+    state: State
+    training: list[bool]  # mode of the pipeline and each piece, outer pieces first
+    space: Space[Any] | None
+    agents: tuple[str, ...]
+    action_space: Space[Any] | None
+
+    def pack(self) -> Config:
+        """Return the content as data for `write_archive`."""
+        parts = {
+            "state": encode(self.state, "the state"),
+            "training": self.training,
+            "space": encode(self.space, "the space"),
+            "agents": list(self.agents),
+            "action_space": encode(self.action_space, "the action space"),
+        }
+        return {"config": self.config, **parts}
+
+    @classmethod
+    def read(cls, path: FilePath, section: str) -> Self:
+        """Read a file of `Pipeline.save`, or the section of a file of `save_policy`."""
+        found = read_archive(path)
+        if "config" not in found and section in found:
+            found = found[section]
+            if not is_packed(found):
+                raise CheckpointError(path, f"holds a state of {section} without their configuration; {_SAVE_AGAIN}")
+        with explained(path):
+            decoded = {key: decode(found[key]) for key in ("state", "space", "action_space")}
+            return cls(config=found["config"], training=found["training"], agents=tuple(found["agents"]), **decoded)
+
+    def check_same(self, own: SavedPipeline, path: FilePath) -> None:
+        """Raise CheckpointError, with the difference, if this content of a file does not fit an existing pipeline."""
+        if own.space is None and self.space is not None:
+            raise CheckpointError(
+                path, "is of a bound pipeline, this one is not bound: call bind() first, or reset() of its Collector"
+            )
+        if own.agents != self.agents:
+            raise CheckpointError(path, f"expected the agents {list(own.agents)}, got {list(self.agents)}")
+        for what in ("space", "action_space"):
+            mine, other = getattr(own, what), getattr(self, what)
+            if mine is None or other is None:
+                difference = None if mine is other else f"expected {mine}, got {other}"
+            else:
+                difference = describe_difference(mine, other)
+            if difference is not None:
+                raise CheckpointError(path, f"is of another {what.replace('_', ' ')}: {difference}")
+        lines = list(difflib.unified_diff(outline(own.config), outline(self.config), "here", "file", n=2, lineterm=""))
+        if lines:
+            raise CheckpointError(path, "\n".join(["is of another pipeline:", *lines]))
+
 
 P = TypeVar("P", bound=Connector)
 
@@ -655,3 +742,57 @@ def _set_owner(pieces: Iterable[Connector], owner: Pipeline[Any] | None) -> None
     for piece in pieces:
         if isinstance(piece, Pipeline):
             piece._owner = owner
+
+
+class AgentPipeline(Pipeline[AgentConnector], AgentConnector):
+    """A chain of agent connectors: from the envs' rows to the policy's rows.
+
+    Bound to the space of one observation: ``pipeline.bind(envs.agent_observation_space(0), envs.agents)``.
+
+    Args:
+        pieces: Agent connectors, first to last.
+    """
+
+    _side = AgentConnector
+    _section = "agent_connectors"
+
+    @property
+    def is_identity(self) -> bool:
+        return type(self).__call__ is Pipeline.__call__ and not (self._program or self._compile()).stages
+
+    @property
+    def input_space(self) -> Space[Any]:
+        """Space of one observation before the first piece."""
+        return self._bound_space()
+
+    @property
+    def output_space_(self) -> Space[Any]:
+        """Space of one observation after the last piece."""
+        return self._spaces(self._bound_space())[-1]
+
+    def output_space(self, space: Space[Any]) -> Space[Any]:
+        return self._spaces(space)[-1]
+
+    def _past(self, piece: AgentConnector, space: Space[Any]) -> Space[Any]:
+        return piece.output_space(space)
+
+
+class LearnerPipeline(Pipeline[LearnerConnector], LearnerConnector):
+    """A chain of learner connectors: from a finished batch's rows to the rows to learn from.
+
+    It needs no space and so no `bind`: ``pipeline(batch["main"])``.
+
+    Args:
+        pieces: Learner connectors, first to last.
+    """
+
+    _side = LearnerConnector
+    _needs_space = False
+
+    def see_batch(self, batch: Mapping[str, Rows]) -> None:
+        for stage in self._stages:
+            with self._naming(stage):
+                stage.piece.see_batch(batch)
+
+    def _past(self, piece: LearnerConnector, space: Space[Any]) -> Space[Any]:
+        return space

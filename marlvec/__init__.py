@@ -13,7 +13,8 @@ import typing
 if typing.TYPE_CHECKING:
     from marlvec import connectors, errors
     from marlvec.collect import Collector, MultiAgentBatch, SampleBatch
-    from marlvec.collect.callbacks import Callback, JSONLinesLogger, LiveTable, TensorBoardLogger
+    from marlvec.collect.callbacks import Callback
+    from marlvec.collect.loggers import JSONLinesLogger, LiveTable, TensorBoardLogger
     from marlvec.envs import MultiAgentEnv, RecordVideo
     from marlvec.errors import RestartQuietly
     from marlvec.making import make
@@ -55,7 +56,8 @@ if typing.TYPE_CHECKING:
 else:
     _SOURCES = {
         "marlvec.collect": "Collector MultiAgentBatch SampleBatch",
-        "marlvec.collect.callbacks": "Callback JSONLinesLogger LiveTable TensorBoardLogger",
+        "marlvec.collect.callbacks": "Callback",
+        "marlvec.collect.loggers": "JSONLinesLogger LiveTable TensorBoardLogger",
         "marlvec.envs": "MultiAgentEnv RecordVideo",
         "marlvec.errors": "RestartQuietly",
         "marlvec.making": "make",

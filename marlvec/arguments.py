@@ -13,8 +13,6 @@ import numpy as np
 
 from marlvec.errors import ArgumentError
 
-__all__ = ["check_choice", "check_int", "count_from", "signature_of", "whole_number"]
-
 
 def whole_number(value: Any) -> int | None:
     """Convert an integer of any library to int; None for anything else, and for bools."""

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError
 
-__all__ = ["EnvIds", "Options", "check_env_ids", "spread_options", "rows_of", "Where"]
-
 Ids = NDArray[np.int64]
 
 EnvIds = Sequence[int] | NDArray[Any]

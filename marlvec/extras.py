@@ -9,8 +9,6 @@ from typing import Any
 
 from marlvec.errors import MissingExtraError
 
-__all__ = ["import_extra", "needs_extra"]
-
 
 @contextmanager
 def needs_extra(library: str, what: str, install: str) -> Iterator[None]:

@@ -9,24 +9,18 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
-from marlvec.envs.making.catalog import ENVPOOL, JAX, JAXMARL, JUMANJI, PGX, VMAS
-from marlvec.envs.making.recipe import EnvKwargs, EnvRecipe, RenderModes, Wrapper, write_recipes
+from marlvec.envs.builtin_ids import ENVPOOL, JAX, JAXMARL, JUMANJI, PGX, VMAS
+from marlvec.envs.making import EnvKwargs, EnvRecipe, RenderModes, Wrapper, write_recipes
 from marlvec.errors import ArgumentError, EnvArgumentError
 from marlvec.registry import EnvLike, resolve_all
-from marlvec.vector.backends.auto import choose_backend
-from marlvec.vector.backends.native import is_exact, make_native
-from marlvec.vector.backends.pool import make_pool
-from marlvec.vector.backends.process import AsyncVectorEnv
-from marlvec.vector.backends.sync import SyncVectorEnv
-from marlvec.vector.backends.thread import ThreadVectorEnv
-from marlvec.vector.faults.restarts import RestartLimit
-from marlvec.vector.faults.shared_generators import warn_of_shared
-from marlvec.vector.processes.limits import HAS_WORKER_PROCESSES, MANY_ENVS, check_num_envs, refuse_worker_processes
-from marlvec.vector.processes.worker import WorkerLink
-from marlvec.vector.settings import SettingsArguments
+from marlvec.vector.async_env import AsyncVectorEnv, choose_backend
+from marlvec.vector.cores import HAS_WORKER_PROCESSES, MANY_ENVS, check_num_envs, refuse_worker_processes
+from marlvec.vector.in_process import SyncVectorEnv, ThreadVectorEnv, is_exact, make_native
+from marlvec.vector.pool_env import make_pool
+from marlvec.vector.recovery import warn_of_shared
+from marlvec.vector.settings import RestartLimit, SettingsArguments
 from marlvec.vector.vector_env import VectorEnv
-
-__all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "make"]
+from marlvec.vector.workers.worker import WorkerLink
 
 
 @dataclass(frozen=True)
@@ -156,7 +150,7 @@ def make(
         daemon: Time for worker processes to close their envs at the interpreter's exit, without `VectorEnv.close`:
             True: one second; False: as long as they need.
         worker: A function to run in worker processes instead of their own loop; see
-            `marlvec.vector.processes.worker.serve`.
+            `marlvec.vector.workers.worker.serve`.
         step_timeout: Seconds that one env may take for a step or a reset before it counts as hung, and its worker
             process is killed. None: no limit. Checked while a call waits.
         on_fault: What to do if an env raises, hangs or ends its worker. ``"raise"``: the call raises. ``"restart"``: it

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import gymnasium
 
 from marlvec.arguments import whole_number
-from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.making.catalog import (
+from marlvec.envs.builtin_ids import (
     GRIDS,
     JAX,
     LIBRARIES,
@@ -26,7 +25,8 @@ from marlvec.envs.making.catalog import (
     jax_entries,
     library_entry,
 )
-from marlvec.envs.making.factory import EnvEntry, EnvFactory, builder_hint
+from marlvec.envs.env import MultiAgentEnv
+from marlvec.envs.making import EnvEntry, EnvFactory, builder_hint
 from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, UnknownEnvError
 
 __all__ = ["EnvRow", "listing", "register", "resolve", "resolve_all", "EnvEntry", "EnvFactory"]
@@ -128,7 +128,7 @@ def resolve(env: EnvLike) -> EnvFactory:
 
 def family_of(entry_point: Any) -> str:
     """Return `JAX` for a class or instance of `marlvec.JaxWorld`, else ``"custom"``."""
-    worlds = sys.modules.get("marlvec.vector.pools.jax.world")
+    worlds = sys.modules.get("marlvec.vector.pools.jax")
     if worlds is None:
         return "custom"
     while isinstance(entry_point, partial):

@@ -15,8 +15,6 @@ from marlvec.errors import ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
 from marlvec.spaces.action_masks import OTHER_WIDTH, choice_sizes, pick_allowed
 
-__all__ = ["SpaceSampler"]
-
 AnyArray = NDArray[Any]
 BoolArray = NDArray[np.bool_]
 Generator = np.random.Generator

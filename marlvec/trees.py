@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError, ContractError
 
-__all__ = ["Tree", "list_to_array", "map_tree", "to_array", "tree_leaves", "zip_trees"]
-
 Tree = Any
 """An array, or a dict or tuple of trees. No narrower type covers all results of policies."""
 

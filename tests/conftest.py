@@ -13,8 +13,8 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key  # no public name f
 from hypothesis import settings
 
 import marlvec
-from marlvec.vector.processes.fork_server import client
-from marlvec.vector.processes.worker_process import ensure_server
+from marlvec.vector.workers import fork_server as client
+from marlvec.vector.workers.pool import ensure_server
 from tests.checklist import Recorder, stable_id
 from tests.defects.registry import VARIABLE
 from tests.leaks import Snapshot, leaks, mark_descendants

@@ -25,7 +25,7 @@ __all__ = ["Snapshot", "leaks", "mark_descendants"]
 
 GRACE_SECONDS = 20.0  # milliseconds, as a rule; but the machine may have other things to do
 # The one process that outlives a test: every worker is its child, so that a parent with threads is never forked.
-FORK_SERVER = "marlvec.vector.processes.fork_server.server"
+FORK_SERVER = "marlvec.vector.workers.fork_server"
 # matplotlib keeps the fonts open that it has drawn with, a bounded number of them, for as long as the process lives.
 CACHED_FILES = "/matplotlib/mpl-data/fonts/"
 PROC = Path("/proc")

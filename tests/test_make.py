@@ -16,7 +16,7 @@ from gymnasium.spaces import Discrete
 import marlvec
 from marlvec.errors import ArgumentError, ContractError, EnvArgumentError, EnvRaised
 from marlvec.testing import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, SingleEnv, TurnEnv, decode
-from marlvec.vector.processes.worker import serve
+from marlvec.vector.workers.worker import serve
 
 BACKENDS = ("sync", "async")
 

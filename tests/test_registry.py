@@ -16,7 +16,7 @@ import pytest
 
 from marlvec import registry
 from marlvec.envs import adapt
-from marlvec.envs.making import catalog
+from marlvec.envs import builtin_ids as catalog
 from marlvec.errors import (
     AlreadyRegisteredError,
     ArgumentError,

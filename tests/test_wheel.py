@@ -129,8 +129,8 @@ print(json.dumps([files, missing]))
 """
     files, missing = json.loads(run(python, "-c", code, cwd=tmp_path))
     needs = [  # what nobody else imports
-        ("marlvec.cli.commands.serve", "msgpack"),
-        ("marlvec.distributed.engines.ray_engine", "ray"),
+        ("marlvec.cli.playing", "msgpack"),
+        ("marlvec.distributed.ray_engine", "ray"),
         ("marlvec.envs.grids.foraging", "lbforaging"),
         ("marlvec.envs.grids.overcooked", "overcooked_ai_py"),
         ("marlvec.envs.grids.warehouse", "rware"),
@@ -143,7 +143,7 @@ print(json.dumps([files, missing]))
         ("marlvec.interop.tianshou", "tianshou"),
         ("marlvec.interop.torch", "torch"),  # torchrl's own, too
         ("marlvec.native.", "numba"),
-        ("marlvec.vector.shards.threads.watch", "numba"),
+        ("marlvec.vector.watch", "numba"),
     ]
     for name, error in missing.items():
         assert any(name.startswith(start) and extra in error for start, extra in needs), (name, error)

@@ -13,18 +13,14 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.declared_space import SpaceRule, check_function, read_only, space_after
-from marlvec.connectors._support.leafwise_obs import LeafPlan
 from marlvec.connectors.action.valid_actions import Choices
-from marlvec.connectors.connector import ActionConnector, from_setup
-from marlvec.connectors.parameters import PositiveInt
+from marlvec.connectors.connector import ActionConnector, PositiveInt, from_setup
+from marlvec.connectors.leafwise import LeafPlan, SpaceRule, check_function, read_only, space_after
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.tree import map_space
 from marlvec.trees import Tree, _typed, map_tree, to_array
-
-__all__ = ["ToNumpy", "UnsquashActions", "ReadOnlyActions", "MapActions", "PadActions", "DiscretizeActions"]
 
 
 class ToNumpy(ActionConnector):

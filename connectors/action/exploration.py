@@ -10,16 +10,12 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable, Remembers, Tables, load_tables, save_tables
-from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.action.valid_actions import BoxActions, Choices, ExecutedActions, FloatBoxes, is_given, row_name
-from marlvec.connectors.connector import ActionConnector, EnvIds, State, from_setup
-from marlvec.connectors.parameters import PositiveInt, Probability
-from marlvec.connectors.rows import Rows
+from marlvec.connectors.agent_tables import AgentTable, Remembers, Tables, load_tables, save_tables
+from marlvec.connectors.connector import ActionConnector, EnvIds, PositiveInt, Probability, State, from_setup
+from marlvec.connectors.rows import RowRandom, Rows
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
-
-__all__ = ["EpsilonGreedy", "GaussianNoise", "OrnsteinUhlenbeckNoise"]
 
 
 class _Counts(AgentTable):

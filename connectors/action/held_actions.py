@@ -11,18 +11,13 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable, Remembers
-from marlvec.connectors._support.history import fixed_size_tree
-from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.action.valid_actions import EXECUTED, EXECUTED_MISSING, ExecutedActions
-from marlvec.connectors.connector import ActionConnector, from_setup
-from marlvec.connectors.parameters import PositiveInt, Probability
-from marlvec.connectors.rows import Rows
+from marlvec.connectors.agent_tables import AgentTable, Remembers, fixed_size_tree
+from marlvec.connectors.connector import ActionConnector, PositiveInt, Probability, from_setup
+from marlvec.connectors.rows import RowRandom, Rows
 from marlvec.errors import ContractError
 from marlvec.spaces import Leaf, SpaceTree
 from marlvec.trees import Tree
-
-__all__ = ["HeldActions", "RepeatActions", "StickyActions"]
 
 
 class HeldActions(Remembers, ActionConnector):

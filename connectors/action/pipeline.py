@@ -16,8 +16,6 @@ from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError
 from marlvec.trees import Tree, tree_leaves
 
-__all__ = ["ActionPipeline"]
-
 Undone = tuple[ActionConnector, ...] | None
 
 

@@ -13,27 +13,12 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.row_random import RowRandom
 from marlvec.connectors.connector import ActionConnector, from_setup
-from marlvec.connectors.rows import Rows
+from marlvec.connectors.rows import RowRandom, Rows
 from marlvec.errors import ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
 from marlvec.spaces.action_masks import choice_sizes, pick_allowed
 from marlvec.trees import Tree, to_array, tree_leaves
-
-__all__ = [
-    "FloatBoxes",
-    "ClipActions",
-    "row_name",
-    "BoxActions",
-    "Choices",
-    "MaskInvalid",
-    "ReplaceNaN",
-    "EXECUTED",
-    "EXECUTED_MISSING",
-    "ExecutedActions",
-    "is_given",
-]
 
 EXECUTED = "actions_executed"
 EXECUTED_MISSING = "actions_executed_missing"

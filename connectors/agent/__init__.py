@@ -14,10 +14,10 @@ from marlvec.connectors.agent.filtering import FilterRows, FrameSkip, RowFilter
 from marlvec.connectors.agent.images import GrayscaleObs, MaxObs, ResizeObs
 from marlvec.connectors.agent.memory import DelayObs, FrameStack, PrevActions, PrevRewards, RnnState, View
 from marlvec.connectors.agent.normalization import NormalizeObs, NormalizeReward
-from marlvec.connectors.agent.pipeline import AgentPipeline
 from marlvec.connectors.agent.rewards import ClipReward, MapReward, ScaleReward
 from marlvec.connectors.agent.shape import DropKeys, FlattenObs, PadObs, ReshapeObs, TransposeObs
 from marlvec.connectors.agent.values import CastObs, ClipObs, MapObs, OneHotObs, PerAgent, ScaleObs
+from marlvec.connectors.pipeline import AgentPipeline
 
 __all__ = [
     "ActionMaskFromObs",

@@ -12,21 +12,31 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable, Remembers
-from marlvec.connectors._support.declared_space import DeclaredSpace, SpaceRule, check_function, read_only, space_after
-from marlvec.connectors._support.history import blank_obs, fixed_size_tree, including_blank, stacked_space
-from marlvec.connectors._support.leafwise_obs import append_to_obs, appended_space
 from marlvec.connectors.agent.shape import drop_from_space, drop_from_value
-from marlvec.connectors.connector import AgentConnector, from_setup
-from marlvec.connectors.parameters import PositiveFloat
+from marlvec.connectors.agent_tables import (
+    AgentTable,
+    Remembers,
+    blank_obs,
+    fixed_size_tree,
+    including_blank,
+    stacked_space,
+)
+from marlvec.connectors.connector import AgentConnector, PositiveFloat, from_setup
+from marlvec.connectors.leafwise import (
+    DeclaredSpace,
+    SpaceRule,
+    append_to_obs,
+    appended_space,
+    check_function,
+    read_only,
+    space_after,
+)
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.action_masks import why_no_mask
 from marlvec.spaces.tree import map_space
 from marlvec.trees import Tree
-
-__all__ = ["ActionMaskFromObs", "AgentIndicator", "DeathMask", "StateInObs", "TeamObs", "TimeFeature"]
 
 
 @dataclass(eq=False, repr=False)

@@ -10,15 +10,12 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable, Remembers
-from marlvec.connectors._support.history import cast_row_leaf
+from marlvec.connectors.agent_tables import AgentTable, Remembers, cast_row_leaf
 from marlvec.connectors.connector import AgentConnector
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree
 from marlvec.trees import Tree
-
-__all__ = ["FilterRows", "RowFilter", "FrameSkip"]
 
 BoolArray = NDArray[np.bool_]
 

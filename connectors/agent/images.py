@@ -11,16 +11,12 @@ import numpy as np
 from gymnasium.spaces import Box, MultiBinary, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import Remembers
-from marlvec.connectors._support.history import History, blank_obs
-from marlvec.connectors._support.leafwise_obs import LeafPlan, LeafwiseObs
-from marlvec.connectors.connector import AgentConnector, from_setup
-from marlvec.connectors.parameters import PositiveInt
+from marlvec.connectors.agent_tables import History, Remembers, blank_obs
+from marlvec.connectors.connector import AgentConnector, PositiveInt, from_setup
+from marlvec.connectors.leafwise import LeafPlan, LeafwiseObs
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
-
-__all__ = ["GrayscaleObs", "MaxObs", "ResizeObs"]
 
 _WEIGHTS = np.array([299, 587, 114])
 """Red, green and blue in thousandths of what the eye sees as bright: ITU-R BT.601, as OpenCV and Pillow have it."""

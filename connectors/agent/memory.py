@@ -11,9 +11,11 @@ import numpy as np
 from gymnasium.spaces import Box, Space
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.agent_table import AgentTable, Remembers, load_tables, save_tables
-from marlvec.connectors._support.history import (
+from marlvec.connectors.agent.shape import FlattenObs
+from marlvec.connectors.agent_tables import (
+    AgentTable,
     History,
+    Remembers,
     Shift,
     TreeForm,
     action_tree,
@@ -23,20 +25,18 @@ from marlvec.connectors._support.history import (
     check_column_is_new,
     fixed_size_tree,
     including_blank,
+    load_tables,
     parse_shifts,
+    save_tables,
     stacked_space,
 )
-from marlvec.connectors._support.leafwise_obs import append_to_obs, appended_space
-from marlvec.connectors.agent.shape import FlattenObs
-from marlvec.connectors.connector import AgentConnector, EnvIds, State, from_setup
-from marlvec.connectors.parameters import NonNegativeInt, PositiveInt
+from marlvec.connectors.connector import AgentConnector, EnvIds, NonNegativeInt, PositiveInt, State, from_setup
+from marlvec.connectors.leafwise import append_to_obs, appended_space
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
 from marlvec.spaces.tree import map_space
 from marlvec.trees import Tree, map_tree, to_array
-
-__all__ = ["DelayObs", "FrameStack", "PrevActions", "PrevRewards", "RnnState", "View"]
 
 
 @dataclass(eq=False, repr=False)

@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.connectors.connector import AgentConnector
-from marlvec.connectors.parameters import PositiveFloat
+from marlvec.connectors.connector import AgentConnector, PositiveFloat
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
-
-__all__ = ["ClipReward", "ScaleReward", "MapReward"]
 
 
 @dataclass(eq=False, repr=False)

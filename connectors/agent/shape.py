@@ -12,14 +12,12 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.leafwise_obs import LeafPlan, LeafwiseObs, OneHot, check_keys, is_below
 from marlvec.connectors.connector import AgentConnector, from_setup
+from marlvec.connectors.leafwise import LeafPlan, LeafwiseObs, OneHot, check_keys, is_below
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
 from marlvec.trees import Tree
-
-__all__ = ["DropKeys", "drop_from_space", "drop_from_value", "FlattenObs", "PadObs", "ReshapeObs", "TransposeObs"]
 
 
 class DropKeys(AgentConnector):

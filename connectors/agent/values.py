@@ -11,15 +11,12 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from numpy.typing import DTypeLike, NDArray
 
-from marlvec.connectors._support.declared_space import ObsFunction, read_only
-from marlvec.connectors._support.leafwise_obs import LeafPlan, LeafwiseObs, OneHot, space_summary
 from marlvec.connectors.connector import from_setup
+from marlvec.connectors.leafwise import LeafPlan, LeafwiseObs, ObsFunction, OneHot, read_only, space_summary
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import Leaf, SpaceTree
 from marlvec.trees import Tree, map_tree
-
-__all__ = ["CastObs", "ClipObs", "OneHotObs", "ScaleObs", "MapObs", "PerAgent"]
 
 
 @dataclass(eq=False, repr=False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from marlvec.connectors.learner.batches import Standardize, regroup
 from marlvec.connectors.learner.fragments import Fragments
-from marlvec.connectors.learner.pipeline import LearnerPipeline
 from marlvec.connectors.learner.returns import GeneralAdvantageEstimation, NStep, ReturnsToGo, ValueFunction, VTrace
 from marlvec.connectors.learner.sequences import AddLastObs, AddView, PadSequences, UnpadSequences
+from marlvec.connectors.pipeline import LearnerPipeline
 
 __all__ = [
     "AddLastObs",

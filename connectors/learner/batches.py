@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.connectors.connector import LearnerConnector
+from marlvec.connectors.connector import LearnerConnector, NonNegativeFloat
 from marlvec.connectors.learner.fragments import column, given_actions, numbers, one_array, unknown_outcome
-from marlvec.connectors.parameters import NonNegativeFloat
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
-
-__all__ = ["regroup", "Standardize"]
 
 ModuleMapping = Mapping[str, str] | Callable[[str, int], str]
 """Policy id to module id, or a function of policy id and agent_index that gives a module id."""

@@ -11,18 +11,6 @@ from marlvec.connectors.rows import Rows
 from marlvec.errors import ContractError
 from marlvec.trees import to_array
 
-__all__ = [
-    "Floats",
-    "column",
-    "flags",
-    "given_actions",
-    "mask_out",
-    "numbers",
-    "one_array",
-    "unknown_outcome",
-    "Fragments",
-]
-
 Floats = NDArray[np.float64]
 _ORIGIN = {
     "values": "the policy returns it beside its actions, or a learner connector before this one adds it",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.connectors.connector import LearnerConnector
+from marlvec.connectors.connector import LearnerConnector, PositiveInt, UnitFloat
 from marlvec.connectors.learner.fragments import (
     Floats,
     Fragments,
@@ -21,23 +21,9 @@ from marlvec.connectors.learner.fragments import (
     one_array,
     unknown_outcome,
 )
-from marlvec.connectors.parameters import PositiveInt, UnitFloat
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.trees import map_tree, to_array
-
-__all__ = [
-    "ValueFunction",
-    "end_values",
-    "following",
-    "next_values",
-    "own_values",
-    "state_columns",
-    "GeneralAdvantageEstimation",
-    "VTrace",
-    "ReturnsToGo",
-    "NStep",
-]
 
 Bools = NDArray[np.bool_]
 ValueFunction = Callable[[Rows], Any]

@@ -8,17 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.connectors._support.history import Shift, cast_row_leaf, parse_shifts
-from marlvec.connectors.connector import LearnerConnector
+from marlvec.connectors.agent_tables import Shift, cast_row_leaf, parse_shifts
+from marlvec.connectors.connector import LearnerConnector, PositiveInt
 from marlvec.connectors.learner.fragments import Fragments, numbers
 from marlvec.connectors.learner.fragments import column as column_of
 from marlvec.connectors.learner.returns import following
-from marlvec.connectors.parameters import PositiveInt
 from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.trees import Tree, map_tree, to_array, tree_leaves, zip_trees
-
-__all__ = ["AddLastObs", "AddView", "PadSequences", "kept_name", "UnpadSequences"]
 
 
 class AddLastObs(LearnerConnector):

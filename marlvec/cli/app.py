@@ -14,12 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from marlvec.cli.command_group import CommandGroup
-from marlvec.cli.commands.arena import arena
-from marlvec.cli.commands.datasets import data, record_data
-from marlvec.cli.commands.play import play
-from marlvec.cli.console import complain, did_you_mean, naming, plain_errors, print_json, settle_in, stdout
-from marlvec.cli.options import (
+from marlvec.cli.arguments import (
     DEFAULT_BACKEND,
     AsJson,
     Backend,
@@ -35,8 +30,18 @@ from marlvec.cli.options import (
     Traceback,
     TrainedPolicies,
 )
-
-__all__ = ["app", "main"]
+from marlvec.cli.console import (
+    CommandGroup,
+    complain,
+    did_you_mean,
+    naming,
+    plain_errors,
+    print_json,
+    settle_in,
+    stdout,
+)
+from marlvec.cli.data import data, record_data
+from marlvec.cli.playing import arena, play
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -142,16 +147,16 @@ def rollout(
         --connectors "main=NormalizeObs, FrameStack(4)" --plot returns.png
     """
     from marlvec.cli import arguments
-    from marlvec.cli.building import build_envs
-    from marlvec.cli.commands.rollout import roll_out
-    from marlvec.cli.display import rollout_table
+    from marlvec.cli import display as rollout_table
+    from marlvec.cli.arguments import build_envs
+    from marlvec.cli.running import roll_out
     from marlvec.collect import Collector
-    from marlvec.collect.callbacks import LiveTable
+    from marlvec.collect.loggers import LiveTable
 
     settle_in()
     with plain_errors(traceback):
         if plot is not None:
-            from marlvec.cli.display.plots import check_file, returns_figure
+            from marlvec.cli.display import check_file, returns_figure
 
             check_file(plot)
         named = arguments.policies(policy or [])
@@ -254,9 +259,9 @@ def record(
     from functools import partial
 
     from marlvec.cli import arguments
-    from marlvec.cli.building import build_envs
-    from marlvec.cli.commands.record import check_output, print_recording, read_moment, record_episodes
-    from marlvec.cli.commands.serve import collector_of
+    from marlvec.cli.arguments import build_envs
+    from marlvec.cli.data import check_output, print_recording, read_moment, record_episodes
+    from marlvec.cli.playing import collector_of
 
     settle_in()
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws in memory, without a screen
@@ -342,7 +347,7 @@ def serve(
     """
     from marlvec import external
     from marlvec.cli import arguments
-    from marlvec.cli.commands import serve as serve_command
+    from marlvec.cli import playing as serve_command
 
     settle_in()
     with plain_errors(traceback), external.make(env, num_envs, **arguments.env_kwargs(settings or [])) as envs:
@@ -386,7 +391,7 @@ def bench(
     All compilation happens before.
     """
     from marlvec.cli import arguments
-    from marlvec.cli.commands import bench as benchmark
+    from marlvec.cli import running as benchmark
 
     settle_in()
     with plain_errors(traceback):
@@ -421,7 +426,7 @@ def check(
       marlvec check my_package.envs:MyEnv --set size=5 --skip infos
     """
     from marlvec.cli import arguments
-    from marlvec.cli.commands import check as checking
+    from marlvec.cli import running as checking
 
     settle_in()
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # some envs open a window when they are built
@@ -452,7 +457,7 @@ def envs(
     as_json: AsJson = False,
 ) -> None:
     """List the envs that make() knows, and what to install if something is missing."""
-    from marlvec.cli.commands import lists
+    from marlvec.cli import running as lists
     from marlvec.registry import listing
 
     wanted = (filter or "").lower()
@@ -479,8 +484,8 @@ def connectors(
     as_json: AsJson = False,
 ) -> None:
     """List the connectors that come with marlvec, and what each does."""
-    from marlvec.cli.commands.lists import connectors_json, print_connectors
-    from marlvec.connectors.catalogue import catalogue
+    from marlvec.cli.running import connectors_json, print_connectors
+    from marlvec.connectors.registry import catalogue
 
     rows = catalogue(filter or "", None if side is None else side.value)
     if not rows:
@@ -509,7 +514,7 @@ def examples(
 
       marlvec rollout simple_spread --policy examples/policies.py:seek
     """
-    from marlvec.cli.commands.lists import copy_examples, example_files, print_examples
+    from marlvec.cli.running import copy_examples, example_files, print_examples
 
     with plain_errors(traceback=False):
         files = example_files(name)

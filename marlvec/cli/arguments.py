@@ -1,4 +1,4 @@
-"""Parses command-line texts: policies, mappings of agents to policies, connectors, arguments of envs."""
+"""Parses command-line texts (policies, mappings, connectors, arguments of envs); options that commands share."""
 
 from __future__ import annotations
 
@@ -7,41 +7,36 @@ import copy
 import importlib
 import inspect
 import math
+import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from time import perf_counter
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
+from rich.console import Console
 
 import marlvec.connectors as all_connectors
 from marlvec.arguments import signature_of
 from marlvec.cli.console import did_you_mean, naming
 from marlvec.connectors import AgentConnector, AgentPipeline, Pipeline
-from marlvec.envs.making.python_file import load_file
+from marlvec.envs.making import load_file
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError
+from marlvec.making import make
+from marlvec.native.catalog import native_entry
 from marlvec.policies import Policy, PolicyLike, RandomPolicy, as_policy
+from marlvec.registry import resolve
 from marlvec.selfplay import Opponent, read_opponents
-from marlvec.selfplay.opponents.opponent import MakePolicy
-from marlvec.selfplay.opponents.opponent_pool import INDEX
+from marlvec.selfplay.opponents import INDEX, MakePolicy
 from marlvec.serialization.values import outline
-
-__all__ = [
-    "assign_policies",
-    "connectors",
-    "env_kwargs",
-    "given_connectors",
-    "load",
-    "policies",
-    "policy_id",
-    "one_player",
-    "players",
-    "refuse_state_of_random",
-]
+from marlvec.vector import VectorEnv
 
 _ID = r"([\w.-]+)="
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
@@ -475,3 +470,100 @@ def _opponents(text: str, what: str, path: Path) -> dict[str, Opponent]:
     if name not in opponents:
         raise ArgumentError(f"{text}: no opponent {name!r} in {folder}; the opponents are {', '.join(opponents)}")
     return {name: opponents[name]}
+
+
+Backend = StrEnum("Backend", "ASYNC THREAD SYNC NATIVE POOL AUTO")  # values are the names in lower case
+DEFAULT_BACKEND = Backend.ASYNC if hasattr(os, "fork") else Backend.SYNC  # as in `marlvec.making`, without importing it
+Side = StrEnum("Side", "AGENT ACTION LEARNER")
+
+Env = Annotated[
+    str,
+    typer.Argument(
+        metavar="ENV", help="An id such as simple_spread ([b]marlvec envs[/] lists them), MODULE:ATTR or FILE.py:ATTR."
+    ),
+]
+Policies = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[ID=]WHAT",
+        help="Who acts; may be given several times. WHAT is [b]random[/], MODULE:ATTR or FILE.py:ATTR: a marlvec "
+        "Policy, or an object or class with a method act(rows), or a function from rows to actions. ID is its name in "
+        "the table, by default ATTR. Without this option all agents act at random.",
+    ),
+]
+TrainedPolicies = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[ID=]WHAT[@PATH]",
+        help="Who acts, as in [b]marlvec rollout[/]; PATH is its trained state: a pool of opponents (its newest), "
+        "POOL/ID, or a file of save_policy(), each with the connectors in it. WHAT then also is a function that builds "
+        "the policy.",
+    ),
+]
+PolicyMapping = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PREFIX=ID",
+        help="Agents whose names begin with PREFIX are played by policy ID; the longest PREFIX decides. All others "
+        "are played by the first --policy.",
+    ),
+]
+Connectors = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[ID=]CHAIN",
+        help="Connectors between the envs and policy ID, or every policy: agent connectors of marlvec.connectors, "
+        'e.g. "NormalizeObs(clip=5), FrameStack(4)", "RnnState(np.zeros(32))". Arguments are Python literals, '
+        "[0.0] * 32, or arrays by np.zeros, np.ones, np.full and np.array. Policies from files keep the connectors "
+        "that they were saved with.",
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="An argument for the env, e.g. max_cycles=50; may be given several times."
+    ),
+]
+NumWorkers = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Worker processes.", show_default="one per usable core")
+]
+MaxEpisodeSteps = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Truncate episodes after so many steps.", show_default="the env's own"),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(min=0, metavar="N", help="Makes the run repeatable: envs and policies.", show_default="none"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Traceback = Annotated[bool, typer.Option("--traceback", help="Show errors with their traceback.")]
+
+
+def build_envs(env: str, num_envs: int, *, backend: str, console: Console | None = None, **options: Any) -> VectorEnv:
+    """Build envs as `make` does; print a line, to stderr by default, if they are compiled: it takes seconds, once."""
+    compiled = backend in ("auto", "native") and native_entry(resolve(env).entry.id) is not None
+    with _announcing_compilation(env, console) if compiled else nullcontext():
+        return make(env, num_envs, backend=backend, **options)
+
+
+@contextmanager
+def _announcing_compilation(env: str, console: Console | None) -> Iterator[None]:
+    try:
+        from numba.core import event
+    except ImportError:  # make() raises, or takes another backend
+        yield
+        return
+    console = Console(stderr=True, emoji=False) if console is None else console
+    began: list[float] = []
+
+    def on_start(self: object, what: object) -> None:
+        if not began:
+            began.append(perf_counter())
+            console.print(f"compiling {env} for this machine, once; this time is not counted …", highlight=False)
+
+    # numba reports compilation, not loading from disk.
+    listener = type("Listener", (event.Listener,), {"on_start": on_start, "on_end": lambda self, what: None})()
+    with event.install_listener("numba:compile", listener):
+        yield
+    if began:
+        console.print(f"compiled in {perf_counter() - began[0]:.0f} s, and cached on disk", highlight=False)

@@ -1,14 +1,16 @@
-"""Shared by commands: consoles, display of errors, and the import path."""
+"""Shared by commands: consoles, the import path, and errors, also typer's usage errors, in one line."""
 
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import math
 import os
+import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,18 +18,7 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-
-__all__ = [
-    "check_writable",
-    "complain",
-    "did_you_mean",
-    "naming",
-    "plain_errors",
-    "print_json",
-    "settle_in",
-    "stdout",
-    "torch_within_cores",
-]
+from typer.core import TyperGroup
 
 _WIDTH_IN_A_PIPE = 140
 _THREADS = "OMP_NUM_THREADS"
@@ -129,7 +120,7 @@ def torch_within_cores() -> Iterator[None]:
 
     torch counts all cores of the machine, also those beyond a container's quota.
     """
-    from marlvec.vector.shards.partition import usable_cores
+    from marlvec.vector.cores import usable_cores
 
     cores, torch, given = usable_cores(), sys.modules.get("torch"), os.environ.get(_THREADS)
     if given is None:
@@ -151,3 +142,74 @@ def complain(text: str) -> None:
     Console(stderr=True, emoji=False).print(
         f"[bold red]error:[/] [red]{escape(text)}[/]", highlight=False, soft_wrap=True
     )
+
+
+# typer may use its own copy of click; its public names lead to the right classes.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+
+
+class CommandGroup(TyperGroup):
+    """The commands; usage errors are printed in one line that begins with ``error:``, with exit code 2."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; paragraphs of its help become single lines, which the terminal wraps."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and command.help:
+            command.help = _unwrapped(command.help)
+            _hide_types_of_flags(command.get_params(ctx))
+        return command
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        options = super().get_params(ctx)
+        _hide_types_of_flags(options)
+        return options
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run as typer does, but without its frame around errors."""
+        try:
+            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        except _UsageError as error:
+            if not standalone_mode:
+                raise
+            if type(error).__name__ == "NoArgsIsHelpError":
+                typer.echo(error.ctx.get_help())
+                sys.exit(0)
+            complain(_in_a_line(error, prog_name or "marlvec"))
+            sys.exit(2)
+        if not standalone_mode:
+            return code
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _hide_types_of_flags(options: Sequence[Any]) -> None:
+    """Hide ``<bool>`` in the help of flags, which take no value."""
+    for option in options:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+
+
+def _unwrapped(text: str) -> str:
+    """Remove a docstring's line breaks inside paragraphs; indented lines are examples, and stay."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(part if part.startswith(" ") else " ".join(part.split()) for part in paragraphs)
+
+
+def _in_a_line(error: Any, program: str) -> str:
+    """Return a usage error in one line, with the command that shows the usage."""
+    text = " ".join(error.format_message().split()).removesuffix(".").replace("Value error, ", "")
+    if found := re.fullmatch(r"No such command '(.*)'", text):  # older typers have no suggestions
+        text += did_you_mean(found[1], error.ctx.command.list_commands(error.ctx))
+    command = program if error.ctx is None else error.ctx.command_path
+    parameter = getattr(error, "param", None)
+    if type(error).__name__ == "MissingParameter" and getattr(parameter, "metavar", None) == "ENV":
+        text += f", e.g. `{command} simple_spread`; `{program} envs` lists them"
+    end = "" if text.endswith("?") else ";"
+    return f"{text[:1].lower()}{text[1:]}{end} `{command} -h` shows what it takes"

@@ -1,10 +1,10 @@
 """Collectors: envs and policies in, per-policy batches out."""
 
+from marlvec.collect.agent_episodes import MultiAgentEpisode, SingleAgentEpisode
 from marlvec.collect.batch import MultiAgentBatch, SampleBatch
 from marlvec.collect.collector import Collector
-from marlvec.collect.episode import MultiAgentEpisode, SingleAgentEpisode
 from marlvec.collect.episodes import Episode, PolicyMapping
-from marlvec.collect.metrics.metrics import EpisodeRecord, Metrics, Stats, Timer
+from marlvec.collect.metrics import EpisodeRecord, Metrics, Stats, Timer
 
 __all__ = [
     "SingleAgentEpisode",

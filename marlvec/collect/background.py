@@ -1,21 +1,70 @@
-"""`Background`: a thread collects the next batches while the caller learns from the last one."""
+"""`Background`: a thread collects the next batches while the caller learns from the last one.
+
+`SampleTarget` and `BatchSchedule` are the size of one batch, and of a series of batches.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self, TypeAlias
 
+from marlvec.arguments import count_from
 from marlvec.collect.batch import MultiAgentBatch
-from marlvec.collect.batch.sample_target import BatchSchedule
-from marlvec.errors import BusyError, StateError
+from marlvec.errors import ArgumentError, BusyError, StateError
 from marlvec.serialization.saved import ProcessBound
 
-__all__ = ["Background", "CollectingStopped", "CollectingThread", "UpdateLock"]
+Unit: TypeAlias = Literal["env_steps", "agent_steps", "episodes"]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTarget:
+    """The amount of one batch, at least 1 unit."""
+
+    unit: Unit
+    amount: int
+
+
+def sample_target(
+    amounts: Mapping[Unit, int | None], steps: int | None, count_by: Unit, call: str = "collect"
+) -> SampleTarget:
+    """Return the size of a batch from a call's arguments, of which exactly one is given; ``steps`` are ``count_by``."""
+    given = [(unit, amount) for unit, amount in amounts.items() if amount is not None]
+    if steps is not None:
+        given.append((count_by, steps))
+    if len(given) != 1:
+        names = [unit for unit, _ in given] if steps is None else ["steps", *(unit for unit, _ in given[:-1])]
+        raise ArgumentError(
+            f"{call}(): expected exactly one of steps, env_steps, agent_steps, episodes, got {names or 'none'}; write "
+            f"{call}(env_steps=4096)"
+        )
+    unit, amount = given[0]
+    return SampleTarget(unit, count_from(amount, f"{call}({unit}={amount!r})"))
+
+
+class BatchSchedule:
+    """A series of batches of size ``goal``, up to a total in the same unit (None: no end); the last has the rest."""
+
+    def __init__(self, goal: SampleTarget, total: int | None) -> None:
+        self._goal, self.total, self.done = goal, total, 0
+
+    @property
+    def next_goal(self) -> SampleTarget | None:
+        """Return the size of the next batch; None if the total is reached."""
+        if self.total is None:
+            return self._goal
+        left = min(self._goal.amount, self.total - self.done)
+        return SampleTarget(self._goal.unit, left) if left > 0 else None
+
+    def done_with(self, goal: SampleTarget, batch: MultiAgentBatch) -> int:
+        """Return the amount delivered after this batch, which was collected for ``goal``."""
+        amounts = {"env_steps": batch.env_steps, "agent_steps": batch.agent_steps, "episodes": goal.amount}
+        return self.done + amounts[goal.unit]
+
 
 # A thread that Ctrl-C ended may have notified none, and Ctrl-C just before a wait does not end it.
 _LOOK_AGAIN = 1.0  # seconds

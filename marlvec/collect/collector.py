@@ -1,49 +1,222 @@
-"""The collector: rows of all envs through connectors and policies, back to the envs, and into batches.
+"""`Collector`: rows of all envs through connectors and policies, back to the envs, and into batches.
 
-Axis letters: N envs, A agents, n rows or envs of one call, L lanes (N * A, one per env and agent).
+`BatchSource` is what a `Collector` and the `Collectors` of many processes share; `Evaluation` plays whole episodes
+without learning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from marlvec.arguments import count_from
-from marlvec.collect.acting.policy_set import (
-    Chain,
-    Connectors,
-    NewPolicy,
-    PoliciesToTrain,
-    PolicySet,
-    TrainedPolicies,
-    named,
+from marlvec.collect.background import (
+    Background,
+    BatchSchedule,
+    CollectingStopped,
+    CollectingThread,
+    SampleTarget,
+    Unit,
+    UpdateLock,
+    sample_target,
 )
-from marlvec.collect.acting.random_steps import RandomSteps
-from marlvec.collect.background import Background, CollectingStopped, CollectingThread, UpdateLock
 from marlvec.collect.batch import MultiAgentBatch
-from marlvec.collect.batch.sample_target import BatchSchedule
-from marlvec.collect.batch_builder import BatchBuilder
-from marlvec.collect.batch_source import BatchSource
-from marlvec.collect.callbacks.callback_list import CallbackLike, CallbackList
+from marlvec.collect.callbacks import CallbackLike, CallbackList
 from marlvec.collect.episodes import EpisodeTracker, PolicyMapping
-from marlvec.collect.evaluation import EpisodeQuotas, Evaluation, check_apart
-from marlvec.collect.metrics.metrics import Metrics
-from marlvec.collect.rollout import RolloutLoop
-from marlvec.collect.rollout_state import CurrentState, RolloutState, first_id
-from marlvec.collect.state.stateful_collector import StatefulCollector
+from marlvec.collect.metrics import (
+    CurrentState,
+    EpisodeRecord,
+    Metrics,
+    RolloutState,
+    Stats,
+    first_id,
+    stats_of_agents,
+    stats_of_policy,
+)
+from marlvec.collect.policies import Chain, Connectors, NewPolicy, PoliciesToTrain, PolicySet, TrainedPolicies, named
+from marlvec.collect.rollout import BatchBuilder, RolloutLoop
+from marlvec.collect.row_builder import RandomSteps
+from marlvec.collect.state import StatefulCollector
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import PolicyLike
-from marlvec.policies.policy_copy import copies_of, eval_copies
+from marlvec.policies.policy_map import copies_of, eval_copies
 from marlvec.serialization.saved import ProcessBound
-from marlvec.vector.seeding import check_seed, entropy_of
+from marlvec.vector.settings import check_seed, entropy_of
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["Collector", "EvaluationCollector"]
+
+class BatchSource(ABC):
+    """Calls that collect batches."""
+
+    metrics: Metrics
+    _count_by: Unit
+
+    @abstractmethod
+    def _fill(self, schedule: BatchSchedule, *, show: Callable[[int], object] | None = None) -> MultiAgentBatch:
+        """Collect the next batch of a schedule; ``show`` is called with how much of that is done."""
+
+    @abstractmethod
+    def _check_ready_for(self, call: str) -> None:
+        """Raise where a batch cannot be collected now."""
+
+    def _goal(
+        self, call: str, steps: int | None, env_steps: int | None, agent_steps: int | None, episodes: int | None
+    ) -> SampleTarget:
+        amounts: dict[Unit, int | None] = {"env_steps": env_steps, "agent_steps": agent_steps, "episodes": episodes}
+        return sample_target(amounts, steps, self._count_by, call)
+
+    def batches(
+        self,
+        steps: int | None = None,
+        *,
+        env_steps: int | None = None,
+        agent_steps: int | None = None,
+        episodes: int | None = None,
+        total: int | None = None,
+        progress: bool = False,
+    ) -> Iterator[MultiAgentBatch]:
+        """Collect one batch after the other, each when it is asked for.
+
+        What one raises comes out of ``next()`` and ends the iteration; nothing is lost, as with `collect`: begin
+        another one.
+
+        Args:
+            steps: How much a batch is, as `collect` takes it.
+            env_steps: How many env steps a batch is.
+            agent_steps: How many decisions with a known outcome a batch is.
+            episodes: How many episodes a batch is.
+            total: How much all of them are, in the same unit: the last one holds what is left. In complete mode, where
+                a batch may hold more, they end once there is that much. None: they never end.
+            progress: Whether to draw a progress bar on stderr.
+
+        Raises:
+            ArgumentError: Not exactly one positive amount, or a total that is not positive.
+        """
+        goal = self._goal("batches", steps, env_steps, agent_steps, episodes)
+        schedule = BatchSchedule(goal, None if total is None else count_from(total, f"batches(total={total!r})"))
+        bar: AbstractContextManager[Any] = nullcontext()
+        if progress:
+            from marlvec.collect.loggers import collecting  # here, since rich takes its time
+
+            bar = collecting(goal.unit, schedule.total, self.metrics)
+        return self._run(schedule, bar)
+
+    def _run(self, schedule: BatchSchedule, bar: AbstractContextManager[Any]) -> Iterator[MultiAgentBatch]:
+        with bar as show:
+            while schedule.next_goal is not None:
+                self._check_ready_for("batches")
+                yield self._fill(schedule, show=show)
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation:
+    """The result of `Collector.evaluate`.
+
+    Attributes:
+        episodes: The episodes' records: every env's first one, by env, then every env's second one, and so on.
+        agents: Agent names, in order of the records' arrays.
+        versions: Policy id to the version that was evaluated, of those that played.
+        lost: Number of episodes that were lost to faults or `RestartQuietly`; others were played for them.
+    """
+
+    episodes: Sequence[EpisodeRecord]
+    agents: tuple[str, ...]
+    versions: Mapping[str, int]
+    lost: int = 0
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    @property
+    def returns(self) -> Stats:
+        """Of whole episodes: the sum over all agents."""
+        return Stats.of(e.episode_return for e in self.episodes)
+
+    @property
+    def lengths(self) -> Stats:
+        """Env steps an episode."""
+        return Stats.of(e.length for e in self.episodes)
+
+    @property
+    def agent_returns(self) -> dict[str, Stats]:
+        """Agent name to its returns in the episodes it was in."""
+        return {
+            name: stats_of_agents([(e, a) for e in self.episodes if e.present_A[a]])["return"]
+            for a, name in enumerate(self.agents)
+        }
+
+    @property
+    def policy_returns(self) -> dict[str, Stats]:
+        """Policy id to the returns of the agents it played, each on its own."""
+        return {name: stats_of_policy(self.episodes, name)["return"] for name in self.versions}
+
+    def __repr__(self) -> str:
+        lost = f", {self.lost} lost" if self.lost else ""
+        lines = [f"Evaluation of {len(self)} episodes{lost}:"]
+        lines.append(f"  team return (sum over agents): {_line(self.returns)}")
+        lines.append(f"  length: {_line(self.lengths)}")
+        per_policy = ("return per agent of policy", self.policy_returns)
+        for what, found in (("return of agent", self.agent_returns), per_policy):
+            lines += [f"  {what} {name!r}: {_line(stats)}" for name, stats in found.items()]
+        return "\n".join(lines)
+
+
+def _line(stats: Stats) -> str:
+    return f"{stats.mean:.4g} ± {stats.std:.4g} (min {stats.min:.4g}, max {stats.max:.4g})"
+
+
+class EpisodeQuotas:
+    """The episodes that each env still has to play.
+
+    It is settled before they begin which episodes count: every env's first ones, as many of each. To take the first to
+    end would favour short episodes, and to take them from whichever env begins one, envs in which they are short.
+    """
+
+    def __init__(self, episodes: int, num_envs: int) -> None:
+        self._left_N = np.full(num_envs, episodes // num_envs)
+        self._left_N[: episodes % num_envs] += 1
+        self._found: list[tuple[int, EpisodeRecord]] = []
+        self._count_N = np.zeros(num_envs, np.int64)
+
+    def note(self, record: EpisodeRecord) -> None:
+        """An episode has ended."""
+        i = record.env_id
+        if self._left_N[i] > 0:
+            self._found.append((int(self._count_N[i]), record))
+            self._left_N[i] -= 1
+            self._count_N[i] += 1
+
+    def wanted(self, living: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(N,): of which envs there are too few. What was wanted of one that is out for good is of the others."""
+        gone = np.ones(len(self._left_N), np.bool_)
+        gone[living] = False
+        if len(living):
+            for i in np.flatnonzero(gone & (self._left_N > 0)).tolist():
+                for _ in range(int(self._left_N[i])):
+                    planned = self._left_N[living] + self._count_N[living]
+                    self._left_N[living[np.argmin(planned)]] += 1
+                self._left_N[i] = 0
+        wanted: NDArray[np.bool_] = self._left_N > 0
+        return wanted
+
+    @property
+    def records(self) -> list[EpisodeRecord]:
+        """The finished episodes, by round and env."""
+        return [record for _, record in sorted(self._found, key=lambda item: (item[0], item[1].env_id))]
+
+
+def check_apart(envs: VectorEnv, collected: VectorEnv, who: str) -> None:
+    """Refuse the envs that are collected from, also behind a view of them."""
+    if envs is collected or getattr(envs, "envs", None) is collected:
+        raise ArgumentError(f"{who} cannot play in the envs that are collected from; make() others")
+
 
 _POLICY_STREAM = 0x706F6C696379  # "policy"
 _EVALUATION_STREAM = 0x6576616C  # "eval"

@@ -10,14 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.arguments import signature_of
-from marlvec.collect.metrics.episode_table import FinishedEpisodes
-from marlvec.collect.scheduling.env_step import EnvStep
+from marlvec.collect.metrics import FinishedEpisodes
+from marlvec.collect.scheduling import EnvStep
 from marlvec.env_ids import Where
 from marlvec.errors import ArgumentError, ContractError, StateError
-from marlvec.serialization.saved import Saved, SavedField
-from marlvec.serialization.state_fields import State, array_field, arrays_like, check_fields
-
-__all__ = ["Episode", "EpisodeTracker", "PolicyMapping", "EndedAgents"]
+from marlvec.serialization.saved import Saved, SavedField, State, array_field, arrays_like, check_fields
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]

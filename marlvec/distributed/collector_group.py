@@ -1,34 +1,386 @@
-"""`CollectorGroup`: collectors' processes, requests and answers."""
+"""`CollectorGroup`: collectors' processes, requests and answers; what the head itself keeps; merged statistics."""
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
-from marlvec.distributed.accounting import Entry, Ledger, LostReason
-from marlvec.distributed.engines.engine import Engine, LostError, UnsentError
-from marlvec.distributed.merge_rounds import MergeRounds
-from marlvec.distributed.place import Place, seed_at
-from marlvec.distributed.policy_log import PolicyLog
-from marlvec.distributed.server.messages import (
+import cloudpickle
+
+from marlvec.collect import EpisodeRecord, Metrics, MultiAgentBatch
+from marlvec.collect.callbacks import CallbackLike, RunningEpisode, listeners_by_hook
+from marlvec.collect.policies import Connectors, PoliciesToTrain, pipelines_for
+from marlvec.collect.state import StateLoader
+from marlvec.connectors import LearnerPipeline, Pipeline
+from marlvec.distributed.accounting import Entry, Ledger, LostReason, may_publish
+from marlvec.distributed.engine import Engine, LostError, UnsentError
+from marlvec.distributed.server import (
+    AddPolicy,
     Answer,
+    Change,
     CheckState,
     Command,
     GetState,
+    HandedOver,
+    MapPolicies,
+    Place,
+    PolicyChange,
     Raised,
+    RemovePolicy,
     Request,
     Start,
     Started,
+    TrainPolicies,
+    seed_at,
 )
-from marlvec.errors import ArgumentError, CollectorDied, CollectorTimeout, ProtocolError
-from marlvec.serialization.state_fields import State, check_fields, flag_field, number_field
-from marlvec.vector.faults.restarts import RestartBudget, RestartLimit
+from marlvec.errors import ArgumentError, CollectorDied, CollectorTimeout, ProtocolError, SerialisationError, StateError
+from marlvec.serialization.saved import State, check_fields, flag_field, number_field
+from marlvec.vector.settings import RestartBudget, RestartLimit
 
-__all__ = ["CollectorGroup", "LostCollector", "RemoteCollector"]
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    content: PolicyChange
+    change: Change  # the message to collectors
+    note: Callable[[], None] | None = None  # to call once it is confirmed; None after the call
+    is_confirmed: bool = False  # a collector has made it; from then on all must make it
+    error: BaseException | None = None  # the first collector's exception
+
+
+class PolicyLog:
+    """Changes that all collectors make before their next request; restarted collectors before their first.
+
+    The first collector to get a change decides. If it raises, the caller gets the exception, and nothing has changed.
+    Once it has made the change, all others must make it; if one cannot, it is restarted, as collectors may not differ.
+    """
+
+    def __init__(self, put: Callable[[Any], Any]) -> None:
+        self._put = put
+        self._entries: dict[int, _Entry] = {}
+        self._count = 0
+
+    def add(self, content: PolicyChange, note: Callable[[], None]) -> int:
+        """Record a change that no collector has made yet; return its number. `note_confirmed` calls `note`."""
+        number, self._count = self._count, self._count + 1
+        self._entries[number] = _Entry(content, Change(self._put(content)), note)
+        return number
+
+    def drop(self, number: int) -> None:
+        """Forget a change that no collector has made."""
+        if number in self._entries and not self._entries[number].is_confirmed:
+            del self._entries[number]
+
+    def __getitem__(self, number: int) -> Change:
+        return self._entries[number].change
+
+    def note_confirmed(self) -> None:
+        """Call the head's functions for changes that a collector has made."""
+        for entry in self._entries.values():
+            if entry.is_confirmed and entry.note is not None:
+                entry.note()
+                entry.note = None
+
+    def is_confirmed(self, number: int) -> bool:
+        """Return whether a collector has made a change; raise the first collector's exception."""
+        entry = self._entries[number]
+        if entry.error is not None:
+            raise entry.error
+        return entry.is_confirmed
+
+    def unsent(self, sent: Collection[int]) -> list[int]:
+        """Return the changes to send to a collector that has these, in order."""
+        return [number for number, entry in self._entries.items() if entry.is_confirmed and number not in sent]
+
+    def take(self, number: int, answer: Answer) -> bool:
+        """Record that a collector has made a change, or raised; False: it differs from others: restart it."""
+        entry = self._entries.get(number)
+        if answer.raised is not None:
+            if entry is not None and not entry.is_confirmed:
+                entry.error = answer.raised.exception()
+            return entry is None or not entry.is_confirmed
+        if entry is None:  # the change was dropped meanwhile
+            return False
+        if not entry.is_confirmed and answer.value is not None:
+            entry.change = Change(entry.change.content, self._put(answer.value))
+        entry.is_confirmed = True
+        return True
+
+    def compact(self) -> None:
+        """Forget changes that later changes undo, once all collectors have made all of them."""
+        numbers = list(self._entries)
+        found = {n: getattr(self._entries[n].content, "mapping", None) for n in numbers}
+        mappings: dict[int, bytes] = {n: mapping for n, mapping in found.items() if mapping is not None}
+        maps = list(mappings)
+        trains = [n for n in numbers if isinstance(self._entries[n].content, TrainPolicies)]
+        undone = set(trains[:-1]) | {n for n in maps[:-1] if isinstance(self._entries[n].content, MapPolicies)}
+        added: dict[str, int] = {}
+        for number in numbers:
+            content = self._entries[number].content
+            if isinstance(content, TrainPolicies):
+                added.clear()  # its mapping may name them
+            elif isinstance(content, AddPolicy):
+                added[content.policy_id] = number
+            elif isinstance(content, RemovePolicy) and content.policy_id in added:
+                undone |= {number, added.pop(content.policy_id)}
+        if maps and maps[-1] in undone:  # keep its mapping
+            mapping = MapPolicies(mappings[maps[-1]])
+            self._entries[maps[-1]] = _Entry(mapping, Change(self._put(mapping)), is_confirmed=True)
+            undone.remove(maps[-1])
+        self._entries = {number: entry for number, entry in self._entries.items() if number not in undone}
+
+
+class MergeRounds:
+    """Runs one round at a time: each collector hands its statistics over once, and all of them are merged.
+
+    If a collector dies before it hands over, its own statistics are lost. A collector built during a round starts with
+    the last merged state. Each collector gets the merged state with its next request, so always before it hands
+    over again. `every` batches a round begins; None: never.
+    """
+
+    def __init__(self, every: int | None) -> None:
+        self.every = every
+        self._batches = 0
+        self._asked: set[int] = set()
+        self._unasked: set[int] = set()
+        self._came: dict[int, HandedOver] = {}
+        self._chains: dict[str, tuple[Pipeline[Any], ...]] = {}
+        self._lacks_chains = True
+        # policy id → states of its agent and action connectors
+        self.merged: Mapping[str, tuple[Any, ...]] | None = None
+        self.number = 0  # of merged rounds
+
+    def note_batch(self, indices: Collection[int]) -> None:
+        """Record that a batch begins, with requests to these collectors."""
+        if self.every is None:
+            return
+        if self._batches % self.every == 0 and not self._asked and not self._unasked:
+            self._unasked = set(indices)
+        self._batches += 1
+
+    def ask(self, index: int) -> tuple[bool, bool]:
+        """Return whether a collector's next request must hand over statistics, and whether to send its pipelines."""
+        if index not in self._unasked:
+            return False, False
+        self._unasked.discard(index)
+        self._asked.add(index)
+        return True, self._lacks_chains
+
+    def take(self, index: int, handed: HandedOver | None) -> None:
+        """Take a collector's statistics; None if the collector was lost."""
+        if handed is None:
+            self._unasked.discard(index)
+        elif index in self._asked:
+            self._came[index] = handed
+        self._asked.discard(index)
+        if not self._asked and not self._unasked and self._came:
+            self._merge()
+
+    def forget(self, policy_id: str) -> None:
+        """Forget a removed policy."""
+        self._chains.pop(policy_id, None)
+        if self.merged is not None:
+            self.merged = {name: states for name, states in self.merged.items() if name != policy_id}
+
+    def get_state(self) -> State:
+        """Return the state without pipelines, which collectors send again."""
+        return {
+            "batches": self._batches,
+            "asked": sorted(self._asked),
+            "unasked": sorted(self._unasked),
+            "came": {str(index): dict(handed.states) for index, handed in self._came.items()},
+            "merged": None if self.merged is None else dict(self.merged),
+            "number": self.number,
+        }
+
+    def prepare(self, state: State) -> Callable[[], None]:
+        """Validate a state from `get_state`; return a function that installs it."""
+        where = "the merging of states"
+        check_fields(state, ("batches", "asked", "unasked", "came", "merged", "number"), where)
+        try:
+            new = {
+                "_batches": number_field(state, "batches", where),
+                "_asked": set(map(int, state["asked"])),
+                "_unasked": set(map(int, state["unasked"])),
+                "_came": {int(index): HandedOver(dict(states), None) for index, states in state["came"].items()},
+                "_chains": {},
+                "_lacks_chains": True,
+                "merged": None if state["merged"] is None else dict(state["merged"]),
+                "number": number_field(state, "number", where),
+            }
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ArgumentError(f"{where}: expected a state from get_state(): {error!r:.200}") from error
+        return partial(vars(self).update, new)
+
+    def _merge(self) -> None:
+        came = [self._came[index] for index in sorted(self._came)]
+        for handed in came:
+            if handed.pipelines is not None:
+                self._chains = pickle.loads(handed.pipelines) | self._chains
+        merged = dict(self.merged or {})
+        self._lacks_chains = False
+        for name in dict.fromkeys(name for handed in came for name in handed.states):
+            if name not in self._chains:  # it hands over the same statistics again
+                self._lacks_chains = True
+                continue
+            sides = zip(*(handed.states[name] for handed in came if name in handed.states), strict=True)
+            merged[name] = tuple(
+                chain.merge_states(states) for chain, states in zip(self._chains[name], sides, strict=True)
+            )
+        self._came, self.merged, self.number = {}, merged, self.number + 1  # assignments only: Ctrl-C cannot split them
+
+
+class HeadPolicies:
+    """The policies that all collectors have."""
+
+    def __init__(self, started: Started, learner_connectors: Connectors, put: Callable[[Any], Any]) -> None:
+        self._put, self._given = put, learner_connectors
+        self.ids = list(started.policies)
+        self._removed: set[str] = set()
+        self.trained: PoliciesToTrain = started.policies_to_train
+        self.learner_connectors: dict[str, LearnerPipeline] = {}  # of policies that have any
+        if learner_connectors is not None:
+            self.learner_connectors = pipelines_for(
+                LearnerPipeline, learner_connectors, self.ids, LearnerPipeline.default
+            )
+        self.weights: dict[str, Any] = dict(started.weights or {})  # of policies with weights
+        self.reference, self.version = put(self.weights), 0
+
+    def set_weights(self, weights: Mapping[str, Any], bases: Sequence[int], max_lag: int | None) -> None:
+        """Set new weights of some policies as the next version.
+
+        `StateError`: an outstanding fragment, requested at one of the versions `bases`, would exceed `max_lag`.
+        """
+        if not isinstance(weights, Mapping):
+            raise ArgumentError(f"weights must be a dict by policy id, got {weights!r:.200}")
+        if unknown := [name for name in weights if name not in self.ids]:
+            raise ArgumentError(f"weights of unknown policies {unknown}; the policies are {self.ids}")
+        if not may_publish(bases, self.version, max_lag):
+            raise StateError(
+                f"fragments that were asked for with version {min(bases)} are on their way, and version "
+                f"{self.version + 1} would make them older than max_policy_lag={max_lag}: call collect() first"
+            )
+        try:  # a copy: later changes to the learner's arrays belong to a later version
+            own = pickle.loads(cloudpickle.dumps(dict(weights)))
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            raise SerialisationError(f"weights of {list(weights)} cannot be pickled: {error}") from error
+        new = {**self.weights, **own}
+        reference = self._put(new)
+        self.weights, self.reference, self.version = new, reference, self.version + 1
+
+    # --- policies that come and go
+
+    def find(self, policy_id: str) -> None:
+        """Check that a policy exists; the `KeyError` lists the existing policies."""
+        if policy_id not in self.ids:
+            raise KeyError(f"no policy {policy_id!r}; the policies are {self.ids}")
+
+    def learner_connectors_with(self, policy_id: str, like: str | None) -> dict[str, LearnerPipeline]:
+        """Return all pipelines, with a pipeline for a new policy."""
+        if not isinstance(policy_id, str):
+            raise ArgumentError(f"a policy id must be a string, got {policy_id!r}")
+        if policy_id in self.ids or policy_id in self._removed:
+            raise ArgumentError(f"there is, or was, a policy {policy_id!r}: choose another id")
+        if like is not None:
+            self.find(like)
+        known = self.learner_connectors
+        if self._given is None:
+            return known
+        if like is not None:
+            return {**known, policy_id: copy.deepcopy(known[like])}
+        if isinstance(self._given, Mapping):
+            return {**known, policy_id: LearnerPipeline.default()}
+        raise ArgumentError(
+            f"one chain of learner_connectors was given for all policies: name with like= the policy whose connectors "
+            f"{policy_id!r} gets copies of, or give Collectors a dict of them by policy id"
+        )
+
+    def add(self, policy_id: str, learner_connectors: dict[str, LearnerPipeline]) -> None:
+        """Add a policy."""
+        self.learner_connectors = learner_connectors
+        self.ids = list(dict.fromkeys((*self.ids, policy_id)))
+
+    def remove(self, policy_id: str) -> None:
+        """Remove a policy."""
+        self._removed.add(policy_id)
+        self.ids = [name for name in self.ids if name != policy_id]
+        self.weights.pop(policy_id, None)
+        self.learner_connectors.pop(policy_id, None)
+
+    # --- saved
+
+    def get_state(self) -> State:
+        """Return weights, their version, used ids, and the state of learner connectors."""
+        return {
+            "version": self.version,
+            "weights": copy.deepcopy(self.weights),
+            "removed": sorted(self._removed),
+            "learner_connectors": {name: chain.state_dict() for name, chain in self.learner_connectors.items()},
+        }
+
+    def prepare(self, state: State, loader: StateLoader) -> Callable[[], None]:
+        """Validate a state; return a function that installs it. `loader` gets the learner connectors' states."""
+        where = "the policies of the head"
+        check_fields(state, ("version", "weights", "removed", "learner_connectors"), where)
+        version, weights = number_field(state, "version", where), dict(state["weights"])
+        if unknown := [name for name in weights if name not in self.ids]:
+            raise ArgumentError(f"{where}: weights of unknown policies {unknown}; the policies are {self.ids}")
+        check_fields(state["learner_connectors"], tuple(self.learner_connectors), f"{where}: learner connectors")
+        for name, chain in self.learner_connectors.items():
+            loader.add(f"the learner connectors of policy {name!r}", chain, state["learner_connectors"][name])
+        reference = self._put(weights)
+        new = {
+            "version": version,
+            "weights": weights,
+            "reference": reference,
+            "_removed": set(map(str, state["removed"])),
+        }
+        return partial(vars(self).update, new)
+
+
+_HERE = ("on_sample_end", "on_episode_end", "on_collector_start", "on_collector_lost")
+
+
+class HeadCallbacks:
+    """The callbacks of `Collectors`, in calling order; callbacks that have only hooks of collectors are refused."""
+
+    def __init__(self, callbacks: Iterable[CallbackLike]) -> None:
+        found = list(callbacks) if not isinstance(callbacks, dict) else callbacks
+        self._listeners = listeners_by_hook(found)
+        self.callbacks = tuple(found)
+        for callback in found:
+            own = [hook for hook, listeners in listeners_by_hook([callback]).items() if listeners]
+            if own and not set(own) & set(_HERE):
+                raise ArgumentError(
+                    f"{callback!r} has the hooks {own}, which are called beside the envs: give it to the Collector "
+                    f"in build; on the head there are {list(_HERE)}"
+                )
+
+    def sample_end(self, records: Iterable[EpisodeRecord], batch: MultiAgentBatch, metrics: Metrics) -> None:
+        """Call callbacks for a finished batch and the episodes that end in it; a note names one that raises."""
+        if self._listeners["on_episode_end"]:
+            for record in records:
+                episode = RunningEpisode(record.eps_id, record.env_id, record.number, 0, record.policies)
+                episode.custom = dict(record.custom)
+                episode.stage = "over"
+                self.call("on_episode_end", episode, record)
+        self.call("on_sample_end", batch, metrics)
+
+    def call(self, hook: str, *what: Any) -> None:
+        """Call this hook of all callbacks."""
+        for name, listener in self._listeners[hook]:
+            try:
+                listener(*what)
+            except BaseException as error:
+                error.add_note(f"in {hook} of {name}")
+                raise
+
 
 _LOG = logging.getLogger("marlvec")
 _LATE_ANSWERS = 2.0  # seconds to fetch the last answers of a lost collector

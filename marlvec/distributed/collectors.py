@@ -8,41 +8,41 @@ from typing import Any, Literal, Self
 
 from marlvec.arguments import check_choice, count_from, whole_number
 from marlvec.collect import Collector, Metrics, MultiAgentBatch
-from marlvec.collect.acting.policy_set import (
+from marlvec.collect.background import BatchSchedule, SampleTarget
+from marlvec.collect.callbacks import CallbackLike
+from marlvec.collect.collector import BatchSource
+from marlvec.collect.episodes import PolicyMapping
+from marlvec.collect.metrics import STREAM_BITS
+from marlvec.collect.policies import (
     Chain,
     Connectors,
     NewPolicy,
     PoliciesToTrain,
     TrainedPolicies,
 )
-from marlvec.collect.batch.sample_target import BatchSchedule, SampleTarget
-from marlvec.collect.batch_source import BatchSource
-from marlvec.collect.callbacks.callback_list import CallbackLike
-from marlvec.collect.episodes import PolicyMapping
-from marlvec.collect.rollout_state import STREAM_BITS
-from marlvec.distributed.accounting import Accounting, Fragments, Ledger, Plan, Shares
-from marlvec.distributed.collector_group import CollectorGroup, RemoteCollector
-from marlvec.distributed.engines.engine import Engine, SyncEngine
-from marlvec.distributed.head import HeadCallbacks, HeadPolicies
-from marlvec.distributed.joining import joined, oldest_row, stats_after
-from marlvec.distributed.merge_rounds import MergeRounds
-from marlvec.distributed.place import Place
-from marlvec.distributed.policy_log import PolicyLog
-from marlvec.distributed.server.messages import Request
-from marlvec.distributed.server.policy_changes import (
+from marlvec.distributed.accounting import Accounting, Fragments, Ledger, Plan, Shares, joined, oldest_row, stats_after
+from marlvec.distributed.collector_group import (
+    CollectorGroup,
+    HeadCallbacks,
+    HeadPolicies,
+    MergeRounds,
+    PolicyLog,
+    RemoteCollector,
+)
+from marlvec.distributed.engine import Engine, SyncEngine
+from marlvec.distributed.server import (
     AddPolicy,
+    Place,
     PolicyChange,
     RemovePolicy,
+    Request,
     TrainPolicies,
     pickled,
 )
 from marlvec.distributed.stateful_collectors import StatefulCollectors
 from marlvec.errors import ArgumentError, ClosedError
 from marlvec.serialization.saved import ProcessBound
-from marlvec.vector.faults.restarts import RestartLimit
-from marlvec.vector.seeding import check_seed, entropy_of
-
-__all__ = ["Collectors"]
+from marlvec.vector.settings import RestartLimit, check_seed, entropy_of
 
 Build = Callable[[Place], Collector]
 
@@ -607,6 +607,6 @@ def _engine(backend: str, remote_args: Any) -> Engine:
         if remote_args is not None:
             raise ArgumentError('remote_args are for backend="ray"')
         return SyncEngine()
-    from marlvec.distributed.engines.ray_engine import RayEngine
+    from marlvec.distributed.ray_engine import RayEngine
 
     return RayEngine(remote_args)

@@ -8,24 +8,24 @@ from dataclasses import astuple
 from typing import Any
 
 from marlvec.collect import MultiAgentBatch
-from marlvec.collect.metrics.episode_table import EpisodeTable
-from marlvec.collect.metrics.metrics import CollectorStats, Metrics, MetricsDelta
-from marlvec.collect.rollout_state import Counters
-from marlvec.collect.state.batch_state import batch_from, get_batch_state
-from marlvec.collect.state.identity import check_identity, describe_pipeline
-from marlvec.collect.state.state_loader import StateLoader, has_state, state_of
+from marlvec.collect.metrics import CollectorStats, Counters, EpisodeTable, Metrics, MetricsDelta
+from marlvec.collect.state import (
+    StateLoader,
+    batch_from,
+    check_identity,
+    describe_pipeline,
+    get_batch_state,
+    has_state,
+    state_of,
+)
 from marlvec.distributed.accounting import Ledger, LedgerState, Plan
-from marlvec.distributed.collector_group import CollectorGroup
-from marlvec.distributed.engines.engine import Engine
-from marlvec.distributed.head import HeadCallbacks, HeadPolicies
-from marlvec.distributed.merge_rounds import MergeRounds
-from marlvec.distributed.server.messages import Answer, CheckState, GetState
+from marlvec.distributed.collector_group import CollectorGroup, HeadCallbacks, HeadPolicies, MergeRounds
+from marlvec.distributed.engine import Engine
+from marlvec.distributed.server import Answer, CheckState, GetState
 from marlvec.errors import ArgumentError, StateError
-from marlvec.serialization.archive import FilePath
-from marlvec.serialization.state_fields import State, check_fields, number_field
+from marlvec.serialization.atomic_file import FilePath
+from marlvec.serialization.saved import State, check_fields, number_field
 from marlvec.serialization.values import read_value, write_value
-
-__all__ = ["StatefulCollectors", "answer_from", "get_answer_state"]
 
 FORMAT = 1
 _FIELDS = (

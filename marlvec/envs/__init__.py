@@ -1,20 +1,14 @@
 """One env: the slot contract, and adapters from users' envs to it."""
 
 from marlvec.envs.adapters.aec import AECAdapter
-from marlvec.envs.adapters.gymnasium import GymnasiumAdapter
-from marlvec.envs.adapters.joint import JointAdapter
+from marlvec.envs.adapters.dicts import ParallelAdapter, RLlibAdapter
+from marlvec.envs.adapters.gymnasium import GymnasiumAdapter, JointAdapter
 from marlvec.envs.adapters.openspiel import OpenSpielEnv
-from marlvec.envs.adapters.parallel import ParallelAdapter
-from marlvec.envs.adapters.rllib import RLlibAdapter
-from marlvec.envs.autoreset import AutoresetMode
 from marlvec.envs.detect import adapt
-from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.slot import Slot
-from marlvec.envs.spec import COMMON, AgentGroup, EnvSpec, Info
-from marlvec.envs.wrappers.padding import PaddedEnv
-from marlvec.envs.wrappers.recording import RecordVideo
-from marlvec.envs.wrappers.seed_stream import ClearDeadStepRewards, SeedStream
-from marlvec.envs.wrappers.time_limit import TimeLimit
+from marlvec.envs.env import MultiAgentEnv, Slot
+from marlvec.envs.spec import COMMON, AgentGroup, AutoresetMode, EnvSpec, Info
+from marlvec.envs.video import RecordVideo
+from marlvec.envs.wrappers import ClearDeadStepRewards, PaddedEnv, SeedStream, TimeLimit
 
 __all__ = [
     "COMMON",

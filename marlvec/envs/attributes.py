@@ -29,8 +29,6 @@ from gymnasium.envs.registration import EnvSpec
 
 from marlvec.errors import ArgumentError
 
-__all__ = ["AttributeReader", "AttributeWriter", "Plain"]
-
 Plain = dict[str, Any]
 """Plain data; a dict with a ``kind`` for everything but numbers, texts and None."""
 

@@ -11,16 +11,11 @@ from gymnasium.spaces import Space
 
 from marlvec.arguments import check_choice, signature_of
 from marlvec.envs.adapters.aec import AECAdapter
-from marlvec.envs.adapters.base import Adapter
-from marlvec.envs.adapters.gymnasium import GymnasiumAdapter
-from marlvec.envs.adapters.joint import AGENTS, JointAdapter, has_joint_spaces
-from marlvec.envs.adapters.parallel import ParallelAdapter
-from marlvec.envs.adapters.return_values import missing_hint
-from marlvec.envs.adapters.rllib import RLlibAdapter
+from marlvec.envs.adapters.base import Adapter, missing_hint
+from marlvec.envs.adapters.dicts import ParallelAdapter, RLlibAdapter
+from marlvec.envs.adapters.gymnasium import AGENTS, GymnasiumAdapter, JointAdapter, has_joint_spaces
 from marlvec.envs.env import MultiAgentEnv
 from marlvec.errors import ArgumentError, ContractError
-
-__all__ = ["adapt"]
 
 
 def adapt(env: Any, *, agents: str = "auto", lenient: bool = False) -> MultiAgentEnv:

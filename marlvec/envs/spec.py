@@ -1,24 +1,23 @@
-"""`EnvSpec`: the agents of one env, their spaces, and their groups."""
+"""`EnvSpec`: the agents of one env, their spaces, and their groups; the three autoreset modes and their rules."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Space, Tuple
 from numpy.typing import NDArray
 
-from marlvec.errors import ContractError
+from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree, describe_difference
 from marlvec.spaces.action_masks import count_choices, own_choices, why_no_mask
 from marlvec.spaces.padding import describe_incompatibility, widen
-
-__all__ = ["COMMON", "AgentGroup", "EnvSpec", "Info", "refuse_masks"]
 
 COMMON = "__common__"
 """Key of an env's `Info` for entries that belong to no single agent."""
@@ -256,3 +255,94 @@ def refuse_masks(spec: EnvSpec, info: Info, where: str = "") -> None:
                         f"PoolReply.masks (a Pool); or put it under another key, e.g. 'my_mask'"
                     )
                 )
+
+
+class AutoresetMode(StrEnum):
+    """Gymnasium's three modes, by marlvec's names; equal to the plain strings."""
+
+    SAME_STEP = "same_step"
+    """The step that ends an episode begins the next one, and returns its first observation."""
+    NEXT_STEP = "next_step"
+    """The step after the end begins the next episode, and ignores its action."""
+    DISABLED = "disabled"
+    """The caller begins the next episode, by `reset`."""
+
+    @classmethod
+    def named(cls, word: Any) -> AutoresetMode | None:
+        """Return the mode for text or Gymnasium's enum, ``"same_step"``, ``"SameStep"``, ``"same-step"``, or None."""
+        plain = _letters(getattr(word, "value", word))
+        return next((mode for mode in cls if _letters(mode.value) == plain), None)
+
+    @classmethod
+    def declared_by(cls, metadata: Mapping[str, Any], name: str) -> AutoresetMode | None:
+        """Return the mode that the metadata of an env or a pool declare; None if they declare none."""
+        word = metadata.get("autoreset_mode")
+        if word is None:
+            return None
+        if (mode := cls.named(word)) is None:
+            raise ContractError(
+                f"{name}: metadata: autoreset_mode is {word!r}: expected {' or '.join(repr(m.value) for m in cls)}"
+            )
+        return mode
+
+
+@dataclass(frozen=True)
+class AutoresetRules:
+    """The rules of an autoreset mode. Other code uses these flags instead of comparing names."""
+
+    mode: AutoresetMode
+
+    @classmethod
+    def of(cls, mode: str) -> AutoresetRules:
+        """Return the rules of the mode with that name."""
+        return cls(AutoresetMode(mode))
+
+    @cached_property
+    def begins_at_once(self) -> bool:
+        return self.mode is AutoresetMode.SAME_STEP
+
+    @cached_property
+    def begins_on_next_step(self) -> bool:
+        return self.mode is AutoresetMode.NEXT_STEP
+
+    @cached_property
+    def caller_begins(self) -> bool:
+        return self.mode is AutoresetMode.DISABLED
+
+    def check_env(self, name: str, *, resets_itself: bool, keeps_state: bool) -> None:
+        """Raise if an env does not support this mode. `keeps_state`: the global state at the end is requested."""
+        if not resets_itself:
+            return
+        if not self.begins_at_once:
+            raise ArgumentError(
+                f"{name} resets itself in the step that ends its episode: expected autoreset_mode='same_step', "
+                f"got {self.mode.value!r}"
+            )
+        if keeps_state:
+            raise ArgumentError(
+                f"state=True: {name} resets itself, so the state at the end of an episode cannot be read"
+            )
+
+    def check_pool(self, name: str, own: AutoresetMode, *, steps_all: bool) -> None:
+        """Raise if a pool does not support this mode. `steps_all`: it can only step all its envs at once."""
+        if own is self.mode:
+            return
+        wanted = f"autoreset_mode={self.mode.value!r}: {name}"
+        if own is AutoresetMode.SAME_STEP:
+            raise ArgumentError(f"{wanted} begins the next episode in the same step by itself; take 'same_step'")
+        if steps_all and not (own is AutoresetMode.DISABLED and self.begins_at_once):
+            raise ArgumentError(f"{wanted} steps all its envs at once, and its own mode is {own.value!r}; take that")
+
+    def next_episode_request(self, own: AutoresetMode) -> Literal["reset", "step"] | None:
+        """Return the request that begins an env's next episode in a pool of the mode `own`, when this mode begins one.
+
+        ``"step"`` if a step of an ended env begins it, whatever the action. None: no request is needed, since the pool
+        has begun it by itself, or the caller begins it.
+        """
+        if self.caller_begins or own is AutoresetMode.SAME_STEP:
+            return None
+        return "step" if own is AutoresetMode.NEXT_STEP else "reset"
+
+
+def _letters(word: Any) -> str:
+    return str(word).lower().replace("_", "").replace("-", "")

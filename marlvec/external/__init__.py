@@ -5,15 +5,12 @@
 (`replay`), or from other processes over a socket (`Server` and `Client`).
 """
 
-from marlvec.external.client.client import Client
-from marlvec.external.exchange.external_episode import ExternalEpisode
-from marlvec.external.exchange.gateway import EpisodeGateway
-from marlvec.external.external_env import ExternalEnv
-from marlvec.external.protocol.tokens import find_token, make_token
-from marlvec.external.replay import Replay, replay
-from marlvec.external.server.server import Server
-from marlvec.external.settings import Limits, LocalInference
-from marlvec.external.vector_env import ExternalVectorEnv, make
+from marlvec.external.client import Client
+from marlvec.external.episode import EpisodeGateway, ExternalEpisode
+from marlvec.external.exchange import Limits, LocalInference
+from marlvec.external.handshake import find_token, make_token
+from marlvec.external.server import Server
+from marlvec.external.vector_env import ExternalEnv, ExternalVectorEnv, Replay, make, replay
 
 __all__ = [
     "make",

@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.interop.gymnasium import GymnasiumVectorEnv
-from marlvec.interop.rows.driver import EpisodeSums
-from marlvec.interop.rows.infos import InfoEntry
-from marlvec.interop.rows.view_checks import check_view
+from marlvec.interop.rows import EpisodeSums, InfoEntry, check_view
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["CleanRLVectorEnv"]

@@ -16,11 +16,19 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError, EnvRaised
-from marlvec.interop.rows.agent_rows import AgentRows, cleared
-from marlvec.interop.rows.infos import InfoEntry, lay_out_infos, pick_rows, read_entries
-from marlvec.interop.rows.view_checks import missing_is_attribute_error, render_mode_of, value_at
+from marlvec.interop.rows import (
+    AgentRows,
+    InfoEntry,
+    cleared,
+    lay_out_infos,
+    missing_is_attribute_error,
+    pick_rows,
+    read_entries,
+    render_mode_of,
+    value_at,
+)
 from marlvec.spaces import batch_space
-from marlvec.vector.commands import PerEnv
+from marlvec.vector.calls import PerEnv
 from marlvec.vector.vector_env import VectorEnv
 
 __all__ = ["GymnasiumVectorEnv"]

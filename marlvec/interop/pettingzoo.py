@@ -14,10 +14,10 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from marlvec.envs.spec import COMMON, AgentGroup
 from marlvec.errors import ArgumentError, NotResetError
-from marlvec.interop.rows.infos import merged
-from marlvec.interop.rows.view_checks import (
+from marlvec.interop.rows import (
     check_view,
     join_actions,
+    merged,
     metadata_of,
     places_of,
     render_mode_of,
@@ -26,7 +26,7 @@ from marlvec.interop.rows.view_checks import (
 )
 from marlvec.making import make
 from marlvec.registry import EnvLike
-from marlvec.vector.data.infos import infos_to_list
+from marlvec.vector.infos import infos_to_list
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
 

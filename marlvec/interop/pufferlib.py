@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError
 from marlvec.extras import needs_extra
-from marlvec.interop.rows.driver import RowDriver
+from marlvec.interop.rows import RowDriver
 from marlvec.vector.vector_env import VectorEnv
 
 with needs_extra("pufferlib", "PufferView", "see https://puffer.ai/docs.html: it compiles extensions for torch"):
@@ -26,7 +26,7 @@ class PufferView(PufferEnv):  # type: ignore[misc]  # Any where pufferlib is not
 
     PufferLib's buffers hold the R = N * A rows: ``observations`` (R, …), ``rewards`` (R,) float32, ``terminals`` and
     ``truncations`` (R,) bool, and ``masks`` (R,) bool, True in rows whose agent must act. Each call writes into them.
-    `marlvec.interop.rows.driver.RowDriver` describes flags, padding and the ends of episodes; an agent's last
+    `marlvec.interop.rows.RowDriver` describes flags, padding and the ends of episodes; an agent's last
     observation is lost, since PufferLib has no place for it.
 
     The infos are a list with one dict per agent that ended: ``"episode_return"``, ``"episode_length"``, ``"agent"``

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ArgumentError, ContractWarning, StateError
 from marlvec.extras import needs_extra
-from marlvec.interop.rows.driver import RowDriver
-from marlvec.interop.rows.view_checks import ask_envs, missing_is_attribute_error, render_mode_of
-from marlvec.vector.seeding import env_seeds
+from marlvec.interop.rows import RowDriver, ask_envs, missing_is_attribute_error, render_mode_of
+from marlvec.vector.settings import env_seeds
 from marlvec.vector.vector_env import VectorEnv
 
 with needs_extra("stable_baselines3", "SB3VecEnv", "pip install 'marlvec[sb3]'"):
@@ -37,7 +36,7 @@ Rows = None | int | Iterable[int]
 class SB3VecEnv(VecEnv):  # type: ignore[misc]  # Any where stable_baselines3 is not installed
     """A view of a `VectorEnv` with one group of agents, for Stable-Baselines3 and sb3-contrib.
 
-    One row per agent, R = N * A, and one policy for all. `marlvec.interop.rows.driver.RowDriver` describes rows of
+    One row per agent, R = N * A, and one policy for all. `marlvec.interop.rows.RowDriver` describes rows of
     agents that have ended or wait for their turn; `marlvec.interop.sb3.only_decisions` makes a model learn without
     them.
 

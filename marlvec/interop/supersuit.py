@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from marlvec.errors import ArgumentError
-from marlvec.interop.rows.driver import RowDriver
-from marlvec.interop.rows.view_checks import metadata_of, render_mode_of, viewed
+from marlvec.interop.rows import RowDriver, metadata_of, render_mode_of, viewed
 from marlvec.making import make
 from marlvec.vector.vector_env import VectorEnv
 
@@ -28,7 +27,7 @@ Infos = list[dict[str, Any]]
 class SuperSuitVecEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
     """A view of a `VectorEnv` with one group of agents, like SuperSuit's vector envs: rows, and a list of infos.
 
-    `marlvec.interop.rows.driver.RowDriver` describes a row's info, and rows of agents that end before their env
+    `marlvec.interop.rows.RowDriver` describes a row's info, and rows of agents that end before their env
     (SuperSuit requires ``black_death`` for these). As in SuperSuit, infos of an autoreset are merged into the infos of
     the step before, and ``observation_space`` and ``action_space`` are those of one row.
 

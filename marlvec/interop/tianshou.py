@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import COMMON
 from marlvec.errors import ActionError, ArgumentError, ContractError
 from marlvec.extras import needs_extra
-from marlvec.interop.rows.view_checks import ask_envs, check_view, one_group, value_at, viewed
+from marlvec.interop.rows import ask_envs, check_view, one_group, value_at, viewed
 from marlvec.making import make
 from marlvec.registry import EnvLike
-from marlvec.vector.data.infos import infos_to_list
-from marlvec.vector.seeding import spread_seeds
+from marlvec.vector.infos import infos_to_list
+from marlvec.vector.settings import spread_seeds
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
 

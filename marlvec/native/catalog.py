@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from marlvec.errors import AlreadyRegisteredError, MissingExtraError, RegistryError
 from marlvec.native.native_env import NativeEnv
 
-__all__ = ["NativeEntry", "native_entry", "register_native"]
-
 
 @dataclass(frozen=True)
 class NativeEntry:
@@ -57,16 +55,16 @@ _GAMES = {
     "pettingzoo/classic/connect_four_v3": "games.connect_four:ConnectFour",
     "pettingzoo/classic/rps_v2": "games.rps:RockPaperScissors",
     "pettingzoo/classic/tictactoe_v3": "games.tictactoe:TicTacToe",
-    "pettingzoo/sisl/pursuit_v5": "grids.pursuit.env:Pursuit",
+    "pettingzoo/sisl/pursuit_v5": "grids.pursuit:Pursuit",
 }
 """Boards, cards and grids: id → ``"module:Class"`` under ``marlvec.native``."""
 
 _GRIDS = {
     "lbf": "grids.foraging:Foraging",
-    "overcooked": "grids.overcooked.env:Overcooked",
+    "overcooked": "grids.overcooked:Overcooked",
     "rware": "grids.warehouse:Warehouse",
 }
-"""Families whose ids `marlvec.envs.making.catalog` reads: namespace → ``"module:Class"`` under ``marlvec.native``."""
+"""Families whose ids `marlvec.envs.builtin_ids` reads: namespace → ``"module:Class"`` under ``marlvec.native``."""
 
 _entries: dict[str, NativeEntry] = {
     env_id: NativeEntry(env_id, f"marlvec.native.{where}") for env_id, where in {**_MPE, **_GAMES}.items()

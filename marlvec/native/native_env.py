@@ -1,26 +1,23 @@
-"""Contract of native envs: one object holds N copies of an env, and steps them by compiled functions.
-
-docs/tutorials/native_env.md shows how to write one, docs/native.md what makes its numbers exact: the reference's order
-of operations and of random draws, in its precision. `tests/native/` compares every native env with its reference over
-whole episodes, bit for bit.
-"""
+"""Contract of native envs: one object holds N copies of an env, and steps them by compiled functions."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
-from gymnasium.spaces import Space
+from gymnasium.spaces import Box, Discrete, Space
 from numpy.typing import NDArray
 
-from marlvec.envs.spec import EnvSpec, Info
-from marlvec.errors import ArgumentError, ContractError
-from marlvec.native.rng_streams import fresh_streams
-
-__all__ = ["Ids", "NativeEnv", "Rows", "own_arguments", "refuse", "NativeEnvView"]
+from marlvec.env_ids import rows_of
+from marlvec.envs.env import MultiAgentEnv, Slot
+from marlvec.envs.spec import EnvSpec, Info, refuse_masks
+from marlvec.envs.wrappers import padded_spec
+from marlvec.errors import ActionError, ArgumentError, ContractError
+from marlvec.native.kernels import fresh_streams, seed_envs
 
 AnyArray = NDArray[Any]
 BoolArray = NDArray[np.bool_]
@@ -28,7 +25,7 @@ Ids = NDArray[np.int64]
 
 
 class Rows(Protocol):
-    """The rows of all envs, laid out by `marlvec.vector.data.buffers.Buffers`; N envs, A agents, A_g of a group.
+    """The rows of all envs, laid out by `marlvec.vector.buffers.Buffers`; N envs, A agents, A_g of a group.
 
     Flags are strided columns of one block.
     """
@@ -82,7 +79,7 @@ class NativeEnv(ABC):
     `refuse` for arguments that only the reference supports.
 
     Methods get the envs to work on as ascending indices, and are called for disjoint sets of envs from several threads
-    at once: they touch only these envs, and release the interpreter lock (`marlvec.native.jit.kernel`). The runner
+    at once: they touch only these envs, and release the interpreter lock (`marlvec.native.kernels.kernel`). The runner
     checks actions against their spaces, clears rewards and flags, counts steps for a time limit, keeps final
     observations, begins the next episode, and seeds the streams.
     """
@@ -260,3 +257,202 @@ class NativeEnvView:
     def reference(self) -> Any:
         """Build the reference env in this env's state: an independent copy."""
         return self._of.reference(self._i, self.render_mode)
+
+
+_ONLY = np.zeros(1, np.int64)
+
+
+class NativeSingleEnv(MultiAgentEnv):
+    """A native env with a batch of one, for envs without a Python form; it is not faster than a Python env."""
+
+    def __init__(self, env: NativeEnv) -> None:
+        self._env = env
+        self._spec = env.spec()
+        self._rows = _OneRow(self._spec)
+        self._view = NativeEnvView(env, 0, None)
+        env.attach(self._rows)
+        self.name, self.agents, self.metadata = env.name, env.agents, env.metadata
+        self.observation_spaces, self.action_spaces = env.observation_spaces, env.action_spaces
+        self.mask_sizes, self.state_space = env.mask_sizes, env.state_space
+
+    @property
+    def unwrapped(self) -> NativeEnvView:
+        return self._view
+
+    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Info | None:
+        rows = self._rows
+        if seed is not None:
+            seed_envs(self._env.rng, _ONLY, [seed])
+        rows.alive[:] = rows.acting[:] = False
+        for mask in rows.action_masks:
+            if mask is not None:
+                mask[:] = True
+        self._env.reset(_ONLY)
+        return self._copy_out(slot)
+
+    def step(self, slot: Slot) -> Info | None:
+        rows = self._rows
+        rows.reward[:] = 0
+        rows.terminated[:] = rows.truncated[:] = False
+        rows.done[:] = False
+        actions = slot.read_actions()
+        for group, leaves in zip(self._spec.groups, rows.actions, strict=True):
+            for j, a in enumerate(group.agents):
+                if rows.acting[0, a]:  # actions of waiting agents may be anything
+                    for leaf, part in zip(leaves, group.action_tree.flatten(actions[a]), strict=True):
+                        leaf[0, j] = part
+        self._env.step(_ONLY)
+        for a in range(len(self.agents)):
+            slot.reward[a] = rows.reward[0, a]
+            slot.terminated[a], slot.truncated[a] = rows.terminated[0, a], rows.truncated[0, a]
+        slot.done = bool(rows.done[0])
+        return self._copy_out(slot)
+
+    def cut_short(self, slot: Slot) -> None:
+        self._env.cut_short(_ONLY)
+        self._copy_out(slot)
+        super().cut_short(slot)
+
+    def write_state(self, slot: Slot) -> None:
+        self._env.write_state(_ONLY)
+        assert self._rows.state is not None
+        slot.write_state(self._rows.state[0])
+
+    def state_obstacle(self) -> str | None:
+        return self._env.state_obstacle()
+
+    def get_state(self) -> dict[str, Any]:
+        return {name: array.copy() for name, array in self._state_arrays().items()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._env.check_limits(state)
+        for name, array in self._state_arrays().items():
+            array[...] = state[name]
+
+    def _state_arrays(self) -> dict[str, Any]:
+        rows = self._rows
+        found = self._env.state_arrays() | {"alive": rows.alive, "acting": rows.acting}
+        for g, leaves in enumerate(rows.obs):
+            found |= {f"obs/{g}/{k}": leaf for k, leaf in enumerate(leaves)}
+        return found | {f"mask/{g}": mask for g, mask in enumerate(rows.action_masks) if mask is not None}
+
+    def _copy_out(self, slot: Slot) -> Info | None:
+        rows = self._rows
+        for g, group in enumerate(self._spec.groups):
+            mask = rows.action_masks[g]
+            for j, a in enumerate(group.agents):
+                slot.write_obs(a, group.observation_tree.unflatten([leaf[0, j, ...] for leaf in rows.obs[g]]))
+                slot.alive[a], slot.acting[a] = rows.alive[0, a], rows.acting[0, a]
+                if mask is not None and group.mask_size is not None:
+                    slot.write_mask(a, mask[0, j])
+        return self._env.infos(_ONLY).get(0) if self._env.has_infos else None
+
+
+class _OneRow:
+    """The rows of one env; see `marlvec.native.native_env.Rows`."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        agent_num, groups = len(spec.agents), spec.groups
+        self.obs = [group.observation_tree.zeros(1, len(group.agents)) for group in groups]
+        self.actions = [group.action_tree.zeros(1, len(group.agents)) for group in groups]
+        self.action_masks = [
+            None if group.choices is None else np.ones((1, len(group.agents), group.choices), np.bool_)
+            for group in groups
+        ]
+        self.reward = np.zeros((1, agent_num))
+        self.terminated = np.zeros((1, agent_num), np.bool_)
+        self.truncated, self.alive, self.acting = (self.terminated.copy() for _ in range(3))
+        self.done = np.zeros(1, np.bool_)
+        space = spec.state_space
+        self.state = None if space is None else np.zeros((1, *(space.shape or ())), space.dtype)
+
+
+@dataclass
+class _OwnRows:
+    """Rows of the wrapped envs: their own observations and actions, and the padded env's other arrays."""
+
+    outer: Rows
+    obs: list[list[AnyArray]]
+    actions: list[list[AnyArray]]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.outer, name)
+
+
+class PaddedNativeEnv(NativeEnv):
+    """A native env whose agents share one observation space and one action space, large enough for all.
+
+    Raises ContractError if the spaces cannot be padded, ArgumentError if one is not a Box or Discrete, or has a mask.
+    """
+
+    def __init__(self, env: NativeEnv) -> None:
+        self._env = env
+        self._own = env.spec()
+        self._padded = padded_spec(self._own)
+        spaces = [*self._own.observation_spaces, *self._own.action_spaces]
+        if any(self._own.mask_sizes) or not all(isinstance(space, (Box, Discrete)) for space in spaces):
+            raise refuse(env.name, "pad=True")
+        self.num_envs, self.rng = env.num_envs, env.rng
+        self.name, self.agents, self.metadata = env.name, env.agents, env.metadata
+        self.state_space, self.has_infos = env.state_space, env.has_infos
+        most = np.iinfo(np.int64).max
+        self._sizes = np.array([getattr(space, "n", most) for space in self._own.action_spaces])
+        for name in ("write_state", "state_obstacle", "state_limits", "check_limits", "reference", "render"):
+            setattr(self, name, getattr(env, name))  # padding does not change these
+
+    def spec(self) -> EnvSpec:
+        return self._padded
+
+    def attach(self, rows: Rows) -> None:
+        super().attach(rows)
+        n, groups = self.num_envs, self._own.groups
+        self._members = [list(group.agents) for group in groups]
+        obs = [group.observation_tree.zeros(n, len(group.agents)) for group in groups]
+        actions = [group.action_tree.zeros(n, len(group.agents)) for group in groups]
+        self._inner = _OwnRows(rows, obs, actions)
+        self._env.attach(self._inner)
+
+    def check_actions(self, ids: Ids) -> None:
+        (given,) = self.rows.actions[0]
+        if given.ndim != 2:
+            return
+        bad = np.argwhere((given[ids] >= self._sizes) & self.rows.acting[ids])
+        if len(bad):
+            k, a = bad[0].tolist()
+            action, space = given[ids[k], a], self._own.action_spaces[a]
+            raise ActionError(f"actions: env {ids[k]}, agent {self.agents[a]!r}: expected one of {space}, got {action}")
+
+    def infos(self, ids: Ids) -> dict[int, Info]:
+        found = self._env.infos(ids)
+        for i, info in found.items():
+            refuse_masks(self._own, info, f"{self.name}: env {i}: ")  # the padded spec has masks
+        return found
+
+    def reset(self, ids: Ids) -> None:
+        self._env.reset(ids)
+        self._show(ids)
+
+    def step(self, ids: Ids) -> None:
+        rows = rows_of(ids)
+        (given,) = self.rows.actions[0]
+        for members, (actions,) in zip(self._members, self._inner.actions, strict=True):
+            own: Any = (slice(None), members, *map(slice, actions.shape[2:]))
+            actions[rows] = given[rows][own]
+        self._env.step(ids)
+        self._show(ids)
+
+    def cut_short(self, ids: Ids) -> None:
+        self._env.cut_short(ids)
+        self._show(ids)
+
+    def state_arrays(self) -> dict[str, AnyArray]:
+        own = {f"obs/{g}": leaves[0] for g, leaves in enumerate(self._inner.obs)}
+        return {**self._env.state_arrays(), **own}
+
+    def _show(self, ids: Ids) -> None:
+        """Copy the envs' own observations into the first corner of the padded ones; the rest stays zero."""
+        rows = rows_of(ids)
+        (shown,) = self.rows.obs[0]
+        for members, (obs,) in zip(self._members, self._inner.obs, strict=True):
+            for j, a in enumerate(members):
+                shown[rows, a, *map(slice, obs.shape[2:])] = obs[rows, j]

@@ -16,8 +16,7 @@ from marlvec.policies.policy import (
     as_policy,
 )
 from marlvec.policies.policy_map import PolicyMap
-from marlvec.policies.random import RandomPolicy
-from marlvec.policies.scripted import Memory, Script, ScriptedPolicy
+from marlvec.policies.simple import Memory, RandomPolicy, Script, ScriptedPolicy
 
 __all__ = [
     "Acts",

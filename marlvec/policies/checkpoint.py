@@ -13,24 +13,13 @@ from typing import Any, Literal, Protocol, cast
 
 from marlvec.arguments import count_from, whole_number
 from marlvec.connectors import ActionPipeline, AgentPipeline, LearnerPipeline
-from marlvec.connectors.saved_pipeline import is_packed
+from marlvec.connectors.pipeline import is_packed
 from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, SerialisationError
 from marlvec.extras import import_extra
 from marlvec.policies.policy import Policy, PolicyState
-from marlvec.serialization.archive import FilePath, read_archive, write_archive
-from marlvec.serialization.atomic_file import atomic_link, locked_folder, remove_drafts
+from marlvec.serialization.archive import read_archive, write_archive
+from marlvec.serialization.atomic_file import FilePath, atomic_link, locked_folder, remove_drafts
 from marlvec.serialization.values import decode, encode
-
-__all__ = [
-    "HasPolicies",
-    "HasState",
-    "HasWholeState",
-    "load_checkpoint",
-    "load_policy",
-    "PolicyCheckpoint",
-    "save_checkpoint",
-    "save_policy",
-]
 
 _CHAINS = ("agent_connectors", "action_connectors", "learner_connectors")
 _FILES = {"last": "last.npz", "best": "best.npz"}

@@ -17,18 +17,6 @@ from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError
 from marlvec.trees import Tree
 
-__all__ = [
-    "Policy",
-    "PolicyOutput",
-    "PolicyState",
-    "takes_explore",
-    "Acts",
-    "FunctionPolicy",
-    "ObjectPolicy",
-    "PolicyLike",
-    "as_policy",
-]
-
 PolicyOutput = Tree | tuple[Tree, Mapping[str, Tree]]
 """Actions (n, …), a tree in the shape of the action space; or actions and a dict of further columns (n, …)."""
 PolicyState = dict[str, Any]
@@ -289,7 +277,7 @@ def as_policy(given: PolicyLike, name: str = "policy", *, also: str = "") -> Pol
     if not callable(given):
         raise ArgumentError(f"{what} {given!r:.200}")
     if _is_module(given):
-        raise ArgumentError(f"{what} a torch module: give TorchPolicy(module), of marlvec.interop.torch.policy")
+        raise ArgumentError(f"{what} a torch module: give TorchPolicy(module), of marlvec.interop.torch")
     try:
         signature = signature_of(given)
     except (ValueError, TypeError):  # a function written in C: a call will tell

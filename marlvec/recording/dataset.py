@@ -1,8 +1,10 @@
-"""`RecordedDataset`: a recording, read back; `load_dataset` opens one."""
+"""`RecordedDataset`: a recording, read back; `joint_rows` joins rows of several agents into one row per moment."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -11,19 +13,98 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
+from marlvec.collect.agent_episodes import MultiAgentEpisode
 from marlvec.collect.batch import MultiAgentBatch, SampleBatch
-from marlvec.collect.batch.arrow_columns import arrow_libraries
-from marlvec.collect.episode import MultiAgentEpisode
+from marlvec.collect.batch_files import arrow_libraries
 from marlvec.errors import ArgumentError, CheckpointError
-from marlvec.external.replay import Replay, replay
-from marlvec.external.vector_env import ExternalVectorEnv
-from marlvec.recording.files.manifest import Manifest, Session, read_manifest
-from marlvec.recording.files.schema import read_schema, space_from
-from marlvec.recording.joint import joint_columns, joint_rows
-from marlvec.recording.recorded_rows import RecordedRows
+from marlvec.external.vector_env import ExternalVectorEnv, Replay, replay
+from marlvec.recording.files import Manifest, Session, read_manifest, read_schema, space_from
+from marlvec.recording.rows import RecordedRows
 from marlvec.serialization.atomic_file import FilePath
+from marlvec.trees import Tree, tree_leaves, zip_trees
 
-__all__ = ["EpisodeTable", "RecordedDataset", "load_dataset"]
+_NEEDED = ("eps_id", "env_id", "env_t", "agent_index")
+_OF_MOMENT = ("eps_id", "env_id", "env_t", "state", "next_state")
+_MADE_ANEW = ("t", "unroll_id", "agent_index", "acting")
+
+Form = list[tuple[str, np.dtype[Any], tuple[int, ...]]]
+
+
+def joint_columns(columns: Mapping[str, Sequence[str]], chosen: Sequence[str] | None) -> list[str]:
+    """Return the columns to read: the chosen ones, which every policy must have, or all that every policy has."""
+    common = [name for name in next(iter(columns.values()), ()) if all(name in own for own in columns.values())]
+    wanted = common if chosen is None else list(dict.fromkeys([*chosen, *_NEEDED]))
+    for policy_id, own in columns.items():
+        if missing := [name for name in (*wanted, *_NEEDED) if name not in own]:
+            raise ArgumentError(f"joint(): policy {policy_id!r} has no columns {missing}; it has {list(own)}")
+    return wanted
+
+
+def joint_rows(
+    batch: MultiAgentBatch, agents: Sequence[int], names: Sequence[str], first: int
+) -> Iterator[SampleBatch]:
+    """Yield one batch per episode, one row per moment: an env step at which some agent decided.
+
+    ``batch`` has rows of whole episodes; ``agents`` are the agent axis; ``names`` the columns to join; ``first`` is the
+    first episode's ``unroll_id``. Refuses agents that differ in a column's structure, dtype or shape.
+    """
+    places = np.full(max([*agents, *(int(rows["agent_index"].max(initial=0)) for rows in batch.values())]) + 1, -1)
+    places[list(agents)] = np.arange(len(agents))
+    parts = []
+    for policy_id, rows in batch.items():
+        chosen = rows.take(np.flatnonzero(places[rows["agent_index"]] >= 0))
+        if len(chosen):
+            parts.append((policy_id, chosen))
+    if not parts:
+        return
+    keys = np.concatenate([np.stack([rows["eps_id"], rows["env_t"]], axis=1) for _, rows in parts])
+    moments, moment_B = np.unique(keys, axis=0, return_inverse=True)
+    moment_B = moment_B.reshape(-1)
+    agent_B = np.concatenate([places[rows["agent_index"]] for _, rows in parts])
+    shape = len(moments), len(agents)
+    acting = np.zeros(shape, np.bool_)
+    acting[moment_B, agent_B] = True
+    columns: dict[str, Tree] = {}
+    for name in names:
+        if name in _MADE_ANEW:
+            continue
+        leaves = _joined(name, parts)
+        where = (moment_B,) if name in _OF_MOMENT else (moment_B, agent_B)
+        columns[name] = zip_trees(partial(_scatter, where=where, shape=shape), leaves)
+    begins = [0, *(np.flatnonzero(np.diff(moments[:, 0])) + 1).tolist(), len(moments)]
+    for k, (start, stop) in enumerate(pairwise(begins)):
+        length = stop - start
+        episode = SampleBatch({**columns, "acting": acting}).slice(start, stop)
+        yield episode.replace(t=np.arange(length), unroll_id=np.full(length, first + k))
+
+
+def _joined(name: str, parts: Sequence[tuple[str, SampleBatch]]) -> list[Tree]:
+    """Join one column of all policies, after checking that dtypes and shapes agree."""
+    first_id, first = parts[0]
+    expected = _form(first[name])
+    for policy_id, rows in parts[1:]:
+        if (got := _form(rows[name])) != expected:
+            raise ArgumentError(
+                f"joint(): column {name!r} of policy {policy_id!r} is {_said(got)}, that of {first_id!r} "
+                f"{_said(expected)}: choose columns= or agents= that fit together"
+            )
+    return [rows[name] for _, rows in parts]
+
+
+def _form(column: Tree) -> Form:
+    return [(path, leaf.dtype, leaf.shape[1:]) for path, leaf in tree_leaves(column)]
+
+
+def _said(form: Form) -> str:
+    return ", ".join(f"{path or 'one array'}: {dtype} of {shape}" for path, dtype, shape in form)
+
+
+def _scatter(pieces: Sequence[NDArray[Any]], where: tuple[NDArray[Any], ...], shape: tuple[int, int]) -> NDArray[Any]:
+    values = np.concatenate(pieces)
+    found = np.zeros((*shape[: len(where)], *values.shape[1:]), values.dtype)
+    found[where] = values
+    return found
+
 
 _CHUNK_ROWS = 1 << 16
 _FOR_TABLE = ("eps_id", "agent_index", "rewards", "t", "env_t", "next_env_t", "terminated", "truncated")
@@ -291,7 +372,7 @@ class RecordedDataset(Mapping[str, RecordedRows]):
             training_enabled: False: policies act and connectors run, but no batch gets the rows.
 
         Returns:
-            The running replay; see `marlvec.external.replay`.
+            The running replay; see `marlvec.external.vector_env`.
 
         Raises:
             ArgumentError: A column is missing, or the agents differ from the vectorizer's.

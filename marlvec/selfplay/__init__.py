@@ -1,11 +1,7 @@
 """Self-play: pools of past opponents, matchmaking, matches, and ratings."""
 
-from marlvec.selfplay.alpha_rank import alpha_rank
 from marlvec.selfplay.evaluate import evaluate_match
-from marlvec.selfplay.exploitability import exploitability
-from marlvec.selfplay.game import Game
-from marlvec.selfplay.mapping import SelfPlayMapping
-from marlvec.selfplay.matchmaking import (
+from marlvec.selfplay.mapping import (
     ByRating,
     Latest,
     MainExploiter,
@@ -13,15 +9,24 @@ from marlvec.selfplay.matchmaking import (
     Mirror,
     Mixture,
     Prioritised,
+    SelfPlayMapping,
     Uniform,
 )
-from marlvec.selfplay.opponents.opponent import Opponent
-from marlvec.selfplay.opponents.opponent_pool import OpponentPool, read_opponents
-from marlvec.selfplay.opponents.rules import Every, EvictionRule, OnWinRate, SnapshotRule, oldest, thinned, weakest
-from marlvec.selfplay.rating_tracker import RatingTracker
-from marlvec.selfplay.ratings import BradleyTerry, Elo, OpenSkill, Ratings
-from marlvec.selfplay.results.match_result import MatchResult, WinRate
-from marlvec.selfplay.results.match_table import MatchTable, WinCount
+from marlvec.selfplay.opponents import (
+    Every,
+    EvictionRule,
+    OnWinRate,
+    Opponent,
+    OpponentPool,
+    SnapshotRule,
+    oldest,
+    read_opponents,
+    thinned,
+    weakest,
+)
+from marlvec.selfplay.ratings import BradleyTerry, Elo, Game, OpenSkill, Ratings
+from marlvec.selfplay.results import MatchResult, MatchTable, RatingTracker, WinCount, WinRate
+from marlvec.selfplay.solutions import alpha_rank, exploitability
 
 __all__ = [
     "OpponentPool",

@@ -15,23 +15,21 @@ from numpy.typing import NDArray
 
 from marlvec.arguments import count_from
 from marlvec.collect import Episode
-from marlvec.collect.acting.policy_set import pipelines_for
 from marlvec.collect.callbacks import Callback, RunningEpisode
 from marlvec.collect.collector import EvaluationCollector
-from marlvec.collect.metrics.metrics import EpisodeRecord
+from marlvec.collect.metrics import EpisodeRecord
+from marlvec.collect.policies import pipelines_for
 from marlvec.connectors import ActionPipeline, AgentPipeline
 from marlvec.errors import ArgumentError, StateError
 from marlvec.making import make
 from marlvec.policies import Policy, PolicyLike, as_policy
-from marlvec.policies.policy_copy import SharedPolicy
+from marlvec.policies.policy_map import SharedPolicy
 from marlvec.registry import EnvLike
-from marlvec.selfplay.game import Game, ScoreFunction, Sides, game_of, sides_of
-from marlvec.selfplay.opponents.opponent import Opponent
-from marlvec.selfplay.results.match_result import MatchResult
-from marlvec.vector.seeding import check_seed
+from marlvec.selfplay.opponents import Opponent
+from marlvec.selfplay.ratings import Game, ScoreFunction, Sides, game_of, sides_of
+from marlvec.selfplay.results import MatchResult
+from marlvec.vector.settings import check_seed
 from marlvec.vector.vector_env import VectorEnv
-
-__all__ = ["MatchSchedule", "line_ups", "evaluate_match"]
 
 _STREAM = 0x7363686564756C65  # "schedule"
 
@@ -280,7 +278,7 @@ def _bar(total: int, progress: bool | None) -> Iterator[Callable[[int], None]]:
     if progress is False or (progress is None and not sys.stderr.isatty()):
         yield lambda games: None
         return
-    from marlvec.collect.progress_bar import ProgressBar  # imported here, since importing rich is slow
+    from marlvec.collect.loggers import ProgressBar  # imported here, since importing rich is slow
 
     with ProgressBar("match", "games", total) as bar:
         yield bar.show

@@ -1,11 +1,4 @@
-"""Checked ``.npz`` files of plain data, written atomically; no code is executed. All files of marlvec but Parquet.
-
-The file is an uncompressed zip of ``.npy`` entries, which `numpy.load` opens with ``allow_pickle=False``. Its entry
-``manifest`` holds JSON: the format, marlvec's version, and the data, in which ``{"$array": name}`` refers to an entry.
-The zip's comment, the end of the file, holds the format and the sha256 of all bytes before it, so a damaged file is
-found before it is read. (It is no signature; even a forged file executes no code.) Compressed entries and items of
-zero bytes are refused, so that arrays take no more memory than the file has bytes, and JSON a small multiple.
-"""
+"""Checked ``.npz`` files of plain data, written completely or not at all; no code is executed."""
 
 from __future__ import annotations
 
@@ -30,8 +23,6 @@ from numpy.typing import NDArray
 
 from marlvec.errors import CheckpointError, SerialisationError
 from marlvec.serialization.atomic_file import FilePath, atomic_file
-
-__all__ = ["FilePath", "NamedArray", "UniqueNames", "read_archive", "write_archive"]
 
 _MAX_HEADER = 10_000  # bytes; the limit of numpy, too
 _SUFFIX = ".npy"

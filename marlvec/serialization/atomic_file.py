@@ -16,8 +16,6 @@ from typing import BinaryIO
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["FilePath", "atomic_file", "atomic_link", "draft_of", "locked_folder", "remove_drafts", "sync_folder"]
-
 FilePath = str | os.PathLike[str]
 
 

@@ -1,40 +1,95 @@
-"""Values such as arrays, spaces and connectors as JSON-able data, and a file with one such value.
-
-Numbers, texts, None, bools, lists, dicts and arrays are unchanged; the code that writes the data to a file stores
-arrays as separate entries. Every other value becomes a dict whose first key begins with ``$``:
-
-    {"$tuple": [...]}                   a tuple
-    {"$float": "inf"}                   a float that JSON has no number for
-    {"$scalar": "float32", "value": 1}  a numpy scalar
-    {"$dtype": "<f4"}                   a numpy dtype
-    {"$items": [[key, value], ...]}     a dict with keys that are not texts, or that begin with $
-    {"$function": "name"}               a registered function
-    {"$connector": {...}}               a connector
-    {"$space": "Box", "args": [...]}    a space
-"""
+"""Arrays, spaces, objects and connectors as JSON-able data, and back; `NameTable`: names that a config may use."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from reprlib import repr as short  # limits the length of wrong values in messages
-from typing import Any, NamedTuple
+from reprlib import repr as short
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.error import Error
+from gymnasium.spaces import GraphInstance
 from numpy.typing import NDArray
 
-from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, SerialisationError
-from marlvec.serialization.archive import FilePath, read_archive, write_archive
-from marlvec.serialization.name_table import CLASSES, FUNCTIONS
+from marlvec.errors import (
+    AlreadyRegisteredError,
+    ArgumentError,
+    CheckpointError,
+    MarlvecError,
+    RegistryError,
+    SerialisationError,
+)
+from marlvec.serialization.archive import read_archive, write_archive
+from marlvec.serialization.atomic_file import FilePath
 from marlvec.spaces import describe_difference
+from marlvec.trees import to_array
 
-__all__ = ["Config", "decode", "encode", "outline", "read_value", "write_value"]
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+class NameTable(Generic[T]):
+    """A table from names to classes or functions, and back; `kind` and `decorator` are for messages."""
+
+    def __init__(self, kind: str, decorator: str) -> None:
+        self.kind = kind
+        self.decorator = decorator
+        self._things: dict[str, T] = {}
+
+    def add(self, thing: T, name: str | None = None) -> None:
+        """Register ``thing`` under ``name``; None: under its own name. Registering it again has no effect."""
+        # A thing defined again at the same place, as when a notebook's cell runs twice, replaces the old one.
+        name = getattr(thing, "__name__", None) if name is None else name
+        if not isinstance(name, str) or not name or name == "<lambda>":
+            raise ArgumentError(
+                f"{thing!r} needs a name to be registered under, got {name!r}: give {self.kind} name=..."
+            )
+        if (known := self.name_of(thing)) not in (None, name):
+            raise AlreadyRegisteredError(f"{thing!r} is registered as the {self.kind} {known!r} already")
+        taken = self._things.get(name)
+        if taken is not None and taken is not thing and not _same_place(taken, thing):
+            raise AlreadyRegisteredError(
+                f"the {self.kind} {name!r} is {_place(taken)} already; register {_place(thing)} with another name=..."
+            )
+        self._things[name] = thing
+
+    def name_of(self, thing: T) -> str | None:
+        """Return a thing's name; None if it is not registered."""
+        return next((name for name, known in self._things.items() if known is thing), None)
+
+    def find(self, name: str) -> T:
+        """Return the thing with a name; `RegistryError` lists similar names."""
+        if name in self._things:
+            return self._things[name]
+        close = difflib.get_close_matches(name, self._things) if isinstance(name, str) and len(name) < 200 else []
+        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise RegistryError(
+            f"no {self.kind} is registered as {name!r:.200}: first import the module that has {self.decorator} over it"
+            f"{hint}"
+        )
+
+
+CLASSES: NameTable[type[Any]] = NameTable("connector", "@register_connector")
+"""Connector classes: marlvec's own, and others by `register_connector`."""
+
+FUNCTIONS: NameTable[Callable[..., Any]] = NameTable("function", "@register_function")
+"""Functions that connectors take as arguments, by `register_function`."""
+
+
+def _same_place(a: Any, b: Any) -> bool:
+    """Return whether two things come from one definition in the source, run twice."""
+    return _place(a) == _place(b) and "<" not in _place(a)  # "<locals>" and "<lambda>" are not unique
+
+
+def _place(thing: Any) -> str:
+    return f"{getattr(thing, '__module__', '?')}.{getattr(thing, '__qualname__', '<no name>')}"
+
 
 Config = dict[str, Any]
 """JSON-able data, except for arrays."""
@@ -230,3 +285,48 @@ def read_value(path: FilePath, name: str, what: str) -> Any:
         return decode(found[name])
     except MarlvecError as error:
         raise CheckpointError(path, f"holds no {what}: {error}") from error
+
+
+_GRAPH = "GraphInstance"
+
+
+def plain_object(value: Any) -> Any:
+    """Return a copy of an object as plain data."""
+    if isinstance(value, GraphInstance):
+        return {_GRAPH: [plain_object(part) for part in value]}
+    if isinstance(value, (tuple, list)):
+        return type(value)(plain_object(item) for item in value)
+    if isinstance(value, dict):
+        return {key: plain_object(item) for key, item in value.items()}
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def object_from(value: Any) -> Any:
+    """Return a copy of the object that `plain_object` was called with."""
+    if isinstance(value, dict):
+        if value.keys() == {_GRAPH}:
+            return GraphInstance(*(object_from(part) for part in value[_GRAPH]))
+        return {key: object_from(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(object_from(item) for item in value)
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def plain_array(value: Any, where: str) -> Any:
+    """Return a copy of an array; for objects on one axis, a list of them as plain data."""
+    array = to_array(value)
+    if not array.dtype.hasobject:
+        return array.copy()
+    if array.dtype != object or array.ndim != 1:
+        raise SerialisationError(f"{where} holds Python objects in {array.dtype} of {array.shape}")
+    return [plain_object(item) for item in array.tolist()]
+
+
+def array_from(value: Any) -> NDArray[Any]:
+    """Return the array that `plain_array` was called with, in new memory."""
+    if not isinstance(value, list):
+        return np.array(value)
+    array = np.empty(len(value), object)
+    for i, item in enumerate(value):
+        array[i] = object_from(item)
+    return array

@@ -12,19 +12,6 @@ from numpy.typing import NDArray
 from marlvec.errors import ContractError
 from marlvec.spaces.tree import has_arrays
 
-__all__ = [
-    "OTHER_WIDTH",
-    "choice_sizes",
-    "count_choices",
-    "find_forbidden",
-    "mask_refusal",
-    "own_choices",
-    "pick_allowed",
-    "read_mask",
-    "split_action_mask",
-    "why_no_mask",
-]
-
 OTHER_WIDTH = (
     "masks are the env's, and action connectors (PadActions, MapActions) give the policy other actions. Give it a mask "
     "of them with an agent connector: rows.replace(action_mask=…), for PadActions with False for each added action"

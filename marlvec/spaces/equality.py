@@ -11,8 +11,6 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-__all__ = ["Difference", "describe_difference", "difference", "short"]
-
 _REPR = Repr()
 _REPR.maxother = _REPR.maxstring = 120
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)  # classes with a reliable ==

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from marlvec.errors import ContractError
 from marlvec.spaces.tree import Leaf
 
-__all__ = ["Contained", "Finite", "Membership", "check_member", "fit", "membership"]
-
 _SHOWN = 200  # characters of a value in messages
 
 AnyArray = NDArray[Any]

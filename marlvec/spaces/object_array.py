@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from marlvec.spaces.equality import describe_difference
 from marlvec.spaces.tree import SpaceTree, map_space
 
-__all__ = ["ObjectArray", "batch_space"]
-
 
 class ObjectArray(spaces.Space[NDArray[Any]]):
     """Arrays of dtype object with a member of one space in every cell: for values without a fixed-size array form.

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from marlvec.errors import ContractError
 from marlvec.spaces.tree import Leaf
 
-__all__ = ["MAX_BYTES", "check_size", "own_objects", "pack", "snapshot", "unpack"]
-
 MAX_BYTES = 16 * 2**20
 """Maximum total size of the objects that one env returns, or receives, in one call, in bytes."""
 

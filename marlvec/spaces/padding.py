@@ -17,8 +17,6 @@ from marlvec.errors import ContractError
 from marlvec.spaces import SpaceTree, describe_difference
 from marlvec.spaces.tree import map_space
 
-__all__ = ["Crop", "crops_of", "cut", "describe_incompatibility", "pad_actions", "pad_observations", "widen"]
-
 AnyArray = NDArray[Any]
 Spaces = Sequence[Any]
 _ADVICE = "leave pad out to have agents of different spaces in groups, or make the spaces similar with a wrapper"

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from marlvec.errors import ContractError
 
-__all__ = ["Leaf", "SpaceTree", "has_arrays", "map_space"]
-
 _ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _KNOWN = frozenset(kind.contains for kind in _ARRAY_SPACES)
 _OBJECT = np.dtype(np.object_)

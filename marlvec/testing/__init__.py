@@ -5,7 +5,7 @@ from marlvec.testing.check_connector import check_connector
 from marlvec.testing.check_env import check_env
 from marlvec.testing.check_native_env import NativeMatch, check_native_env
 from marlvec.testing.check_vector_env import check_vector_env
-from marlvec.testing.env_checks.findings import Finding
+from marlvec.testing.findings import Finding
 from marlvec.testing.scripted import *  # noqa: F403  # its __all__ is the list
 
 __all__ = [  # noqa: PLE0604  # all are strings

@@ -10,18 +10,16 @@ from typing import Any
 import numpy as np
 
 from marlvec.arguments import whole_number
-from marlvec.envs.autoreset import AutoresetMode
+from marlvec.envs.spec import AutoresetMode
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.making import make
 from marlvec.native.native_env import NativeEnv
 from marlvec.registry import EnvLike
-from marlvec.testing.episodes_bar import episodes_bar
+from marlvec.testing.findings import episodes_bar
 from marlvec.testing.native_checks import Call, Pair, Unequal, shorten
 from marlvec.trees import map_tree
-from marlvec.vector.backends.native import NativeVectorEnv
+from marlvec.vector.in_process import NativeVectorEnv
 from marlvec.vector.vector_env import VectorEnv
-
-__all__ = ["NativeMatch", "check_native_env"]
 
 _MODES = tuple(mode.value for mode in AutoresetMode)
 # Steps between partial resets (only after an episode has ended, so that long episodes can end), and between loads of

@@ -15,8 +15,6 @@ from marlvec.spaces.equality import difference
 from marlvec.trees import map_tree, tree_leaves
 from marlvec.vector.vector_env import VectorEnv
 
-__all__ = ["MakeEnvs", "Pair", "Unequal", "Call", "run", "shorten"]
-
 MakeEnvs = Callable[[int, str], VectorEnv]
 """Builds so many envs with this autoreset mode."""
 

@@ -11,33 +11,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.env_ids import EnvIds, check_env_ids
-from marlvec.envs.adapters.return_values import warn_of_contract
-from marlvec.envs.autoreset import AutoresetRules
-from marlvec.envs.spec import EnvSpec
+from marlvec.envs.adapters.base import warn_of_contract
+from marlvec.envs.spec import AutoresetRules, EnvSpec
 from marlvec.errors import ArgumentError, BrokenError, EnvFault, Failure, FetchTimeout
 from marlvec.serialization.saved import ProcessBound
-from marlvec.vector.call_state import (
+from marlvec.vector.buffers import BufferReuse, Buffers, Selection
+from marlvec.vector.calls import (
     CONTROL_CALLS,
     PUBLIC_CALLS,
     CallEvent,
     CallKind,
     CallPhase,
     CallState,
+    Command,
     is_interrupt,
 )
-from marlvec.vector.commands import Command
-from marlvec.vector.data.buffer_reuse import BufferReuse
-from marlvec.vector.data.buffers import Buffers, Selection
-from marlvec.vector.data.report import Report
-from marlvec.vector.faults.failures import WorkerLost, out_of_space, raise_failures
-from marlvec.vector.faults.recovery import FaultLog, Recovery
-from marlvec.vector.faults.restarts import RestartBudget
-from marlvec.vector.settings import LONGEST_WAIT, Settings
-from marlvec.vector.validation.actions import ActionWriter
-from marlvec.vector.validation.observations import ObservationValidator
+from marlvec.vector.checks import ActionWriter, ObservationValidator
+from marlvec.vector.failures import WorkerLost, out_of_space, raise_failures
+from marlvec.vector.infos import Report
+from marlvec.vector.recovery import FaultLog, Recovery
+from marlvec.vector.settings import LONGEST_WAIT, RestartBudget, Settings
 from marlvec.vector.vector_step import VectorStep
-
-__all__ = ["ALL_ROWS", "VectorEnvBase"]
 
 ALL_ROWS = slice(None)
 

@@ -1,11 +1,8 @@
-"""`VectorEnv`: the public class: many envs as arrays with an agent axis.
-
-Axis letters: N envs, A agents, A_g agents of a group. See docs/shapes.md for every array, axis by axis.
-"""
+"""`VectorEnv`: the public class: many envs as arrays with an agent axis; and the saved states of its envs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
@@ -16,20 +13,390 @@ from numpy.typing import NDArray
 
 from marlvec.env_ids import EnvIds, Options, check_env_ids, spread_options
 from marlvec.envs.spec import EnvSpec
-from marlvec.errors import ArgumentError, BusyError, NothingPendingError
+from marlvec.errors import ArgumentError, BusyError, CheckpointError, Failure, NothingPendingError, StateError
+from marlvec.serialization.atomic_file import FilePath
+from marlvec.serialization.saved import check_array, check_fields
+from marlvec.serialization.values import read_value, write_value
 from marlvec.spaces import batch_space
-from marlvec.vector.base import ALL_ROWS
-from marlvec.vector.call_state import CONTROL_CALLS, CallEvent, exclusive
-from marlvec.vector.commands import Command, call_method, execute, set_attributes
-from marlvec.vector.data.buffers import Buffers
-from marlvec.vector.env_states import StatefulVectorEnv
-from marlvec.vector.faults.failures import raise_failures
-from marlvec.vector.faults.recovery import Fault
-from marlvec.vector.random_action import random_actions
-from marlvec.vector.seeding import check_seed, random_stream, spread_seeds
+from marlvec.vector.base import ALL_ROWS, VectorEnvBase
+from marlvec.vector.buffers import Buffers
+from marlvec.vector.calls import CONTROL_CALLS, CallEvent, Command, call_method, exclusive, execute, set_attributes
+from marlvec.vector.failures import raise_failures
+from marlvec.vector.infos import Report
+from marlvec.vector.native_shard import BatchedShard
+from marlvec.vector.recovery import Fault
+from marlvec.vector.settings import check_seed, random_actions, random_stream, spread_seeds
+from marlvec.vector.shard import SAVED, EnvPhase
 from marlvec.vector.vector_step import VectorStep
 
-__all__ = ["VectorEnv"]
+FORMATS = {"env": 1, "native": 2, "pool": 2}
+"""Kind of envs → format of their states."""
+_KEYS = frozenset(
+    {
+        "format",
+        "kind",
+        "env",
+        "agents",
+        "autoreset",
+        "env_ids",
+        "running",
+        "over",
+        "rows",
+        "recovery",
+        "envs",
+        "actions",
+    }
+)
+IntArray = NDArray[np.int64]
+
+
+def is_state(state: Any) -> bool:
+    """Return whether ``state`` has the keys of a state from `VectorEnv.get_state`."""
+    return isinstance(state, Mapping) and state.keys() == _KEYS
+
+
+def check_states(state: Any, *, kind: str, spec: EnvSpec, autoreset_mode: str) -> IntArray:
+    """Check that a state from `VectorEnv.get_state` fits a vectorizer's envs; return the saved ids, (n,) int64."""
+    if not is_state(state):
+        got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise ArgumentError(f"set_state(): expected a state from get_state(), got {got}")
+    wanted = {"kind": kind, "format": FORMATS[kind], "env": spec.name, "agents": list(spec.agents)}
+    for what, expected in wanted.items():
+        if repr(state[what]) != repr(expected):  # an array in it has no truth value for ==
+            raise ArgumentError(f"set_state(): {what}: expected {expected!r}, got a state of {state[what]!r:.200}")
+    of = check_array(state, "env_ids", np.int64, (None,), "set_state()")
+    for what in ("running", "over"):
+        check_array(state, what, np.bool_, of.shape, "set_state()")
+    if state["autoreset"] != autoreset_mode and np.any(state["over"]):
+        over = of[state["over"]].tolist()
+        raise ArgumentError(
+            f"set_state(): autoreset_mode: expected a state of {autoreset_mode!r}, got one of "
+            f"{state['autoreset']!r}, and the episodes of envs {over} are over; save a state while they run"
+        )
+    return of
+
+
+def check_entries(saved: Any, own: Mapping[str, Any], n: int, where: str) -> None:
+    """Validate the per-env entries of a state of ``n`` envs."""
+    # `own` has each entry for no envs: an array (0, …), or an empty list for numbers and None.
+    check_fields(saved, own, where)
+    for name, empty in own.items():
+        if isinstance(empty, np.ndarray):
+            found = check_array(saved, name, empty.dtype, (n, *empty.shape[1:]), where)
+            if found.dtype.kind == "i" and (found < 0).any():
+                raise ArgumentError(f"{where}: {name}: expected no negative numbers, got {found.min()}")
+            continue
+        numbers = saved[name]
+        if (
+            not isinstance(numbers, list)
+            or len(numbers) != n
+            or not all(one is None or _is_number(one) for one in numbers)
+        ):
+            raise ArgumentError(f"{where}: {name}: expected {n} numbers from 0, or None, got {numbers!r:.200}")
+
+
+def check_each(saved: Any, n: int, phases: Collection[int], agent_num: int, masked: Any) -> None:
+    """Validate the shards' states of ``n`` env objects: one dict per env; None for a masked env."""
+    if not isinstance(saved, list) or len(saved) != n:
+        raise ArgumentError(f"set_state(): envs: expected a list of {n} states, got {saved!r:.200}")
+    for k, one in enumerate(saved):
+        if not masked[k] if one is None else masked[k] or not _is_of_env(one, phases, agent_num):
+            raise ArgumentError(f"set_state(): envs[{k}]: expected the state of an env, got {one!r:.200}")
+
+
+def _is_of_env(one: Any, phases: Collection[int], agent_num: int) -> bool:
+    if not isinstance(one, Mapping) or one.keys() != {"phase", "done", "ended", "next_seed", "env"}:
+        return False
+    phase, ended, seed = one["phase"], one["ended"], one["next_seed"]
+    return (
+        _is_number(phase)
+        and phase in phases
+        and isinstance(one["done"], bool)
+        and isinstance(ended, list)
+        and all(_is_number(a) and a < agent_num for a in ended)
+        and (seed is None or _is_number(seed))
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def choose_states(
+    of: IntArray, env_ids: EnvIds | None, from_ids: EnvIds | None, num_envs: int
+) -> tuple[IntArray, IntArray]:
+    """Return the ids of the envs that receive a state, and the index of each one's state among the saved ones, ``of``.
+
+    `env_ids` None: the saved envs; with `from_ids`: all. `from_ids`, the saved env for each, None: one each in order,
+    or the only one.
+    """
+    if env_ids is None:
+        ids = of if from_ids is None else np.arange(num_envs)
+    else:
+        ids = np.asarray(env_ids)
+    if len(ids) and ids.dtype != np.bool_ and ids.max(initial=0) >= num_envs and env_ids is None:
+        raise ArgumentError(f"set_state(): state of envs {of.tolist()} for {num_envs} envs: choose with env_ids=")
+    ids = check_env_ids(ids, num_envs)
+    if from_ids is None:
+        if len(of) not in (1, len(ids)):
+            raise ArgumentError(
+                f"set_state(): state of {len(of)} envs for {len(ids)} envs: choose which with from_ids="
+            )
+        return ids, np.zeros(len(ids), np.int64) if len(of) == 1 else np.arange(len(ids))
+    wanted = np.asarray(from_ids)
+    if wanted.shape != ids.shape or wanted.dtype.kind not in "iu" or not np.isin(wanted, of).all():
+        raise ArgumentError(
+            f"set_state(): from_ids: expected one of {of.tolist()} for each of {len(ids)} envs, got {wanted.tolist()}"
+        )
+    order = np.argsort(of, kind="stable")
+    return ids, order[np.searchsorted(of, wanted, sorter=order)]
+
+
+def take_states(saved: Mapping[str, Any], places: IntArray) -> dict[str, Any]:
+    """Take the entries at these indices: of arrays along their first axis, of lists by item."""
+    return {
+        name: np.asarray(part)[places] if isinstance(part, np.ndarray) else [part[k] for k in places.tolist()]
+        for name, part in saved.items()
+    }
+
+
+def describe_obstacles(obstacles: Mapping[int, str], ids: IntArray, call: str) -> str | None:
+    """Return the error message for those ``ids`` whose states cannot be saved, or None."""
+    found: dict[str, list[int]] = {}
+    for i in ids.tolist() if obstacles else ():
+        if i in obstacles:
+            found.setdefault(obstacles[i], []).append(i)
+    if not found:
+        return None
+    each = (f"{'env' if len(of) == 1 else 'envs'} {', '.join(map(str, of[:8]))}" for of in found.values())
+    more = (f" and {len(of) - 8} more" if len(of) > 8 else "" for of in found.values())
+    return f"{call}(): " + "; ".join(f"{who}{rest}: {why}" for who, rest, why in zip(each, more, found, strict=True))
+
+
+def stream_from(state: Mapping[str, Any]) -> np.random.Generator:
+    """Return a random stream with this state, the ``state`` of a numpy PCG64."""
+    generator = np.random.Generator(np.random.PCG64(0))
+    try:
+        generator.bit_generator.state = state
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        raise ArgumentError(f"set_state(): actions: expected the state of a PCG64, got {state!r:.200}") from error
+    return generator
+
+
+def save_state(path: FilePath, state: Mapping[str, Any]) -> None:
+    """Write the state of envs to a file. The write is atomic: the file is complete or unchanged.
+
+        marlvec.save_state("before.npz", envs.get_state([3]))
+        envs.set_state(marlvec.load_state("before.npz"))
+
+    ``marlvec record ENV --from before.npz -o after.mp4`` records the steps that follow it.
+
+    Args:
+        path: The file, by convention ``.npz``; an old one is replaced.
+        state: A state from `VectorEnv.get_state`. For a collector, use `Collector.save`.
+
+    Raises:
+        ArgumentError: ``state`` is something else.
+        OSError: The file cannot be written; an old file is unchanged.
+    """
+    if not is_state(state):
+        got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise ArgumentError(
+            f"save_state(): expected a state from envs.get_state(), got {got!r:.200}; collectors and trainings are "
+            f"saved by collector.save(path) and save_checkpoint(folder)"
+        )
+    write_value(path, "envs", dict(state), "the state")
+
+
+def load_state(path: FilePath) -> dict[str, Any]:
+    """Read a file that `save_state` wrote; no code in it is executed.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The state, for `VectorEnv.set_state`, which checks that the envs fit.
+
+    Raises:
+        CheckpointError: The file does not exist, is damaged, of another version, or holds something else.
+    """
+    state = read_value(path, "envs", "state of envs")
+    read = FORMATS.get(str(state["kind"])) if is_state(state) else FORMATS["env"]
+    if not is_state(state) or state["format"] != read:
+        what = state.get("format") if isinstance(state, Mapping) else state
+        raise CheckpointError(path, f"holds a state of envs of the format {what!r:.50}; this version reads {read}")
+    return dict(state)
+
+
+class StatefulVectorEnv(VectorEnvBase):
+    """The part of `VectorEnv` that saves and restores states of envs, between two of its other calls."""
+
+    _rng: np.random.Generator | None = None  # for `random_action`; made on first use
+    _obstacles: dict[int, str] | None = None  # env → why its state cannot be saved; None: not requested yet
+    _no_entries: dict[str, Any] | None = None  # state of `recovery` for no envs: names, dtypes and shapes
+    _state_kind = "env"  # kind of the states that fit these envs
+    _batch: BatchedShard | None = None  # has all envs' states as arrays: of native envs, or of a pool
+    _sends_rows = False  # whether rows hold objects, which workers see only if they are sent
+
+    @exclusive(fetches=True)
+    def state_obstacles(self) -> dict[int, str]:
+        """Return which envs' states `get_state` cannot save, and why.
+
+        Returns:
+            Env index → what is missing and what to do about it; empty if all states can be saved exactly.
+
+        Raises:
+            BusyError: Another call is pending.
+        """
+        self._call_state.check_idle("state_obstacles")
+        return dict(self._find_obstacles())
+
+    @exclusive(fetches=True)
+    def get_state(self, env_ids: EnvIds | None = None) -> dict[str, Any]:
+        """Save the state of envs, so that after `set_state` they, or equal envs, continue bit for bit.
+
+        The state is plain data: numbers, texts, None, arrays, lists, tuples and dicts. It holds everything that the
+        next steps depend on: the envs' own states with their random streams, the last returned rows, and what is due
+        next (an autoreset, seeds of restarts). Saving costs no episode.
+
+        Not in the state: `faults`, `incarnations` and the budget of restarts. The random stream of `random_action` is
+        only in a state of all envs (``env_ids=None``).
+
+        Args:
+            env_ids: The envs, as indices or as an (N,) bool mask; None for all.
+
+        Returns:
+            The state of these envs: the first axis of its arrays has one row per env, in the order of ``env_ids``.
+
+        Raises:
+            ArgumentError: An env's state cannot be saved; the text has the reason and the remedy (`state_obstacles`).
+            StateError: An env lost its episode to a fault that the next step or reset will raise.
+            BusyError: Another call is pending.
+            EnvRaised: An env's own ``get_state()`` raised; names the env.
+            SerialisationError: An env's own state is not plain data; names the env and the part.
+        """
+        ids = self._chosen_ids("get_state", env_ids)
+        self._check_states(ids, "get_state")
+        envs, over = self._get_env_states(ids)
+        stream = self._rng if env_ids is None else None
+        return {
+            "format": FORMATS[self._state_kind],
+            "kind": self._state_kind,
+            "env": self.spec.name,
+            "agents": list(self.spec.agents),
+            "autoreset": self.autoreset_mode,
+            "env_ids": ids.copy(),
+            "running": self._call_state.has_episodes(ids),
+            "over": over,
+            "rows": self._buffers.get_rows(ids),
+            "recovery": self._recovery.get_state(ids),
+            "envs": envs,
+            "actions": None if stream is None else stream.bit_generator.state,
+        }
+
+    @exclusive(fetches=True)
+    def set_state(
+        self, state: Mapping[str, Any], env_ids: EnvIds | None = None, *, from_ids: EnvIds | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Restore envs from a state that `get_state` saved, here or in another vectorizer of the same envs.
+
+        The state of one env may go into several: they behave alike until their actions differ, since their random
+        streams are equal, too. The envs that receive a state lose their running episodes; the other envs do not change.
+        An env that was never reset is reset once first. A state of all envs, passed as ``set_state(state)``, also
+        restores the random stream of `random_action`.
+
+        Args:
+            state: A state from `get_state`, or one read from its file; it is copied.
+            env_ids: The envs that receive a state, as indices or as an (N,) bool mask. None: the envs that were saved;
+                with ``from_ids``: all.
+            from_ids: For each of ``env_ids``, the index of the saved env whose state it receives. None: one state each,
+                in order; if only one was saved, that one for all.
+
+        Returns:
+            ``(obs, infos)`` of all envs, as they were last returned before the state was saved; infos hold only
+            marlvec's own keys.
+
+        Raises:
+            ArgumentError: Not a state, a state of other envs, or saved and present masks of envs differ; no env was
+                changed.
+            StateError: One of the envs lost its episode to a fault that the next step or reset will raise.
+            BusyError: Another call is pending.
+            EnvRaised: An env could not restore its state; it has no episode now, the other envs were restored.
+        """
+        self._call_state.check_idle("set_state")
+        of = check_states(state, kind=self._state_kind, spec=self.spec, autoreset_mode=self.autoreset_mode)
+        ids, places = choose_states(of, env_ids, from_ids, self.num_envs)
+        self._check_states(ids, "set_state")
+        self._buffers.check_rows(state["rows"], len(of))
+        if self._no_entries is None:
+            self._no_entries = self._recovery.get_state(np.zeros(0, np.int64))
+        check_entries(state["recovery"], self._no_entries, len(of), "set_state(): recovery")
+        recovery = take_states(state["recovery"], places)
+        self._recovery.check_masks(ids, recovery["masked"])
+        self._check_env_states(state["envs"], len(of), state["recovery"]["masked"])
+        stream = None if state["actions"] is None else stream_from(state["actions"])
+        self.drive_count += 1
+        self._call_state.lose_episodes(ids)  # until they are restored
+        failures = self._set_env_states(ids, state, places)
+        good = ~np.isin(ids, [failure.env_id for failure in failures])
+        ids, places = ids[good], places[good]
+        self._buffers.set_rows(ids, state["rows"], places)
+        self._recovery.set_state(ids, take_states(state["recovery"], places))
+        self._call_state.have_episodes(ids[state["running"][places]])
+        if env_ids is None and from_ids is None and stream is not None:
+            self._rng = stream
+        raise_failures(failures, self._place_name)
+        result = self._make_step(self._everyone, Report())
+        return result.obs, result.infos
+
+    def _find_obstacles(self) -> dict[int, str]:
+        """Return env → why its state cannot be saved. Requested once: restarted envs come from the same factories."""
+        if self._obstacles is None:
+            answers = self._answers_to(Command("state_obstacles"), None)
+            self._obstacles = {i: found for i, found in enumerate(answers) if found is not None}
+        return self._obstacles
+
+    def _check_states(self, ids: NDArray[np.int64], call: str) -> None:
+        if problem := describe_obstacles(self._find_obstacles(), ids, call):
+            raise ArgumentError(problem)
+        if with_faults := self._recovery.unseen_faults(ids):
+            raise StateError(
+                f"{call}(): envs {with_faults} lost their episodes to a fault that the next step or reset shows; "
+                f"step or reset them first"
+            )
+
+    def _get_env_states(self, ids: NDArray[np.int64]) -> tuple[Any, NDArray[np.bool_]]:
+        """Return the shards' states of these envs (None if masked), and whose episodes are over."""
+        if self._batch is not None:
+            saved = self._batch.get_state(ids)
+            return saved, saved["phase"] == EnvPhase.OVER
+        self._ask("get_state", ids)
+        answers = self._fetch_answers("get_state")
+        over = [answer is not None and answer["phase"] == EnvPhase.OVER for answer in answers]
+        return list(answers), np.array(over, np.bool_)
+
+    def _check_env_states(self, saved: Any, n: int, masked: NDArray[np.bool_]) -> None:
+        if self._batch is None:
+            check_each(saved, n, SAVED, len(self.spec.agents), masked)
+        else:
+            self._batch.check_state(saved, n)
+
+    def _set_env_states(
+        self, ids: NDArray[np.int64], state: Mapping[str, Any], places: NDArray[np.int64]
+    ) -> list[Failure]:
+        """Restore envs in their shards; return the failures."""
+        if self._batch is not None:
+            self._batch.set_state(ids, state["envs"], places)
+            return []
+        alive = np.array([state["envs"][k] is not None for k in places.tolist()], np.bool_)
+        chosen = places[alive].tolist()
+        if not chosen:
+            return []
+        rows: list[Any] = [None] * len(chosen)
+        if self._sends_rows:
+            rows = [{name: part[k : k + 1] for name, part in state["rows"].items()} for k in chosen]
+        self._ask("set_state", ids[alive], [state["envs"][k] for k in chosen], rows)
+        return self._fetch_report("set_state").failures
 
 
 class VectorEnv(StatefulVectorEnv):
@@ -194,7 +561,7 @@ class VectorEnv(StatefulVectorEnv):
 
         Returns:
             ``(obs, rewards, terminated, truncated, infos)``: obs (N, A, …) or a dict of groups, rewards (N, A) float64,
-            both flags (N, A) bool; infos is Gymnasium's dict of arrays (see `marlvec.vector.data.infos`), in which
+            both flags (N, A) bool; infos is Gymnasium's dict of arrays (see `marlvec.vector.infos`), in which
             marlvec fills ``alive``, ``acting``, ``reset_mask``, ``action_mask`` (if the envs have one)
             and, in steps in which an agent ended, ``final_observation`` (``final_obs`` is the same array).
 

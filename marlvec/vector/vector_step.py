@@ -11,11 +11,8 @@ from numpy.typing import NDArray
 from marlvec.envs.spec import COMMON, EnvSpec, Info
 from marlvec.errors import RestartQuietly
 from marlvec.spaces import own_objects
-from marlvec.vector.data.buffers import Buffers, Selection
-from marlvec.vector.data.infos import ColumnRows, put_columns, stack_infos
-from marlvec.vector.data.report import Report
-
-__all__ = ["VectorStep"]
+from marlvec.vector.buffers import Buffers, Selection
+from marlvec.vector.infos import ColumnRows, Report, put_columns, stack_infos
 
 AnyArray = NDArray[Any]
 BoolArray = NDArray[np.bool_]
@@ -178,7 +175,7 @@ class VectorStep:
 
     @property
     def infos(self) -> dict[str, Any]:
-        """Gymnasium's dict of arrays, see `marlvec.vector.data.infos`; first axis is that of ``env_ids``."""
+        """Gymnasium's dict of arrays, see `marlvec.vector.infos`; first axis is that of ``env_ids``."""
         out = self._stack(self._infos) if self._infos else {}
         if self._columns:
             put_columns(out, self._columns, len(self._spec.agents))

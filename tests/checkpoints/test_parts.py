@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import marlvec
 from marlvec.collect import Episode
-from marlvec.collect.callbacks import JSONLinesLogger, TensorBoardLogger
+from marlvec.collect.loggers import JSONLinesLogger, TensorBoardLogger
 from marlvec.connectors import Rows
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.policies import Policy, RandomPolicy, ScriptedPolicy

@@ -307,7 +307,7 @@ def test_without_hard_links_files_are_copied(tmp_path: Path, monkeypatch: pytest
 
 
 # Not in the one line that closes a folder's descriptor, where Ctrl-C leaves it open.
-_WRITERS = "/marlvec/serialization/", "/marlvec/policies/", "/marlvec/collect/batch/", "zipfile", "contextlib"
+_WRITERS = "/marlvec/serialization/", "/marlvec/policies/", "/marlvec/collect/batch", "zipfile", "contextlib"
 
 
 def _saves(folder: Path, collector: marlvec.Collector, batch: Any) -> dict[str, Callable[[], Any]]:

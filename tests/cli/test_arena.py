@@ -218,7 +218,7 @@ def test_errors_are_one_line(args: tuple[str, ...], words: str) -> None:
 
 THREADS = """
 import numpy as np
-import marlvec.vector.shards.partition
+import marlvec.vector.cores
 
 def first(rows):
     import torch
@@ -236,10 +236,10 @@ def test_torch_has_as_many_threads_as_there_are_cores(tmp_path: Path, monkeypatc
     command = ("arena", "tictactoe", "random", "threads.py:first", "--games", "1", "--backend", "sync")
     script = f"""
 import os, sys
-import marlvec.vector.shards.partition
+import marlvec.vector.cores
 {{before}}
 given = dict(os.environ)
-marlvec.vector.shards.partition.usable_cores = lambda: 1
+marlvec.vector.cores.usable_cores = lambda: 1
 sys.argv = ["marlvec", *{command!r}]
 from marlvec.cli.console import torch_within_cores
 from marlvec.cli import app

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from marlvec.cli import app
-from marlvec.cli.commands.bench import Figures, recommended
+from marlvec.cli.running import Figures, recommended
 
 QUICK = ("--num-envs", "2", "--seconds", "0.01")
 

@@ -16,7 +16,7 @@ import pytest
 
 import marlvec
 from marlvec import Collector, SampleBatch
-from marlvec.cli.game.page_server import PageServer
+from marlvec.cli.game import PageServer
 from marlvec.connectors import Rows
 from marlvec.policies import FunctionPolicy
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from marlvec import VectorEnv, __version__, make
 from marlvec.cli import app, arguments
-from marlvec.collect.progress_bar import ProgressBar
+from marlvec.collect.loggers import ProgressBar
 from marlvec.connectors import RnnState
 from tests.terminal import at_a_terminal
 
@@ -531,7 +531,7 @@ def test_compiling_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
                 pass
         return make(*args, **options)
 
-    monkeypatch.setattr("marlvec.cli.building.make", compiling)
+    monkeypatch.setattr("marlvec.cli.arguments.make", compiling)
     result = marlvec("rollout", "kuhn_poker", "--backend", "native", "--num-envs", "2", "--env-steps", "4")
     assert result.exit_code == 0
     said = result.stderr.splitlines()

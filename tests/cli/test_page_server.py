@@ -7,7 +7,7 @@ import urllib.parse
 
 import pytest
 
-from marlvec.cli.game.page_server import PageServer
+from marlvec.cli.game import PageServer
 
 NAME = '<img src=x onerror="alert(1)">&'
 

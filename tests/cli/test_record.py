@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import marlvec
 from marlvec.cli import app
-from marlvec.envs.wrappers import video
+from marlvec.envs import video
 from marlvec.policies import save_policy
 from marlvec.selfplay import OpponentPool
 from tests.painter import frames_of, places_of, read

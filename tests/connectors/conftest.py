@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from marlvec.serialization.name_table import CLASSES, FUNCTIONS
+from marlvec.serialization.values import CLASSES, FUNCTIONS
 
 
 @pytest.fixture

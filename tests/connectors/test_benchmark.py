@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from benchmarks import connector_peers as peers
 from benchmarks.connector_cases import AGENTS, CASES, QUESTIONS, SMALL, UNIT, VECTOR, WIDTH, Case, chains, rows_of
-from marlvec.connectors.catalogue import catalogue
+from marlvec.connectors.registry import catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.connectors import Rows
-from marlvec.connectors._support.row_random import _STEP, RowRandom, mix
+from marlvec.connectors.rows import _STEP, RowRandom, mix
 from marlvec.errors import ArgumentError, ContractError
 
 # Every statistic below is of fixed seeds, so it is the same in each run; the limits are of 5 standard deviations.

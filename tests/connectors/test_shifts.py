@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.connectors._support.history import parse_shifts
+from marlvec.connectors.agent_tables import parse_shifts
 from marlvec.errors import ArgumentError
 
 INTS = st.integers(-50, 50)

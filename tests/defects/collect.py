@@ -9,21 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.collect import batch_builder
-from marlvec.collect.acting import policy_set
-from marlvec.collect.acting.policy_logs import PolicyLogs
-from marlvec.collect.acting.policy_router import PolicyRouter
-from marlvec.collect.acting.policy_runner import PolicyRunner, Selection
-from marlvec.collect.acting.row_builder import RowBuilder
-from marlvec.collect.batch_builder import BatchBuilder
+from marlvec.collect import policies as policy_set
+from marlvec.collect import rollout as batch_builder
+from marlvec.collect import row_log
+from marlvec.collect import row_log as block_reader
 from marlvec.collect.collector import EvaluationCollector
-from marlvec.collect.columns.forms import ColumnForms
+from marlvec.collect.columns import ColumnForms
 from marlvec.collect.episodes import Episode, EpisodeTracker
-from marlvec.collect.rollout import RolloutLoop
-from marlvec.collect.scheduling.env_step import EnvStep
-from marlvec.collect.storage import block_reader, row_log
-from marlvec.collect.storage.moment import Moment
-from marlvec.collect.storage.row_log import RowLog
+from marlvec.collect.policies import PolicyLogs, PolicyRouter
+from marlvec.collect.policy_runner import PolicyRunner, Selection
+from marlvec.collect.rollout import BatchBuilder, RolloutLoop
+from marlvec.collect.row_builder import RowBuilder
+from marlvec.collect.row_log import RowLog
+from marlvec.collect.rows import Moment
+from marlvec.collect.scheduling import EnvStep
 from marlvec.connectors import Rows
 from tests.defects.registry import Patch, after, during, found_by
 

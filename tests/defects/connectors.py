@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from marlvec.connectors import Connector, NormalizeObs, Rows
-from marlvec.connectors._support import agent_table
-from marlvec.connectors._support.agent_table import AgentTable
-from marlvec.connectors._support.moments import RunningMoments
+from marlvec.connectors import agent_tables as agent_table
 from marlvec.connectors.action.valid_actions import EXECUTED_MISSING, ExecutedActions
 from marlvec.connectors.agent.memory import FrameStack
+from marlvec.connectors.agent.normalization import RunningMoments
+from marlvec.connectors.agent_tables import AgentTable
 from marlvec.connectors.learner import returns
 from marlvec.connectors.learner.fragments import Fragments
 from marlvec.connectors.pipeline import Pipeline
-from marlvec.serialization.state_fields import check_fields
+from marlvec.serialization.saved import check_fields
 from tests.defects.registry import Patch, after, found_by
 
 AGENT = "tests/connectors/agent"

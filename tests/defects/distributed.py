@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from marlvec.distributed import collectors, joining
+from marlvec.distributed import accounting as joining
+from marlvec.distributed import collectors
 from marlvec.distributed.accounting import Ledger
 from marlvec.distributed.collectors import Collectors
 from tests.defects.registry import Patch, found_by

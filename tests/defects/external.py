@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from marlvec.external.exchange.external_episode import ExternalEpisode
-from marlvec.external.exchange.row_exchange import RowExchange
-from marlvec.external.protocol.stream import MessageStream
-from marlvec.external.server.session import Session
-from marlvec.external.server.weight_store import WeightStore
+from marlvec.external.episode import ExternalEpisode
+from marlvec.external.exchange import RowExchange
+from marlvec.external.messages import MessageStream
+from marlvec.external.session import Session, WeightStore
 from marlvec.external.vector_env import SlotEnv
 from tests.defects.registry import Patch, found_by
 

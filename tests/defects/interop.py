@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from marlvec.interop.rows.driver import RowDriver
+from marlvec.interop.rows import RowDriver
 from tests.defects.registry import Patch, after, found_by
 
 VIEWS = "tests/interop/test_row_views.py"

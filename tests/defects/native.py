@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from marlvec.native.grids import warehouse
+from marlvec.native.grids import overcooked, pursuit, warehouse
 from marlvec.native.grids.foraging import Foraging
-from marlvec.native.grids.overcooked import env as overcooked
-from marlvec.native.grids.pursuit import env as pursuit
 from marlvec.testing import native_checks
-from marlvec.vector.shards.native_shard import NativeShard
-from marlvec.vector.shards.threads.thread_team import Share, ThreadTeam
+from marlvec.vector.native_shard import NativeShard
+from marlvec.vector.thread_team import Share, ThreadTeam
 from tests.defects.registry import Patch, found_by
 
 MPE, BOARDS = "tests/native/test_mpe.py", "tests/native/test_boards_vector.py"

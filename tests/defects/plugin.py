@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, settings
 
-from marlvec.vector.backends.process import AsyncVectorEnv
+from marlvec.vector.async_env import AsyncVectorEnv
 from tests.checklist import stable_id
 from tests.defects import (  # noqa: F401  (their defects are in the registry then)
     checkpoints,

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.buffers import Buffers
+from marlvec.vector.pools import pool as pool_shard
 from marlvec.vector.pools.envpool import EnvPoolAdapter
-from marlvec.vector.shards import pool_shard
-from marlvec.vector.shards.pool_presence import Presence
-from marlvec.vector.shards.pool_shard import PoolShard
+from marlvec.vector.pools.pool import PoolShard, Presence
 from tests.defects.registry import Patch, after, found_by
 
 CONTRACT = "tests/vector/pools/test_pool_contract.py"

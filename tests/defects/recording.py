@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from marlvec.collect.batch import SampleBatch
-from marlvec.recording import block_store, dataset
-from marlvec.recording.formats import d3rlpy, minari, vault
-from marlvec.recording.minibatches import _Window
-from marlvec.recording.part_writer import PartWriter
-from marlvec.recording.repeated_rows import QueuedBatch, RepeatedRows
+from marlvec.recording import dataset, minari, vault
+from marlvec.recording import replay_buffers as d3rlpy
+from marlvec.recording import rows as block_store
+from marlvec.recording.recorder import PartWriter, QueuedBatch, RepeatedRows
+from marlvec.recording.rows import _Window
 from tests.defects.registry import Patch, found_by
 
 RECORDER, DATASET = "tests/recording/test_recorder.py", "tests/recording/test_dataset.py"

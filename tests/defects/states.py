@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.collect.columns.specs import ColumnSpecs
+from marlvec.collect.columns import ColumnSpecs
 from marlvec.collect.episodes import EpisodeTracker
 from marlvec.collect.rollout import RolloutLoop
-from marlvec.collect.state.state_loader import StateLoader
-from marlvec.collect.state.stateful_collector import ComingPolicies, StatefulCollector
+from marlvec.collect.state import ComingPolicies, StatefulCollector, StateLoader
 from marlvec.envs import attributes
 from marlvec.envs.attributes import AttributeWriter
 from marlvec.selfplay.mapping import SelfPlayMapping
-from marlvec.vector.faults.recovery import Recovery
-from marlvec.vector.shards.native_shard import NativeShard
+from marlvec.vector.native_shard import NativeShard
+from marlvec.vector.recovery import Recovery
 from tests.defects.registry import Patch, after, found_by
 
 EXACT = "tests/collect/state/test_exact_resume.py"

@@ -11,8 +11,7 @@ from hypothesis.errors import FlakyFailure
 
 from marlvec.connectors import Rows
 from marlvec.errors import ContractError, EnvRaised
-from marlvec.vector.shards.phase import EnvPhase
-from marlvec.vector.shards.shard import Shard
+from marlvec.vector.shard import EnvPhase, Shard
 from tests.defects import plugin  # noqa: F401  (all defects are in the registry then)
 from tests.defects.findings import is_find
 from tests.defects.hunting import FOUND, NOT_FOUND, Hunter
@@ -72,6 +71,6 @@ def test_neither_is_one_that_has_ended_a_worker(monkeypatch: pytest.MonkeyPatch)
         said = traceback.format_exc()
     assert not is_find(AssertionError(), said)
     deeper = said.replace(
-        "AttributeError", '  File "marlvec/vector/shards/shard.py", line 1, in restart\n    step()\nAttributeError'
+        "AttributeError", '  File "marlvec/vector/shard.py", line 1, in restart\n    step()\nAttributeError'
     )
     assert is_find(AssertionError(), deeper)

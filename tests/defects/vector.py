@@ -11,23 +11,22 @@ from typing import Any
 import numpy as np
 
 from marlvec.envs.adapters.aec import AECAdapter
-from marlvec.envs.slot import Slot
+from marlvec.envs.env import Slot
 from marlvec.errors import FetchTimeout
 from marlvec.serialization.saved import ProcessBound
-from marlvec.vector.backends.process import AsyncVectorEnv
+from marlvec.vector import buffers as buffer_reuse
+from marlvec.vector import checks as actions
+from marlvec.vector import shard
+from marlvec.vector.async_env import AsyncVectorEnv
 from marlvec.vector.base import VectorEnvBase
-from marlvec.vector.data import buffer_reuse
-from marlvec.vector.data.buffers import Buffers
-from marlvec.vector.faults.failures import WorkerExit, WorkerLost
-from marlvec.vector.faults.recovery import FaultLog, Recovery, RowKind
-from marlvec.vector.processes.channel import ChannelClosed
-from marlvec.vector.processes.watchdog import Watchdog
-from marlvec.vector.processes.worker_pool import WorkerPool
-from marlvec.vector.shards import shard
-from marlvec.vector.shards.phase import EnvPhase
-from marlvec.vector.shards.shard import Shard
-from marlvec.vector.validation import actions
+from marlvec.vector.buffers import Buffers
+from marlvec.vector.failures import WorkerExit, WorkerLost
+from marlvec.vector.recovery import FaultLog, Recovery, RowKind
+from marlvec.vector.shard import EnvPhase, Shard
 from marlvec.vector.vector_step import VectorStep
+from marlvec.vector.workers.channel import ChannelClosed
+from marlvec.vector.workers.pool import WorkerPool
+from marlvec.vector.workers.worker import Watchdog
 from tests.defects.registry import Patch, after, during, found_by
 
 MACHINE = (

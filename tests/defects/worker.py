@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from marlvec.vector.processes.worker import WorkerLink, serve
+from marlvec.vector.workers.worker import WorkerLink, serve
 from tests.defects import vector  # noqa: F401  (they are in the registry then)
 from tests.defects.registry import DEFECTS, Patch
 

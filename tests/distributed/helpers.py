@@ -12,10 +12,10 @@ import marlvec
 from marlvec.collect import Collector, MultiAgentBatch
 from marlvec.connectors import EpsilonGreedy, NormalizeObs, NormalizeReward, Rows
 from marlvec.distributed import Collectors, Place
-from marlvec.distributed.engines.engine import LostError, SyncEngine
+from marlvec.distributed.engine import LostError, SyncEngine
 from marlvec.policies import Policy
 from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, TurnEnv
-from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.in_process import SyncVectorEnv
 
 MANY = marlvec.RestartLimit(10_000, backoff=0.0)
 

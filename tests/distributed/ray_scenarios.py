@@ -25,7 +25,7 @@ import ray
 import marlvec
 from marlvec.collect import Collector
 from marlvec.distributed import Collectors, Place
-from marlvec.distributed.engines.ray_engine import fetch
+from marlvec.distributed.ray_engine import fetch
 from marlvec.errors import CollectorDied, CollectorTimeout, StateError
 from marlvec.policies import FunctionPolicy
 from tests.distributed.helpers import Shift, check_metrics, check_rows, envs_of, learning, named_by, plain, same_batch

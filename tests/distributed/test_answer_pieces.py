@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from marlvec.collect import MultiAgentBatch, SampleBatch
-from marlvec.distributed.joining import in_pieces, joined
-from marlvec.distributed.server.messages import Answer, Raised
+from marlvec.distributed.accounting import in_pieces, joined
+from marlvec.distributed.server import Answer, Raised
 from marlvec.trees import tree_leaves
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from marlvec import RestartLimit
 from marlvec.collect import Collector
 from marlvec.distributed import Collectors, Place, collectors
-from marlvec.distributed.engines.engine import UnsentError
-from marlvec.distributed.server.messages import Raised
+from marlvec.distributed.engine import UnsentError
+from marlvec.distributed.server import Raised
 from marlvec.errors import CollectorDied, CollectorTimeout, RemoteCause
 from marlvec.policies import FunctionPolicy
 from tests.distributed.helpers import MANY, FaultyEngine, check_metrics, check_rows, envs_of, learning, plain

@@ -19,7 +19,7 @@ from tests.distributed.helpers import MANY, Shift, check_metrics, check_rows, pl
 from tests.tracer import Tracer
 
 HERE = str(Path(marlvec.distributed.__file__).parent)
-ELSEWHERE = tuple(f"{HERE}/{name}" for name in ("server", "engines/engine"))
+ELSEWHERE = tuple(f"{HERE}/{name}" for name in ("server", "engine.py"))
 CHAINS: Any = {"agent_connectors": [], "action_connectors": []}
 
 

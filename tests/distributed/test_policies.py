@@ -13,7 +13,7 @@ import pytest
 from marlvec.collect import Collector, MultiAgentBatch
 from marlvec.connectors import EpsilonGreedy, NormalizeObs, Standardize
 from marlvec.distributed import Collectors, Place
-from marlvec.distributed.place import seed_at
+from marlvec.distributed.server import seed_at
 from marlvec.errors import ArgumentError, SerialisationError, StateError
 from tests.distributed.helpers import (
     Shift,

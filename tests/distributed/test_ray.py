@@ -29,7 +29,7 @@ def run(*arguments: str, seconds: float = 500, module: str = "tests.distributed.
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "marlvec.distributed.engines.ray_engine", raising=False)
+    monkeypatch.delitem(sys.modules, "marlvec.distributed.ray_engine", raising=False)
     with pytest.raises(MissingExtraError, match=r"pip install 'marlvec\[distributed\]'"):
         Collectors(plain, 1)
 

@@ -10,7 +10,7 @@ import pytest
 
 from marlvec.collect import Collector, MultiAgentBatch
 from marlvec.distributed import Collectors, Place
-from marlvec.distributed.place import seed_at
+from marlvec.distributed.server import seed_at
 from tests.distributed.helpers import check_metrics, check_rows, learning, plain, same_batch
 
 

@@ -3,7 +3,7 @@
 Different on purpose, each beside its test: an attribute that no layer has is set on the env itself and not on the
 outermost wrapper; seeds are spread by `marlvec.env_seeds` and not as ``seed + i``; what an env raises comes as an
 `EnvRaised` that names the env, with the original as its cause, except for `AttributeError`; each row's info says more
-(`marlvec.interop.rows.driver.RowDriver`); ``start_method`` is ``context`` of `make`.
+(`marlvec.interop.rows.RowDriver`); ``start_method`` is ``context`` of `make`.
 
 Not asked: ``VecEnvWrapper.__getattr__``, which is theirs alone, and windows (``mode="human"``).
 """

@@ -4,7 +4,7 @@ SuperSuit itself is not needed; tests/interop/test_supersuit.py compares the num
 
 Different on purpose, each beside its test: envs whose agents leave early need no ``black_death``; agents with unlike
 spaces are refused by an `ArgumentError` (a ValueError), theirs by an AssertionError; infos say more
-(`marlvec.interop.rows.driver.RowDriver`).
+(`marlvec.interop.rows.RowDriver`).
 """
 
 from __future__ import annotations

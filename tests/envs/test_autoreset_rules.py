@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode as GymnasiumMode
 
 import marlvec
 from marlvec.envs import AutoresetMode
-from marlvec.envs.autoreset import AutoresetRules
+from marlvec.envs.spec import AutoresetRules
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.testing.scripted import NoOpEnv
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pettingzoo.utils import BaseParallelWrapper
 
-from marlvec.envs.making.catalog import catalog
+from marlvec.envs.builtin_ids import catalog
 
 with warnings.catch_warnings():
     # Its wrapper code warns on import of how SWIG makes types, and where that is an error, the process crashes.

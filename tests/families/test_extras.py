@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import marlvec
-from marlvec.envs.making.catalog import JAXMARL, JUMANJI, PGX, atari_env, catalog, gymnasium_entry, gymnasium_env
-from marlvec.envs.making.factory import EnvEntry
+from marlvec.envs.builtin_ids import JAXMARL, JUMANJI, PGX, atari_env, catalog, gymnasium_entry, gymnasium_env
+from marlvec.envs.making import EnvEntry
 from marlvec.errors import MissingExtraError
 from marlvec.registry import listing
 

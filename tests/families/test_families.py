@@ -11,7 +11,7 @@ import pytest
 
 import marlvec
 from marlvec import VectorEnv
-from marlvec.envs.making.catalog import catalog
+from marlvec.envs.builtin_ids import catalog
 from marlvec.registry import resolve
 from tests.families.legal import legal_actions
 from tests.families.table import ROWS, Row

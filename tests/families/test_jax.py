@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import marlvec
-from marlvec.envs.making.catalog import JAXMARL, JUMANJI, PGX
+from marlvec.envs.builtin_ids import JAXMARL, JUMANJI, PGX
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.registry import listing
 from marlvec.testing import check_env, check_vector_env

@@ -23,7 +23,7 @@ jax = pytest.importorskip("jax", reason="the extra `jaxmarl` is not installed")
 jaxmarl = pytest.importorskip("jaxmarl", reason="the extra `jaxmarl` is not installed")
 jnp = jax.numpy
 
-from marlvec.vector.pools.jax.jaxmarl import JaxMarlWorld  # noqa: E402  (jaxmarl first)
+from marlvec.vector.pools.jax_suites import JaxMarlWorld  # noqa: E402  (jaxmarl first)
 from tests.examples.scripts import run  # noqa: E402
 
 MODES = ("same_step", "next_step", "disabled")

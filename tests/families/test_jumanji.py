@@ -19,7 +19,7 @@ jax = pytest.importorskip("jax", reason="the extra `jumanji` is not installed")
 jumanji = pytest.importorskip("jumanji", reason="the extra `jumanji` is not installed")
 jnp = jax.numpy
 
-from marlvec.vector.pools.jax.jumanji import JumanjiWorld  # noqa: E402  (jumanji first)
+from marlvec.vector.pools.jax_suites import JumanjiWorld  # noqa: E402  (jumanji first)
 
 MODES = ("same_step", "next_step", "disabled")
 SEEDS = [21, 22, 23, 2**32 - 1]

@@ -23,7 +23,7 @@ jnp = jax.numpy
 
 from pgx.go import Go  # noqa: E402  (after the check that it is installed)
 
-from marlvec.vector.pools.jax.pgx import PgxWorld  # noqa: E402  (pgx first)
+from marlvec.vector.pools.jax_suites import PgxWorld  # noqa: E402  (pgx first)
 from tests.examples.scripts import run  # noqa: E402
 
 NUM_ENVS = 4

@@ -17,7 +17,7 @@ from gymnasium.spaces import Box, Discrete, Space
 from pettingzoo import ParallelEnv
 
 from marlvec import Collector, FunctionPolicy, SyncVectorEnv, VectorEnv, make
-from marlvec.collect.storage.row_log import RowLog
+from marlvec.collect.row_log import RowLog
 from marlvec.envs import adapt
 from marlvec.errors import ContractError, EnvContractError, EnvRaised, NotResetError
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, TurnEnv, decode

@@ -20,9 +20,9 @@ import pytest
 from marlvec import AsyncVectorEnv
 from marlvec.errors import EnvRaised, WorkerDied
 from marlvec.testing.scripted import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv
-from marlvec.vector.processes import worker_process
-from marlvec.vector.processes.stack_dump import StackDump
-from marlvec.vector.processes.worker_process import WorkerProcess
+from marlvec.vector.workers import pool as worker_process
+from marlvec.vector.workers.channel import StackDump
+from marlvec.vector.workers.pool import WorkerProcess
 from tests.waiting import LONG, until, within
 
 CONTEXTS = ("forkserver", "spawn", "fork")

@@ -16,7 +16,7 @@ ERRORS = ("KeyboardInterrupt", "MemoryError")
 EVERY_LINE = pytest.param(1, marks=[pytest.mark.soak, pytest.mark.time_limit(7200)])
 
 PROGRAM = """
-from marlvec.vector.call_state import CallPhase
+from marlvec.vector.calls import CallPhase
 from tests.tracer import Tracer
 from tests.vector.support.kinds import vectorize
 

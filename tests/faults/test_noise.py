@@ -19,7 +19,7 @@ import pytest
 from marlvec import AsyncVectorEnv
 from marlvec.errors import BrokenError, EnvFault, EnvTimeout, FetchTimeout, WorkerDied
 from marlvec.testing.scripted import CounterEnv
-from marlvec.vector.processes import channel as ch
+from marlvec.vector.workers import channel as ch
 
 N, A, NOISY = 4, 3, 1
 MODES = ["raise", "restart", "mask"]

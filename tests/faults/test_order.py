@@ -266,9 +266,7 @@ def build_with(config: Any, n: int = 3) -> Any:
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_what_cannot_be_pickled_is_named_before_anything_starts(context: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
-    monkeypatch.setattr(
-        "marlvec.vector.processes.worker_process.WorkerProcess.__init__", lambda self, *a, **k: started.append(a)
-    )
+    monkeypatch.setattr("marlvec.vector.workers.pool.WorkerProcess.__init__", lambda self, *a, **k: started.append(a))
     lock, config = threading.Lock(), Config()
     cases: list[tuple[Any, str]] = [
         (partial(build_with, lock), r"args\[0\]"),

@@ -18,7 +18,7 @@ import pytest
 from marlvec import AsyncVectorEnv
 from marlvec.errors import WorkerDied
 from marlvec.testing.scripted import CounterEnv
-from marlvec.vector.processes.worker_process import ensure_server
+from marlvec.vector.workers.pool import ensure_server
 from tests.faults.harness.programs import alive, start, wait_gone
 from tests.waiting import LONG, until
 
@@ -206,7 +206,7 @@ def test_daemons_go_with_the_parent(context: str, end: str, tmp_path: Path) -> N
 
 
 STOPPED = """
-from marlvec.vector.processes.worker_process import ensure_server
+from marlvec.vector.workers.pool import ensure_server
 envs = marlvec.make([CounterEnv, CounterEnv], num_workers=2, context=CONTEXT)
 envs.reset()
 server = ensure_server()._process.pid

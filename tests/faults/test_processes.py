@@ -25,8 +25,8 @@ import marlvec.vector
 from marlvec import AsyncVectorEnv
 from marlvec.errors import EnvRaised, ResourceError, WorkerDied
 from marlvec.testing.scripted import CounterEnv, decode, decode_reward
-from marlvec.vector.processes import limits
-from marlvec.vector.processes.fork_server.client import ForkServerClient, ensure_server
+from marlvec.vector import cores as limits
+from marlvec.vector.workers.fork_server import ForkServerClient, ensure_server
 from tests.faults.harness.programs import alive, run, wait_gone
 from tests.waiting import LONG, until, within
 
@@ -294,7 +294,7 @@ def test_too_deep_is_known_before_any_process_is_started(monkeypatch: pytest.Mon
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(os, "fork", started)
-    monkeypatch.setattr("marlvec.vector.processes.worker_process.ensure_server", started)
+    monkeypatch.setattr("marlvec.vector.workers.pool.ensure_server", started)
     for text in ("5", "6", "1000"):
         monkeypatch.setenv(limits.DEPTH, text)
         for context in CONTEXTS:

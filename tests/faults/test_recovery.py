@@ -31,7 +31,7 @@ from benchmarks.recovery import (
 from marlvec import AsyncVectorEnv, RestartLimit
 from marlvec.errors import EnvTimeout, FetchTimeout, WorkerDied
 from marlvec.testing.scripted import CounterEnv, ExitingEnv, RaisingEnv, decode
-from marlvec.vector.processes.watchdog import Watchdog
+from marlvec.vector.workers.worker import Watchdog
 from tests.faults.harness.programs import run, wait_gone
 from tests.waiting import LONG, Gate, overdue, within
 

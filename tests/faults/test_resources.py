@@ -23,9 +23,11 @@ from gymnasium.spaces import Box, Discrete
 from marlvec import AsyncVectorEnv, make
 from marlvec.errors import ResourceError
 from marlvec.testing.scripted import CounterEnv, SampledEnv
-from marlvec.vector.processes import limits, shared_memory, worker_process
-from marlvec.vector.processes.fork_server import server as forkserver
-from marlvec.vector.processes.worker_process import ensure_server
+from marlvec.vector import cores as limits
+from marlvec.vector.workers import channel as shared_memory
+from marlvec.vector.workers import fork_server as forkserver
+from marlvec.vector.workers import pool as worker_process
+from marlvec.vector.workers.pool import ensure_server
 from tests.faults.harness.programs import mounted, run
 
 CONTEXTS = ("forkserver", "spawn", "fork")

@@ -36,9 +36,9 @@ from marlvec.testing.scripted import (
     SlowEnv,
     decode,
 )
-from marlvec.vector.processes import stack_dump
-from marlvec.vector.processes.worker_process import WorkerProcess
-from marlvec.vector.seeding import restart_seed
+from marlvec.vector.settings import restart_seed
+from marlvec.vector.workers import channel as stack_dump
+from marlvec.vector.workers.pool import WorkerProcess
 from tests.faults.harness.programs import wait_gone
 from tests.vector.support.kinds import vectorize
 from tests.waiting import LONG, Gate, GatedEnv, overdue, until

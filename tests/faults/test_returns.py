@@ -26,8 +26,8 @@ from marlvec.errors import (
     WorkerDied,
 )
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, RaisingEnv, Script, SingleEnv, decode
-from marlvec.vector.data.infos import RESERVED
-from marlvec.vector.processes import report_packing
+from marlvec.vector.infos import RESERVED
+from marlvec.vector.workers import worker as report_packing
 from tests.faults.harness.programs import run
 from tests.faults.harness.spoilt import FORMS, OBS_SPACE, Spoil, good_obs
 from tests.vector.faults.test_faults import ERRORS

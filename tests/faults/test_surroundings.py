@@ -20,7 +20,7 @@ import marlvec.vector
 from marlvec import AsyncVectorEnv
 from marlvec.errors import FetchTimeout
 from marlvec.testing.scripted import CounterEnv, decode
-from marlvec.vector.processes.worker_process import ensure_server
+from marlvec.vector.workers.pool import ensure_server
 from tests.faults.harness.programs import mounted, run
 from tests.waiting import Gate, GatedEnv, within
 

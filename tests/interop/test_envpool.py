@@ -17,7 +17,7 @@ import envpool
 import marlvec
 from marlvec import VectorEnv, env_seeds
 from marlvec.errors import ArgumentError, UnknownEnvError
-from marlvec.vector.backends.pool import PoolVectorEnv
+from marlvec.vector.pool_env import PoolVectorEnv
 from marlvec.vector.pools.envpool import EnvPoolFastPath
 from tests.docs.test_pages import run
 from tests.vector.support.reference import MODES

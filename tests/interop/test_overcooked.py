@@ -21,8 +21,7 @@ import pygame
 import marlvec
 from marlvec import VectorEnv
 from marlvec.errors import ArgumentError, EnvArgumentError
-from marlvec.native.grids.overcooked.env import Overcooked
-from marlvec.native.grids.overcooked.layout import read_recipes
+from marlvec.native.grids.overcooked import Overcooked, read_recipes
 from marlvec.testing import check_native_env, check_vector_env
 from tests.vector.support.reference import MODES
 

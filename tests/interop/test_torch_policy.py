@@ -18,12 +18,12 @@ from marlvec.connectors import GeneralAdvantageEstimation, RnnState, Rows
 from marlvec.errors import ArgumentError, ContractError, MissingExtraError, StateError, UnsupportedSpaceError
 from marlvec.policies import PolicyMap, RandomPolicy
 from marlvec.testing.scripted import SampledEnv
-from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.in_process import SyncVectorEnv
 from tests.collect.helpers.players import sync
 from tests.selfplay.nim import Nim
 
 OBS = Box(-1, 1, (3,), np.float32)
-HIDE_TORCH = "import sys; sys.modules['torch'] = None; import marlvec.interop.torch.policy"
+HIDE_TORCH = "import sys; sys.modules['torch'] = None; import marlvec.interop.torch"
 
 
 @pytest.mark.slow("steps or trains with another library")
@@ -31,9 +31,9 @@ def test_without_torch_the_import_says_what_is_missing(monkeypatch: pytest.Monke
     found = subprocess.run([sys.executable, "-c", HIDE_TORCH], capture_output=True, text=True)
     assert "marlvec.errors.MissingExtraError: TorchPolicy needs torch" in found.stderr
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "marlvec.interop.torch.policy", raising=False)
+    monkeypatch.delitem(sys.modules, "marlvec.interop.torch", raising=False)
     with pytest.raises(MissingExtraError, match=r"pytorch\.org"):
-        importlib.import_module("marlvec.interop.torch.policy")
+        importlib.import_module("marlvec.interop.torch")
 
 
 torch = pytest.importorskip("torch", reason="torch is not installed: TorchPolicy cannot be tried here")

@@ -13,7 +13,7 @@ from marlvec.collect import Collector
 from marlvec.connectors import AddLastObs, GeneralAdvantageEstimation, LearnerPipeline, PadSequences, RnnState, Rows
 from marlvec.errors import ContractError
 from marlvec.testing.scripted import SampledEnv
-from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.in_process import SyncVectorEnv
 from tests.collect.helpers.players import sync
 from tests.selfplay.nim import Nim
 

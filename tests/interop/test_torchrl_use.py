@@ -165,7 +165,7 @@ def test_to_moves_tensors_to_the_device() -> None:
 
 
 def test_without_torchrl_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "marlvec.interop.torchrl.env")
+    monkeypatch.delitem(sys.modules, "marlvec.interop.torchrl")
     monkeypatch.setitem(sys.modules, "torchrl.data", None)
     with pytest.raises(MissingExtraError, match=r"TorchRLEnv needs torchrl.*pip install 'marlvec\[torchrl\]'"):
-        importlib.import_module("marlvec.interop.torchrl.env")
+        importlib.import_module("marlvec.interop.torchrl")

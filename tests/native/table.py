@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec.native.kernels import seed_envs
 from marlvec.native.native_env import NativeEnv
-from marlvec.native.rng_kernels import seed_envs
-from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.buffers import Buffers
 
 NONSENSE = 77  # what agents that are not acting are made to say
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from marlvec.envs import adapt
-from marlvec.envs.making.catalog import pettingzoo_env
+from marlvec.envs.builtin_ids import pettingzoo_env
 from marlvec.errors import ArgumentError
 from marlvec.native.games.connect_four import ConnectFour
 from marlvec.native.games.rps import RockPaperScissors

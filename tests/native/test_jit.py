@@ -14,10 +14,10 @@ pytest.importorskip("numba", reason="the extra `native` is not installed")
 
 import numba
 
-import marlvec.native.jit
-from marlvec.native.jit import kernel
+import marlvec.native.kernels
+from marlvec.native.kernels import kernel
 
-SOURCE = Path(marlvec.native.jit.__file__).parent
+SOURCE = Path(marlvec.native.kernels.__file__).parent
 
 CODE = """
 import sys

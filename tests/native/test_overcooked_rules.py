@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("numba", reason="the extra `native` is not installed")
 
 from marlvec import NativeVectorEnv
-from marlvec.native.grids.overcooked.env import Overcooked
+from marlvec.native.grids.overcooked import Overcooked
 
 GRID = """XXPXX
           O1  S
@@ -24,7 +24,7 @@ COOKING = 20  # steps
 @pytest.fixture
 def kitchens(monkeypatch: pytest.MonkeyPatch) -> Any:
     told = {"grid": GRID}
-    monkeypatch.setattr("marlvec.native.grids.overcooked.env.read_layout", lambda layout, params: told)
+    monkeypatch.setattr("marlvec.native.grids.overcooked.read_layout", lambda layout, params: told)
     with NativeVectorEnv(Overcooked(2, "drawn_here", shaping=1.0, horizon=99)) as envs:
         envs.reset()
         yield envs

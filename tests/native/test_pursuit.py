@@ -15,11 +15,10 @@ pytest.importorskip("numba", reason="the extra `native` is not installed")
 pytest.importorskip("scipy", reason="the extra `sisl` is not installed")
 
 import marlvec
-from marlvec.envs.making.catalog import pettingzoo_env
+from marlvec.envs.builtin_ids import pettingzoo_env
 from marlvec.errors import ArgumentError, ContractError, EnvArgumentError
-from marlvec.native.grids.pursuit.advance import MOST, pairwise_sum
-from marlvec.native.grids.pursuit.env import Pursuit
-from marlvec.native.rng_kernels import seed_envs
+from marlvec.native.grids.pursuit import MOST, Pursuit, pairwise_sum
+from marlvec.native.kernels import seed_envs
 from marlvec.testing import check_vector_env
 from tests.native.scenarios import factories, maker, native, words
 from tests.native.table import Table

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba", reason="the extra `native` is not installed")
 
-from marlvec.native import rng_kernels
-from marlvec.native.rng_streams import as_generator, fresh_streams, row_of
+from marlvec.native import kernels as rng_kernels
+from marlvec.native.kernels import as_generator, fresh_streams, row_of
 
 SEEDS = st.integers(0, 2**64 - 1)
 COUNTS = st.one_of(st.integers(1, 9), st.integers(1, 300))

@@ -29,11 +29,11 @@ from marlvec.errors import (
     NotResetError,
 )
 from marlvec.native import NativeEnv
-from marlvec.native.padding import PaddedNativeEnv
+from marlvec.native.native_env import PaddedNativeEnv
 from marlvec.policies import RandomPolicy
 from marlvec.testing import check_vector_env
-from marlvec.vector.backends import auto
-from marlvec.vector.shards.threads.thread_team import ThreadTeam
+from marlvec.vector import async_env as auto
+from marlvec.vector.thread_team import ThreadTeam
 from tests.native.scenarios import ARGUMENTS, factories, maker, native
 from tests.vector.support.reference import MODES, replay
 from tests.vector.support.reference import record as played
@@ -103,7 +103,7 @@ def test_numbers_of_hundreds_of_steps_do_not_depend_on_threads(name: str) -> Non
 
 @pytest.mark.parametrize(("num_envs", "is_shared"), [(127, False), (128, True)])
 def test_few_envs_are_stepped_by_the_caller(monkeypatch: pytest.MonkeyPatch, num_envs: int, is_shared: bool) -> None:
-    monkeypatch.setattr("marlvec.vector.shards.native_shard._FEWEST", 64)
+    monkeypatch.setattr("marlvec.vector.native_shard._FEWEST", 64)
     calls, run = [], ThreadTeam.run
     monkeypatch.setattr(ThreadTeam, "run", lambda team, works: (calls.append(len(works)), run(team, works)))
     with native("simple", num_envs, num_workers=2) as envs:
@@ -114,7 +114,7 @@ def test_few_envs_are_stepped_by_the_caller(monkeypatch: pytest.MonkeyPatch, num
 
 
 def test_large_results_are_copied_by_all_threads_and_are_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marlvec.vector.shards.native_shard._LARGE", 1)
+    monkeypatch.setattr("marlvec.vector.native_shard._LARGE", 1)
     with native("simple_tag", 7, num_workers=3) as a, native("simple_tag", 7, num_workers=1) as b:
         same(a.reset(seed=0), b.reset(seed=0))
         kept = a.step(a.random_action())

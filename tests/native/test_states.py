@@ -16,8 +16,8 @@ import marlvec
 from marlvec.errors import ArgumentError
 from marlvec.native.catalog import _entries, native_entry
 from marlvec.registry import resolve
-from marlvec.vector.backends.native import NativeVectorEnv
-from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.buffers import Buffers
+from marlvec.vector.in_process import NativeVectorEnv
 from tests.native.scenarios import ARGUMENTS
 from tests.vector.api.test_saved_states import play, same, written
 from tests.vector.support.reference import MODES

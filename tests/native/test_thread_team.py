@@ -19,13 +19,13 @@ import pytest
 
 pytest.importorskip("numba", reason="the extra `native` is not installed")
 
-from marlvec.vector.shards.threads import thread_team
-from marlvec.vector.shards.threads.thread_team import ThreadTeam
-from marlvec.vector.shards.threads.watch import store_and_watch
+from marlvec.vector import thread_team
+from marlvec.vector.thread_team import ThreadTeam
+from marlvec.vector.watch import store_and_watch
 from tests.tracer import Tracer
 
 LONG = 60 * 10**9  # ns
-HERE = "marlvec/vector/shards/threads/"
+HERE = "marlvec/vector/thread_team"
 
 MakeTeam = Callable[..., ThreadTeam]
 
@@ -304,5 +304,5 @@ def test_threads_sleep_where_the_system_lacks_a_call(monkeypatch: pytest.MonkeyP
 
 
 def test_threads_sleep_where_numba_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marlvec.vector.shards.threads.watch.store_and_watch", Watch())
+    monkeypatch.setattr("marlvec.vector.watch.store_and_watch", Watch())
     assert thread_team.find_watch.__wrapped__() is None

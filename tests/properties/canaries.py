@@ -8,16 +8,16 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from marlvec.envs import slot as action_reader
-from marlvec.envs.adapters import base, return_values
-from marlvec.envs.slot import Slot
+from marlvec.envs import env as action_reader
+from marlvec.envs.adapters import base
+from marlvec.envs.adapters import base as return_values
+from marlvec.envs.env import Slot
 from marlvec.errors import FetchTimeout
 from marlvec.vector import vector_env
 from marlvec.vector.base import VectorEnvBase
-from marlvec.vector.call_state import STREAM_CALLS, CallEvent, CallState
-from marlvec.vector.data.buffers import Buffers
-from marlvec.vector.shards.phase import EnvEvent, EnvPhase
-from marlvec.vector.shards.shard import Shard
+from marlvec.vector.buffers import Buffers
+from marlvec.vector.calls import STREAM_CALLS, CallEvent, CallState
+from marlvec.vector.shard import EnvEvent, EnvPhase, Shard
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
 from tests.defects.registry import Patch, after, found_by

@@ -13,9 +13,8 @@ import pytest
 import marlvec
 from marlvec import VectorEnv
 from marlvec.testing.scripted import SingleEnv
-from marlvec.vector.backends.pool import PoolVectorEnv
-from marlvec.vector.pools.envpool import EnvPoolAdapter
-from marlvec.vector.pools.envpool_reader import form_of
+from marlvec.vector.pool_env import PoolVectorEnv
+from marlvec.vector.pools.envpool import EnvPoolAdapter, form_of
 from tests.vector.support.kinds import factories_of, vectorize
 from tests.vector.support.mirror_pool import MirrorPool
 from tests.vector.support.walks import walks

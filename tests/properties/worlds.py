@@ -18,9 +18,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
 from marlvec.envs.detect import adapt
-from marlvec.envs.wrappers.time_limit import TimeLimit
+from marlvec.envs.wrappers import TimeLimit
 from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, SingleEnv, TurnEnv
-from marlvec.testing.scripted.scripted_state import ScriptedState
+from marlvec.testing.scripted.script import ScriptedState
 from tests.properties.matter import Matter
 from tests.vector.support.kinds import waits
 from tests.vector.support.trees import is_object

@@ -16,8 +16,8 @@ from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement, Slic
 
 import marlvec
 from marlvec.errors import ArgumentError
+from marlvec.recording import replay_buffers as torchrl
 from marlvec.recording import to_replay_buffer
-from marlvec.recording.formats import torchrl
 from tests.recording.runs import collector, make_batch, write
 
 

@@ -469,7 +469,7 @@ def test_a_queue_that_is_full_raises_or_waits(disk: Disk, tmp_path: Path) -> Non
 
 
 def test_a_thread_that_fails_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from marlvec.recording.files import part_file
+    from marlvec.recording import files as part_file
 
     recorder = marlvec.Recorder(tmp_path / "run", part_bytes=1)
     recorder.write(make_batch(0, 10, plain))

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 import marlvec
 from marlvec.collect import MultiAgentBatch, SampleBatch
 from marlvec.errors import ArgumentError, CheckpointError, MissingExtraError
-from marlvec.recording import from_vault, to_vault
-from marlvec.recording.formats import vault
-from marlvec.recording.formats.vault_store import Leaf, VaultStore, leaves_of
+from marlvec.recording import from_vault, to_vault, vault
+from marlvec.recording.vault import Leaf, VaultStore, leaves_of
 from tests.recording import vaults
 from tests.recording.runs import collector, same_rows, two_lives, write
 

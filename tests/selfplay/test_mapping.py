@@ -32,7 +32,7 @@ from marlvec.selfplay import (
     SelfPlayMapping,
     Uniform,
 )
-from marlvec.selfplay.opponents.opponent import FrozenPolicy
+from marlvec.selfplay.opponents import FrozenPolicy
 from tests.selfplay.nim import Net, Nim, player
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -33,8 +33,8 @@ from marlvec.selfplay import (
     thinned,
     weakest,
 )
-from marlvec.selfplay.opponents import opponent_pool
-from marlvec.selfplay.opponents import opponent_pool as pool_index
+from marlvec.selfplay import opponents as opponent_pool
+from marlvec.selfplay import opponents as pool_index
 from marlvec.serialization.archive import read_archive, write_archive
 from tests.selfplay.nim import Net, Nim, player
 

@@ -939,7 +939,7 @@ def test_an_error_of_the_check_itself_ends_the_episode_and_is_a_finding(monkeypa
     def broken(*_: Any) -> None:
         raise TypeError("the check is wrong")
 
-    monkeypatch.setattr("marlvec.testing.env_checks.players.base.check_reward", broken)
+    monkeypatch.setattr("marlvec.testing.players.check_reward", broken)
     env = odd_env(lambda: np.zeros(2, np.float32), Box(-1, 1, (2,), np.float32))
     (finding,) = check_env(env, raise_first=False)
     assert (finding.check, finding.subject, finding.expected) == ("runs", "check_env()", "to go on")

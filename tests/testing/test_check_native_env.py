@@ -15,8 +15,7 @@ pytest.importorskip("numba", reason="the extra `native` is not installed")
 from marlvec import VectorEnv
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.native import NativeEnv
-from marlvec.native.jit import kernel
-from marlvec.native.rng_kernels import bounded
+from marlvec.native.kernels import bounded, kernel
 from marlvec.testing import NativeMatch, check_native_env
 
 AGENTS = ("left", "right")

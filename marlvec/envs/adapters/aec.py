@@ -8,21 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from marlvec.envs.adapters.base import ENDED, LIVE, NOT_JOINED, Adapter
-from marlvec.envs.adapters.parallel import agents_and_spaces, space_of
-from marlvec.envs.adapters.return_values import (
+from marlvec.envs.adapters.base import (
+    ENDED,
+    LIVE,
+    NOT_JOINED,
+    Adapter,
     AgentId,
     contract_error,
     mapping,
     names_of,
     warn_of_contract,
 )
-from marlvec.envs.slot import Slot
+from marlvec.envs.adapters.dicts import agents_and_spaces, space_of
+from marlvec.envs.env import Slot
 from marlvec.envs.spec import Info
 from marlvec.envs.user_env import one_each
 from marlvec.errors import ContractError
-
-__all__ = ["AECAdapter", "state_owner"]
 
 _ROUNDING = 0.01  # relative tolerance for sums of rewards, which may be float16
 _VECTOR_HINT = (

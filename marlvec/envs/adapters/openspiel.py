@@ -10,13 +10,10 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.slot import Slot
+from marlvec.envs.env import MultiAgentEnv, Slot
 from marlvec.envs.spec import Info
 from marlvec.errors import ArgumentError, ContractError, UnknownEnvError
 from marlvec.extras import import_extra
-
-__all__ = ["OpenSpielEnv"]
 
 _INFORMATION_STATE, _OBSERVATION = "information_state", "observation"
 _GAME_SEED = "rng_seed"  # parameter of games with their own generator; in other games "seed" belongs to the rules

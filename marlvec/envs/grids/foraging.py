@@ -8,8 +8,6 @@ import numpy as np
 from gymnasium.spaces import Box, Space
 from lbforaging.foraging import environment
 
-__all__ = ["ForagingEnv"]
-
 
 class ForagingEnv(environment.ForagingEnv):  # type: ignore[misc]  # Any where lbforaging is not installed
     """lbforaging's ``ForagingEnv``.

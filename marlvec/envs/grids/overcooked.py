@@ -22,8 +22,6 @@ from pettingzoo import ParallelEnv
 from marlvec.arguments import check_choice
 from marlvec.errors import ArgumentError
 
-__all__ = ["OvercookedEnv"]
-
 _KINDS = (None, "onion", "tomato", "dish", "soup")
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from rware import warehouse
 
-__all__ = ["Warehouse"]
-
 
 class Warehouse(warehouse.Warehouse):  # type: ignore[misc]  # Any where rware is not installed
     """rware's ``Warehouse``, with frames and with rware's enums by name.

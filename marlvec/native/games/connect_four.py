@@ -12,12 +12,10 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from marlvec.envs.making.catalog import pettingzoo_env
-from marlvec.native.jit import kernel
+from marlvec.envs.builtin_ids import pettingzoo_env
+from marlvec.native.kernels import kernel
 from marlvec.native.native_env import Ids, Rows
 from marlvec.native.turn_game import DRAWN, GOES_ON, ILLEGAL, WON, TurnGame, finish, pass_turn, start
-
-__all__ = ["ConnectFour"]
 
 HEIGHT, WIDTH = 6, 7
 

@@ -12,12 +12,9 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from marlvec.native.jit import kernel
-from marlvec.native.native_env import Ids
-from marlvec.native.single_env import NativeSingleEnv
+from marlvec.native.kernels import kernel
+from marlvec.native.native_env import Ids, NativeSingleEnv
 from marlvec.native.turn_game import TurnGame, deal, finish, pass_turn, start
-
-__all__ = ["KuhnPoker", "single"]
 
 CARDS = 3
 MOVES = 3  # the longest game: pass, bet, and the answer

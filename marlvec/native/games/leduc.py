@@ -14,12 +14,9 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from marlvec.native.jit import kernel
-from marlvec.native.native_env import Ids
-from marlvec.native.single_env import NativeSingleEnv
+from marlvec.native.kernels import kernel
+from marlvec.native.native_env import Ids, NativeSingleEnv
 from marlvec.native.turn_game import DRAWN, GOES_ON, ILLEGAL, LOST, WON, TurnGame, deal, finish, pass_turn, start
-
-__all__ = ["LeducPoker", "single"]
 
 CARDS = 6  # card k has rank k // 2
 OPEN = 2  # index of the open card in a deal

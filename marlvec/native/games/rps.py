@@ -8,12 +8,10 @@ import numpy as np
 from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
-from marlvec.envs.making.catalog import pettingzoo_env
+from marlvec.envs.builtin_ids import pettingzoo_env
 from marlvec.errors import ArgumentError
-from marlvec.native.jit import end_episode, kernel
+from marlvec.native.kernels import end_episode, kernel
 from marlvec.native.native_env import Ids, NativeEnv
-
-__all__ = ["RockPaperScissors"]
 
 SHOWN = 5  # rounds that a picture shows
 

@@ -8,12 +8,10 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from marlvec.envs.making.catalog import pettingzoo_env
-from marlvec.native.jit import kernel
+from marlvec.envs.builtin_ids import pettingzoo_env
+from marlvec.native.kernels import kernel
 from marlvec.native.native_env import Ids
 from marlvec.native.turn_game import DRAWN, GOES_ON, ILLEGAL, WON, TurnGame, finish, pass_turn, start
-
-__all__ = ["TicTacToe"]
 
 LINES = np.array([(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)], np.int8)
 

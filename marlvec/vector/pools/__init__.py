@@ -1,1 +1,1 @@
-"""Pools: many envs behind one object of another library. `pool` is the contract; the rest are adapters to it."""
+"""pools."""

@@ -10,11 +10,8 @@ import envpool
 import numpy as np
 
 from marlvec.errors import ArgumentError
-from marlvec.vector.pools.envpool import EnvPoolAdapter
-from marlvec.vector.pools.envpool_reader import form_of
-from marlvec.vector.pools.suites import check_known
-
-__all__ = ["build"]
+from marlvec.vector.pools.envpool import EnvPoolAdapter, form_of
+from marlvec.vector.pools.pool import check_known
 
 _NO_LIMIT = 2**31 - 1
 

@@ -13,14 +13,11 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from marlvec.envs.adapters.gymnasium import AGENT
-from marlvec.envs.autoreset import AutoresetMode
-from marlvec.envs.spec import COMMON, EnvSpec, Info
+from marlvec.envs.spec import COMMON, AutoresetMode, EnvSpec, Info
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.action_masks import count_choices, mask_refusal, read_mask, split_action_mask
 from marlvec.vector.pools.pool import FinalRows, Leaves, Pool, PoolReply
-
-__all__ = ["GYMNASIUM_MODES", "GymnasiumPool"]
 
 Ids = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]

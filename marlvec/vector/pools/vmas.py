@@ -13,15 +13,11 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from numpy.typing import NDArray
 
-from marlvec.envs.autoreset import AutoresetMode
-from marlvec.envs.spec import AgentGroup, EnvSpec
+from marlvec.envs.spec import AgentGroup, AutoresetMode, EnvSpec
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.extras import import_extra
-from marlvec.vector.data.infos import OF_AGENTS, Path
-from marlvec.vector.pools.pool import Leaves, Pool, PoolReply
-from marlvec.vector.pools.suites import check_known
-
-__all__ = ["VmasEnvView", "VmasPool", "build"]
+from marlvec.vector.infos import OF_AGENTS, Path
+from marlvec.vector.pools.pool import Leaves, Pool, PoolReply, check_known
 
 Ids = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]

@@ -13,7 +13,7 @@ from marlvec.collect import Collector
 from marlvec.connectors import AgentPipeline, FrameStack, NormalizeObs, Rows
 from marlvec.errors import ArgumentError, StateError
 from marlvec.policies import Policy, RandomPolicy
-from marlvec.vector.faults.restarts import RestartLimit
+from marlvec.vector.settings import RestartLimit
 from tests.collect.helpers.mortal import Deaths, dying_counters
 from tests.collect.helpers.plans import FEW_OR_MANY, for_examples
 from tests.collect.helpers.players import KINDS, MODES, EchoPolicy, sync

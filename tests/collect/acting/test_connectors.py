@@ -37,7 +37,7 @@ from marlvec.connectors import (
 from marlvec.errors import ArgumentError, ContractError, ContractWarning
 from marlvec.policies import FunctionPolicy, RandomPolicy, ScriptedPolicy
 from marlvec.testing.scripted import WIDTH, CounterEnv, SampledEnv
-from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.in_process import SyncVectorEnv
 from tests.collect.helpers.mortal import dying_counters
 from tests.collect.helpers.players import MODES, EchoPolicy, sync
 

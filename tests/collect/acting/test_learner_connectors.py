@@ -25,7 +25,7 @@ from marlvec.connectors import (
 from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing.scripted import CounterEnv
-from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.in_process import SyncVectorEnv
 from tests.collect.helpers.players import MODES, EchoPolicy, sync
 from tests.connectors.helpers.samples import same_tree
 

@@ -13,7 +13,7 @@ from marlvec.collect import Collector, Episode
 from marlvec.errors import ArgumentError, ContractError, StateError
 from marlvec.policies import RandomPolicy
 from marlvec.testing.scripted import SampledEnv
-from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.in_process import SyncVectorEnv
 from tests.collect.helpers.players import MODES, EchoPolicy, sync
 
 

@@ -15,7 +15,7 @@ from marlvec.connectors import AgentConnector, FilterRows, FrameSkip, FrameStack
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.policies import FunctionPolicy
 from marlvec.testing.scripted import CounterEnv, SampledEnv
-from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.in_process import SyncVectorEnv
 from tests.collect.helpers.players import MODES
 
 NOOP = 4

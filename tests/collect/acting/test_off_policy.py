@@ -14,8 +14,8 @@ from marlvec.connectors import PrevActions, RnnState, Rows, View
 from marlvec.errors import ContractError
 from marlvec.policies import FunctionPolicy, Policy
 from marlvec.testing.scripted import CounterEnv, SampledEnv
-from marlvec.vector.backends.process import AsyncVectorEnv
-from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.async_env import AsyncVectorEnv
+from marlvec.vector.in_process import SyncVectorEnv
 from tests.collect.helpers.players import MODES
 
 CLOCK = 3  # of a stamp: the step of the episode

@@ -16,7 +16,7 @@ from marlvec.connectors import Rows
 from marlvec.errors import ActionError, ContractError
 from marlvec.policies import FunctionPolicy, Policy
 from marlvec.testing.scripted import SampledEnv
-from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.in_process import SyncVectorEnv
 from tests.collect.helpers.players import EchoPolicy, sync
 from tests.collect.helpers.reference import Reference, check_batch, same_batch
 from tests.vector.validation.test_actions import Careless

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from hypothesis import strategies as st
 
 from marlvec.collect import Collector
-from marlvec.collect.acting.random_steps import RowDraws
+from marlvec.collect.row_builder import RowDraws
 from marlvec.connectors import RnnState, Rows
 from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy

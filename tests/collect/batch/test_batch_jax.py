@@ -9,7 +9,7 @@ import pytest
 
 import marlvec
 from marlvec.collect import SampleBatch
-from marlvec.collect.storage.batch_memory import BatchMemory
+from marlvec.collect.rows import BatchMemory
 from marlvec.errors import ArgumentError, MissingExtraError
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from marlvec.collect import Collector
 from marlvec.collect.callbacks import HOOKS, Callback, EpisodeStep, LossReason, RunningEpisode
-from marlvec.collect.metrics.metrics import EpisodeRecord, Stats
+from marlvec.collect.metrics import EpisodeRecord, Stats
 from marlvec.connectors import AgentConnector, LearnerConnector, Rows
 from marlvec.errors import ArgumentError, EnvFault, StateError
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, RaisingEnv, ScriptedParallelEnv
-from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.in_process import SyncVectorEnv
 from tests.collect.helpers.mortal import dying_counters
 from tests.collect.helpers.players import MODES, EchoPolicy
 from tests.collect.helpers.reference import same_batch

@@ -17,7 +17,8 @@ import pytest
 from rich.console import Console
 
 from marlvec.collect import Collector
-from marlvec.collect.callbacks import JSONLinesLogger, LiveTable, RunningEpisode, TensorBoardLogger
+from marlvec.collect.callbacks import RunningEpisode
+from marlvec.collect.loggers import JSONLinesLogger, LiveTable, TensorBoardLogger
 from marlvec.errors import ArgumentError, MissingExtraError
 from marlvec.policies import FunctionPolicy
 from tests.collect.helpers.mortal import dying_counters
@@ -228,7 +229,7 @@ def test_records_are_whole_and_each_is_there_once_whatever_stops_a_call(kind: An
                     with limited(resource.RLIMIT_FSIZE, file.stat().st_size + 99 * at - 98):
                         collector.collect(env_steps=20)
                 else:
-                    with Tracer(("/collect/callbacks/append_file",), at, everywhere=True):
+                    with Tracer(("/collect/loggers",), at, everywhere=True):
                         collector.collect(env_steps=20)
                 break
             except OSError as error:

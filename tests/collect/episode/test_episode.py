@@ -17,7 +17,7 @@ from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing.scripted import CounterEnv, SampledEnv, Script, ScriptedParallelEnv
 from marlvec.trees import tree_leaves
-from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.in_process import SyncVectorEnv
 from tests.collect.helpers.plans import SALTS, by_agent, by_episode, given_mapping, one
 from tests.collect.helpers.players import KINDS, MODES, EchoPolicy, sync
 from tests.collect.helpers.reference import Reference, Row

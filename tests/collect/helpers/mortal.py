@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from marlvec.errors import RestartQuietly
 from marlvec.testing.scripted import CounterEnv
-from marlvec.testing.scripted.scripted_state import count_incarnation
-from marlvec.vector.backends.sync import SyncVectorEnv
-from marlvec.vector.seeding import restart_seed
+from marlvec.testing.scripted.script import count_incarnation
+from marlvec.vector.in_process import SyncVectorEnv
+from marlvec.vector.settings import restart_seed
 from tests.collect.helpers.players import build
 from tests.collect.helpers.reference import Reference, World
 from tests.vector.support.drivers import driver_of

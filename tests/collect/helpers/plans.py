@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from marlvec.collect import Collector, Episode
 from marlvec.collect.episodes import _EPISODE_STREAM
 from marlvec.vector import VectorEnv
-from marlvec.vector.faults.restarts import RestartLimit
+from marlvec.vector.settings import RestartLimit
 from tests.collect.helpers.mortal import Deaths, MortalReference, mortals
 from tests.collect.helpers.players import MODES, EchoPolicy, Scattered, factories
 from tests.collect.helpers.reference import Mapping, Reference, check_batch

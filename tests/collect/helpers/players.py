@@ -17,8 +17,8 @@ from marlvec.policies import Policy
 from marlvec.registry import resolve
 from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, TurnEnv
 from marlvec.vector import VectorEnv
-from marlvec.vector.backends.process import AsyncVectorEnv
-from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.async_env import AsyncVectorEnv
+from marlvec.vector.in_process import SyncVectorEnv
 from tests.vector.pools.test_pool import factories_of, pooled
 from tests.vector.support.world_pool import PoolShop
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from marlvec.collect import MultiAgentBatch
 from marlvec.trees import tree_leaves
-from marlvec.vector.seeding import env_seeds
+from marlvec.vector.settings import env_seeds
 from tests.collect.helpers.players import build, choose
 from tests.vector.support.drivers import Driver, News, driver_of
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from marlvec.collect import Collector
 from marlvec.collect.callbacks import HOOKS, Callback, EpisodeStep, LossReason, RunningEpisode
-from marlvec.collect.metrics.metrics import EpisodeRecord
+from marlvec.collect.metrics import EpisodeRecord
 from tests.collect.helpers.reference import Reference
 
 __all__ = ["Life", "Spy"]

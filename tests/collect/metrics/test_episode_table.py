@@ -11,9 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.collect.metrics.episode_table import EpisodeTable, FinishedEpisodes
-from marlvec.collect.metrics.metrics import Metrics, Stats, stats_of_agents, stats_of_episodes, stats_of_policy
-from marlvec.collect.rollout_state import Counters, CurrentState
+from marlvec.collect.metrics import (
+    Counters,
+    CurrentState,
+    EpisodeTable,
+    FinishedEpisodes,
+    Metrics,
+    Stats,
+    stats_of_agents,
+    stats_of_episodes,
+    stats_of_policy,
+)
 from marlvec.errors import ArgumentError
 
 AGENTS = ("x", "y", "z")

@@ -13,12 +13,12 @@ import pytest
 
 from marlvec.collect import Collector, Metrics
 from marlvec.collect.callbacks import RunningEpisode
-from marlvec.collect.metrics.metrics import TIMERS, Stats
+from marlvec.collect.metrics import TIMERS, Stats
 from marlvec.connectors import ClipReward
 from marlvec.errors import ArgumentError
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing.scripted import CounterEnv
-from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.in_process import SyncVectorEnv
 from tests.collect.helpers.players import MODES, sync
 
 noop = FunctionPolicy(lambda rows: np.zeros(len(rows), int))

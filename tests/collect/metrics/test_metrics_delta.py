@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from marlvec.collect import Collector, Metrics
 from marlvec.collect.callbacks import RunningEpisode
-from marlvec.collect.metrics.metrics import stats_of_agents, stats_of_episodes, stats_of_policy
-from marlvec.collect.rollout_state import Counters, CurrentState
+from marlvec.collect.metrics import Counters, CurrentState, stats_of_agents, stats_of_episodes, stats_of_policy
 from marlvec.errors import ArgumentError
 from tests.collect.helpers.players import EchoPolicy, sync
 from tests.collect.metrics.test_episode_table import AGENTS, IDS, NAMES, finished, plain

@@ -13,7 +13,7 @@ from marlvec.connectors import AgentPipeline, Rows
 from marlvec.errors import ArgumentError, ClosedError, ContractError, EnvRaised, StateError
 from marlvec.policies import FunctionPolicy, Policy, RandomPolicy
 from marlvec.testing.scripted import CounterEnv, RaisingEnv, SampledEnv, Script, ScriptedParallelEnv
-from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.in_process import SyncVectorEnv
 from marlvec.vector.vector_step import VectorStep
 from tests.collect.helpers.plans import LAST_STREAM
 from tests.collect.helpers.players import MODES, EchoPolicy, sync
@@ -139,7 +139,7 @@ def test_policies_have_streams_of_their_own() -> None:
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_an_env_that_raises_ends_the_call_and_the_next_one_goes_on(backend: str) -> None:
-    from marlvec.vector.backends.process import AsyncVectorEnv
+    from marlvec.vector.async_env import AsyncVectorEnv
 
     factories = [lambda i=i: RaisingEnv(3, where="step", at=4, only_env=1, env_index=i) for i in range(2)]
     with (SyncVectorEnv if backend == "sync" else AsyncVectorEnv)(factories) as envs:

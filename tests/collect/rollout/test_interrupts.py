@@ -18,7 +18,7 @@ import pytest
 
 from marlvec.collect import Collector
 from marlvec.collect.callbacks import Callback, LossReason, RunningEpisode
-from marlvec.collect.metrics.episode_table import EpisodeRecord
+from marlvec.collect.metrics import EpisodeRecord
 from marlvec.collect.rollout import RolloutLoop
 from marlvec.connectors import ActionConnector, AgentConnector, FilterRows, LearnerConnector, Rows
 from marlvec.errors import BrokenError

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from marlvec.collect import Collector
 from marlvec.errors import EnvFault, StateError
-from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.in_process import SyncVectorEnv
 from tests.collect.helpers.mortal import DEATHS, Deaths, mortals
 from tests.collect.helpers.plans import BATCH_MODES, FEW_OR_MANY, for_examples
 from tests.collect.helpers.players import MODES, EchoPolicy

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import marlvec
-from marlvec.cli.commands.rollout import roll_out
-from marlvec.cli.display.rollout_table import print_rollout
+from marlvec.cli.display import print_rollout
+from marlvec.cli.running import roll_out
 from marlvec.collect import Collector
 from marlvec.connectors import ActionConnector, AgentConnector, FrameStack, Rows
 from marlvec.errors import BrokenError, EnvRaised, StateError

@@ -13,11 +13,11 @@ import marlvec
 from marlvec.collect import Collector
 from marlvec.connectors import FrameStack, GeneralAdvantageEstimation, NormalizeReward, Rows, TeamObs
 from marlvec.envs import RLlibAdapter
-from marlvec.envs.wrappers.time_limit import TimeLimit
+from marlvec.envs.wrappers import TimeLimit
 from marlvec.errors import ContractError, EnvFault
 from marlvec.policies import FunctionPolicy
 from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv
-from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.in_process import SyncVectorEnv
 from tests.collect.helpers.players import MODES
 
 SCRIPT = Script([0, 1, 0, 0], [4, 3, 5, 6], ["terminated", "truncated", "both", "truncated"])

@@ -11,11 +11,11 @@ from gymnasium.spaces import Box, Discrete
 from marlvec.collect import Collector
 from marlvec.connectors import FrameStack, GeneralAdvantageEstimation
 from marlvec.envs import MultiAgentEnv
-from marlvec.envs.slot import Slot
+from marlvec.envs.env import Slot
 from marlvec.errors import ContractError
 from marlvec.policies import FunctionPolicy
 from marlvec.testing import check_env
-from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.in_process import SyncVectorEnv
 from tests.collect.helpers.players import MODES
 
 LENGTH, LIFE, PAUSE = 12, 3, 2

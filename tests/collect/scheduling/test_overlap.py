@@ -21,7 +21,7 @@ from marlvec.errors import EnvRaised
 from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing import NoOpEnv
 from marlvec.testing.scripted import RaisingEnv, ScriptedParallelEnv
-from marlvec.vector.backends.process import AsyncVectorEnv
+from marlvec.vector.async_env import AsyncVectorEnv
 from tests.collect.helpers.players import MODES, EchoPolicy, Scattered, factories, sync
 from tests.collect.helpers.reference import same_batch
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from marlvec.collect.scheduling.env_step import index_of
+from marlvec.collect.scheduling import index_of
 
 
 @given(st.sets(st.integers(0, 30)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from marlvec import Collector
-from marlvec.collect.callbacks import JSONLinesLogger
+from marlvec.collect.loggers import JSONLinesLogger
 from marlvec.connectors.agent import AgentPipeline, FrameStack, NormalizeObs
 from marlvec.errors import ArgumentError
 from marlvec.policies import RandomPolicy

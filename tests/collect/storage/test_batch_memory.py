@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.collect.storage.batch_memory import BatchMemory
+from marlvec.collect.rows import BatchMemory
 
 SHAPES: list[tuple[tuple[int, ...], Any]] = [((1 << 14,), np.int64), ((1 << 15, 2), np.float32), ((3,), np.float32)]
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlvec import Collector
+from marlvec.collect import row_log
 from marlvec.collect.rollout import RolloutLoop
-from marlvec.collect.storage import row_log
 from marlvec.connectors import Rows
 from marlvec.trees import tree_leaves
 from tests.collect.helpers.plans import BATCH_MODES

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.collect.columns.forms import ColumnForms
-from marlvec.collect.storage.batch_memory import BatchMemory
-from marlvec.collect.storage.moment import Moment
-from marlvec.collect.storage.row_log import RowLog
+from marlvec.collect.columns import ColumnForms
+from marlvec.collect.row_log import RowLog
+from marlvec.collect.rows import BatchMemory, Moment
 from marlvec.connectors import Rows
 from marlvec.errors import ContractError
 from marlvec.trees import map_tree, tree_leaves, zip_trees

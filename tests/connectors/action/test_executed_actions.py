@@ -15,7 +15,7 @@ from marlvec.errors import ArgumentError
 from marlvec.external import replay
 from marlvec.policies import FunctionPolicy
 from marlvec.testing.scripted import SampledEnv
-from marlvec.vector.backends.sync import SyncVectorEnv
+from marlvec.vector.in_process import SyncVectorEnv
 
 OBS = Box(-1, 1, (3,), np.float32)
 ARM = Box(np.float32(2), np.float32(6), (1,))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec import connectors as c
-from marlvec.connectors._support.row_random import RowRandom
+from marlvec.connectors.rows import RowRandom
 from marlvec.errors import ContractError
 from tests.connectors.helpers.action_samples import bind, decisions, play
 from tests.connectors.helpers.samples import any_spaces, same_tree, vectors

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec import connectors as c
-from marlvec.connectors._support.history import Shift, parse_shifts
+from marlvec.connectors.agent_tables import Shift, parse_shifts
 from marlvec.spaces import SpaceTree
 from marlvec.trees import map_tree, zip_trees
 from tests.connectors.helpers.episodes import Episodes, Tick, answered, rows_at, ticks

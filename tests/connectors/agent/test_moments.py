@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from marlvec.connectors import AgentPipeline, NormalizeObs
-from marlvec.connectors._support.moments import Moments, RunningMoments, merge_moments
-from marlvec.connectors.agent.normalization import NormalizeReward
+from marlvec.connectors.agent.normalization import Moments, NormalizeReward, RunningMoments, merge_moments
 from marlvec.errors import ArgumentError
 from tests.connectors.helpers.samples import pairs_of, rows_of, same_tree, vectors
 

@@ -10,7 +10,7 @@ from gymnasium.spaces import Box
 
 from marlvec.connectors import ActionPipeline, Rows
 from marlvec.connectors.connector import ActionConnector
-from marlvec.testing.connector_checks.story import SampledRows
+from marlvec.testing.connector_trial import SampledRows
 from tests.connectors.helpers.samples import Space
 
 AGENTS = ("wolf", "hare")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from marlvec import connectors as c
 from marlvec.connectors.connector import EnvIds, State
-from marlvec.testing.connector_checks.story import Moment, SampledRows
+from marlvec.testing.connector_trial import Moment, SampledRows
 
 OBS = Box(-np.inf, np.inf, (3,), np.float32)
 ACTION = Box(-1.0, 1.0, (2,), np.float32)

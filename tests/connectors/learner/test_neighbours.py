@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec import connectors as c
-from marlvec.connectors._support.history import parse_shifts
+from marlvec.connectors.agent_tables import parse_shifts
 from marlvec.connectors.learner.sequences import AddLastObs
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.trees import map_tree

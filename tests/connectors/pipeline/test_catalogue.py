@@ -8,7 +8,7 @@ import pytest
 
 from marlvec import connectors
 from marlvec.connectors import AgentConnector, Rows
-from marlvec.connectors.catalogue import SIDES, CatalogueRow, catalogue
+from marlvec.connectors.registry import SIDES, CatalogueRow, catalogue
 from marlvec.errors import ArgumentError
 
 NOT_PIECES = {

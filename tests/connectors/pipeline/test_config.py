@@ -24,7 +24,7 @@ from marlvec.connectors import (
     NormalizeObs,
     Rows,
 )
-from marlvec.connectors.learner.pipeline import LearnerPipeline
+from marlvec.connectors.pipeline import LearnerPipeline
 from marlvec.connectors.registry import connector_from_config, register_connector
 from marlvec.errors import ArgumentError, RegistryError, SerialisationError
 from marlvec.serialization.values import decode, encode, outline

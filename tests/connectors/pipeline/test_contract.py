@@ -15,13 +15,10 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 
 from marlvec import connectors as c
 from marlvec.connectors import Connector, Rows
-from marlvec.connectors.catalogue import catalogue
+from marlvec.connectors.registry import catalogue
 from marlvec.errors import ArgumentError, StateError
-from marlvec.testing.check_connector import check_connector
-from marlvec.testing.connector_checks.batches import check_batched, check_order
-from marlvec.testing.connector_checks.report import Report
-from marlvec.testing.connector_checks.story import Moment
-from marlvec.testing.connector_checks.trial import EpisodeTrial
+from marlvec.testing.check_connector import check_batched, check_connector, check_order
+from marlvec.testing.connector_trial import EpisodeTrial, Moment, Report
 from marlvec.trees import map_tree
 from tests.connectors.helpers.samples import same_tree
 

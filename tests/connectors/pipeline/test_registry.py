@@ -9,7 +9,7 @@ import pytest
 
 from marlvec import connectors as c
 from marlvec.errors import AlreadyRegisteredError, ArgumentError, RegistryError, SerialisationError
-from marlvec.serialization.name_table import CLASSES
+from marlvec.serialization.values import CLASSES
 
 pytestmark = pytest.mark.usefixtures("registry")
 

@@ -20,7 +20,7 @@ from marlvec import connectors as c
 from marlvec.connectors.pipeline import with_inner
 from marlvec.errors import ArgumentError, CheckpointError, RegistryError, SerialisationError, StateError
 from marlvec.serialization.archive import read_archive, write_archive
-from marlvec.serialization.name_table import CLASSES
+from marlvec.serialization.values import CLASSES
 from tests.connectors.helpers.lives import (
     ACTION,
     AGENTS,

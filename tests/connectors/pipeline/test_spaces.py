@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec import connectors as c
-from marlvec.connectors._support.leafwise_obs import space_summary
+from marlvec.connectors.leafwise import space_summary
 from marlvec.errors import UnsupportedSpaceError
 from marlvec.spaces.tree import map_space
 from marlvec.trees import tree_leaves

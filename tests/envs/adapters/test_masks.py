@@ -13,8 +13,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 
 import marlvec
 import marlvec.external
-from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.slot import Slot
+from marlvec.envs.env import MultiAgentEnv, Slot
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ContractError
 from marlvec.registry import resolve

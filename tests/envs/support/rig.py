@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.envs.env import MultiAgentEnv
-from marlvec.envs.slot import Slot
+from marlvec.envs.env import MultiAgentEnv, Slot
 from marlvec.envs.spec import Info
 
 __all__ = ["Rig"]

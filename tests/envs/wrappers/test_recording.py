@@ -20,8 +20,7 @@ import pytest
 from pettingzoo.utils.conversions import parallel_to_aec
 
 import marlvec
-from marlvec.envs.wrappers.recording import RecordVideo
-from marlvec.envs.wrappers.video import VideoFile, find_ffmpeg
+from marlvec.envs.video import RecordVideo, VideoFile, find_ffmpeg
 from marlvec.errors import ArgumentError, ContractError, EnvRaised, MarlvecError, MissingExtraError, WorkerDied
 from tests.painter import (
     SMALLEST,

@@ -31,9 +31,9 @@ from marlvec.errors import (
     StateError,
 )
 from marlvec.external import Client, Limits, LocalInference, Server
-from marlvec.external.client.local_actor import LocalActor
-from marlvec.external.protocol.handshake import ServerHandshake, Welcome
-from marlvec.external.protocol.messages import Message, Type
+from marlvec.external.client_episodes import LocalActor
+from marlvec.external.handshake import ServerHandshake, Welcome
+from marlvec.external.messages import Message, Type
 from marlvec.policies import FunctionPolicy, Policy
 from tests.external.exchange.test_same_batches import CASES, NUM_ENVS, SEED, assert_same, collector, factory
 from tests.external.helpers.served import expected, obs_of, served

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from marlvec.errors import RefusedError
-from marlvec.external.protocol.messages import Type
+from marlvec.external.messages import Type
 from tests.external.helpers.served import Raw, expected, obs_of, wire_obs
 
 __all__ = ["Seen", "crowd"]

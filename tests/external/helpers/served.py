@@ -16,11 +16,10 @@ from gymnasium.spaces import Box, Discrete
 import marlvec
 from marlvec import external
 from marlvec.external import ExternalVectorEnv, Limits, Server
-from marlvec.external.client.connection import ClientConnection
-from marlvec.external.protocol.handshake import ClientHandshake, Welcome
-from marlvec.external.protocol.messages import FORMS, Message, Type, read_message, write_message
-from marlvec.external.protocol.values import write_array
-from marlvec.external.server.socket_loop import SocketLoop
+from marlvec.external.connections import ClientConnection
+from marlvec.external.handshake import ClientHandshake, Welcome
+from marlvec.external.messages import FORMS, Message, Type, read_message, write_array, write_message
+from marlvec.external.session_loop import SocketLoop
 from marlvec.policies import FunctionPolicy
 from tests.waiting import LONG
 

@@ -14,11 +14,23 @@ import pytest
 from gymnasium import spaces
 
 from marlvec.errors import ContractError, ProtocolError
-from marlvec.external.protocol.frames import MAX_ITEMS, Frame, pack, pack_frame
-from marlvec.external.protocol.messages import FORMS, MAX_MESSAGE, Message, Type, read_message
-from marlvec.external.protocol.spaces import read_space, write_space
-from marlvec.external.protocol.values import ValueReader, read_mask, write_array
-from marlvec.external.protocol.weights import unpack_plain
+from marlvec.external.messages import (
+    FORMS,
+    MAX_ITEMS,
+    MAX_MESSAGE,
+    Frame,
+    Message,
+    Type,
+    ValueReader,
+    pack,
+    pack_frame,
+    read_mask,
+    read_message,
+    read_space,
+    unpack_plain,
+    write_array,
+    write_space,
+)
 from tests.external.protocol.test_messages import message
 
 SPACE = spaces.Dict(

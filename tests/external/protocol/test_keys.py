@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 
 from marlvec.errors import ArgumentError, ProtocolError, RefusedError
-from marlvec.external.protocol.handshake import ClientHandshake, ServerHandshake, Welcome
-from marlvec.external.protocol.messages import Message, Type
-from marlvec.external.protocol.tokens import ENVIRONMENT_VARIABLE, check_token, find_token, make_token, proof
+from marlvec.external.handshake import (
+    ENVIRONMENT_VARIABLE,
+    ClientHandshake,
+    ServerHandshake,
+    Welcome,
+    check_token,
+    find_token,
+    make_token,
+    proof,
+)
+from marlvec.external.messages import Message, Type
 
 TOKEN, ANOTHER = 32 * "t", 32 * "a"  # not drawn: names of cases stay the same
 SERVER = b"s" * 16

@@ -11,19 +11,24 @@ import msgpack
 import pytest
 
 from marlvec.errors import MissingExtraError, ProtocolError
-from marlvec.external.protocol import frames
-from marlvec.external.protocol.frames import (
+from marlvec.external import messages as frames
+from marlvec.external.messages import (
+    FORMS,
     HEADER_SIZE,
+    MAX_HANDSHAKE,
     MAX_ITEMS,
     MAX_NUMBER,
     MAX_WIDTH,
     Frame,
+    Message,
+    Type,
     pack,
     pack_frame,
+    read_message,
     unpack,
     unpack_frame,
+    write_message,
 )
-from marlvec.external.protocol.messages import FORMS, MAX_HANDSHAKE, Message, Type, read_message, write_message
 
 ARRAY = ["float32", [2], b"\0" * 8]
 SOUND: dict[Type, dict[str, Any]] = {

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.errors import ProtocolError, RefusedError
-from marlvec.external.protocol.messages import Message, Type, read_message
-from marlvec.external.protocol.stream import EpisodeState, MessageStream, check_order
+from marlvec.external.messages import EpisodeState, Message, MessageStream, Type, check_order, read_message
 from tests.external.helpers.served import Raw, served
 
 OF_EPISODES = {Type.STEP, Type.LOG, Type.RETURNS, Type.LEAVE, Type.END, Type.ABANDON}

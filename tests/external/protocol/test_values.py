@@ -13,11 +13,23 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from marlvec.errors import ContractError, ProtocolError, SerialisationError, UnsupportedSpaceError
-from marlvec.external.protocol import values as arrays_module
-from marlvec.external.protocol.frames import pack, unpack, unpack_tree
-from marlvec.external.protocol.spaces import MAX_SPACE_DEPTH, read_space, write_space
-from marlvec.external.protocol.values import DTYPES, ValueReader, read_array, read_mask, write_array, write_mask
-from marlvec.external.protocol.weights import pack_plain, unpack_plain
+from marlvec.external import messages as arrays_module
+from marlvec.external.messages import (
+    DTYPES,
+    MAX_SPACE_DEPTH,
+    ValueReader,
+    pack,
+    pack_plain,
+    read_array,
+    read_mask,
+    read_space,
+    unpack,
+    unpack_plain,
+    unpack_tree,
+    write_array,
+    write_mask,
+    write_space,
+)
 
 SPACES: list[spaces.Space[Any]] = [
     spaces.Box(-1, 1, (2, 3)),

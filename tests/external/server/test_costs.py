@@ -15,9 +15,10 @@ import pytest
 
 from marlvec import external
 from marlvec.errors import BusyError, ConnectionLost, ProtocolError, RefusedError
-from marlvec.external.exchange.row import Account
-from marlvec.external.protocol.messages import Message, Type, read_message, write_message
-from marlvec.external.server import session, session_manager
+from marlvec.external import session
+from marlvec.external import session_loop as session_manager
+from marlvec.external.exchange import Account
+from marlvec.external.messages import Message, Type, read_message, write_message
 from tests.external.helpers.served import SPACES, Raw, Served, obs_of, served, wire_obs
 from tests.external.server.test_socket_faults import masked
 from tests.waiting import until

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from marlvec.errors import EpisodesFull
-from marlvec.external.protocol.messages import Type
-from marlvec.external.server.slot_queue import SlotQueue
+from marlvec.external.messages import Type
+from marlvec.external.session import SlotQueue
 from tests.external.helpers.served import Raw, Served, served
 from tests.external.server.test_socket_faults import masked
 from tests.waiting import until

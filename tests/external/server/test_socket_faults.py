@@ -26,13 +26,11 @@ import pytest
 from marlvec import external
 from marlvec.errors import ArgumentError, ConnectionLost, ContractError, EpisodeOver, RefusedError, ResourceError
 from marlvec.external import Client, Server, make_token
-from marlvec.external.protocol import tokens
-from marlvec.external.protocol.frames import Frame, pack_frame
-from marlvec.external.protocol.messages import FORMS, Message, Type, write_message
-from marlvec.external.protocol.values import write_array
-from marlvec.external.server import socket_loop
-from marlvec.external.server.connection import Connection, RequestFilter
-from marlvec.external.server.session import Session
+from marlvec.external import handshake as tokens
+from marlvec.external import session_loop as socket_loop
+from marlvec.external.connections import Connection, RequestFilter
+from marlvec.external.messages import FORMS, Frame, Message, Type, pack_frame, write_array, write_message
+from marlvec.external.session import Session
 from tests.external.helpers.crowd import crowd
 from tests.external.helpers.served import SPACES, Clock, Raw, Served, expected, obs_of, served, wire_obs
 from tests.external.protocol.test_fuzz import SEEDS, mutate

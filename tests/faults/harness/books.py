@@ -202,4 +202,4 @@ def _state(pid: int) -> str:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return ""
-    return state if state not in "ZX" and b"marlvec.vector.processes.fork_server.server" in command else ""
+    return state if state not in "ZX" and b"marlvec.vector.workers.fork_server" in command else ""

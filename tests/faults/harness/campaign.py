@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec import AsyncVectorEnv, RestartLimit
-from marlvec.vector.processes.worker_process import ensure_server
+from marlvec.vector.workers.pool import ensure_server
 from tests.faults.harness.audit import Audit, Rows
 from tests.faults.harness.havoc import Havoc, Plan
 from tests.faults.harness.ledger import LedgerEnv, Order, encode

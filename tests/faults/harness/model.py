@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marlvec.vector.seeding import restart_seed
+from marlvec.vector.settings import restart_seed
 from tests.faults.harness.fragile import Rehearsal, Strike
 from tests.faults.harness.rows import Row, check, spread_out
 from tests.vector.support.drivers import driver_of

@@ -25,7 +25,7 @@ from marlvec.testing.scripted import CounterEnv, HangingEnv, SlowEnv, decode, de
 
 def import_seconds():  # what a new interpreter takes to import marlvec, on the machine as it is now
     begin = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import marlvec.vector.processes.worker"], check=True)
+    subprocess.run([sys.executable, "-c", "import marlvec.vector.workers.worker"], check=True)
     return time.monotonic() - begin
 
 def play(envs, steps=7):

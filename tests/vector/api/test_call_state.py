@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from numpy.typing import NDArray
 
 from marlvec.errors import BrokenError, BusyError, ClosedError, NotResetError, StateError
-from marlvec.vector.call_state import (
+from marlvec.vector.calls import (
     CONTROL_CALLS,
     PUBLIC_CALLS,
     STREAM_CALLS,

@@ -21,7 +21,7 @@ from marlvec import VectorEnv, make
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.testing.scripted import SampledEnv
-from marlvec.vector.random_action import random_actions
+from marlvec.vector.settings import random_actions
 from tests.vector.support.kinds import factories_of, vectorize
 from tests.vector.support.trees import pick
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import marlvec
-from marlvec.envs.rendering import tile_frames
+from marlvec.envs.video import tile_frames
 from marlvec.errors import ArgumentError, BusyError, EnvRaised
 from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, SingleEnv
 from tests.painter import SMALLEST, PainterEnv, read

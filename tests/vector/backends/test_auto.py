@@ -11,7 +11,7 @@ import pytest
 import marlvec
 from marlvec.errors import EnvRaised
 from marlvec.testing import NoOpEnv
-from marlvec.vector.backends import auto
+from marlvec.vector import async_env as auto
 
 
 class Slow(NoOpEnv):

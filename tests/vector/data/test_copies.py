@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import marlvec
 from marlvec.testing import CounterEnv
-from marlvec.vector.data import buffer_reuse
-from marlvec.vector.data.buffer_reuse import BufferReuse
+from marlvec.vector import buffers as buffer_reuse
+from marlvec.vector.buffers import BufferReuse
 
 LARGE = 1 << 14  # numbers of 8 bytes in a piece that is large enough
 

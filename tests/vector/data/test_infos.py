@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from marlvec import infos_from_list, infos_to_list
 from marlvec.errors import SerialisationError
 from marlvec.testing.scripted import SingleEnv
-from marlvec.vector.data.infos import RESERVED
+from marlvec.vector.infos import RESERVED
 from tests.vector.support.kinds import vectorize
 from tests.vector.support.reference import assert_trees_equal
 

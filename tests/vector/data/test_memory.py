@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from marlvec import AsyncVectorEnv, VectorEnv, make
 from marlvec.testing.scripted import CounterEnv, SampledEnv, ScriptedParallelEnv
-from marlvec.vector.processes import channel
+from marlvec.vector.workers import channel
 from tests.vector.support.kinds import BACKENDS, factories_of, vectorize
 from tests.vector.support.reference import MODES
 from tests.vector.support.trees import flatten

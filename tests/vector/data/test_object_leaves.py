@@ -17,7 +17,7 @@ from marlvec.envs import PaddedEnv, adapt
 from marlvec.errors import ActionError, ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.spaces import ObjectArray
 from marlvec.testing.scripted import SampledEnv
-from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.buffers import Buffers
 from tests.faults.harness.programs import run
 from tests.vector.support.kinds import BACKENDS
 from tests.vector.support.object_envs import OBJECTS, Card, Hands, ObjectEnv, at

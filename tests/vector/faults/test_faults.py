@@ -149,7 +149,7 @@ def check(fault: EnvRaised, name: str, backend: str, operation: str) -> None:
     assert f"env 1 raised in {public}(): " in text, name
     assert summary in text, name
     assert "Traceback (most recent call last)" in text
-    assert "faulty.py" in text, "the remote traceback"
+    assert "scripted/envs.py" in text, "the remote traceback"
     assert len(text) < 100_000, "bounded"
     assert fault.env_ids == (1,)
     (failure,) = fault.failures

@@ -18,7 +18,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 import marlvec
 from marlvec import VectorEnv
 from marlvec.errors import ArgumentError, BrokenError, BusyError, ContractError, FetchTimeout
-from marlvec.testing.check_vector_env import CHECKS
+from marlvec.testing.check_vector_env import CHECKS, VectorPlace
 from marlvec.testing.scripted import (
     CounterEnv,
     SampledEnv,
@@ -29,11 +29,9 @@ from marlvec.testing.scripted import (
     decode,
     draw_script,
 )
-from marlvec.testing.vector_checks.play import VectorPlace
-from marlvec.vector.backends.pool import PoolVectorEnv
-from marlvec.vector.call_state import CallPhase
-from marlvec.vector.pools.envpool import EnvPoolAdapter
-from marlvec.vector.pools.envpool_reader import form_of
+from marlvec.vector.calls import CallPhase
+from marlvec.vector.pool_env import PoolVectorEnv
+from marlvec.vector.pools.envpool import EnvPoolAdapter, form_of
 from tests.tracer import Tracer
 from tests.vector.support.reference import MODES, Call, record, replay
 from tests.vector.support.world_pool import PoolShop, tell_elapsed

@@ -12,7 +12,7 @@ import marlvec
 from marlvec import SyncVectorEnv
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.testing.scripted import CounterEnv
-from marlvec.vector.backends.pool import PoolVectorEnv
+from marlvec.vector.pool_env import PoolVectorEnv
 from tests.vector.support.kinds import factories_of, recorded
 from tests.vector.support.mirror_pool import MirrorPool
 from tests.vector.support.reference import MODES, record, replay

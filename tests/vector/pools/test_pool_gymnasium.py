@@ -19,7 +19,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 import marlvec
 from marlvec.errors import ArgumentError, BrokenError, ContractError, EnvRaised
 from marlvec.testing.scripted import SingleEnv
-from marlvec.vector.backends.pool import PoolVectorEnv
+from marlvec.vector.pool_env import PoolVectorEnv
 from tests.vector.support.reference import MODES, record, replay
 
 ROOT = Path(__file__).resolve().parents[3]

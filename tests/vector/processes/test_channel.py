@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlvec.vector.processes import channel as ch
-from marlvec.vector.processes.channel import ChannelClosed, pair
+from marlvec.vector.workers import channel as ch
+from marlvec.vector.workers.channel import ChannelClosed, pair
 
 PAYLOADS = st.lists(st.binary(max_size=40), max_size=5)
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from marlvec.vector.processes.channel import closer, pair
-from marlvec.vector.processes.stack_dump import StackDump
+from marlvec.vector.workers.channel import StackDump, closer, pair
 from tests.tracer import Tracer
 
 

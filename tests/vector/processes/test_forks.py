@@ -20,10 +20,10 @@ import pytest
 
 import marlvec
 from marlvec import Collector, Recorder, RecordVideo, external
-from marlvec.cli.game.page_server import PageServer
-from marlvec.collect.callbacks import JSONLinesLogger, TensorBoardLogger
+from marlvec.cli.game import PageServer
+from marlvec.collect.loggers import JSONLinesLogger, TensorBoardLogger
 from marlvec.distributed import Collectors, Place
-from marlvec.envs.wrappers.video import VideoFile, find_ffmpeg
+from marlvec.envs.video import VideoFile, find_ffmpeg
 from marlvec.errors import SerialisationError
 from marlvec.policies import RandomPolicy
 from tests.painter import SMALLEST, PainterEnv, frames_of

@@ -23,8 +23,8 @@ import pytest
 from marlvec import AsyncVectorEnv, VectorEnv
 from marlvec.errors import ClosedError, EnvRaised, MarlvecError, NothingPendingError, WorkerDied
 from marlvec.testing.scripted import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, decode
-from marlvec.vector.processes import shared_memory as memory
-from marlvec.vector.processes import worker_process
+from marlvec.vector.workers import channel as memory
+from marlvec.vector.workers import pool as worker_process
 from tests.faults.harness.programs import alive, wait_gone
 from tests.leaks import Snapshot, leaks
 from tests.vector.support.kinds import vectorize

@@ -15,13 +15,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from marlvec.envs.detect import adapt
 from marlvec.errors import Failure, ResourceError
 from marlvec.testing.scripted import CounterEnv
-from marlvec.vector.faults.failures import pack_failures
-from marlvec.vector.processes import channel as ch
-from marlvec.vector.processes import worker_pool
-from marlvec.vector.processes.channel import ChannelClosed, Message
-from marlvec.vector.processes.worker_pool import WorkerPool, WorkerState
+from marlvec.vector.cores import Partition
+from marlvec.vector.failures import pack_failures
 from marlvec.vector.settings import Settings
-from marlvec.vector.shards.partition import Partition
+from marlvec.vector.workers import channel as ch
+from marlvec.vector.workers import pool as worker_pool
+from marlvec.vector.workers.channel import ChannelClosed, Message
+from marlvec.vector.workers.pool import WorkerPool, WorkerState
 
 N, W = 4, 2
 READY = WorkerState.READY

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from marlvec.vector.shards.partition import quota, usable_cores
+from marlvec.vector.cores import quota, usable_cores
 
 
 def say(root: Path, files: dict[str, str], own: str) -> float:
@@ -43,5 +43,5 @@ def test_without_control_groups_there_is_no_quota(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("granted", "most"), [(math.inf, 10**6), (0.2, 1), (1.5, 2)])
 def test_cores_are_what_is_granted_and_never_none(monkeypatch: pytest.MonkeyPatch, granted: float, most: int) -> None:
-    monkeypatch.setattr("marlvec.vector.shards.partition.quota", lambda own, root: granted)
+    monkeypatch.setattr("marlvec.vector.cores.quota", lambda own, root: granted)
     assert usable_cores() == max(1, min(len(os.sched_getaffinity(0)), most))

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlvec.envs import MultiAgentEnv, Slot
-from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.buffers import Buffers
 from marlvec.vector.settings import Settings
-from marlvec.vector.shards.phase import TRANSITIONS, BatchedPhases, EnvEvent, EnvPhase, EnvPhases
-from marlvec.vector.shards.shard import Shard
+from marlvec.vector.shard import TRANSITIONS, BatchedPhases, EnvEvent, EnvPhase, EnvPhases, Shard
 
 MODES = ["same_step", "next_step", "disabled"]
 N = 3

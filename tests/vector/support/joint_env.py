@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Tuple
 
 from marlvec.testing.scripted import Script
-from marlvec.testing.scripted.scripted_state import ScriptedState
+from marlvec.testing.scripted.script import ScriptedState
 
 __all__ = ["JOINT", "JointEnv", "script_of"]
 

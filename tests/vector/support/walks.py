@@ -14,7 +14,7 @@ from pettingzoo import ParallelEnv
 from pettingzoo.utils import parallel_to_aec
 
 from marlvec.envs import MultiAgentEnv, Slot
-from marlvec.envs.wrappers.seed_stream import SeedStream
+from marlvec.envs.wrappers import SeedStream
 
 AGENTS = ("a", "b", "c")
 SIZE = 4

@@ -16,7 +16,7 @@ from gymnasium.spaces import Dict, Discrete, Tuple
 from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ActionError
 from marlvec.testing.scripted import CounterEnv, SampledEnv
-from marlvec.vector.validation.agent_dicts import join_agents
+from marlvec.vector.checks import join_agents
 from tests.vector.support.kinds import vectorize
 
 N, A = 3, 2

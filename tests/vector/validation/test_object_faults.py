@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Sequence, Space, Text
 from marlvec.errors import ActionError, ContractError, EnvContractError
 from marlvec.spaces import MAX_BYTES
 from marlvec.testing.scripted import SampledEnv
-from marlvec.vector.data.buffers import Buffers
+from marlvec.vector.buffers import Buffers
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY
 from tests.vector.support.object_envs import OBJECTS, Card, Hands, ObjectEnv, at, is_blank
 from tests.vector.support.object_envs import make_envs as make

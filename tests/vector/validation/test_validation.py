@@ -19,9 +19,9 @@ from marlvec.envs.spec import EnvSpec
 from marlvec.errors import ContractWarning, EnvContractError
 from marlvec.spaces import SpaceTree
 from marlvec.spaces.members import membership
-from marlvec.vector.data.buffers import Buffers
-from marlvec.vector.shards.shard import Report
-from marlvec.vector.validation.observations import ObservationValidator
+from marlvec.vector.buffers import Buffers
+from marlvec.vector.checks import ObservationValidator
+from marlvec.vector.shard import Report
 from marlvec.vector.vector_step import VectorStep
 from tests.vector.support.kinds import BACKENDS, vectorize
 from tests.vector.support.reference import MODES

@@ -7,14 +7,19 @@ from typing import Any, Unpack
 import numpy as np
 
 from marlvec.arguments import check_int
-from marlvec.native.jit import kernel
-from marlvec.native.mpe.neighbours import Neighbours, put_seen
-from marlvec.native.mpe.physics import distance, nearer, put_offset, scatter
-from marlvec.native.mpe.scenario import Body, Options, Scenario
+from marlvec.native.kernels import bounded, kernel
+from marlvec.native.mpe.world import (
+    Body,
+    Neighbours,
+    Options,
+    Scenario,
+    distance,
+    nearer,
+    put_offset,
+    put_seen,
+    scatter,
+)
 from marlvec.native.native_env import Ids, own_arguments
-from marlvec.native.rng_kernels import bounded
-
-__all__ = ["SimpleAdversary"]
 
 
 class SimpleAdversary(Scenario):

@@ -12,13 +12,9 @@ from numpy.typing import NDArray
 
 from marlvec.arguments import check_int
 from marlvec.env_ids import rows_of
-from marlvec.native.jit import kernel
-from marlvec.native.mpe.physics import norms, put_offset, put_own, scatter
-from marlvec.native.mpe.scenario import Body, Options, Scenario
+from marlvec.native.kernels import kernel, uniform
+from marlvec.native.mpe.world import Body, Options, Scenario, norms, put_offset, put_own, scatter
 from marlvec.native.native_env import Ids
-from marlvec.native.rng_kernels import uniform
-
-__all__ = ["AssignmentScenario", "match", "SimpleLine", "SimpleFormation"]
 
 
 def match(costs: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from marlvec.native.jit import kernel
-from marlvec.native.mpe.physics import put_offset, put_own, scatter
-from marlvec.native.mpe.scenario import Body, Options, Scenario
+from marlvec.native.kernels import kernel
+from marlvec.native.mpe.world import Body, Options, Scenario, put_offset, put_own, scatter
 from marlvec.native.native_env import Ids
-
-__all__ = ["Simple"]
 
 
 class Simple(Scenario):

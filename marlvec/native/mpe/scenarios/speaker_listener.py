@@ -6,13 +6,9 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from marlvec.native.jit import kernel
-from marlvec.native.mpe.physics import put_colour, put_comm, put_offset, put_own, scatter
-from marlvec.native.mpe.scenario import Body, Options, Scenario
+from marlvec.native.kernels import bounded, kernel
+from marlvec.native.mpe.world import Body, Options, Scenario, put_colour, put_comm, put_offset, put_own, scatter
 from marlvec.native.native_env import Ids
-from marlvec.native.rng_kernels import bounded
-
-__all__ = ["SimpleSpeakerListener"]
 
 
 class SimpleSpeakerListener(Scenario):

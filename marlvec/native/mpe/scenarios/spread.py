@@ -8,13 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marlvec.arguments import check_int
-from marlvec.native.jit import kernel
-from marlvec.native.mpe.neighbours import Neighbours, put_seen
-from marlvec.native.mpe.physics import distance, nearer, put_offset, put_own, scatter, touching
-from marlvec.native.mpe.scenario import Body, Options, Scenario, check_ratio
+from marlvec.native.kernels import kernel
+from marlvec.native.mpe.world import (
+    Body,
+    Neighbours,
+    Options,
+    Scenario,
+    check_ratio,
+    distance,
+    nearer,
+    put_offset,
+    put_own,
+    put_seen,
+    scatter,
+    touching,
+)
 from marlvec.native.native_env import Ids, own_arguments
-
-__all__ = ["SimpleSpread"]
 
 _CAPTURE_RADIUS = 0.1
 

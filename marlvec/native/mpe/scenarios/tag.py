@@ -10,13 +10,21 @@ from numpy.typing import NDArray
 from marlvec.arguments import check_int
 from marlvec.env_ids import rows_of
 from marlvec.errors import ArgumentError
-from marlvec.native.jit import kernel
-from marlvec.native.mpe.neighbours import Neighbours, put_seen
-from marlvec.native.mpe.physics import nearer, put, put_offset, put_own, scatter, touching
-from marlvec.native.mpe.scenario import Body, Options, Scenario
+from marlvec.native.kernels import kernel
+from marlvec.native.mpe.world import (
+    Body,
+    Neighbours,
+    Options,
+    Scenario,
+    nearer,
+    put,
+    put_offset,
+    put_own,
+    put_seen,
+    scatter,
+    touching,
+)
 from marlvec.native.native_env import Ids, own_arguments
-
-__all__ = ["SimpleTag", "boundary", "exponentials"]
 
 
 def exponentials(ids: Ids, pos: NDArray[np.float64], first: int, out: NDArray[np.float64]) -> None:

@@ -9,14 +9,22 @@ import numpy as np
 from marlvec.arguments import check_int
 from marlvec.env_ids import rows_of
 from marlvec.errors import ArgumentError
-from marlvec.native.jit import kernel
-from marlvec.native.mpe.physics import distance, nearer, norms, put, put_colour, put_offset, put_own, scatter, touching
-from marlvec.native.mpe.scenario import Body, Options, Scenario
+from marlvec.native.kernels import as_generator, bounded, double, kernel, uniform
+from marlvec.native.mpe.world import (
+    Body,
+    Options,
+    Scenario,
+    distance,
+    nearer,
+    norms,
+    put,
+    put_colour,
+    put_offset,
+    put_own,
+    scatter,
+    touching,
+)
 from marlvec.native.native_env import Ids, own_arguments
-from marlvec.native.rng_kernels import bounded, double, uniform
-from marlvec.native.rng_streams import as_generator
-
-__all__ = ["CollectTreasure"]
 
 _MOST_KINDS = 6
 _AWAY = -999.0

@@ -7,13 +7,22 @@ from typing import Any, Unpack
 import numpy as np
 
 from marlvec.arguments import check_int
-from marlvec.native.jit import kernel
-from marlvec.native.mpe.physics import distance, nearer, put, put_comm, put_offset, put_own, scatter, touching
-from marlvec.native.mpe.scenario import Body, Options, Scenario
+from marlvec.native.kernels import kernel
 from marlvec.native.mpe.scenarios.tag import boundary, exponentials
+from marlvec.native.mpe.world import (
+    Body,
+    Options,
+    Scenario,
+    distance,
+    nearer,
+    put,
+    put_comm,
+    put_offset,
+    put_own,
+    scatter,
+    touching,
+)
 from marlvec.native.native_env import Ids, own_arguments, refuse
-
-__all__ = ["SimpleWorldComm"]
 
 
 class SimpleWorldComm(Scenario):

@@ -1,1 +1,0 @@
-"""Implementation of the commands, one module each."""

@@ -1,1 +1,0 @@
-"""Games of a person: display of boards, and input of moves."""

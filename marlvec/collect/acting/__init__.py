@@ -1,1 +1,0 @@
-"""From observations to actions: policies, their connectors, and which agents each plays."""

@@ -1,1 +1,0 @@
-"""The columns of rows and batches: which there are, and what each must be like."""

@@ -1,1 +1,0 @@
-"""Schedulers: which envs step together."""

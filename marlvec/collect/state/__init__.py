@@ -1,1 +1,0 @@
-"""The state of a collector as plain data."""

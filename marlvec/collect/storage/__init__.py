@@ -1,1 +1,0 @@
-"""Storage of rows until a batch takes them."""

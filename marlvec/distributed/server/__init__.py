@@ -1,1 +1,0 @@
-"""A collector's server, and the messages to it and from it."""

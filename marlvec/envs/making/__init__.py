@@ -1,1 +1,0 @@
-"""From the arguments of `make()` to a built env: ids, factories, recipes."""

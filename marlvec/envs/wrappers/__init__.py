@@ -1,1 +1,0 @@
-"""Wrappers of one env: time limits, padding, recordings."""

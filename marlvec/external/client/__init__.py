@@ -1,1 +1,0 @@
-"""The parts of a client; its public class is `marlvec.external.Client`."""

@@ -1,1 +1,0 @@
-"""External episodes, and the queue of rows that wait for the collector."""

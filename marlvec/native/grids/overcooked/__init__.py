@@ -1,1 +1,0 @@
-"""overcooked-ai's gridworld, compiled."""

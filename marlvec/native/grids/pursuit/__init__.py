@@ -1,1 +1,0 @@
-"""PettingZoo's pursuit, compiled."""

@@ -1,1 +1,0 @@
-"""Files of a recording: manifest, schema, and the parts with the rows."""

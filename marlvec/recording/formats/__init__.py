@@ -1,1 +1,0 @@
-"""Recordings to and from the datasets of other libraries, a module a library."""

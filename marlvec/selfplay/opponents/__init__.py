@@ -1,1 +1,0 @@
-"""Opponents, the pool that keeps them, and rules for when they join and leave."""

@@ -1,1 +1,0 @@
-"""A player for each form of env."""

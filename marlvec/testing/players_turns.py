@@ -1,0 +1,434 @@
+"""Checks PettingZoo AEC envs, also that they give each reward once; and envs that write into slots, JAX worlds too."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlvec.envs.adapters.base import Adapter, AgentId
+from marlvec.envs.env import MultiAgentEnv, Slot
+from marlvec.envs.spec import Info, refuse_masks
+from marlvec.errors import ContractError
+from marlvec.spaces.equality import short
+from marlvec.testing.findings import Findings, Place, check_agents, check_mask, check_member, check_table
+from marlvec.testing.players import Player, RawPlayer
+from marlvec.vector.buffers import Buffers
+from marlvec.vector.pools.jax import JaxPool, JaxWorld
+from marlvec.vector.pools.pool import Leaves, PoolReply
+
+
+class TurnPlayer(RawPlayer):
+    """Plays a turn-based env like a loop over ``agent_iter()`` and ``last()``; dead steps count too."""
+
+    def __init__(self, adapter: Adapter, max_steps: int, findings: Findings) -> None:
+        super().__init__(adapter, max_steps, findings)
+        self._once = RewardsOnce()
+        self._flagged: set[AgentId] = set()
+        self._selected: set[AgentId] = set()  # in this game; only these are observed
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        self.ask_reset(seed, options)
+        self._once.begin()
+        self.live, self._flagged, self._selected = set(), set(), set()
+        self.live = set(self._check_moves())
+        if not self.live:
+            change = "set self.agents = self.possible_agents[:] in reset()"
+            self.place.fault("agents", "env.agents", "at least one agent", "none", change)
+        for agent in self._flagged:
+            change = "set every termination and truncation to False in reset()"
+            self.place.fault("life", f"flags of agent {agent!r}", "False before the first move", "True", change)
+
+    def step(self, rng: np.random.Generator) -> None:
+        """Let the selected agent move, or take its dead step."""
+        env, agent = self.env, self.env.agent_selection
+        self._once.watch(env)
+        if agent in self._flagged:
+            before = dict(env.rewards)
+            self.ask(env.step, None)
+            if agent in env.agents:
+                expected = f"the dead agent {agent!r} to leave it in step(None)"
+                change = "call self._was_dead_step(action) and return where the selected agent has ended"
+                self.place.fault("life", "env.agents", expected, "it still there", change)
+            with self.place.logging():
+                self._once.check_dead_step(self.place, env, before, agent)
+        else:
+            obs, *_, info = self.ask(env.last)
+            action = self.draw(agent, self.allowed(agent, obs, info), rng)
+            self.ask(env.step, action, given=f"action of agent {agent!r}")
+            with self.place.logging():
+                self._once.check_step(self.place, env, agent)
+        now = self._check_moves()
+        for left in sorted(self.live - set(now), key=str):
+            if left not in self._flagged:
+                self.place.report("life", "env.agents", f"agent {left!r}, whose flags are False", "it has left")
+            self.gone.add(left)
+        self.live = set(now)
+        self.over = not now
+
+    def _check_moves(self) -> list[AgentId]:
+        env, place = self.env, self.place
+        now = check_agents(env.agents, self.agents, place, "env.agents")
+        self.note("env.agents", now)
+        for agent in now:
+            if agent in self.gone:
+                place.fault("life", "env.agents", f"no agent {agent!r}, which has ended", "it again")
+        tables = {what: self._table(what, now) for what in ("rewards", "terminations", "truncations")}
+        infos = self.check_infos(env.infos)
+        self._selected.update(agent for agent in now if agent == env.agent_selection)
+        for agent in sorted(tables["rewards"], key=str):
+            if agent in self.agents:
+                self.note_reward(agent, tables["rewards"][agent])
+            if agent in self.gone and tables["rewards"][agent] != 0:
+                got = str(tables["rewards"][agent])
+                change = "set no reward of an agent that has left env.agents"
+                place.report("life", f"reward of agent {agent!r}", "none, for it has ended", got, change)
+        # An agent may end and leave in one step, without a dead step: its flags are still in the dicts.
+        left = [agent for agent in self.agents if agent in self.live - set(now) - self._flagged]
+        for agent in now + left:
+            ended = self.ends(agent, *(tables[what].get(agent, False) for what in ("terminations", "truncations")))
+            if agent in self._flagged and not ended:
+                change = "leave a termination or truncation True, once it is, till the agent has left env.agents"
+                place.report("life", f"flags of agent {agent!r}", "True until it leaves", "False again", change)
+            if ended:
+                self._flagged.add(agent)
+            if agent not in infos and agent in now:
+                place.report("keys", "infos", f"one of agent {agent!r}", "none", kind="infos")
+            if agent in self._selected:
+                self.observe(agent, self.ask(env.observe, agent))
+        if now:
+            self._check_turn(now)
+        return now
+
+    def _check_turn(self, now: list[AgentId]) -> None:
+        env, selected = self.env, self.env.agent_selection
+        if selected not in now:
+            change = "select an agent of self.agents"
+            self.place.fault("agents", "agent_selection", f"one of env.agents {now}", repr(selected), change)
+        self.note("agent_selection", selected)
+        answer = self.ask(env.last)
+        if not isinstance(answer, tuple) or len(answer) != 5:
+            change = "return (observation, reward, termination, truncation, info), as AECEnv.last() does"
+            self.place.fault("results", "last()", "a tuple of 5", type(answer).__name__, change)
+        flags = self.ends(selected, answer[2], answer[3])
+        with self.place.logging():
+            if flags is not (selected in self._flagged):
+                change = "leave last() as AECEnv has it"
+                expected = "the flags in env.terminations and env.truncations"
+                self.place.fault("flags", f"last() of agent {selected!r}", expected, "others", change)
+        with self.place.logging():
+            self._once.check_last(self.place, selected, answer[1])
+
+    def _table(self, what: str, now: list[AgentId]) -> Mapping[Any, Any]:
+        if not hasattr(self.env, what) and hasattr(self.env, "dones"):
+            got = "none, and env.dones: PettingZoo's old API"
+            change = "set self.terminations and self.truncations in place of self.dones; last() returns 5 values"
+            self.place.fault("results", f"env.{what}", "a dict of flags by agent", got, change)
+        table = check_table(getattr(self.env, what, None), self.place, f"env.{what}")
+        with self.place.logging():
+            check_agents(list(table), self.agents, self.place, what)
+        for agent in now:
+            if agent not in table:
+                self.place.report("keys", what, f"one of agent {agent!r}", "none", kind=what)
+        return table
+
+
+class WatchedRewards(dict[Any, Any]):
+    """Rewards of an env that record of which agents they were written since the last clear."""
+
+    def __init__(self, rewards: Mapping[Any, Any]) -> None:
+        super().__init__(rewards)
+        self.written: set[Any] = set()
+
+    def __setitem__(self, agent: Any, value: Any) -> None:
+        self.written.add(agent)
+        super().__setitem__(agent, value)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        for agent, value in dict(*args, **kwargs).items():
+            self[agent] = value
+
+    def __ior__(self, other: Any) -> WatchedRewards:  # type: ignore[misc]  # dict's own takes pairs, too
+        self.update(other)
+        return self
+
+
+class RewardsOnce:
+    """Tracks the rewards of one AEC env: each step shows its own, ``last()`` the sum since the agent's turn.
+
+    A reward that is not cleared shows again in the next step, and counts twice.
+    """
+
+    def __init__(self) -> None:
+        self._watched: WatchedRewards | None = None
+        self._sums: dict[AgentId, float] | None = {}
+
+    def begin(self) -> None:
+        """Begin a game, with no rewards yet."""
+        self._sums = {}
+
+    def watch(self, env: Any) -> None:
+        """Before a step: track the env's dict of rewards, if it is a plain dict."""
+        owner = getattr(env, "unwrapped", env)
+        rewards = getattr(owner, "rewards", None)
+        if isinstance(rewards, WatchedRewards):
+            self._watched = rewards
+        elif type(rewards) is dict and env.rewards is rewards and "rewards" in vars(owner):
+            owner.rewards = self._watched = WatchedRewards(rewards)
+        else:
+            self._watched = None
+        if self._watched is not None:
+            self._watched.written.clear()
+
+    def check_step(self, place: Place, env: Any, mover: AgentId) -> None:
+        """After the step of a live agent: check that no reward of an earlier step remains."""
+        sums, rewards = self._sums, env.rewards
+        if sums is not None and isinstance(rewards, Mapping):
+            sums[mover] = 0.0
+            if all(map(_is_number, rewards.values())):
+                for agent, value in rewards.items():
+                    sums[agent] = sums.get(agent, 0.0) + value
+            else:
+                self._sums = None
+        if self._watched is None or rewards is not self._watched:
+            return  # the step made a new dict
+        for agent, value in rewards.items():
+            if agent not in self._watched.written and _is_number(value) and value != 0:
+                place.fault(
+                    "rewards_once",
+                    f"reward of agent {agent!r}",
+                    "what this step brought it, 0 where that is nothing",
+                    f"{short(value)} again, which an earlier call wrote, and which counts twice",
+                )
+
+    def check_dead_step(self, place: Place, env: Any, before: Mapping[Any, Any], dead: AgentId) -> None:
+        """After a dead agent's step: check that earlier rewards are cleared. If not, nothing is summed any more."""
+        rewards = env.rewards
+        for agent, value in rewards.items() if isinstance(rewards, Mapping) else ():
+            if _is_number(value) and value != 0 and agent in before and before[agent] == value:
+                self._sums = None  # last() may add it up: not a second fault
+                place.fault(
+                    "rewards_once",
+                    f"reward of agent {agent!r}",
+                    f"0 after step(None) of the dead agent {dead!r}",
+                    f"{short(value)} again, which would count twice",
+                    "clear env.rewards in step(None), as AECEnv._was_dead_step() does",
+                )
+
+    def check_last(self, place: Place, agent: AgentId, reward: Any) -> None:
+        """Check that ``last()`` returns the sum of an agent's rewards since its turn. If not, no more are summed."""
+        if self._sums is None or not _is_number(reward):
+            return
+        expected = self._sums.get(agent, 0.0)
+        if not math.isclose(reward, expected, rel_tol=1e-5, abs_tol=1e-6):
+            self._sums = None
+            place.fault(
+                "rewards_once",
+                f"reward that last() has of agent {agent!r}",
+                f"{short(expected)}, the sum of what env.rewards showed since its last turn",
+                short(reward),
+                "in step(), set self._cumulative_rewards[agent] = 0 of the agent that acts, and call "
+                "self._accumulate_rewards() once, when self.rewards is complete",
+                kind="last()",
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and math.isfinite(value)
+
+
+class SlotPlayer(Player):
+    """Plays a `MultiAgentEnv` with private arrays, prepared before each call as by a vectorizer."""
+
+    def __init__(self, env: MultiAgentEnv, max_steps: int, findings: Findings) -> None:
+        def read() -> dict[str, Any]:
+            spaces = {f"observation_spaces[{a}]": space for a, space in enumerate(env.observation_spaces)}
+            return spaces | {f"action_spaces[{a}]": space for a, space in enumerate(env.action_spaces)}
+
+        self._spec = spec = env.spec()
+        super().__init__(env, env.name, spec.agents, read, max_steps, findings)
+        self._homes: dict[AgentId, tuple[int, int]] = {
+            spec.agents[a]: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)
+        }
+        self._rows = rows = Buffers(spec, 1)
+        self._slot = rows.slot(0)
+        self._reward, self._ended, self._cut = rows.reward[0], rows.terminated[0], rows.truncated[0]
+        self._alive, self._acting, self._unseen = rows.alive[0], rows.acting[0], rows.final_missing[0]
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        self._rows.clear_row(0)
+        self._clear()
+        infos = self.ask(partial(self.env.reset, self._slot), seed=seed, options=options, given="options")
+        self._check_info(infos)
+        if not self._alive.any():
+            self.place.fault("agents", "alive", "at least one agent", "none", "set slot.alive in reset()")
+        self.live = set()
+        self._check_rows()
+
+    def step(self, rng: np.random.Generator) -> None:
+        for agent in np.array(self.agents)[self._acting].tolist():
+            g, j = self._homes[agent]
+            action = self.draw(agent, self._mask_of(agent), rng)
+            tree = self._spec.groups[g].action_tree
+            for leaf, part in zip(self._rows.actions[g], tree.flatten(action), strict=True):
+                leaf[0, j] = part
+        for a in np.flatnonzero(~self._alive).tolist():
+            self._slot.zero_obs(a)
+        self._clear()
+        self._check_info(self.ask(partial(self.env.step, self._slot)))
+        self._check_rows()
+
+    def _clear(self) -> None:
+        self._reward[...], self._rows.events[...] = 0, False
+        self._slot.done = self._slot.begun = False
+
+    def _check_rows(self) -> None:
+        place, begun = self.place, self._slot.begun
+        flagged = self._ended | self._cut
+        for a, agent in enumerate(self.agents):
+            alive = bool(self._alive[a])
+            if self._acting[a] and not alive:
+                change = "set acting only where alive is set"
+                place.report("life", f"acting of agent {agent!r}", "False, for it is not alive", "True", change)
+            self.note_reward(agent, float(self._reward[a]))
+            self.ends(agent, self._ended[a], self._cut[a])
+            if not begun:
+                with place.logging():
+                    self._check_life(agent, alive, bool(flagged[a]), bool(self._reward[a]))
+            # Before its first turn an agent may have no observation; without a final one it was checked earlier.
+            if self._acting[a] or (flagged[a] and not self._unseen[a]) or (alive and self._has_obs(agent)):
+                self.observe(agent, self._row(agent))
+            if self._acting[a]:
+                self._mask_of(agent)
+            if self._unseen[a] and not flagged[a]:
+                change = "set final_missing only in the step in which the agent ends"
+                subject = f"final_missing of agent {agent!r}"
+                place.report("life", subject, "False, for it has not ended", "True", change)
+        ended = {agent for agent, flag in zip(self.agents, flagged.tolist(), strict=True) if flag}
+        self.gone |= ended
+        self.live = {agent for agent, alive in zip(self.agents, self._alive.tolist(), strict=True) if alive}
+        self.note("alive", self._alive)
+        self.note("acting", self._acting)
+        self.over = self._slot.done
+        if not begun and self.over is not (not self.live):
+            change = "set slot.done in the step after which no agent is alive, and in no other"
+            place.fault("ends", "slot.done", f"{not self.live}, as alive says", str(self.over), change)
+        if self._rows.state is not None and self._spec.state_space is not None:
+            self.ask(partial(self.env.write_state, self._slot))
+            state = self._rows.state[0, ...]
+            with place.logging():
+                check_member(self._spec.state_space, state, place, "the global state", "state")
+            self.note("the global state", state)
+
+    def _check_life(self, agent: AgentId, alive: bool, flagged: bool, rewarded: bool) -> None:
+        place = self.place
+        if alive:
+            self.gone.discard(agent)  # it has joined again
+        if agent in self.gone and (flagged or rewarded):
+            change = "write no flag or reward of an agent after the step in which it ended"
+            place.fault("life", f"agent {agent!r}", "nothing, for it has ended", "a flag or reward", change)
+        if alive and flagged:
+            change = "clear alive in the step in which the agent ends"
+            place.fault("life", f"alive of agent {agent!r}", "False, for it has ended", "True", change)
+        if agent in self.live and not alive and not flagged:
+            change = "set terminated or truncated in the step in which alive is cleared"
+            place.fault("life", f"alive of agent {agent!r}", "True, for its flags are False", "False", change)
+
+    def _row(self, agent: AgentId) -> Any:
+        g, j = self._homes[agent]
+        return self._spec.groups[g].observation_tree.unflatten([leaf[0, j].copy() for leaf in self._rows.obs[g]])
+
+    def _has_obs(self, agent: AgentId) -> bool:
+        g, j = self._homes[agent]
+        rows = (leaf[0, j, ...] for leaf in self._rows.obs[g])
+        return any(row[()] is not None if row.dtype == np.object_ else row.any() for row in rows)
+
+    def _mask_of(self, agent: AgentId) -> NDArray[np.bool_] | None:
+        g, j = self._homes[agent]
+        masks = self._rows.action_masks[g]
+        if masks is None or (self._spec.groups[g].mask_size is None and not self._slot.gave_mask[0]):
+            return None
+        mask = None
+        with self.place.logging():
+            mask = check_mask(self.action_spaces[agent], masks[0, j], self.place, agent)
+        self.note(f"action mask of agent {agent!r}", mask)
+        return mask
+
+    def _check_info(self, infos: Any) -> None:
+        if infos is not None:
+            with self.place.logging():
+                for agent, info in check_table(infos, self.place, "infos", "infos").items():
+                    check_table(info, self.place, f"info of {agent!r}", "infos")
+            with self.place.logging():
+                self._refuse_masks(infos)
+
+    def _refuse_masks(self, infos: Info) -> None:
+        try:
+            refuse_masks(self._spec, infos)
+        except ContractError:
+            change = "write it with slot.write_mask(), or put it under another key"
+            self.place.fault("masks", "action_mask in infos", "none, since it forbids no action there", "one", change)
+
+
+class WorldEnv(MultiAgentEnv):
+    """One world, compiled, which resets nothing by itself; `ContractError` if it breaks the protocol."""
+
+    def __init__(self, world: JaxWorld) -> None:
+        self.world = world
+        self._pool = JaxPool(world, 1, autoreset_mode="disabled")
+        spec = self._pool.spec
+        self.name, self.agents, self.metadata = spec.name, spec.agents, spec.metadata
+        self.observation_spaces, self.action_spaces = spec.observation_spaces, spec.action_spaces
+        self.mask_sizes, self.state_space = spec.mask_sizes, spec.state_space
+        self._groups = spec.groups
+        self._one = np.zeros(1, np.int64)
+
+    def reset(self, slot: Slot, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        self._pool.reset(self._one, [seed], [None])
+        self._write(slot, self._pool.recv(), [True] * len(self.agents))
+
+    def step(self, slot: Slot) -> None:
+        given, actions = slot.read_actions(), []
+        for group in self._groups:
+            leaves = [np.zeros((1, len(group.agents), *leaf.shape), leaf.dtype) for leaf in group.action_tree.leaves]
+            for j, a in enumerate(group.agents):
+                if slot.acting[a]:
+                    for target, part in zip(leaves, group.action_tree.flatten(given[a]), strict=True):
+                        target[0, j] = part
+            actions.append(leaves)
+        self._step(slot, actions)
+
+    def _step(self, slot: Slot, actions: Leaves) -> None:
+        before = list(slot.alive)
+        self._pool.send(self._one, actions, np.array(slot.acting)[None])
+        reply = self._pool.recv()
+        for a, was_alive in enumerate(before):
+            if was_alive:
+                slot.reward[a] = float(reply.reward[0, a])
+                slot.terminated[a], slot.truncated[a] = bool(reply.terminated[0, a]), bool(reply.truncated[0, a])
+        self._write(slot, reply, before)
+        slot.done = not any(slot.alive)
+
+    def _write(self, slot: Slot, reply: PoolReply, present: list[Any]) -> None:
+        ended = (reply.terminated | reply.truncated)[0]
+        for g, group in enumerate(self._groups):
+            for j, a in enumerate(group.agents):
+                if not present[a]:
+                    continue
+                slot.write_obs(a, group.observation_tree.unflatten([leaf[0, j] for leaf in reply.obs[g]]))
+                slot.alive[a] = alive = not ended[a]
+                slot.acting[a] = alive and (reply.acting is None or bool(reply.acting[0, a]))
+                mask = None if reply.masks is None else reply.masks[g]
+                if mask is not None:
+                    slot.write_mask(a, mask[0, j])
+
+    def write_state(self, slot: Slot) -> None:
+        slot.write_state(self._pool.state()[0])
+
+    def close(self) -> None:
+        self._pool.close()

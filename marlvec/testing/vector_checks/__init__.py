@@ -1,1 +1,0 @@
-"""Parts of `marlvec.testing.check_vector_env`: playing whole episodes, and one module per kind of check."""

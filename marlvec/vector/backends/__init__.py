@@ -1,1 +1,0 @@
-"""Where envs run: in this process, in threads, in worker processes, in kernels, in pools."""

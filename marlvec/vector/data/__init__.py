@@ -1,1 +1,0 @@
-"""Data passed between shards and the caller: buffers, infos, reports."""

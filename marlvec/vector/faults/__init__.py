@@ -1,1 +1,0 @@
-"""Handling of envs and workers that fail: failures, restarts, recovery."""

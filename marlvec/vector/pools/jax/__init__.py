@@ -1,1 +1,0 @@
-"""JAX worlds as pools: `world` is the protocol, `pool` runs N of them in one jitted call, the rest are suites."""

@@ -1,1 +1,0 @@
-"""Worker processes: starting them, messages, time limits, ending them."""

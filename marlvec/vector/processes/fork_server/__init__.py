@@ -1,1 +1,0 @@
-"""The fork server: one small process that forks workers, so that a threaded parent is never forked."""

@@ -1,1 +1,0 @@
-"""Threads that share one call's work."""

@@ -1,1 +1,0 @@
-"""Checks of actions, observations and rewards against their spaces."""
