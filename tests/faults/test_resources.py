@@ -192,7 +192,7 @@ def test_whatever_the_kernel_refuses(call: str, number: int, monkeypatch: pytest
 NO_MORE_PROCESSES = """
 from tests.faults.test_resources import bind_to_limits
 bind_to_limits()
-from marlvec.vector.workers.fork_server import client as server
+from marlvec.vector.workers import fork_server as server
 def bounded(n):
     resource.setrlimit(resource.RLIMIT_NPROC, (n, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
 def fds():
