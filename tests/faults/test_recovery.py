@@ -240,7 +240,7 @@ def test_a_thousand_workers_in_a_row(context: str) -> None:
 @pytest.mark.slow("kills, stops or starts many workers")
 @pytest.mark.fault("A21")
 def test_everybody_goes_with_the_parent() -> None:
-    """Of every start method, and whatever they have started: tests/vector/api/test_scripts.py."""
+    """Of every start method, and whatever they have started: tests/vector/test_scripts.py."""
     for state, seconds in die_with_parent("forkserver", 1).items():
         assert seconds.max() < 10, state  # tenths of a second, as a rule; infinite where they stay
 

@@ -19,8 +19,8 @@ from marlvec.registry import resolve
 from marlvec.vector.buffers import Buffers
 from marlvec.vector.in_process import NativeVectorEnv
 from tests.native.scenarios import ARGUMENTS
-from tests.vector.api.test_saved_states import play, same, written
 from tests.vector.support.reference import MODES
+from tests.vector.test_saved_states import play, same, written
 
 GAMES: dict[str, list[dict[str, Any]]] = {
     "tictactoe": [{}],

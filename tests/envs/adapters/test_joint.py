@@ -1,5 +1,5 @@
 """Which Gymnasium envs are of several agents, and what such an env may not say. Whole episodes of all forms:
-tests/vector/backends/test_joint_envs.py.
+tests/vector/test_backends.py.
 """
 
 from __future__ import annotations
