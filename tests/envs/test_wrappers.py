@@ -1,27 +1,216 @@
-"""`pad=True`: agents of different spaces as one group."""
+"""`max_episode_steps`: time is up for whoever is left, and for nobody else."""
 
 from __future__ import annotations
 
+import pickle
+import random
 import re
+from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Text, Tuple
+from gymnasium.vector import AutoresetMode as GymnasiumMode
 from hypothesis import given
 from hypothesis import strategies as st
 from pettingzoo import AECEnv, ParallelEnv
-from pettingzoo.utils import AgentSelector
+from pettingzoo.utils import AgentSelector, parallel_to_aec
 
 import marlvec
-from marlvec.envs import PaddedEnv, ParallelAdapter
-from marlvec.errors import ContractError
+from marlvec.envs import (
+    AECAdapter,
+    AutoresetMode,
+    ClearDeadStepRewards,
+    PaddedEnv,
+    ParallelAdapter,
+    SeedStream,
+    TimeLimit,
+)
+from marlvec.envs.spec import AutoresetRules
+from marlvec.errors import ArgumentError, ContractError
 from marlvec.spaces.padding import pad_actions, pad_observations
-from marlvec.testing.scripted import SampledEnv
+from marlvec.testing import (
+    KeyedEnv,
+    NoOpEnv,
+    SampledEnv,
+    Script,
+    ScriptedParallelEnv,
+    SingleEnv,
+    TurnEnv,
+    decode,
+    draw_script,
+)
 from tests.envs.support.play import play
 from tests.envs.support.rig import Rig
+from tests.families.legal import legal_actions
 from tests.families.trace import difference
+
+MODES = ("same_step", "next_step", "disabled")
+
+
+def scripts_of(seed: int, agent_num: int, count: int, longest: int = 9) -> list[Script]:
+    rng = np.random.default_rng(seed)
+    return [draw_script(rng, agent_num, longest) for _ in range(count)]
+
+
+def factory(kind: str, scripts: list[Script], agent_num: int) -> Any:
+    if kind == "keyed":
+        return partial(KeyedEnv, scripts, agent_num=agent_num, waits=waits)
+    return partial({"parallel": ScriptedParallelEnv, "turns": TurnEnv}[kind], scripts, agent_num=agent_num)
+
+
+def waits(t: int, a: int) -> bool:
+    return (t + a) % 3 == 0
+
+
+def check_episodes(envs: marlvec.VectorEnv, scripts: list[Script], limit: int, count: int, kind: str) -> None:
+    """Hold every flag of every step of ``count`` episodes against the scripts, cut off at the limit."""
+    _, infos = envs.reset(seed=0)
+    for number in range(count):
+        script = scripts[number % len(scripts)]
+        looked = np.zeros(envs.agent_num, bool)  # in a turn-based env: was selected
+        for t in range(1, min(script.length, limit) + 1):
+            looked |= infos["acting"][0]
+            mover = int(infos["acting"][0].argmax())
+            _, _, terminated, truncated, infos = envs.step(np.ones((1, envs.agent_num), np.int64))
+            alive = np.array(script.alive(t))
+            late = alive & (t == limit)
+            assert terminated[0].tolist() == script.terminated(t)
+            assert truncated[0].tolist() == (np.array(script.truncated(t)) | late).tolist()
+            over = bool(late.any() or not alive.any())
+            assert not (late & terminated[0]).any()
+            if over:
+                following = [a % envs.agent_num for a in range(mover + 1, mover + 1 + envs.agent_num)]
+                looked |= np.arange(envs.agent_num) == next((a for a in following if alive[a]), mover)
+                final = infos["final_observation"][0]
+                assert infos["_final_observation"].tolist() == [True]
+                for a in np.flatnonzero(late).tolist():
+                    if kind == "turns" and not looked[a]:
+                        assert not final[a].any()
+                        assert infos["final_observation_missing"][0, a]
+                        continue
+                    # Who waits in a keyed env keeps the last thing it saw; in a turn-based one it looks once more.
+                    seen = t - 1 if kind == "keyed" and waits(t, a) and script.births[a] != t else t
+                    assert (decode(final[a]).episode, decode(final[a]).t) == (number, seen)
+            assert over is (t == min(script.length, limit))
+        if envs.autoreset_mode == "disabled":
+            assert not infos["alive"].any()
+            _, infos = envs.reset(env_ids=[0])
+        elif envs.autoreset_mode == "next_step":
+            assert not infos["alive"].any()
+            _, rewards, terminated, truncated, infos = envs.step(np.ones((1, envs.agent_num), np.int64))
+            assert infos["reset_mask"].all()
+            assert not any(array.any() for array in (rewards, terminated, truncated))
+
+
+@pytest.mark.slow("films whole episodes")
+@pytest.mark.checklist(11)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["parallel", "turns", "keyed"])
+@given(seed=st.integers(0, 10_000), limit=st.integers(1, 10), agent_num=st.integers(1, 4))
+def test_living_agents_are_truncated_at_the_limit(kind: str, mode: str, seed: int, limit: int, agent_num: int) -> None:
+    scripts = scripts_of(seed, agent_num, 3)
+    with marlvec.make(
+        factory(kind, scripts, agent_num), 1, backend="sync", autoreset_mode=mode, max_episode_steps=limit
+    ) as envs:
+        check_episodes(envs, scripts, limit, 4, kind)
+
+
+@pytest.mark.checklist(11)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_limit_holds_in_worker_processes(mode: str) -> None:
+    scripts = scripts_of(5, 3, 3)
+    with marlvec.make(factory("parallel", scripts, 3), 1, autoreset_mode=mode, max_episode_steps=4) as envs:
+        check_episodes(envs, scripts, 4, 6, "parallel")
+
+
+def test_an_agent_that_ends_in_the_last_step_keeps_its_own_flags() -> None:
+    script = Script(births=[0, 0, 0, 2], deaths=[3, 3, 9, 9], ends=["terminated", "both", "truncated", "truncated"])
+    for env in (ScriptedParallelEnv, TurnEnv, KeyedEnv):
+        with marlvec.make(partial(env, script, agent_num=4), 1, backend="sync", max_episode_steps=3) as envs:
+            envs.reset(seed=0)
+            for _ in range(3):
+                _, _, terminated, truncated, infos = envs.step(np.ones((1, 4), np.int64))
+            assert terminated.tolist() == [[True, True, False, False]]
+            assert truncated.tolist() == [[False, True, True, True]]
+            assert infos["_final_observation"].all()
+            assert infos["alive"].tolist() == [[True, True, True, False]]
+
+
+def test_an_agent_before_its_dead_step_keeps_its_flag() -> None:
+    """Player 0 dies in move 2, is not selected before move 4, and time is up in move 3."""
+    script = Script(births=[0, 0, 0], deaths=[2, 9, 9], ends=["terminated", "truncated", "truncated"])
+    env = partial(TurnEnv, script, agent_num=3, order=[1, 2, 1, 0], dead_first=False)
+    with marlvec.make(env, 1, backend="sync", max_episode_steps=3) as envs:
+        envs.reset(seed=0)
+        flags = [envs.step(np.ones((1, 3), np.int64))[2:4] for _ in range(3)]
+        assert flags[1][0].tolist() == [[False] * 3]
+        assert [flag.tolist() for flag in flags[2]] == [[[True, False, False]], [[False, True, True]]]
+
+
+def test_a_game_that_was_cut_short_cannot_go_on_without_a_reset() -> None:
+    rig = Rig(TimeLimit(AECAdapter(TurnEnv(Script.together(2, 9), agent_num=2)), 2))
+    rig.reset(seed=0)
+    rig.step([1, 1])
+    assert not rig.done
+    rig.step([1, 1])
+    assert rig.done
+    assert rig.flags() == {
+        "terminated": [False, False],
+        "truncated": [True, True],
+        "alive": [False, False],
+        "acting": [False, False],
+    }
+    with pytest.raises(ContractError, match="the game is over"):
+        rig.step([1, 1])
+
+
+def test_single_agents_are_cut_too_and_an_explicit_reset_counts_anew() -> None:
+    with marlvec.make(partial(SingleEnv, 50), 2, backend="sync", max_episode_steps=4) as envs:
+        envs.reset(seed=0)
+        ones = np.ones((2, 1), np.int64)
+        for _ in range(3):
+            assert not envs.step(ones)[3].any()
+        envs.reset(env_ids=[1])
+        assert [envs.step(ones)[3][:, 0].tolist() for _ in range(5)] == [
+            [True, False],
+            [False, False],
+            [False, False],
+            [False, True],
+            [True, False],
+        ]
+
+
+def test_the_limit_takes_the_place_of_gymnasiums_own() -> None:
+    for limit in (30, 230):  # the registered one is 200
+        with marlvec.make("MountainCar-v0", 1, backend="sync", max_episode_steps=limit) as envs:
+            envs.reset(seed=0)
+            ends = [bool(envs.step(np.ones((1, 1), np.int64))[3].all()) for _ in range(limit)]
+            assert np.flatnonzero(ends).tolist() == [limit - 1]
+    with marlvec.make("MountainCar-v0", 1, backend="sync", env_kwargs={"max_episode_steps": 7}) as envs:
+        envs.reset(seed=0)
+        ends = [bool(envs.step(np.ones((1, 1), np.int64))[3].all()) for _ in range(7)]
+        assert np.flatnonzero(ends).tolist() == [6]
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.5, "7", True])
+def test_a_limit_is_a_whole_number_of_steps(limit: Any) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(f"expected an int of at least 1, got {limit!r}")):
+        marlvec.make(SingleEnv, 2, max_episode_steps=limit)
+
+
+def test_users_reach_their_own_env() -> None:
+    with marlvec.make(partial(SingleEnv, 50), 2, backend="sync", max_episode_steps=np.int64(4)) as envs:
+        assert envs.get_attr("closed") == (False, False)
+        assert envs.exec_func(lambda env: type(env).__name__) == ("SingleEnv", "SingleEnv")
+
+
+# `pad=True`: agents of different spaces as one group.
+
 
 FLOATS = ("float16", "float32", "float64")
 INTS = ("uint8", "int16", "int32", "int64")
@@ -422,3 +611,224 @@ def test_dicts_are_one_whatever_the_order_of_their_keys() -> None:
             assert (obs["ear"] >= 5).all()
             assert (obs["eye"] <= 1).all()
             assert not obs["eye"][:, 0, 2:].any()
+
+
+# `SeedStream` makes envs of every kind repeatable; `ClearDeadStepRewards` counts rewards once.
+
+
+class Forgetful:
+    """Draws from a generator of its own, of 31 bits, that goes back to the system's entropy at every reset."""
+
+    def draw(self, seed: int | None) -> np.ndarray[Any, Any]:
+        if seed is not None and seed >= 2**31:
+            raise OverflowError("seed does not fit a C int")
+        self.generator = random.Random(seed)
+        self.t = 0
+        return self.look()
+
+    def look(self) -> np.ndarray[Any, Any]:
+        return np.array([self.generator.random()], np.float32)
+
+
+class Single(gymnasium.Env[Any, Any], Forgetful):
+    observation_space, action_space = Box(0, 1, (1,)), Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return self.draw(seed), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self.look(), self.generator.random(), self.t == 3, False, {}
+
+
+class Both(ParallelEnv[str, Any, Any], Forgetful):
+    metadata = {"name": "both", "is_parallelizable": True, "render_modes": []}
+    render_mode = None
+    possible_agents = ["a", "b"]
+
+    def observation_space(self, agent: str) -> Any:
+        return Single.observation_space
+
+    def action_space(self, agent: str) -> Any:
+        return Single.action_space
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.agents = list(self.possible_agents)
+        obs = self.draw(seed)
+        return dict.fromkeys(self.agents, obs), {agent: {} for agent in self.agents}
+
+    def step(self, actions: Any) -> Any:
+        self.t += 1
+        said = self.look(), self.generator.random(), self.t == 3, False, {}
+        out = [dict.fromkeys(self.agents, value) for value in said]
+        if self.t == 3:
+            self.agents = []
+        return out
+
+
+class SeededApart(Single):
+    """Its reset takes no seed."""
+
+    def reset(self, *, options: dict[str, Any] | None = None) -> Any:  # type: ignore[override]
+        self.options = options
+        return self.look_again(), {}
+
+    def look_again(self) -> np.ndarray[Any, Any]:
+        self.t = 0
+        return self.look()
+
+
+def apart(env: SeededApart, seed: int) -> None:
+    env.generator = random.Random(seed)
+
+
+FORMS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "gymnasium": (Single, lambda: SeedStream(Single())),
+    "parallel": (Both, lambda: SeedStream(Both())),
+    "aec": (lambda: parallel_to_aec(Both()), lambda: SeedStream(parallel_to_aec(Both()))),
+}
+
+
+def trace(factory: Callable[[], Any], seed: Any) -> list[bytes]:
+    out = []
+    with marlvec.make(factory, 2, backend="sync") as envs:
+        out.append(envs.reset(seed=seed)[0].tobytes())
+        for _ in range(20):
+            obs, rewards, *_ = envs.step(np.zeros((2, envs.agent_num), np.int64))
+            out += [obs.tobytes(), rewards.tobytes()]
+    return out
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_seed_determines_all_episodes(form: str) -> None:
+    bare, wrapped = FORMS[form]
+    small = [3, 4]
+    assert trace(bare, small) != trace(bare, small)  # the first episode alone
+    assert trace(wrapped, small) == trace(wrapped, small)
+    assert trace(wrapped, small)[:3] == trace(bare, small)[:3]  # small seeds are given as they are
+    assert trace(wrapped, 2**63) == trace(wrapped, 2**63) != trace(wrapped, 3)
+    assert trace(wrapped, None) != trace(wrapped, None)
+
+
+def test_an_env_without_a_seed_gets_it_by_a_function() -> None:
+    def factory() -> Any:
+        return SeedStream(SeededApart(), apart)
+
+    assert trace(factory, 3) == trace(factory, 3) != trace(factory, 4)
+    env = factory()
+    env.reset(seed=1, options={"level": 2})
+    assert env.unwrapped.options == {"level": 2}
+
+
+def test_it_is_a_wrapper_of_the_envs_own_kind() -> None:
+    for factory, kind in ((Single, gymnasium.Wrapper), (Both, ParallelEnv), (lambda: parallel_to_aec(Both()), AECEnv)):
+        wrapped = SeedStream(factory())
+        assert isinstance(wrapped, kind)
+        assert isinstance(wrapped, SeedStream)
+        assert type(pickle.loads(pickle.dumps(wrapped))) is type(wrapped)
+    with pytest.raises(TypeError, match="expected a PettingZoo AEC or Parallel env or a Gymnasium env, got object"):
+        SeedStream(object())
+    with pytest.raises(TypeError, match="^ClearDeadStepRewards: expected a PettingZoo AEC env, got Both$"):
+        ClearDeadStepRewards(Both())
+
+
+def test_shimmys_envs_pay_once() -> None:
+    shimmy = pytest.importorskip("shimmy.openspiel_compatibility", reason="shimmy is not installed")
+    pytest.importorskip("pyspiel", reason="OpenSpiel is not installed")
+
+    def bare() -> Any:
+        return shimmy.OpenSpielCompatibilityV0(game_name="tic_tac_toe")
+
+    def won(factory: Callable[[], Any]) -> Any:
+        rng, total = np.random.default_rng(1), np.zeros((4, 2))
+        with marlvec.make(factory, 4, backend="sync", autoreset_mode="disabled") as envs:
+            _, infos = envs.reset(seed=0)
+            while infos["alive"].all(axis=1).any():
+                ids = np.flatnonzero(infos["alive"].all(axis=1))
+                if len(ids) < 4:
+                    break
+                _, rewards, *_, infos = envs.step(legal_actions(envs, infos, rng)[0])
+                total += rewards
+        return total
+
+    twice, once = won(bare), won(lambda: ClearDeadStepRewards(SeedStream(bare())))
+    assert np.abs(twice[:, 1]).max() == 2
+    assert (twice[:, 0] == once[:, 0]).all()
+    assert (once[:, 0] == -once[:, 1]).all()
+    assert once.any()
+
+
+# The autoreset modes and what follows from each: against the table, for every mode and every pool's own.
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_mode_has_one_behaviour(mode: str) -> None:
+    rules = AutoresetRules.of(mode)
+    assert rules.mode == mode
+    assert [rules.begins_at_once, rules.begins_on_next_step, rules.caller_begins] == [mode == other for other in MODES]
+
+
+@pytest.mark.parametrize(
+    ("word", "mode"),
+    [
+        *((mode, mode) for mode in MODES),
+        *((mode.upper(), mode) for mode in MODES),
+        *((mode.replace("_", "-"), mode) for mode in MODES),
+        *((GymnasiumMode[mode.upper()], mode) for mode in MODES),
+        *((GymnasiumMode[mode.upper()].value, mode) for mode in MODES),
+        *((AutoresetMode(mode), mode) for mode in MODES),
+        ("sometimes", None),
+        (True, None),
+    ],
+)
+def test_words_of_others_are_understood(word: object, mode: str | None) -> None:
+    assert AutoresetMode.named(word) == mode
+    if mode is not None:
+        assert AutoresetMode.declared_by({"autoreset_mode": word}, "it") is AutoresetMode(mode)
+    else:
+        with pytest.raises(ContractError, match="it: metadata: autoreset_mode is .* expected 'same_step' or"):
+            AutoresetMode.declared_by({"autoreset_mode": word}, "it")
+
+
+def test_an_env_without_a_declared_mode_has_none() -> None:
+    assert AutoresetMode.declared_by({}, "it") is None
+    assert AutoresetMode.declared_by({"autoreset_mode": None}, "it") is None
+
+
+@pytest.mark.parametrize(("mode", "own", "steps_all"), list(product(MODES, MODES, [False, True])))
+def test_which_pools_serve_which_mode(mode: str, own: str, steps_all: bool) -> None:
+    """One that begins by itself at once cannot be kept from it; one that steps all or none cannot reset in between."""
+    fits = own == mode or own != "same_step"
+    if steps_all and own != mode:
+        fits = (own, mode) == ("disabled", "same_step")
+    rules = AutoresetRules.of(mode)
+    if fits:
+        rules.check_pool("Pool", AutoresetMode(own), steps_all=steps_all)
+    else:
+        with pytest.raises(ArgumentError, match=f"autoreset_mode='{mode}': Pool"):
+            rules.check_pool("Pool", AutoresetMode(own), steps_all=steps_all)
+    asked = rules.next_episode_request(AutoresetMode(own))
+    if mode == "disabled" or own == "same_step":
+        assert asked is None
+    else:
+        assert asked == {"next_step": "step", "disabled": "reset"}[own]
+
+
+@pytest.mark.parametrize(("mode", "resets_itself", "keeps_state"), list(product(MODES, [False, True], [False, True])))
+def test_which_envs_serve_which_mode(mode: str, resets_itself: bool, keeps_state: bool) -> None:
+    rules = AutoresetRules.of(mode)
+    if not resets_itself or (mode == "same_step" and not keeps_state):
+        rules.check_env("Env", resets_itself=resets_itself, keeps_state=keeps_state)
+    else:
+        with pytest.raises(ArgumentError, match="Env resets itself"):
+            rules.check_env("Env", resets_itself=resets_itself, keeps_state=keeps_state)
+
+
+@pytest.mark.parametrize("given", [*MODES, *AutoresetMode])
+def test_users_keep_a_plain_string_and_get_the_rules(given: str) -> None:
+    with marlvec.make(NoOpEnv, 1, backend="sync", autoreset_mode=given) as envs:
+        assert type(envs.autoreset_mode) is str
+        assert type(envs.metadata["autoreset_mode"]) is str
+        assert envs.autoreset_mode == envs.metadata["autoreset_mode"] == given
+        assert envs.autoreset == AutoresetRules.of(given)
+        assert f"autoreset_mode='{envs.autoreset_mode}'" in repr(envs)
