@@ -30,8 +30,8 @@ from marlvec.vector.workers.worker import Watchdog
 from tests.defects.registry import Patch, after, during, found_by
 
 MACHINE = (
-    "tests/faults/test_machine.py::test_some_calls_whatever_happens",
-    "tests/faults/test_machine.py::test_any_calls_whatever_happens",
+    "tests/faults/test_campaigns.py::test_some_calls_whatever_happens",
+    "tests/faults/test_campaigns.py::test_any_calls_whatever_happens",
 )
 RESTART = "tests/faults/test_restart.py"
 ANEW = f"{RESTART}::test_one_env_begins_anew_and_the_others_do_not_notice"

@@ -20,11 +20,12 @@ from marlvec import Collector, FunctionPolicy, SyncVectorEnv, VectorEnv, make
 from marlvec.collect.row_log import RowLog
 from marlvec.envs import adapt
 from marlvec.errors import ContractError, EnvContractError, EnvRaised, NotResetError
-from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, TurnEnv, decode
+from marlvec.testing import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, TurnEnv, decode
 from tests.vector.support.kinds import HERE_AND_AWAY, vectorize
 from tests.vector.support.reference import MODES
 
-N, A = 3, 3
+N = 3
+A = 3
 TWO = Script([0, 0], [2, 6], ["terminated"] * 2)  # agent 0 ends in step 2, agent 1 in step 6
 
 

@@ -21,7 +21,7 @@ SOME = [
     f"{COLLECT}/background/test_background.py {COLLECT}/rollout/test_interrupts.py "
     f"{COLLECT}/rollout/test_lost_episodes.py {COLLECT}/rollout/test_revival.py "
     f"{COLLECT}/state/test_restarted_envs.py",
-    f"{VECTOR}/test_recovery.py tests/faults/test_mask.py tests/faults/test_restart.py tests/faults/test_machine.py",
+    f"{VECTOR}/test_recovery.py tests/faults/test_restart.py tests/faults/test_campaigns.py",
 ]
 ALL = [
     f"{VECTOR}/test_vector_env.py {VECTOR}/test_calls.py {VECTOR}/test_scripts.py {VECTOR}/test_backends.py "
