@@ -23,12 +23,11 @@ from rich.table import Table
 from marlvec import AsyncVectorEnv, RestartLimit, SyncVectorEnv
 from tests import checklist
 from tests.checklist import FAULTS, Marks
-from tests.faults.harness import reasons, table
-from tests.faults.harness.audit import Audit, Rows
+from tests.faults.harness import table
+from tests.faults.harness.audit import AGENT_NUM, Audit, LedgerEnv, Order, Rows, encode
 from tests.faults.harness.campaign import NUM_ENVS, Campaign, Figures, counted_warnings, slope
-from tests.faults.harness.catalogue import CATALOGUE, SECTIONS
+from tests.faults.harness.catalogue import CATALOGUE, REASONS, SECTIONS
 from tests.faults.harness.havoc import Plan
-from tests.faults.harness.ledger import AGENT_NUM, LedgerEnv, Order, encode
 from tests.faults.harness.machine import Machine
 from tests.faults.harness.table import lines, parse_lines
 from tests.waiting import until
@@ -462,8 +461,8 @@ def test_every_line_of_the_checklist_has_its_words() -> None:
 
 
 def test_reasons_are_of_lines_that_there_are() -> None:
-    assert set(reasons.REASONS) <= set(CATALOGUE)
-    assert all(reason.strip() for reason in reasons.REASONS.values())
+    assert set(REASONS) <= set(CATALOGUE)
+    assert all(reason.strip() for reason in REASONS.values())
 
 
 def test_a_line_names_its_tests_and_how_they_ended(monkeypatch: pytest.MonkeyPatch) -> None:

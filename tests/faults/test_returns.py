@@ -34,8 +34,7 @@ from marlvec.vector.workers import worker as report_packing
 from tests.faults.harness.programs import run
 from tests.faults.harness.spoilt import FORMS, OBS_SPACE, Spoil, good_obs
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, vectorize
-from tests.vector.support.reference import assert_trees_equal
-from tests.vector.support.trees import pick
+from tests.vector.support.reference import assert_trees_equal, pick
 from tests.vector.test_recovery import ERRORS
 
 N = 3

@@ -26,8 +26,7 @@ from marlvec.vector import async_env as auto
 from marlvec.vector.cores import quota, usable_cores
 from tests.families.trace import Trace
 from tests.faults.harness.spoilt import FORMS, Spoil
-from tests.vector.support.incomplete_env import INCOMPLETE, IncompleteEnv
-from tests.vector.support.joint_env import JOINT, JointEnv
+from tests.vector.support.drivers import INCOMPLETE, JOINT, IncompleteEnv, JointEnv
 from tests.vector.support.kinds import REAL, SCRIPTED, Factories, asynchronous, factories_of, recorded, sync, vectorize
 from tests.vector.support.reference import MODES, record, replay
 

@@ -24,8 +24,7 @@ from marlvec.vector.buffers import BufferReuse
 from marlvec.vector.infos import RESERVED
 from marlvec.vector.workers import channel
 from tests.vector.support.kinds import BACKENDS, factories_of, vectorize
-from tests.vector.support.reference import MODES, assert_trees_equal
-from tests.vector.support.trees import flatten
+from tests.vector.support.reference import MODES, assert_trees_equal, flatten
 
 N = 3
 A = 2

@@ -27,10 +27,8 @@ from marlvec.vector.buffers import Buffers
 from marlvec.vector.checks import ObservationValidator
 from marlvec.vector.shard import Report
 from marlvec.vector.vector_step import VectorStep
-from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, REAL, factories_of, vectorize
-from tests.vector.support.object_envs import OBJECTS
-from tests.vector.support.reference import MODES, assert_trees_equal, record, replay
-from tests.vector.support.trees import flatten, leaf_spaces, pick
+from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, OBJECTS, REAL, factories_of, vectorize
+from tests.vector.support.reference import MODES, assert_trees_equal, flatten, leaf_spaces, pick, record, replay
 
 N = 3
 A = 3

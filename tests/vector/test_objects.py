@@ -20,9 +20,8 @@ from marlvec.spaces import MAX_BYTES, ObjectArray
 from marlvec.testing import SampledEnv
 from marlvec.vector.buffers import Buffers
 from tests.faults.harness.programs import run
-from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY
-from tests.vector.support.object_envs import OBJECTS, Card, Hands, ObjectEnv, at, is_blank
-from tests.vector.support.object_envs import make_envs as make
+from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, OBJECTS, Card, Hands, ObjectEnv, at, is_blank
+from tests.vector.support.kinds import make_envs as make
 from tests.vector.support.reference import assert_trees_equal
 
 

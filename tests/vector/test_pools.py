@@ -25,9 +25,8 @@ from marlvec.vector.pool_env import PoolVectorEnv
 from marlvec.vector.pools.envpool import EnvPoolAdapter, form_of
 from tests.tracer import Tracer
 from tests.vector.support.kinds import factories_of, recorded
-from tests.vector.support.mirror_pool import MirrorPool
+from tests.vector.support.pools import MirrorPool, PoolShop, tell_elapsed
 from tests.vector.support.reference import MODES, Call, record, replay
-from tests.vector.support.world_pool import PoolShop, tell_elapsed
 
 pytestmark = pytest.mark.checklist(125)
 

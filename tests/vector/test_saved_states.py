@@ -34,10 +34,22 @@ from marlvec.errors import (
 )
 from marlvec.serialization.archive import read_archive, write_archive
 from marlvec.serialization.values import decode, encode
-from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, SCRIPTED, factories_of, vectorize
-from tests.vector.support.object_envs import OBJECTS, ObjectEnv
+from tests.vector.support.kinds import (
+    BACKENDS,
+    HERE_AND_AWAY,
+    OBJECTS,
+    SCRIPTED,
+    SPACE,
+    WALKS,
+    ObjectEnv,
+    ParallelWalk,
+    PlainSingleWalk,
+    Walk,
+    factories_of,
+    vectorize,
+    walks,
+)
 from tests.vector.support.reference import MODES
-from tests.vector.support.walks import SPACE, WALKS, ParallelWalk, PlainSingleWalk, Walk, walks
 
 N = 4
 

@@ -35,7 +35,7 @@ from marlvec.errors import (
 from marlvec.testing import CounterEnv, SampledEnv, Script, ScriptedParallelEnv, SingleEnv, decode, draw
 from marlvec.vector.settings import random_actions
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, factories_of, vectorize
-from tests.vector.support.trees import pick
+from tests.vector.support.reference import pick
 from tests.waiting import Gate
 
 SCRIPTS = [Script([0, 0], [2, 4], ["terminated", "truncated"])]

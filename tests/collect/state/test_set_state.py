@@ -33,8 +33,7 @@ from tests.checkpoints import killed
 from tests.collect.state.saved import batches_of, without_clock
 from tests.collect.state.test_exact_resume import Drawing, Plan
 from tests.tracer import Tracer
-from tests.vector.support.kinds import factories_of, vectorize
-from tests.vector.support.walks import walks
+from tests.vector.support.kinds import factories_of, vectorize, walks
 from tests.vector.test_saved_states import same
 from tests.waiting import until
 

@@ -16,7 +16,7 @@ from marlvec.envs import COMMON, GymnasiumAdapter, JointAdapter, adapt
 from marlvec.errors import ArgumentError, ContractError, EnvRaised
 from marlvec.testing.scripted import CounterEnv
 from tests.envs.support.rig import Rig
-from tests.vector.support.joint_env import JointEnv
+from tests.vector.support.drivers import JointEnv
 
 BOX = Box(-9, 9, (2,), np.float64)
 
