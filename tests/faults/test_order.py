@@ -171,7 +171,7 @@ class Waiting(CounterEnv):
 
 @pytest.mark.fault("B3")
 def test_close_of_a_thread_that_hangs_gives_up_in_time_and_says_so() -> None:
-    """A thread cannot be killed; it ends when its env comes back. (Processes: vector/processes/test_leftovers.)"""
+    """A thread cannot be killed; it ends when its env comes back. (Processes: vector/test_leftovers.)"""
     gate = threading.Event()
     envs = vectorize("thread", [partial(Waiting, gate, i) for i in range(2)])
     try:

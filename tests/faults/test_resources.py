@@ -103,7 +103,7 @@ def test_too_few_descriptors_are_known_before_anything_starts(context: str, monk
 
 
 HARD_LIMIT = """
-from marlvec.vector.processes import limits
+from marlvec.vector import cores
 limit = len(os.listdir("/proc/self/fd")) + 16 + SPARE
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit + LESS, limit))
 for n in (12, 2):
@@ -113,7 +113,7 @@ for n in (12, 2):
     except ResourceError as error:
         print(n, str(error).split(f"have {limit + LESS}. ")[1].replace(str(limit), "HARD"))
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-print(limits._advice(24).split(". ")[1].replace(str(limit), "HARD"))
+print(cores._advice(24).split(". ")[1].replace(str(limit), "HARD"))
 """
 NOT_BY_US = "The hard limit is HARD: only an administrator, or the settings of a container, can raise it; or "
 
@@ -205,7 +205,7 @@ def test_whatever_the_kernel_refuses(call: str, number: int, monkeypatch: pytest
 NO_MORE_PROCESSES = """
 from tests.faults.test_resources import bind_to_limits
 bind_to_limits()
-from marlvec.vector.processes.fork_server import client as server
+from marlvec.vector.workers import fork_server as server
 def bounded(n):
     resource.setrlimit(resource.RLIMIT_NPROC, (n, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
 def fds():
@@ -352,7 +352,7 @@ def test_more_than_there_is_of_this_machine() -> None:
 
 TOO_MANY = """
 from marlvec import external
-from marlvec.vector.processes import limits
+from marlvec.vector import cores
 from gymnasium.spaces import Box, Discrete
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, resource.RLIM_INFINITY))
 def attempt(env, **options):
@@ -370,7 +370,7 @@ if PRECHECKED:
     attempt(CounterEnv, num_envs=10**9)
     attempt("simple_spread", num_envs=10**9, outside=True)
 else:  # memory that cannot be had although it is there, as with a limit that is not known
-    limits.available_memory = lambda: (None, "")
+    cores.available_memory = lambda: (None, "")
     attempt("simple_spread", num_envs=2 * 10**6, backend="native")
     attempt({"a": (Box(0, 1, (1 << 20,)), Discrete(2))}, num_envs=2000, outside=True)
 """
