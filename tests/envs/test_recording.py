@@ -34,6 +34,7 @@ from tests.painter import (
     places_of,
     read,
 )
+from tests.vector.support.reference import refused
 from tests.waiting import until
 
 MODES = ("same_step", "next_step", "disabled")
@@ -301,8 +302,7 @@ def test_an_env_that_fails_leaves_what_there_was(tmp_path: Path) -> None:
         envs.reset(seed=0)
         envs.step(envs.random_action())
         envs.step(envs.random_action())
-        with pytest.raises(EnvRaised, match="lost"):
-            envs.step(envs.random_action())
+        refused(EnvRaised, "lost", envs.step, envs.random_action())
         envs.reset()
         for _ in range(3):
             envs.step(envs.random_action())
@@ -383,8 +383,7 @@ def test_wrong_frames_break_the_contract(frame: Any, words: str, tmp_path: Path)
     with recorded(partial(Wrong, frame), 1, RecordVideo(tmp_path)) as envs:
         envs.reset(seed=0)
         envs.step(envs.random_action())
-        with pytest.raises(ContractError, match=re.escape(words)):
-            envs.step(envs.random_action())
+        refused(ContractError, re.escape(words), envs.step, envs.random_action())
         envs.reset()
         for _ in range(3):
             envs.step(envs.random_action())
@@ -418,11 +417,9 @@ def test_wrong_frames_break_the_contract(frame: Any, words: str, tmp_path: Path)
     ],
 )
 def test_wrong_arguments_are_named(options: dict[str, Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=re.escape(f"RecordVideo: {words}")):
-        RecordVideo(tmp_path, **options)
+    refused(ArgumentError, re.escape(f"RecordVideo: {words}"), RecordVideo, tmp_path, **options)
     (tmp_path / "file").touch()
-    with pytest.raises(ArgumentError, match="expected a folder, .*file is a file"):
-        RecordVideo(tmp_path / "file")
+    refused(ArgumentError, "expected a folder, .*file is a file", RecordVideo, tmp_path / "file")
 
 
 def test_an_env_with_nonsense_for_a_frame_rate(tmp_path: Path) -> None:
@@ -458,8 +455,7 @@ def test_files_that_would_be_replaced_are_named(name: str, file: str, tmp_path: 
 
 def test_without_the_extra_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    with pytest.raises(MissingExtraError, match=r'pip install "marlvec\[video\]"'):
-        RecordVideo(tmp_path / "videos")
+    refused(MissingExtraError, r'pip install "marlvec\[video\]"', RecordVideo, tmp_path / "videos")
     assert names(tmp_path) == []
 
 
@@ -541,8 +537,7 @@ def test_no_process_outlives_a_worker_that_is_killed(context: str, tmp_path: Pat
         (ffmpeg,) = running(tmp_path)
         os.kill(ffmpeg, signal.SIGSTOP)  # so that it cannot end by itself when its input does
         os.kill(envs.exec_func(lambda env: os.getpid())[0], signal.SIGKILL)
-        with pytest.raises(WorkerDied):
-            envs.step(envs.random_action())
+        refused(WorkerDied, "", envs.step, envs.random_action())
         until(lambda: not running(tmp_path))
     assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
 
@@ -611,8 +606,7 @@ def test_frames_are_not_kept(tmp_path: Path) -> None:
 
 def test_a_video_without_a_frame_is_none(tmp_path: Path) -> None:
     video = VideoFile(tmp_path / "x.mp4", 30, find_ffmpeg())
-    with pytest.raises(MarlvecError, match="at least one frame"):
-        video.finish()
+    refused(MarlvecError, "at least one frame", video.finish)
     video.discard()
     assert names(tmp_path) == []
 

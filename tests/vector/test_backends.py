@@ -28,7 +28,7 @@ from tests.families.trace import Trace
 from tests.faults.harness.spoilt import FORMS, Spoil
 from tests.vector.support.drivers import INCOMPLETE, JOINT, IncompleteEnv, JointEnv
 from tests.vector.support.kinds import REAL, SCRIPTED, Factories, asynchronous, factories_of, recorded, sync, vectorize
-from tests.vector.support.reference import MODES, record, replay
+from tests.vector.support.reference import MODES, record, refused, replay
 
 CONTEXTS = ("forkserver", "spawn", "fork")
 
@@ -292,8 +292,7 @@ def test_an_agent_that_left_does_not_come_back() -> None:
     assert truncated.tolist() == [[True, False, False]]
     assert not terminated.any()
     assert infos["alive"].tolist() == [[False, True, True]]
-    with pytest.raises(EnvFault, match=r"agent_0.*has ended and cannot come back"):
-        envs.step(envs.random_action())
+    refused(EnvFault, r"agent_0.*has ended and cannot come back", envs.step, envs.random_action())
     envs.close()
 
 
@@ -320,8 +319,7 @@ def test_an_env_that_only_looks_like_one() -> None:
     with marlvec.make(Looks, 2, backend="sync", lenient=True) as envs:
         envs.reset(seed=0)
         assert envs.step(envs.random_action())[3].all()
-    with pytest.raises(ContractError, match=r"Looks.possible_agents: missing.*lenient=True"):
-        adapt(Looks())
+    refused(ContractError, r"Looks.possible_agents: missing.*lenient=True", adapt, Looks())
 
 
 ODD = [
@@ -344,10 +342,8 @@ def test_arrays_of_one_element_and_ints_are_taken_for_rewards_and_flags(form: st
 
 
 def test_an_env_behind_an_adapter_takes_no_lenient() -> None:
-    with pytest.raises(ArgumentError, match="has an adapter already"):
-        adapt(adapt(CounterEnv()), lenient=True)
-    with pytest.raises(ArgumentError, match="lenient=True"):
-        marlvec.make("simple_spread", backend="native", lenient=True)
+    refused(ArgumentError, "has an adapter already", adapt, adapt(CounterEnv()), lenient=True)
+    refused(ArgumentError, "lenient=True", marlvec.make, "simple_spread", backend="native", lenient=True)
 
 
 # One seed, one trace: SHA-256 of 8,000 env steps (100,000 in the soak), whatever runs them, and how many of it.
@@ -515,8 +511,7 @@ def test_an_env_that_raises_says_so_and_leaves_nothing_behind() -> None:
         def step(self, actions: dict[str, Any]) -> Any:
             raise RuntimeError("gears")
 
-    with pytest.raises(EnvRaised, match="gears"):
-        marlvec.make(Broken, num_envs=2, backend="auto")
+    refused(EnvRaised, "gears", marlvec.make, Broken, num_envs=2, backend="auto")
 
 
 # How many cores there are: those a process may run on, or what its control groups grant, if that is less.

@@ -45,6 +45,7 @@ from marlvec.vector.calls import (
     CallState,
 )
 from tests.vector.support.kinds import BACKENDS, vectorize
+from tests.vector.support.reference import refused
 from tests.waiting import Gate, GatedEnv, overdue, until
 
 
@@ -66,11 +67,9 @@ def test_a_step_before_the_first_reset(backend: str) -> None:
             lambda: envs.send(all_take()),
             envs.state,
         ):
-            with pytest.raises(NotResetError, match=r"envs \[0, 1, 2\]"):
-                call()
+            refused(NotResetError, r"envs \[0, 1, 2\]", call)
         envs.reset(env_ids=[1])
-        with pytest.raises(NotResetError, match=r"envs \[0, 2\]"):
-            envs.step(all_take())
+        refused(NotResetError, r"envs \[0, 2\]", envs.step, all_take())
         envs.send(all_take()[:1], [1])
         assert decode_reward(envs.recv().rewards[0, 2])[1] == 1, "the one that was reset has made exactly one step"
         envs.reset()
@@ -95,8 +94,7 @@ def test_a_fetch_that_times_out_loses_nothing_and_brings_nothing_stale(context: 
             envs.step_send(np.full((2, 3), t % 5))
             for _ in range(2):
                 assert isinstance(overdue(envs.step_fetch, [1]), TimeoutError)
-                with pytest.raises(BusyError):
-                    envs.step_send(np.zeros((2, 3), np.int64))
+                refused(BusyError, "", envs.step_send, np.zeros((2, 3), np.int64))
             gate.let_through()
             obs, rewards, _, truncated, infos = envs.step_fetch()
             k, episode = (t - 1) % 4 + 1, (t - 1) // 4
@@ -118,10 +116,8 @@ def test_resets_time_out_too(tmp_path: Path) -> None:
     ):
         for episode in range(3):
             envs.reset_send(seed=episode)
-            with pytest.raises(FetchTimeout, match=r"reset_fetch\(\): envs \[0, 1\]"):
-                envs.reset_fetch(timeout=0.01)
-            with pytest.raises(FetchTimeout):
-                envs.recv(1, timeout=0)
+            refused(FetchTimeout, r"reset_fetch\(\): envs \[0, 1\]", envs.reset_fetch, timeout=0.01)
+            refused(FetchTimeout, "", envs.recv, 1, timeout=0)
             gate.let_through(2)
             obs, _ = envs.reset_fetch(timeout=60)
             assert {decode(row) for row in obs[:, 0]} == {(i, 0, episode, 0, 0) for i in range(2)}
@@ -339,8 +335,7 @@ class CallsMachine(RuleBasedStateMachine):
             if i in self.episodes:
                 state.check_episodes(array([i]), "step")
             else:
-                with pytest.raises(NotResetError, match=rf"envs \[{i}\]"):
-                    state.check_episodes(array([i]), "step")
+                refused(NotResetError, rf"envs \[{i}\]", state.check_episodes, array([i]), "step")
 
 
 TestCallState = CallsMachine.TestCase
@@ -351,8 +346,7 @@ def test_what_no_table_has_cannot_happen() -> None:
     state = CallState(N)
     state.begin("step", array(range(N)))
     state.on(CallEvent.INTERRUPT)
-    with pytest.raises(KeyError):
-        state.begin("step", array(range(N)))
+    refused(KeyError, "", state.begin, "step", array(range(N)))
     assert all(
         after is CallPhase.CLOSED
         for table in TRANSITIONS.values()
@@ -407,13 +401,10 @@ def test_a_refused_send_changes_nothing(backend: str) -> None:
             (NotResetError, acts([5]), [5]),
         ]
         for error, actions, ids in wrong:
-            with pytest.raises(error):
-                envs.send(actions, ids)
-        with pytest.raises(BusyError, match=r"async_reset\(\) to envs \[1\]"):
-            envs.async_reset(env_ids=[5, 1])
+            refused(error, "", envs.send, actions, ids)
+        refused(BusyError, r"async_reset\(\) to envs \[1\]", envs.async_reset, env_ids=[5, 1])
         for least in (4, 0, -1):
-            with pytest.raises(ValueError, match="min_envs must be from 1 to 3"):
-                envs.recv(least)
+            refused(ValueError, "min_envs must be from 1 to 3", envs.recv, least)
         step = envs.recv()
         assert sorted(step.env_ids.tolist()) == [0, 1, 2]
         envs.send(acts([0, 1, 2]), [0, 1, 2])
@@ -567,8 +558,7 @@ def test_whatever_an_env_raises_in_a_thread_arrives(ending: type[BaseException])
 
     with ThreadVectorEnv([partial(Leaves, 5, agent_num=2), partial(CounterEnv, 5, agent_num=2)], num_workers=2) as envs:
         envs.reset(seed=0)
-        with pytest.raises(EnvRaised, match=rf"env 0 raised in step\(\): {ending.__name__}: gone"):
-            envs.step(acts(range(2)))
+        refused(EnvRaised, rf"env 0 raised in step\(\): {ending.__name__}: gone", envs.step, acts(range(2)))
         envs.reset(seed=0)
 
 

@@ -28,7 +28,16 @@ from marlvec.vector.checks import ObservationValidator
 from marlvec.vector.shard import Report
 from marlvec.vector.vector_step import VectorStep
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, OBJECTS, REAL, factories_of, vectorize
-from tests.vector.support.reference import MODES, assert_trees_equal, flatten, leaf_spaces, pick, record, replay
+from tests.vector.support.reference import (
+    MODES,
+    assert_trees_equal,
+    flatten,
+    leaf_spaces,
+    pick,
+    record,
+    refused,
+    replay,
+)
 
 N = 3
 A = 3
@@ -399,8 +408,7 @@ def test_a_warning_can_be_made_an_error_and_the_envs_go_on() -> None:
     problems = [Problem(1, 0, "deep/1", 9, "expected values in [2, 4], got 9")]
     with vectorize("sync", [partial(SpoiltEnv, problems)], validate="warn") as envs:
         envs.reset(seed=0)
-        with pytest.raises(ContractWarning, match=re.escape(f"env 0: {problems[0].where}")):
-            envs.step(np.zeros((1, A), np.int64))
+        refused(ContractWarning, re.escape(f"env 0: {problems[0].where}"), envs.step, np.zeros((1, A), np.int64))
         for _ in range(2 * LENGTH):
             envs.step(np.zeros((1, A), np.int64))
 
@@ -511,8 +519,7 @@ def check_spaces(envs: VectorEnv, *, play: bool = True) -> None:
         with_pending = envs.observation_space, envs.agent_action_space(0), envs.state_space
         assert with_pending[0] == spaces[0]
         obs = envs.step_fetch()[0]
-    with pytest.raises(ValueError, match="no agent 'nobody'"):
-        envs.agent_action_space("nobody")
+    refused(ValueError, "no agent 'nobody'", envs.agent_action_space, "nobody")
 
 
 def rows(tree: Any, i: int) -> Any:

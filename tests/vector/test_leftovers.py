@@ -42,6 +42,7 @@ from tests.faults.harness.programs import alive, wait_gone
 from tests.leaks import Snapshot, leaks
 from tests.painter import SMALLEST, PainterEnv, frames_of
 from tests.vector.support.kinds import BACKENDS, vectorize
+from tests.vector.support.reference import refused
 from tests.waiting import LONG, Gate, until, within
 
 CONTEXTS = ("forkserver", "spawn", "fork")
@@ -69,11 +70,9 @@ def end(envs: VectorEnv, how: str) -> None:
         for _ in range(7):
             envs.step(acts(envs))
     elif how == "env raised":
-        with pytest.raises(EnvRaised):
-            envs.step(acts(envs))
+        refused(EnvRaised, "", envs.step, acts(envs))
     elif how == "worker died":
-        with pytest.raises(WorkerDied):
-            envs.step(acts(envs))
+        refused(WorkerDied, "", envs.step, acts(envs))
     elif how == "step pending":
         envs.step_send(acts(envs))
     elif how == "reset pending":
@@ -129,8 +128,7 @@ def test_close_leaves_nothing_whatever_came_before(backend: str, context: str | 
                 assert envs.closed
     assert envs.closed
     assert gone(pids)
-    with pytest.raises(ClosedError):
-        envs.reset()
+    refused(ClosedError, "", envs.reset)
     del envs
     assert leaks(before) == []
 
@@ -192,8 +190,7 @@ def test_shared_memory_has_no_name_is_private_and_cannot_change_its_size(
     def spy(fd: int, size: int, **more: Any) -> None:
         grow(fd, size, **more)
         for change in (0, size // 2, size * 2):
-            with pytest.raises(PermissionError):
-                os.ftruncate(fd, change)
+            refused(PermissionError, "", os.ftruncate, fd, change)
         status = os.fstat(fd)
         seals, name = fcntl.fcntl(fd, fcntl.F_GET_SEALS), str(Path(f"/proc/self/fd/{fd}").readlink())
         seen.append((stat.S_IMODE(status.st_mode), seals, name, status.st_size))
@@ -305,8 +302,7 @@ def test_a_child_that_comes_back_as_a_worker_ends_without_a_word(
         for t in range(1, 5):
             obs = envs.step(acts(envs, t))[0]
             assert decode(obs[0, 1]) == (0, 0, 0, t, 1), "one reply to each request"
-            with pytest.raises(NothingPendingError):
-                envs.step_fetch(timeout=0.02)
+            refused(NothingPendingError, "", envs.step_fetch, timeout=0.02)
         (worker,) = envs.worker_pids
         children = list(map(int, Path(f"/proc/{worker}/task/{worker}/children").read_text().split()))
         assert len(children) == 4
@@ -314,8 +310,7 @@ def test_a_child_that_comes_back_as_a_worker_ends_without_a_word(
         until(lambda: len(alive(children)) == 1)
         first.let_through()
         wait_gone(children, LONG)
-        with pytest.raises(NothingPendingError):
-            envs.step_fetch(timeout=0.02)
+        refused(NothingPendingError, "", envs.step_fetch, timeout=0.02)
         assert decode(obs[0, 1]) == (0, 0, 0, 4, 1), "nothing of an earlier step is written over the rows"
         assert decode(envs.step(acts(envs))[0][0, 1]) == (0, 0, 1, 0, 1), "the next ones are right, too"
         (process,) = (process for process in worker_process._workers if process.pid == worker)
@@ -548,7 +543,4 @@ def test_pickle_and_copy_say_what_to_do_instead(how: Callable[[Any], Any], tmp_p
         others += [stack.enter_context(JSONLinesLogger(tmp_path / "lines"))]
         others += [stack.enter_context(TensorBoardLogger(tmp_path / "board"))]
         for one in [*every, *others]:
-            with pytest.raises(
-                SerialisationError, match=f"^{type(one).__name__} cannot be pickled or copied: .*; .* in each"
-            ):
-                how(one)
+            refused(SerialisationError, f"^{type(one).__name__} cannot be pickled or copied: .*; .* in each", how, one)

@@ -22,7 +22,7 @@ from marlvec.vector.buffers import Buffers
 from tests.faults.harness.programs import run
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, OBJECTS, Card, Hands, ObjectEnv, at, is_blank
 from tests.vector.support.kinds import make_envs as make
-from tests.vector.support.reference import assert_trees_equal
+from tests.vector.support.reference import assert_trees_equal, refused
 
 
 def objects(backend: str, observation: str, action: str, n: int = 2, late: bool = False, **options: Any) -> VectorEnv:
@@ -77,8 +77,7 @@ def test_spaces_without_an_equality_of_their_own_make_one_group(backend: str) ->
     with pytest.raises(ContractError, match=r"env 1\b.*agents: expected \('ann'"):
         make(backend, [partial(ObjectEnv, "custom", "custom"), other])
     differs = [partial(SampledEnv, Hands(n), Discrete(2)) for n in (3, 4)]
-    with pytest.raises(ContractError, match="env 1.*observation space of agent 'agent_0' at /: expected <"):
-        make(backend, differs)
+    refused(ContractError, "env 1.*observation space of agent 'agent_0' at /: expected <", make, backend, differs)
 
 
 class Reusing(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
@@ -148,8 +147,7 @@ def test_a_class_of_the_users_own_that_narrows_a_space_of_arrays() -> None:
         envs.reset()
         good = np.zeros((1, 2), np.int64)
         assert envs.step((good + 4, good))[0].dtype == np.int64
-        with pytest.raises(ActionError, match="agent 'agent_0': leaf '0': expected a member of"):
-            envs.step((good + 3, good))
+        refused(ActionError, "agent 'agent_0': leaf '0': expected a member of", envs.step, (good + 3, good))
 
 
 class Even(Discrete):
@@ -267,8 +265,7 @@ def test_a_state_of_objects_is_none_that_could_be_asked_for() -> None:
     with make("sync", [Stated]) as envs:
         envs.reset()
         assert envs.state_space is None
-    with pytest.raises(ArgumentError, match="has no global state"):
-        make("sync", [Stated], state=True)
+    refused(ArgumentError, "has no global state", make, "sync", [Stated], state=True)
 
 
 # Objects that are none: values outside of their space, too large, unpicklable, or in no form of actions.
@@ -358,8 +355,7 @@ def test_a_slot_is_untouched_by_what_it_refuses(case: Any) -> None:
         buffers = Buffers(envs.spec, 1)
     slot, tree, good = buffers.slot(0), buffers.spec.groups[0].observation_tree, space.sample()
     slot.write_obs(1, good)
-    with pytest.raises(ContractError, match=f"observation of agent 'agent_1': .*{words}"):
-        slot.write_obs(1, wrong)
+    refused(ContractError, f"observation of agent 'agent_1': .*{words}", slot.write_obs, 1, wrong)
     assert_trees_equal(at(space, tree.unflatten(buffers.obs[0]), 0, 1), good, "slot")
     slot.zero_obs(1)
     assert is_blank(space, at(space, tree.unflatten(buffers.obs[0]), 0, 1))
@@ -440,8 +436,7 @@ def test_what_is_taken_for_actions_of_objects(backend: str) -> None:
             ([["a", 5], ["c", "d"]], "got 5"),
         ]
         for say, message in wrong:
-            with pytest.raises(ActionError, match=message):
-                envs.step({"say": say, "go": go})
+            refused(ActionError, message, envs.step, {"say": say, "go": go})
         assert envs.step({"say": words, "go": go})[1].shape == (2, 2), "none of those was sent"
     with make(backend, [partial(ObjectEnv, "text", "custom")]) as envs:
         envs.reset()

@@ -26,7 +26,7 @@ from marlvec.vector.pools.envpool import EnvPoolAdapter, form_of
 from tests.tracer import Tracer
 from tests.vector.support.kinds import factories_of, recorded
 from tests.vector.support.pools import MirrorPool, PoolShop, tell_elapsed
-from tests.vector.support.reference import MODES, Call, record, replay
+from tests.vector.support.reference import MODES, Call, record, refused, replay
 
 pytestmark = pytest.mark.checklist(125)
 
@@ -197,10 +197,8 @@ def test_seeds_that_cannot_be_given_raise_and_cost_no_episode() -> None:
     with pooled(shop, 3) as envs:
         envs.reset(seed=1)
         for wrong in ({"seed": [1, None, 2]}, {"seed": [4], "env_ids": [1]}, {"seed": [1, 2, 2**31]}):
-            with pytest.raises(ArgumentError, match="seed"):
-                envs.reset(**wrong)
-        with pytest.raises(ArgumentError, match="options"):
-            envs.reset(options={"a": 1})
+            refused(ArgumentError, "seed", envs.reset, **wrong)
+        refused(ArgumentError, "options", envs.reset, options={"a": 1})
         envs.step(envs.random_action())
     with PoolVectorEnv(shop(3)) as envs, pytest.raises(ArgumentError, match="cannot be rebuilt with others"):
         envs.reset(seed=1)
@@ -216,16 +214,13 @@ def test_a_pool_without_spares_does_what_it_can() -> None:
         envs.reset()
         envs.step(envs.random_action())
         envs.reset(env_ids=[1, 4])
-        with pytest.raises(ArgumentError, match="hands out 2 rows at a time"):
-            envs.reset(env_ids=[1, 4, 5])
+        refused(ArgumentError, "hands out 2 rows at a time", envs.reset, env_ids=[1, 4, 5])
         envs.send(envs.random_action(env_ids=[3]), [3])
-        with pytest.raises(BusyError, match="would wait for ever"):
-            envs.recv()
+        refused(BusyError, "would wait for ever", envs.recv)
         envs.send(np.zeros((1, 1), np.int64), [0])
         assert sorted(envs.recv().env_ids) == [0, 3]
         envs.step(envs.random_action())
-    with pytest.raises(ArgumentError, match="1 more envs are needed as spares"):
-        PoolVectorEnv(shop(6), autoreset_mode="same_step")
+    refused(ArgumentError, "1 more envs are needed as spares", PoolVectorEnv, shop(6), autoreset_mode="same_step")
     with pytest.raises(ArgumentError, match="2 more envs"):
         PoolVectorEnv(PoolShop(worlds_of("single", 4), batch_size=3)(4), autoreset_mode="next_step")
     with pytest.raises(ArgumentError, match="expected no spare envs or at least 2"):
@@ -242,13 +237,11 @@ def test_a_pool_that_cannot_reset_some_while_others_are_busy() -> None:
         envs.reset()
         envs.reset(env_ids=[0, 3])
         envs.send(envs.random_action(env_ids=[1, 2]), [1, 2])
-        with pytest.raises(BusyError, match="resets no envs while others are busy"):
-            envs.async_reset(env_ids=[0, 3])
+        refused(BusyError, "resets no envs while others are busy", envs.async_reset, env_ids=[0, 3])
         envs.recv()
         envs.async_reset(env_ids=[0, 3])
         assert sorted(envs.recv().env_ids) == [0, 3]
-    with pytest.raises(ArgumentError, match="can have no spares"):
-        PoolVectorEnv(shop(4), num_envs=3)
+    refused(ArgumentError, "can have no spares", PoolVectorEnv, shop(4), num_envs=3)
 
 
 def test_timeouts_lose_nothing() -> None:
@@ -261,8 +254,7 @@ def test_timeouts_lose_nothing() -> None:
         actions = envs.random_action()
         envs.step_send(actions)
         for _ in range(2):
-            with pytest.raises(FetchTimeout):
-                envs.step_fetch(timeout=0.01)
+            refused(FetchTimeout, "", envs.step_fetch, timeout=0.01)
         gate.set()
         _, rewards, *_ = envs.step_fetch(timeout=60)
         assert rewards.any()
@@ -278,8 +270,7 @@ def test_closing_waits_for_an_answer_that_is_under_way() -> None:
     wait = shop.made[-1].recv
     shop.made[-1].recv = lambda: (gate.wait(), wait())[1]
     envs.step_send(envs.random_action())
-    with pytest.raises(FetchTimeout):
-        envs.step_fetch(timeout=0.01)
+    refused(FetchTimeout, "", envs.step_fetch, timeout=0.01)
     threading.Timer(0.1, gate.set).start()
     envs.close()
     assert shop.made[-1].closed
@@ -351,8 +342,7 @@ def test_a_mask_that_the_actions_cannot_have_is_refused(space: Any) -> None:
             if actions is not space:
                 assert envs.reset()[1]["__common__"]["action_mask"][0].shape == (2, 5)
                 continue
-            with pytest.raises(ContractError, match=f"action masks: expected none, got one for {type(space).__name__}"):
-                envs.reset()
+            refused(ContractError, f"action masks: expected none, got one for {type(space).__name__}", envs.reset)
 
 
 @pytest.mark.parametrize("space", [MultiBinary(5), Tuple([Discrete(5)]), Discrete(5)])
@@ -377,8 +367,7 @@ def test_frames() -> None:
     with pooled(PoolShop(worlds_of("single", 3)), 3) as envs:
         envs.reset()
         assert [int(frame[0, 0, 0]) for frame in envs.render([2, 0])] == [2, 0]
-        with pytest.raises(marlvec.errors.EnvRaised, match="no layer of the env has an attribute"):
-            envs.get_attr("lives")
+        refused(marlvec.errors.EnvRaised, "no layer of the env has an attribute", envs.get_attr, "lives")
 
 
 def spoil(answer: Any, change: Callable[[Any, Any], None]) -> Any:
@@ -426,10 +415,8 @@ def test_a_pool_that_breaks_its_contract_is_told_so_and_broken(problem: str) -> 
         envs.reset(seed=0)
         recv = shop.made[-1].recv
         shop.made[-1].recv = lambda: spoil(recv(), WRONG[problem])
-        with pytest.raises(ContractError, match=problem):
-            envs.step(np.zeros((2, 2), np.int64))
-        with pytest.raises(BrokenError, match="in the middle of a call"):
-            envs.step(np.zeros((2, 2), np.int64))
+        refused(ContractError, problem, envs.step, np.zeros((2, 2), np.int64))
+        refused(BrokenError, "in the middle of a call", envs.step, np.zeros((2, 2), np.int64))
     assert shop.made[-1].closed
 
 
@@ -446,8 +433,7 @@ def test_resets_are_looked_at_too(problem: str, change: Any) -> None:
     with pooled(shop, 2) as envs:
         recv = shop.made[0].recv
         shop.made[0].recv = lambda: spoil(recv(), change)
-        with pytest.raises(ContractError, match=problem):
-            envs.reset()
+        refused(ContractError, problem, envs.reset)
 
 
 def test_who_was_asked_for_nothing_cannot_answer() -> None:
@@ -458,8 +444,7 @@ def test_who_was_asked_for_nothing_cannot_answer() -> None:
         recv = shop.made[0].recv
         shop.made[0].recv = lambda: spoil(recv(), set_info("env_id", np.array([1])))
         envs.send(np.zeros((1, 1), np.int64), [0])
-        with pytest.raises(ContractError, match=r"answers for envs \[1\].*REPLY of envs that are BEGUN"):
-            envs.recv()
+        refused(ContractError, r"answers for envs \[1\].*REPLY of envs that are BEGUN", envs.recv)
 
 
 def test_an_exception_out_of_the_pool_breaks_it() -> None:
@@ -467,17 +452,14 @@ def test_an_exception_out_of_the_pool_breaks_it() -> None:
     with pooled(shop, 2) as envs:
         envs.reset(seed=0)
         shop.made[-1].recv = lambda: 1 / 0
-        with pytest.raises(ZeroDivisionError):
-            envs.step(envs.random_action())
-        with pytest.raises(BrokenError, match="ZeroDivisionError"):
-            envs.reset()
+        refused(ZeroDivisionError, "", envs.step, envs.random_action())
+        refused(BrokenError, "ZeroDivisionError", envs.reset)
 
 
 def test_wrong_actions_never_reach_the_pool() -> None:
     with pooled(PoolShop(worlds_of("single", 2)), 2, validate="off") as envs:
         envs.reset(seed=0)
-        with pytest.raises(marlvec.errors.ActionError):
-            envs.step(np.array([[0], [5]]))
+        refused(marlvec.errors.ActionError, "", envs.step, np.array([[0], [5]]))
         envs.step(np.array([[0], [4]]))
 
 
@@ -494,18 +476,13 @@ def test_make_says_what_a_pool_cannot_do() -> None:
         {"render_mode": "single_rgb_array"},
         {"env_kwargs": [{"seed": 1}, {"seed": 2}]},
     ):
-        with pytest.raises(ArgumentError):
-            marlvec.make(shop, 2, backend="pool", **wrong)
-    with pytest.raises(marlvec.errors.EnvArgumentError, match="nonsense"):
-        marlvec.make(shop, 2, backend="pool", nonsense=1)
-    with pytest.raises(ContractError, match="expected a pool of num_envs=1, got one of 2"):
-        marlvec.make(shop, 1, backend="pool")
-    with pytest.raises(ContractError, match="expected a pool"):
-        marlvec.make(lambda: object(), 2, backend="pool")
+        refused(ArgumentError, "", marlvec.make, shop, 2, backend="pool", **wrong)
+    refused(marlvec.errors.EnvArgumentError, "nonsense", marlvec.make, shop, 2, backend="pool", nonsense=1)
+    refused(ContractError, "expected a pool of num_envs=1, got one of 2", marlvec.make, shop, 1, backend="pool")
+    refused(ContractError, "expected a pool", marlvec.make, lambda: object(), 2, backend="pool")
     with pytest.raises(ContractError, match="got CounterEnv, which is a single env; backend='async' runs those"):
         marlvec.make(CounterEnv, 2, backend="pool")
-    with pytest.raises(ArgumentError, match="no env but a pool|expected something that builds"):
-        marlvec.make(shop(2), 2, backend="pool")
+    refused(ArgumentError, "no env but a pool|expected something that builds", marlvec.make, shop(2), 2, backend="pool")
     turns = PoolShop(worlds_of("turns", 2), num_spares=1, batch_size=2)
     with pytest.raises(ArgumentError, match="decides by itself when an episode is over"):
         PoolVectorEnv(turns(2), num_envs=2, done_on="any")
@@ -533,10 +510,8 @@ def test_a_pool_that_ignores_its_time_limit_raises_in_the_step_of_the_limit(mode
 def test_envpool_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "envpool", None)
     monkeypatch.delitem(sys.modules, "marlvec.vector.pools.envpool_tasks", raising=False)
-    with pytest.raises(marlvec.errors.MissingExtraError, match=r"marlvec\[envpool\]"):
-        marlvec.make("envpool/CartPole-v1", 2)
-    with pytest.raises(ArgumentError, match="'sync'.*threads of its own"):
-        marlvec.make("envpool/CartPole-v1", 2, backend="sync")
+    refused(marlvec.errors.MissingExtraError, r"marlvec\[envpool\]", marlvec.make, "envpool/CartPole-v1", 2)
+    refused(ArgumentError, "'sync'.*threads of its own", marlvec.make, "envpool/CartPole-v1", 2, backend="sync")
 
 
 # --- Ctrl-C
@@ -601,10 +576,8 @@ def test_a_pool_that_nobody_can_make_anew_is_left_broken_by_ctrl_c() -> None:
             raise KeyboardInterrupt
 
         pool.recv = interrupted
-        with pytest.raises(KeyboardInterrupt):
-            envs.step(np.zeros((2, 1), np.int64))
-        with pytest.raises(BrokenError, match="in the middle of a call"):
-            envs.reset()
+        refused(KeyboardInterrupt, "", envs.step, np.zeros((2, 1), np.int64))
+        refused(BrokenError, "in the middle of a call", envs.reset)
 
 
 # The whole of `Pool`'s contract, by a pool over any envs: every call against a plain loop over them, bit for bit.
@@ -737,10 +710,8 @@ def test_a_saved_state_goes_on_bit_by_bit(mode: str) -> None:
             for a, b in zip(step(envs, t), step(others, t), strict=True):
                 np.testing.assert_array_equal(a, b)
         broken = {**saved, "envs": {**saved["envs"], "phase": saved["envs"]["phase"][:1]}}
-        with pytest.raises(ArgumentError, match="phase"):
-            envs.set_state(broken)
-        with pytest.raises(ArgumentError, match="expected .*'had_rows'"):
-            envs.set_state({**saved, "envs": {}})
+        refused(ArgumentError, "phase", envs.set_state, broken)
+        refused(ArgumentError, "expected .*'had_rows'", envs.set_state, {**saved, "envs": {}})
 
 
 def test_a_pool_that_keeps_its_states_says_so() -> None:
@@ -749,8 +720,7 @@ def test_a_pool_that_keeps_its_states_says_so() -> None:
 
     with PoolVectorEnv(Closed(factories_of("masked", 2))) as envs:
         assert list(envs.state_obstacles()) == [0, 1]
-        with pytest.raises(ArgumentError, match="keeps the states of its envs to itself"):
-            envs.get_state()
+        refused(ArgumentError, "keeps the states of its envs to itself", envs.get_state)
     with pytest.raises(ArgumentError, match="state=True: expected envs with a global state, and .* has none"):
         PoolVectorEnv(MirrorPool(factories_of("masked", 2)), state=True)
 

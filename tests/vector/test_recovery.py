@@ -32,6 +32,7 @@ from marlvec.testing import CounterEnv, RaisingEnv, ScriptedParallelEnv, TurnEnv
 from tests.interop.checkers import parallel_seed_test
 from tests.testing.test_check_env import Good
 from tests.vector.support.kinds import BACKENDS, vectorize
+from tests.vector.support.reference import refused
 
 A = 3
 
@@ -203,8 +204,7 @@ def test_an_error_of_close_and_of_state_says_which_env(backend: str) -> None:
         envs.step(acts(envs))  # its episode is none the worse
     envs = vectorize(backend, [partial(RaisingEnv, env_index=i, where="close", only_env=0) for i in range(3)])
     envs.reset()
-    with pytest.raises(EnvRaised, match=r"env 0 raised in close\(\): ValueError: scripted failure"):
-        envs.close()
+    refused(EnvRaised, r"env 0 raised in close\(\): ValueError: scripted failure", envs.close)
     assert envs.closed
     envs.close()
 
@@ -297,8 +297,7 @@ def test_an_env_that_raised_is_reset_and_its_neighbours_never_notice(
             if len(got) < n:
                 assert got.env_ids.tolist() == others
                 for call in (lambda: envs.step(actions), lambda: envs.send(actions[:1], [1])):  # noqa: B023  (called here)
-                    with pytest.raises(NotResetError, match=r"envs \[1\]"):
-                        call()
+                    refused(NotResetError, r"envs \[1\]", call)
                 obs, _ = envs.reset(env_ids=env_ids)
                 beside = twin.reset()[0] if env_ids is None else expected.obs
                 np.testing.assert_array_equal(obs[others], beside[others])
@@ -325,14 +324,10 @@ def test_what_make_raises_when_an_env_cannot_be_built(backend: str) -> None:
     with pytest.raises(EnvArgumentError, match=r"env 1 raised in __init__\(\).*unexpected keyword argument") as refused:
         built([good, partial(CounterEnv, 3, colour="red")])
     assert isinstance(refused.value, TypeError)
-    with pytest.raises(ContractError, match="env 1"):
-        built([good, lambda: None])
-    with pytest.raises(ContractError, match="env 1.*agent"):
-        built([good, Empty])
-    with pytest.raises(ContractError, match="env 3.*differ"):
-        built([good, good, good, partial(CounterEnv, 3, agent_num=2)])
-    with pytest.raises(ContractError, match="env 1"):
-        built([good, partial(TurnEnv, agent_num=2)])
+    refused(ContractError, "env 1", built, [good, lambda: None])
+    refused(ContractError, "env 1.*agent", built, [good, Empty])
+    refused(ContractError, "env 3.*differ", built, [good, good, good, partial(CounterEnv, 3, agent_num=2)])
+    refused(ContractError, "env 1", built, [good, partial(TurnEnv, agent_num=2)])
     if backend != "sync":  # which stops at its first env
         for factory, words in (
             (partial(RaisingEnv, where="init"), r"raised in __init__\(\): ValueError: scripted failure\n\n"),
@@ -409,8 +404,7 @@ def test_the_test_is_there(defect: str) -> None:
 def test_there_is_one_way_to_seed_and_it_works(backend: str) -> None:
     with vectorize(backend, [partial(CounterEnv, 3, agent_num=2, env_index=i) for i in range(2)]) as envs:
         assert not hasattr(envs, "seed")
-        with pytest.raises(ArgumentError, match=r"use reset\(seed="):
-            envs.call("seed", 3)
+        refused(ArgumentError, r"use reset\(seed=", envs.call, "seed", 3)
         drawn = [[draw(row[0]) for row in envs.reset(seed=seed)[0]] for seed in (3, 3, 4)]
         assert drawn[0] == drawn[1] != drawn[2]
 

@@ -16,6 +16,7 @@ from marlvec.envs.video import tile_frames
 from marlvec.errors import ArgumentError, BusyError, EnvRaised
 from marlvec.testing import KeyedEnv, ScriptedParallelEnv, SingleEnv
 from tests.painter import SMALLEST, PainterEnv, read
+from tests.vector.support.reference import refused
 
 BACKENDS = ("sync", "async")
 N = 3
@@ -84,8 +85,7 @@ def test_no_frames_while_a_step_is_pending_and_the_step_is_still_there(backend: 
     with painters(backend=backend) as envs:
         envs.reset(seed=0)
         envs.step_send(np.zeros((N, 2), np.int64))
-        with pytest.raises(BusyError, match="step"):
-            envs.render()
+        refused(BusyError, "step", envs.render)
         obs, *_ = envs.step_fetch(timeout=60)
         assert obs[:, :, 1].tolist() == [[1, 1]] * N
         assert [read(frame)[2] for frame in envs.render()] == [1] * N
@@ -141,8 +141,7 @@ def test_envs_that_cannot_render_say_so() -> None:
     ):
         with marlvec.make(env, 1, backend="sync") as envs:
             envs.reset(seed=0)
-            with pytest.raises(EnvRaised, match=words):
-                envs.render()
+            refused(EnvRaised, words, envs.render)
 
 
 def test_an_env_that_knows_nothing_of_modes_just_renders() -> None:
@@ -272,5 +271,4 @@ GOOD = np.zeros((4, 5, 3), np.uint8)
     ],
 )
 def test_what_is_no_frame_is_named(frames: Any, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ArgumentError, match=re.escape(words)):
-        tile_frames(frames, **options)
+    refused(ArgumentError, re.escape(words), tile_frames, frames, **options)

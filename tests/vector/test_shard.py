@@ -20,7 +20,7 @@ from marlvec.vector.buffers import Buffers
 from marlvec.vector.settings import Settings
 from marlvec.vector.shard import TRANSITIONS, BatchedPhases, EnvEvent, EnvPhase, EnvPhases, Shard
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, vectorize
-from tests.vector.support.reference import MODES
+from tests.vector.support.reference import MODES, refused
 
 N = 3
 
@@ -30,8 +30,7 @@ def test_phases_follow_the_table_and_nothing_else(events: list[tuple[int, EnvEve
     phases, model = EnvPhases(N), [EnvPhase.UNREADY] * N
     for i, event in events:
         if (after := TRANSITIONS[event].get(model[i])) is None:
-            with pytest.raises(KeyError):
-                phases.on(i, event)
+            refused(KeyError, "", phases.on, i, event)
         else:
             phases.on(i, event)
             model[i] = after
@@ -57,8 +56,7 @@ def test_phases_of_a_batch_follow_the_table_all_or_none(
         rows = slice(None) if len(ids) == n else np.array(ids, np.int64)
         table = TRANSITIONS[event]
         if wrong := {model[i].name for i in ids if model[i] not in table}:
-            with pytest.raises(KeyError, match=f"{event.name} of envs that are {', '.join(sorted(wrong))}"):
-                phases.on(rows, event)
+            refused(KeyError, f"{event.name} of envs that are {', '.join(sorted(wrong))}", phases.on, rows, event)
         else:
             phases.on(rows, event)
             for i in ids:
@@ -310,10 +308,8 @@ def test_disabled(backend: str, reuse_buffer: bool) -> None:
         while min(episodes) < 3:
             if ended:
                 for call in (envs.step, envs.step_send, envs.send):
-                    with pytest.raises(NotResetError, match=rf"envs \[{', '.join(map(str, ended))}\]"):
-                        call(acts(envs))
-                with pytest.raises(NotResetError, match=rf"envs \[{ended[0]}\]"):
-                    envs.send(acts(envs)[:1], ended[:1])
+                    refused(NotResetError, rf"envs \[{', '.join(map(str, ended))}\]", call, acts(envs))
+                refused(NotResetError, rf"envs \[{ended[0]}\]", envs.send, acts(envs)[:1], ended[:1])
                 obs, infos = envs.reset(env_ids=ended)
                 for i in ended:
                     t[i], episodes[i] = 0, episodes[i] + 1
@@ -357,8 +353,7 @@ def test_an_env_that_is_over_right_after_its_reset(backend: str, mode: str) -> N
             envs.step(acts(envs)) if mode == "next_step" else envs.reset(env_ids=[0, 1, 2])
         assert isinstance(caught.value, EnvRaised)
         assert caught.value.env_ids == (1,)
-        with pytest.raises(NotResetError, match=r"envs \[1\]"):
-            envs.step(acts(envs))
+        refused(NotResetError, r"envs \[1\]", envs.step, acts(envs))
         envs.reset(env_ids=[1])
         for _ in range(6 if mode != "disabled" else 1):
             envs.step(acts(envs))

@@ -35,7 +35,7 @@ from marlvec.errors import (
 from marlvec.testing import CounterEnv, SampledEnv, Script, ScriptedParallelEnv, SingleEnv, decode, draw
 from marlvec.vector.settings import random_actions
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, factories_of, vectorize
-from tests.vector.support.reference import pick
+from tests.vector.support.reference import pick, refused
 from tests.waiting import Gate
 
 SCRIPTS = [Script([0, 0], [2, 4], ["terminated", "truncated"])]
@@ -61,13 +61,11 @@ def test_step_async_and_step_wait_are_a_step(backend: str) -> None:
     with envs_of(backend) as one, envs_of(backend) as other:
         one.reset(seed=0)
         other.reset(seed=0)
-        with pytest.raises(NothingPendingError):
-            one.step_wait()
+        refused(NothingPendingError, "", one.step_wait)
         for k in range(10):
             actions = np.full((3, 2), k % 2)
             one.step_async(actions)
-            with pytest.raises(BusyError):
-                one.step_async(actions)
+            refused(BusyError, "", one.step_async, actions)
             np.testing.assert_equal(one.step_wait(timeout=60), other.step(actions))
 
 
@@ -200,12 +198,9 @@ def test_what_is_no_seed_is_refused_in_the_parent(backend: str) -> None:
         envs.reset(seed=1)
         for t in range(1, 10):
             for seed, words in wrong:
-                with pytest.raises(ArgumentError, match=words):
-                    envs.reset(seed=seed)
-                with pytest.raises(ValueError, match=words):
-                    envs.reset_send(seed=seed)
-            with pytest.raises(ArgumentError, match="a list of 4 for 2 envs"):
-                envs.reset(seed=[1, 2, 3, 4], env_ids=[0, 1])
+                refused(ArgumentError, words, envs.reset, seed=seed)
+                refused(ValueError, words, envs.reset_send, seed=seed)
+            refused(ArgumentError, "a list of 4 for 2 envs", envs.reset, seed=[1, 2, 3, 4], env_ids=[0, 1])
             obs, *_ = envs.step(np.ones((N, 2), np.int64))
             assert {decode(row).t for row in obs[:, 0]} == {t % 3}, "the envs know nothing of it"
 
@@ -256,10 +251,8 @@ def test_some_envs_alone() -> None:
             envs.send(envs.random_action(env_ids=[4, 1]), [4, 1])
             assert sorted(envs.recv().env_ids.tolist()) == [1, 4]
         assert envs.random_action(env_ids=np.array([True, False, False, True, True])).shape == (3, 3)
-        with pytest.raises(ArgumentError, match="from 0 to 4"):
-            envs.random_action(env_ids=[5])
-        with pytest.raises(ArgumentError, match="seed must be"):
-            envs.random_action(seed=-1)
+        refused(ArgumentError, "from 0 to 4", envs.random_action, env_ids=[5])
+        refused(ArgumentError, "seed must be", envs.random_action, seed=-1)
 
 
 def spec_of(spaces: list[Space[Any]], mask_sizes: list[int | None]) -> EnvSpec:
@@ -302,8 +295,7 @@ def test_an_agent_that_may_do_nothing_is_named() -> None:
     draw = partial(
         random_actions, spec, np.random.default_rng(0), masks=[mask], env_ids=np.array([4, 7]), grouped=False
     )
-    with pytest.raises(ContractError, match="action mask of env 7, agent 'agent_2' allows nothing"):
-        draw(acting=acting)
+    refused(ContractError, "action mask of env 7, agent 'agent_2' allows nothing", draw, acting=acting)
     acting[1, 2] = False
     assert draw(acting=acting).shape == (2, 3)
 
@@ -342,8 +334,7 @@ def test_a_space_that_cannot_be_drawn_from_says_so(space: Any, why: str) -> None
     with vectorize("sync", [partial(SampledEnv, Discrete(2), space, env_index=i) for i in range(2)]) as envs:
         envs.reset(seed=0)
         words = rf"expected a space that can be drawn from, got {type(space).__name__}, whose sample\(\) raised {why}"
-        with pytest.raises(UnsupportedSpaceError, match=words):
-            envs.random_action()
+        refused(UnsupportedSpaceError, words, envs.random_action)
 
 
 # Global states: where they are asked for, who has none, and what fails.
@@ -367,12 +358,10 @@ def test_without_being_asked_for_no_state_is_written() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_env_without_a_state_is_refused(backend: str) -> None:
     words = r"env 0, __init__\(\): state=True: scripted_parallel has no global state"
-    with pytest.raises(ArgumentError, match=words):
-        vectorize(backend, [ScriptedParallelEnv] * 2, state=True)
+    refused(ArgumentError, words, vectorize, backend, [ScriptedParallelEnv] * 2, state=True)
     with vectorize(backend, [ScriptedParallelEnv] * 2) as envs:
         envs.reset(seed=0)
-        with pytest.raises(ArgumentError, match="has no global state"):
-            envs.state()
+        refused(ArgumentError, "has no global state", envs.state)
 
 
 class Fails(ScriptedParallelEnv):
@@ -583,8 +572,7 @@ def test_an_env_with_slots_takes_no_new_attribute(backend: str) -> None:
     with vectorize(backend, [Slotted]) as envs:
         envs.set_attr("level", 2)
         assert envs.get_attr("level") == (2,)
-        with pytest.raises(EnvRaised, match="attribute 'other' of Slotted cannot be set: .*without __slots__"):
-            envs.set_attr("other", 1)
+        refused(EnvRaised, "attribute 'other' of Slotted cannot be set: .*without __slots__", envs.set_attr, "other", 1)
 
 
 @pytest.mark.checklist(29)
@@ -630,24 +618,19 @@ def test_what_fails_is_told_and_costs_nothing(envs: VectorEnv) -> None:
     assert caught.value.env_ids == (1, 3), "all that failed"
     assert caught.value.result == {0: 0, 2: 2}, "and what the others answered"
     assert isinstance(caught.value.__cause__, ValueError)
-    with pytest.raises(EnvRaised, match=r"no layer of the env has an attribute 'nme'; its layers are .*CounterEnv"):
-        envs.get_attr("nme")
+    refused(EnvRaised, r"no layer of the env has an attribute 'nme'; its layers are .*CounterEnv", envs.get_attr, "nme")
     with pytest.raises(EnvRaised, match=r"attribute 'unwrapped' of \w+ cannot be set: .*expected a writable attribute"):
         envs.set_attr("unwrapped", 1)
-    with pytest.raises(EnvRaised, match=r"call\('tag'\): str is not a method; pass no arguments"):
-        envs.call("tag", 1)
+    refused(EnvRaised, r"call\('tag'\): str is not a method; pass no arguments", envs.call, "tag", 1)
     assert envs.call("tag") == envs.get_attr("tag")
     play(envs, 6)
 
 
 def test_wrong_arguments_reach_no_env(envs: VectorEnv) -> None:
     for name in ("reset", "step", "close", "seed"):
-        with pytest.raises(ArgumentError, match="only the vectorizer may call this"):
-            envs.call(name)
-    with pytest.raises(ArgumentError, match="one value for each of 4 envs, got 3"):
-        envs.set_attr("bag", PerEnv([1, 2, 3]))
-    with pytest.raises(ArgumentError, match="env_ids must be from 0 to 3"):
-        envs.get_attr("bag", [4])
+        refused(ArgumentError, "only the vectorizer may call this", envs.call, name)
+    refused(ArgumentError, "one value for each of 4 envs, got 3", envs.set_attr, "bag", PerEnv([1, 2, 3]))
+    refused(ArgumentError, "env_ids must be from 0 to 3", envs.get_attr, "bag", [4])
     with pytest.raises(ArgumentError, match="expected a function of an env, got int"):
         envs.exec_func(3)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(ArgumentError, match="expected a wrapper class, got 'Outer'"):
@@ -657,24 +640,18 @@ def test_wrong_arguments_reach_no_env(envs: VectorEnv) -> None:
 
 @pytest.mark.checklist(35)
 def test_wrong_order_is_told_apart_and_names_the_pending_call(envs: VectorEnv) -> None:
-    with pytest.raises(NothingPendingError, match=r"call_fetch\(\): nothing is pending; call_send\(\) first"):
-        envs.call_fetch()
-    with pytest.raises(NothingPendingError, match=r"recv\(\) with nothing sent"):
-        envs.recv()
+    refused(NothingPendingError, r"call_fetch\(\): nothing is pending; call_send\(\) first", envs.call_fetch)
+    refused(NothingPendingError, r"recv\(\) with nothing sent", envs.recv)
     envs.exec_func_send(lambda env: 1)
-    with pytest.raises(NothingPendingError, match=r"call_fetch\(\): exec_func\(\) is pending"):
-        envs.call_fetch()
+    refused(NothingPendingError, r"call_fetch\(\): exec_func\(\) is pending", envs.call_fetch)
     with pytest.raises(BusyError, match=r"exec_func_send\(\)|exec_func\(\) while exec_func\(\) is pending"):
         envs.exec_func_send(lambda env: 2)
-    with pytest.raises(BusyError, match=r"recv\(\) while exec_func\(\) is pending; exec_func_fetch\(\) first"):
-        envs.recv()
-    with pytest.raises(BusyError, match=r"drain\(\) while exec_func\(\) is pending"):
-        envs.drain()
+    refused(BusyError, r"recv\(\) while exec_func\(\) is pending; exec_func_fetch\(\) first", envs.recv)
+    refused(BusyError, r"drain\(\) while exec_func\(\) is pending", envs.drain)
     assert envs.exec_func_fetch() == (1,) * N
     envs.close()
     for control in (*CONTROLS.values(), lambda made: made.drain(), lambda made: made.call_fetch()):
-        with pytest.raises(ClosedError, match="closed"):
-            control(envs)
+        refused(ClosedError, "closed", control, envs)
 
 
 @pytest.mark.checklist(36)
@@ -694,8 +671,7 @@ def test_a_fetch_that_times_out_loses_no_answer(backend: str, tmp_path: Path) ->
             envs.exec_func_send(slow)
             with pytest.raises(FetchTimeout, match=r"exec_func_fetch\(\): envs \[.*\] did not reply within 0.01 s"):
                 envs.exec_func_fetch(timeout=0.01)
-            with pytest.raises(BusyError):
-                envs.step(np.zeros((N, A), np.int64))
+            refused(BusyError, "", envs.step, np.zeros((N, A), np.int64))
             gate.let_through(N)
             assert envs.exec_func_fetch() == tuple(number * 10 + i for i in range(N))
         play(envs, 6)
@@ -704,5 +680,4 @@ def test_a_fetch_that_times_out_loses_no_answer(backend: str, tmp_path: Path) ->
 def test_who_is_alive(envs: VectorEnv) -> None:
     envs.reset(seed=0)
     assert envs.agents_at(1) == envs.agents
-    with pytest.raises(ArgumentError, match="from 0 to 3"):
-        envs.agents_at(4)
+    refused(ArgumentError, "from 0 to 3", envs.agents_at, 4)

@@ -41,6 +41,7 @@ from marlvec.vector.workers.channel import ChannelClosed, Message, StackDump, cl
 from marlvec.vector.workers.pool import WorkerPool, WorkerState
 from tests.faults.harness.programs import wait_gone
 from tests.tracer import Tracer
+from tests.vector.support.reference import refused
 from tests.waiting import LONG, Gate, until, within
 
 ENV = """
@@ -330,8 +331,7 @@ class WorkersMachine(RuleBasedStateMachine):
                 return
             sends = building or bool(self.owed[w])
             if channel.is_closed_there and sends:
-                with pytest.raises(ChannelClosed):
-                    self.pool.advance(w)
+                refused(ChannelClosed, "", self.pool.advance, w)
             else:
                 assert self.pool.advance(w) is None
             if building:
@@ -363,8 +363,7 @@ TestWorkers = WorkersMachine.TestCase
 def test_who_has_ended_is_asked_for_nothing() -> None:
     pool = WorkerPool(Partition(N, W), "forkserver", 1, [CounterEnv] * N, settings=Settings(), in_file=False, loop=None)
     pool.states[1] = WorkerState.REAPED
-    with pytest.raises(AssertionError, match="worker 1 has ended"):
-        pool.request(1, ch.STEP, 1, pool.partition.slices[1], b"")
+    refused(AssertionError, "worker 1 has ended", pool.request, 1, ch.STEP, 1, pool.partition.slices[1], b"")
     assert not pool.outstanding[1]
 
 
@@ -459,8 +458,7 @@ def test_exits_of_every_kind_in_a_step_are_deaths(context: str) -> None:
     for code in (0, 3):
         with AsyncVectorEnv([partial(ExitingEnv, code=code)], context=context) as envs:
             envs.reset()
-            with pytest.raises(WorkerDied, match=f"exited with code {code}"):
-                envs.step(acts(envs))
+            refused(WorkerDied, f"exited with code {code}", envs.step, acts(envs))
 
 
 class ExitsWhenTold(CounterEnv):
@@ -509,8 +507,7 @@ def test_the_last_reply_of_a_worker_is_delivered_before_its_death(
         if not fetch_late:
             gate.let_through()
             wait_gone([pid], LONG)
-        with pytest.raises(WorkerDied, match=f"pid {pid}, env 0.*exited with code 4"):
-            envs.step(acts(envs))
+        refused(WorkerDied, f"pid {pid}, env 0.*exited with code 4", envs.step, acts(envs))
 
 
 # After an interrupt that lost some of what came in, a channel finds its next answer, and what follows it.
@@ -557,11 +554,9 @@ def test_an_answer_that_does_not_come_is_not_waited_for() -> None:
     ours, (their_read, their_write) = pair()
     theirs = ch.Channel(their_read, their_write)
     theirs.send(ch.OK, 5, b"something else")
-    with pytest.raises(ChannelClosed, match="time is up"):
-        ours.skip_to(6, 0.05)
+    refused(ChannelClosed, "time is up", ours.skip_to, 6, 0.05)
     theirs.close()
-    with pytest.raises(ChannelClosed, match="end of file"):
-        ours.skip_to(6, 10.0)
+    refused(ChannelClosed, "end of file", ours.skip_to, 6, 10.0)
     ours.close()
 
 
@@ -615,7 +610,6 @@ def test_one_that_cannot_be_closed_leaves_none_open() -> None:
     a, b = os.pipe()
     close = closer(a, b)
     os.close(a)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        close()
+    refused(OSError, "Bad file descriptor", close)
     close()
     assert not is_open(b)

@@ -15,6 +15,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from marlvec import VectorEnv, VectorStep, env_seeds, infos_to_list
@@ -361,7 +362,7 @@ def bare(value: Any) -> Any:
     return value.item() if numbers or isinstance(value, (np.number, np.bool_)) else value
 
 
-def assert_trees_equal(got: Any, expected: Any, where: str) -> None:
+def assert_trees_equal(got: Any, expected: Any, where: str = "") -> None:
     """Equal types, keys, values; arrays and floats by their bytes."""
     got, expected = bare(got), bare(expected)
     assert type(got) is type(expected), f"{where}: {got!r}, expected {expected!r}"
@@ -381,6 +382,12 @@ def assert_trees_equal(got: Any, expected: Any, where: str) -> None:
         assert struct.pack("<d", got) == struct.pack("<d", expected), f"{where}: {got!r}, expected {expected!r}"
     else:
         assert got == expected, f"{where}: {got!r}, expected {expected!r}"
+
+
+def refused(error: type[BaseException], words: str, call: Callable[..., Any], *args: Any, **options: Any) -> None:
+    """Check that a call raises this error with these words ("": any): a line of a table."""
+    with pytest.raises(error, match=words or None):
+        call(*args, **options)
 
 
 def leaves_of(venv: VectorEnv, tree: Any) -> list[list[Any]]:
