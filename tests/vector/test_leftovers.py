@@ -41,15 +41,11 @@ from marlvec.vector.workers import pool as worker_process
 from tests.faults.harness.programs import alive, wait_gone
 from tests.leaks import Snapshot, leaks
 from tests.painter import SMALLEST, PainterEnv, frames_of
-from tests.vector.support.kinds import BACKENDS, vectorize
+from tests.vector.support.kinds import BACKENDS, acts, hooked, vectorize
 from tests.vector.support.reference import refused
 from tests.waiting import LONG, Gate, until, within
 
 CONTEXTS = ("forkserver", "spawn", "fork")
-
-
-def acts(envs: VectorEnv, k: int = 1) -> Any:
-    return np.full((envs.num_envs, 3), k, np.int64)
 
 
 def pids_of(envs: VectorEnv) -> tuple[int, ...]:
@@ -269,17 +265,11 @@ def test_what_an_env_starts_goes_with_it(context: str, ending: str) -> None:
     wait_gone(children, LONG)
 
 
-class Forking(CounterEnv):
-    """Forks in its steps, and lets the child go on as if it were the worker, when it may; the first one last."""
-
-    def __init__(self, first: Gate, others: Gate, **options: Any) -> None:
-        super().__init__(**options)
-        self.first, self.others = first, others
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        if os.fork() == 0:
-            (self.others if self.world.t else self.first).wait()
-        return super().step(actions)
+def fork_and_step(first: Gate, others: Gate, env: Any, step: Any, actions: Any) -> Any:
+    """Fork, and let the child go on as if it were the worker, when it may; the first one last."""
+    if os.fork() == 0:
+        (others if env.world.t else first).wait()
+    return step(actions)
 
 
 @pytest.mark.many_processes
@@ -295,7 +285,10 @@ def test_a_child_that_comes_back_as_a_worker_ends_without_a_word(
         Gate(tmp_path) as first,
         Gate(tmp_path) as others,
         AsyncVectorEnv(
-            [partial(Forking, first, others, env_index=0)], context=context, shared_memory=shared_memory, copy=False
+            [partial(hooked, CounterEnv, hooks={"step": partial(fork_and_step, first, others)})],
+            context=context,
+            shared_memory=shared_memory,
+            copy=False,
         ) as envs,
     ):
         envs.reset()

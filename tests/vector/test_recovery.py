@@ -31,7 +31,7 @@ from marlvec.errors import (
 from marlvec.testing import CounterEnv, RaisingEnv, ScriptedParallelEnv, TurnEnv, check_env, decode, draw, reward_of
 from tests.interop.checkers import parallel_seed_test
 from tests.testing.test_check_env import Good
-from tests.vector.support.kinds import BACKENDS, vectorize
+from tests.vector.support.kinds import BACKENDS, acts, vectorize
 from tests.vector.support.reference import refused
 
 A = 3
@@ -118,10 +118,6 @@ class Series:
 
     def __call__(self) -> BaseException:
         return ERRORS[next(self.names)][0]()
-
-
-def acts(envs: VectorEnv, k: int = 1) -> Any:
-    return np.full((envs.num_envs, A), k, np.int64)
 
 
 def same_attributes(one: BaseException, other: BaseException) -> bool:

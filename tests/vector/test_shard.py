@@ -19,7 +19,7 @@ from marlvec.testing import CounterEnv, Script, ScriptedParallelEnv, decode, dec
 from marlvec.vector.buffers import Buffers
 from marlvec.vector.settings import Settings
 from marlvec.vector.shard import TRANSITIONS, BatchedPhases, EnvEvent, EnvPhase, EnvPhases, Shard
-from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, vectorize
+from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, acts, hooked, vectorize
 from tests.vector.support.reference import MODES, refused
 
 N = 3
@@ -207,10 +207,6 @@ def scripted(backend: str, mode: str, **options: Any) -> VectorEnv:
     return vectorize(backend, factories, autoreset_mode=mode)
 
 
-def acts(envs: VectorEnv) -> Any:
-    return np.ones((envs.num_envs, envs.agent_num), np.int64)
-
-
 @pytest.mark.slow("plays whole episodes in worker processes")
 @pytest.mark.checklist(43)
 def test_the_mode_is_the_instances_and_nothing_else_is_one() -> None:
@@ -327,15 +323,12 @@ def test_disabled(backend: str, reuse_buffer: bool) -> None:
                 assert infos["final_observation"][ended].tobytes() == obs[ended].tobytes()
 
 
-class Stillborn(CounterEnv):
-    """Has nobody in it after its second reset."""
-
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        obs, infos = super().reset(seed, options)
-        if self.world.episode == 1 and self.world.env_index == 1:
-            self.agents = []
-            return {}, {}
-        return obs, infos
+def empty_second_reset(env: Any, reset: Any, *args: Any, **options: Any) -> Any:
+    result = reset(*args, **options)
+    if env.world.episode == 1 and env.world.env_index == 1:
+        env.agents = []
+        return {}, {}
+    return result
 
 
 @pytest.mark.mostly_slow("plays whole episodes in worker processes", quick="each")
@@ -344,7 +337,9 @@ class Stillborn(CounterEnv):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", HERE_AND_AWAY)
 def test_an_env_that_is_over_right_after_its_reset(backend: str, mode: str) -> None:
-    factories = [partial(Stillborn, 2, agent_num=A, env_index=i) for i in range(N)]
+    factories = [
+        partial(hooked, CounterEnv, 2, agent_num=A, env_index=i, hooks={"reset": empty_second_reset}) for i in range(N)
+    ]
     with vectorize(backend, factories, autoreset_mode=mode) as envs:
         envs.reset(seed=0)
         envs.step(acts(envs))

@@ -34,7 +34,7 @@ from marlvec.errors import (
 )
 from marlvec.testing import CounterEnv, SampledEnv, Script, ScriptedParallelEnv, SingleEnv, decode, draw
 from marlvec.vector.settings import random_actions
-from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, factories_of, vectorize
+from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, factories_of, hooked, vectorize
 from tests.vector.support.reference import pick, refused
 from tests.waiting import Gate
 
@@ -364,21 +364,19 @@ def test_an_env_without_a_state_is_refused(backend: str) -> None:
         refused(ArgumentError, "has no global state", envs.state)
 
 
-class Fails(ScriptedParallelEnv):
-    """Its state cannot be had at times."""
-
-    calls = 0
-
-    def state(self) -> Any:
-        self.calls += 1
-        if self.calls == 4:
-            raise RuntimeError("no state today")
-        return super().state()
+def fail_at_fourth(numbers: Iterator[int], env: Any, state: Any) -> Any:
+    if next(numbers) == 4:
+        raise RuntimeError("no state today")
+    return state()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_state_that_fails_is_a_fault_of_that_env(backend: str) -> None:
-    factories = [partial(ScriptedParallelEnv, state=True), partial(Fails, state=True)]
+    hooks = {"state": partial(fail_at_fourth, itertools.count(1))}
+    factories = [
+        partial(ScriptedParallelEnv, state=True),
+        partial(hooked, ScriptedParallelEnv, state=True, hooks=hooks),
+    ]
     with vectorize(backend, factories, state=True) as envs:
         envs.reset(seed=0)
         with pytest.raises(EnvRaised, match=r"env 1 raised in state\(\): RuntimeError: no state today") as caught:

@@ -21,7 +21,6 @@ from typing import Any
 from unittest import mock
 
 import cloudpickle
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +40,7 @@ from marlvec.vector.workers.channel import ChannelClosed, Message, StackDump, cl
 from marlvec.vector.workers.pool import WorkerPool, WorkerState
 from tests.faults.harness.programs import wait_gone
 from tests.tracer import Tracer
+from tests.vector.support.kinds import acts, hooked
 from tests.vector.support.reference import refused
 from tests.waiting import LONG, Gate, until, within
 
@@ -374,10 +374,6 @@ CONTEXTS = ("forkserver", "spawn", "fork")
 A = 3
 
 
-def acts(envs: VectorEnv, k: int = 1) -> Any:
-    return np.full((envs.num_envs, A), k, np.int64)
-
-
 # Exit codes, and how the env ends its worker.
 DEATHS: dict[str, tuple[int, dict[str, int]]] = {
     "SIGKILL": (-9, {"signal": 9}),
@@ -461,22 +457,17 @@ def test_exits_of_every_kind_in_a_step_are_deaths(context: str) -> None:
             refused(WorkerDied, f"exited with code {code}", envs.step, acts(envs))
 
 
-class ExitsWhenTold(CounterEnv):
-    """Ends its process after its second step, when the gate opens."""
+def leave_after_second_step(gate: Gate, env: Any, step: Any, actions: Any) -> Any:
+    """Step; after the second step, end the process when the gate opens."""
 
-    def __init__(self, gate: Gate, **options: Any) -> None:
-        super().__init__(**options)
-        self.gate = gate
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        result = super().step(actions)
-        if self.world.t == 2:
-            threading.Thread(target=self.leave).start()
-        return result
-
-    def leave(self) -> None:
-        self.gate.wait()
+    def leave() -> None:
+        gate.wait()
         os._exit(4)
+
+    result = step(actions)
+    if env.world.t == 2:
+        threading.Thread(target=leave).start()
+    return result
 
 
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
@@ -489,7 +480,7 @@ def test_the_last_reply_of_a_worker_is_delivered_before_its_death(
     with (
         Gate(tmp_path) as gate,
         AsyncVectorEnv(
-            [partial(ExitsWhenTold, gate, env_index=0), partial(CounterEnv, env_index=1)],
+            [partial(hooked, CounterEnv, hooks={"step": partial(leave_after_second_step, gate)}), CounterEnv],
             num_workers=2,
             context=context,
         ) as envs,

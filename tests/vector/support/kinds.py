@@ -313,6 +313,29 @@ HERE_AND_AWAY = ("sync", "async")
 """For what a shard does, which is the same code wherever it runs; tests/properties draws all backends."""
 
 
+def hooked(kind: Callable[..., Any], *args: Any, hooks: dict[str, Callable[..., Any]], **options: Any) -> Any:
+    """Build an env whose calls go through functions of a test.
+
+    Args:
+        kind: Builds the env.
+        args: Its arguments.
+        hooks: By name of a call, a function of the env, its own call and the call's arguments; "init": of the env.
+        options: More arguments.
+    """
+    env = kind(*args, **options)
+    for name, hook in hooks.items():
+        if name == "init":
+            hook(env)
+        else:
+            setattr(env, name, partial(hook, env, getattr(env, name)))
+    return env
+
+
+def acts(envs: VectorEnv, k: int = 1) -> Any:
+    """The same action for every agent of every env."""
+    return np.full((envs.num_envs, envs.agent_num), k, np.int64)
+
+
 def together(agent_num: int, *lengths: int) -> list[Script]:
     """Scripts of these lengths in which everyone lives all the time."""
     return [Script.together(agent_num, length) for length in lengths]
