@@ -22,7 +22,7 @@ from marlvec.envs import adapt
 from marlvec.errors import ContractError, EnvContractError, EnvRaised, NotResetError
 from marlvec.testing import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, TurnEnv, decode
 from tests.vector.support.kinds import HERE_AND_AWAY, vectorize
-from tests.vector.support.reference import MODES
+from tests.vector.support.reference import MODES, refused
 
 N = 3
 A = 3
@@ -45,15 +45,13 @@ def breaks(backend: str, good: Any, bad: Any, steps: int, words: str) -> None:
             for _ in range(steps - 1):
                 envs.step(acts(envs))
                 twin.step(acts(twin))
-            with pytest.raises(EnvContractError, match=rf"^env 1, step\(\): .*{words}") as caught:
-                envs.step(acts(envs))
+            caught = refused(EnvContractError, rf"^env 1, step\(\): .*{words}", envs.step, acts(envs))
             obs, rewards, *_ = twin.step(acts(twin))
-            result = caught.value.result
-            assert (caught.value.env_ids, result.env_ids.tolist()) == ((1,), [0, 2])
+            result = caught.result
+            assert (caught.env_ids, result.env_ids.tolist()) == ((1,), [0, 2])
             assert [row.tobytes() for row in result.obs] == [obs[0].tobytes()] * 2
             assert result.rewards.tolist() == rewards.tolist() * 2
-            with pytest.raises(NotResetError, match=r"envs \[1\]"):
-                envs.step(acts(envs))
+            refused(NotResetError, r"envs \[1\]", envs.step, acts(envs))
 
 
 # --- D1, D2, D4: who is told of
@@ -659,9 +657,8 @@ def test_illegal_moves_are_left_to_the_game(backend: str) -> None:
         legal = np.argmax(infos["action_mask"], axis=-1)
         wrong = legal.copy()
         wrong[1] = np.argmin(infos["action_mask"][1], axis=-1)
-        with pytest.raises(EnvRaised, match=r"env 1 raised in step\(\): ValueError: action .* is masked") as caught:
-            envs.step(wrong)
-        assert caught.value.result.env_ids.tolist() == [0, 2]
+        caught = refused(EnvRaised, r"env 1 raised in step\(\): ValueError: action .* is masked", envs.step, wrong)
+        assert caught.result.env_ids.tolist() == [0, 2]
         envs.reset(env_ids=[1])
 
 

@@ -46,7 +46,7 @@ from marlvec.testing import CounterEnv, ExitingEnv, KeyedEnv, RaisingEnv, Sample
 from marlvec.vector.workers.worker import Watchdog
 from tests.faults.harness.programs import run, wait_gone
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, vectorize
-from tests.vector.support.reference import MODES
+from tests.vector.support.reference import MODES, refused
 from tests.waiting import LONG, Gate, overdue, within
 
 START_METHODS = ("fork", "forkserver", "spawn")
@@ -213,8 +213,7 @@ def test_invalid_env_ids_reach_no_env_and_empty_ones_reset_none(backend: str, mo
         for t in range(1, 5):
             for env_ids in wrong:
                 for call in (envs.reset, envs.reset_send, envs.async_reset):
-                    with pytest.raises(ArgumentError, match="env_ids"):
-                        call(env_ids=env_ids)
+                    refused(ArgumentError, "env_ids", call, env_ids=env_ids)
             for nobody in ([], np.zeros(N, bool), [False] * N, ()):
                 obs, _ = envs.reset(env_ids=nobody)
                 assert [decode(row[0]).t for row in obs] == [t - 1] * N
@@ -239,12 +238,9 @@ def test_numbers_of_envs_and_workers_are_checked_before_anything_is_built() -> N
                 ):
                     vectorize(backend, [build] * N, num_workers=workers)
     for n in (0, -1):
-        with pytest.raises(ValueError, match=f"num_envs: expected at least 1, got {n}"):
-            marlvec.make(build, n)
-    with pytest.raises(ValueError, match="at least one env, got an empty list"):
-        marlvec.make([])
-    with pytest.raises(ValueError, match="num_envs=2, but 3 factories were given"):
-        marlvec.make([build] * 3, 2)
+        refused(ValueError, f"num_envs: expected at least 1, got {n}", marlvec.make, build, n)
+    refused(ValueError, "at least one env, got an empty list", marlvec.make, [])
+    refused(ValueError, "num_envs=2, but 3 factories were given", marlvec.make, [build] * 3, 2)
     env = CounterEnv()
     for instances in (env, [env], [env, env]):
         with pytest.raises(ValueError, match="got an env of class CounterEnv, expected something that builds envs"):
@@ -395,11 +391,9 @@ def test_a_space_that_is_another_one_after_a_reset(backend: str, form: str, whic
         envs.step(np.ones((2, a), np.int64))
         for _ in range(2):
             words = rf"env 1, reset\(\): .*{which} space of agent '\w+': expected the one .* got another"
-            with pytest.raises(ContractError, match=words) as caught:
-                envs.reset(options={"change": True})
-            assert caught.value.env_ids == (1,)  # type: ignore[attr-defined]  # an EnvContractError
-            with pytest.raises(NotResetError, match=r"envs \[1\]"):
-                envs.step(np.ones((2, a), np.int64))
+            caught = refused(ContractError, words, envs.reset, options={"change": True})
+            assert caught.env_ids == (1,)  # type: ignore[attr-defined]  # an EnvContractError
+            refused(NotResetError, r"envs \[1\]", envs.step, np.ones((2, a), np.int64))
     with vectorize(backend, factories("equal"), validate=mode) as envs:
         for options in (None, {"change": True}, None):
             envs.reset(seed=0, options=options)
@@ -499,10 +493,9 @@ def test_a_worker_that_has_answered_for_some_of_its_envs_and_is_dead_before_anyb
             step = envs.recv()
             assert step.fault[step.env_ids.tolist().index(1)]
             return
-        with pytest.raises(WorkerDied, match="at work on env 1") as caught:
-            envs.recv()
-        assert caught.value.result.env_ids.tolist() == [0]
-        assert decode(caught.value.result.obs[0, 0]).t == 1
+        caught = refused(WorkerDied, "at work on env 1", envs.recv)
+        assert caught.result.env_ids.tolist() == [0]
+        assert decode(caught.result.obs[0, 0]).t == 1
 
 
 @pytest.mark.fault("A1")
@@ -516,8 +509,7 @@ def test_a_death_is_heard_of_though_it_is_time_to_look_for_hangs(fetch: Any, mon
         os.kill(envs.worker_pids[1], signal.SIGSTOP)
         send(ACTIONS)
         os.kill(envs.worker_pids[1], signal.SIGKILL)
-        with pytest.raises(WorkerDied, match="worker 1"):
-            fetch(envs)
+        refused(WorkerDied, "worker 1", fetch, envs)
 
 
 # --- an env hangs
@@ -556,10 +548,9 @@ def test_late_replies_of_a_hung_env_are_dropped(on_fault: str) -> None:
             assert envs.faults[-1].env_ids == (1,)
             assert "step_timeout" in envs.faults[-1].summary
             return
-        with pytest.raises(EnvTimeout, match=r"env 1 did not come back within step_timeout=0\.3 s") as caught:
-            envs.step(ACTIONS)
-        assert caught.value.env_ids == (1,)
-        assert caught.value.result.env_ids.tolist() == [0]
+        caught = refused(EnvTimeout, r"env 1 did not come back within step_timeout=0\.3 s", envs.step, ACTIONS)
+        assert caught.env_ids == (1,)
+        assert caught.result.env_ids.tolist() == [0]
 
 
 class Dying(CounterEnv):
@@ -585,10 +576,9 @@ def test_what_the_others_have_said_by_then_comes_with_the_error(culprit: int, tm
         envs.step_send(ACTIONS)
         overdue(envs.step_fetch, [culprit])
         gate.let_through()
-        with pytest.raises(WorkerDied) as caught:
-            envs.step_fetch()
-        assert caught.value.env_ids == (culprit,)
-        assert caught.value.result.env_ids.tolist() == [1 - culprit]
+        caught = refused(WorkerDied, "", envs.step_fetch)
+        assert caught.env_ids == (culprit,)
+        assert caught.result.env_ids.tolist() == [1 - culprit]
 
 
 # --- and is replaced

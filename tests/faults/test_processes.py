@@ -36,6 +36,7 @@ from marlvec.vector.workers.channel import StackDump
 from marlvec.vector.workers.fork_server import ForkServerClient
 from marlvec.vector.workers.pool import WorkerProcess, ensure_server
 from tests.faults.harness.programs import alive, run, start, wait_gone
+from tests.vector.support.reference import refused
 from tests.waiting import LONG, until, within
 
 CONTEXTS = ("forkserver", "spawn", "fork")
@@ -128,8 +129,7 @@ def test_workers_that_kill_each_other(n: int, tmp_path: Path) -> None:
         envs.reset()
         envs.step(acts(n))
         envs.step(acts(n))
-        with pytest.raises(WorkerDied, match="SIGKILL"):
-            envs.step(acts(n))
+        refused(WorkerDied, "SIGKILL", envs.step, acts(n))
         with within(4, usual=0.02):
             envs.close()
         assert alive(pids) == []
@@ -258,8 +258,7 @@ def test_an_interrupt_while_a_worker_is_being_started(context: str, monkeypatch:
 
         server = ensure_server()  # which asks nothing
         monkeypatch.setattr(ForkServerClient, "answer", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            AsyncVectorEnv(factories, num_workers=3, context=context)
+        refused(KeyboardInterrupt, "", AsyncVectorEnv, factories, num_workers=3, context=context)
         with AsyncVectorEnv(factories, num_workers=3, context=context) as envs:
             envs.reset()
             assert decode(envs.step(acts(3))[0][2, 1]) == (2, 0, 0, 1, 1)
@@ -306,8 +305,7 @@ def test_too_deep_is_known_before_any_process_is_started(monkeypatch: pytest.Mon
     for text in ("5", "6", "1000"):
         monkeypatch.setenv(limits.DEPTH, text)
         for context in CONTEXTS:
-            with pytest.raises(ResourceError, match="worker at that depth"):
-                AsyncVectorEnv([CounterEnv], context=context)
+            refused(ResourceError, "worker at that depth", AsyncVectorEnv, [CounterEnv], context=context)
     monkeypatch.undo()
     for text in ("4", "", "deep", "-7"):
         monkeypatch.setenv(limits.DEPTH, text)
@@ -472,10 +470,9 @@ def test_a_crash_says_where(context: str, how: str, capfd: pytest.CaptureFixture
         process, other = process_of(envs), process_of(envs, 1)
         assert process.crash_report() == ""
         envs.reset()
-        with pytest.raises(WorkerDied) as caught:
-            envs.step(ones(2))
-        assert caught.value.exitcode == exitcode
-        report = str(caught.value)
+        caught = refused(WorkerDied, "", envs.step, ones(2))
+        assert caught.exitcode == exitcode
+        report = str(caught)
         assert f"Fatal Python error: {words}" in report
         assert "test_processes.py" in report
         assert "in crash_here" in report
@@ -648,19 +645,16 @@ def test_an_env_without_memory_raises_and_one_that_is_killed_may_have_had_none(c
     with AsyncVectorEnv([Greedy, partial(CounterEnv, env_index=1)], num_workers=2, context=context) as envs:
         envs.reset()
         envs.step(ones(2))
-        with pytest.raises(EnvRaised, match="MemoryError") as caught:
-            envs.step(ones(2))
-        assert isinstance(caught.value.__cause__, MemoryError)
+        caught = refused(EnvRaised, "MemoryError", envs.step, ones(2))
+        assert isinstance(caught.__cause__, MemoryError)
         envs.reset()
         envs.step(ones(2))
     with AsyncVectorEnv([partial(ExitingEnv, signal=9)], context=context) as envs:
         envs.reset()
-        with pytest.raises(WorkerDied, match=r"SIGKILL.*possibly the kernel's out-of-memory killer"):
-            envs.step(ones())
+        refused(WorkerDied, r"SIGKILL.*possibly the kernel's out-of-memory killer", envs.step, ones())
     with AsyncVectorEnv([partial(RaisingEnv, error=MemoryError)], context=context) as envs:
         envs.reset()
-        with pytest.raises(EnvRaised, match="MemoryError"):
-            envs.step(ones())
+        refused(EnvRaised, "MemoryError", envs.step, ones())
 
 
 # What an env starts may do as it likes while its worker lives, and is gone when the worker is.
@@ -751,8 +745,7 @@ def test_daemons_of_an_env_live_as_long_as_its_worker(context: str) -> None:
         time.sleep(0.2)
         assert alive(second) == second
         assert alive(third) == third
-        with pytest.raises(WorkerDied, match="SIGKILL"):
-            envs.step(np.ones((2, 3), np.int64))
+        refused(WorkerDied, "SIGKILL", envs.step, np.ones((2, 3), np.int64))
         envs.close()
         wait_gone(second, LONG)
         time.sleep(0.1)

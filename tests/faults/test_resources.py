@@ -41,6 +41,7 @@ from marlvec.vector.workers import fork_server as forkserver
 from marlvec.vector.workers import pool as worker_process
 from marlvec.vector.workers.pool import ensure_server
 from tests.faults.harness.programs import mounted, run
+from tests.vector.support.reference import refused
 from tests.waiting import Gate, GatedEnv, within
 
 CONTEXTS = ("forkserver", "spawn", "fork")
@@ -93,11 +94,10 @@ def test_too_few_descriptors_are_known_before_anything_starts(context: str, monk
         patch.setattr(worker_process, "pair", started)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         words = rf"64 workers need 3 file descriptors.*: {known + 1 + 3 * 64 + 16}, but this process may have {soft}\."
-        with pytest.raises(ResourceError, match=words) as caught:
-            AsyncVectorEnv([CounterEnv] * 64, num_workers=64, context=context)
-        assert caught.value.errno == errno.EMFILE
-        assert f"ulimit -n` or resource.setrlimit, up to {hard}" in str(caught.value)
-        assert "num_workers=" in str(caught.value)
+        caught = refused(ResourceError, words, AsyncVectorEnv, [CounterEnv] * 64, num_workers=64, context=context)
+        assert caught.errno == errno.EMFILE
+        assert f"ulimit -n` or resource.setrlimit, up to {hard}" in str(caught)
+        assert "num_workers=" in str(caught)
     assert open_fds() == known
     works(context)
 
@@ -155,8 +155,7 @@ def test_a_fork_server_without_descriptors_says_so(tmp_path: Path) -> None:
     try:
         for limit in (5, 7, 9):
             resource.prlimit(server, resource.RLIMIT_NOFILE, (limit, before[1]))
-            with pytest.raises(ResourceError, match="Too many open files"):
-                AsyncVectorEnv([CounterEnv] * 2)
+            refused(ResourceError, "Too many open files", AsyncVectorEnv, [CounterEnv] * 2)
     finally:
         resource.prlimit(server, resource.RLIMIT_NOFILE, before)
     works("forkserver")
@@ -341,8 +340,7 @@ def test_more_than_there_is_of_this_machine() -> None:
     assert where
     fd = shared_memory.create()
     try:
-        with pytest.raises(ResourceError, match="bytes of memory, but"):
-            shared_memory.grow(fd, 1 << 50)
+        refused(ResourceError, "bytes of memory, but", shared_memory.grow, fd, 1 << 50)
         assert os.fstat(fd).st_blocks == 0
         shared_memory.grow(fd, 1 << 16)
         assert os.fstat(fd).st_size == 1 << 16
@@ -435,8 +433,7 @@ def test_the_limit_of_a_container_counts(name: str, tmp_path: Path, monkeypatch:
     assert there == left
     assert where.startswith("this machine" if left == 8 * GIB else "its memory cgroup")
     limits.check_memory(left)
-    with pytest.raises(ResourceError, match=f"has {left:,} left"):
-        limits.check_memory(left + 1)
+    refused(ResourceError, f"has {left:,} left", limits.check_memory, left + 1)
     monkeypatch.setattr(limits, "_PROC", tmp_path / "nowhere")
     limits.check_memory(1 << 60)  # not known is not too little
 
@@ -629,8 +626,7 @@ def test_a_clock_that_jumps_changes_nothing(context: str, tmp_path: Path, monkey
             envs.step_send(acts(2))
             if t == 3:
                 begin = time.monotonic()
-                with pytest.raises(FetchTimeout):
-                    envs.step_fetch(timeout=0.02)
+                refused(FetchTimeout, "", envs.step_fetch, timeout=0.02)
                 assert 0.02 <= time.monotonic() - begin < 60, "the clock has jumped by years"
                 gate.let_through()
             obs, *_ = envs.step_fetch(timeout=60)
@@ -746,11 +742,9 @@ def ones() -> Any:
 def survives(envs: AsyncVectorEnv, on_fault: str, kind: type[EnvFault], words: str, old: int) -> None:
     """A step in which it goes wrong: told as ``on_fault`` says, and the other worker never knows."""
     if on_fault == "raise":
-        with pytest.raises(kind, match=words) as caught:
-            envs.step(ones())
-        assert getattr(caught.value, "lost_env_ids", ()) == (0, 1)
-        with pytest.raises(BrokenError, match=r"only close\(\) is left"):
-            envs.reset()
+        caught = refused(kind, words, envs.step, ones())
+        assert getattr(caught, "lost_env_ids", ()) == (0, 1)
+        refused(BrokenError, r"only close\(\) is left", envs.reset)
         return
     _, _, _, truncated, infos = envs.step(ones())
     assert infos["fault"].tolist() == [True, True, False, False]

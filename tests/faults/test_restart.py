@@ -33,6 +33,7 @@ from marlvec.vector.workers import channel as stack_dump
 from marlvec.vector.workers.pool import WorkerProcess
 from tests.faults.harness.programs import wait_gone
 from tests.vector.support.kinds import SCRIPTED, factories_of, vectorize
+from tests.vector.support.reference import refused
 from tests.waiting import LONG, Gate, GatedEnv, overdue, until
 
 N = 4
@@ -264,11 +265,9 @@ def test_after_too_many_restarts_the_others_go_on(tmp_path: Path) -> None:
     with vec("async", factories, "raises", max_restarts=1) as envs:
         envs.reset(seed=0)
         assert envs.step(acts(envs))[4]["fault"].tolist() == [False, True, False, False]
-        with pytest.raises(EnvRaised, match="Gave up") as caught:
-            envs.step(acts(envs))
-        assert caught.value.result.env_ids.tolist() == [0, 2, 3]
-        with pytest.raises(NotResetError, match=r"\[1\]"):
-            envs.step(acts(envs))
+        caught = refused(EnvRaised, "Gave up", envs.step, acts(envs))
+        assert caught.result.env_ids.tolist() == [0, 2, 3]
+        refused(NotResetError, r"\[1\]", envs.step, acts(envs))
         envs.send(acts(envs)[:3], [0, 2, 3])
         assert decode(envs.recv().obs[0, 0])[3] == 3
         envs.reset(env_ids=[1])
@@ -392,9 +391,8 @@ def test_what_had_arrived_is_in_the_error_also_when_the_death_shows_in_sending(t
         overdue(envs.recv, [1], 2)
         os.kill(envs.worker_pids[2], signal.SIGKILL)
         wait_gone(envs.worker_pids[2:], LONG)
-        with pytest.raises(WorkerDied) as caught:
-            envs.send(acts(envs)[:1], [2])
-        assert caught.value.result.env_ids.tolist() == [0]
+        caught = refused(WorkerDied, "", envs.send, acts(envs)[:1], [2])
+        assert caught.result.env_ids.tolist() == [0]
 
 
 def test_control_calls_take_as_long_as_they_take() -> None:
@@ -472,9 +470,8 @@ def test_raise_names_all_that_died_together() -> None:
         for pid in envs.worker_pids:
             os.kill(pid, signal.SIGKILL)
         wait_gone(envs.worker_pids, LONG)  # on a busy machine one may be killed and not know it yet
-        with pytest.raises(WorkerDied, match=r"(?s)worker 0 .*worker 1 .*worker 2 .*worker 3 ") as caught:
-            envs.step_fetch()
-        assert caught.value.env_ids == tuple(range(N))
+        caught = refused(WorkerDied, r"(?s)worker 0 .*worker 1 .*worker 2 .*worker 3 ", envs.step_fetch)
+        assert caught.env_ids == tuple(range(N))
 
 
 @pytest.mark.slow("kills, stops or starts many workers")
@@ -552,8 +549,7 @@ def test_make_takes_them_and_says_where_they_make_no_sense() -> None:
         ({"step_timeout": 1.0, "backend": "sync"}, "is for worker processes"),
         ({"step_timeout": 1.0, "backend": "thread"}, "is for worker processes"),
     ]:
-        with pytest.raises(ValueError, match=text):
-            make(CounterEnv, 2, **wrong)
+        refused(ValueError, text, make, CounterEnv, 2, **wrong)
 
 
 def test_an_episode_that_had_ended_is_not_lost_when_the_next_one_cannot_begin(tmp_path: Path) -> None:
@@ -595,12 +591,11 @@ def test_agents_that_were_gone_already_are_not_truncated(tmp_path: Path) -> None
 def test_an_error_says_in_which_worker_and_which_request() -> None:
     with vectorize("async", [CounterEnv, RaisingEnv], num_workers=2) as envs:
         envs.reset(seed=0)
-        with pytest.raises(EnvRaised, match="RaisingEnv|scripted failure") as caught:
-            envs.step(acts(envs))
-        (failure,) = caught.value.failures
+        caught = refused(EnvRaised, "RaisingEnv|scripted failure", envs.step, acts(envs))
+        (failure,) = caught.failures
         pid = envs.worker_pids[1]
         assert (failure.env_id, failure.operation, failure.pid) == (1, "step", pid)
-        assert f"(env 1, worker process {pid}, request {failure.request})" in str(caught.value)
+        assert f"(env 1, worker process {pid}, request {failure.request})" in str(caught)
 
 
 def test_a_worker_that_dies_before_its_env_is_built_anew() -> None:
@@ -611,8 +606,7 @@ def test_a_worker_that_dies_before_its_env_is_built_anew() -> None:
         until(lambda: envs._worker_pool.has_unread(0))  # nothing public tells it without reading it
         os.kill(envs.worker_pids[0], signal.SIGKILL)
         wait_gone(envs.worker_pids, LONG)
-        with pytest.raises(WorkerDied):
-            envs.drain()
+        refused(WorkerDied, "", envs.drain)
 
 
 def test_a_worker_that_answers_in_part_and_dies_is_not_waited_for() -> None:
@@ -628,9 +622,8 @@ def test_a_worker_that_answers_in_part_and_dies_is_not_waited_for() -> None:
             envs.reset(seed=0)
             envs.send(acts(envs))
             time.sleep(wait)
-            with pytest.raises(WorkerDied) as caught:
-                envs.drain(timeout=LONG)
-            assert caught.value.result.env_ids.tolist() == [0, 1], "what it had answered"
+            caught = refused(WorkerDied, "", envs.drain, timeout=LONG)
+            assert caught.result.env_ids.tolist() == [0, 1], "what it had answered"
 
 
 # on_fault="mask": what failed is out for good, and the rest goes on as if it had never been.
@@ -723,10 +716,8 @@ def test_it_raises_without_envs_left(how: str, error: type[Exception]) -> None:
             envs.step(ones(envs))
     with masking("async", "raises", [partial(RaisingEnv, 3, at=0)] * N) as envs:
         envs.reset(seed=0)
-        with pytest.raises(EnvRaised, match="No env is left"):
-            envs.step(ones(envs))
-        with pytest.raises(BrokenError, match="No env is left"):
-            envs.step(ones(envs))
+        refused(EnvRaised, "No env is left", envs.step, ones(envs))
+        refused(BrokenError, "No env is left", envs.step, ones(envs))
 
 
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")

@@ -34,7 +34,7 @@ from marlvec.vector.workers import worker as report_packing
 from tests.faults.harness.programs import run
 from tests.faults.harness.spoilt import FORMS, OBS_SPACE, Spoil, good_obs
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, vectorize
-from tests.vector.support.reference import assert_trees_equal, pick
+from tests.vector.support.reference import assert_trees_equal, pick, refused
 from tests.vector.test_recovery import ERRORS
 
 N = 3
@@ -157,14 +157,12 @@ def test_a_form_that_is_wrong_is_an_error_of_that_env_alone(fault: str, form: st
         for k, spoil in enumerate(spoils):
             envs.reset(seed=0, options={"spoil": k})
             step()
-            with pytest.raises(EnvContractError, match=rf"^env 1, step\(\): .*{whose}{spoil.words}") as caught:
-                step()
-            result = caught.value.result
-            assert (caught.value.env_ids, result.env_ids.tolist()) == ((1,), [0, 2])
+            caught = refused(EnvContractError, rf"^env 1, step\(\): .*{whose}{spoil.words}", step)
+            result = caught.result
+            assert (caught.env_ids, result.env_ids.tolist()) == ((1,), [0, 2])
             assert_trees_equal(rows(result, [0, 1]), rows(clean, [0, 2]), "the others")
             assert result.rewards.tolist() == clean.rewards[[0, 2]].tolist()
-            with pytest.raises(NotResetError, match=r"envs \[1\]"):
-                step()
+            refused(NotResetError, r"envs \[1\]", step)
             envs.reset(env_ids=[1])
         envs.reset()
         step()
@@ -251,14 +249,11 @@ def test_a_raising_render_is_reported_and_costs_no_episode(backend: str) -> None
         envs.reset(seed=0)
         for t in range(1, 5):
             if t == 2:
-                with pytest.raises(
-                    EnvRaised, match=r"env 1 raised in render\(\): ValueError: scripted failure"
-                ) as caught:
-                    envs.render()
-                assert type(caught.value.__cause__) is ValueError
-                assert "Traceback" in str(caught.value)
-                assert caught.value.env_ids == (1,)
-                assert {i: int(frame[0, 0, 0]) for i, frame in caught.value.result.items()} == {0: 0, 2: 2}
+                caught = refused(EnvRaised, r"env 1 raised in render\(\): ValueError: scripted failure", envs.render)
+                assert type(caught.__cause__) is ValueError
+                assert "Traceback" in str(caught)
+                assert caught.env_ids == (1,)
+                assert {i: int(frame[0, 0, 0]) for i, frame in caught.result.items()} == {0: 0, 2: 2}
             else:
                 assert [int(frame[0, 0, 0]) for frame in envs.render()] == [0, 1, 2]
             obs, *_ = envs.step(np.ones((N, 3), np.int64))
@@ -339,10 +334,9 @@ class Endless(CounterEnv):
 def test_real_recursion_and_real_lack_of_memory(backend: str, kind: str) -> None:
     with vectorize(backend, [partial(Endless, kind, i) for i in range(N)]) as envs:
         envs.reset()
-        with pytest.raises(EnvRaised, match=rf"env 1 raised in step\(\): .*{kind}") as caught:
-            envs.step(np.ones((N, 3), np.int64))
-        assert isinstance(caught.value.__cause__, (RecursionError, MemoryError))
-        assert caught.value.result.env_ids.tolist() == [0, 2]
+        caught = refused(EnvRaised, rf"env 1 raised in step\(\): .*{kind}", envs.step, np.ones((N, 3), np.int64))
+        assert isinstance(caught.__cause__, (RecursionError, MemoryError))
+        assert caught.result.env_ids.tolist() == [0, 2]
         envs.reset(env_ids=[1])
         envs.step(np.ones((N, 3), np.int64))
 
@@ -375,16 +369,13 @@ def test_base_exceptions_are_never_lost(
             envs.reset()
             envs.step(np.ones((2, 3), np.int64))
 
-    with pytest.raises(expected) as caught:
-        run()
+    caught = refused(expected, "", run)
     if expected is EnvRaised:
-        assert type(caught.value.__cause__) is kind
-        assert f"env 1 raised in {'__init__' if operation == 'init' else operation}(): {kind.__name__}" in str(
-            caught.value
-        )
-    elif isinstance(caught.value, WorkerDied):
-        assert caught.value.env_ids == (1,)
-        assert caught.value.exitcode == (0 if kind is SystemExit else 1)
+        assert type(caught.__cause__) is kind
+        assert f"env 1 raised in {'__init__' if operation == 'init' else operation}(): {kind.__name__}" in str(caught)
+    elif isinstance(caught, WorkerDied):
+        assert caught.env_ids == (1,)
+        assert caught.exitcode == (0 if kind is SystemExit else 1)
         if kind is not SystemExit:
             assert kind.__name__ in capfd.readouterr().err, "and its traceback is on stderr"
 
@@ -404,10 +395,9 @@ def test_base_exceptions_in_close_are_never_lost(backend: str, kind: type[BaseEx
     factories = [partial(Leaving, where="close", error=kind, only_env=1, env_index=i) for i in range(4)]
     envs = vectorize(backend, factories)
     envs.reset()
-    with pytest.raises(kind if backend == "sync" else EnvRaised) as caught:
-        envs.close()
+    caught = refused(kind if backend == "sync" else EnvRaised, "", envs.close)
     if backend != "sync":
-        assert caught.value.env_ids == (1,)  # type: ignore[attr-defined]  # seen above
+        assert caught.env_ids == (1,)  # type: ignore[attr-defined]  # seen above
     assert envs.closed
     assert len(list(tmp_path.iterdir())) == 4
 
@@ -495,10 +485,8 @@ def test_an_invalid_info_is_an_error_of_its_env(backend: str) -> None:
         for what, words, kind in cases:
             envs.reset(options={"info": what})
             envs.step(actions)
-            with pytest.raises(kind, match=rf"^env 1, \w+\(\): .*{words}"):
-                envs.step(actions)
-            with pytest.raises(NotResetError, match=r"envs \[1\]"):
-                envs.step(actions)
+            refused(kind, rf"^env 1, \w+\(\): .*{words}", envs.step, actions)
+            refused(NotResetError, r"envs \[1\]", envs.step, actions)
         envs.reset()
         for _ in range(3):
             envs.step(actions)
@@ -555,10 +543,9 @@ def test_infos_that_come_from_a_process_are_bounded(final: bool) -> None:
         words = (
             r"env 1, infos\(\): its infos take 67,1\d\d,\d\d\d bytes, pickled; expected at most 67,108,864 in one call"
         )
-        with pytest.raises(EnvContractError, match=words) as caught:
-            envs.step(np.ones((N, 1), np.int64))
-        assert caught.value.result.env_ids.tolist() == [0, 2]
-        infos = caught.value.result.infos["final_info"] if final else caught.value.result.infos
+        caught = refused(EnvContractError, words, envs.step, np.ones((N, 1), np.int64))
+        assert caught.result.env_ids.tolist() == [0, 2]
+        infos = caught.result.infos["final_info"] if final else caught.result.infos
         assert infos["blob"].shape[0] == 2
         assert infos["_blob"].all()
         envs.reset(env_ids=[1])
@@ -737,8 +724,7 @@ def make(**options: Any) -> VectorEnv:
 def goes_on(envs: VectorEnv, env_id: int = 2) -> None:
     """That env has no episode, and can have one; the others have theirs."""
     envs.exec_func(arm)
-    with pytest.raises(NotResetError, match=rf"envs \[{env_id}\]"):
-        envs.step(acts())
+    refused(NotResetError, rf"envs \[{env_id}\]", envs.step, acts())
     envs.reset(env_ids=[env_id])
     for _ in range(7):
         obs, *_ = envs.step(acts())
@@ -795,8 +781,7 @@ def test_an_answer(error: str) -> None:
         envs.exec_func(install, None, error)
         for call in calls:
             words = rf"^env 2, call\(\): this process cannot unpickle the answer: {error}: not here"
-            with pytest.raises(SerialisationError, match=words):
-                call()
+            refused(SerialisationError, words, call)
         envs.step(acts())  # it costs no episode
 
 
@@ -826,14 +811,12 @@ def test_on_the_way_to_a_worker(error: str) -> None:
             words = (
                 rf"^env 1, {name}\(\): its worker process cannot .* the arguments of {name}.* for env 1: {error}: not"
             )
-            with pytest.raises(SerialisationError, match=words):
-                call()
+            refused(SerialisationError, words, call)
         envs.step(acts())
         words = (
             rf"reset\(\): its worker process cannot unpickle the arguments of reset\(\) for env 3: {error}: not here"
         )
-        with pytest.raises(SerialisationError, match=words):
-            envs.reset(options=[None, None, None, {"bomb": bomb}], env_ids=[0, 1, 2, 3])
+        refused(SerialisationError, words, envs.reset, options=[None, None, None, {"bomb": bomb}], env_ids=[0, 1, 2, 3])
         envs.reset()
         envs.step(acts())
         assert envs.worker_pids == pids  # type: ignore[attr-defined]
@@ -849,8 +832,7 @@ def test_an_exception_that_goes_off(tmp_path: Path) -> None:
 
     with make() as envs:
         envs.reset(seed=0)
-        with pytest.raises(EnvRaised, match="Explosive"):
-            envs.exec_func(fails)
+        refused(EnvRaised, "Explosive", envs.exec_func, fails)
         envs.step(acts())
 
 
@@ -883,8 +865,7 @@ def test_spaces(error: str) -> None:
 @pytest.mark.parametrize("error", UNREADABLE)
 def test_factories(error: str) -> None:
     factory: Any = partial(CounterEnv, note=Bomb(error, spare=(HERE,)))
-    with pytest.raises(MarlvecError, match=f"{error}: not here"):
-        AsyncVectorEnv([factory] * 2, num_workers=1)
+    refused(MarlvecError, f"{error}: not here", AsyncVectorEnv, [factory] * 2, num_workers=1)
 
 
 class Hand(Space[Any]):
@@ -939,10 +920,8 @@ def test_an_observation(error: str) -> None:
         envs.reset(seed=0)
         envs.exec_func(deal, [1], error)
         words = rf"^env 1, {{}}\(\): this process cannot unpickle the observation of agent 'agent_2': {error}: not here"
-        with pytest.raises(SerialisationError, match=words.format("step")):
-            envs.step(acts())
-        with pytest.raises(SerialisationError, match=words.format("reset")):
-            envs.reset()
+        refused(SerialisationError, words.format("step"), envs.step, acts())
+        refused(SerialisationError, words.format("reset"), envs.reset)
         envs.exec_func(deal, None, None)
         envs.reset(env_ids=[1])
         for _ in range(6):

@@ -25,6 +25,7 @@ from marlvec.native.turn_game import TurnGame
 from marlvec.policies import RandomPolicy
 from marlvec.testing import check_vector_env
 from tests.native.table import Shown, Table
+from tests.vector.support.reference import refused
 
 N = 3
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -160,8 +161,7 @@ def test_an_action_that_there_is_not_raises_before_any_game_has_moved(name: str)
         for bad in (-1, int(envs.spec.action_spaces[0].n)):
             actions = np.ones((3, 2), np.int64)
             actions[2, 1] = bad
-            with pytest.raises(ActionError, match=rf"env 2.*{agent}"):
-                envs.step(actions)
+            refused(ActionError, rf"env 2.*{agent}", envs.step, actions)
         again, infos = envs.reset(env_ids=[0])
         np.testing.assert_array_equal(again[1:], obs[1:])
         assert infos["acting"][1:].tolist() == [[False, True]] * 2
@@ -176,10 +176,8 @@ def test_worlds_are_drawn_and_asked_as_envs_are() -> None:
 
 
 def test_arguments_that_there_are_not_raise() -> None:
-    with pytest.raises(EnvArgumentError, match="sides"):
-        marlvec.make("tictactoe_v3", backend="native", sides=4)
-    with pytest.raises(ArgumentError, match="num_actions: expected an odd int"):
-        marlvec.make("rps_v2", backend="native", num_actions=4)
+    refused(EnvArgumentError, "sides", marlvec.make, "tictactoe_v3", backend="native", sides=4)
+    refused(ArgumentError, "num_actions: expected an odd int", marlvec.make, "rps_v2", backend="native", num_actions=4)
 
 
 @pytest.mark.slow("compiles, and plays whole games")
@@ -313,8 +311,7 @@ def test_rock_paper_scissors_is_pettingzoos(games: int, num_actions: int, max_cy
     "arguments", [{"num_actions": 4}, {"num_actions": 1}, {"num_actions": 3.0}, {"max_cycles": None}]
 )
 def test_rock_paper_scissors_refuses_what_pettingzoo_cannot_play(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=f"rps_v2: {next(iter(arguments))}: expected .*got"):
-        RockPaperScissors(2, **arguments)
+    refused(ArgumentError, f"rps_v2: {next(iter(arguments))}: expected .*got", RockPaperScissors, 2, **arguments)
 
 
 @pytest.mark.slow("compiles, and plays whole games")

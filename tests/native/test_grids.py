@@ -19,6 +19,7 @@ from marlvec.native.grids.foraging import Foraging
 from marlvec.native.grids.overcooked import Overcooked
 from marlvec.testing import check_native_env
 from tests.native.grids import FORAGING, SMALL, WAREHOUSE, case, grid_of
+from tests.vector.support.reference import refused
 
 PLAYS = "plays many episodes of the reference"
 COMPILES = "compiles kernels"
@@ -96,8 +97,7 @@ def test_no_adapter_stands_between(env_id: str) -> None:
 )
 def test_other_names_are_unknown(env_id: str, name: str) -> None:
     family = env_id.partition("/")[0]
-    with pytest.raises(UnknownEnvError, match=rf"{family}/{name}'.*e\.g\. {env_id}"):
-        marlvec.make(f"{family}/{name}", 2)
+    refused(UnknownEnvError, rf"{family}/{name}'.*e\.g\. {env_id}", marlvec.make, f"{family}/{name}", 2)
 
 
 @pytest.mark.parametrize(
@@ -245,8 +245,7 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("env_id", "text", "options"), [case(*wrong) for wrong in WRONG])
 def test_wrong_arguments_are_told(env_id: str, text: str, options: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=text):
-        marlvec.make(env_id, 2, backend="native", **options)
+    refused(ArgumentError, text, marlvec.make, env_id, 2, backend="native", **options)
 
 
 # Overcooked by hand, in a kitchen that is drawn here; beside overcooked-ai: tests/interop/test_overcooked.py.

@@ -38,7 +38,7 @@ from marlvec.vector import async_env as auto
 from marlvec.vector.buffers import Buffers
 from marlvec.vector.thread_team import ThreadTeam
 from tests.native.scenarios import ARGUMENTS, factories, maker, native
-from tests.vector.support.reference import MODES, replay
+from tests.vector.support.reference import MODES, refused, replay
 from tests.vector.support.reference import record as played
 from tests.vector.test_saved_states import play, same, written
 
@@ -213,8 +213,7 @@ def test_one_renderer_alone() -> None:
     with native("simple", 2, render_mode="single_rgb_array") as envs:
         envs.reset(seed=0)
         assert envs.render([0])[0].shape == (700, 700, 3)
-        with pytest.raises(EnvRaised, match="made without a render mode"):
-            envs.render([1])
+        refused(EnvRaised, "made without a render mode", envs.render, [1])
 
 
 def test_worlds_can_be_asked_and_changed() -> None:
@@ -226,8 +225,7 @@ def test_worlds_can_be_asked_and_changed() -> None:
         assert [int(steps) for steps in envs.get_attr("steps", [2, 0])] == [1, 1]
         assert envs.env_is_wrapped(object) == (False,) * 3
         for name in ("advance_curriculum", "step_worlds"):
-            with pytest.raises(EnvRaised, match="backend='async'"):
-                envs.call(name)
+            refused(EnvRaised, "backend='async'", envs.call, name)
         for name in ("max_cycles", "pos", "note"):
             with pytest.raises(
                 EnvRaised, match=rf"attribute '{name}' .*: compiled envs read only their arrays.*backend='async'"
@@ -257,8 +255,7 @@ def test_bad_actions_are_refused_before_any_world_moves(
         before = envs.state()
         spoiled = actions.copy()
         spoil(spoiled)
-        with pytest.raises(ActionError, match=r"env 2, agent 'agent_1'"):
-            envs.step(spoiled)
+        refused(ActionError, r"env 2, agent 'agent_1'", envs.step, spoiled)
         assert envs.state().tobytes() == before.tobytes()
         envs.step(actions)
 
@@ -269,8 +266,7 @@ def test_bad_boxes_are_refused(value: float) -> None:
         envs.reset(seed=0)
         actions = envs.random_action()
         actions["agent"][1, 0, 3] = value
-        with pytest.raises(ActionError, match=r"group 'agent'.*env 1, agent 'agent_0'"):
-            envs.step(actions)
+        refused(ActionError, r"group 'agent'.*env 1, agent 'agent_0'", envs.step, actions)
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
@@ -283,8 +279,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("words", "options"), REFUSED, ids=[words for words, _ in REFUSED])
 def test_what_is_not_supported_says_which_backend_is(words: str, options: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=f"{re.escape(words)}.*backend='async'"):
-        native("simple_spread", 2, **options)
+    refused(ArgumentError, f"{re.escape(words)}.*backend='async'", native, "simple_spread", 2, **options)
 
 
 @pytest.mark.slow("compiles scenarios")
@@ -314,10 +309,8 @@ def test_a_padded_action_that_an_agent_has_not_got_is_refused() -> None:
 
 
 def test_other_envs_have_no_native_form() -> None:
-    with pytest.raises(ArgumentError, match="no native form; backend='async'"):
-        make("CartPole-v1", 2, backend="native")
-    with pytest.raises(ArgumentError, match="another env beside it"):
-        make(["simple", "simple_push"], backend="native")
+    refused(ArgumentError, "no native form; backend='async'", make, "CartPole-v1", 2, backend="native")
+    refused(ArgumentError, "another env beside it", make, ["simple", "simple_push"], backend="native")
 
 
 WRONG: list[tuple[type[Exception], str, dict[str, Any]]] = [
@@ -333,8 +326,7 @@ WRONG: list[tuple[type[Exception], str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("error", "words", "options"), WRONG, ids=[words for _, words, _ in WRONG])
 def test_wrong_arguments_are_told(error: type[Exception], words: str, options: dict[str, Any]) -> None:
-    with pytest.raises(error, match=words):
-        native("simple_spread", 2, **options)
+    refused(error, words, native, "simple_spread", 2, **options)
 
 
 AUTO: list[tuple[str, dict[str, Any], str]] = [
@@ -364,22 +356,18 @@ def test_without_numba_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
 
     original = marlvec.native.NativeEntry.load
     monkeypatch.setattr(marlvec.native.NativeEntry, "load", load)
-    with pytest.raises(MissingExtraError, match=r"marlvec\[native\]"):
-        native("simple", 2)
+    refused(MissingExtraError, r"marlvec\[native\]", native, "simple", 2)
     with make("simple", 2, backend="auto", num_workers=1) as envs:
         assert envs.backend == "async"
 
 
 def test_calls_at_the_wrong_time() -> None:
     with native("simple", 2, autoreset_mode="disabled", max_cycles=1) as envs:
-        with pytest.raises(NotResetError):
-            envs.step(np.zeros((2, 1), int))
+        refused(NotResetError, "", envs.step, np.zeros((2, 1), int))
         envs.reset(seed=0)
         envs.step(envs.random_action())
-        with pytest.raises(NotResetError, match=r"\[0, 1\]"):
-            envs.step(np.zeros((2, 1), int))
-    with pytest.raises(ClosedError):
-        envs.reset()
+        refused(NotResetError, r"\[0, 1\]", envs.step, np.zeros((2, 1), int))
+    refused(ClosedError, "", envs.reset)
 
 
 def test_close_leaves_no_thread_behind() -> None:
@@ -417,10 +405,8 @@ class Fails(NativeEnv):
 def test_a_kernel_that_raises_breaks_the_vectorizer(workers: int) -> None:
     with NativeVectorEnv(Fails(4), num_workers=workers) as envs:
         envs.reset(seed=0)
-        with pytest.raises(RuntimeError, match="no more"):
-            envs.step(np.zeros((4, 1), int))
-        with pytest.raises(BrokenError, match="in the middle of a step: no more"):
-            envs.reset()
+        refused(RuntimeError, "no more", envs.step, np.zeros((4, 1), int))
+        refused(BrokenError, "in the middle of a step: no more", envs.reset)
 
 
 class Masking(Fails):
@@ -459,10 +445,8 @@ def test_an_interrupt_costs_the_episodes_and_no_more() -> None:
     env.error = KeyboardInterrupt()
     with NativeVectorEnv(env) as envs:
         envs.reset(seed=0)
-        with pytest.raises(KeyboardInterrupt):
-            envs.step(np.zeros((4, 1), int))
-        with pytest.raises(NotResetError):
-            envs.step(np.zeros((4, 1), int))
+        refused(KeyboardInterrupt, "", envs.step, np.zeros((4, 1), int))
+        refused(NotResetError, "", envs.step, np.zeros((4, 1), int))
         envs.reset()
 
 
@@ -599,8 +583,7 @@ def test_numbers_that_kernels_would_follow_out_of_their_arrays_are_refused(entry
                 changed = array.copy()
                 changed.flat[-1] = number
                 state = {**saved, "envs": {**saved["envs"], "arrays": {**arrays, name: changed}}}
-                with pytest.raises(ArgumentError, match=f"{name}: expected numbers"):
-                    envs.set_state(state)
+                refused(ArgumentError, f"{name}: expected numbers", envs.set_state, state)
         same(envs.get_state(), saved)
 
 
@@ -637,8 +620,7 @@ def test_a_native_env_that_does_not_say_what_its_state_is_cannot_be_saved() -> N
     with NativeVectorEnv(Heir(2)) as envs:
         assert set(envs.state_obstacles()) == {0, 1}
         envs.reset(seed=0)
-        with pytest.raises(ArgumentError, match=r"connect_four_v3 \(Heir\) does not say .*: declare state_names"):
-            envs.get_state()
+        refused(ArgumentError, r"connect_four_v3 \(Heir\) does not say .*: declare state_names", envs.get_state)
 
 
 def test_states_of_other_worlds_are_refused() -> None:
@@ -647,10 +629,8 @@ def test_states_of_other_worlds_are_refused() -> None:
         for each in (envs, larger, limited):
             each.reset(seed=0)
         saved = envs.get_state()
-        with pytest.raises(ArgumentError, match="agents: expected"):
-            larger.set_state(saved)
-        with pytest.raises(ArgumentError, match="set max_episode_steps in both vectorizers, or in none"):
-            limited.set_state(saved)
+        refused(ArgumentError, "agents: expected", larger.set_state, saved)
+        refused(ArgumentError, "set max_episode_steps in both vectorizers, or in none", limited.set_state, saved)
         arrays = {**saved["envs"]["arrays"], "pos": np.zeros((2, 3, 2))}
         with pytest.raises(ArgumentError, match=r"pos: expected float64 of \(2, 6, 2\), got float64 of \(2, 3, 2\)"):
             envs.set_state({**saved, "envs": {**saved["envs"], "arrays": arrays}})
@@ -659,10 +639,8 @@ def test_states_of_other_worlds_are_refused() -> None:
         envs.step(envs.random_action())  # nothing was changed
         with marlvec.make("simple_spread", 2, backend="sync", env_state="deepcopy") as plain:
             plain.reset(seed=0)
-            with pytest.raises(ArgumentError, match="kind: expected 'env', got a state of 'native'"):
-                plain.set_state(saved)
-            with pytest.raises(ArgumentError, match="kind: expected 'native', got a state of 'env'"):
-                envs.set_state(plain.get_state())
+            refused(ArgumentError, "kind: expected 'env', got a state of 'native'", plain.set_state, saved)
+            refused(ArgumentError, "kind: expected 'native', got a state of 'env'", envs.set_state, plain.get_state())
 
 
 @pytest.mark.mostly_slow("compiles kernels", quick=2)

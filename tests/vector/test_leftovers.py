@@ -336,18 +336,17 @@ def test_a_death_during_construction_takes_the_other_workers_along(context: str,
     deaths = {"exit": 5, "kill": -9, "sys.exit": 6}
     for how in ("exit", "kill", "sys.exit", "raise") if context != "spawn" else ("kill", "raise"):
         factories = [partial(Fails, how if i == 3 else "", env_index=i) for i in range(4)]
-        with pytest.raises(MarlvecError) as caught:
-            AsyncVectorEnv(factories, num_workers=2, context=context)
+        caught = refused(MarlvecError, "", AsyncVectorEnv, factories, num_workers=2, context=context)
         if how == "raise":
-            assert isinstance(caught.value, EnvRaised)
-            assert caught.value.env_ids == (3,)
-            assert isinstance(caught.value.__cause__, OSError)
-            assert caught.value.__cause__.errno == 28
+            assert isinstance(caught, EnvRaised)
+            assert caught.env_ids == (3,)
+            assert isinstance(caught.__cause__, OSError)
+            assert caught.__cause__.errno == 28
         else:
-            assert isinstance(caught.value, WorkerDied)
-            assert caught.value.env_ids == (2, 3)
-            assert caught.value.exitcode == deaths[how]
-            assert "while it built its envs" in str(caught.value)
+            assert isinstance(caught, WorkerDied)
+            assert caught.env_ids == (2, 3)
+            assert caught.exitcode == deaths[how]
+            assert "while it built its envs" in str(caught)
         assert not [p for p in tmp_path.iterdir() if Path("/proc", p.name).exists()], "all of them are gone"
 
 

@@ -116,13 +116,10 @@ def test_the_last_frame_of_an_episode_is_there_where_nothing_resets(backend: str
 def test_envs_without_a_render_mode_say_what_to_pass(backend: str) -> None:
     with painters(backend=backend, render_mode="single_rgb_array") as envs:
         envs.reset(seed=0)
-        with pytest.raises(
-            EnvRaised, match=r'painter was made without a render mode; pass render_mode="rgb_array"'
-        ) as e:
-            envs.render()
-        assert isinstance(e.value.__cause__, ArgumentError)
-        assert e.value.env_ids == (1, 2)
-        assert read(e.value.result[0]) == (0, 0, 0)
+        e = refused(EnvRaised, r'painter was made without a render mode; pass render_mode="rgb_array"', envs.render)
+        assert isinstance(e.__cause__, ArgumentError)
+        assert e.env_ids == (1, 2)
+        assert read(e.result[0]) == (0, 0, 0)
         assert [read(frame) for frame in envs.render(indices=[0])] == [(0, 0, 0)]
         envs.step(np.zeros((N, 2), np.int64))  # and no episode is lost
 

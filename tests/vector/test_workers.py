@@ -413,9 +413,8 @@ def test_a_worker_that_dies_in_a_step_is_reported_at_once(context: str, death: s
         again = pickle.loads(pickle.dumps(died))
         assert (str(again), again.pid, again.exitcode, again.env_ids) == (str(died), died.pid, code, (2, 3))
         for call in (envs.reset, lambda: envs.step(acts(envs)), envs.step_fetch, envs.recv, lambda: envs.step_send(1)):
-            with pytest.raises(BrokenError, match=rf"only close\(\) is left.*pid {pids[1]}") as broken:
-                call()
-            assert broken.value.__cause__ is died
+            broken = refused(BrokenError, rf"only close\(\) is left.*pid {pids[1]}", call)
+            assert broken.__cause__ is died
         assert "broken" in repr(envs)
     finally:
         with within(4.5, usual=0.3):  # and not the five seconds of its default
@@ -448,9 +447,8 @@ def test_exits_of_every_kind_in_a_step_are_deaths(context: str) -> None:
     for error, code in ((partial(SystemExit, 3), 3), (partial(SystemExit, 0), 0), (SystemExit, 0)):
         with AsyncVectorEnv([partial(RaisingEnv, error=error)], context=context) as envs:
             envs.reset()
-            with pytest.raises(WorkerDied, match=f"exited with code {code}") as caught:
-                envs.step(acts(envs))
-            assert caught.value.exitcode == code
+            caught = refused(WorkerDied, f"exited with code {code}", envs.step, acts(envs))
+            assert caught.exitcode == code
     for code in (0, 3):
         with AsyncVectorEnv([partial(ExitingEnv, code=code)], context=context) as envs:
             envs.reset()

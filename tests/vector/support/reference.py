@@ -384,10 +384,11 @@ def assert_trees_equal(got: Any, expected: Any, where: str = "") -> None:
         assert got == expected, f"{where}: {got!r}, expected {expected!r}"
 
 
-def refused(error: type[BaseException], words: str, call: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """Check that a call raises this error with these words ("": any): a line of a table."""
-    with pytest.raises(error, match=words or None):
+def refused(error: type[BaseException], words: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Check that a call raises this error with these words ("": any), and return it: a line of a table."""
+    with pytest.raises(error, match=words or None) as caught:
         call(*args, **options)
+    return caught.value
 
 
 def leaves_of(venv: VectorEnv, tree: Any) -> list[list[Any]]:
