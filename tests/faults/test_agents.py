@@ -16,21 +16,17 @@ import pytest
 from gymnasium.spaces import Box, Discrete, Space
 from pettingzoo import ParallelEnv
 
-from marlvec import Collector, FunctionPolicy, SyncVectorEnv, VectorEnv, make
+from marlvec import Collector, FunctionPolicy, SyncVectorEnv, make
 from marlvec.collect.row_log import RowLog
 from marlvec.envs import adapt
 from marlvec.errors import ContractError, EnvContractError, EnvRaised, NotResetError
 from marlvec.testing import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, TurnEnv, decode
-from tests.vector.support.kinds import HERE_AND_AWAY, vectorize
+from tests.vector.support.kinds import HERE_AND_AWAY, acts, hooked, vectorize
 from tests.vector.support.reference import MODES, refused
 
 N = 3
 A = 3
 TWO = Script([0, 0], [2, 6], ["terminated"] * 2)  # agent 0 ends in step 2, agent 1 in step 6
-
-
-def acts(envs: VectorEnv, k: int = 1) -> Any:
-    return np.full((envs.num_envs, envs.agent_num), k, np.int64)
 
 
 def breaks(backend: str, good: Any, bad: Any, steps: int, words: str) -> None:
@@ -63,13 +59,12 @@ PLACES = [("observations", 0), ("rewards", 1), ("terminations", 2), ("truncation
 def tampered(kind: Any, tamper: Callable[[Any, Any], None], **options: Any) -> Any:
     """A factory of an env whose results go through a function that may change them."""
 
-    class Tampered(kind):  # type: ignore[misc]  # the class is a parameter
-        def step(self, actions: Any) -> Any:
-            result = super().step(actions)
-            tamper(self, result)
-            return result
+    def step_and_tamper(env: Any, step: Any, actions: Any) -> Any:
+        result = step(actions)
+        tamper(env, result)
+        return result
 
-    return partial(Tampered, **options)
+    return partial(hooked, kind, hooks={"step": step_and_tamper}, **options)
 
 
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")

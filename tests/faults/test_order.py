@@ -45,7 +45,7 @@ from marlvec.errors import (
 from marlvec.testing import CounterEnv, ExitingEnv, KeyedEnv, RaisingEnv, SampledEnv, Script, SingleEnv, TurnEnv, decode
 from marlvec.vector.workers.worker import Watchdog
 from tests.faults.harness.programs import run, wait_gone
-from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, vectorize
+from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, hooked, vectorize
 from tests.vector.support.reference import MODES, refused
 from tests.waiting import LONG, Gate, overdue, within
 
@@ -157,23 +157,16 @@ def test_every_method_says_that_it_is_closed(backend: str, pending: str | None) 
             pytest.fail(f"{name}() went through")
 
 
-class Waiting(CounterEnv):
-    """Hangs in its first step until it is let go."""
-
-    def __init__(self, gate: threading.Event, env_index: int) -> None:
-        super().__init__(env_index=env_index)
-        self.gate = gate
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        self.gate.wait()
-        return super().step(actions)
-
-
 @pytest.mark.fault("B3")
 def test_close_of_a_thread_that_hangs_gives_up_in_time_and_says_so() -> None:
     """A thread cannot be killed; it ends when its env comes back. (Processes: vector/test_leftovers.)"""
     gate = threading.Event()
-    envs = vectorize("thread", [partial(Waiting, gate, i) for i in range(2)])
+
+    def wait(env: Any, step: Any, actions: Any) -> Any:
+        gate.wait()
+        return step(actions)
+
+    envs = vectorize("thread", [partial(hooked, CounterEnv, hooks={"step": wait})] * 2)
     try:
         envs.reset()
         envs.step_send(acts(2))
@@ -334,31 +327,19 @@ def other(space: Space[Any], how: str) -> Space[Any]:
 
 
 def moody(kind: Any, which: str, how: str) -> Any:
-    """An env of this kind with another space from its second episode on, if so told."""
+    """An env of this kind that has another space after a reset with options."""
 
-    class Moody(kind):  # type: ignore[misc]  # the class is a parameter
-        changes = False
-
-        def reset(self, *args: Any, **kwargs: Any) -> Any:
-            # Envs of all kinds take them all.
-            options = kwargs.get("options")
-            if options:
-                self._change()
-            return super().reset(*args, **kwargs)
-
-        def _change(self) -> None:
+    def change(env: Any, reset: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("options"):
             attribute = f"{which}_space"
-            old = self.world.action_space if which == "action" else self.world.observation_space
-            new = other(old, how)
-            if hasattr(self, f"{attribute}s"):
-                setattr(self, f"{attribute}s", dict.fromkeys(self.possible_agents, new))
-            elif callable(getattr(self, attribute)):
-                setattr(self, attribute, lambda agent: new)
+            new = other(env.world.action_space if which == "action" else env.world.observation_space, how)
+            if hasattr(env, f"{attribute}s"):
+                setattr(env, f"{attribute}s", dict.fromkeys(env.possible_agents, new))
             else:
-                setattr(self, attribute, new)
+                setattr(env, attribute, (lambda agent: new) if callable(getattr(env, attribute)) else new)
+        return reset(*args, **kwargs)
 
-    Moody.__name__ = kind.__name__
-    return Moody
+    return partial(hooked, kind, hooks={"reset": change})
 
 
 FORMS: dict[str, Callable[..., Any]] = {
@@ -523,13 +504,11 @@ def test_a_hang_is_noticed_and_its_worker_gone(kind: str) -> None:
     assert notice_hang("forkserver", kind, 2).max() < 6  # half a second, as a rule
 
 
-class Sleeping(CounterEnv):
-    """Hangs in C, in a sleep that any signal would end, and holds the interpreter lock."""
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        if self.world.t == 1:
-            ctypes.PyDLL(None).sleep(60)
-        return super().step(actions)
+def sleep_in_second_step(env: Any, step: Any, actions: Any) -> Any:
+    """Hang in C, in a sleep that any signal would end, and hold the interpreter lock."""
+    if env.world.t == 1:
+        ctypes.PyDLL(None).sleep(60)
+    return step(actions)
 
 
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
@@ -537,7 +516,7 @@ class Sleeping(CounterEnv):
 @pytest.mark.parametrize("on_fault", ["raise", "restart"])
 def test_late_replies_of_a_hung_env_are_dropped(on_fault: str) -> None:
     """Being asked for its stacks wakes this one."""
-    factories = [CounterEnv, partial(Sleeping, env_index=1)]
+    factories = [CounterEnv, partial(hooked, CounterEnv, env_index=1, hooks={"step": sleep_in_second_step})]
     with AsyncVectorEnv(factories, num_workers=2, step_timeout=0.3, on_fault=on_fault) as envs:
         envs.reset()
         envs.step(ACTIONS)
@@ -553,23 +532,17 @@ def test_late_replies_of_a_hung_env_are_dropped(on_fault: str) -> None:
         assert caught.result.env_ids.tolist() == [0]
 
 
-class Dying(CounterEnv):
-    """Waits at a gate, and takes its process along."""
-
-    def __init__(self, gate: Gate, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.gate = gate
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        self.gate.wait()
-        os._exit(3)
+def exit_at(gate: Gate, env: Any, step: Any, actions: Any) -> None:
+    gate.wait()
+    os._exit(3)
 
 
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_what_the_others_have_said_by_then_comes_with_the_error(culprit: int, tmp_path: Path) -> None:
     gate = Gate(tmp_path)
-    kinds = [partial(Dying, gate) if w == culprit else CounterEnv for w in (0, 1)]
+    dying = partial(hooked, CounterEnv, hooks={"step": partial(exit_at, gate)})
+    kinds = [dying if w == culprit else CounterEnv for w in (0, 1)]
     factories = [partial(kind, 5, env_index=i) for i, kind in enumerate(kinds)]
     with gate, AsyncVectorEnv(factories, num_workers=2) as envs:
         envs.reset()
@@ -603,20 +576,17 @@ print(bring_back({context!r}, {times}).max())
     assert took < max(limit, share * start)
 
 
-class Late(CounterEnv):
-    """Is built anew when the gate opens; not the first time."""
-
-    def __init__(self, gate: Gate, **options: Any) -> None:
-        super().__init__(**options)
-        if self.world.incarnation:
-            gate.wait()
-
-
 @pytest.mark.slow("kills, stops or starts many workers")
 def test_siblings_go_on_meanwhile(tmp_path: Path) -> None:
     """Each makes its fifty steps while a worker comes back, which it does not before. How fast: `keep_pace`."""
     gate = Gate(tmp_path)
-    factories = [partial(Late, gate, env_index=i, marks=tmp_path) for i in range(3)]
+
+    def build_late(env: Any) -> None:
+        if env.world.incarnation:
+            gate.wait()
+
+    hooks = {"init": build_late}
+    factories = [partial(hooked, CounterEnv, env_index=i, marks=tmp_path, hooks=hooks) for i in range(3)]
     with gate, AsyncVectorEnv(factories, num_workers=3, on_fault="restart") as envs:
         envs.reset()
         os.kill(envs.worker_pids[0], signal.SIGKILL)

@@ -36,6 +36,7 @@ from marlvec.vector.workers.channel import StackDump
 from marlvec.vector.workers.fork_server import ForkServerClient
 from marlvec.vector.workers.pool import WorkerProcess, ensure_server
 from tests.faults.harness.programs import alive, run, start, wait_gone
+from tests.vector.support.kinds import hooked
 from tests.vector.support.reference import refused
 from tests.waiting import LONG, until, within
 
@@ -68,15 +69,8 @@ def test_no_lock_is_shared_between_processes() -> None:
                 assert node.value.id in ("threading", "queue"), f"{path}:{node.lineno}"
 
 
-class Witness(CounterEnv):
-    """Says at its orderly end that it came to it."""
-
-    def __init__(self, folder: Path, **options: Any) -> None:
-        super().__init__(**options)
-        self.folder = folder
-
-    def close(self) -> None:
-        (self.folder / f"closed by {os.getpid()}").touch()
+def note_closed(folder: Path, env: Any, close: Any) -> None:
+    (folder / f"closed by {os.getpid()}").touch()
 
 
 @pytest.mark.slow("kills, stops or starts many workers")
@@ -85,7 +79,8 @@ class Witness(CounterEnv):
 def test_a_worker_killed_at_any_moment_never_blocks_its_peer(context: str, tmp_path: Path) -> None:
     draw = random.Random(4)
     for _ in range(5):
-        envs = AsyncVectorEnv([partial(Witness, tmp_path, env_index=i) for i in range(2)], context=context)
+        witness = partial(hooked, CounterEnv, hooks={"close": partial(note_closed, tmp_path)})
+        envs = AsyncVectorEnv([witness] * 2, context=context)
         doomed, peer = envs.worker_pids
         envs.reset()
         killer = threading.Timer(draw.uniform(0, 3e-3), os.kill, (doomed, signal.SIGKILL))
@@ -101,17 +96,11 @@ def test_a_worker_killed_at_any_moment_never_blocks_its_peer(context: str, tmp_p
         killer.join()
 
 
-class Murderous(CounterEnv):
-    """Kills the worker whose id is in the file named after it, as soon as its third step begins."""
-
-    def __init__(self, folder: Path, **options: Any) -> None:
-        super().__init__(**options)
-        self.order = folder / str(self.world.env_index)
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        if self.world.t == 2:
-            os.kill(int(self.order.read_text()), signal.SIGKILL)
-        return super().step(actions)
+def kill_in_third_step(order: Path, env: Any, step: Any, actions: Any) -> Any:
+    """Kill the worker whose id is in a file."""
+    if env.world.t == 2:
+        os.kill(int(order.read_text()), signal.SIGKILL)
+    return step(actions)
 
 
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick=4)
@@ -122,7 +111,8 @@ def test_workers_that_kill_each_other(n: int, tmp_path: Path) -> None:
     """Each one its neighbour, all at once. (The fixture around every test looks for zombies.)"""
     draw = random.Random(n)
     for _ in range(1 if n > 5 else 2):
-        envs = AsyncVectorEnv([partial(Murderous, tmp_path, env_index=i) for i in range(n)], num_workers=n)
+        kills = [{"step": partial(kill_in_third_step, tmp_path / str(i))} for i in range(n)]
+        envs = AsyncVectorEnv([partial(hooked, CounterEnv, hooks=hooks) for hooks in kills], num_workers=n)
         pids = envs.worker_pids
         for i, victim in enumerate(draw.sample(pids, n)):
             (tmp_path / str(i)).write_text(str(victim))
@@ -416,33 +406,23 @@ def process_of(envs: AsyncVectorEnv, w: int = 0) -> WorkerProcess:
     return process
 
 
-class CrashingEnv(CounterEnv):
-    """Crashes in its first step."""
-
-    def __init__(self, how: str, **options: Any) -> None:
-        super().__init__(**options)
-        self.how = how
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        self.crash_here()
-        return super().step(actions)
-
-    def crash_here(self) -> None:
-        if self.how == "null pointer":
-            ctypes.string_at(0)
-        elif self.how == "SIGSEGV in C":
-            faulthandler._sigsegv(True)  # type: ignore[attr-defined]  # which lets go of the GIL first
-        elif self.how == "SIGBUS":
-            fd = os.memfd_create("short")
-            os.ftruncate(fd, 4096)
-            page = mmap.mmap(fd, 4096)
-            os.ftruncate(fd, 0)
-            page[0] = 1
-        elif self.how == "abort":
-            os.abort()
-        else:
-            os.kill(os.getpid(), int(self.how))
+def crash_here(how: str, env: Any, step: Any, actions: Any) -> Any:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if how == "null pointer":
+        ctypes.string_at(0)
+    elif how == "SIGSEGV in C":
+        faulthandler._sigsegv(True)  # type: ignore[attr-defined]  # which lets go of the GIL first
+    elif how == "SIGBUS":
+        fd = os.memfd_create("short")
+        os.ftruncate(fd, 4096)
+        page = mmap.mmap(fd, 4096)
+        os.ftruncate(fd, 0)
+        page[0] = 1
+    elif how == "abort":
+        os.abort()
+    else:
+        os.kill(os.getpid(), int(how))
+    return step(actions)
 
 
 CRASHES = {
@@ -465,7 +445,7 @@ PLACES = [
 @pytest.mark.parametrize(("context", "how"), PLACES)
 def test_a_crash_says_where(context: str, how: str, capfd: pytest.CaptureFixture[str]) -> None:
     exitcode, words = CRASHES[how]
-    factories = [partial(CrashingEnv, how), partial(CounterEnv, env_index=1)]
+    factories = [partial(hooked, CounterEnv, hooks={"step": partial(crash_here, how)}), CounterEnv]
     with AsyncVectorEnv(factories, num_workers=2, context=context) as envs:
         process, other = process_of(envs), process_of(envs, 1)
         assert process.crash_report() == ""

@@ -41,6 +41,7 @@ from marlvec.vector.workers import fork_server as forkserver
 from marlvec.vector.workers import pool as worker_process
 from marlvec.vector.workers.pool import ensure_server
 from tests.faults.harness.programs import mounted, run
+from tests.vector.support.kinds import hooked
 from tests.vector.support.reference import refused
 from tests.waiting import Gate, GatedEnv, within
 
@@ -608,10 +609,8 @@ class Jumping:
         return 1.8e9 + self.draw.uniform(-1e9, 1e9)
 
 
-class InAnotherTime(CounterEnv):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        time.time = Jumping()
+def change_clock(env: Any) -> None:
+    time.time = Jumping()
 
 
 @pytest.mark.fault("F10")
@@ -619,7 +618,7 @@ class InAnotherTime(CounterEnv):
 def test_a_clock_that_jumps_changes_nothing(context: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", Jumping())
     gate = Gate(tmp_path)
-    factories = [partial(InAnotherTime, env_index=0), partial(GatedEnv, gate, env_index=1, at=2)]
+    factories = [partial(hooked, CounterEnv, hooks={"init": change_clock}), partial(GatedEnv, gate, env_index=1, at=2)]
     with gate, AsyncVectorEnv(factories, num_workers=2, context=context) as envs:
         envs.reset()
         for t in range(1, 9):

@@ -32,7 +32,7 @@ from marlvec.vector.settings import restart_seed
 from marlvec.vector.workers import channel as stack_dump
 from marlvec.vector.workers.pool import WorkerProcess
 from tests.faults.harness.programs import wait_gone
-from tests.vector.support.kinds import SCRIPTED, factories_of, vectorize
+from tests.vector.support.kinds import SCRIPTED, acts, factories_of, vectorize
 from tests.vector.support.reference import refused
 from tests.waiting import LONG, Gate, GatedEnv, overdue, until
 
@@ -70,10 +70,6 @@ def vec(backend: str, factories: list[Any], how: str, **options: Any) -> VectorE
     if how == "hangs":
         options["step_timeout"] = 0.3
     return vectorize(backend, factories, **options)
-
-
-def acts(envs: VectorEnv, k: int = 1) -> Any:
-    return np.full((envs.num_envs, A), k, np.int64)
 
 
 Row = dict[str, Any]
