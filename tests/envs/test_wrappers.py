@@ -48,6 +48,7 @@ from tests.envs.support.play import play
 from tests.envs.support.rig import Rig
 from tests.families.legal import legal_actions
 from tests.families.trace import difference
+from tests.vector.support.drivers import LivesEnv
 from tests.vector.support.reference import refused
 
 MODES = ("same_step", "next_step", "disabled")
@@ -336,37 +337,30 @@ def check_masks(spaces: list[Any], masks: Any) -> None:
         assert mask.tolist() == [c < n for n, size in zip(own, sizes, strict=True) for c in range(size)]
 
 
-class Roles(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
+class Roles(LivesEnv):
     """A scout with 3 actions, a worker with 5 and a chief with 5; the scout dies early, the chief comes late.
 
     Own masks forbid action ``t % n``; they come in observations, in infos, or not at all.
     """
 
-    metadata = {"name": "roles", "render_modes": []}
     sizes = {"scout": 3, "worker": 5, "chief": 5}
     widths = {"scout": 2, "worker": 3, "chief": 1}
-    born = {"scout": 0, "worker": 0, "chief": 2}
-    dies = {"scout": 3, "worker": 5, "chief": 5}
+    reward = 1.0
 
     def __init__(self, masks: str = "none") -> None:
-        self.possible_agents = list(self.sizes)
+        spaces: dict[str, Any] = {agent: Box(0, 99, (width,), np.float32) for agent, width in self.widths.items()}
+        if masks == "obs":
+            masked = {agent: MultiBinary(n) for agent, n in self.sizes.items()}
+            spaces = {agent: Dict(observation=spaces[agent], action_mask=masked[agent]) for agent in spaces}
+        lives = {"scout": (0, 3), "worker": (0, 5), "chief": (2, 5)}
+        super().__init__(lives, spaces, {agent: Discrete(n) for agent, n in self.sizes.items()})
         self.masks = masks
-        self.t = 0
-
-    def observation_space(self, agent: str) -> Space[Any]:
-        space = Box(0, 99, (self.widths[agent],), np.float32)
-        if self.masks != "obs":
-            return space
-        return Dict({"observation": space, "action_mask": MultiBinary(self.sizes[agent])})
-
-    def action_space(self, agent: str) -> Space[Any]:
-        return Discrete(self.sizes[agent])
 
     def mask(self, agent: str, t: int | None = None) -> np.ndarray:
         n = self.sizes[agent]
         return np.array([self.masks == "none" or c != (self.t if t is None else t) % n for c in range(n)], np.int8)
 
-    def _told(self, agents: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def look(self, agents: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         obs: dict[str, Any] = {agent: np.full(self.widths[agent], self.t, np.float32) for agent in agents}
         infos: dict[str, Any] = {agent: {"t": self.t} for agent in agents}
         for agent in agents:
@@ -376,20 +370,10 @@ class Roles(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type inform
                 infos[agent]["action_mask"] = self.mask(agent)
         return obs, infos
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self.t = 0
-        self.agents = [agent for agent in self.possible_agents if self.born[agent] == 0]
-        return self._told(self.agents)
-
     def step(self, actions: dict[str, int]) -> Any:
         for agent, action in actions.items():
             assert self.mask(agent)[action], f"{action} is forbidden to {agent} in step {self.t}"
-        self.t += 1
-        here = [agent for agent in self.possible_agents if agent in self.agents or self.born[agent] == self.t]
-        self.agents = [agent for agent in here if self.dies[agent] > self.t]
-        obs, infos = self._told(here)
-        ended = {agent: agent not in self.agents for agent in here}
-        return obs, dict.fromkeys(here, 1.0), ended, dict.fromkeys(here, False), infos
+        return super().step(actions)
 
 
 @pytest.mark.mostly_slow("films whole episodes", quick=2)
@@ -406,7 +390,7 @@ def test_an_agents_own_mask_and_what_it_lacks_are_both_forbidden(masks: str, bac
             expected = np.zeros((3, 5), np.bool_)
             for a, agent in enumerate(twin.possible_agents):
                 n = twin.sizes[agent]
-                acts = twin.born[agent] <= t < twin.dies[agent]
+                acts = twin.lives[agent][0] <= t < twin.lives[agent][1]
                 # One that does not act may say whatever it has.
                 expected[a, :n] = twin.mask(agent, t) if acts else True
             assert infos["action_mask"].tolist() == [expected.tolist()] * 2
@@ -414,8 +398,8 @@ def test_an_agents_own_mask_and_what_it_lacks_are_both_forbidden(masks: str, bac
             obs, *_, infos = envs.step(envs.random_action())
             shown = np.zeros((3, 3), np.float32)
             for a, agent in enumerate(twin.possible_agents):
-                last = twin.dies[agent] if (t + 1) % 5 else 0
-                if (twin.born[agent] <= (t + 1) % 5 <= last) or ((t + 1) % 5 == 0 and twin.born[agent] == 0):
+                born, last = twin.lives[agent][0], twin.lives[agent][1] if (t + 1) % 5 else 0
+                if (born <= (t + 1) % 5 <= last) or ((t + 1) % 5 == 0 and born == 0):
                     shown[a, : twin.widths[agent]] = (t + 1) % 5
             assert obs.tolist() == [shown.tolist()] * 2
 

@@ -14,7 +14,6 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from hypothesis import given
 from hypothesis import strategies as st
-from pettingzoo import ParallelEnv
 
 from marlvec import VectorEnv
 from marlvec.envs.spec import EnvSpec
@@ -27,6 +26,7 @@ from marlvec.vector.buffers import Buffers
 from marlvec.vector.checks import ObservationValidator
 from marlvec.vector.shard import Report
 from marlvec.vector.vector_step import VectorStep
+from tests.vector.support.drivers import LivesEnv
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, OBJECTS, REAL, factories_of, vectorize
 from tests.vector.support.reference import (
     MODES,
@@ -117,53 +117,34 @@ FORMS = [
 ]
 
 
-class SpoiltEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
+class SpoiltEnv(LivesEnv):
     """One problem an episode, in the order given, then none. Agent 1 ends at 3, agent 2 comes at 2.
 
     An episode that was cut off before its problem leaves it to the next.
     """
 
-    metadata = {"name": "spoilt", "render_modes": []}
-
     def __init__(self, problems: list[Problem]) -> None:
-        self.possible_agents = [f"agent_{a}" for a in range(A)]
-        self.agents: list[str] = []
-        self.render_mode = None
-        self._problems = problems
-        self._shown = 0
-        self._t = 0
-
-    def observation_space(self, agent: str) -> Space[Any]:
-        return SPACE
-
-    def action_space(self, agent: str) -> Space[Any]:
-        return Discrete(2)
+        lives = {"agent_0": (0, LENGTH), "agent_1": (0, 3), "agent_2": (2, LENGTH)}
+        super().__init__(lives, SPACE, Discrete(2))
+        self._problems, self._shown = problems, 0
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self._t = 0
         self._problem = self._problems[self._shown] if self._shown < len(self._problems) else None
-        self.agents = self._alive()
-        return {agent: self._observe(agent) for agent in self.agents}, {}
+        return super().reset(seed, options)
 
     def step(self, actions: dict[str, Any]) -> Any:
-        assert actions.keys() == set(self.agents)
-        self._t += 1
-        here = sorted({*self.agents, *self._alive()})
-        self.agents = self._alive()
-        ended = {agent: agent not in self.agents for agent in here}
-        rewards = {agent: self._unless_spoilt(agent, "reward", 1.0) for agent in here}
-        return {agent: self._observe(agent) for agent in here}, rewards, ended, dict.fromkeys(here, False), {}
-
-    def _alive(self) -> list[str]:
-        alive = (True, self._t < 3, self._t >= 2)
-        return [agent for agent, here in zip(self.possible_agents, alive, strict=True) if here and self._t < LENGTH]
+        obs, rewards, *rest = super().step(actions)
+        return obs, {agent: self._unless_spoilt(agent, "reward", 1.0) for agent in rewards}, *rest
 
     def _unless_spoilt(self, agent: str, leaf: str, value: Any) -> Any:
         problem = self._problem
-        if problem is None or (problem.t, f"agent_{problem.agent}", problem.leaf) != (self._t, agent, leaf):
+        if problem is None or (problem.t, f"agent_{problem.agent}", problem.leaf) != (self.t, agent, leaf):
             return value
         self._shown += 1
         return problem.value
+
+    def look(self, agents: list[str]) -> Any:
+        return {agent: self._observe(agent) for agent in agents}, {}
 
     def _observe(self, agent: str) -> Any:
         return {

@@ -11,7 +11,6 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Sequence, Space, Text, Tuple
-from pettingzoo import ParallelEnv
 
 from marlvec import AsyncVectorEnv, VectorEnv
 from marlvec.envs import PaddedEnv, adapt
@@ -20,6 +19,7 @@ from marlvec.spaces import MAX_BYTES, ObjectArray
 from marlvec.testing import SampledEnv
 from marlvec.vector.buffers import Buffers
 from tests.faults.harness.programs import run
+from tests.vector.support.drivers import LivesEnv
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, OBJECTS, Card, Hands, ObjectEnv, at, is_blank
 from tests.vector.support.kinds import make_envs as make
 from tests.vector.support.reference import assert_trees_equal, refused
@@ -37,12 +37,12 @@ def test_fixed_size_leaves_stay_in_shared_memory_and_objects_can_be_refused() ->
         rows = Buffers.nbytes(envs.spec, 2)
         arrays = 3 * 64 + 5 * 64 + 2 * 64  # obs and final obs of pixels and n; rewards, flags
         assert rows <= arrays
-    with pytest.raises(UnsupportedSpaceError) as refused:
+    with pytest.raises(UnsupportedSpaceError) as caught:
         AsyncVectorEnv([partial(ObjectEnv, name, "text")], shared_memory="require", context="fork")
     for leaf in ("observation of agent 'ann', leaf 'hand' (Hands)", "leaf 'words/0' (Text)", "leaf 'words/1/deep'"):
-        assert leaf in str(refused.value)
-    assert "action of agent 'ann' (Text)" in str(refused.value)
-    assert "pixels" not in str(refused.value)
+        assert leaf in str(caught.value)
+    assert "action of agent 'ann' (Text)" in str(caught.value)
+    assert "pixels" not in str(caught.value)
     plain = partial(SampledEnv, Box(0, 1, (2,)), Discrete(2))
     with AsyncVectorEnv([plain], shared_memory="require", context="fork") as envs:
         envs.reset()
@@ -80,38 +80,27 @@ def test_spaces_without_an_equality_of_their_own_make_one_group(backend: str) ->
     refused(ContractError, "env 1.*observation space of agent 'agent_0' at /: expected <", make, backend, differs)
 
 
-class Reusing(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
+class Reusing(LivesEnv):
     """Hands out one list that it changes, keeps the actions it was given, and ends agent b early."""
 
-    metadata: dict[str, Any] = {"name": "reusing"}
-    possible_agents = ["a", "b"]
-    render_mode = None
-
     def __init__(self) -> None:
+        super().__init__({"a": (0, 4), "b": (0, 2)}, Hands(9), Hands(9))
         self.hand: list[Card] = []
         self.kept: list[Any] = []
 
-    def observation_space(self, agent: str) -> Space[Any]:
-        return Hands(9)
-
-    def action_space(self, agent: str) -> Space[Any]:
-        return Hands(9)
-
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        self.agents, self.t = ["a", "b"], 0
         self.hand.clear()
         self.kept.clear()
-        return dict.fromkeys(self.agents, self.hand), {}
+        return super().reset(seed, options)
 
     def step(self, actions: dict[str, Any]) -> Any:
         self.kept += actions.values()
         assert [card.rank for card in self.kept[0]] == [7], "nobody changes an action that was given"
-        self.t += 1
-        self.hand.append(Card("c", self.t))
-        here, over = self.agents, self.t == 4
-        self.agents = [agent for agent in here if not over and not (agent == "b" and self.t == 2)]
-        ended = {agent: agent not in self.agents for agent in here}
-        return dict.fromkeys(here, self.hand), dict.fromkeys(here, 0.0), ended, dict.fromkeys(here, False), {}
+        self.hand.append(Card("c", self.t + 1))
+        return super().step(actions)
+
+    def look(self, agents: list[str]) -> Any:
+        return dict.fromkeys(agents, self.hand), {}
 
 
 @pytest.mark.mostly_slow("plays whole episodes in worker processes", quick=3)

@@ -16,7 +16,6 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
-from pettingzoo import ParallelEnv
 
 from marlvec import SyncVectorEnv, VectorEnv, infos_to_list, make
 from marlvec.errors import (
@@ -31,6 +30,7 @@ from marlvec.errors import (
 from marlvec.testing import CounterEnv, RaisingEnv, ScriptedParallelEnv, TurnEnv, check_env, decode, draw, reward_of
 from tests.interop.checkers import parallel_seed_test
 from tests.testing.test_check_env import Good
+from tests.vector.support.drivers import LivesEnv
 from tests.vector.support.kinds import BACKENDS, acts, vectorize
 from tests.vector.support.reference import refused
 
@@ -315,9 +315,9 @@ def test_what_make_raises_when_an_env_cannot_be_built(backend: str) -> None:
     with pytest.raises(EnvRaised, match=r"env 2 raised in __init__\(\): ValueError: scripted failure") as raised:
         built([good, good, partial(RaisingEnv, where="init"), good])
     assert (type(raised.value.__cause__), raised.value.result, raised.value.env_ids) == (ValueError, None, (2,))
-    with pytest.raises(EnvArgumentError, match=r"env 1 raised in __init__\(\).*unexpected keyword argument") as refused:
+    with pytest.raises(EnvArgumentError, match=r"env 1 raised in __init__\(\).*unexpected keyword argument") as caught:
         built([good, partial(CounterEnv, 3, colour="red")])
-    assert isinstance(refused.value, TypeError)
+    assert isinstance(caught.value, TypeError)
     refused(ContractError, "env 1", built, [good, lambda: None])
     refused(ContractError, "env 1.*agent", built, [good, Empty])
     refused(ContractError, "env 3.*differ", built, [good, good, good, partial(CounterEnv, 3, agent_num=2)])
@@ -470,7 +470,7 @@ def test_infos_of_envs_share_nothing(backend: str) -> None:
             assert row["__common__"]["common"]["marks"].tolist() == [0, 1, 2]
 
 
-class StrayingEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
+class StrayingEnv(LivesEnv):
     """Keeps to its seed up to some step of some episode, and not a bit longer.
 
     Args:
@@ -478,42 +478,26 @@ class StrayingEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type 
         t: In which step of it, counted from 1.
     """
 
-    metadata = {"name": "straying", "render_modes": []}
-
     def __init__(self, episode: int | None, t: int) -> None:
-        self.possible_agents = ["red", "blue"]
-        self.agents: list[str] = []
-        self.render_mode = None
-        self._spaces = {who: (Box(0, 1, (2,), np.float64), Discrete(3)) for who in self.possible_agents}
+        lives = dict.fromkeys(["red", "blue"], (0, 4))
+        spaces = [
+            {who: space() for who in lives} for space in (lambda: Box(0, 1, (2,), np.float64), lambda: Discrete(3))
+        ]
+        super().__init__(lives, *spaces, "truncated")
         self._strays = episode, t
         self._rng = np.random.default_rng()
-        self._episode, self._t = -1, 0
-
-    def observation_space(self, agent: str) -> Any:
-        return self._spaces[agent][0]
-
-    def action_space(self, agent: str) -> Any:
-        return self._spaces[agent][1]
+        self._episode = -1
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         if seed is not None:
             self._rng, self._episode = np.random.default_rng(seed), -1
-        self._episode, self._t = self._episode + 1, 0
-        self.agents = self.possible_agents[:]
-        return self._look(), {who: {} for who in self.agents}
+        self._episode += 1
+        return super().reset(seed, options)
 
-    def step(self, actions: dict[str, Any]) -> Any:
-        self._t += 1
-        obs, over = self._look(), self._t == 4
-        flags = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, over)
-        rewards, infos = dict.fromkeys(self.agents, 0.0), {who: {} for who in self.agents}
-        self.agents = [] if over else self.agents
-        return obs, rewards, *flags, infos
-
-    def _look(self) -> dict[str, Any]:
-        strays = (self._episode, self._t) == self._strays
+    def look(self, agents: list[str]) -> Any:
+        strays = (self._episode, self.t) == self._strays
         rng = np.random.default_rng() if strays else self._rng
-        return {who: rng.random(2) for who in self.agents}
+        return {who: rng.random(2) for who in agents}, {who: {} for who in agents}
 
 
 @pytest.mark.fault("C18")

@@ -19,6 +19,57 @@ from pettingzoo import ParallelEnv
 from marlvec.testing import Script, ScriptedParallelEnv
 from marlvec.testing.scripted.script import ScriptedState
 
+
+class LivesEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
+    """A Parallel env whose agents come and go by a table; subclasses say in `look` what they are shown.
+
+    Args:
+        lives: First and last step of each agent.
+        observation_space: One for all, or a dict by agent.
+        action_space: Likewise.
+        end: How agents end.
+    """
+
+    metadata: dict[str, Any] = {"name": "lives", "render_modes": []}
+    render_mode = None
+    reward = 0.0
+
+    def __init__(
+        self, lives: dict[str, tuple[int, int]], observation_space: Any, action_space: Any, end: str = "terminated"
+    ) -> None:
+        self.lives, self.spaces, self.end = lives, (observation_space, action_space), end
+        self.possible_agents = list(lives)
+        self.agents: list[str] = []
+        self.t = 0
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        space = self.spaces[0]
+        return space[agent] if type(space) is dict else space
+
+    def action_space(self, agent: str) -> Space[Any]:
+        space = self.spaces[1]
+        return space[agent] if type(space) is dict else space
+
+    def look(self, agents: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Observations and infos of these agents, at ``self.t``."""
+        raise NotImplementedError
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.t = 0
+        self.agents = [agent for agent, (born, _) in self.lives.items() if born == 0]
+        return self.look(self.agents)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        assert actions.keys() == set(self.agents)
+        self.t += 1
+        here = [agent for agent, (born, _) in self.lives.items() if agent in self.agents or born == self.t]
+        self.agents = [agent for agent in here if self.lives[agent][1] > self.t]
+        obs, infos = self.look(here)
+        ended, never = {agent: agent not in self.agents for agent in here}, dict.fromkeys(here, False)
+        flags = (ended, never) if self.end == "terminated" else (never, ended)
+        return obs, dict.fromkeys(here, self.reward), *flags, infos
+
+
 SCRIPTS = [
     Script([0, 0, 0], [3, 5, 4], ["truncated", "truncated", "terminated"], {(3, 0): {"last": 3}, (2, 1): {"t": 2}}),
     Script([0, 2, None], [4, 3, 1], ["truncated", "truncated", "both"], {(0, 0): {"t": 0}}, {2: {"clock": 2}}),
