@@ -388,7 +388,10 @@ def refused(error: type[BaseException], words: str, call: Callable[..., Any], *a
     """Check that a call raises this error with these words ("": any), and return it: a line of a table."""
     with pytest.raises(error, match=words or None) as caught:
         call(*args, **options)
-    return caught.value
+    try:
+        return caught.value
+    finally:
+        del caught  # or the error's traceback would hold this frame, and all above it, until the next collection
 
 
 def leaves_of(venv: VectorEnv, tree: Any) -> list[list[Any]]:
