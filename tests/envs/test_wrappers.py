@@ -1,4 +1,4 @@
-"""`max_episode_steps`: time is up for whoever is left, and for nobody else."""
+"""Wrappers of single envs: time limits, padding, seeds; and the rules of autoreset."""
 
 from __future__ import annotations
 
@@ -50,6 +50,9 @@ from tests.families.legal import legal_actions
 from tests.families.trace import difference
 from tests.vector.support.drivers import LivesEnv
 from tests.vector.support.reference import refused
+
+# `max_episode_steps`: time is up for whoever is left, and for nobody else.
+
 
 MODES = ("same_step", "next_step", "disabled")
 

@@ -1,4 +1,4 @@
-"""Random calls, random harm: what comes back is what a model of every env says, and nothing ever hangs."""
+"""Faults at random: any calls in any order, campaigns with an audit of every row, and the table of the catalogue."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ from tests.faults.harness.machine import Machine
 from tests.faults.harness.table import lines, parse_lines
 from tests.vector.support.reference import refused
 from tests.waiting import until
+
+# Random calls, random harm: what comes back is what a model of every env says, and nothing ever hangs.
+
 
 CALLS = 30
 FEW_RUNS = 30  # of `make test`

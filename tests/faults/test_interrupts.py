@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: raised once, and after it the vectorizer works, or says in one sentence why it does not."""
+"""Ctrl-C: in whole programs, and at every line of a step."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from marlvec.external import ExternalEnv
 from tests.faults.harness.programs import run
 from tests.vector.support.kinds import vectorize
 from tests.waiting import Gate, GatedEnv, until
+
+# Ctrl-C at any moment: raised once, and after it the vectorizer works, or says in one sentence why it does not.
+
 
 PROGRAM = """
 signal.signal(signal.SIGALRM, signal.default_int_handler)

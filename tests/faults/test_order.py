@@ -1,4 +1,4 @@
-"""Section B of the catalogue: life cycle and order of calls. What is here adds to the marked tests of tests/vector."""
+"""Section B of the catalogue, life cycle and order of calls; and how soon a fault is noticed and over."""
 
 from __future__ import annotations
 
@@ -48,6 +48,9 @@ from tests.faults.harness.programs import run, wait_gone
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, hooked, vectorize
 from tests.vector.support.reference import MODES, refused
 from tests.waiting import LONG, Gate, overdue, within
+
+# Section B of the catalogue: life cycle and order of calls. What is here adds to the marked tests of tests/vector.
+
 
 START_METHODS = ("fork", "forkserver", "spawn")
 N = 3

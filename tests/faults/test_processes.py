@@ -1,4 +1,4 @@
-"""Workers beside each other: none waits for a dead one, whoever killed it, and none holds what is another's."""
+"""Processes: workers that are killed or kill, crashes that say where, orphans of a caller that is gone."""
 
 from __future__ import annotations
 
@@ -40,10 +40,13 @@ from tests.vector.support.kinds import hooked
 from tests.vector.support.reference import refused
 from tests.waiting import LONG, until, within
 
+# Workers beside each other: none waits for a dead one, whoever killed it, and none holds what is another's.
+
+
 CONTEXTS = ("forkserver", "spawn", "fork")
 
 
-def acts(n: int, k: int = 1) -> Any:
+def acts(n: int = 1, k: int = 1) -> Any:
     return np.full((n, 3), k, np.int64)
 
 
@@ -397,10 +400,6 @@ def test_a_parent_that_ignores_its_children_and_blocks_every_signal(tmp_path: Pa
 # What a worker can still say when it crashes, hangs or runs out of memory: where it was, in the parent's hands.
 
 
-def ones(n: int = 1) -> Any:
-    return np.ones((n, 3), np.int64)
-
-
 def process_of(envs: AsyncVectorEnv, w: int = 0) -> WorkerProcess:
     (process,) = (process for process in worker_process._workers if process.pid == envs.worker_pids[w])
     return process
@@ -450,7 +449,7 @@ def test_a_crash_says_where(context: str, how: str, capfd: pytest.CaptureFixture
         process, other = process_of(envs), process_of(envs, 1)
         assert process.crash_report() == ""
         envs.reset()
-        caught = refused(WorkerDied, "", envs.step, ones(2))
+        caught = refused(WorkerDied, "", envs.step, acts(2))
         assert caught.exitcode == exitcode
         report = str(caught)
         assert f"Fatal Python error: {words}" in report
@@ -527,7 +526,7 @@ def test_a_worker_that_hangs_says_where(context: str, capfd: pytest.CaptureFixtu
         process = process_of(envs)
         envs.reset()
         assert place not in told(process, "in serve")
-        envs.step_send(ones())
+        envs.step_send(acts())
         assert "in run_worker" in told(process, place)
         assert process.crash_report() == ""
         os.kill(process.pid, signal.SIGSTOP)
@@ -542,7 +541,7 @@ def test_a_workers_last_output_is_bounded_plain_text() -> None:
     with AsyncVectorEnv([partial(Threaded, env_index=0)]) as envs:
         process = process_of(envs)
         envs.reset()
-        envs.step_send(ones())
+        envs.step_send(acts())
         stacks = told(process, "in hang_with_all_there", "… left out …", threads=31)
         assert 12_000 < len(stacks.encode()) <= 16 * 1024
         assert stacks.count("wait_a_thousand_years") > 20
@@ -572,10 +571,10 @@ def test_a_worker_that_does_not_listen_has_no_stacks() -> None:
         process = process_of(envs)
         envs.reset()
         told(process, "in serve")
-        envs.step(ones())
+        envs.step(acts())
         with within(LONG, usual=0.1):
             assert process.stacks(timeout=0.1) == ""
-        envs.step(ones())
+        envs.step(acts())
 
 
 class SlowToStart(CounterEnv):
@@ -604,7 +603,7 @@ def test_asking_a_worker_that_is_starting_up_does_it_no_harm(context: str) -> No
             lives += 1
             with AsyncVectorEnv([SlowToStart, SlowToStart], num_workers=2, context=context) as envs:
                 envs.reset()
-                envs.step(ones(2))
+                envs.step(acts(2))
     finally:
         stop.set()
         thread.join()
@@ -624,17 +623,17 @@ def test_an_env_without_memory_raises_and_one_that_is_killed_may_have_had_none(c
 
     with AsyncVectorEnv([Greedy, partial(CounterEnv, env_index=1)], num_workers=2, context=context) as envs:
         envs.reset()
-        envs.step(ones(2))
-        caught = refused(EnvRaised, "MemoryError", envs.step, ones(2))
+        envs.step(acts(2))
+        caught = refused(EnvRaised, "MemoryError", envs.step, acts(2))
         assert isinstance(caught.__cause__, MemoryError)
         envs.reset()
-        envs.step(ones(2))
+        envs.step(acts(2))
     with AsyncVectorEnv([partial(ExitingEnv, signal=9)], context=context) as envs:
         envs.reset()
-        refused(WorkerDied, r"SIGKILL.*possibly the kernel's out-of-memory killer", envs.step, ones())
+        refused(WorkerDied, r"SIGKILL.*possibly the kernel's out-of-memory killer", envs.step, acts())
     with AsyncVectorEnv([partial(RaisingEnv, error=MemoryError)], context=context) as envs:
         envs.reset()
-        refused(EnvRaised, "MemoryError", envs.step, ones())
+        refused(EnvRaised, "MemoryError", envs.step, acts())
 
 
 # What an env starts may do as it likes while its worker lives, and is gone when the worker is.

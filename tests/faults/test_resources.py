@@ -1,7 +1,4 @@
-"""Where the machine has not enough: told before anything starts, or after all that was started is gone again.
-
-The fixture around every test looks for processes, files and memory that were left behind.
-"""
+"""Too little of a resource, odd surroundings, and noise in a worker's reply pipe."""
 
 from __future__ import annotations
 
@@ -44,6 +41,11 @@ from tests.faults.harness.programs import mounted, run
 from tests.vector.support.kinds import hooked
 from tests.vector.support.reference import refused
 from tests.waiting import Gate, GatedEnv, within
+
+# Where the machine has not enough: told before anything starts, or after all that was started is gone again.
+#
+# The fixture around every test looks for processes, files and memory that were left behind.
+
 
 CONTEXTS = ("forkserver", "spawn", "fork")
 

@@ -1,4 +1,4 @@
-"""on_fault="restart": one env is built anew, its episode is told to be lost, and nobody else notices."""
+"""on_fault="restart" and "mask": an env is built anew, or out for good, and the rest goes on."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ from tests.faults.harness.programs import wait_gone
 from tests.vector.support.kinds import SCRIPTED, acts, factories_of, vectorize
 from tests.vector.support.reference import refused
 from tests.waiting import LONG, Gate, GatedEnv, overdue, until
+
+# on_fault="restart": one env is built anew, its episode is told to be lost, and nobody else notices.
+
 
 N = 4
 A = 3
@@ -625,8 +628,7 @@ def test_a_worker_that_answers_in_part_and_dies_is_not_waited_for() -> None:
 # on_fault="mask": what failed is out for good, and the rest goes on as if it had never been.
 
 
-MASK_HOWS: dict[str, Any] = {"raises": RaisingEnv, "exits": ExitingEnv, "hangs": HangingEnv}
-MASK_PLACES = [("sync", "raises"), ("thread", "raises"), *(("async", how) for how in MASK_HOWS)]
+MASK_PLACES = [place for place in PLACES if place[1] != "is killed"]
 
 
 def ones(envs: VectorEnv, n: int = N) -> Any:
@@ -634,7 +636,7 @@ def ones(envs: VectorEnv, n: int = N) -> Any:
 
 
 def one_faulty(how: str, where: str = "step", at: int | None = 1, only_env: int = 1) -> list[Any]:
-    return [partial(MASK_HOWS[how], 3, env_index=i, where=where, at=at, only_env=only_env) for i in range(N)]
+    return [partial(HOWS[how][0], 3, env_index=i, where=where, at=at, only_env=only_env) for i in range(N)]
 
 
 def masking(backend: str, how: str, factories: list[Any], **options: Any) -> VectorEnv:
@@ -704,7 +706,7 @@ def test_a_first_reset_that_fails_masks(backend: str) -> None:
 @pytest.mark.checklist(70)
 @pytest.mark.parametrize(("how", "error"), [("raises", EnvRaised), ("exits", WorkerDied), ("hangs", EnvTimeout)])
 def test_it_raises_without_envs_left(how: str, error: type[Exception]) -> None:
-    factories = [partial(MASK_HOWS[how], 3, env_index=i, where="step", at=1) for i in range(N)]
+    factories = [partial(HOWS[how][0], 3, env_index=i, where="step", at=1) for i in range(N)]
     envs = masking("async", how, factories)
     with envs, pytest.raises(error):
         envs.reset(seed=0)

@@ -1,8 +1,4 @@
-"""Section C of the catalogue: what an env may return. What stands here adds to the marked tests of other folders.
-
-Form (C5 to C7, C9 to C11) is held against all four kinds of API and, in each of them, against every value that the
-catalogue names; one vectorizer sees all of it, and its other envs see nothing of it.
-"""
+"""What envs must not return, what they may raise, and what can be pickled and not unpickled."""
 
 from __future__ import annotations
 
@@ -36,6 +32,12 @@ from tests.faults.harness.spoilt import FORMS, OBS_SPACE, Spoil, good_obs
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, vectorize
 from tests.vector.support.reference import assert_trees_equal, pick, refused
 from tests.vector.test_recovery import ERRORS
+
+# Section C of the catalogue: what an env may return. What stands here adds to the marked tests of other folders.
+#
+# Form (C5 to C7, C9 to C11) is held against all four kinds of API and, in each of them, against every value that the
+# catalogue names; one vectorizer sees all of it, and its other envs see nothing of it.
+
 
 N = 3
 

@@ -1,4 +1,4 @@
-"""Boards and cards through `make`: the native backend gives the arrays that envs in this process give."""
+"""Games in turns: boards beside PettingZoo's, poker beside OpenSpiel's, and both through `make`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ from marlvec.policies import RandomPolicy
 from marlvec.testing import check_vector_env
 from tests.native.table import Shown, Table
 from tests.vector.support.reference import refused
+
+# Boards and cards through `make`: the native backend gives the arrays that envs in this process give.
+
 
 N = 3
 ARGUMENTS: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""Foraging and the warehouse are lbforaging's and rware's, bit for bit: each kind of id, over whole episodes."""
+"""Grid games: foraging and the warehouse beside lbforaging and rware, Overcooked's rules by hand."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ from marlvec.native.grids.overcooked import Overcooked
 from marlvec.testing import check_native_env
 from tests.native.grids import FORAGING, SMALL, WAREHOUSE, case, grid_of
 from tests.vector.support.reference import refused
+
+# Foraging and the warehouse are lbforaging's and rware's, bit for bit: each kind of id, over whole episodes.
+
 
 PLAYS = "plays many episodes of the reference"
 COMPILES = "compiles kernels"

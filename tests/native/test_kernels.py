@@ -1,4 +1,4 @@
-"""numpy's random numbers in compiled code."""
+"""Compiled code: numpy's random numbers, and kernels that are kept on disk."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ import numba
 import marlvec.native.kernels
 from marlvec.native import kernels as rng_kernels
 from marlvec.native.kernels import as_generator, fresh_streams, kernel, row_of
+
+# numpy's random numbers in compiled code.
+
 
 SEEDS = st.integers(0, 2**64 - 1)
 COUNTS = st.one_of(st.integers(1, 9), st.integers(1, 300))

@@ -1,4 +1,4 @@
-"""The native backend as a vectorizer: threads, modes, partial resets, streams, control calls, and what it refuses."""
+"""Native envs as a vectorizer: threads, modes, streams, what is refused; and their states."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ from tests.native.scenarios import ARGUMENTS, factories, maker, native
 from tests.vector.support.reference import MODES, refused, replay
 from tests.vector.support.reference import record as played
 from tests.vector.test_saved_states import play, same, written
+
+# The native backend as a vectorizer: threads, modes, partial resets, streams, control calls, and what it refuses.
 
 
 def same_arrays(first: Any, second: Any) -> None:

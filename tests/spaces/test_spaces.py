@@ -1,4 +1,4 @@
-"""Spaces taken apart into leaves and put together again, compared, batched, and the objects in their leaves copied."""
+"""Spaces: leaves and trees, equality, members, spaces of users' own, and bounds made wider."""
 
 from __future__ import annotations
 
@@ -39,6 +39,9 @@ from marlvec.spaces.padding import describe_incompatibility, widen
 from marlvec.testing import SampledEnv
 from tests.checklist import stable_id
 from tests.vector.support.reference import assert_trees_equal, refused
+
+# Spaces taken apart into leaves and put together again, compared, batched, and the objects in their leaves copied.
+
 
 # Gymnasium draws numpy scalars from 0-d Boxes of ints and bools, and then warns of them.
 

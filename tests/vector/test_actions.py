@@ -1,4 +1,4 @@
-"""What may be given as actions: everything wrong raises before anything is sent, and what is right arrives as it is."""
+"""What may be given as actions: arrays, dicts by agent, and actions that a mask forbids."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from marlvec.vector.checks import join_agents
 from tests.envs.support.forgetful import Forgetful
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, vectorize
 from tests.vector.support.reference import refused
+
+# What may be given as actions: everything wrong raises before anything is sent, and what is right arrives as it is.
+
 
 N = 3
 A = 3

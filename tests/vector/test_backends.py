@@ -1,4 +1,4 @@
-"""Where envs are built: in workers of every start method, once, from whatever a factory may be."""
+"""Every backend: where envs are built, that each gives what a plain loop gives, and which `make` chooses."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ from tests.faults.harness.spoilt import FORMS, Spoil
 from tests.vector.support.drivers import INCOMPLETE, JOINT, IncompleteEnv, JointEnv
 from tests.vector.support.kinds import REAL, SCRIPTED, Factories, asynchronous, factories_of, recorded, sync, vectorize
 from tests.vector.support.reference import MODES, record, refused, replay
+
+# Where envs are built: in workers of every start method, once, from whatever a factory may be.
+
 
 CONTEXTS = ("forkserver", "spawn", "fork")
 

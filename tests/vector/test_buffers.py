@@ -1,4 +1,4 @@
-"""Shared memory: private, nameless, fixed in size, safe to look at for ever; and whose the results' arrays are."""
+"""Memory of results: shared and private, copies into memory that was used before, and infos as columns."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ from marlvec.vector.infos import RESERVED
 from marlvec.vector.workers import channel
 from tests.vector.support.kinds import BACKENDS, factories_of, vectorize
 from tests.vector.support.reference import MODES, assert_trees_equal, flatten
+
+# Shared memory: private, nameless, fixed in size, safe to look at for ever; and whose the results' arrays are.
+
 
 N = 3
 A = 2

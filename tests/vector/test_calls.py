@@ -1,4 +1,4 @@
-"""Which call may follow which: what comes at a wrong time raises, names what is pending, and changes nothing."""
+"""Which call may come when: order, streams, closing from another thread; and how many functions a call runs."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ from marlvec.vector.calls import (
 from tests.vector.support.kinds import BACKENDS, vectorize
 from tests.vector.support.reference import refused
 from tests.waiting import Gate, GatedEnv, overdue, until
+
+# Which call may follow which: what comes at a wrong time raises, names what is pending, and changes nothing.
 
 
 def stated_counters(backend: str, **options: Any) -> VectorEnv:

@@ -1,4 +1,4 @@
-"""Values that no space contains: found by env, agent and leaf, whatever the backend, and only where agents are."""
+"""Observations: values that no space contains are found, and every space goes through every backend unchanged."""
 
 from __future__ import annotations
 
@@ -38,6 +38,9 @@ from tests.vector.support.reference import (
     refused,
     replay,
 )
+
+# Values that no space contains: found by env, agent and leaf, whatever the backend, and only where agents are.
+
 
 N = 3
 A = 3

@@ -1,4 +1,4 @@
-"""Text, Sequence, Graph, OneOf and spaces of users' own: values without a fixed size, on every backend."""
+"""Text, Sequence, Graph, OneOf and spaces of users' own: values without a fixed size, good ones and bad ones."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from tests.vector.support.drivers import LivesEnv
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, OBJECTS, Card, Hands, ObjectEnv, at, is_blank
 from tests.vector.support.kinds import make_envs as make
 from tests.vector.support.reference import assert_trees_equal, refused
+
+# Text, Sequence, Graph, OneOf and spaces of users' own: values without a fixed size, on every backend.
 
 
 def objects(backend: str, observation: str, action: str, n: int = 2, late: bool = False, **options: Any) -> VectorEnv:

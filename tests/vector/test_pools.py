@@ -1,4 +1,4 @@
-"""Pools as a backend: every call against a plain loop over the same worlds, bit for bit, whole episodes."""
+"""Pools as a backend, one with EnvPool's face and one over any envs: every call against a plain loop, bit for bit."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from tests.vector.support.pools import MirrorPool, PoolShop, tell_elapsed
 from tests.vector.support.reference import MODES, Call, record, refused, replay
 
 pytestmark = pytest.mark.checklist(125)
+
+# Pools as a backend: every call against a plain loop over the same worlds, bit for bit, whole episodes.
 
 
 NESTED = Dict(

@@ -1,4 +1,4 @@
-"""Envs that raise: who did it is told in full, nothing of the others is lost, and everybody else goes on."""
+"""Faults of envs: errors told in full, defects that other vectorizers had, and random generators that envs share."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ from tests.testing.test_check_env import Good
 from tests.vector.support.drivers import LivesEnv
 from tests.vector.support.kinds import BACKENDS, acts, vectorize
 from tests.vector.support.reference import refused
+
+# Envs that raise: who did it is told in full, nothing of the others is lost, and everybody else goes on.
+
 
 A = 3
 

@@ -1,4 +1,4 @@
-"""The phases of a shard's envs: the table under random events, and a shard that is driven at random against a model."""
+"""A shard: phases of its envs, the three autoreset modes, and when an episode is over."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from marlvec.vector.settings import Settings
 from marlvec.vector.shard import TRANSITIONS, BatchedPhases, EnvEvent, EnvPhase, EnvPhases, Shard
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, acts, hooked, vectorize
 from tests.vector.support.reference import MODES, refused
+
+# The phases of a shard's envs: the table under random events, and a shard that is driven at random against a model.
+
 
 N = 3
 

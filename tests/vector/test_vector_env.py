@@ -1,4 +1,4 @@
-"""Names by which users of other libraries ask: each is the same thing as marlvec's own."""
+"""What `VectorEnv` offers beside steps: other libraries' names, seeds, random actions, global states, control calls."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ from marlvec.vector.settings import random_actions
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, factories_of, hooked, vectorize
 from tests.vector.support.reference import pick, refused
 from tests.waiting import Gate
+
+# Names by which users of other libraries ask: each is the same thing as marlvec's own.
+
 
 SCRIPTS = [Script([0, 0], [2, 4], ["terminated", "truncated"])]
 

@@ -1,6 +1,4 @@
-"""Classes of modules that a worker cannot import, or must not import again: the module that makes the envs while it is
-imported, the main module of a spawned child, a module loaded from a path.
-"""
+"""Worker processes: what they import, the states that the parent sees them in, deaths, channels and descriptors."""
 
 from __future__ import annotations
 
@@ -43,6 +41,10 @@ from tests.tracer import Tracer
 from tests.vector.support.kinds import acts, hooked
 from tests.vector.support.reference import refused
 from tests.waiting import LONG, Gate, until, within
+
+# Classes of modules that a worker cannot import, or must not import again: the module that makes the envs while it is
+# imported, the main module of a spawned child, a module loaded from a path.
+
 
 ENV = """
 import gymnasium
