@@ -222,7 +222,7 @@ class CallsMachine(RuleBasedStateMachine):
     @rule(call=st.sampled_from(sorted(PUBLIC_CALLS)), ids=IDS, undone=st.integers(0, 4))
     def ask(self, call: str, ids: list[int], undone: int) -> None:
         expected, chosen = self.check(call, ids), array(ids)
-        refused: type[StateError] | None = None
+        raised: type[StateError] | None = None
         try:
             if call in STREAM_CALLS:
                 self.state.check_free(chosen, call)
@@ -231,9 +231,9 @@ class CallsMachine(RuleBasedStateMachine):
             if PUBLIC_CALLS[call].operation in ("step", "send", "state"):
                 self.state.check_episodes(chosen, call)
         except StateError as error:
-            refused = type(error)
-        assert refused is expected
-        if refused is not None:
+            raised = type(error)
+        assert raised is expected
+        if raised is not None:
             return
         if call in STREAM_CALLS and not ids:
             return  # nobody to wait for: `VectorEnvBase` asks nothing

@@ -818,24 +818,24 @@ def test_what_is_no_state_is_not_written(tmp_path: Path) -> None:
 def test_what_is_no_file_of_a_state_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state.npz"
 
-    def refused(match: str) -> None:
-        refused(CheckpointError, match, marlvec.load_state, path)
+    def unread(words: str) -> None:
+        refused(CheckpointError, words, marlvec.load_state, path)
 
-    refused("state.npz")
+    unread("state.npz")
     with carts(2) as envs:
         envs.reset(seed=0)
         marlvec.save_state(path, envs.get_state())
         found: dict[str, Any] = read_archive(path)["envs"]
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) // 2])
-        refused("state.npz")
+        unread("state.npz")
         path.write_bytes(whole.replace(b"$items", b"$itemx", 1) if b"$items" in whole else whole[:-1] + b"0")
-        refused("state.npz")
+        unread("state.npz")
         write_archive(path, {"envs": {**found, "format": 2}})
-        refused("of the format 2; this version reads 1")
+        unread("of the format 2; this version reads 1")
         write_archive(path, {"envs": {"format": 1}})
-        refused("holds a state of envs of the format 1")
+        unread("holds a state of envs of the format 1")
         write_archive(path, {"envs": {"$nothing": 1}})
-        refused("holds no state of envs: expected one of")
+        unread("holds no state of envs: expected one of")
         marlvec.Collector(envs, marlvec.RandomPolicy(), seed=0).save(path)
-        refused(r"holds no state of envs, but \['collector'\]")
+        unread(r"holds no state of envs, but \['collector'\]")
