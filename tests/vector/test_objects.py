@@ -355,14 +355,6 @@ def test_a_slot_is_untouched_by_what_it_refuses(case: Any) -> None:
 class Blobs(Space[bytes]):
     """Any bytes at all."""
 
-    def __init__(self) -> None:
-        super().__init__()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Blobs)
-
-    __hash__ = None  # type: ignore[assignment]  # as all of Gymnasium's
-
     def sample(self, mask: Any = None, probability: Any = None) -> bytes:
         return self.np_random.bytes(3)
 
