@@ -11,8 +11,8 @@ from marlvec.vector.native_shard import NativeShard
 from marlvec.vector.thread_team import Share, ThreadTeam
 from tests.defects.registry import Patch, found_by
 
-MPE, BOARDS = "tests/native/test_mpe.py", "tests/native/test_boards_vector.py"
-STATES = "tests/native/test_states.py"
+MPE, BOARDS = "tests/native/test_mpe.py", "tests/native/test_games.py"
+STATES = "tests/native/test_native_env.py"
 THREADS = "tests/native/test_thread_team.py"
 CHECKS = importlib.import_module("marlvec.testing.check_native_env")  # by name: the package has the function
 CHECK = "tests/testing/test_check_native_env.py"
@@ -30,7 +30,7 @@ def native_final_obs_of_the_next_episode(patch: Patch) -> None:
     patch.setattr(NativeShard, "_begin", begin_first)
 
 
-@found_by(MPE, "tests/native/test_runner.py")
+@found_by(MPE, "tests/native/test_native_env.py")
 def native_limit_one_step_late(patch: Patch) -> None:
     """The limit of an episode's steps comes one step late."""
     cut = NativeShard._cut_short
@@ -98,7 +98,7 @@ def pursuit_surrounds_from_all_sides_alone(patch: Patch) -> None:
     patch.setattr(pursuit, "make_board", without_edges)
 
 
-@found_by("tests/native/test_overcooked_rules.py")
+@found_by("tests/native/test_grids.py")
 def overcooked_soups_are_done_at_once(patch: Patch) -> None:
     """No soup needs time to cook."""
     read_recipes = overcooked.read_recipes

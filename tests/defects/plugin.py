@@ -1,6 +1,6 @@
 """A plugin of pytest for runs with a seeded defect: the first find will do, as it is.
 
-    MARLVEC_TEST_DEFECT=truncated_all python -m pytest -x -p tests.defects.plugin tests/faults/test_machine.py
+    MARLVEC_TEST_DEFECT=truncated_all python -m pytest -x -p tests.defects.plugin tests/faults/test_campaigns.py
 
 Without that variable nothing is changed in marlvec. The exit code is 1 only where a test has told of the defect; where
 something else failed, a mistake in the defect perhaps, it is `WRONG`.

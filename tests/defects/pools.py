@@ -15,8 +15,8 @@ from marlvec.vector.pools.envpool import EnvPoolAdapter
 from marlvec.vector.pools.pool import PoolShard, Presence
 from tests.defects.registry import Patch, after, found_by
 
-CONTRACT = "tests/vector/pools/test_pool_contract.py"
-POOL = "tests/vector/pools/test_pool.py"
+CONTRACT = "tests/vector/test_pools.py"
+POOL = "tests/vector/test_pools.py"
 
 
 def completed(patch: Patch, change: Any) -> None:

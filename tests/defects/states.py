@@ -106,7 +106,7 @@ def saved_retiring_opponents_chosen_again(patch: Patch) -> None:
     after(patch, SelfPlayMapping, "set_state", chosen_again)
 
 
-COPIED = "tests/vector/api/test_saved_states.py"
+COPIED = "tests/vector/test_saved_states.py"
 
 
 @found_by(f"{COPIED}::test_an_object_is_taken_from_a_later_place_where_its_first_is_empty")

@@ -30,15 +30,15 @@ from marlvec.vector.workers.worker import Watchdog
 from tests.defects.registry import Patch, after, during, found_by
 
 MACHINE = (
-    "tests/faults/test_machine.py::test_some_calls_whatever_happens",
-    "tests/faults/test_machine.py::test_any_calls_whatever_happens",
+    "tests/faults/test_campaigns.py::test_some_calls_whatever_happens",
+    "tests/faults/test_campaigns.py::test_any_calls_whatever_happens",
 )
 RESTART = "tests/faults/test_restart.py"
 ANEW = f"{RESTART}::test_one_env_begins_anew_and_the_others_do_not_notice"
-FORBIDDEN = "tests/vector/validation/test_forbidden_actions.py"
+FORBIDDEN = "tests/vector/test_actions.py"
 TURNS = "tests/envs/adapters/test_turns.py"
 MASKS = "tests/envs/adapters/test_masks.py"
-FORKS = "tests/vector/processes/test_forks.py"
+FORKS = "tests/vector/test_leftovers.py"
 
 
 # --- what rows tell of an episode that was lost
@@ -420,7 +420,7 @@ def watchdog_counts_the_whole_request(patch: Patch) -> None:
     patch.setattr(Watchdog, "look", lambda dog, busy: look(dog, [(w, number, 0) for w, number, _ in busy]))
 
 
-@found_by("tests/vector/data/test_copies.py")
+@found_by("tests/vector/test_buffers.py")
 def copies_over_what_is_held(patch: Patch) -> None:
     """A large result is copied over an older one that somebody still has."""
     references = buffer_reuse._references

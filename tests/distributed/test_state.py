@@ -33,7 +33,7 @@ from tests.distributed.helpers import (
     plain,
     same_batch,
 )
-from tests.vector.api.test_saved_states import same
+from tests.vector.test_saved_states import same
 
 Make = Callable[[], Collectors]
 Do = Callable[[Collectors, list[MultiAgentBatch]], None]

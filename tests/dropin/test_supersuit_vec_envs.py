@@ -19,7 +19,7 @@ from mpe2 import simple_spread_v3, simple_world_comm_v3
 
 from marlvec.interop.supersuit import concat_vec_envs_v1, pettingzoo_env_to_vec_env_v1
 from marlvec.testing import SampledEnv, Script, ScriptedParallelEnv
-from tests.vector.support.trees import flatten
+from tests.vector.support.reference import flatten
 
 
 class Wrapped(ScriptedParallelEnv):

@@ -39,7 +39,7 @@ def params() -> list[Any]:
 
 
 def test_the_table_has_every_env_of_every_family() -> None:
-    entries = [entry for entry in catalog() if entry.family != "cards"]  # ours alone; see tests/native/test_poker.py
+    entries = [entry for entry in catalog() if entry.family != "cards"]  # ours alone; see tests/native/test_games.py
     assert {entry.id for entry in entries} <= {row.env for row in ROWS}
     assert Counter(entry.family for entry in entries) == {
         "mpe": 12,

@@ -16,20 +16,17 @@ import pytest
 from gymnasium.spaces import Box, Discrete, Space
 from pettingzoo import ParallelEnv
 
-from marlvec import Collector, FunctionPolicy, SyncVectorEnv, VectorEnv, make
+from marlvec import Collector, FunctionPolicy, SyncVectorEnv, make
 from marlvec.collect.row_log import RowLog
 from marlvec.envs import adapt
 from marlvec.errors import ContractError, EnvContractError, EnvRaised, NotResetError
-from marlvec.testing.scripted import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, TurnEnv, decode
-from tests.vector.support.kinds import HERE_AND_AWAY, vectorize
-from tests.vector.support.reference import MODES
+from marlvec.testing import CounterEnv, KeyedEnv, Script, ScriptedParallelEnv, TurnEnv, decode
+from tests.vector.support.kinds import HERE_AND_AWAY, acts, hooked, vectorize
+from tests.vector.support.reference import MODES, refused
 
-N, A = 3, 3
+N = 3
+A = 3
 TWO = Script([0, 0], [2, 6], ["terminated"] * 2)  # agent 0 ends in step 2, agent 1 in step 6
-
-
-def acts(envs: VectorEnv, k: int = 1) -> Any:
-    return np.full((envs.num_envs, envs.agent_num), k, np.int64)
 
 
 def breaks(backend: str, good: Any, bad: Any, steps: int, words: str) -> None:
@@ -44,15 +41,13 @@ def breaks(backend: str, good: Any, bad: Any, steps: int, words: str) -> None:
             for _ in range(steps - 1):
                 envs.step(acts(envs))
                 twin.step(acts(twin))
-            with pytest.raises(EnvContractError, match=rf"^env 1, step\(\): .*{words}") as caught:
-                envs.step(acts(envs))
+            caught = refused(EnvContractError, rf"^env 1, step\(\): .*{words}", envs.step, acts(envs))
             obs, rewards, *_ = twin.step(acts(twin))
-            result = caught.value.result
-            assert (caught.value.env_ids, result.env_ids.tolist()) == ((1,), [0, 2])
+            result = caught.result
+            assert (caught.env_ids, result.env_ids.tolist()) == ((1,), [0, 2])
             assert [row.tobytes() for row in result.obs] == [obs[0].tobytes()] * 2
             assert result.rewards.tolist() == rewards.tolist() * 2
-            with pytest.raises(NotResetError, match=r"envs \[1\]"):
-                envs.step(acts(envs))
+            refused(NotResetError, r"envs \[1\]", envs.step, acts(envs))
 
 
 # --- D1, D2, D4: who is told of
@@ -64,13 +59,12 @@ PLACES = [("observations", 0), ("rewards", 1), ("terminations", 2), ("truncation
 def tampered(kind: Any, tamper: Callable[[Any, Any], None], **options: Any) -> Any:
     """A factory of an env whose results go through a function that may change them."""
 
-    class Tampered(kind):  # type: ignore[misc]  # the class is a parameter
-        def step(self, actions: Any) -> Any:
-            result = super().step(actions)
-            tamper(self, result)
-            return result
+    def step_and_tamper(env: Any, step: Any, actions: Any) -> Any:
+        result = step(actions)
+        tamper(env, result)
+        return result
 
-    return partial(Tampered, **options)
+    return partial(hooked, kind, hooks={"step": step_and_tamper}, **options)
 
 
 @pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
@@ -658,9 +652,8 @@ def test_illegal_moves_are_left_to_the_game(backend: str) -> None:
         legal = np.argmax(infos["action_mask"], axis=-1)
         wrong = legal.copy()
         wrong[1] = np.argmin(infos["action_mask"][1], axis=-1)
-        with pytest.raises(EnvRaised, match=r"env 1 raised in step\(\): ValueError: action .* is masked") as caught:
-            envs.step(wrong)
-        assert caught.value.result.env_ids.tolist() == [0, 2]
+        caught = refused(EnvRaised, r"env 1 raised in step\(\): ValueError: action .* is masked", envs.step, wrong)
+        assert caught.result.env_ids.tolist() == [0, 2]
         envs.reset(env_ids=[1])
 
 

@@ -1,9 +1,12 @@
-"""Section B of the catalogue: life cycle and order of calls. What is here adds to the marked tests of tests/vector."""
+"""Section B of the catalogue, life cycle and order of calls; and how soon a fault is noticed and over."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import re
+import signal
 import threading
 import warnings
 from collections.abc import Callable
@@ -16,22 +19,42 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Space
 
 import marlvec
-from marlvec import AsyncVectorEnv, VectorEnv
+from benchmarks.recovery import (
+    CONTEXTS,
+    HANGS,
+    bring_back,
+    close_takes,
+    die_with_parent,
+    keep_pace,
+    notice_death,
+    notice_error,
+    notice_hang,
+)
+from marlvec import AsyncVectorEnv, RestartLimit, VectorEnv
 from marlvec.errors import (
     ArgumentError,
     ClosedError,
     ContractError,
     EnvRaised,
+    EnvTimeout,
+    FetchTimeout,
     NotResetError,
     SerialisationError,
+    WorkerDied,
 )
-from marlvec.testing.scripted import CounterEnv, KeyedEnv, RaisingEnv, SampledEnv, Script, SingleEnv, TurnEnv, decode
-from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, vectorize
-from tests.vector.support.reference import MODES
-from tests.waiting import within
+from marlvec.testing import CounterEnv, ExitingEnv, KeyedEnv, RaisingEnv, SampledEnv, Script, SingleEnv, TurnEnv, decode
+from marlvec.vector.workers.worker import Watchdog
+from tests.faults.harness.programs import run, wait_gone
+from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, hooked, vectorize
+from tests.vector.support.reference import MODES, refused
+from tests.waiting import LONG, Gate, overdue, within
 
-CONTEXTS = ("fork", "forkserver", "spawn")
-N, A = 3, 3
+# Section B of the catalogue: life cycle and order of calls. What is here adds to the marked tests of tests/vector.
+
+
+START_METHODS = ("fork", "forkserver", "spawn")
+N = 3
+A = 3
 
 
 def counters(n: int = N, length: int = 4, **options: Any) -> list[Any]:
@@ -137,23 +160,16 @@ def test_every_method_says_that_it_is_closed(backend: str, pending: str | None) 
             pytest.fail(f"{name}() went through")
 
 
-class Waiting(CounterEnv):
-    """Hangs in its first step until it is let go."""
-
-    def __init__(self, gate: threading.Event, env_index: int) -> None:
-        super().__init__(env_index=env_index)
-        self.gate = gate
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        self.gate.wait()
-        return super().step(actions)
-
-
 @pytest.mark.fault("B3")
 def test_close_of_a_thread_that_hangs_gives_up_in_time_and_says_so() -> None:
-    """A thread cannot be killed; it ends when its env comes back. (Processes: vector/processes/test_leftovers.)"""
+    """A thread cannot be killed; it ends when its env comes back. (Processes: vector/test_leftovers.)"""
     gate = threading.Event()
-    envs = vectorize("thread", [partial(Waiting, gate, i) for i in range(2)])
+
+    def wait(env: Any, step: Any, actions: Any) -> Any:
+        gate.wait()
+        return step(actions)
+
+    envs = vectorize("thread", [partial(hooked, CounterEnv, hooks={"step": wait})] * 2)
     try:
         envs.reset()
         envs.step_send(acts(2))
@@ -193,8 +209,7 @@ def test_invalid_env_ids_reach_no_env_and_empty_ones_reset_none(backend: str, mo
         for t in range(1, 5):
             for env_ids in wrong:
                 for call in (envs.reset, envs.reset_send, envs.async_reset):
-                    with pytest.raises(ArgumentError, match="env_ids"):
-                        call(env_ids=env_ids)
+                    refused(ArgumentError, "env_ids", call, env_ids=env_ids)
             for nobody in ([], np.zeros(N, bool), [False] * N, ()):
                 obs, _ = envs.reset(env_ids=nobody)
                 assert [decode(row[0]).t for row in obs] == [t - 1] * N
@@ -219,12 +234,9 @@ def test_numbers_of_envs_and_workers_are_checked_before_anything_is_built() -> N
                 ):
                     vectorize(backend, [build] * N, num_workers=workers)
     for n in (0, -1):
-        with pytest.raises(ValueError, match=f"num_envs: expected at least 1, got {n}"):
-            marlvec.make(build, n)
-    with pytest.raises(ValueError, match="at least one env, got an empty list"):
-        marlvec.make([])
-    with pytest.raises(ValueError, match="num_envs=2, but 3 factories were given"):
-        marlvec.make([build] * 3, 2)
+        refused(ValueError, f"num_envs: expected at least 1, got {n}", marlvec.make, build, n)
+    refused(ValueError, "at least one env, got an empty list", marlvec.make, [])
+    refused(ValueError, "num_envs=2, but 3 factories were given", marlvec.make, [build] * 3, 2)
     env = CounterEnv()
     for instances in (env, [env], [env, env]):
         with pytest.raises(ValueError, match="got an env of class CounterEnv, expected something that builds envs"):
@@ -263,7 +275,7 @@ def build_with(config: Any, n: int = 3) -> Any:
 
 
 @pytest.mark.fault("B12")
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("context", START_METHODS)
 def test_what_cannot_be_pickled_is_named_before_anything_starts(context: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     monkeypatch.setattr("marlvec.vector.workers.pool.WorkerProcess.__init__", lambda self, *a, **k: started.append(a))
@@ -318,31 +330,19 @@ def other(space: Space[Any], how: str) -> Space[Any]:
 
 
 def moody(kind: Any, which: str, how: str) -> Any:
-    """An env of this kind with another space from its second episode on, if so told."""
+    """An env of this kind that has another space after a reset with options."""
 
-    class Moody(kind):  # type: ignore[misc]  # the class is a parameter
-        changes = False
-
-        def reset(self, *args: Any, **kwargs: Any) -> Any:
-            # Envs of all kinds take them all.
-            options = kwargs.get("options")
-            if options:
-                self._change()
-            return super().reset(*args, **kwargs)
-
-        def _change(self) -> None:
+    def change(env: Any, reset: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("options"):
             attribute = f"{which}_space"
-            old = self.world.action_space if which == "action" else self.world.observation_space
-            new = other(old, how)
-            if hasattr(self, f"{attribute}s"):
-                setattr(self, f"{attribute}s", dict.fromkeys(self.possible_agents, new))
-            elif callable(getattr(self, attribute)):
-                setattr(self, attribute, lambda agent: new)
+            new = other(env.world.action_space if which == "action" else env.world.observation_space, how)
+            if hasattr(env, f"{attribute}s"):
+                setattr(env, f"{attribute}s", dict.fromkeys(env.possible_agents, new))
             else:
-                setattr(self, attribute, new)
+                setattr(env, attribute, (lambda agent: new) if callable(getattr(env, attribute)) else new)
+        return reset(*args, **kwargs)
 
-    Moody.__name__ = kind.__name__
-    return Moody
+    return partial(hooked, kind, hooks={"reset": change})
 
 
 FORMS: dict[str, Callable[..., Any]] = {
@@ -375,11 +375,9 @@ def test_a_space_that_is_another_one_after_a_reset(backend: str, form: str, whic
         envs.step(np.ones((2, a), np.int64))
         for _ in range(2):
             words = rf"env 1, reset\(\): .*{which} space of agent '\w+': expected the one .* got another"
-            with pytest.raises(ContractError, match=words) as caught:
-                envs.reset(options={"change": True})
-            assert caught.value.env_ids == (1,)  # type: ignore[attr-defined]  # an EnvContractError
-            with pytest.raises(NotResetError, match=r"envs \[1\]"):
-                envs.step(np.ones((2, a), np.int64))
+            caught = refused(ContractError, words, envs.reset, options={"change": True})
+            assert caught.env_ids == (1,)  # type: ignore[attr-defined]  # an EnvContractError
+            refused(NotResetError, r"envs \[1\]", envs.step, np.ones((2, a), np.int64))
     with vectorize(backend, factories("equal"), validate=mode) as envs:
         for options in (None, {"change": True}, None):
             envs.reset(seed=0, options=options)
@@ -446,3 +444,233 @@ def test_a_value_that_is_not_an_env_is_named_by_index(backend: str) -> None:
             factories[place] = partial(lambda thing: thing, thing)
             with pytest.raises(ContractError, match=rf"env {place}, __init__\(\): expected an env.*{words}"):
                 vectorize(backend, factories)
+
+
+# How soon it is noticed that something went wrong, and how soon it is over. `benchmarks/recovery.py` in small.
+#
+# Deadlines are ten times the medians of a quiet machine and more: what is promised in docs/reliability.md is promised
+# of such a machine, and is measured there.
+
+
+ACTIONS = np.ones((2, 3), np.int64)
+
+
+# --- a worker dies
+
+
+@pytest.mark.slow("kills, stops or starts many workers")
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_death_is_noticed_at_once(context: str) -> None:
+    # Hundredths of a second, as a rule; and not when a sibling is done.
+    assert notice_death(context, 3).max() < 2.5
+    assert notice_error(context, 2, sibling_seconds=LONG).max() < LONG / 2
+
+
+@pytest.mark.parametrize("on_fault", ["raise", "restart"])
+def test_a_worker_that_has_answered_for_some_of_its_envs_and_is_dead_before_anybody_listens(on_fault: str) -> None:
+    factories = [CounterEnv, partial(ExitingEnv, env_index=1)]
+    with AsyncVectorEnv(factories, num_workers=1, on_fault=on_fault) as envs:
+        envs.reset()
+        envs.send(ACTIONS)
+        wait_gone(envs.worker_pids, LONG)
+        if on_fault == "restart":
+            step = envs.recv()
+            assert step.fault[step.env_ids.tolist().index(1)]
+            return
+        caught = refused(WorkerDied, "at work on env 1", envs.recv)
+        assert caught.result.env_ids.tolist() == [0]
+        assert decode(caught.result.obs[0, 0]).t == 1
+
+
+@pytest.mark.fault("A1")
+@pytest.mark.parametrize("fetch", [AsyncVectorEnv.step_fetch, AsyncVectorEnv.recv], ids=["step_fetch", "recv"])
+def test_a_death_is_heard_of_though_it_is_time_to_look_for_hangs(fetch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closed end is reported once: what has been heard must not get lost over the look."""
+    monkeypatch.setattr(Watchdog, "is_due", lambda dog: True)
+    with AsyncVectorEnv([CounterEnv, CounterEnv], num_workers=2, step_timeout=60) as envs:
+        envs.reset()
+        send = envs.step_send if fetch is AsyncVectorEnv.step_fetch else envs.send
+        os.kill(envs.worker_pids[1], signal.SIGSTOP)
+        send(ACTIONS)
+        os.kill(envs.worker_pids[1], signal.SIGKILL)
+        refused(WorkerDied, "worker 1", fetch, envs)
+
+
+# --- an env hangs
+
+
+@pytest.mark.slow("kills, stops or starts many workers")
+@pytest.mark.fault("A9")
+@pytest.mark.fault("A10")
+@pytest.mark.parametrize("kind", HANGS)
+def test_a_hang_is_noticed_and_its_worker_gone(kind: str) -> None:
+    assert notice_hang("forkserver", kind, 2).max() < 6  # half a second, as a rule
+
+
+def sleep_in_second_step(env: Any, step: Any, actions: Any) -> Any:
+    """Hang in C, in a sleep that any signal would end, and hold the interpreter lock."""
+    if env.world.t == 1:
+        ctypes.PyDLL(None).sleep(60)
+    return step(actions)
+
+
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
+@pytest.mark.fault("A11")
+@pytest.mark.parametrize("on_fault", ["raise", "restart"])
+def test_late_replies_of_a_hung_env_are_dropped(on_fault: str) -> None:
+    """Being asked for its stacks wakes this one."""
+    factories = [CounterEnv, partial(hooked, CounterEnv, env_index=1, hooks={"step": sleep_in_second_step})]
+    with AsyncVectorEnv(factories, num_workers=2, step_timeout=0.3, on_fault=on_fault) as envs:
+        envs.reset()
+        envs.step(ACTIONS)
+        if on_fault == "restart":
+            obs, *_, infos = envs.step(ACTIONS)
+            assert infos["fault"].tolist() == [False, True]
+            assert (decode(obs[0, 0]).t, decode(obs[1, 0]).t) == (2, 0)
+            assert envs.faults[-1].env_ids == (1,)
+            assert "step_timeout" in envs.faults[-1].summary
+            return
+        caught = refused(EnvTimeout, r"env 1 did not come back within step_timeout=0\.3 s", envs.step, ACTIONS)
+        assert caught.env_ids == (1,)
+        assert caught.result.env_ids.tolist() == [0]
+
+
+def exit_at(gate: Gate, env: Any, step: Any, actions: Any) -> None:
+    gate.wait()
+    os._exit(3)
+
+
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_what_the_others_have_said_by_then_comes_with_the_error(culprit: int, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    dying = partial(hooked, CounterEnv, hooks={"step": partial(exit_at, gate)})
+    kinds = [dying if w == culprit else CounterEnv for w in (0, 1)]
+    factories = [partial(kind, 5, env_index=i) for i, kind in enumerate(kinds)]
+    with gate, AsyncVectorEnv(factories, num_workers=2) as envs:
+        envs.reset()
+        envs.step_send(ACTIONS)
+        overdue(envs.step_fetch, [culprit])
+        gate.let_through()
+        caught = refused(WorkerDied, "", envs.step_fetch)
+        assert caught.env_ids == (culprit,)
+        assert caught.result.env_ids.tolist() == [1 - culprit]
+
+
+# --- and is replaced
+
+
+@pytest.mark.slow("kills, stops or starts many workers")
+@pytest.mark.parametrize(("context", "limit", "share"), [("forkserver", 0.6, 1), ("fork", 0.45, 1), ("spawn", 3.5, 3)])
+def test_a_worker_is_back_soon(context: str, limit: float, share: float, tmp_path: Path) -> None:
+    """In a program of its own: to fork this one, with all that tests have left in its memory, takes long.
+
+    On a machine where all is slow: within so many times what a new interpreter takes there to import marlvec.
+    """
+    times = 3 if context != "spawn" else 2
+    program = f"""
+import logging
+from benchmarks.recovery import bring_back
+logging.getLogger("marlvec").setLevel(logging.ERROR)  # each fault is a warning
+print(import_seconds())
+print(bring_back({context!r}, {times}).max())
+"""
+    start, took = map(float, run(program, tmp_path))
+    assert took < max(limit, share * start)
+
+
+@pytest.mark.slow("kills, stops or starts many workers")
+def test_siblings_go_on_meanwhile(tmp_path: Path) -> None:
+    """Each makes its fifty steps while a worker comes back, which it does not before. How fast: `keep_pace`."""
+    gate = Gate(tmp_path)
+
+    def build_late(env: Any) -> None:
+        if env.world.incarnation:
+            gate.wait()
+
+    hooks = {"init": build_late}
+    factories = [partial(hooked, CounterEnv, env_index=i, marks=tmp_path, hooks=hooks) for i in range(3)]
+    with gate, AsyncVectorEnv(factories, num_workers=3, on_fault="restart") as envs:
+        envs.reset()
+        os.kill(envs.worker_pids[0], signal.SIGKILL)
+        envs.send(np.ones((3, 3), np.int64))
+        counts = np.zeros(3, int)
+        while counts[1:].min() < 50:
+            step = envs.recv(1)
+            counts[step.env_ids] += 1
+            assert not counts[0]
+            envs.send(np.ones((len(step), 3), np.int64), step.env_ids)
+        gate.let_through()
+        while not counts[0]:
+            step = envs.recv(1)
+            counts[step.env_ids] += 1
+        assert envs.incarnations.tolist() == [1, 0, 0]
+    assert keep_pace("forkserver", rounds=1, seconds=0.4).min() > 0
+
+
+@pytest.mark.slow("kills, stops or starts many workers")
+@pytest.mark.fault("A15")
+def test_a_thousand_restarts_in_a_row() -> None:
+    """Of an env in its worker; those of whole workers are for the soak."""
+    limit = RestartLimit(count=1000, backoff=0.0)
+    factories = [CounterEnv, partial(RaisingEnv, env_index=1, at=None)]
+    with AsyncVectorEnv(factories, num_workers=1, on_fault="restart", max_restarts=limit) as envs:
+        envs.reset()
+        pids = envs.worker_pids
+        for k in range(1000):
+            obs, *_, infos = envs.step(ACTIONS)
+            assert infos["fault"].tolist() == [False, True]
+            assert decode(obs[0, 0]).t == (k + 1) % 5
+        assert envs.incarnations.tolist() == [0, 1000]
+        assert len(envs.faults) == 1000
+        assert envs.worker_pids == pids
+
+
+@pytest.mark.soak
+@pytest.mark.fault("A15")
+@pytest.mark.time_limit(1800)
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_thousand_workers_in_a_row(context: str) -> None:
+    took = bring_back(context, 1000, num_workers=1)
+    early, late = np.median(took[:100]), np.median(took[-100:])
+    assert late < 1.5 * early, "restarts become slower and slower"
+
+
+# --- the parent dies, or closes
+
+
+@pytest.mark.slow("kills, stops or starts many workers")
+@pytest.mark.fault("A21")
+def test_everybody_goes_with_the_parent() -> None:
+    """Of every start method, and whatever they have started: tests/vector/test_scripts.py."""
+    for state, seconds in die_with_parent("forkserver", 1).items():
+        assert seconds.max() < 10, state  # tenths of a second, as a rule; infinite where they stay
+
+
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=3)
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_closing_takes_no_time(context: str) -> None:
+    # Hundredths of a second, as a rule; and less than the five seconds that it has.
+    assert close_takes(context, 2).max() < 4
+    assert close_takes(context, 1, num_envs=64 if context == "fork" else 8).max() < 4
+
+
+@pytest.mark.slow("kills, stops or starts many workers")
+@pytest.mark.fault("B3")
+def test_closing_takes_the_time_it_is_given_where_envs_hang() -> None:
+    took = close_takes("forkserver", 2, timeout=0.5)
+    assert took.min() >= 0.5
+    assert took.max() < 4.5  # 0.55, as a rule; and not the five seconds of its default
+
+
+def test_closing_while_a_worker_is_on_its_way_back() -> None:
+    with AsyncVectorEnv([CounterEnv, CounterEnv], num_workers=2, on_fault="restart") as envs:
+        envs.reset()
+        for pid in envs.worker_pids:
+            os.kill(pid, signal.SIGKILL)
+        envs.send(ACTIONS)
+        while not envs.faults:
+            with contextlib.suppress(FetchTimeout):
+                envs.recv(timeout=0.001)
+        with within(4, usual=0.1):
+            envs.close()

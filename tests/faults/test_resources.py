@@ -1,18 +1,25 @@
-"""Where the machine has not enough: told before anything starts, or after all that was started is gone again.
-
-The fixture around every test looks for processes, files and memory that were left behind.
-"""
+"""Too little of a resource, odd surroundings, and noise in a worker's reply pipe."""
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
+import random
 import re
 import resource
+import select
 import socket
+import stat
+import struct
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +27,25 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
+import marlvec.vector
 from marlvec import AsyncVectorEnv, make
-from marlvec.errors import ResourceError
-from marlvec.testing.scripted import CounterEnv, SampledEnv
+from marlvec.errors import BrokenError, EnvFault, EnvTimeout, FetchTimeout, ResourceError, WorkerDied
+from marlvec.testing import CounterEnv, SampledEnv, decode
 from marlvec.vector import cores as limits
+from marlvec.vector.workers import channel as ch
 from marlvec.vector.workers import channel as shared_memory
 from marlvec.vector.workers import fork_server as forkserver
 from marlvec.vector.workers import pool as worker_process
 from marlvec.vector.workers.pool import ensure_server
 from tests.faults.harness.programs import mounted, run
+from tests.vector.support.kinds import hooked
+from tests.vector.support.reference import refused
+from tests.waiting import Gate, GatedEnv, within
+
+# Where the machine has not enough: told before anything starts, or after all that was started is gone again.
+#
+# The fixture around every test looks for processes, files and memory that were left behind.
+
 
 CONTEXTS = ("forkserver", "spawn", "fork")
 
@@ -80,17 +97,16 @@ def test_too_few_descriptors_are_known_before_anything_starts(context: str, monk
         patch.setattr(worker_process, "pair", started)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         words = rf"64 workers need 3 file descriptors.*: {known + 1 + 3 * 64 + 16}, but this process may have {soft}\."
-        with pytest.raises(ResourceError, match=words) as caught:
-            AsyncVectorEnv([CounterEnv] * 64, num_workers=64, context=context)
-        assert caught.value.errno == errno.EMFILE
-        assert f"ulimit -n` or resource.setrlimit, up to {hard}" in str(caught.value)
-        assert "num_workers=" in str(caught.value)
+        caught = refused(ResourceError, words, AsyncVectorEnv, [CounterEnv] * 64, num_workers=64, context=context)
+        assert caught.errno == errno.EMFILE
+        assert f"ulimit -n` or resource.setrlimit, up to {hard}" in str(caught)
+        assert "num_workers=" in str(caught)
     assert open_fds() == known
     works(context)
 
 
 HARD_LIMIT = """
-from marlvec.vector import cores as limits
+from marlvec.vector import cores
 limit = len(os.listdir("/proc/self/fd")) + 16 + SPARE
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit + LESS, limit))
 for n in (12, 2):
@@ -100,7 +116,7 @@ for n in (12, 2):
     except ResourceError as error:
         print(n, str(error).split(f"have {limit + LESS}. ")[1].replace(str(limit), "HARD"))
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-print(limits._advice(24).split(". ")[1].replace(str(limit), "HARD"))
+print(cores._advice(24).split(". ")[1].replace(str(limit), "HARD"))
 """
 NOT_BY_US = "The hard limit is HARD: only an administrator, or the settings of a container, can raise it; or "
 
@@ -142,8 +158,7 @@ def test_a_fork_server_without_descriptors_says_so(tmp_path: Path) -> None:
     try:
         for limit in (5, 7, 9):
             resource.prlimit(server, resource.RLIMIT_NOFILE, (limit, before[1]))
-            with pytest.raises(ResourceError, match="Too many open files"):
-                AsyncVectorEnv([CounterEnv] * 2)
+            refused(ResourceError, "Too many open files", AsyncVectorEnv, [CounterEnv] * 2)
     finally:
         resource.prlimit(server, resource.RLIMIT_NOFILE, before)
     works("forkserver")
@@ -328,8 +343,7 @@ def test_more_than_there_is_of_this_machine() -> None:
     assert where
     fd = shared_memory.create()
     try:
-        with pytest.raises(ResourceError, match="bytes of memory, but"):
-            shared_memory.grow(fd, 1 << 50)
+        refused(ResourceError, "bytes of memory, but", shared_memory.grow, fd, 1 << 50)
         assert os.fstat(fd).st_blocks == 0
         shared_memory.grow(fd, 1 << 16)
         assert os.fstat(fd).st_size == 1 << 16
@@ -339,7 +353,7 @@ def test_more_than_there_is_of_this_machine() -> None:
 
 TOO_MANY = """
 from marlvec import external
-from marlvec.vector import cores as limits
+from marlvec.vector import cores
 from gymnasium.spaces import Box, Discrete
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, resource.RLIM_INFINITY))
 def attempt(env, **options):
@@ -357,7 +371,7 @@ if PRECHECKED:
     attempt(CounterEnv, num_envs=10**9)
     attempt("simple_spread", num_envs=10**9, outside=True)
 else:  # memory that cannot be had although it is there, as with a limit that is not known
-    limits.available_memory = lambda: (None, "")
+    cores.available_memory = lambda: (None, "")
     attempt("simple_spread", num_envs=2 * 10**6, backend="native")
     attempt({"a": (Box(0, 1, (1 << 20,)), Discrete(2))}, num_envs=2000, outside=True)
 """
@@ -422,8 +436,7 @@ def test_the_limit_of_a_container_counts(name: str, tmp_path: Path, monkeypatch:
     assert there == left
     assert where.startswith("this machine" if left == 8 * GIB else "its memory cgroup")
     limits.check_memory(left)
-    with pytest.raises(ResourceError, match=f"has {left:,} left"):
-        limits.check_memory(left + 1)
+    refused(ResourceError, f"has {left:,} left", limits.check_memory, left + 1)
     monkeypatch.setattr(limits, "_PROC", tmp_path / "nowhere")
     limits.check_memory(1 << 60)  # not known is not too little
 
@@ -468,3 +481,380 @@ def test_a_full_dev_shm_and_disks_that_cannot_be_written_to(tmp_path: Path) -> N
 def test_make_tells_the_same() -> None:
     with limited(resource.RLIMIT_NOFILE, 64 + open_fds()), pytest.raises(ResourceError, match="file descriptors"):
         make(CounterEnv, 64, num_workers=64)
+
+
+# What else may happen on a machine: leftovers of others, killed trackers, threads, clocks that jump, and load.
+
+
+def acts(n: int, k: int = 1) -> Any:
+    return np.full((n, 3), k, np.int64)
+
+
+NOTHING_IS_OPENED = """
+import tempfile
+shared = ("/dev/shm/", os.path.realpath(tempfile.gettempdir()) + "/")
+code = os.path.dirname(os.path.dirname(os.path.realpath(marlvec.__file__))) + "/"  # which may stand there, too
+here, opened = os.getpid(), []
+def watch(event, arguments):
+    path = str(arguments[0]) if arguments else ""
+    is_shared = path.startswith(shared) and not path.startswith((code, sys.prefix))
+    if event.startswith(("tempfile.", "shm_open")) or event == "open" and is_shared:
+        opened.append(arguments[0])
+        if os.getpid() != here:
+            os.write(2, f"a worker: {event} {arguments}".encode())
+# As if many had crashed before, one of them with our own pid.
+planted = [f"/dev/shm/{name}" for name in ("marlvec", "stacks", f"marlvec-{here}", f"psm_{here:08x}")]
+try:
+    for path in planted:
+        with open(path, "wb") as file:
+            file.write(b"not ours" * 512)
+    sys.addaudithook(watch)
+    for context in ("forkserver", "spawn", "fork"):
+        with marlvec.make(CounterEnv, 3, num_workers=2, context=context) as envs:
+            with marlvec.make(CounterEnv, 3, num_workers=2, context=context) as others:
+                play(envs, 7)
+                play(others, 9)
+                play(envs, 3)
+    print(opened)
+    assert {open(path, "rb").read() for path in planted} == {b"not ours" * 512}
+    assert opened == planted, "the hook sees all"
+finally:
+    for path in planted:
+        os.unlink(path)
+"""
+
+
+@pytest.mark.slow("kills, stops or starts many workers")
+@pytest.mark.fault("F6")
+def test_what_others_left_is_never_opened(tmp_path: Path) -> None:
+    """Memory has no name, so none can be taken for another, and nobody can plant any."""
+    assert run(NOTHING_IS_OPENED, tmp_path, mounted("mount -t tmpfs tmpfs /dev/shm")) == ["[]"]
+
+
+TRACKERS = """
+from multiprocessing import resource_tracker, shared_memory
+tracker = resource_tracker._resource_tracker
+def read(pid, what):
+    try:
+        return open(f"/proc/{pid}/{what}").read()
+    except OSError:  # somebody else's, and gone by now
+        return ""
+for context in ("forkserver", "spawn", "fork"):
+    with marlvec.make(CounterEnv, 3, num_workers=2, context=context) as envs:
+        play(envs)
+        assert tracker._pid is None
+        pids = [pid for pid in os.listdir("/proc") if pid.isdigit()]
+        ours = [pid for pid in pids if read(pid, "stat").split()[3:4] == [str(os.getpid())]]
+        assert not any("resource_tracker" in read(pid, "cmdline") for pid in (*ours, *envs.worker_pids))
+print("none of ours")
+resource_tracker.ensure_running()
+for context in ("forkserver", "spawn", "fork"):
+    with marlvec.make(CounterEnv, 3, num_workers=2, context=context) as envs:
+        play(envs, 3)
+        os.kill(tracker._pid, 9) if context == "forkserver" else None
+        play(envs, 8)
+print("played on")
+"""
+
+
+@pytest.mark.slow("kills, stops or starts many workers")
+@pytest.mark.fault("F8")
+def test_no_tracker_of_resources_runs_and_others_keep_theirs(tmp_path: Path) -> None:
+    assert run(TRACKERS, tmp_path) == ["none of ours", "played on"]
+
+
+def threads_of(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.fault("F9")
+def test_a_parent_with_threads_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless asked for: workers are forks of a process that never had a thread, or none at all."""
+
+    def forked() -> int:
+        raise AssertionError("the parent was forked")
+
+    stop = threading.Event()
+    threads = [threading.Thread(target=stop.wait) for _ in range(4)]
+    lock = threading.Lock()
+    try:
+        for thread in threads:
+            thread.start()
+        monkeypatch.setattr(os, "fork", forked)
+        with lock:  # of which a forked child would have a copy that is never released
+            for options in ({}, {"context": None}, {"context": "spawn"}, {"context": "forkserver"}):
+                with AsyncVectorEnv([CounterEnv, CounterEnv], num_workers=2, **options) as envs:
+                    server = ensure_server()._process.pid
+                    assert {parent_of(pid) for pid in envs.worker_pids} == {server}
+                    assert threads_of(server) == 1
+                    assert [threads_of(pid) for pid in envs.worker_pids] == [1, 1]
+                    assert threads_of(os.getpid()) > 4
+                    envs.reset()
+                    envs.step(acts(2))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+class Jumping:
+    """A wall clock of a machine whose administrator cannot make up his mind."""
+
+    def __init__(self) -> None:
+        self.draw = random.Random(10)
+
+    def __call__(self) -> float:
+        return 1.8e9 + self.draw.uniform(-1e9, 1e9)
+
+
+def change_clock(env: Any) -> None:
+    time.time = Jumping()
+
+
+@pytest.mark.fault("F10")
+@pytest.mark.parametrize("context", ["forkserver", "fork"])
+def test_a_clock_that_jumps_changes_nothing(context: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", Jumping())
+    gate = Gate(tmp_path)
+    factories = [partial(hooked, CounterEnv, hooks={"init": change_clock}), partial(GatedEnv, gate, env_index=1, at=2)]
+    with gate, AsyncVectorEnv(factories, num_workers=2, context=context) as envs:
+        envs.reset()
+        for t in range(1, 9):
+            envs.step_send(acts(2))
+            if t == 3:
+                begin = time.monotonic()
+                refused(FetchTimeout, "", envs.step_fetch, timeout=0.02)
+                assert 0.02 <= time.monotonic() - begin < 60, "the clock has jumped by years"
+                gate.let_through()
+            obs, *_ = envs.step_fetch(timeout=60)
+            assert decode(obs[1, 0])[3] == t % 5
+        with within(4, usual=0.02):
+            envs.close()
+
+
+@pytest.mark.fault("F10")
+def test_only_clocks_that_cannot_jump_are_asked() -> None:
+    (folder,) = marlvec.vector.__path__
+    asked = set()
+    for path in Path(folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "time":
+                asked.add(node.attr)
+            assert not (isinstance(node, ast.ImportFrom) and node.module in ("time", "datetime")), path
+            assert not (isinstance(node, ast.Import) and "datetime" in [alias.name for alias in node.names]), path
+    assert "monotonic" in asked
+    assert asked <= {"CLOCK_MONOTONIC", "monotonic", "perf_counter", "perf_counter_ns", "sleep", "thread_time"}
+
+
+@pytest.mark.slow("kills, stops or starts many workers")
+@pytest.mark.fault("F11")
+def test_a_machine_under_load_raises_no_false_alarm() -> None:
+    """At default settings: nobody is taken for dead or hung."""
+    busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        for context in CONTEXTS:
+            envs = AsyncVectorEnv([partial(CounterEnv, env_index=i) for i in range(6)], num_workers=3, context=context)
+            envs.reset()
+            for t in range(1, 101):
+                obs, *_ = envs.step(acts(6, t % 5))
+                assert [decode(obs[i, 1])[3] for i in range(6)] == [t % 5] * 6
+            envs.close()
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+# Noise in a worker's reply pipe: something in the env writes to a descriptor that is not its own.
+
+
+N = 4
+A = 3
+NOISY = 1
+MODES = ["raise", "restart", "mask"]
+HEADER = struct.Struct("<HHIQ")
+
+
+def scream(data: bytes) -> None:
+    """Write to every pipe and socket of this process but its standard streams."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (numbers are wanted)
+        fd = int(name)
+        try:
+            mode = os.fstat(fd).st_mode
+            if fd > 2 and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+                os.write(fd, data)
+        except OSError:  # it is for reading only; or was that of the listing
+            continue
+
+
+# What is written, and whether it has to come to an end of step_timeout to be known for what it is.
+NOISES: dict[str, tuple[bytes, bool]] = {
+    "one byte": (b"!", False),
+    "a line": (b"libfoo: cannot open display, using the null driver\n", False),
+    "zeros": (bytes(64), False),
+    "more than a pipe holds": (b"spam and eggs\n" * 100_000, False),
+    "a huge length": (HEADER.pack(ch.OK, 2, 2, 1 << 62), False),
+    "a huge length, marked": (HEADER.pack(ch.OK, 2, 2, ch._MARK | ((1 << 48) - 1)), False),
+    "another request's answer": (HEADER.pack(ch.OK, 2, 999, ch._MARK | 1000), False),
+    "an answer for too many": (HEADER.pack(ch.OK, 60_000, 3, ch._MARK), False),
+    "an answer that is none": (HEADER.pack(ch.OK, 2, 3, ch._MARK | 20) + b"x" * 20, False),
+    "more than ever comes": (HEADER.pack(ch.OK, 2, 3, ch._MARK | 100_000), True),
+}
+
+
+class NoisyEnv(CounterEnv):
+    """Env 1 screams when it is told so, and may fall silent then."""
+
+    at: str | None = None
+    data = b""
+    silent = False
+
+    def step(self, actions: Any) -> Any:
+        if self.at == "before":
+            self._scream()
+        result = super().step(actions)
+        if self.at == "after":
+            self._scream()
+        return result
+
+    def _scream(self) -> None:
+        self.at = None
+        scream(self.data)
+        if self.silent:
+            time.sleep(3600)
+
+
+def plan(env: Any, at: str, data: bytes, silent: bool = False) -> None:
+    env.at, env.data, env.silent = at, data, silent
+
+
+def noisy_envs(**options: Any) -> AsyncVectorEnv:
+    return AsyncVectorEnv([partial(NoisyEnv, 10, env_index=i) for i in range(N)], num_workers=2, **options)
+
+
+def ones() -> Any:
+    return np.ones((N, A), np.int64)
+
+
+def survives(envs: AsyncVectorEnv, on_fault: str, kind: type[EnvFault], words: str, old: int) -> None:
+    """A step in which it goes wrong: told as ``on_fault`` says, and the other worker never knows."""
+    if on_fault == "raise":
+        caught = refused(kind, words, envs.step, ones())
+        assert getattr(caught, "lost_env_ids", ()) == (0, 1)
+        refused(BrokenError, r"only close\(\) is left", envs.reset)
+        return
+    _, _, _, truncated, infos = envs.step(ones())
+    assert infos["fault"].tolist() == [True, True, False, False]
+    assert truncated.any(axis=1).tolist() == [True, True, False, False]
+    (fault,) = envs.faults
+    assert fault.lost_env_ids == (0, 1)
+    assert not Path(f"/proc/{old}").exists() or "Z" in Path(f"/proc/{old}/stat").read_text(), "it is gone"
+    for _ in range(12):  # more than an episode
+        *_, infos = envs.step(ones())
+        assert infos["alive"].all(axis=1).tolist() == [on_fault == "restart"] * 2 + [True] * 2
+    envs.reset(seed=3)
+    assert len(envs.faults) == 1
+
+
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
+@pytest.mark.parametrize("name", NOISES)
+@pytest.mark.parametrize("on_fault", MODES)
+def test_noise_in_a_step(on_fault: str, name: str) -> None:
+    """Also without a deadline; but for what looks like a message that is still on its way."""
+    data, must_wait = NOISES[name]
+    turn = list(NOISES).index(name) + MODES.index(on_fault)
+    timeout = 0.5 if must_wait or turn % 2 else None
+    with noisy_envs(on_fault=on_fault, step_timeout=timeout) as envs:
+        envs.reset(seed=0)
+        envs.exec_func(plan, [NOISY], ("before", "after")[turn // 2 % 2], data)
+        envs._request_number = 2  # what comes next is request 3, which some of the noise pretends to answer
+        kind, words = WorkerDied, "invalid data in its reply pipe|answered request"
+        if must_wait:
+            kind, words = EnvTimeout, "did not come back within step_timeout"  # type: ignore[assignment]
+        survives(envs, on_fault, kind, words, envs.worker_pids[0])
+
+
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=5)
+@pytest.mark.parametrize(
+    ("on_fault", "size"), [("raise", 1), ("raise", 1000), ("restart", 15), ("restart", 16), ("mask", 17)]
+)
+def test_half_a_message_and_then_silence(on_fault: str, size: int) -> None:
+    """The deadline holds in the middle of a message, of a header as of what follows it."""
+    data = (HEADER.pack(ch.OK, 2, 3, ch._MARK | 100_000) + bytes(100_000))[:size]
+    with noisy_envs(on_fault=on_fault, step_timeout=0.5) as envs:
+        envs.reset(seed=0)
+        envs.exec_func(plan, [NOISY], "after", data, True)
+        envs._request_number = 2
+        survives(envs, on_fault, EnvTimeout, "env 1 did not come back within step_timeout.*", envs.worker_pids[0])
+
+
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
+@pytest.mark.parametrize("fetch", ["step", "recv"])
+def test_a_fetch_times_out_in_the_middle_of_a_message(fetch: str) -> None:
+    with noisy_envs() as envs:
+        envs.reset(seed=0)
+        envs.exec_func(plan, [NOISY], "after", b"half", True)
+        if fetch == "step":
+            envs.step_send(ones())
+        else:
+            envs.send(ones())
+        with pytest.raises(FetchTimeout, match="did not reply within 0.2 s"):
+            envs.step_fetch(timeout=0.2) if fetch == "step" else envs.recv(timeout=0.2)
+        start = time.monotonic()
+        envs.close(timeout=0.2)
+        assert time.monotonic() - start < 5
+
+
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
+@pytest.mark.parametrize("on_fault", MODES)
+def test_noise_between_calls_is_found_by_the_next_one(on_fault: str) -> None:
+    """From a thread of an env's, which nobody waits for."""
+    with noisy_envs(on_fault=on_fault) as envs:
+        envs.reset(seed=0)
+        envs.exec_func(scream_soon, [NOISY])
+        pipe = envs._worker_pool.workers[0].channel.read_fd
+        assert select.select([pipe], [], [], 20)[0]
+        survives(envs, on_fault, WorkerDied, "invalid data in its reply pipe", envs.worker_pids[0])
+
+
+def scream_soon(env: Any) -> None:
+    threading.Timer(0.1, scream, (b"late news",)).start()
+
+
+class LoudBuilder(NoisyEnv):
+    """Screams while it is built."""
+
+    def __init__(self, *args: Any, marks: Path, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.world.env_index == NOISY and not (marks / "done").exists():
+            (marks / "done").touch()
+            scream(b"building ...")
+
+
+@pytest.mark.parametrize("on_fault", ["raise", "restart"])
+def test_noise_while_envs_are_built(tmp_path: Path, on_fault: str) -> None:
+    factories: list[Callable[[], Any]] = [partial(LoudBuilder, 10, env_index=i, marks=tmp_path) for i in range(N)]
+    if on_fault == "raise":
+        with pytest.raises(WorkerDied, match="invalid data in its reply pipe.*while it built its envs"):
+            AsyncVectorEnv(factories, num_workers=2)
+        return
+    with AsyncVectorEnv(factories, num_workers=2, on_fault=on_fault) as envs:
+        assert [fault.lost_env_ids for fault in envs.faults] == [(0, 1)]
+        envs.reset(seed=0)
+        envs.step(ones())
+
+
+def test_noise_at_close_does_not_stop_other_closes(tmp_path: Path) -> None:
+    class Loud(NoisyEnv):
+        def close(self) -> None:
+            scream(b"bye " * 100_000)
+            (tmp_path / str(self.world.env_index)).touch()
+
+    envs = AsyncVectorEnv([partial(Loud, 5, env_index=i) for i in range(2)], num_workers=2)
+    envs.reset(seed=0)
+    envs.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"], "and its env has been closed"

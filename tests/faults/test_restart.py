@@ -1,4 +1,4 @@
-"""on_fault="restart": one env is built anew, its episode is told to be lost, and nobody else notices."""
+"""on_fault="restart" and "mask": an env is built anew, or out for good, and the rest goes on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +26,21 @@ from marlvec import (
     env_seeds,
     make,
 )
-from marlvec.errors import EnvRaised, EnvTimeout, NotResetError, WorkerDied
-from marlvec.testing.scripted import (
-    CounterEnv,
-    ExitingEnv,
-    HangingEnv,
-    RaisingEnv,
-    Script,
-    ScriptedParallelEnv,
-    SlowEnv,
-    decode,
-)
+from marlvec.errors import BrokenError, EnvRaised, EnvTimeout, NotResetError, WorkerDied
+from marlvec.testing import CounterEnv, ExitingEnv, HangingEnv, RaisingEnv, Script, ScriptedParallelEnv, SlowEnv, decode
 from marlvec.vector.settings import restart_seed
 from marlvec.vector.workers import channel as stack_dump
 from marlvec.vector.workers.pool import WorkerProcess
 from tests.faults.harness.programs import wait_gone
-from tests.vector.support.kinds import vectorize
+from tests.vector.support.kinds import SCRIPTED, acts, factories_of, vectorize
+from tests.vector.support.reference import refused
 from tests.waiting import LONG, Gate, GatedEnv, overdue, until
 
-N, A = 4, 3
+# on_fault="restart": one env is built anew, its episode is told to be lost, and nobody else notices.
+
+
+N = 4
+A = 3
 MODES = ("same_step", "next_step", "disabled")
 BACKENDS = ("sync", "thread", "async")
 HOWS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -76,10 +73,6 @@ def vec(backend: str, factories: list[Any], how: str, **options: Any) -> VectorE
     if how == "hangs":
         options["step_timeout"] = 0.3
     return vectorize(backend, factories, **options)
-
-
-def acts(envs: VectorEnv, k: int = 1) -> Any:
-    return np.full((envs.num_envs, A), k, np.int64)
 
 
 Row = dict[str, Any]
@@ -271,11 +264,9 @@ def test_after_too_many_restarts_the_others_go_on(tmp_path: Path) -> None:
     with vec("async", factories, "raises", max_restarts=1) as envs:
         envs.reset(seed=0)
         assert envs.step(acts(envs))[4]["fault"].tolist() == [False, True, False, False]
-        with pytest.raises(EnvRaised, match="Gave up") as caught:
-            envs.step(acts(envs))
-        assert caught.value.result.env_ids.tolist() == [0, 2, 3]
-        with pytest.raises(NotResetError, match=r"\[1\]"):
-            envs.step(acts(envs))
+        caught = refused(EnvRaised, "Gave up", envs.step, acts(envs))
+        assert caught.result.env_ids.tolist() == [0, 2, 3]
+        refused(NotResetError, r"\[1\]", envs.step, acts(envs))
         envs.send(acts(envs)[:3], [0, 2, 3])
         assert decode(envs.recv().obs[0, 0])[3] == 3
         envs.reset(env_ids=[1])
@@ -399,9 +390,8 @@ def test_what_had_arrived_is_in_the_error_also_when_the_death_shows_in_sending(t
         overdue(envs.recv, [1], 2)
         os.kill(envs.worker_pids[2], signal.SIGKILL)
         wait_gone(envs.worker_pids[2:], LONG)
-        with pytest.raises(WorkerDied) as caught:
-            envs.send(acts(envs)[:1], [2])
-        assert caught.value.result.env_ids.tolist() == [0]
+        caught = refused(WorkerDied, "", envs.send, acts(envs)[:1], [2])
+        assert caught.result.env_ids.tolist() == [0]
 
 
 def test_control_calls_take_as_long_as_they_take() -> None:
@@ -479,9 +469,8 @@ def test_raise_names_all_that_died_together() -> None:
         for pid in envs.worker_pids:
             os.kill(pid, signal.SIGKILL)
         wait_gone(envs.worker_pids, LONG)  # on a busy machine one may be killed and not know it yet
-        with pytest.raises(WorkerDied, match=r"(?s)worker 0 .*worker 1 .*worker 2 .*worker 3 ") as caught:
-            envs.step_fetch()
-        assert caught.value.env_ids == tuple(range(N))
+        caught = refused(WorkerDied, r"(?s)worker 0 .*worker 1 .*worker 2 .*worker 3 ", envs.step_fetch)
+        assert caught.env_ids == tuple(range(N))
 
 
 @pytest.mark.slow("kills, stops or starts many workers")
@@ -559,8 +548,7 @@ def test_make_takes_them_and_says_where_they_make_no_sense() -> None:
         ({"step_timeout": 1.0, "backend": "sync"}, "is for worker processes"),
         ({"step_timeout": 1.0, "backend": "thread"}, "is for worker processes"),
     ]:
-        with pytest.raises(ValueError, match=text):
-            make(CounterEnv, 2, **wrong)
+        refused(ValueError, text, make, CounterEnv, 2, **wrong)
 
 
 def test_an_episode_that_had_ended_is_not_lost_when_the_next_one_cannot_begin(tmp_path: Path) -> None:
@@ -602,12 +590,11 @@ def test_agents_that_were_gone_already_are_not_truncated(tmp_path: Path) -> None
 def test_an_error_says_in_which_worker_and_which_request() -> None:
     with vectorize("async", [CounterEnv, RaisingEnv], num_workers=2) as envs:
         envs.reset(seed=0)
-        with pytest.raises(EnvRaised, match="RaisingEnv|scripted failure") as caught:
-            envs.step(acts(envs))
-        (failure,) = caught.value.failures
+        caught = refused(EnvRaised, "RaisingEnv|scripted failure", envs.step, acts(envs))
+        (failure,) = caught.failures
         pid = envs.worker_pids[1]
         assert (failure.env_id, failure.operation, failure.pid) == (1, "step", pid)
-        assert f"(env 1, worker process {pid}, request {failure.request})" in str(caught.value)
+        assert f"(env 1, worker process {pid}, request {failure.request})" in str(caught)
 
 
 def test_a_worker_that_dies_before_its_env_is_built_anew() -> None:
@@ -618,8 +605,7 @@ def test_a_worker_that_dies_before_its_env_is_built_anew() -> None:
         until(lambda: envs._worker_pool.has_unread(0))  # nothing public tells it without reading it
         os.kill(envs.worker_pids[0], signal.SIGKILL)
         wait_gone(envs.worker_pids, LONG)
-        with pytest.raises(WorkerDied):
-            envs.drain()
+        refused(WorkerDied, "", envs.drain)
 
 
 def test_a_worker_that_answers_in_part_and_dies_is_not_waited_for() -> None:
@@ -635,6 +621,191 @@ def test_a_worker_that_answers_in_part_and_dies_is_not_waited_for() -> None:
             envs.reset(seed=0)
             envs.send(acts(envs))
             time.sleep(wait)
-            with pytest.raises(WorkerDied) as caught:
-                envs.drain(timeout=LONG)
-            assert caught.value.result.env_ids.tolist() == [0, 1], "what it had answered"
+            caught = refused(WorkerDied, "", envs.drain, timeout=LONG)
+            assert caught.result.env_ids.tolist() == [0, 1], "what it had answered"
+
+
+# on_fault="mask": what failed is out for good, and the rest goes on as if it had never been.
+
+
+MASK_PLACES = [place for place in PLACES if place[1] != "is killed"]
+
+
+def ones(envs: VectorEnv, n: int = N) -> Any:
+    return np.ones((n, A), np.int64)
+
+
+def one_faulty(how: str, where: str = "step", at: int | None = 1, only_env: int = 1) -> list[Any]:
+    return [partial(HOWS[how][0], 3, env_index=i, where=where, at=at, only_env=only_env) for i in range(N)]
+
+
+def masking(backend: str, how: str, factories: list[Any], **options: Any) -> VectorEnv:
+    if how == "hangs":
+        options["step_timeout"] = 0.3
+    if backend != "sync":
+        options["num_workers"] = 2
+    return vectorize(backend, factories, on_fault="mask", **options)
+
+
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
+@pytest.mark.checklist(70)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("backend", "how"), MASK_PLACES)
+def test_a_masked_env_reports_once_and_then_has_no_agents(
+    backend: str, how: str, mode: str, log: pytest.LogCaptureFixture
+) -> None:
+    gone = [1] if how == "raises" else [0, 1]
+    left = [i for i in range(N) if i not in gone]
+    is_gone = np.isin(np.arange(N), gone)
+    with masking(backend, how, one_faulty(how), autoreset_mode=mode) as envs:
+        envs.reset(seed=0)
+        t = 0
+        for k in range(12):
+            envs.step_send(ones(envs))
+            step = envs.recv()
+            infos = step.infos
+            resets = infos["reset_mask"][left[0]]
+            t = 0 if resets or (mode == "same_step" and t == 2) else t + 1
+            assert [decode(step.obs[i, 0])[3] for i in left] == [t] * len(left)
+            assert step.fault.tolist() == (is_gone & (k == 1)).tolist()
+            assert ("fault" in infos) == (k == 1)
+            assert step.done[gone].tolist() == [k == 1] * len(gone)
+            assert (step.truncated[gone] == (k == 1)).all()
+            if k >= 1:
+                assert (step.obs[gone] == 0).all()
+                assert not np.stack([step.alive, step.acting, step.terminated])[:, gone].any()
+                assert (step.rewards[gone] == 0).all()
+                assert envs.masked_env_ids == tuple(gone)
+                assert "_final_observation" not in infos or not infos["_final_observation"][gone].any()
+            if mode == "disabled" and step.done.any():
+                _, infos = envs.reset(env_ids=step.done)
+                t = t if not step.done[left].all() else 0
+                assert (infos["alive"].any(axis=1) == ~is_gone)[k >= 1 :].all() or k < 1
+        (fault,) = envs.faults
+        assert (fault.action, fault.lost_env_ids, fault.env_ids) == ("mask", tuple(gone), (1,))
+        assert len(log.records) == 1
+        _, infos = envs.reset(seed=1)
+        assert (infos["alive"].all(axis=1) == ~is_gone).all()
+        assert envs.agents_at(1) == ()
+        answers = envs.get_attr("num_agents")
+        assert [answers[i] for i in range(N)] == [None if i in gone else A for i in range(N)]
+        envs.send(ones(envs, 2), [1, 3])
+        assert sorted(envs.recv(1).env_ids.tolist() + envs.drain().env_ids.tolist()) == [1, 3]
+        assert envs.render([1]) == (None,)
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_a_first_reset_that_fails_masks(backend: str) -> None:
+    with masking(backend, "raises", one_faulty("raises", "reset", 0)) as envs:
+        _, infos = envs.reset(seed=0)
+        assert "fault" not in infos
+        assert infos["alive"][:, 0].tolist() == [True, False, True, True]
+
+
+@pytest.mark.slow("kills, stops or starts many workers")
+@pytest.mark.checklist(70)
+@pytest.mark.parametrize(("how", "error"), [("raises", EnvRaised), ("exits", WorkerDied), ("hangs", EnvTimeout)])
+def test_it_raises_without_envs_left(how: str, error: type[Exception]) -> None:
+    factories = [partial(HOWS[how][0], 3, env_index=i, where="step", at=1) for i in range(N)]
+    envs = masking("async", how, factories)
+    with envs, pytest.raises(error):
+        envs.reset(seed=0)
+        for _ in range(3):
+            envs.step(ones(envs))
+    with masking("async", "raises", [partial(RaisingEnv, 3, at=0)] * N) as envs:
+        envs.reset(seed=0)
+        refused(EnvRaised, "No env is left", envs.step, ones(envs))
+        refused(BrokenError, "No env is left", envs.step, ones(envs))
+
+
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick="each")
+@pytest.mark.parametrize("mode", MODES)
+def test_an_env_that_wanted_to_be_built_anew_and_lost_its_worker_is_out(mode: str) -> None:
+    """Its episode was lost because it had asked for that, whatever became of its next incarnation."""
+    factories = [partial(RaisingEnv, 5, env_index=i, at=1, only_env=1, error=RestartQuietly) for i in range(N)]
+    with masking("async", "raises", factories, autoreset_mode=mode) as envs:
+        envs.reset(seed=0)
+        envs.step(ones(envs))
+        envs.step_send(ones(envs))
+        pid = envs.worker_pids[0]
+        while not envs._worker_pool.has_unread(0):  # type: ignore[attr-defined]  # nothing public tells it without hearing it
+            time.sleep(0.002)
+        os.kill(pid, signal.SIGKILL)
+        wait_gone([pid], 60)
+        step = envs.recv()
+        assert envs.masked_env_ids == (0, 1)
+        assert step.fault.tolist()[1:] == [True, False, False]
+        assert step.quiet.tolist() == [False, True, False, False]
+        assert not step.alive[1].any()
+        assert [fault.quiet for fault in envs.faults] == [True, False]
+
+
+# --- envs of every kind
+
+
+KINDS = [*SCRIPTED, "simple_tag", "simple_speaker_listener", "pettingzoo/classic/connect_four"]
+
+
+def failing(factory: Callable[[], Any], how: str, at: int) -> Any:
+    """An env whose step number ``at`` of all raises, before or after it has stepped, or ends the process."""
+    env = factory()
+    step, numbers = env.step, count(1)
+
+    def fail(*actions: Any) -> Any:
+        if next(numbers) != at:
+            return step(*actions)
+        if how == "exits":
+            os._exit(3)
+        if how == "raises after":
+            step(*actions)
+        raise ValueError(how)
+
+    env.step = fail
+    return env
+
+
+def rows_of(step: VectorStep, ids: list[int]) -> list[bytes]:
+    """All that rows say of these envs, final observations where an episode has ended."""
+    arrays = [*(leaf for group in step.obs_leaves for leaf in group), *step.action_masks, step.state]
+    arrays += [step.rewards, step.terminated, step.truncated, step.alive, step.acting, step.done, step.reset_mask]
+    arrays += [leaf for group in step.final_leaves for leaf in group] if step.done[ids].all() else []
+    return [array[ids].tobytes() for array in arrays if array is not None]
+
+
+@pytest.mark.mostly_slow("plays whole episodes of many envs", quick="pairs", slow="triples")
+@pytest.mark.parametrize("at", [1, 3, 8])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("backend", "how"), [("sync", "raises"), ("sync", "raises after"), ("async", "raises"), ("async", "exits")]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_others_go_on_as_if_it_had_never_been(kind: str, backend: str, how: str, mode: str, at: int) -> None:
+    """Turns, groups, masks, states: bit for bit as without a fault, and in the env that is out nobody is left."""
+    factories = factories_of(kind, 3)
+    bad = [factories[0], partial(failing, factories[1], how, at), factories[2]]
+    options = {"autoreset_mode": mode, "state": kind in ("parallel", "turns"), "validate": "off"}
+    workers = {} if backend == "sync" else {"num_workers": 3}
+    with (
+        vectorize("sync", factories, **options) as whole,
+        vectorize(backend, bad, on_fault="mask", **options, **workers) as envs,
+    ):
+        whole.reset(seed=3)
+        envs.reset(seed=3)
+        for k in range(40):
+            actions = whole.random_action(seed=k)
+            whole.step_send(actions)
+            envs.step_send(actions)
+            expected, step = whole.recv(), envs.recv()
+            assert [rows_of(step, [i]) for i in (0, 2)] == [rows_of(expected, [i]) for i in (0, 2)]
+            if envs.masked_env_ids:
+                there = [step.alive, step.acting, step.rewards, step.terminated]
+                assert not any(
+                    array[1].any() for array in (*there, *(leaf for group in step.obs_leaves for leaf in group))
+                )
+            if mode == "disabled" and expected.done.any():
+                ids = np.flatnonzero(expected.done)
+                whole.reset(env_ids=ids)
+                if len(left := np.setdiff1d(ids, envs.masked_env_ids)):
+                    envs.reset(env_ids=left)
+        assert envs.masked_env_ids == (1,)
+        assert len(envs.faults) == 1

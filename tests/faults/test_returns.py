@@ -1,11 +1,8 @@
-"""Section C of the catalogue: what an env may return. What stands here adds to the marked tests of other folders.
-
-Form (C5 to C7, C9 to C11) is held against all four kinds of API and, in each of them, against every value that the
-catalogue names; one vectorizer sees all of it, and its other envs see nothing of it.
-"""
+"""What envs must not return, what they may raise, and what can be pickled and not unpickled."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from decimal import Decimal
@@ -15,25 +12,32 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete, Space
 
-from marlvec import RestartLimit, VectorEnv, infos_to_list
+from marlvec import AsyncVectorEnv, RestartLimit, VectorEnv, infos_to_list
 from marlvec.errors import (
     ContractError,
     EnvContractError,
     EnvRaised,
+    MarlvecError,
     NotResetError,
     SerialisationError,
     WorkerDied,
 )
-from marlvec.testing.scripted import CounterEnv, KeyedEnv, RaisingEnv, Script, SingleEnv, decode
+from marlvec.testing import CounterEnv, KeyedEnv, RaisingEnv, Script, SingleEnv, decode
 from marlvec.vector.infos import RESERVED
 from marlvec.vector.workers import worker as report_packing
 from tests.faults.harness.programs import run
 from tests.faults.harness.spoilt import FORMS, OBS_SPACE, Spoil, good_obs
-from tests.vector.faults.test_faults import ERRORS
 from tests.vector.support.kinds import BACKENDS, HERE_AND_AWAY, vectorize
-from tests.vector.support.reference import assert_trees_equal
-from tests.vector.support.trees import pick
+from tests.vector.support.reference import assert_trees_equal, pick, refused
+from tests.vector.test_recovery import ERRORS
+
+# Section C of the catalogue: what an env may return. What stands here adds to the marked tests of other folders.
+#
+# Form (C5 to C7, C9 to C11) is held against all four kinds of API and, in each of them, against every value that the
+# catalogue names; one vectorizer sees all of it, and its other envs see nothing of it.
+
 
 N = 3
 
@@ -155,14 +159,12 @@ def test_a_form_that_is_wrong_is_an_error_of_that_env_alone(fault: str, form: st
         for k, spoil in enumerate(spoils):
             envs.reset(seed=0, options={"spoil": k})
             step()
-            with pytest.raises(EnvContractError, match=rf"^env 1, step\(\): .*{whose}{spoil.words}") as caught:
-                step()
-            result = caught.value.result
-            assert (caught.value.env_ids, result.env_ids.tolist()) == ((1,), [0, 2])
+            caught = refused(EnvContractError, rf"^env 1, step\(\): .*{whose}{spoil.words}", step)
+            result = caught.result
+            assert (caught.env_ids, result.env_ids.tolist()) == ((1,), [0, 2])
             assert_trees_equal(rows(result, [0, 1]), rows(clean, [0, 2]), "the others")
             assert result.rewards.tolist() == clean.rewards[[0, 2]].tolist()
-            with pytest.raises(NotResetError, match=r"envs \[1\]"):
-                step()
+            refused(NotResetError, r"envs \[1\]", step)
             envs.reset(env_ids=[1])
         envs.reset()
         step()
@@ -249,14 +251,11 @@ def test_a_raising_render_is_reported_and_costs_no_episode(backend: str) -> None
         envs.reset(seed=0)
         for t in range(1, 5):
             if t == 2:
-                with pytest.raises(
-                    EnvRaised, match=r"env 1 raised in render\(\): ValueError: scripted failure"
-                ) as caught:
-                    envs.render()
-                assert type(caught.value.__cause__) is ValueError
-                assert "Traceback" in str(caught.value)
-                assert caught.value.env_ids == (1,)
-                assert {i: int(frame[0, 0, 0]) for i, frame in caught.value.result.items()} == {0: 0, 2: 2}
+                caught = refused(EnvRaised, r"env 1 raised in render\(\): ValueError: scripted failure", envs.render)
+                assert type(caught.__cause__) is ValueError
+                assert "Traceback" in str(caught)
+                assert caught.env_ids == (1,)
+                assert {i: int(frame[0, 0, 0]) for i, frame in caught.result.items()} == {0: 0, 2: 2}
             else:
                 assert [int(frame[0, 0, 0]) for frame in envs.render()] == [0, 1, 2]
             obs, *_ = envs.step(np.ones((N, 3), np.int64))
@@ -337,10 +336,9 @@ class Endless(CounterEnv):
 def test_real_recursion_and_real_lack_of_memory(backend: str, kind: str) -> None:
     with vectorize(backend, [partial(Endless, kind, i) for i in range(N)]) as envs:
         envs.reset()
-        with pytest.raises(EnvRaised, match=rf"env 1 raised in step\(\): .*{kind}") as caught:
-            envs.step(np.ones((N, 3), np.int64))
-        assert isinstance(caught.value.__cause__, (RecursionError, MemoryError))
-        assert caught.value.result.env_ids.tolist() == [0, 2]
+        caught = refused(EnvRaised, rf"env 1 raised in step\(\): .*{kind}", envs.step, np.ones((N, 3), np.int64))
+        assert isinstance(caught.__cause__, (RecursionError, MemoryError))
+        assert caught.result.env_ids.tolist() == [0, 2]
         envs.reset(env_ids=[1])
         envs.step(np.ones((N, 3), np.int64))
 
@@ -373,16 +371,13 @@ def test_base_exceptions_are_never_lost(
             envs.reset()
             envs.step(np.ones((2, 3), np.int64))
 
-    with pytest.raises(expected) as caught:
-        run()
+    caught = refused(expected, "", run)
     if expected is EnvRaised:
-        assert type(caught.value.__cause__) is kind
-        assert f"env 1 raised in {'__init__' if operation == 'init' else operation}(): {kind.__name__}" in str(
-            caught.value
-        )
-    elif isinstance(caught.value, WorkerDied):
-        assert caught.value.env_ids == (1,)
-        assert caught.value.exitcode == (0 if kind is SystemExit else 1)
+        assert type(caught.__cause__) is kind
+        assert f"env 1 raised in {'__init__' if operation == 'init' else operation}(): {kind.__name__}" in str(caught)
+    elif isinstance(caught, WorkerDied):
+        assert caught.env_ids == (1,)
+        assert caught.exitcode == (0 if kind is SystemExit else 1)
         if kind is not SystemExit:
             assert kind.__name__ in capfd.readouterr().err, "and its traceback is on stderr"
 
@@ -402,10 +397,9 @@ def test_base_exceptions_in_close_are_never_lost(backend: str, kind: type[BaseEx
     factories = [partial(Leaving, where="close", error=kind, only_env=1, env_index=i) for i in range(4)]
     envs = vectorize(backend, factories)
     envs.reset()
-    with pytest.raises(kind if backend == "sync" else EnvRaised) as caught:
-        envs.close()
+    caught = refused(kind if backend == "sync" else EnvRaised, "", envs.close)
     if backend != "sync":
-        assert caught.value.env_ids == (1,)  # type: ignore[attr-defined]  # seen above
+        assert caught.env_ids == (1,)  # type: ignore[attr-defined]  # seen above
     assert envs.closed
     assert len(list(tmp_path.iterdir())) == 4
 
@@ -493,10 +487,8 @@ def test_an_invalid_info_is_an_error_of_its_env(backend: str) -> None:
         for what, words, kind in cases:
             envs.reset(options={"info": what})
             envs.step(actions)
-            with pytest.raises(kind, match=rf"^env 1, \w+\(\): .*{words}"):
-                envs.step(actions)
-            with pytest.raises(NotResetError, match=r"envs \[1\]"):
-                envs.step(actions)
+            refused(kind, rf"^env 1, \w+\(\): .*{words}", envs.step, actions)
+            refused(NotResetError, r"envs \[1\]", envs.step, actions)
         envs.reset()
         for _ in range(3):
             envs.step(actions)
@@ -553,10 +545,9 @@ def test_infos_that_come_from_a_process_are_bounded(final: bool) -> None:
         words = (
             r"env 1, infos\(\): its infos take 67,1\d\d,\d\d\d bytes, pickled; expected at most 67,108,864 in one call"
         )
-        with pytest.raises(EnvContractError, match=words) as caught:
-            envs.step(np.ones((N, 1), np.int64))
-        assert caught.value.result.env_ids.tolist() == [0, 2]
-        infos = caught.value.result.infos["final_info"] if final else caught.value.result.infos
+        caught = refused(EnvContractError, words, envs.step, np.ones((N, 1), np.int64))
+        assert caught.result.env_ids.tolist() == [0, 2]
+        infos = caught.result.infos["final_info"] if final else caught.result.infos
         assert infos["blob"].shape[0] == 2
         assert infos["_blob"].all()
         envs.reset(env_ids=[1])
@@ -658,3 +649,312 @@ print(sum(len(found) for found in kept) > 50)
 
 
 # --- C18: determinism
+
+
+# What can be pickled and not unpickled: it is told whose it is, and everybody goes on.
+
+
+A = 3
+MODES = ["raise", "restart", "mask"]
+HERE = os.getpid()  # the test's own process; in others this module may be imported anew
+UNREADABLE: dict[str, type[BaseException]] = {
+    "ValueError": ValueError,
+    "SystemExit": SystemExit,
+    "GeneratorExit": GeneratorExit,
+    "MarlvecError": MarlvecError,
+}
+
+
+class Bomb:
+    """Raises where it is unpickled, if that is one of these processes, or any but them."""
+
+    def __init__(self, error: str = "ValueError", *, spare: tuple[int, ...] = ()) -> None:
+        self.error, self.spare = error, spare
+
+    def __reduce__(self) -> Any:
+        return go_off, (self.error, self.spare)
+
+
+def go_off(error: str, spare: tuple[int, ...]) -> Any:
+    if os.getpid() in spare:
+        return Bomb(error, spare=spare)
+    raise UNREADABLE[error]("not here")
+
+
+class BombingEnv(CounterEnv):
+    """Gives its infos something of which the parent will have no joy."""
+
+    where: tuple[str, ...] = ()
+    error = "ValueError"
+
+    def _tainted(self, infos: Any, when: str) -> Any:
+        if when in self.where:
+            # Deep inside, and beside what is fine.
+            infos["agent_1"] = {"fine": 1, "load": [{"deep": Bomb(self.error, spare=(os.getpid(),))}]}
+        if "both" in self.where:
+            infos["agent_0"] = {"mine": Fine(self.world.env_index)}
+        return infos
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        obs, infos = super().reset(seed, options)
+        return obs, self._tainted(infos, "reset")
+
+    def step(self, actions: Any) -> Any:
+        *rest, infos = super().step(actions)
+        return *rest, self._tainted(infos, "last" if self.world.t == 5 else "step")
+
+
+class Fine:
+    """A class of one's own that travels well."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def arm(env: Any, *where: str, error: str = "ValueError") -> None:
+    env.where, env.error = where, error
+
+
+def acts() -> Any:
+    return np.ones((4, A), np.int64)
+
+
+def make(**options: Any) -> VectorEnv:
+    return vectorize("async", [partial(BombingEnv, 5, env_index=i, render_mode="ansi") for i in range(4)], **options)
+
+
+def goes_on(envs: VectorEnv, env_id: int = 2) -> None:
+    """That env has no episode, and can have one; the others have theirs."""
+    envs.exec_func(arm)
+    refused(NotResetError, rf"envs \[{env_id}\]", envs.step, acts())
+    envs.reset(env_ids=[env_id])
+    for _ in range(7):
+        obs, *_ = envs.step(acts())
+    obs, _ = envs.reset(seed=1)
+    assert obs.shape[:2] == (4, A)
+
+
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=4)
+@pytest.mark.parametrize(
+    ("on_fault", "error"), [*(("raise", error) for error in UNREADABLE), *((mode, "ValueError") for mode in MODES[1:])]
+)
+def test_an_info(on_fault: str, error: str) -> None:
+    with make(on_fault=on_fault) as envs:
+        for when in ("reset", "step", "last"):
+            envs.reset(seed=0)
+            envs.exec_func(arm, [2], when, error=error)
+            words = rf"^env 2, infos\(\): this process cannot unpickle the info of agent 'agent_1': {error}: not here"
+            with pytest.raises(SerialisationError, match=words):
+                if when == "reset":
+                    envs.reset(seed=0)
+                for _ in range(5):
+                    envs.step(acts())
+            goes_on(envs)
+
+
+def test_infos_of_ones_own_classes_arrive(tmp_path: Path) -> None:
+    """Beside one that does not, too; and what agents of an env share they go on sharing."""
+    with make() as envs:
+        envs.reset(seed=0)
+        envs.exec_func(arm, None, "both")
+        *_, infos = envs.step(acts())
+        assert [value.number for value in infos["mine"][:, 0]] == [0, 1, 2, 3]
+        envs.exec_func(arm, [2], "both", "step")
+        envs.send(acts())
+        with pytest.raises(SerialisationError, match="env 2, infos"):
+            envs.recv()
+            goes_on(envs)
+
+
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
+@pytest.mark.parametrize("error", UNREADABLE)
+def test_an_answer(error: str) -> None:
+    """Of every call that brings any."""
+    with make() as envs:
+        envs.reset(seed=0)
+        envs.step(acts())
+        bomb = partial(exploding, error=error)
+        calls: list[Any] = [
+            lambda: envs.exec_func(bomb),
+            lambda: envs.call("exploding"),
+            lambda: envs.get_attr("bomb"),
+            lambda: envs.render(),
+        ]
+        envs.exec_func(install, None, error)
+        for call in calls:
+            words = rf"^env 2, call\(\): this process cannot unpickle the answer: {error}: not here"
+            refused(SerialisationError, words, call)
+        envs.step(acts())  # it costs no episode
+
+
+def exploding(env: Any, error: str) -> Any:
+    return Bomb(error, spare=(os.getpid(),)) if env.world.env_index == 2 else env.world.env_index
+
+
+def install(env: Any, error: str) -> None:
+    env.bomb = exploding(env, error)
+    env.exploding = env.render = partial(exploding, env, error)
+
+
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
+@pytest.mark.parametrize("error", UNREADABLE)
+def test_on_the_way_to_a_worker(error: str) -> None:
+    """Arguments, functions, values and options: the worker lives, and says for which envs it was."""
+    bomb = Bomb(error, spare=(HERE,))
+    with make() as envs:
+        envs.reset(seed=0)
+        pids = envs.worker_pids  # type: ignore[attr-defined]  # these backends have it
+        calls: dict[str, Any] = {
+            "exec_func": lambda: envs.exec_func(arm, [3, 1], bomb),
+            "call": lambda: envs.call("reset_", bomb, indices=[3, 1]),
+            "set_attr": lambda: envs.set_attr("where", bomb, [3, 1]),
+        }
+        for name, call in calls.items():
+            words = (
+                rf"^env 1, {name}\(\): its worker process cannot .* the arguments of {name}.* for env 1: {error}: not"
+            )
+            refused(SerialisationError, words, call)
+        envs.step(acts())
+        words = (
+            rf"reset\(\): its worker process cannot unpickle the arguments of reset\(\) for env 3: {error}: not here"
+        )
+        refused(SerialisationError, words, envs.reset, options=[None, None, None, {"bomb": bomb}], env_ids=[0, 1, 2, 3])
+        envs.reset()
+        envs.step(acts())
+        assert envs.worker_pids == pids  # type: ignore[attr-defined]
+
+
+def test_an_exception_that_goes_off(tmp_path: Path) -> None:
+    class Explosive(Exception):
+        def __reduce__(self) -> Any:
+            return go_off, ("SystemExit", (os.getpid(),))
+
+    def fails(env: Any) -> None:
+        raise Explosive(Bomb("SystemExit", spare=(os.getpid(),)))
+
+    with make() as envs:
+        envs.reset(seed=0)
+        refused(EnvRaised, "Explosive", envs.exec_func, fails)
+        envs.step(acts())
+
+
+class BombSpace(Discrete):
+    """Cannot be rebuilt by the test's process."""
+
+    def __init__(self, n: int, error: str) -> None:
+        super().__init__(n)
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        return go_off, (self.error, (os.getpid(),))
+
+
+class Declaring(CounterEnv):
+    def __init__(self, *args: Any, error: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._space = BombSpace(5, error)
+
+    def action_space(self, agent: str) -> Space[Any]:
+        return self._space
+
+
+@pytest.mark.parametrize("error", UNREADABLE)
+def test_spaces(error: str) -> None:
+    with pytest.raises(SerialisationError, match=rf"the spaces of envs . to .: {error}: not here"):
+        AsyncVectorEnv([partial(Declaring, error=error, env_index=i) for i in range(4)], num_workers=2)
+
+
+@pytest.mark.parametrize("error", UNREADABLE)
+def test_factories(error: str) -> None:
+    factory: Any = partial(CounterEnv, note=Bomb(error, spare=(HERE,)))
+    refused(MarlvecError, f"{error}: not here", AsyncVectorEnv, [factory] * 2, num_workers=1)
+
+
+class Hand(Space[Any]):
+    """Values of a class of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None)
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, (Fine, Bomb))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Hand)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Dealing(CounterEnv):
+    """Observations are objects; that of agent 2 in env 1 goes off when it is told to."""
+
+    armed: str | None = None
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        return HAND
+
+    def _dealt(self, obs: Any) -> Any:
+        dealt: dict[str, Any] = {agent: Fine(self.world.t) for agent in obs}
+        if self.armed:
+            dealt["agent_2"] = Bomb(self.armed, spare=(os.getpid(),))
+        return dealt
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        obs, infos = super().reset(seed, options)
+        return self._dealt(obs), infos
+
+    def step(self, actions: Any) -> Any:
+        obs, *rest = super().step(actions)
+        return self._dealt(obs), *rest
+
+
+HAND = Hand()
+
+
+def deal(env: Any, armed: str | None) -> None:
+    env.armed = armed
+
+
+@pytest.mark.mostly_slow("kills, stops or starts many workers", quick=2)
+@pytest.mark.parametrize("error", UNREADABLE)
+def test_an_observation(error: str) -> None:
+    with vectorize("async", [partial(Dealing, 4, env_index=i) for i in range(4)]) as envs:
+        envs.reset(seed=0)
+        envs.exec_func(deal, [1], error)
+        words = rf"^env 1, {{}}\(\): this process cannot unpickle the observation of agent 'agent_2': {error}: not here"
+        refused(SerialisationError, words.format("step"), envs.step, acts())
+        refused(SerialisationError, words.format("reset"), envs.reset)
+        envs.exec_func(deal, None, None)
+        envs.reset(env_ids=[1])
+        for _ in range(6):
+            obs, *_ = envs.step(acts())
+        assert [[hand.number for hand in row] for row in obs[[1]]] == [[2] * A]
+
+
+PROGRAM = """
+here = os.getpid()
+
+def go_off(here):
+    if os.getpid() == here:
+        raise KeyboardInterrupt
+
+class Bomb:
+    def __reduce__(self):
+        return go_off, (here,)
+
+with AsyncVectorEnv([CounterEnv] * 2, num_workers=1) as envs:
+    envs.reset()
+    try:
+        envs.exec_func(lambda env: Bomb())
+    except KeyboardInterrupt:
+        print("passed")
+    try:
+        envs.reset()
+    except BrokenError as error:
+        assert "was interrupted" in str(error)
+"""
+
+
+@pytest.mark.slow("kills, stops or starts many workers")
+def test_ctrl_c_passes(tmp_path: Path) -> None:
+    assert run(PROGRAM, tmp_path) == ["passed"]

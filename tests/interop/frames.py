@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.interop.row_views import Seen
-from tests.vector.support.reference import Call, Frame, assert_same, assert_trees_equal, bare
-from tests.vector.support.trees import flatten
+from tests.vector.support.reference import Call, Frame, assert_same, assert_trees_equal, bare, flatten
 
 __all__ = ["Expected", "check_rows", "rows_of", "words"]
 

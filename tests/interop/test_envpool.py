@@ -20,8 +20,7 @@ from marlvec.errors import ArgumentError, UnknownEnvError
 from marlvec.vector.pool_env import PoolVectorEnv
 from marlvec.vector.pools.envpool import EnvPoolFastPath
 from tests.docs.test_pages import run
-from tests.vector.support.reference import MODES
-from tests.vector.support.trees import flatten
+from tests.vector.support.reference import MODES, flatten
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "envpool_cartpole.py"
 

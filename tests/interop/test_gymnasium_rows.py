@@ -19,8 +19,7 @@ from marlvec.testing import Script, ScriptedParallelEnv, TurnEnv, decode
 from tests.interop.envs import SPACES
 from tests.interop.frames import rows_of, words
 from tests.vector.support.kinds import SCRIPTED, asynchronous, factories_of, recorded, sync
-from tests.vector.support.reference import MODES, Call, Frame, assert_same, assert_trees_equal, record
-from tests.vector.support.trees import flatten
+from tests.vector.support.reference import MODES, Call, Frame, assert_same, assert_trees_equal, flatten, record
 
 N = 3
 

@@ -33,7 +33,7 @@ from tests.interop.checkers import (
 from tests.interop.envs import SPACES, CountEnv
 from tests.vector.support.drivers import Driver, News, driver_of, spaces_of
 from tests.vector.support.kinds import SCRIPTED, factories_of
-from tests.vector.support.trees import flatten
+from tests.vector.support.reference import flatten
 
 # Everyone is born and ends, as PettingZoo's checker wants it.
 COMING_AND_GOING = [

@@ -1,4 +1,4 @@
-"""Foraging and the warehouse are lbforaging's and rware's, bit for bit: each kind of id, over whole episodes."""
+"""Grid games: foraging and the warehouse beside lbforaging and rware, Overcooked's rules by hand."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ import pytest
 pytest.importorskip("numba", reason="the extra `native` is not installed")
 
 import marlvec
+from marlvec import NativeVectorEnv
 from marlvec.errors import ArgumentError, UnknownEnvError
 from marlvec.native.grids.foraging import Foraging
+from marlvec.native.grids.overcooked import Overcooked
 from marlvec.testing import check_native_env
 from tests.native.grids import FORAGING, SMALL, WAREHOUSE, case, grid_of
+from tests.vector.support.reference import refused
 
-PLAYS, COMPILES = "plays many episodes of the reference", "compiles kernels"
+# Foraging and the warehouse are lbforaging's and rware's, bit for bit: each kind of id, over whole episodes.
+
+
+PLAYS = "plays many episodes of the reference"
+COMPILES = "compiles kernels"
 FIELD, ROOM = FORAGING.ids[0], WAREHOUSE.ids[0]
 KINDS = [*FORAGING.ids, *WAREHOUSE.ids]
 MANY_GOALS = {"layout": SMALL, "n_agents": 4, "max_steps": 30, "request_queue_size": 3, "reward_type": "two_stage"}
@@ -93,8 +100,7 @@ def test_no_adapter_stands_between(env_id: str) -> None:
 )
 def test_other_names_are_unknown(env_id: str, name: str) -> None:
     family = env_id.partition("/")[0]
-    with pytest.raises(UnknownEnvError, match=rf"{family}/{name}'.*e\.g\. {env_id}"):
-        marlvec.make(f"{family}/{name}", 2)
+    refused(UnknownEnvError, rf"{family}/{name}'.*e\.g\. {env_id}", marlvec.make, f"{family}/{name}", 2)
 
 
 @pytest.mark.parametrize(
@@ -242,5 +248,54 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("env_id", "text", "options"), [case(*wrong) for wrong in WRONG])
 def test_wrong_arguments_are_told(env_id: str, text: str, options: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=text):
-        marlvec.make(env_id, 2, backend="native", **options)
+    refused(ArgumentError, text, marlvec.make, env_id, 2, backend="native", **options)
+
+
+# Overcooked by hand, in a kitchen that is drawn here; beside overcooked-ai: tests/interop/test_overcooked.py.
+
+
+GRID = """XXPXX
+          O1  S
+          XD2XX"""
+NORTH, SOUTH, EAST, WEST, STAY, USE = range(6)
+FILL = [WEST, USE, EAST, NORTH, USE]  # an onion into the pot
+FETCH = [WEST, SOUTH, USE, EAST, NORTH]  # a dish, and back before the pot
+COOKING = 20  # steps
+
+
+@pytest.fixture
+def kitchens(monkeypatch: pytest.MonkeyPatch) -> Any:
+    told = {"grid": GRID}
+    monkeypatch.setattr("marlvec.native.grids.overcooked.read_layout", lambda layout, params: told)
+    with NativeVectorEnv(Overcooked(2, "drawn_here", shaping=1.0, horizon=99)) as envs:
+        envs.reset()
+        yield envs
+
+
+def play(envs: Any, script: list[int]) -> list[list[float]]:
+    """Let the first player of env 1 act alone; returns the rewards of its two players."""
+    rewards = []
+    for action in script:
+        rewards.append(envs.step(np.array([[STAY, STAY], [action, STAY]]))[1])
+        assert not rewards[-1][0].any(), "env 0 is another kitchen"
+    return [row[1].tolist() for row in rewards]
+
+
+@pytest.mark.slow("compiles kernels")
+def test_a_soup_cooks_for_its_time_and_is_paid_when_it_is_served(kitchens: Any) -> None:
+    filled = play(kitchens, FILL * 3)
+    assert filled == [[3.0 if t % 5 == 4 else 0.0, 0.0] for t in range(15)]
+    fetched = play(kitchens, [USE, *FETCH])  # the pot is lit, and a dish is of use from now on
+    assert fetched == [[3.0 if t == 3 else 0.0, 0.0] for t in range(6)]
+    waited = play(kitchens, [USE] * (COOKING - len(FETCH)))
+    assert waited == [[0.0, 0.0]] * (len(waited) - 1) + [[5.0, 0.0]], "no player gets a soup that is not done"
+    assert play(kitchens, [EAST, EAST, USE]) == [[0.0, 0.0], [0.0, 0.0], [20.0, 20.0]]
+
+
+@pytest.mark.slow("compiles kernels")
+def test_players_that_would_meet_stay_and_turn(kitchens: Any) -> None:
+    kitchens.step(np.array([[EAST, STAY], [EAST, NORTH]]))
+    at, facing = zip(*kitchens.exec_func(lambda env: (env.cells.tolist(), env.facing.tolist())), strict=True)
+    start = [1 * 3 + 1, 2 * 3 + 2]  # x * height + y
+    assert at == ([2 * 3 + 1, start[1]], start)
+    assert facing == ([EAST, NORTH], [EAST, NORTH])

@@ -22,7 +22,7 @@ from marlvec.native.kernels import seed_envs
 from marlvec.testing import check_vector_env
 from tests.native.scenarios import factories, maker, native, words
 from tests.native.table import Table
-from tests.vector.support.reference import MODES, record, replay
+from tests.vector.support.reference import MODES, record, refused, replay
 
 SMALL = {"x_size": 6, "y_size": 5, "n_pursuers": 3, "n_evaders": 2, "obs_range": 5}
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -239,13 +239,11 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("text", "kwargs"), REFUSED, ids=[next(iter(kwargs)) for _, kwargs in REFUSED])
 def test_unsupported_arguments_are_refused_by_name(text: str, kwargs: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=f"pursuit_v5.*{text}"):
-        Pursuit(2, **kwargs)
+    refused(ArgumentError, f"pursuit_v5.*{text}", Pursuit, 2, **kwargs)
 
 
 def test_arguments_that_there_are_not_are_refused() -> None:
-    with pytest.raises(EnvArgumentError, match="train_pursuit"):
-        native("pursuit", 2, train_pursuit=True)
+    refused(EnvArgumentError, "train_pursuit", native, "pursuit", 2, train_pursuit=True)
 
 
 @pytest.mark.slow("compiles kernels")

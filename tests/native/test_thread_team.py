@@ -23,6 +23,7 @@ from marlvec.vector import thread_team
 from marlvec.vector.thread_team import ThreadTeam
 from marlvec.vector.watch import store_and_watch
 from tests.tracer import Tracer
+from tests.vector.support.reference import refused
 
 LONG = 60 * 10**9  # ns
 HERE = "marlvec/vector/thread_team"
@@ -100,8 +101,7 @@ def test_what_one_raises_is_raised_when_no_other_runs(make_team: MakeTeam, culpr
             time.sleep(0.02)
             running["now"] -= 1
 
-        with pytest.raises(ValueError, match=f"share {culprit}"):
-            team.run([partial(work, k) for k in range(3)])
+        refused(ValueError, f"share {culprit}", team.run, [partial(work, k) for k in range(3)])
         assert running["now"] == 0
 
 
@@ -112,8 +112,7 @@ def test_what_nobody_began_when_the_caller_raises_is_not_run(make_team: MakeTeam
     def fail() -> None:
         raise ValueError("first")
 
-    with pytest.raises(ValueError, match="first"):
-        team.run([fail, lambda: seen.append(1)])
+    refused(ValueError, "first", team.run, [fail, lambda: seen.append(1)])
     team.run([lambda: seen.append(2)])
     assert seen == [2]
 
@@ -134,8 +133,7 @@ def test_ctrl_c_comes_when_no_share_runs(make_team: MakeTeam) -> None:
             barrier.wait(60.0)
             work()
 
-        with pytest.raises(KeyboardInterrupt):
-            team.run([partial(barrier.wait, 60.0), share])
+        refused(KeyboardInterrupt, "", team.run, [partial(barrier.wait, 60.0), share])
         assert ended.pop() == seconds
     team.run([lambda: ended.append(0.0)] * 2)
     assert ended == [0.0, 0.0]

@@ -17,15 +17,17 @@ HARNESS = ROOT / "tests" / "platforms" / "darwin"
 LEFT_OUT = "not native"  # numba takes what this machine has
 VECTOR, COLLECT = "tests/vector", "tests/collect"
 SOME = [
-    f"{VECTOR}/api/test_closing.py {VECTOR}/api/test_controls.py {VECTOR}/api/test_scripts.py "
-    f"{VECTOR}/api/test_streams.py {VECTOR}/api/test_state_machine.py {VECTOR}/backends/test_identity.py "
-    f"{VECTOR}/backends/test_joint_envs.py {VECTOR}/backends/test_lenient.py {VECTOR}/backends/test_starting.py "
+    f"{VECTOR}/test_vector_env.py {VECTOR}/test_calls.py {VECTOR}/test_scripts.py {VECTOR}/test_backends.py "
     f"{COLLECT}/background/test_background.py {COLLECT}/rollout/test_interrupts.py "
     f"{COLLECT}/rollout/test_lost_episodes.py {COLLECT}/rollout/test_revival.py "
     f"{COLLECT}/state/test_restarted_envs.py",
-    f"{VECTOR}/faults tests/faults/test_mask.py tests/faults/test_restart.py tests/faults/test_machine.py",
+    f"{VECTOR}/test_recovery.py tests/faults/test_restart.py tests/faults/test_campaigns.py",
 ]
-ALL = [f"{VECTOR}/api {VECTOR}/backends", f"{COLLECT}/rollout {COLLECT}/background {COLLECT}/state"]
+ALL = [
+    f"{VECTOR}/test_vector_env.py {VECTOR}/test_calls.py {VECTOR}/test_scripts.py {VECTOR}/test_backends.py "
+    f"{VECTOR}/test_saved_states.py {VECTOR}/test_rendering.py",
+    f"{COLLECT}/rollout {COLLECT}/background {COLLECT}/state",
+]
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,12 @@ from tests.vector.support.reference import (
     check_infos,
     check_leaves,
     check_row_step,
+    flatten,
     leaves_of,
+    pick,
     public,
+    stack,
 )
-from tests.vector.support.trees import flatten, pick, stack
 
 __all__ = ["Program", "check"]
 

@@ -15,10 +15,8 @@ from marlvec import VectorEnv
 from marlvec.testing.scripted import SingleEnv
 from marlvec.vector.pool_env import PoolVectorEnv
 from marlvec.vector.pools.envpool import EnvPoolAdapter, form_of
-from tests.vector.support.kinds import factories_of, vectorize
-from tests.vector.support.mirror_pool import MirrorPool
-from tests.vector.support.walks import walks
-from tests.vector.support.world_pool import PoolShop
+from tests.vector.support.kinds import factories_of, vectorize, walks
+from tests.vector.support.pools import MirrorPool, PoolShop
 
 N = 4
 

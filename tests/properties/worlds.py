@@ -23,7 +23,7 @@ from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, SingleEnv, T
 from marlvec.testing.scripted.script import ScriptedState
 from tests.properties.matter import Matter
 from tests.vector.support.kinds import waits
-from tests.vector.support.trees import is_object
+from tests.vector.support.reference import is_object
 
 __all__ = ["APIS", "Design", "Seat", "build", "factories_of"]
 

@@ -27,7 +27,7 @@ from marlvec.selfplay import (
 )
 from tests.checkpoints.learner import Linear, Momentum
 from tests.collect.state.saved import columns_of, counted, without_clock
-from tests.vector.api.test_saved_states import same
+from tests.vector.test_saved_states import same
 
 
 class League:

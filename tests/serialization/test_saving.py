@@ -20,6 +20,7 @@ from numpy.lib import format as npy
 
 from marlvec.errors import CheckpointError, MarlvecError, SerialisationError
 from marlvec.serialization.archive import NamedArray, UniqueNames, read_archive, write_archive
+from marlvec.serialization.values import read_value, write_value
 from tests.bombs import MB, deflated, peak_of, sealed
 from tests.connectors.helpers.samples import same_tree
 from tests.dying import DYING
@@ -463,3 +464,30 @@ def test_two_entries_of_one_name_are_refused(file: Path, tmp_path: Path) -> None
         for name, content in [*entries_of(file).items(), ("array_0.npy", npy_of(np.ones(3)))]:
             archive.writestr(name, content)
     refused(tmp_path / "bad.npz", sealed(file_of_two.getvalue()), "two of one name")
+
+
+# Files of one value.
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    value = {"rows": np.arange(3), "names": ("a", None), 4: 0.5}
+    write_value(tmp_path / "a.npz", "thing", value, "the thing")
+    found = read_value(tmp_path / "a.npz", "thing", "thing")
+    np.testing.assert_array_equal(found.pop("rows"), value.pop("rows"))
+    assert found == value
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    write_value(tmp_path / "a.npz", "thing", 1, "the thing")
+    with pytest.raises(CheckpointError, match=r"a\.npz holds no other thing, but \['thing'\]"):
+        read_value(tmp_path / "a.npz", "other", "other thing")
+
+
+@pytest.mark.parametrize(
+    "form", [{"$function": "there is no such function"}, {"$space": "Odd", "args": []}, {"$odd": 1}]
+)
+def test_what_cannot_be_made_of_it_is_a_checkpoint_error(form: object, tmp_path: Path) -> None:
+    """Whatever `decode` raises: of collectors on Ray a function that is not registered came out raw."""
+    write_archive(tmp_path / "a.npz", {"thing": form})
+    with pytest.raises(CheckpointError, match="holds no thing: "):
+        read_value(tmp_path / "a.npz", "thing", "thing")

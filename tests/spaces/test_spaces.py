@@ -1,34 +1,49 @@
-"""Spaces taken apart into leaves and put together again, compared, batched, and the objects in their leaves copied."""
+"""Spaces: leaves and trees, equality, members, spaces of users' own, and bounds made wider."""
 
 from __future__ import annotations
 
 import pickle
+import re
 from collections import OrderedDict
 from copy import deepcopy
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, OneOf, Sequence, Space, Text, Tuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import marlvec
+from marlvec.connectors.rows import Rows
+from marlvec.envs import EnvSpec, ParallelAdapter
 from marlvec.errors import ContractError
 from marlvec.spaces import (
     MAX_BYTES,
+    Leaf,
     ObjectArray,
     SpaceTree,
     batch_space,
     check_size,
     describe_difference,
+    membership,
     own_objects,
     snapshot,
 )
+from marlvec.spaces.action_masks import count_choices
+from marlvec.spaces.equality import difference
+from marlvec.spaces.padding import describe_incompatibility, widen
+from marlvec.testing import SampledEnv
 from tests.checklist import stable_id
-from tests.vector.support.reference import assert_trees_equal
+from tests.vector.support.reference import assert_trees_equal, refused
+
+# Spaces taken apart into leaves and put together again, compared, batched, and the objects in their leaves copied.
+
 
 # Gymnasium draws numpy scalars from 0-d Boxes of ints and bools, and then warns of them.
-pytestmark = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 
 DTYPES = ("bool", "uint8", "int64", "float16", "float32", "float64")
 
@@ -89,6 +104,7 @@ def all_spaces() -> st.SearchStrategy[Space[Any]]:
     return any_space(st.one_of(array_spaces(), object_spaces()))
 
 
+@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 @pytest.mark.slow("starts programs of its own")
 @pytest.mark.checklist(64)
 @settings(max_examples=200)
@@ -112,6 +128,7 @@ def test_flatten_and_unflatten_are_each_others_inverse(space: Space[Any], seed: 
     assert all(a is b for a, b in zip(again, batches, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 @pytest.mark.slow("starts programs of its own")
 @settings(max_examples=100)
 @given(space=all_spaces(), seed=st.integers(0, 2**31 - 1))
@@ -137,6 +154,7 @@ def test_a_batched_space_is_one_of_arrays_and_its_samples_are_seeded_members(spa
     assert all(isinstance(leaf.space, ObjectArray) for leaf in objects)
 
 
+@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 def test_an_array_of_objects_and_what_is_none() -> None:
     space = ObjectArray(Text(3), (2, 2))
     good = np.array([["a", None], ["abc", "b"]], object)
@@ -157,6 +175,7 @@ def test_an_array_of_objects_and_what_is_none() -> None:
     assert masked.tolist() == ["aa"] * 4
 
 
+@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 @pytest.mark.slow("starts programs of its own")
 @settings(max_examples=150)
 @given(space=all_spaces())
@@ -168,6 +187,7 @@ def test_a_space_differs_from_its_copy_in_nothing(space: Space[Any]) -> None:
     assert describe_difference(space, copy) is None
 
 
+@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 @pytest.mark.parametrize(
     ("a", "b"),
     [
@@ -202,6 +222,7 @@ class Named:
         self.name = name
 
 
+@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 def test_what_can_change_is_copied_and_what_cannot_is_not() -> None:
     (leaf,) = SpaceTree(Text(3)).leaves
     constants: list[Any] = ["a", b"a", 1, 2**80, 1.5, True, None, np.int64(3), ("a", (1, np.float32(2))), (), "é\ud800"]
@@ -218,8 +239,7 @@ def test_what_can_change_is_copied_and_what_cannot_is_not() -> None:
             assert_trees_equal(copy, value, "copy")
     copy, _ = snapshot(leaf, Named("x"))
     assert (type(copy), copy.name) == (Named, "x")
-    with pytest.raises(ContractError, match="the value: a generator that cannot be pickled"):
-        snapshot(leaf, (i for i in range(3)))
+    refused(ContractError, "the value: a generator that cannot be pickled", snapshot, leaf, (i for i in range(3)))
     array = np.array(["a", None, ("b", 1)], object)
     assert own_objects(array) is array
     array[1] = [1, 2]
@@ -229,3 +249,434 @@ def test_what_can_change_is_copied_and_what_cannot_is_not() -> None:
     check_size(leaf, 5, MAX_BYTES - 5)
     with pytest.raises(ContractError, match=r"the value: a value of 6 bytes.*others of 16,777,211 bytes.*16,777,216"):
         check_size(leaf, 6, MAX_BYTES - 5)
+
+
+# `difference`: what counts as equal, and how the first difference is named.
+
+
+NAN = float("nan")
+BYTES = np.arange(3, dtype=np.uint8)
+
+
+class Odd:
+    """Compares by identity."""
+
+    def __repr__(self) -> str:
+        return "Odd()"  # ids of tests must not have addresses in them
+
+
+def objects(*cells: Any) -> np.ndarray[Any, Any]:
+    out = np.empty(len(cells), np.object_)
+    out[:] = cells
+    return out
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ({"x": 1, "y": (2.0, NAN)}, {"y": (2.0, NAN), "x": 1}),
+        (np.array([1.0, NAN]), np.array([1.0, NAN])),
+        (np.array(["NaT", "2026-01-01"], "M8[D]"), np.array(["NaT", "2026-01-01"], "M8[D]")),
+        (objects(BYTES, None, {"k": NAN}), objects(BYTES.copy(), None, {"k": NAN})),
+        (np.float32(NAN), np.float32(NAN)),
+        (Rows(obs=BYTES), Rows(obs=BYTES.copy())),
+        ({"x": BYTES}, Rows(x=BYTES)),
+        (Discrete(3), Discrete(3, seed=1)),
+    ],
+    ids=repr,
+)
+def test_equal_values_have_no_difference(a: Any, b: Any) -> None:
+    assert difference(a, b) is None
+    assert difference(b, a) is None
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "path", "at"),
+    [
+        ({"x": {"y": [0, BYTES]}}, {"x": {"y": [0, BYTES + np.uint8(1)]}}, "x/y/1", (0,)),
+        ({"x": 1}, {"y": 1}, "", ()),
+        ({"0": 1}, [1], "", ()),
+        ([1], (1,), "", ()),
+        ([1], [1, 2], "", ()),
+        (1, True, "", ()),
+        (1.0, NAN, "", ()),
+        (np.float32(1), np.float64(1), "", ()),
+        (BYTES, BYTES.astype(np.int8), "", ()),
+        (BYTES, BYTES[:2], "", ()),
+        (np.array([1.0, NAN]), np.array([1.0, 2.0]), "", (1,)),
+        (objects(1, BYTES), objects(1, BYTES * 2), "", (1,)),
+        (Discrete(3), Discrete(4), "", ()),
+        (Odd(), Odd(), "", ()),
+    ],
+    ids=repr,
+)
+def test_first_difference_is_named(a: Any, b: Any, path: str, at: tuple[int, ...]) -> None:
+    for found in (difference(a, b), difference(b, a)):
+        assert found is not None
+        assert (found.path, found.at) == (path, at)
+        assert found.expected != found.got or isinstance(a, Odd)
+
+
+def test_opaque_objects_count_as_equal_and_known_ones_do_not() -> None:
+    assert difference({"x": Odd()}, {"x": Odd()}, opaque=True) is None
+    assert difference({"x": Odd()}, {"x": 1}, opaque=True) is not None
+    assert difference({"x": b"1"}, {"x": b"2"}, opaque=True) is not None
+
+
+def test_numbers_of_other_types_are_equal_where_types_do_not_count() -> None:
+    assert difference([1, np.float32(2)], (1.0, 2), typed=False) is None
+    assert difference([1], (2.0,), typed=False) is not None
+    assert difference(BYTES, BYTES + 1e-9, typed=False, close=lambda a, b: np.isclose(a, b)) is None
+
+
+def test_spaces_of_a_class_without_equality_are_equal_where_their_attributes_are() -> None:
+    class Temperature(Space[float]):
+        def __init__(self, lowest: float, names: dict[str, Any]) -> None:
+            super().__init__((), np.float64)
+            self.lowest, self.names = lowest, names
+
+    inner = {"unit": "K", "scale": [np.zeros(2)], "of": Discrete(2)}
+    assert describe_difference(Temperature(NAN, inner), Temperature(NAN, {**inner, "of": Discrete(2)})) is None
+    assert describe_difference(Temperature(0.0, inner), Temperature(NAN, inner)) is not None
+    assert describe_difference(Temperature(0.0, inner), Temperature(0.0, {**inner, "of": Discrete(3)})) is not None
+
+
+# `membership`: which rows are members of a space, whatever dtype they come in, and what is said of others.
+
+
+INF = np.inf
+HERE = np.ones((1, 2), np.bool_)
+
+
+class Even(Discrete):
+    """Contains even numbers, and raises on numbers that it does not know."""
+
+    def contains(self, x: Any) -> bool:
+        if x > 100:
+            raise LookupError("too large")
+        return super().contains(x) and int(x) % 2 == 0
+
+
+def leaf_of(space: Space[Any]) -> Leaf:
+    (leaf,) = SpaceTree(space).leaves
+    return leaf
+
+
+@pytest.mark.parametrize(
+    ("space", "good", "bad", "words"),
+    [
+        (Box(-128, 127, (2,), np.int8), [1, -128], [1, 128], r"\[-128, 127\], got 128 at index \(1,\); wrong: 1 of 2"),
+        (Box(0, 255, (), np.uint8), 255, -1, r"expected values in \[0, 255\], got -1"),
+        (Box(0, 1, (), np.bool_), 1, 2, r"expected values in \[False, True\], got 2"),
+        (Box(-INF, INF, (2,), np.float32), [1e300, -INF], [0.0, NAN], r"\[-inf, inf\], got nan at index \(1,\)"),
+        (Box(np.float32([0, -INF]), np.float32([1, 5]), (2,)), [1, -9], [1.5, 0], r"\[0.0, 1.0\], got 1.5"),
+        (Discrete(3, start=-1), 1, 2, r"\[-1, 1\], got 2"),
+        (Discrete(3, dtype=np.uint64), np.int64(2), np.int64(-1), r"\[0, 2\], got -1"),
+        (MultiDiscrete([2, 3]), [1, 2], [1, 3], r"\[0, 2\], got 3 at index \(1,\)"),
+        (MultiBinary(2), [0, 1], [2, 0], r"\[0, 1\], got 2"),
+        (Even(9), 8, 7, r"expected a member of Discrete\(9\), got (np\.int64\()?7"),
+        (Even(9), 8, 101, r"contains\(\) raised LookupError: too large"),
+        (Text(3), "abc", "abcd", "expected a member of Text.*got 'abcd'"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_rows_outside_of_a_space_are_found_in_any_dtype(space: Space[Any], good: Any, bad: Any, words: str) -> None:
+    leaf = leaf_of(space)
+    members = membership(leaf, in_buffer=False)
+    assert members is not None
+    if leaf.is_object:
+        rows = np.empty((1, 2), np.object_)
+        rows[0] = good, bad
+    else:
+        rows = np.stack([good, bad])[None]
+    assert not members.are_all(rows)
+    assert members.rows(rows, HERE).tolist() == [[True, False]]
+    assert members.rows(rows[:, :1], HERE[:, :1]).all()
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(members.describe(rows[0, 1, ...]))
+
+
+def test_rows_that_nobody_asks_for_are_not_shown_to_a_space_of_ones_own() -> None:
+    members = membership(leaf_of(Even(9)), in_buffer=False)
+    assert members is not None
+    assert members.rows(np.array([[101, 2]]), np.array([[False, True]])).tolist() == [[True, True]]
+
+
+@pytest.mark.parametrize("space", [Box(0, 1, (0,)), MultiDiscrete(np.zeros((0,), np.int64))], ids=str)
+def test_values_without_numbers_are_members(space: Space[Any]) -> None:
+    assert membership(leaf_of(space), in_buffer=False) is None
+
+
+# Spaces that derive from Gymnasium's: those that hold what theirs hold are arrays, all others objects.
+
+
+class Mission(np.ndarray[Any, Any]):
+    """A text with a number, as multigrid has it."""
+
+    text: str
+
+    @classmethod
+    def of(cls, text: str, number: int) -> Mission:
+        mission = np.array(number).view(cls)
+        mission.text = text
+        return mission
+
+
+class Missions(MultiDiscrete):
+    """Members are texts, not vectors."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.texts = texts
+        super().__init__([len(texts)])
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        number = int(super().sample()[0])
+        return Mission.of(self.texts[number], number)
+
+    def contains(self, x: Any) -> bool:
+        return getattr(x, "text", None) in self.texts
+
+
+class Tolerant(Box):
+    """Members are those of a Box, and it says so itself."""
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, np.ndarray) and x.shape == self.shape
+
+
+class NamedDiscrete(Discrete):
+    """It has a name, and nothing else is different."""
+
+
+class Ragged(MultiBinary):
+    """Members are of any length."""
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        return super().sample()[:-1]
+
+    def contains(self, x: Any) -> bool:
+        return True
+
+
+class Unsampled(Box):
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        raise NotImplementedError
+
+    def contains(self, x: Any) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("space", "is_object"),
+    [
+        (Missions(["go", "stop"]), True),
+        (Tolerant(0, 1, (2,)), False),
+        (NamedDiscrete(3), False),
+        (Ragged(4), True),
+        (Unsampled(0, 1, (2,)), True),
+        (Box(0, 1, (2,)), False),
+    ],
+)
+def test_what_a_space_holds_decides(space: Space[Any], is_object: bool) -> None:
+    space.seed(5)
+    before = str(space.np_random.bit_generator.state)
+    (leaf,) = SpaceTree(space).leaves
+    assert leaf.is_object is is_object
+    assert (leaf.dtype == object) is is_object
+    assert (count_choices(space) is not None) is (isinstance(space, NamedDiscrete))
+    assert str(space.np_random.bit_generator.state) == before  # nobody drew from the user's own stream
+    batched = batch_space(space, 3)
+    assert (batched.dtype == object) is is_object
+
+
+def test_arrays_of_ones_own_class_keep_their_attributes() -> None:
+    space = Missions(["go", "stop"])
+    (leaf,) = SpaceTree(space).leaves
+    copy, _ = snapshot(leaf, Mission.of("stop", 1))
+    assert (type(copy), copy.text, int(copy)) == (Mission, "stop", 1)
+    assert pickle.loads(pickle.dumps(copy)).text == "stop"
+
+    class Knows(np.ndarray[Any, Any]):
+        def __reduce__(self) -> Any:
+            return int, (7,)
+
+    assert snapshot(leaf, np.zeros(()).view(Knows))[0] == 7  # it says itself how it is pickled
+
+
+class MissionEnv(gymnasium.Env[Any, Any]):
+    def __init__(self) -> None:
+        self.observation_space = Dict(mission=Missions(["go", "stop"]), place=Discrete(3))
+        self.action_space = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self._obs(), 0.0, self.t == 4, False, {}
+
+    def _obs(self) -> dict[str, Any]:
+        number = int(self.np_random.integers(2))
+        return {"mission": Mission.of(["go", "stop"][number], number), "place": self.t % 3}
+
+
+@pytest.mark.parametrize("backend", ["sync", "thread", "async"])
+def test_texts_by_number_come_through_every_backend(backend: str) -> None:
+    plain = [MissionEnv(), MissionEnv()]
+    with marlvec.make(MissionEnv, 2, backend=backend) as envs:
+        obs, _ = envs.reset(seed=[1, 2])
+        expected = [env.reset(seed=seed)[0] for env, seed in zip(plain, [1, 2], strict=True)]
+        for _ in range(12):
+            assert [str(m.text) for m in obs["mission"][:, 0]] == [str(e["mission"].text) for e in expected]
+            assert [int(m) for m in obs["mission"][:, 0]] == [int(e["mission"]) for e in expected]
+            assert obs["place"][:, 0].tolist() == [e["place"] for e in expected]
+            obs, *_ = envs.step(np.zeros((2, 1), int))
+            steps = [env.step(0) for env in plain]
+            expected = [env.reset()[0] if s[2] else s[0] for env, s in zip(plain, steps, strict=True)]
+
+
+# `spaces="compatible"`: envs whose spaces differ in nothing but their bounds.
+
+
+@st.composite
+def pairs(draw: Any) -> tuple[Box, Box]:
+    """Two Boxes that differ in their bounds, element by element."""
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3).map(tuple))
+    rng = np.random.default_rng(draw(st.integers(0, 1000)))
+    found = []
+    for _ in range(2):
+        ends = np.sort(rng.integers(0, 2 if dtype == "bool" else 100, (2, *shape)), axis=0).astype(dtype)
+        found.append(Box(ends[0, ...], ends[1, ...], shape, np.dtype(dtype).type))
+    return found[0], found[1]
+
+
+@pytest.mark.slow("starts programs of its own")
+@given(pair=pairs())
+def test_the_wider_space_holds_the_members_of_both(pair: tuple[Box, Box]) -> None:
+    for wrap in (lambda box: box, lambda box: Dict({"a": Tuple([box]), "b": Discrete(3)})):
+        one, other = map(wrap, pair)
+        assert describe_incompatibility(one, other) is None
+        wide = widen(one, other)
+        assert wide == widen(other, one)
+    for space in pair:
+        assert all(widen(*pair).contains(np.asarray(space.sample())) for _ in range(3))
+    box = widen(*pair)
+    assert (box.shape, box.dtype) == (pair[0].shape, pair[0].dtype)
+    assert box.low.tobytes() == np.minimum(pair[0].low, pair[1].low).tobytes()
+    assert box.high.tobytes() == np.maximum(pair[0].high, pair[1].high).tobytes()
+
+
+def test_equal_spaces_stay_as_they_are() -> None:
+    space = Dict({"a": Box(0, 1, (2,))})
+    assert widen(space, Dict({"a": Box(0, 1, (2,))})) is space
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (Box(0, 1, (2,)), Box(0, 1, (3,)), "(2,)"),
+        (Box(0, 1, (2,)), Box(0, 1, (2,), np.float64), "float64"),
+        (Box(0, 9, (2,), np.uint8), Box(0, 9, (2,), np.int64), "int64"),
+        (Discrete(2), Discrete(3), "expected Discrete(2), got Discrete(3)"),
+        (MultiDiscrete([2]), MultiDiscrete([3]), "at /"),
+        (Dict({"a": Box(0, 1)}), Dict({"b": Box(0, 1)}), "expected keys ['a'], got ['b']"),
+        (Dict({"a": Box(0, 1), "b": Discrete(2)}), Dict({"a": Box(0, 5), "b": Discrete(3)}), "at /b"),
+        (Tuple([Box(0, 1)]), Tuple([Box(0, 1)] * 2), "expected length 1, got 2"),
+    ],
+)
+def test_what_differs_in_more_than_bounds_is_named(one: Space[Any], other: Space[Any], words: str) -> None:
+    assert words in (describe_incompatibility(one, other) or "")
+    specs = [ParallelAdapter(SampledEnv(space, Discrete(2))).spec() for space in (one, other)]
+    assert "observation space of agent 'agent_0'" in (specs[0].difference(specs[1], "compatible") or "")
+
+
+def spec_of(high: float, **fields: Any) -> EnvSpec:
+    spaces = [Box(0, high, (2,)), Box(0, 1, (2,))]
+    return replace(ParallelAdapter(SampledEnv(spaces, Box(-high, 0, (1,)))).spec(), **fields)
+
+
+def test_specs_are_widened_field_by_field() -> None:
+    one, other = spec_of(1, state_space=Box(0, 1, (3,))), spec_of(4, state_space=Box(-1, 0, (3,)))
+    assert one.difference(other) == (
+        "observation space of agent 'agent_0' at /: expected Box(0.0, 1.0, (2,), float32), "
+        "got Box(0.0, 4.0, (2,), float32)"
+    )
+    assert one.difference(other, "compatible") is None
+    wide = one.widened(other)
+    assert wide.observation_spaces == (Box(0, 4, (2,)), Box(0, 1, (2,)))
+    assert wide.action_spaces == (Box(-4, 0, (1,)),) * 2
+    assert wide.state_space == Box(-1, 1, (3,))
+    assert [group.agents for group in one.groups] == [(0, 1)]
+    assert [group.agents for group in wide.groups] == [(0,), (1,)]  # so all workers must go by the common spec
+    assert wide.difference(other, "compatible") is None
+    assert "state space" in (one.difference(spec_of(4), "compatible") or "")
+    assert "action mask sizes" in (one.difference(replace(other, mask_sizes=(3, 3)), "compatible") or "")
+    assert "agents" in (one.difference(replace(other, agents=("a", "b")), "compatible") or "")
+
+
+def test_what_was_padded_is_widened_too() -> None:
+    builds = [
+        partial(SampledEnv, [Box(0, high, (2,)), Box(0, high, (3,))], [Discrete(2), Discrete(3)]) for high in (1, 2)
+    ]
+    specs = []
+    for build in builds:
+        with marlvec.make(build, 1, backend="sync", pad=True) as envs:
+            specs.append(envs.spec)
+    assert specs[0].difference(specs[1], "compatible") is None
+    wide = specs[0].widened(specs[1])
+    assert wide.own_observation_spaces == (Box(0, 2, (2,)), Box(0, 2, (3,)))
+    assert wide.observation_spaces == (Box(0, 2, (3,)),) * 2
+    assert [None if mask is None else mask.tolist() for mask in wide.allowed] == [[True, True, False], None]
+
+
+@pytest.mark.checklist(61)
+@pytest.mark.parametrize("backend", ["sync", "thread", "async"])
+def test_bounds_may_differ_where_that_was_asked_for(backend: str) -> None:
+    def factories(*boxes: Any) -> list[Any]:
+        return [partial(SampledEnv, box, Box(-1, 1, (1,)), length=3) for box in boxes]
+
+    settings: dict[str, Any] = {"backend": backend} | ({} if backend == "sync" else {"num_workers": 2})
+    bounds = [Box(0, 1, (2,)), Box(0, 1, (2,)), Box(-3, 0, (2,)), Box(0, 7, (2,))]
+    # Two workers look at two envs each, so it may be env 2 that differs from env 0, or env 3 from env 2.
+    words = "env [23].*observation space of agent 'agent_0' at /: expected Box.* got Box"
+    refused(ContractError, words, marlvec.make, factories(*bounds), **settings)
+    for others in (Box(0, 1, (3,)), Box(0, 1, (2,), np.float64)):
+        with pytest.raises(
+            ContractError, match=r"env 3.*observation space of agent 'agent_0'.*" + re.escape(str(others.shape))
+        ):
+            marlvec.make(factories(*bounds[:3], others), **settings, spaces="compatible")
+    with marlvec.make(factories(*bounds), **settings, spaces="compatible") as envs:
+        assert envs.single_observation_space == Box(-3, 7, (2, 2))
+        assert envs.agent_observation_space("agent_1") == Box(-3, 7, (2,))
+        found = envs.exec_func(lambda env: env.observation_space("agent_0"))
+        assert list(found) == bounds
+        obs, _ = envs.reset(seed=0)
+        for _ in range(8):
+            for i, box in enumerate(bounds):
+                assert all(box.contains(row) for row in obs[i])
+            assert envs.observation_space.contains(obs)
+            obs, *_ = envs.step(envs.random_action(seed=1))
+
+
+@pytest.mark.parametrize("backend", ["sync", "thread", "async"])
+def test_agents_that_are_alike_in_one_env_only_are_in_groups_of_their_own(backend: str) -> None:
+    one = partial(SampledEnv, Box(0, 1, (2,)), Discrete(2), length=3)
+    other = partial(SampledEnv, [Box(0, 1, (2,)), Box(0, 5, (2,))], Discrete(2), length=3)
+    settings: dict[str, Any] = {"backend": backend} | ({} if backend == "sync" else {"num_workers": 2})
+    for factories in ([one, other], [other, one]):
+        with marlvec.make(factories, **settings, spaces="compatible") as envs:
+            assert envs.groups == {"agent_0": (0,), "agent_1": (1,)}
+            twins = [factory() for factory in factories]
+            found = [twin.reset(seed=3)[0] for twin in twins]
+            obs, _ = envs.reset(seed=[3, 3])
+            for _ in range(3):
+                for i, own in enumerate(found):
+                    for agent, row in own.items():
+                        assert obs[agent][i, 0].tobytes() == row.tobytes()
+                found = [twin.step(dict.fromkeys(twin.agents, 1))[0] for twin in twins]
+                obs, *_, infos = envs.step({agent: np.ones((2, 1), np.int64) for agent in envs.groups})
+            final = infos["final_observation"]
+            assert all(final[agent][i, 0].tolist() == row.tolist() for i in (0, 1) for agent, row in found[i].items())

@@ -32,7 +32,7 @@ from tests.envs.adapters.test_self_resetting import (
     SelfResettingParallelEnv,
     SelfResettingSingleEnv,
 )
-from tests.vector.support.joint_env import JOINT, JointEnv
+from tests.vector.support.drivers import JOINT, JointEnv
 
 OBSERVATION = Dict(camera=Dict(left=Box(0.0, 1.0, (2,), np.float32)), clock=Discrete(100))
 

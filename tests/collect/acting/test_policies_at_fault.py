@@ -19,7 +19,7 @@ from marlvec.testing.scripted import SampledEnv
 from marlvec.vector.in_process import SyncVectorEnv
 from tests.collect.helpers.players import EchoPolicy, sync
 from tests.collect.helpers.reference import Reference, check_batch, same_batch
-from tests.vector.validation.test_actions import Careless
+from tests.vector.test_actions import Careless
 
 NUM_ENVS, AGENTS, ROWS = 2, 2, 4
 OBS, DISCRETE, BOX = Box(-1, 1, (3,), np.float32), Discrete(5), Box(-1, 1, (2,), np.float32)

@@ -19,8 +19,9 @@ from marlvec.testing.scripted import KeyedEnv, ScriptedParallelEnv, TurnEnv
 from marlvec.vector import VectorEnv
 from marlvec.vector.async_env import AsyncVectorEnv
 from marlvec.vector.in_process import SyncVectorEnv
-from tests.vector.pools.test_pool import factories_of, pooled
-from tests.vector.support.world_pool import PoolShop
+from tests.vector.support.pools import PoolShop
+from tests.vector.test_pools import pooled
+from tests.vector.test_pools import worlds_of as factories_of
 
 MODES = ("same_step", "next_step", "disabled")
 

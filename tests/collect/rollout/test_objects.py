@@ -16,7 +16,7 @@ from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.sampling import SpaceSampler
 from marlvec.spaces import SpaceTree
 from tests.collect.storage.test_columns import World
-from tests.vector.support.object_envs import OBJECTS, ObjectEnv, at, make_envs
+from tests.vector.support.kinds import OBJECTS, ObjectEnv, at, make_envs
 
 BACKENDS = ("sync", "async")
 

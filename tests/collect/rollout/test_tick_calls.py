@@ -10,7 +10,7 @@ import pytest
 
 from marlvec import Collector, FunctionPolicy
 from marlvec.making import make
-from tests.vector.api.test_call_counts import calls_by_file
+from tests.vector.test_calls import calls_by_file
 
 
 @pytest.mark.slow("collects whole runs on several backends")

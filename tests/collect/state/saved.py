@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from marlvec import Collector, MultiAgentBatch
-from tests.vector.api.test_saved_states import same
+from tests.vector.test_saved_states import same
 
 __all__ = ["Amounts", "batches_of", "counted", "goes_on_alike", "without_clock"]
 

@@ -12,7 +12,7 @@ from marlvec import Collector
 from marlvec.errors import StateError
 from tests.collect.state.saved import columns_of, counted
 from tests.collect.state.test_exact_resume import Plan
-from tests.vector.api.test_saved_states import same
+from tests.vector.test_saved_states import same
 from tests.waiting import until
 
 AMOUNT, BATCHES = {"env_steps": 14}, 7

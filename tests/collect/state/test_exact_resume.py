@@ -22,8 +22,7 @@ from marlvec.connectors.action import ActionPipeline, EpsilonGreedy, StickyActio
 from marlvec.connectors.agent import AgentPipeline, FrameStack, NormalizeObs, PrevActions
 from marlvec.policies import Policy, RandomPolicy
 from tests.collect.state.saved import Amounts, goes_on_alike
-from tests.vector.support.kinds import SCRIPTED, factories_of, vectorize
-from tests.vector.support.walks import WALKS, walks
+from tests.vector.support.kinds import SCRIPTED, WALKS, factories_of, vectorize, walks
 
 N = 4
 UNITS = ("env_steps", "agent_steps", "episodes")

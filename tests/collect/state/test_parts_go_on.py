@@ -16,9 +16,8 @@ from marlvec.errors import ArgumentError
 from marlvec.policies import RandomPolicy
 from tests.collect.state.saved import batches_of, goes_on_alike
 from tests.collect.state.test_exact_resume import Plan
-from tests.vector.api.test_saved_states import same
-from tests.vector.support.kinds import vectorize
-from tests.vector.support.walks import walks
+from tests.vector.support.kinds import vectorize, walks
+from tests.vector.test_saved_states import same
 
 LATER = [{"env_steps": 13}, {"episodes": 4}]
 

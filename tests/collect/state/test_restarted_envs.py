@@ -13,9 +13,8 @@ from marlvec import Collector, external
 from marlvec.errors import StateError
 from marlvec.policies import RandomPolicy
 from tests.collect.state.saved import Amounts, batches_of, counted, goes_on_alike, without_clock
-from tests.vector.api.test_saved_states import same
-from tests.vector.support.kinds import vectorize
-from tests.vector.support.walks import ParallelWalk, PlainSingleWalk, walks
+from tests.vector.support.kinds import ParallelWalk, PlainSingleWalk, vectorize, walks
+from tests.vector.test_saved_states import same
 
 
 class Closed(ParallelWalk):

@@ -33,9 +33,8 @@ from tests.checkpoints import killed
 from tests.collect.state.saved import batches_of, without_clock
 from tests.collect.state.test_exact_resume import Drawing, Plan
 from tests.tracer import Tracer
-from tests.vector.api.test_saved_states import same
-from tests.vector.support.kinds import factories_of, vectorize
-from tests.vector.support.walks import walks
+from tests.vector.support.kinds import factories_of, vectorize, walks
+from tests.vector.test_saved_states import same
 from tests.waiting import until
 
 LATER = [{"env_steps": 9}, {"episodes": 3}, {"agent_steps": 20}]

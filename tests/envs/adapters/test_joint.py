@@ -1,5 +1,5 @@
 """Which Gymnasium envs are of several agents, and what such an env may not say. Whole episodes of all forms:
-tests/vector/backends/test_joint_envs.py.
+tests/vector/test_backends.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from marlvec.envs import COMMON, GymnasiumAdapter, JointAdapter, adapt
 from marlvec.errors import ArgumentError, ContractError, EnvRaised
 from marlvec.testing.scripted import CounterEnv
 from tests.envs.support.rig import Rig
-from tests.vector.support.joint_env import JointEnv
+from tests.vector.support.drivers import JointEnv
 
 BOX = Box(-9, 9, (2,), np.float64)
 

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from marlvec import AsyncVectorEnv, RestartLimit
 from marlvec.vector.workers.pool import ensure_server
-from tests.faults.harness.audit import Audit, Rows
+from tests.faults.harness.audit import Audit, LedgerEnv, Order, Rows, encode
 from tests.faults.harness.havoc import Havoc, Plan
-from tests.faults.harness.ledger import LedgerEnv, Order, encode
 
 Ints = NDArray[np.int64]
 

@@ -6,20 +6,234 @@ else against it. Nothing else is left open.
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from marlvec import RestartQuietly, VectorEnv, VectorStep, infos_to_list
+from marlvec.testing import WIDTH, ScriptedParallelEnv, decode
 from marlvec.vector.settings import restart_seed
-from tests.faults.harness.fragile import Rehearsal, Strike
-from tests.faults.harness.rows import Row, check, spread_out
 from tests.vector.support.drivers import driver_of
-from tests.vector.support.reference import World
+from tests.vector.support.reference import World, assert_trees_equal
 
-__all__ = ["Asked", "Gone", "Known", "Model"]
+
+class FragileEnv(ScriptedParallelEnv):
+    """Agents come and go by scripts that are drawn anew for each episode; a reset's ``salt`` shows in what it brings.
+
+    Args:
+        env_index: Index of the env.
+        agent_num: Number of agents.
+        marks: Folder in which incarnations are counted, or None.
+
+    Attributes:
+        plan: Operation to what happens when it is asked for next: ``"raise"``, ``"quiet"``, ``"exit"`` or ``"hang"``.
+    """
+
+    def __init__(self, *, env_index: int, agent_num: int, marks: Path | None = None) -> None:
+        super().__init__(
+            None,
+            agent_num=agent_num,
+            env_index=env_index,
+            marks=marks,
+            longest=4,
+            reuse_buffer=env_index % 2 == 1,
+        )
+        self.plan: dict[str, str] = {}
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._come_to("reset")
+        obs, infos = super().reset(seed, options)
+        for row in obs.values():
+            row[-1] += (options or {}).get("salt", 0)
+        return obs, infos
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        self._come_to("step")
+        return super().step(actions)
+
+    def strike(self, how: str) -> None:
+        """Do what was planned."""
+        if how == "raise":
+            raise ValueError("it was told to")
+        if how == "quiet":
+            raise RestartQuietly
+        if how == "exit":
+            os._exit(3)
+        time.sleep(3600.0)
+
+    def _come_to(self, operation: str) -> None:
+        if how := self.plan.pop(operation, None):
+            self.strike(how)
+
+
+class Strike(Exception):
+    """What would have happened."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        self.how = how
+
+
+class Rehearsal(FragileEnv):
+    """The same, in the test's own process: it says what happens, and does not let it happen.
+
+    Args:
+        env_index, agent_num: See `FragileEnv`.
+        incarnation: Which one it stands for.
+    """
+
+    def __init__(self, *, env_index: int, agent_num: int, incarnation: int) -> None:
+        super().__init__(env_index=env_index, agent_num=agent_num)
+        self.world.incarnation = incarnation
+        self.world._rng = np.random.default_rng([env_index, incarnation])  # as of one that was counted
+
+    def strike(self, how: str) -> None:
+        raise Strike(how)
+
+
+def order(env: FragileEnv, operation: str, how: str) -> None:
+    """For `exec_func`: tell an env what is to happen to it."""
+    env.plan[operation] = how
+
+
+def where(env: FragileEnv) -> tuple[int, int, int]:
+    """For `exec_func`: incarnation, episode and step of an env."""
+    return env.world.incarnation, env.world.episode, env.world.t
+
+
+@dataclass
+class Row:
+    """One env's row; what its call does not bring is None.
+
+    Attributes:
+        i: Whose it is.
+        obs: (A, WIDTH).
+        rewards, terminated, truncated, alive, acting: (A,).
+        done, reset_mask, fault, quiet: Flags of the env.
+        final: (A, WIDTH), or None where no agent has a final observation.
+        infos, final_infos: The env's own.
+    """
+
+    i: int
+    obs: NDArray[Any]
+    alive: NDArray[np.bool_]
+    acting: NDArray[np.bool_]
+    fault: bool
+    infos: dict[str, Any]
+    final_infos: dict[str, Any] = field(default_factory=dict)
+    rewards: NDArray[np.float64] | None = None
+    terminated: NDArray[np.bool_] | None = None
+    truncated: NDArray[np.bool_] | None = None
+    reset_mask: bool | None = None
+    done: bool | None = None
+    quiet: bool | None = None
+    final: NDArray[Any] | None = None
+
+    @property
+    def incarnation(self) -> int | None:
+        """Of the env that wrote it; None where nobody is alive to tell."""
+        here = np.flatnonzero(self.alive)
+        return decode(self.obs[here[0]]).incarnation if len(here) else None
+
+    @property
+    def deserted(self) -> bool:
+        """Whether nobody is there, and nobody's end is told."""
+        flags = [part for part in (self.alive, self.terminated, self.truncated) if part is not None]
+        return not self.done and not any(part.any() for part in flags)
+
+
+def of_step(envs: VectorEnv, step: VectorStep) -> list[Row]:
+    """Rows of what `recv` and `drain` bring, or of a fault's ``result``."""
+    n, infos = len(step), step.infos
+    ended = step.terminated | step.truncated
+    assert ("fault" in infos) == bool(step.fault.any())
+    assert np.array_equal(infos.get("fault", step.fault), step.fault)
+    if ended.any():
+        assert np.array_equal(infos["_final_observation"], step.done & ~step.fault)
+    rows = _rows(envs, step.env_ids.tolist(), step.obs, infos)
+    for k in range(n):
+        row = rows[k]
+        row.rewards, row.terminated, row.truncated = step.rewards[k], step.terminated[k], step.truncated[k]
+        row.done, row.quiet, row.reset_mask = bool(step.done[k]), bool(step.quiet[k]), bool(step.reset_mask[k])
+        assert (row.fault, not row.quiet or row.fault) == (bool(step.fault[k]), True)
+        assert np.array_equal(step.has_final[k], ended[k] & (not row.fault))
+        if step.has_final[k].any():
+            row.final = step.final_obs[k]
+    return rows
+
+
+def of_tuple(envs: VectorEnv, result: tuple[Any, ...]) -> list[Row]:
+    """Rows of all envs: what `step` brings."""
+    obs, rewards, terminated, truncated, infos = result
+    rows = _rows(envs, range(envs.num_envs), obs, infos)
+    for i, row in enumerate(rows):
+        row.rewards, row.terminated, row.truncated = rewards[i], terminated[i], truncated[i]
+        row.reset_mask = bool(infos["reset_mask"][i])
+        if not row.fault and (terminated[i] | truncated[i]).any():
+            row.final = infos["final_observation"][i]
+    return rows
+
+
+def of_reset(envs: VectorEnv, result: tuple[Any, ...]) -> list[Row]:
+    """Rows of all envs: what `reset` brings."""
+    return _rows(envs, range(envs.num_envs), *result)
+
+
+def _rows(envs: VectorEnv, ids: Any, obs: NDArray[Any], infos: dict[str, Any]) -> list[Row]:
+    n = len(ids)
+    own = infos_to_list(infos, envs.agents, n)
+    last = infos_to_list(infos["final_info"], envs.agents, n) if "final_info" in infos else [{}] * n
+    if "final_info" in infos:
+        assert infos["_final_info"].tolist() == [bool(info) for info in last]
+    fault = infos.get("fault", np.zeros(n, bool))
+    assert fault.any() or "fault" not in infos
+    return [
+        Row(i, obs[k], infos["alive"][k], infos["acting"][k], bool(fault[k]), own[k], last[k])
+        for k, i in enumerate(ids)
+    ]
+
+
+def check(row: Row, world: World, *, fault: bool = False) -> None:
+    """Hold a row against what its env's double shows: every number of it."""
+    n = len(row.alive)
+    ended = [world.ended.get(a, (False, False)) for a in range(n)]
+    expected: dict[str, Any] = {
+        "obs": spread_out(world.shown, n).tolist(),
+        "alive": [a in world.alive for a in range(n)],
+        "acting": [a in world.acting for a in range(n)],
+        "fault": fault,
+    }
+    if row.rewards is not None:
+        expected["rewards"] = [world.rewards.get(a, 0.0) for a in range(n)]
+        expected["terminated"], expected["truncated"] = [term for term, _ in ended], [trunc for _, trunc in ended]
+        expected["reset_mask"] = world.was_reset
+    if row.done is not None:
+        expected["done"] = world.done
+    found = {name: getattr(row, name) for name in expected}
+    found = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in found.items()}
+    wrong = {name: (value, expected[name]) for name, value in found.items() if value != expected[name]}
+    assert not wrong, f"env {row.i}: what came, and what should have: {wrong}"
+    assert_trees_equal(row.infos, world.infos, f"infos of env {row.i}")
+    assert_trees_equal(row.final_infos, world.final_infos, f"final infos of env {row.i}")
+    if row.final is not None:
+        told = set(world.final) if world.done else set(world.ended)
+        for a in range(n):
+            if a in told:
+                assert row.final[a].tolist() == world.final[a].tolist(), f"final observation of env {row.i}, agent {a}"
+
+
+def spread_out(shown: dict[int, Any], n: int) -> NDArray[Any]:
+    """Observations by agent as (A, WIDTH), zeros where there is none."""
+    out = np.zeros((n, WIDTH))
+    for a, obs in shown.items():
+        out[a] = obs
+    return out
 
 
 class Gone(Enum):

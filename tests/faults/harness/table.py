@@ -6,7 +6,7 @@
 
 Outcomes are those that pytest runs recorded (`tests.checklist`); the tests are collected as they are now. A line is
 covered by a test that passed, if none of its others failed. It is open if it is not covered and no reason is stated for
-that in `tests.faults.harness.reasons`.
+that in `tests.faults.harness.catalogue`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from dataclasses import dataclass
 
 from tests import checklist
 from tests.checklist import Status, parse_ranges, statuses
-from tests.faults.harness.catalogue import CATALOGUE, SECTIONS
-from tests.faults.harness.reasons import REASONS
+from tests.faults.harness.catalogue import CATALOGUE, REASONS, SECTIONS
 
 __all__ = ["Line", "lines", "main", "parse_lines"]
 

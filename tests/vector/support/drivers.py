@@ -1,6 +1,7 @@
 """Plain loops over single envs, one per kind of API, by hand: dicts in, dicts out, nothing of marlvec's vectorizers.
 
-Agents are places on the agent axis. What is handed out is copied: some envs reuse their buffers.
+Agents are places on the agent axis. What is handed out is copied: some envs reuse their buffers. Before them stand the
+envs of two APIs that nothing else has: Parallel envs that leave things out, and Gymnasium envs of several agents.
 """
 
 from __future__ import annotations
@@ -12,11 +13,269 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 import pettingzoo
+from gymnasium.spaces import Box, Dict, Space, Tuple
+from pettingzoo import ParallelEnv
 
-from tests.vector.support.incomplete_env import IncompleteEnv
-from tests.vector.support.joint_env import JointEnv
+from marlvec.testing import Script, ScriptedParallelEnv
+from marlvec.testing.scripted.script import ScriptedState
 
-__all__ = ["Driver", "News", "SingleDriver", "cut_short", "driver_of"]
+
+class LivesEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
+    """A Parallel env whose agents come and go by a table; subclasses say in `look` what they are shown.
+
+    Args:
+        lives: First and last step of each agent.
+        observation_space: One for all, or a dict by agent.
+        action_space: Likewise.
+        end: How agents end.
+    """
+
+    metadata: dict[str, Any] = {"name": "lives", "render_modes": []}
+    render_mode = None
+    reward = 0.0
+
+    def __init__(
+        self, lives: dict[str, tuple[int, int]], observation_space: Any, action_space: Any, end: str = "terminated"
+    ) -> None:
+        self.lives, self.spaces, self.end = lives, (observation_space, action_space), end
+        self.possible_agents = list(lives)
+        self.agents: list[str] = []
+        self.t = 0
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        space = self.spaces[0]
+        return space[agent] if type(space) is dict else space
+
+    def action_space(self, agent: str) -> Space[Any]:
+        space = self.spaces[1]
+        return space[agent] if type(space) is dict else space
+
+    def look(self, agents: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Observations and infos of these agents, at ``self.t``."""
+        raise NotImplementedError
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.t = 0
+        self.agents = [agent for agent, (born, _) in self.lives.items() if born == 0]
+        return self.look(self.agents)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        assert actions.keys() == set(self.agents)
+        self.t += 1
+        here = [agent for agent, (born, _) in self.lives.items() if agent in self.agents or born == self.t]
+        self.agents = [agent for agent in here if self.lives[agent][1] > self.t]
+        obs, infos = self.look(here)
+        ended, never = {agent: agent not in self.agents for agent in here}, dict.fromkeys(here, False)
+        flags = (ended, never) if self.end == "terminated" else (never, ended)
+        return obs, dict.fromkeys(here, self.reward), *flags, infos
+
+
+SCRIPTS = [
+    Script([0, 0, 0], [3, 5, 4], ["truncated", "truncated", "terminated"], {(3, 0): {"last": 3}, (2, 1): {"t": 2}}),
+    Script([0, 2, None], [4, 3, 1], ["truncated", "truncated", "both"], {(0, 0): {"t": 0}}, {2: {"clock": 2}}),
+    Script([0, 0, 1], [2, 2, 2], ["truncated", "truncated", "truncated"]),
+    Script([0, 0, 0], [1, 6, 2], ["both", "terminated", "truncated"]),
+]
+"""Of the first, all agents are there at the reset; every way to leave, the last of them all among these."""
+
+INCOMPLETE: dict[str, dict[str, Any]] = {
+    "no names": {"has_names": False},
+    "gone": {"leave": "gone"},
+    "observed": {"leave": "observed"},
+    "observed alone": {"leave": "observed alone"},
+    "all": {"has_names": False, "leave": "gone", "masked": True},
+}
+"""Arguments of `IncompleteEnv`, by what it leaves out."""
+
+
+class IncompleteEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no type information
+    """Its data say where they come from; see `ScriptedParallelEnv`.
+
+    Args:
+        has_names: Whether there are ``possible_agents``.
+        leave: What is said of agents that the script truncates: ``"flag"``: all; ``"observed"``: all but the flag;
+            ``"observed alone"``: their observation; ``"gone"``: nothing. They are not in `agents` any more.
+        options: See `ScriptedParallelEnv`.
+    """
+
+    def __init__(self, *, has_names: bool = True, leave: str = "flag", **options: Any) -> None:
+        self._env = ScriptedParallelEnv(SCRIPTS, **options)
+        self._leave = leave
+        self.metadata = {"name": "incomplete"}
+        self.agents: list[str] = []
+        if has_names:
+            self.possible_agents = self._env.possible_agents
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        return self._env.observation_space(agent)
+
+    def action_space(self, agent: str) -> Space[Any]:
+        return self._env.action_space(agent)
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        result = self._env.reset(seed=seed, options=options)
+        self.agents = self._env.agents
+        return result
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        result = self._env.step(actions)
+        obs, rewards, terminations, truncations, infos = result
+        self.agents = self._env.agents
+        leaving = [agent for agent in obs if truncations[agent] and not terminations[agent]]
+        if self._leave == "flag":
+            return result
+        for agent in leaving:
+            truncations[agent] = False
+            for table in (rewards, terminations, truncations, infos) if self._leave != "observed" else ():
+                table.pop(agent, None)
+            if self._leave == "gone":
+                del obs[agent]
+        return result
+
+
+def script_of(episode: int, agent_num: int, *, early: bool) -> Script:
+    """An episode in which all are there from the start, and some end before the others."""
+    rng = np.random.default_rng([episode, agent_num])
+    length = int(rng.integers(1, 7))
+    deaths = [int(rng.integers(1, length + 1)) for _ in range(agent_num)] if early else [length] * agent_num
+    deaths[int(rng.integers(agent_num))] = length
+    kinds = ("terminated", "truncated", "both")
+    ends: list[Any] = [kinds[int(rng.integers(3))] for _ in range(agent_num)] if early else [kinds[episode % 3]] * 9
+    infos = {(t, a): {"t": t, "agent": a} for t in range(length + 1) for a in range(agent_num) if (t + a) % 3 == 0}
+    return Script([0] * agent_num, deaths, ends[:agent_num], infos, {t: {"clock": t} for t in range(0, length + 1, 2)})
+
+
+class JointEnv(gymnasium.Env[Any, Any]):
+    """Its data say where they come from; see `ScriptedState`.
+
+    Args:
+        agent_num: How many agents.
+        keys: Names of the agents, for dicts; None: tuples.
+        rewards: ``"team"``: one for all; ``"list"``, ``"array"``: one each.
+        flags: ``"one"``: for all; ``"list"``, ``"array"``: one each, and some end early.
+        infos: ``"common"``: one dict; ``"each"``: one for each agent.
+        masks: Under which key the common info has a mask for each agent, or None.
+        unlike: Whether the first agent sees one number more than the others.
+        old_api: Whether ``reset`` gives the observation alone and ``step`` four values.
+        stacked: Whether observations come as one array.
+        count: Name of the attribute that says how many agents there are.
+        options: See `ScriptedState`.
+    """
+
+    def __init__(
+        self,
+        agent_num: int = 3,
+        *,
+        keys: tuple[Any, ...] | None = None,
+        rewards: str = "list",
+        flags: str = "list",
+        infos: str = "common",
+        masks: str | None = None,
+        unlike: bool = False,
+        old_api: bool = False,
+        stacked: bool = False,
+        count: str = "n_agents",
+        env_index: int = 0,
+        **options: Any,
+    ) -> None:
+        early = flags != "one" and not old_api
+
+        def script(episode: int) -> Script:
+            return script_of(episode + 7 * env_index, agent_num, early=early)
+
+        self.world = ScriptedState(agent_num, script, env_index=env_index, **options)
+        self.metadata = {"name": "joint", "render_modes": []}
+        self.keys = keys
+        seen: list[Any] = [self.world.observation_space] * agent_num
+        if unlike:
+            seen[0] = Box(-np.inf, np.inf, (seen[0].shape[0] + 1,), np.float64)
+        self.observation_space = self._join(seen, Tuple, Dict)
+        self.action_space = self._join([self.world.action_space] * agent_num, Tuple, Dict)
+        setattr(self, count, agent_num)
+        self._forms = {"rewards": rewards, "flags": flags, "infos": infos}
+        self._masks, self._unlike, self._old_api, self._stacked = masks, unlike, old_api, stacked
+        self._here = [False] * agent_num
+        self.closed = False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Begin the next episode."""
+        super().reset(seed=seed)
+        self.world.reset(seed)
+        self._here = [True] * self.world.agent_num
+        return self._obs() if self._old_api else (self._obs(), self._infos())
+
+    def step(self, action: Any) -> Any:
+        """Take one step; who has ended is given an action, which is 0."""
+        world, k = self.world, self.world.agent_num
+        if self.keys is not None:
+            assert action.keys() == set(self.keys)
+            action = [action[key] for key in self.keys]
+        assert isinstance(action, (list, tuple))
+        assert len(action) == k
+        assert all(action[a] == 0 for a in range(k) if not self._here[a])
+        world.act({a: action[a] for a in range(k) if self._here[a]})
+        ended, cut = world.script.terminated(world.t), world.script.truncated(world.t)
+        rewards: Any = [world.reward(a, action[a]) if self._here[a] else 0 for a in range(k)]
+        rewards = rewards[0] if self._forms["rewards"] == "team" else self._each(rewards, self._forms["rewards"])
+        over = [ended[a] or cut[a] for a in range(k)]
+        obs, infos = self._obs(), self._infos()
+        self._here = [here and not gone for here, gone in zip(self._here, over, strict=True)]
+        if self._forms["flags"] == "one":
+            flags: Any = (ended[0], cut[0])
+        else:  # they stay up, as such envs have it
+            flags = [self._each(now, self._forms["flags"]) for now in (ended, cut)]
+        if not self._old_api:
+            return obs, rewards, *flags, infos
+        if self._forms["flags"] == "one":
+            return obs, rewards, flags[0] or flags[1], {**infos, "TimeLimit.truncated": True} if flags[1] else infos
+        return obs, rewards, self._each(over, self._forms["flags"]), infos
+
+    def close(self) -> None:
+        """Note that it was closed."""
+        self.closed = True
+
+    def _obs(self) -> Any:
+        found: list[Any] = [self.world.observe_masked(a) for a in range(self.world.agent_num)]
+        if self._unlike:
+            found[0] = np.append(found[0], float(self.world.t))
+        return np.stack(found) if self._stacked else self._join(found, tuple, dict)
+
+    def _infos(self) -> Any:
+        world = self.world
+        if self._forms["infos"] == "each":
+            return self._each([world.info(a) for a in range(world.agent_num)], "list")
+        info = dict(world.script.common.get(world.t, {}))
+        if self._masks:
+            info[self._masks] = [world.mask(a) for a in range(world.agent_num)]
+        return info
+
+    def _each(self, values: list[Any], form: str) -> Any:
+        if self.keys is not None:
+            return dict(zip(self.keys, values, strict=True))
+        return np.array(values) if form == "array" else values
+
+    def _join(self, parts: list[Any], sequence: Any, table: Any) -> Any:
+        return sequence(parts) if self.keys is None else table(dict(zip(self.keys, parts, strict=True)))
+
+
+JOINT: dict[str, dict[str, Any]] = {
+    "one of each": {},
+    "a team": {"rewards": "team", "flags": "one", "count": "num_agents"},
+    "arrays": {"rewards": "array", "flags": "array", "stacked": True, "agent_num": 2},
+    "infos each": {"rewards": "team", "infos": "each"},
+    "old": {"old_api": True, "flags": "one"},
+    "old, flags each": {"old_api": True, "agent_num": 2},
+    "alone": {"agent_num": 1, "rewards": "team", "flags": "one"},
+    "alone, in lists": {"agent_num": 1, "masked": True},
+    "two dicts": {"agent_num": 2, "masked": True, "old_api": True, "flags": "one"},
+    "masks in infos": {"masks": "avail_actions"},
+    "masks in arrays": {"masks": "action_mask", "flags": "array"},
+    "unlike": {"unlike": True, "reuse_buffer": True},
+    "numbers": {"keys": (0, 1, 2), "infos": "each", "count": "whatever"},
+    "names": {"keys": ("left", "right"), "agent_num": 2, "masked": True},
+}
+"""One env per form."""
+
 
 COMMON = "__common__"
 

@@ -15,11 +15,67 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from marlvec import VectorEnv, VectorStep, env_seeds, infos_to_list
 from tests.vector.support.drivers import COMMON, Driver, News, SingleDriver, cut_short, driver_of, spaces_of
-from tests.vector.support.trees import flatten, is_object, leaf_spaces, leaves_in, pick, stack
+
+
+def is_object(space: Any) -> bool:
+    """Whether values of this leaf have no fixed-size array form."""
+    kinds = gymnasium.spaces
+    return not isinstance(space, (kinds.Box, kinds.Discrete, kinds.MultiDiscrete, kinds.MultiBinary))
+
+
+def leaf_spaces(space: Any) -> list[Any]:
+    if isinstance(space, gymnasium.spaces.Dict):
+        return [leaf for sub in space.spaces.values() for leaf in leaf_spaces(sub)]
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return [leaf for sub in space.spaces for leaf in leaf_spaces(sub)]
+    return [space]
+
+
+def flatten(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for sub in value.values() for leaf in flatten(sub)]
+    return [leaf for sub in value for leaf in flatten(sub)] if isinstance(value, tuple) else [value]
+
+
+def leaves_in(space: Any, value: Any) -> list[Any]:
+    """The leaves of one value, in the order of the space, whatever the order of its dicts."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return [leaf for key, sub in space.spaces.items() for leaf in leaves_in(sub, value[key])]
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return [leaf for sub, part in zip(space.spaces, value, strict=True) for leaf in leaves_in(sub, part)]
+    return [value]
+
+
+def pick(space: Any, batch: Any, k: int, j: int) -> Any:
+    """One agent's action out of a tree of (n, A_g, ...)."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {key: pick(sub, batch[key], k, j) for key, sub in space.spaces.items()}
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return tuple(pick(sub, part, k, j) for sub, part in zip(space.spaces, batch, strict=True))
+    value = batch[k, j]
+    if is_object(space):
+        return deepcopy(value)
+    return int(value) if isinstance(space, gymnasium.spaces.Discrete) else np.array(value)
+
+
+def stack(space: Any, rows: list[list[Any]]) -> Any:
+    """Actions of (n, A_g) agents as a tree of arrays."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {key: stack(sub, [[x[key] for x in row] for row in rows]) for key, sub in space.spaces.items()}
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return tuple(stack(sub, [[x[p] for x in row] for row in rows]) for p, sub in enumerate(space.spaces))
+    if is_object(space):
+        out = np.full((len(rows), len(rows[0])), None, object)
+        for where in np.ndindex(out.shape):
+            out[where] = rows[where[0]][where[1]]
+        return out
+    return np.array(rows, space.dtype).reshape(len(rows), len(rows[0]), *space.shape)
+
 
 MODES = ("same_step", "next_step", "disabled")
 NONSENSE = 77  # what agents that are not acting are made to say
@@ -306,7 +362,7 @@ def bare(value: Any) -> Any:
     return value.item() if numbers or isinstance(value, (np.number, np.bool_)) else value
 
 
-def assert_trees_equal(got: Any, expected: Any, where: str) -> None:
+def assert_trees_equal(got: Any, expected: Any, where: str = "") -> None:
     """Equal types, keys, values; arrays and floats by their bytes."""
     got, expected = bare(got), bare(expected)
     assert type(got) is type(expected), f"{where}: {got!r}, expected {expected!r}"
@@ -326,6 +382,16 @@ def assert_trees_equal(got: Any, expected: Any, where: str) -> None:
         assert struct.pack("<d", got) == struct.pack("<d", expected), f"{where}: {got!r}, expected {expected!r}"
     else:
         assert got == expected, f"{where}: {got!r}, expected {expected!r}"
+
+
+def refused(error: type[BaseException], words: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Check that a call raises this error with these words ("": any), and return it: a line of a table."""
+    with pytest.raises(error, match=words or None) as caught:
+        call(*args, **options)
+    try:
+        return caught.value
+    finally:
+        del caught  # or the error's traceback would hold this frame, and all above it, until the next collection
 
 
 def leaves_of(venv: VectorEnv, tree: Any) -> list[list[Any]]:
