@@ -21,7 +21,7 @@ from numpy.lib import format as npy
 from marlvec.errors import CheckpointError, MarlvecError, SerialisationError
 from marlvec.serialization.archive import NamedArray, UniqueNames, read_archive, write_archive
 from tests.bombs import MB, deflated, peak_of, sealed
-from tests.connectors.helpers.samples import same_tree
+from tests.connectors.samples import same_tree
 from tests.dying import DYING
 
 DATA = {
