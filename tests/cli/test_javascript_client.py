@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.external.helpers.served import expected, obs_of, served
+from tests.external.served import expected, obs_of, served
 
 CLIENT = Path(__file__).resolve().parents[2] / "marlvec" / "cli" / "browser" / "marlvec.js"
 NODE = shutil.which("node")

@@ -21,7 +21,7 @@ from marlvec.errors import ArgumentError
 from marlvec.external import Client, LocalInference, Server
 from marlvec.policies import FunctionPolicy, ObjectPolicy, Policy, PolicyMap, as_policy, load_policy, save_policy
 from marlvec.selfplay import OpponentPool, evaluate_match
-from tests.external.helpers.drivers import play_parallel
+from tests.external.served import play_parallel
 from tests.selfplay.nim import Nim
 
 

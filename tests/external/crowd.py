@@ -17,14 +17,12 @@ import numpy as np
 
 from marlvec.errors import RefusedError
 from marlvec.external.messages import Type
-from tests.external.helpers.served import Raw, expected, obs_of, wire_obs
+from tests.external.served import Raw, expected, obs_of, wire_obs
 
-__all__ = ["Seen", "crowd"]
-
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 _SERVER = """
 import sys, resource
-from tests.external.helpers.served import served
+from tests.external.served import served
 limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
 def rss():

@@ -6,18 +6,26 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from marlvec import Collector, FunctionPolicy, RandomPolicy, external
-from marlvec.connectors import FrameStack
+import marlvec
+from marlvec import Collector, FunctionPolicy, RandomPolicy, SampleBatch, external
+from marlvec.collect import MultiAgentBatch
+from marlvec.connectors import FlattenObs, FrameStack, NormalizeObs, RnnState
 from marlvec.errors import (
     AnswerTimeout,
     ArgumentError,
     BusyError,
+    CheckpointError,
     ClosedError,
     DriverGone,
     EpisodeCut,
@@ -25,7 +33,11 @@ from marlvec.errors import (
     EpisodesFull,
     StateError,
 )
-from marlvec.external import ExternalEnv, ExternalVectorEnv
+from marlvec.external import ExternalEnv, ExternalVectorEnv, replay
+from marlvec.registry import resolve
+from marlvec.testing.scripted import Script, ScriptedParallelEnv, TurnEnv
+from marlvec.trees import tree_leaves
+from tests.external.served import Play, by_sight, play_parallel, play_turns
 
 OBS = Box(-1000, 1000, (1,), np.float32)
 ONE = {"agent": (OBS, Discrete(5))}
@@ -421,3 +433,333 @@ def test_an_idle_episode_makes_room_where_nobody_collects() -> None:
         time.sleep(0.1)
         envs.gateway.begin()
         assert [str(error) for error in gone] == ["episode 0 was cut off: nothing was heard for 0.05 s"]
+
+
+# --- Whether an env runs inside or drives from outside: the batches are the same
+
+
+def simple_tag() -> Any:
+    return resolve("simple_tag")(max_cycles=12)
+
+
+def connect_four() -> Any:
+    return resolve("connect_four")()
+
+
+def leavers(env_index: int) -> ScriptedParallelEnv:
+    """Agents leave one by one, some before others; lengths differ."""
+    return ScriptedParallelEnv(agent_num=4, env_index=env_index, longest=7)
+
+
+CASES: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {
+    "simple_tag": (simple_tag, play_parallel),
+    "connect_four": (connect_four, play_turns),
+    "leaving early": (leavers, play_parallel),
+}
+NUM_ENVS, SEED = 3, 11
+
+
+def factory(kind: str, i: int) -> Any:
+    build = CASES[kind][0]
+    return build(i) if build is leavers else build()
+
+
+@contextmanager
+def outside(kind: str, *, lockstep: bool, **options: Any) -> Iterator[ExternalVectorEnv]:
+    """A vectorizer, and as many threads that drive their own env each."""
+    with ExitStack() as stack:
+        envs = stack.enter_context(external.make(partial(factory, kind, 0), NUM_ENVS, lockstep=lockstep, **options))
+        for i, seed in enumerate(marlvec.env_seeds(SEED, NUM_ENVS)):
+            driver = Play(envs, factory(kind, i), CASES[kind][1], env_id=i, seed=seed, timeout=60)
+            stack.enter_context(driver)
+        yield envs
+
+
+def collector_of_kind(envs: Any, kind: str, **options: Any) -> Collector:
+    """With connectors that remember and that learn, and two policies where there are two sides."""
+    policies = {"a": by_sight(1), "b": by_sight(2)}
+    mapping: Any = lambda agent, episode: "a" if agent == envs.agents[0] else "b"  # noqa: E731
+    if kind == "simple_tag":
+        mapping = {agent: "a" if agent.startswith("adversary") else "b" for agent in envs.agents}
+    chain = [FlattenObs(), NormalizeObs(), FrameStack(2)]
+    return Collector(envs, policies, mapping, agent_connectors=chain, seed=SEED, **options)
+
+
+def leaves(batch: MultiAgentBatch) -> dict[str, Any]:
+    return {
+        f"{policy_id}/{name}/{path}": np.asarray(leaf)
+        for policy_id, own in sorted(batch.items())
+        for name, column in own.items()
+        for path, leaf in tree_leaves(column)
+    }
+
+
+def assert_same(one: MultiAgentBatch, other: MultiAgentBatch) -> None:
+    found, wanted = leaves(one), leaves(other)
+    assert found.keys() == wanted.keys()
+    for name, leaf in wanted.items():
+        assert leaf.dtype == found[name].dtype, name
+        np.testing.assert_array_equal(found[name], leaf, err_msg=name)
+    assert (one.env_steps, one.agent_steps) == (other.env_steps, other.agent_steps)
+
+
+@pytest.mark.mostly_slow("many clients and connections", quick=8)
+@pytest.mark.checklist(123)
+@pytest.mark.parametrize("batch_mode", ["truncate", "complete"])
+@pytest.mark.parametrize("kind", CASES)
+def test_in_rounds_batches_are_the_same_bit_for_bit(kind: str, batch_mode: Any) -> None:
+    inside = [partial(factory, kind, i) for i in range(NUM_ENVS)]
+    with marlvec.make(inside, backend="sync") as envs, outside(kind, lockstep=True) as others:
+        one = collector_of_kind(envs, kind, batch_mode=batch_mode)
+        other = collector_of_kind(others, kind, batch_mode=batch_mode)
+        for amount in (70, 41, 90):
+            assert_same(one.collect(amount), other.collect(amount))
+        records = [
+            [
+                (e.env_id, e.number, e.length, e.returns_A.tolist(), e.lengths_A.tolist(), e.truncated_A.tolist())
+                for e in c.metrics.episodes
+            ]
+            for c in (one, other)
+        ]
+        assert records[0] == records[1]
+        assert len(records[0]) > 5
+
+
+def test_a_time_limit_cuts_as_it_does_inside() -> None:
+    kind, inside = "leaving early", [partial(leavers, i) for i in range(NUM_ENVS)]
+    with (
+        marlvec.make(inside, backend="sync", max_episode_steps=3) as envs,
+        outside(kind, lockstep=True, max_episode_steps=3) as others,
+    ):
+        one, other = collector_of_kind(envs, kind), collector_of_kind(others, kind)
+        for amount in (40, 25):
+            assert_same(one.collect(amount), other.collect(amount))
+
+
+@pytest.mark.parametrize("kind", ["connect_four", "leaving early"])
+def test_out_of_step_every_episode_is_the_same(kind: str) -> None:
+    """Who is faster plays more episodes; what happens in each does not depend on it."""
+    inside = [partial(factory, kind, i) for i in range(NUM_ENVS)]
+    chain = [FlattenObs(), FrameStack(2)]
+    with marlvec.make(inside, backend="sync") as envs, outside(kind, lockstep=False, copy=False) as others:
+        one, other = (
+            Collector(each, {"a": by_sight()}, agent_connectors=chain, batch_mode="complete", seed=SEED)
+            for each in (envs, others)
+        )
+        wanted, found = (by_episode(c, c.collect(episodes=30)["a"]) for c in (one, other))
+        assert len(wanted) == len(found) == 30  # one more may have ended with the last one, and comes next time
+        common = wanted.keys() & found.keys()
+        assert len(common) >= 10
+        for key in common:
+            for name, column in wanted[key].items():
+                np.testing.assert_array_equal(found[key][name], column, err_msg=f"{key} {name}")
+
+
+def by_episode(owner: Collector, rows: Any) -> dict[tuple[int, int], dict[str, Any]]:
+    """(env, n-th episode there) → its rows, of the episodes that are in the batch."""
+    names = (
+        "obs",
+        "actions",
+        "rewards",
+        "next_obs",
+        "terminated",
+        "truncated",
+        "t",
+        "env_t",
+        "next_env_t",
+        "agent_index",
+    )
+    out = {}
+    for record in owner.metrics.episodes:
+        mine = rows["eps_id"] == record.eps_id
+        if not mine.any():
+            continue
+        out[record.env_id, record.number] = {name: rows[name][mine] for name in names}
+    return out
+
+
+# --- Logged episodes come out as they went in
+
+
+LEFT_OUT = ("eps_id", "unroll_id", "off_policy", "policy_version", "env_id")
+
+
+def refuse() -> FunctionPolicy:
+    def act(rows: Any) -> Any:
+        raise AssertionError("nobody is to be asked")
+
+    return FunctionPolicy(act)
+
+
+def mapping(agent: str, episode: Any) -> str:
+    return "a" if agent.startswith(("adversary", "player_0")) else "b"
+
+
+def collector(envs: Any, make: Any, **options: Any) -> Collector:
+    return Collector(envs, {"a": make(), "b": make()}, mapping, agent_connectors=[], seed=0, **options)
+
+
+def recorded(kind: str, num_envs: int, **amount: int) -> MultiAgentBatch:
+    with marlvec.make([partial(factory, kind, i) for i in range(num_envs)], backend="sync") as envs:
+        return collector(envs, by_sight, batch_mode="complete").collect(**amount)
+
+
+def same(found: MultiAgentBatch, wanted: MultiAgentBatch) -> None:
+    one, other = leaves(found), leaves(wanted)
+    for name, leaf in other.items():
+        if name.split("/")[1] not in LEFT_OUT:
+            np.testing.assert_array_equal(one[name], leaf, err_msg=name)
+            assert one[name].dtype == leaf.dtype, name
+
+
+@pytest.mark.mostly_slow("many clients and connections", quick=3)
+@pytest.mark.parametrize("kind", CASES)
+def test_episodes_come_out_as_they_went_in(kind: str, tmp_path: Path) -> None:
+    wanted = recorded(kind, 1, episodes=5)
+    wanted.save(tmp_path / "log.npz")
+    with external.make(partial(factory, kind, 0)) as envs:
+        again = collector(envs, refuse, batch_mode="complete")
+        with replay(tmp_path / "log.npz", envs, repeat=2):
+            for _ in range(2):
+                same(again.collect(episodes=5), wanted)
+            with pytest.raises(DriverGone, match="no simulator is running"):
+                again.collect(episodes=1)
+        assert again.metrics.episodes_total == 10
+        assert envs.faults == ()
+
+
+def test_recurrent_policy_gets_its_states_of_logged_episodes() -> None:
+    """States are those of a live run with the same observations; actions are the log's."""
+
+    def act(rows: Any) -> Any:
+        return np.full(len(rows), 1), {"state_out": rows["state_in"] + rows.obs.sum(axis=1, keepdims=True)}
+
+    log = recorded("leaving early", 1, episodes=4)
+    with external.make(partial(factory, "leaving early", 0)) as envs, replay(log, envs):
+        recurrent = Collector(
+            envs,
+            {"a": FunctionPolicy(act), "b": FunctionPolicy(act)},
+            mapping,
+            agent_connectors=[RnnState(np.zeros(1))],
+            batch_mode="complete",
+            seed=0,
+        )
+        found = recurrent.collect(episodes=4)
+    same(found, log)
+    for rows in found.values():
+        assert rows.off_policy.all()
+        for unroll in np.unique(rows.unroll_id):
+            mine = rows.take(rows.unroll_id == unroll)
+            total = np.cumsum(mine.obs.sum(axis=1))[:, None]
+            np.testing.assert_array_equal(mine.state_out, total)
+            np.testing.assert_array_equal(mine.state_in, np.concatenate([[[0]], total[:-1]]))
+
+
+def test_many_at_a_time_and_cut_where_the_data_ends() -> None:
+    kind = "leaving early"
+    with marlvec.make([partial(factory, kind, i) for i in range(3)], backend="sync") as envs:
+        live = collector(envs, by_sight)
+        parts = [live.collect(env_steps=7) for _ in range(3)]
+    whole = MultiAgentBatch.concat(parts)
+    ids = set(np.concatenate([rows.eps_id for rows in whole.values()]).tolist())
+    with external.make(partial(factory, kind, 0), num_envs=2) as envs, replay(parts, envs):
+        found = collector(envs, refuse, batch_mode="complete").collect(episodes=len(ids))
+    for policy_id, rows in whole.items():
+        assert rows_of(found[policy_id]) == rows_of(rows)
+        ends = ~(rows.terminated | rows.truncated)
+        assert found[policy_id].truncated.sum() > rows.truncated.sum() or not ends.any()
+
+
+def rows_of(rows: SampleBatch) -> list[Any]:
+    columns = (rows.obs, rows.actions[:, None], rows.rewards[:, None], rows.next_obs, rows.terminated[:, None])
+    return sorted(np.concatenate(columns, axis=1).tolist())
+
+
+def times(rows: Any) -> list[list[int]]:
+    return np.stack([rows.t, rows.env_t, rows.next_env_t], axis=1).tolist()
+
+
+def test_env_steps_are_the_logs_where_it_is_whole_and_count_its_rows_elsewhere() -> None:
+    """By hand: two players in turns; the log lacks one of them, or the first decision of each."""
+    with marlvec.make([lambda: TurnEnv(Script.together(2, 5, "terminated"), agent_num=2)], backend="sync") as envs:
+        log = Collector(envs, by_sight(), agent_connectors=[], batch_mode="complete", seed=0).collect(episodes=1)
+        spaces = {agent: (envs.agent_observation_space(agent), envs.agent_action_space(agent)) for agent in envs.agents}
+    assert times(log["main"]) == [[0, 0, 2], [1, 2, 4], [2, 4, 5], [0, 1, 3], [1, 3, 5]]
+    one_side = log.map(lambda rows: rows.take(rows.agent_index == 0))
+    later = log.map(lambda rows: rows.take(rows.t > 0))
+    for part, wanted in (
+        (log, times(log["main"])),
+        (one_side, [[0, 0, 1], [1, 1, 2], [2, 2, 3]]),  # env steps of the other player are left out
+        (later, [[0, 0, 2], [1, 2, 3], [0, 1, 3]]),  # counted from the first row that is there
+    ):
+        with external.make(spaces) as envs, replay(part, envs):
+            found = Collector(envs, refuse(), agent_connectors=[], batch_mode="complete").collect(episodes=1)["main"]
+        assert times(found) == wanted
+        assert found.rewards.tolist() == part["main"].rewards.tolist()
+
+
+class Minari:
+    """Looks as Minari's datasets do: observations are one longer than the rest."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+
+    def iterate_episodes(self) -> Any:
+        for k, length in enumerate(self.lengths):
+            time = np.arange(length + 1, dtype=np.float32)
+            yield SimpleNamespace(
+                observations={"eye": time[:, None], "ear": np.full((length + 1, 2), k)},
+                actions=np.arange(length) % 5,
+                rewards=np.arange(length) / 2,
+                terminations=np.arange(length) == length - 1 if k % 2 else np.zeros(length, bool),
+                truncations=np.zeros(length, bool),
+            )
+
+
+def test_a_minari_dataset() -> None:
+    from gymnasium.spaces import Dict
+
+    space = Dict(eye=Box(0, 99, (1,), np.float32), ear=Box(0, 9, (2,), np.int64))
+    with external.make({"only": (space, Discrete(5))}) as envs, replay(Minari([3, 2]), envs):
+        rows = Collector(envs, refuse(), agent_connectors=[], batch_mode="complete").collect(episodes=2)["main"]
+    assert rows.obs["eye"][:, 0].tolist() == [0, 1, 2, 0, 1]
+    assert rows.next_obs["eye"][:, 0].tolist() == [1, 2, 3, 1, 2]
+    assert rows.obs["ear"][:, 0].tolist() == [0, 0, 0, 1, 1]
+    assert rows.actions.tolist() == [0, 1, 2, 0, 1]
+    assert rows.rewards.tolist() == [0, 0.5, 1, 0, 0.5]
+    assert rows.terminated.tolist() == [False, False, False, False, True]
+    assert rows.truncated.tolist() == [False, False, True, False, False]
+
+
+def test_episodes_that_are_not_for_training() -> None:
+    with external.make(partial(factory, "leaving early", 0)) as envs:
+        batch = recorded("leaving early", 1, episodes=2)
+        with replay(batch, envs, training_enabled=False, repeat=None):
+            assert len(collector(envs, refuse, batch_mode="complete").collect(episodes=5)) == 0
+
+
+def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
+    batch = recorded("leaving early", 1, episodes=1)
+    (tmp_path / "text.npz").write_text("no")
+    with (
+        external.make(partial(factory, "leaving early", 0)) as envs,
+        external.make({"x": (Box(0, 1), Discrete(2))}) as one,
+    ):
+        for dataset, says in (
+            (3, "got int"),
+            ([], "empty list"),
+            (batch.map(lambda rows: rows.drop("next_env_t")), "lack the columns"),
+            (Minari([1]), "has one agent"),
+        ):
+            with pytest.raises(ArgumentError, match=says):
+                replay(dataset, envs)
+        with pytest.raises(ArgumentError, match="agent number"):
+            replay(batch, one)
+        for name in ("text.npz", "nowhere.npz"):
+            with pytest.raises(CheckpointError):
+                replay(tmp_path / name, envs)
+        with pytest.raises(ArgumentError, match="repeat"):
+            replay(batch, envs, repeat=0)
+        holey = batch.map(lambda rows: rows.take(rows.t != 1))
+        with replay(holey, envs), pytest.raises(DriverGone, match="rows are missing between its decision number 0"):
+            collector(envs, refuse).collect(episodes=1)

@@ -1,12 +1,13 @@
-"""A server with somebody who collects, and clients that say exactly what a test wants them to."""
+"""A server with somebody who collects, clients that say what a test wants, and simulators played from outside."""
 
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 from unittest import mock
 
@@ -15,15 +16,103 @@ from gymnasium.spaces import Box, Discrete
 
 import marlvec
 from marlvec import external
-from marlvec.external import ExternalVectorEnv, Limits, Server
+from marlvec.errors import (
+    EpisodeCut,
+)
+from marlvec.external import Client, ExternalEnv, ExternalVectorEnv, Limits, Server
 from marlvec.external.connections import ClientConnection
 from marlvec.external.handshake import ClientHandshake, Welcome
 from marlvec.external.messages import FORMS, Message, Type, read_message, write_array, write_message
 from marlvec.external.session_loop import SocketLoop
 from marlvec.policies import FunctionPolicy
-from tests.waiting import LONG
+from tests.waiting import LONG, until
 
-__all__ = ["SPACES", "Clock", "Raw", "Served", "expected", "obs_of", "served", "wire_obs"]
+# --- Simulators for the tests: envs of PettingZoo's two kinds, played from outside
+
+
+def by_sight(salt: int = 3) -> FunctionPolicy:
+    """Decides by what is seen alone, so that no order of rows and no other row makes a difference."""
+
+    def act(rows: Any) -> Any:
+        numbers = np.abs(np.floor(rows["obs"].reshape(len(rows), -1).sum(axis=1) * 997)).astype(np.int64) * 31 + salt
+        if "action_mask" not in rows:
+            return numbers % 5
+        allowed = [np.flatnonzero(mask) for mask in rows["action_mask"]]
+        return np.array([choices[n % len(choices)] for choices, n in zip(allowed, numbers, strict=True)])
+
+    return FunctionPolicy(act)
+
+
+def play_parallel(self: ExternalEnv, env: Any, env_id: int | None, seed: int | None, **options: Any) -> None:
+    """One episode of a PettingZoo Parallel env."""
+    episode = self.start_episode(env_id=env_id, **options)
+    obs, _ = env.reset(seed=seed)
+    while True:
+        try:
+            actions = self.get_action(episode, obs)
+        except EpisodeCut:  # time was up
+            return
+        obs, rewards, terminated, truncated, infos = env.step(actions)
+        self.log_returns(episode, rewards, infos)
+        over = {agent for agent in obs if terminated[agent] or truncated[agent]}
+        flags = {"terminated": {a: terminated[a] for a in over}, "truncated": {a: truncated[a] for a in over}}
+        last = {agent: obs.pop(agent) for agent in over}
+        if not obs:
+            self.end_episode(episode, last, **flags)
+            return
+        if over:
+            self.end_agents(episode, last, **flags)
+
+
+def play_turns(self: ExternalEnv, env: Any, env_id: int | None, seed: int | None, **options: Any) -> None:
+    """One episode of a PettingZoo AEC env whose agents all end together."""
+    episode = self.start_episode(env_id=env_id, **options)
+    env.reset(seed=seed)
+    while env.agents and not any(env.terminations.values()):
+        agent = env.agent_selection
+        actions = self.get_action(episode, {agent: env.observe(agent)})
+        env.step(actions[agent])
+        self.log_returns(episode, env.rewards)
+    self.end_episode(episode, {agent: env.observe(agent) for agent in env.possible_agents}, terminated=True)
+
+
+class Play(ExternalEnv):
+    """Plays some episodes of an env, one after the other.
+
+    Args:
+        envs: Where.
+        env: The env.
+        play: One episode of it.
+        env_id: The slot it plays in, or None.
+        seed: Of the env's first reset.
+        episodes: How many; None: until it is stopped.
+        options: As `ExternalEnv`.
+    """
+
+    def __init__(
+        self,
+        envs: ExternalVectorEnv,
+        env: Any,
+        play: Callable[..., None],
+        *,
+        env_id: int | None = None,
+        seed: int | None = None,
+        episodes: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(envs, **options)
+        self.env, self.play, self.env_id, self.seed, self.episodes = env, play, env_id, seed, episodes
+
+    def run(self) -> None:
+        seed, played = self.seed, 0
+        while not self.stopping and played != self.episodes:
+            self.play(self, self.env, self.env_id, seed)
+            seed, played = None, played + 1
+        self.env.close()
+
+
+# --- A server with somebody who collects, and clients that say exactly what a test wants them to
+
 
 SPACES = {name: (Box(-1000, 1000, (3,)), Discrete(50)) for name in ("a", "b")}
 
@@ -219,3 +308,86 @@ class Raw:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+UPGRADE = (
+    "GET / HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Protocol: marlvec.v1\r\n{more}\r\n"
+)
+
+
+@contextmanager
+def dial(there: Served) -> Iterator[socket.socket]:
+    """A bare socket."""
+    with socket.create_connection((there.server.host, there.server.port), 5) as sock:
+        yield sock
+
+
+def upgrade(there: Served, **headers: str) -> bytes:
+    more = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items() if name != "Host")
+    return UPGRADE.format(host=headers.get("Host", f"127.0.0.1:{there.server.port}"), more=more).encode()
+
+
+def read_all(sock: socket.socket, seconds: float = 60.0) -> bytes:
+    """What comes until the server closes."""
+    sock.settimeout(seconds)
+    found = b""
+    with suppress(ConnectionResetError):
+        while data := sock.recv(65536):
+            found += data
+    return found
+
+
+def masked(payload: bytes, opcode: int = 2, *, fin: bool = True, length: bytes | None = None) -> bytes:
+    """One WebSocket frame from a client; its mask is zeros."""
+    if length is None:
+        n = len(payload)
+        length = (
+            bytes([0x80 | n])
+            if n < 126
+            else b"\xfe" + struct.pack(">H", n)
+            if n < 65536
+            else b"\xff" + struct.pack(">Q", n)
+        )
+    return bytes([(0x80 if fin else 0) | opcode]) + length + b"\0\0\0\0" + payload
+
+
+class Honest:
+    """A client that plays all the while, and must never see a wrong answer."""
+
+    def __init__(self, there: Served) -> None:
+        self._client = Client(there.url, timeout=120)
+        self._episode = self._client.start_episode()
+        self._stop = threading.Event()
+        self.steps, self.error = 0, None
+        self._thread = threading.Thread(target=self._play)
+
+    def _play(self) -> None:
+        try:
+            while not self._stop.is_set():
+                obs = obs_of(self.steps % 400)
+                answer = self._client.get_action(self._episode, {"a": obs, "b": obs})
+                assert answer == {"a": expected(obs), "b": expected(obs)}
+                self.steps += 1
+                self._stop.wait(0.002)
+        except BaseException as error:
+            self.error = error
+
+    def __enter__(self) -> Honest:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        before = self.steps
+        with suppress(AssertionError):
+            until(lambda: self.steps > before + 3 or self.error)
+        self._stop.set()
+        self._thread.join()
+        self._client.close()
+        assert self.error is None, self.error
+        assert self.steps > before + 3, "the honest client was not answered any more"
+
+
+def hello() -> bytes:
+    return write_message(Message(Type.HELLO, {"versions": [1], "features": [], "name": "", "nonce": b"n" * 32}))

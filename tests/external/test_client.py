@@ -35,11 +35,11 @@ from marlvec.external.client_episodes import LocalActor
 from marlvec.external.handshake import ServerHandshake, Welcome
 from marlvec.external.messages import Message, Type
 from marlvec.policies import FunctionPolicy, Policy
-from tests.external.exchange.test_same_batches import CASES, NUM_ENVS, SEED, assert_same, collector, factory
-from tests.external.helpers.served import expected, obs_of, served
+from tests.external.served import expected, obs_of, served
+from tests.external.test_thread import CASES, NUM_ENVS, SEED, assert_same, collector, factory
 from tests.waiting import LONG, until
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def both(number: int) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def test_four_processes_give_the_batches_of_four_envs_inside() -> None:
         others = stack.enter_context(external.make(partial(factory, kind, 0), num, lockstep=True))
         server = stack.enter_context(Server(others))
         for i, seed in enumerate(marlvec.env_seeds(SEED, num)):
-            code = f"from tests.external.client.test_client import drive; drive({kind!r}, {server.url!r}, {i}, {seed})"
+            code = f"from tests.external.test_client import drive; drive({kind!r}, {server.url!r}, {i}, {seed})"
             process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
             stack.callback(process.wait)
         stack.callback(server.close)
@@ -445,7 +445,7 @@ def test_a_client_decides_as_the_server_would() -> None:
             local = None if kind == "remote" else LocalInference(policies=FunctionPolicy(act), agent_connectors=chain())
 
             def play(url: str, env: Any = env, local: Any = local) -> None:
-                from tests.external.helpers.drivers import play_parallel
+                from tests.external.served import play_parallel
 
                 with Client(url, timeout=10, local=local) as client:
                     for seed in (1, 2):
