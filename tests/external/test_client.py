@@ -36,7 +36,7 @@ from marlvec.external.handshake import ServerHandshake, Welcome
 from marlvec.external.messages import Message, Type
 from marlvec.policies import FunctionPolicy, Policy
 from tests.external.served import expected, obs_of, served
-from tests.external.test_thread import CASES, NUM_ENVS, SEED, assert_same, collector, factory
+from tests.external.test_thread import CASES, NUM_ENVS, SEED, assert_same, collector_of_kind, factory
 from tests.waiting import LONG, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,7 +83,7 @@ def test_in_rounds_batches_are_the_same_bit_for_bit(kind: str) -> None:
             thread.start()
             stack.callback(thread.join)
         stack.callback(server.close)
-        one, other = collector(envs, kind), collector(others, kind)
+        one, other = collector_of_kind(envs, kind), collector_of_kind(others, kind)
         for amount in (70, 41):
             assert_same(one.collect(amount), other.collect(amount))
         assert other.metrics.episodes_total > 2
@@ -102,7 +102,7 @@ def test_four_processes_give_the_batches_of_four_envs_inside() -> None:
             process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
             stack.callback(process.wait)
         stack.callback(server.close)
-        one, other = collector(envs, kind), collector(others, kind)
+        one, other = collector_of_kind(envs, kind), collector_of_kind(others, kind)
         for amount in (100, 60):
             assert_same(one.collect(amount), other.collect(amount))
         assert server.counters.sessions == num
