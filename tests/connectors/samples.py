@@ -395,6 +395,7 @@ class Critic:
 
 
 # --- the formulas, by their definitions
+# (The references here are definitions, not algorithms: a sum is written as a sum, for one row at a time.)
 
 
 def per_row(function: Any, batch: Sequence[Fragment], *arguments: Any) -> list[Any]:

@@ -290,6 +290,7 @@ def _interrupt(*_: Any) -> Any:
 
 
 # --- Ctrl-C at the lines of the head: the next call goes on, each row comes once, and all is counted
+# (At some lines here, at every single one in the soak. What runs beside the envs is another process's.)
 
 
 HERE = str(Path(marlvec.distributed.__file__).parent)

@@ -1,4 +1,9 @@
-"""Matter: members of any space, infos and rewards of any kind, made from bytes. Equal bytes make equal matter."""
+"""Envs of any form: any API, any spaces, agents that come and go, and matter in all that they say.
+
+What an env says is settled by its last seed, the episode, the step and the actions that have reached it, and by
+nothing else: looking twice gives the same. Matter is made from bytes: members of any space, infos and rewards of any
+kind; equal bytes make equal matter.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +155,7 @@ class Matter:
         return self.choice(makers[:-3] if depth > 2 else makers)()
 
 
-# --- Envs of any form: any API, any spaces, agents that come and go, and matter in all that they say
+# --- envs
 
 
 APIS = ("parallel", "turns", "keyed", "single")
