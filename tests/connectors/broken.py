@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,69 +13,26 @@ from marlvec.connectors import ActionConnector, AgentConnector, Rows
 from marlvec.errors import ArgumentError
 from tests.connectors.sound import Awake, Centre, Change, Later, Team
 
-# --- Connectors that are broken in a single call, or in how a batch is told from its rows
+
+def calling(name: str, call: Callable[[Rows], Any], base: Any = AgentConnector, **members: Any) -> Any:
+    """A class of connectors that do this to their rows."""
+    return type(name, (base,), {"__call__": lambda _, rows: call(rows), "__module__": __name__, **members})
 
 
 # --- single calls
 
 
-class ReturnsNothing(AgentConnector):
-    def __call__(self, rows: Rows) -> Rows:
-        return None  # type: ignore[return-value]  # that is what is wrong
-
-
-class LosesARow(AgentConnector):
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.take(slice(1, None))
-
-
-class Sorts(AgentConnector):
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.take(np.argsort(-rows.agent_index, kind="stable"))
-
-
-class Renumbers(AgentConnector):
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.replace(eps_id=rows.eps_id + 1)
-
-
-class DropsIds(AgentConnector):
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.drop("t")
-
-
-class SaysItIsIdentity(AgentConnector):
-    is_identity = True  # type: ignore[assignment]  # a class may say so once for all spaces
-
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.replace(extra=rows.t)
-
-
-class RemovesLastRows(Awake):
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.take(~rows.last)
-
-
-class SaysNoNoop(AgentConnector):
-    changes_length = True
-
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.take((rows.obs[:, 0] >= 0) | rows.last)
-
-
-class RepeatsRows(Awake):
-    def __call__(self, rows: Rows) -> Rows:
-        return Rows.concat([rows, rows])
-
-
-class Raises(AgentConnector):
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.replace(obs=rows.obs @ np.zeros((7, 7)))
-
-
-class NeedsAColumn(AgentConnector):
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.replace(obs=rows.obs + rows.belief)
+ReturnsNothing = calling("ReturnsNothing", lambda rows: None)
+LosesARow = calling("LosesARow", lambda rows: rows.take(slice(1, None)))
+Sorts = calling("Sorts", lambda rows: rows.take(np.argsort(-rows.agent_index, kind="stable")))
+Renumbers = calling("Renumbers", lambda rows: rows.replace(eps_id=rows.eps_id + 1))
+DropsIds = calling("DropsIds", lambda rows: rows.drop("t"))
+SaysItIsIdentity = calling("SaysItIsIdentity", lambda rows: rows.replace(extra=rows.t), is_identity=True)
+RemovesLastRows = calling("RemovesLastRows", lambda rows: rows.take(~rows.last), Awake)
+SaysNoNoop = calling("SaysNoNoop", lambda rows: rows.take((rows.obs[:, 0] >= 0) | rows.last), changes_length=True)
+RepeatsRows = calling("RepeatsRows", lambda rows: Rows.concat([rows, rows]), Awake)
+Raises = calling("Raises", lambda rows: rows.replace(obs=rows.obs @ np.zeros((7, 7))))
+NeedsAColumn = calling("NeedsAColumn", lambda rows: rows.replace(obs=rows.obs + rows.belief))
 
 
 class WritesIntoObs(AgentConnector):
@@ -117,34 +74,21 @@ class ReturnsItsBuffer(AgentConnector):
         return rows.replace(obs=self._buffer.reshape(-1, 3)[:n])
 
 
-class Doubles(AgentConnector):
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.replace(obs=rows.obs * 2)
-
-
-class Widens(AgentConnector):
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.replace(obs=rows.obs.astype(np.float64))
-
-
-class Grows(AgentConnector):
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.replace(obs=np.concatenate([rows.obs, rows.obs], axis=1))
-
-
-class PushesTooFar(ActionConnector):
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.replace(actions_for_env=rows.actions_for_env * np.float32(1.5))
-
-
-class MakesNaN(ActionConnector):
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.replace(actions_for_env=np.where(rows.actions_for_env > 0.9, np.nan, rows.actions_for_env))
-
-
-class DrawsFromTheClock(AgentConnector):
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.replace(obs=np.random.default_rng().normal(size=rows.obs.shape).astype(np.float32))
+Doubles = calling("Doubles", lambda rows: rows.replace(obs=rows.obs * 2))
+Widens = calling("Widens", lambda rows: rows.replace(obs=rows.obs.astype(np.float64)))
+Grows = calling("Grows", lambda rows: rows.replace(obs=np.concatenate([rows.obs, rows.obs], axis=1)))
+PushesTooFar = calling(
+    "PushesTooFar", lambda rows: rows.replace(actions_for_env=rows.actions_for_env * np.float32(1.5)), ActionConnector
+)
+MakesNaN = calling(
+    "MakesNaN",
+    lambda rows: rows.replace(actions_for_env=np.where(rows.actions_for_env > 0.9, np.nan, rows.actions_for_env)),
+    ActionConnector,
+)
+DrawsFromTheClock = calling(
+    "DrawsFromTheClock",
+    lambda rows: rows.replace(obs=np.random.default_rng().normal(size=rows.obs.shape).astype(np.float32)),
+)
 
 
 class SharesWithAll(AgentConnector):
@@ -155,14 +99,10 @@ class SharesWithAll(AgentConnector):
         return rows.replace(obs=rows.obs + np.float32(len(self.seen)))
 
 
-class WantsRows(AgentConnector):
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.replace(obs=rows.obs * 1) if rows.obs[0].all() else rows
-
-
-class ForgetsColumnsOfNoRows(AgentConnector):
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.replace(extra=rows.t) if len(rows) else rows
+WantsRows = calling("WantsRows", lambda rows: rows.replace(obs=rows.obs * 1) if rows.obs[0].all() else rows)
+ForgetsColumnsOfNoRows = calling(
+    "ForgetsColumnsOfNoRows", lambda rows: rows.replace(extra=rows.t) if len(rows) else rows
+)
 
 
 # --- batches
@@ -178,14 +118,10 @@ class DrawsInOrder(AgentConnector):
         return rows.replace(obs=self._rng.normal(size=rows.obs.shape).astype(np.float32))
 
 
-class CentresTheBatch(AgentConnector):
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.replace(obs=rows.obs - rows.obs.mean(axis=0)) if len(rows) else rows
-
-
-class CountsRows(AgentConnector):
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.replace(obs=rows.obs + np.float32(len(rows)))
+CentresTheBatch = calling(
+    "CentresTheBatch", lambda rows: rows.replace(obs=rows.obs - rows.obs.mean(axis=0)) if len(rows) else rows
+)
+CountsRows = calling("CountsRows", lambda rows: rows.replace(obs=rows.obs + np.float32(len(rows))))
 
 
 class MixesEnvs(Change):
@@ -236,9 +172,9 @@ class SharesAClock(Change):
         self._clock = max(self._clock, int((rows.t * (rows.env_id + 1)).max()))
 
 
-class LooksAtOtherEnvs(Team):
-    def __call__(self, rows: Rows) -> Rows:
-        return rows.replace(obs=rows.obs - rows.obs.mean(axis=0)) if len(rows) else rows
+LooksAtOtherEnvs = calling(
+    "LooksAtOtherEnvs", lambda rows: rows.replace(obs=rows.obs - rows.obs.mean(axis=0)) if len(rows) else rows, Team
+)
 
 
 class RollsTheDice(ActionConnector):
@@ -249,9 +185,6 @@ class RollsTheDice(ActionConnector):
 
     def __call__(self, rows: Rows) -> Rows:
         return rows.replace(actions_for_env=rows.actions_for_env * np.float32(self._rng.random()))
-
-
-# --- Connectors that remember, learn or forget what they should not; and broken ones of the learner side
 
 
 # --- episodes
@@ -465,14 +398,8 @@ class ShrinksItsArgument(Change):
 # --- the learner side
 
 
-class LosesTransitions(c.LearnerConnector):
-    def __call__(self, rows: c.Rows) -> c.Rows:
-        return rows.take(~rows.terminated)
-
-
-class TurnsTransitions(c.LearnerConnector):
-    def __call__(self, rows: c.Rows) -> c.Rows:
-        return rows.take(slice(None, None, -1))
+LosesTransitions = calling("LosesTransitions", lambda rows: rows.take(~rows.terminated), c.LearnerConnector)
+TurnsTransitions = calling("TurnsTransitions", lambda rows: rows.take(slice(None, None, -1)), c.LearnerConnector)
 
 
 class WritesIntoRewards(c.LearnerConnector):
