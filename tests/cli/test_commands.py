@@ -806,16 +806,7 @@ def test_json_has_every_finding() -> None:
     said = json.loads(result.stdout)
     assert (said["env"], said["serious"]) == (BROKEN, 2)
     assert [one["check"] for one in said["findings"]] == ["rewards", "infos"]
-    assert set(said["findings"][0]) == {
-        "check",
-        "severity",
-        "where",
-        "subject",
-        "expected",
-        "got",
-        "change",
-        "times",
-    }
+    assert set(said["findings"][0]) == {"check", "severity", "where", "subject", "expected", "got", "change", "times"}
     result = check(GOOD, "--json")
     assert (result.exit_code, json.loads(result.stdout)) == (0, {"env": GOOD, "serious": 0, "findings": []})
 

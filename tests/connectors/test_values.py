@@ -238,11 +238,7 @@ def test_a_function_may_know_who_it_looks_at() -> None:
 
     rows = rows_of([(4, 1), (0, 0), (0, 1)], np.ones((3, 2), np.float32))
     for agents in (NAMES, ()):
-        assert named(c.PerAgent(mirrored), vectors(2), agents=agents)(rows).obs.tolist() == [
-            [-1, -1],
-            [1, 1],
-            [-1, -1],
-        ]
+        assert named(c.PerAgent(mirrored), vectors(2), agents=agents)(rows).obs.tolist() == [[-1, -1], [1, 1], [-1, -1]]
     with pytest.raises(ContractError, match="agent_index 3 in rows of 3 agents"):
         named(c.PerAgent(mirrored), vectors(2))(rows_of([(0, 3)], np.ones((1, 2), np.float32)))
 

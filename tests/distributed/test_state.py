@@ -420,10 +420,7 @@ REFUSED: list[tuple[Any, str]] = [
         lambda: Collectors(partial(plain, batch_mode="complete"), 2, "sync"),
         "batch_mode: the state is of 'truncate', this",
     ),
-    (
-        lambda: Collectors(NORMALIZED, 2, "sync"),
-        r"connectors:(.|\n)*NormalizeObs",
-    ),
+    (lambda: Collectors(NORMALIZED, 2, "sync"), r"connectors:(.|\n)*NormalizeObs"),
     (
         lambda: Collectors(plain, 2, "sync", callbacks=[Counting()]),
         r"state: expected \['callbacks\[0\], Counting'\], got \[\]",

@@ -458,8 +458,7 @@ def test_partial_reset(place: Place) -> None:
 @pytest.mark.mostly_slow("steps or trains with another library", quick="each")
 @PLACES
 @pytest.mark.parametrize(
-    "mask",
-    [[True], [True, True, False, False], [[True] * 3], [False] * 3, [1, 1, 0], [1.0, 1.0, 0.0]],
+    "mask", [[True], [True, True, False, False], [[True] * 3], [False] * 3, [1, 1, 0], [1.0, 1.0, 0.0]]
 )
 def test_a_wrong_mask(place: Place, mask: Any) -> None:
     view = view_of([CountEnv] * 3, place, "disabled")

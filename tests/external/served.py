@@ -16,9 +16,7 @@ from gymnasium.spaces import Box, Discrete
 
 import marlvec
 from marlvec import external
-from marlvec.errors import (
-    EpisodeCut,
-)
+from marlvec.errors import EpisodeCut
 from marlvec.external import Client, ExternalEnv, ExternalVectorEnv, Limits, Server
 from marlvec.external.connections import ClientConnection
 from marlvec.external.handshake import ClientHandshake, Welcome
@@ -213,13 +211,7 @@ class Raw:
     """
 
     def __init__(
-        self,
-        url: str,
-        token: str | None = None,
-        *,
-        session: bytes = b"",
-        received: int = 0,
-        greet: bool = True,
+        self, url: str, token: str | None = None, *, session: bytes = b"", received: int = 0, greet: bool = True
     ) -> None:
         self.link = ClientConnection(url, time.monotonic() + LONG)
         self.number = 0

@@ -258,13 +258,7 @@ def requests_that_wait() -> Sayings:
 
 GROWS: dict[str, Callable[[], Sayings]] = {
     grow.__name__: grow
-    for grow in (
-        infos_of_returns,
-        infos_of_leaves,
-        rows,
-        rows_of_many_small_infos,
-        requests_that_wait,
-    )
+    for grow in (infos_of_returns, infos_of_leaves, rows, rows_of_many_small_infos, requests_that_wait)
 }
 
 

@@ -68,11 +68,7 @@ def test_two_that_fit(token: str | None) -> None:
     ("client_token", "server_token", "what"),
     [
         (ANOTHER, TOKEN, "the token is missing or wrong"),
-        (
-            None,
-            TOKEN,
-            "and this client has none; token=marlvec.external.find_token.. reads .* MARLVEC_TOKEN",
-        ),
+        (None, TOKEN, "and this client has none; token=marlvec.external.find_token.. reads .* MARLVEC_TOKEN"),
         (TOKEN, None, "this client has a token, but the server requires none"),
     ],
 )

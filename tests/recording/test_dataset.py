@@ -190,10 +190,7 @@ def test_what_polars_reads_and_what_it_refuses(tmp_path: Path) -> None:
     pytest.importorskip("polars")
     folders = [tmp_path / format for format in ("parquet", "arrow")]
     for folder in folders:
-        cameras = {
-            "runner": np.arange(18, dtype=np.float32).reshape(3, 2, 3),
-            "chasers": np.zeros((3, 5), np.float32),
-        }
+        cameras = {"runner": np.arange(18, dtype=np.float32).reshape(3, 2, 3), "chasers": np.zeros((3, 5), np.float32)}
         batches = {
             policy: SampleBatch({"obs": {"camera": camera, "nothing": np.zeros((3, 0))}, "x": np.arange(3)})
             for policy, camera in cameras.items()
@@ -207,10 +204,7 @@ def test_what_polars_reads_and_what_it_refuses(tmp_path: Path) -> None:
 
 def turns(folder: Path, kind: str = "turns", **options: Any) -> list[MultiAgentBatch]:
     """Record envs whose agents join late, end early or take turns."""
-    with (
-        sync(kind, 3, 3) as envs,
-        marlvec.Recorder(folder, part_bytes=3000, **options) as recorder,
-    ):
+    with sync(kind, 3, 3) as envs, marlvec.Recorder(folder, part_bytes=3000, **options) as recorder:
         collects = marlvec.Collector(envs, marlvec.RandomPolicy(), callbacks=[recorder], seed=1)
         return [collects.collect(env_steps=13) for _ in range(9)]
 

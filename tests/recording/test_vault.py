@@ -85,10 +85,7 @@ def test_rows_go_to_a_vault_and_back(recorded: MultiAgentBatch, tmp_path: Path) 
 @needs_tensorstore
 def test_turns_and_masks_go_to_a_vault_and_back(tmp_path: Path) -> None:
     pytest.importorskip("numba")
-    with (
-        marlvec.make("connect_four", 2, backend="native") as envs,
-        marlvec.Recorder(tmp_path / "run") as recorder,
-    ):
+    with marlvec.make("connect_four", 2, backend="native") as envs, marlvec.Recorder(tmp_path / "run") as recorder:
         collects = marlvec.Collector(envs, marlvec.RandomPolicy(), callbacks=[recorder], batch_mode="complete", seed=0)
         rows = collects.collect(episodes=9)["main"]
     with marlvec.load_dataset(tmp_path / "run") as data:
