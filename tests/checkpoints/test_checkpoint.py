@@ -49,6 +49,7 @@ from tests.dying import DYING
 from tests.faults.test_resources import limited
 from tests.selfplay.nim import Net, Nim, play, player
 from tests.tracer import Tracer
+from tests.vector.support.reference import refused
 
 # --- `save_checkpoint` and `load_checkpoint`: all that was learned comes back, from a file that holds data alone
 
@@ -165,8 +166,7 @@ def test_a_training_of_another_env_is_replaced_only_with_overwrite(
     expected = "expected one of connect_four_v3 .*'player_1'.*, got '.*', which holds a training of simple_spread_v3 .*"
     with pytest.raises(ArgumentError, match=f"{expected}'agent_2'.*; save into another folder, or pass overwrite=True"):
         save("connect_four", 1)
-    with pytest.raises(ArgumentError, match="simple_spread_v3 with the agents"):
-        save("simple_spread", 1, kwargs={"N": 2})
+    refused(ArgumentError, "simple_spread_v3 with the agents", save, "simple_spread", 1, kwargs={"N": 2})
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     save("connect_four", 1, overwrite=True)
     save("connect_four", 0)
@@ -232,25 +232,20 @@ def test_tensors_stay_tensors_and_training_resumes_exactly(tmp_path: Path) -> No
     step(again, adam_again)
     assert torch.equal(net.weight, again.weight)
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), again.parameters(), strict=True))
-    with pytest.raises(SerialisationError, match="bfloat16"):
-        marlvec.save_checkpoint(tmp_path, learner={"net": net.to(torch.bfloat16)})
+    refused(SerialisationError, "bfloat16", marlvec.save_checkpoint, tmp_path, learner={"net": net.to(torch.bfloat16)})
 
 
 def test_mismatches_raise(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"last\.npz"):
-        marlvec.load_checkpoint(tmp_path)
+    refused(CheckpointError, r"last\.npz", marlvec.load_checkpoint, tmp_path)
     marlvec.save_checkpoint(tmp_path, learner={"one": Kept(1)})
     with pytest.raises(ArgumentError, match=r"holds the learner \['one'\], not \['two'\]"):
         marlvec.load_checkpoint(tmp_path, learner={"two": Kept()})
     assert marlvec.load_checkpoint(tmp_path) == {}, "who names no learner asks for progress alone"
-    with pytest.raises(ArgumentError, match=r"not \[\]"):
-        marlvec.load_checkpoint(tmp_path, learner={})
+    refused(ArgumentError, r"not \[\]", marlvec.load_checkpoint, tmp_path, learner={})
     with pytest.raises(ArgumentError, match="which: expected 'last', 'best' or the number"):
         marlvec.load_checkpoint(tmp_path, which="first")  # type: ignore[arg-type]
-    with pytest.raises(CheckpointError, match=r"best\.npz"):
-        marlvec.load_checkpoint(tmp_path, which="best")
-    with pytest.raises(SerialisationError, match="cannot be saved"):
-        marlvec.save_checkpoint(tmp_path, progress={"envs": object()})
+    refused(CheckpointError, r"best\.npz", marlvec.load_checkpoint, tmp_path, which="best")
+    refused(SerialisationError, "cannot be saved", marlvec.save_checkpoint, tmp_path, progress={"envs": object()})
     with marlvec.make("simple_spread", num_envs=1, backend="sync") as envs:
         collector = collector_of(envs, Learner())
         with pytest.raises(ArgumentError, match="collector: .* was saved without a collector"):
@@ -300,8 +295,7 @@ def test_as_many_are_kept_as_asked_for(tmp_path: Path) -> None:
         marlvec.save_checkpoint(tmp_path, progress={"step": step}, score=float(step == 3), keep=3)
     assert there() == {"best.npz": 3, "last.npz": 5, "old-000004.npz": 3, "old-000005.npz": 4}
     assert [marlvec.load_checkpoint(tmp_path, which=k)["step"] for k in range(3)] == [5, 4, 3]
-    with pytest.raises(CheckpointError, match="holds 2 checkpoints before the last, not 3"):
-        marlvec.load_checkpoint(tmp_path, which=3)
+    refused(CheckpointError, "holds 2 checkpoints before the last, not 3", marlvec.load_checkpoint, tmp_path, which=3)
     assert (tmp_path / "best.npz").stat().st_nlink == 2, "two names of one file"
     marlvec.save_checkpoint(tmp_path, progress={"step": 6}, keep=2)
     assert there() == {"best.npz": 3, "last.npz": 6, "old-000006.npz": 5}
@@ -519,8 +513,7 @@ def test_policies_draw_what_they_would_have_drawn(kind: str) -> None:
     found = asked(first, range(10))
     second.load_state_dict(through_a_file(first.state_dict()))
     np.testing.assert_equal(found + asked(second, range(10, 20)), expected)
-    with pytest.raises(ArgumentError):
-        second.load_state_dict({"nothing": "of it"})
+    refused(ArgumentError, "", second.load_state_dict, {"nothing": "of it"})
 
 
 def _actions(said: Any) -> Any:
@@ -686,17 +679,14 @@ def test_an_invalid_pool_state_changes_nothing(tmp_path: Path) -> None:
     pool = OpponentPool(MAKE, folder=tmp_path, when=[Every(10)])
     pool.add("main_0", Net(), of="main")
     state = pool.state_dict()
-    with pytest.raises(ArgumentError, match="expected the state of an OpponentPool"):
-        pool.load_state_dict({"opponents": []})
-    with pytest.raises(ArgumentError, match="expected 1 snapshot rules, got 0"):
-        pool.load_state_dict({**state, "rules": []})
+    refused(ArgumentError, "expected the state of an OpponentPool", pool.load_state_dict, {"opponents": []})
+    refused(ArgumentError, "expected 1 snapshot rules, got 0", pool.load_state_dict, {**state, "rules": []})
     with pytest.raises(ArgumentError, match=r"no function for policies of 'other'"):
         pool.load_state_dict({**state, "opponents": [{**state["opponents"][0], "of": "other"}]})
     with pytest.raises(ArgumentError, match="'main_0' occurs twice"):
         pool.load_state_dict({**state, "opponents": state["opponents"] * 2})
     broken = {**state["opponents"][0], "files": [np.arange(9, dtype=np.uint8), None, None]}
-    with pytest.raises(CheckpointError):
-        pool.load_state_dict({**state, "opponents": [broken]})
+    refused(CheckpointError, "", pool.load_state_dict, {**state, "opponents": [broken]})
     assert list(pool) == ["main_0"]
     assert pool["main_0"].policy_state()["weights"].shape == (50, 3)
     envs = marlvec.make(Nim, 1, backend="sync")
@@ -722,8 +712,7 @@ def test_lines_after_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
     with JSONLinesLogger(path) as again:
         again.load_state_dict(state)
         again._file.add(b"three, again\n")
-        with pytest.raises(ArgumentError, match="expected the state of a JSONLinesLogger"):
-            again.load_state_dict({})
+        refused(ArgumentError, "expected the state of a JSONLinesLogger", again.load_state_dict, {})
     assert path.read_text() == "one\ntwo\nthree, again\n"
     other.write_text("something else that is longer\n")
     with JSONLinesLogger(other) as again:
@@ -752,8 +741,7 @@ def test_curves_go_on_at_their_step_and_what_came_after_it_is_forgotten(tmp_path
         collect(logger, 4)  # further than the checkpoint, and then it is killed
     with TensorBoardLogger(tmp_path) as again:
         again.load_state_dict(state)
-        with pytest.raises(ArgumentError, match="expected the state of a TensorBoardLogger"):
-            again.load_state_dict({})
+        refused(ArgumentError, "expected the state of a TensorBoardLogger", again.load_state_dict, {})
     found = EventAccumulator(str(tmp_path)).Reload().Scalars("totals/agent_steps")
     assert sorted({event.step for event in found}) == [1020, 1040]
 

@@ -22,6 +22,7 @@ from marlvec.policies import save_policy
 from marlvec.selfplay import OpponentPool
 from tests.painter import frames_of, places_of, read
 from tests.recording.runs import make_batch, write
+from tests.vector.support.reference import refused
 
 # --- ``marlvec record``, as somebody at a terminal meets it
 
@@ -220,8 +221,7 @@ def test_frames_of_changing_size_are_refused_and_leave_no_file() -> None:
 def test_a_missing_extra_is_named_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     assert 'pip install "marlvec[video]"' in refuse("cards:NotEvenThere", "-o", "out.mp4")
-    with pytest.raises(ImportError):
-        video.find_ffmpeg()
+    refused(ImportError, "", video.find_ffmpeg)
 
 
 @pytest.mark.slow("runs commands as programs")

@@ -36,6 +36,7 @@ from marlvec.policies import FunctionPolicy, Policy, load_policy, save_policy
 from marlvec.selfplay import Opponent, OpponentPool
 from marlvec.serialization.archive import write_archive
 from tests.external.served import expected, obs_of, served
+from tests.vector.support.reference import refused
 
 # --- ``marlvec serve``: a trained policy, with what its connectors had learned, answers in another process
 
@@ -170,8 +171,7 @@ def test_served_policy_uses_its_learned_connectors(tmp_path: Path) -> None:
     token = make_token()
     options = ("simple_spread", "--policy", "main=players.py:Learner@learned.npz", "--num-envs", "3")
     with serving(*options, "--connectors", "FlattenObs, NormalizeObs", MARLVEC_TOKEN=token) as url:
-        with pytest.raises(RefusedError, match="token"):
-            Client(url)
+        refused(RefusedError, "token", Client, url)
         with Client(url, token=token, timeout=60) as client:
             episode = client.start_episode()
             seen = dict(zip(client.agents, obs[0], strict=True))
@@ -193,8 +193,7 @@ def test_logged_actions_raise_if_action_connectors_change_the_space() -> None:
         actions = client.get_action(episode, seen)
         assert all(((action >= 0) & (action <= 1)).all() for action in actions.values())
         client.log_action(episode, seen, actions)
-        with pytest.raises(ContractError, match="accepts no logged actions"):
-            client.end_episode(episode)
+        refused(ContractError, "accepts no logged actions", client.end_episode, episode)
 
 
 @pytest.mark.slow("runs commands as programs")
@@ -286,8 +285,7 @@ def test_connectors_of_ones_own_are_served_from_the_file_too() -> None:
     def halve(rows: Rows) -> Rows:
         return rows
 
-    with pytest.raises(SerialisationError, match="@register_function"):
-        save_policy("mine.npz", learner(0), AgentPipeline([halve]))
+    refused(SerialisationError, "@register_function", save_policy, "mine.npz", learner(0), AgentPipeline([halve]))
     assert not Path("mine.npz").exists()
     script = """
 from pathlib import Path
@@ -315,11 +313,9 @@ def test_file_of_a_policy_has_its_connectors_whole() -> None:
     assert not opponent.agent_connectors().training
     chain.restore("mine.npz")
     save_policy("alone.npz", learner(2))
-    with pytest.raises(CheckpointError, match="alone.npz"):
-        AgentPipeline.load("alone.npz")
+    refused(CheckpointError, "alone.npz", AgentPipeline.load, "alone.npz")
     assert len(Opponent.from_file("alone.npz", lambda: learner(0)).agent_connectors()) == 0
-    with pytest.raises(ArgumentError, match="make must be a function"):
-        Opponent.from_file("alone.npz", learner(0))  # type: ignore[arg-type]
+    refused(ArgumentError, "make must be a function", Opponent.from_file, "alone.npz", learner(0))
 
 
 def test_states_without_connectors_as_they_were_saved_before_are_readable_and_refused_for_serving() -> None:

@@ -18,6 +18,7 @@ from marlvec.connectors.action.conversions import DiscretizeActions, MapActions,
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.trees import tree_leaves
 from tests.connectors.samples import Space, all_inside, any_spaces, batch, bind, decisions, same_tree
+from tests.vector.support.reference import refused
 
 NAMES = ("ToNumpy", "UnsquashActions", "ClipActions", "ReadOnlyActions")
 ARM = spaces.Box(np.array([-2.0, 0.1], np.float32), np.array([3.0, 0.3], np.float32))
@@ -221,13 +222,11 @@ def test_a_tuple_space_takes_a_list_of_leaves() -> None:
 
 @pytest.mark.parametrize("bad", [[[1], [1, 2]], ["a", object()], [None, None]])
 def test_non_numeric_actions_raise(bad: Any) -> None:
-    with pytest.raises(ContractError, match="expected numbers"):
-        default(spaces.Discrete(3))(c.Rows(actions=bad))
+    refused(ContractError, "expected numbers", default(spaces.Discrete(3)), c.Rows(actions=bad))
 
 
 def test_a_wrong_structure_is_an_error() -> None:
-    with pytest.raises(ContractError, match="expected a dict with keys"):
-        default(SPACE)(c.Rows(actions={"arm": np.zeros((1, 2))}))
+    refused(ContractError, "expected a dict with keys", default(SPACE), c.Rows(actions={"arm": np.zeros((1, 2))}))
 
 
 def test_objects_pass_unchanged() -> None:
@@ -292,8 +291,7 @@ def test_a_box_of_ints_gets_ints() -> None:
     assert out.dtype == np.int8
     assert sent(DiscretizeActions(7), space, np.arange(7)[:, None]).ravel().tolist() == list(range(-3, 4))
     assert sent(DiscretizeActions(2), spaces.Box(0, 1, (1,), np.bool_), [[0], [1]]).tolist() == [[False], [True]]
-    with pytest.raises(UnsupportedSpaceError, match="8 bins are more than the 7 ints from -3 to 3"):
-        bind(DiscretizeActions(8), space)
+    refused(UnsupportedSpaceError, "8 bins are more than the 7 ints from -3 to 3", bind, DiscretizeActions(8), space)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -336,8 +334,7 @@ def test_no_two_choices_are_the_same_action(sizes: list[int], joint: bool) -> No
     ],
 )
 def test_invalid_choice_raises(actions: Any, message: str) -> None:
-    with pytest.raises(ContractError, match=message):
-        sent(DiscretizeActions(3), spaces.Box(-1, 1, (2,)), actions)
+    refused(ContractError, message, sent, DiscretizeActions(3), spaces.Box(-1, 1, (2,)), actions)
 
 
 # --- MapActions and PadActions: what lets a policy act in a space of its own
@@ -380,14 +377,11 @@ def test_it_works_on_what_the_pieces_before_it_made() -> None:
 
 
 def test_invalid_function_space_or_row_count_raises() -> None:
-    with pytest.raises(ArgumentError, match="MapActions takes a function, got int"):
-        MapActions(3)  # type: ignore[arg-type]  # a wrong value is the point
-    with pytest.raises(ArgumentError, match="policy_space must be a space, .*, or None; got int"):
-        MapActions(steer, 3)  # type: ignore[arg-type]  # likewise
+    refused(ArgumentError, "MapActions takes a function, got int", MapActions, 3)
+    refused(ArgumentError, "policy_space must be a space, .*, or None; got int", MapActions, steer, 3)
     short = bind(MapActions(lambda actions: actions[1:]), WHEEL)
-    with pytest.raises(ArgumentError, match="'actions_for_env' has 1 rows") as raised:
-        short(decisions(np.zeros((2, 2)), envs=2))
-    assert raised.value.__notes__ == ["in connector 'MapActions' of ActionPipeline"]
+    raised = refused(ArgumentError, "'actions_for_env' has 1 rows", short, decisions(np.zeros((2, 2)), envs=2))
+    assert raised.__notes__ == ["in connector 'MapActions' of ActionPipeline"]
     assert MapActions(steer, spaces.Discrete(3)).params() == {"function": steer, "policy_space": spaces.Discrete(3)}
 
 
@@ -412,8 +406,7 @@ def test_unknown_action_becomes_the_invalid_action(n: int, more: int, start: int
 def test_each_discrete_of_a_tree_is_widened_and_the_rest_stays(space: Any, seed: int) -> None:
     pipeline = ActionPipeline([PadActions(7)])
     if "Discrete(" not in str(space).replace("MultiDiscrete(", ""):
-        with pytest.raises(UnsupportedSpaceError, match="PadActions widens Discretes, and there is none in"):
-            pipeline.bind(space)
+        refused(UnsupportedSpaceError, "PadActions widens Discretes, and there is none in", pipeline.bind, space)
         return
     pipeline.bind(space)
     rows = decisions(batch(pipeline.policy_space_, 5, seed), envs=5)

@@ -37,6 +37,7 @@ from tests.connectors.samples import (
     ticks,
     vectors,
 )
+from tests.vector.support.reference import refused
 
 # --- Connectors that remember, each against lists of what an agent's rows held and what it answered in its episode
 
@@ -281,9 +282,7 @@ WORDS = spaces.Dict({"say": spaces.Text(3), "walk": spaces.Sequence(spaces.Discr
 
 
 def bound_piece(piece: Any, actions: Space | None = None, space: Space = VECTOR) -> Any:
-    pipeline = c.AgentPipeline([piece])
-    pipeline.bind(space, ("a", "b"), actions)
-    return piece
+    return bound(piece, space, ("a", "b"), actions)[0]
 
 
 @pytest.mark.checklist(88)
@@ -302,8 +301,7 @@ def test_actions_without_a_fixed_size_are_remembered_as_they_are() -> None:
         [(1, 2), ()],
         [1, 0],
     )
-    with pytest.raises(UnsupportedSpaceError, match="has no fixed size"):
-        bound_piece(c.PrevActions(into_obs=True), WORDS)
+    refused(UnsupportedSpaceError, "has no fixed size", bound_piece, c.PrevActions(into_obs=True), WORDS)
 
 
 class Odd(spaces.Discrete):
@@ -354,11 +352,9 @@ def test_an_equal_space_keeps_the_history_and_another_begins_anew() -> None:
 
 def test_previous_columns_refuse() -> None:
     rows = rows_of([(0, 0)], np.zeros((1, 2)), rewards=np.zeros(1))
-    with pytest.raises(StateError, match="does not know its space"):
-        c.PrevActions().on_policy_output(rows)
+    refused(StateError, "does not know its space", c.PrevActions().on_policy_output, rows)
     piece = bound_piece(c.PrevActions(), spaces.Discrete(3))
-    with pytest.raises(ContractError, match="needs the column 'actions' of the policy's output"):
-        piece.on_policy_output(rows)
+    refused(ContractError, "needs the column 'actions' of the policy's output", piece.on_policy_output, rows)
     state = piece.state_dict()
     for wrong in (np.zeros((1, 1), int), np.array([0.5])):
         with pytest.raises(ContractError, match=r"expected actions as int64 of shape \(1,\), got"):
@@ -378,8 +374,7 @@ HIDDEN_STATE = {"h": np.full(3, 0.5, np.float32), "c": (np.array(7),)}
 
 
 def bound_view(piece: Any, space: Space = PAIR, actions: Space | None = ACTIONS) -> Any:
-    c.AgentPipeline([piece]).bind(space, (), actions)
-    return piece
+    return bound(piece, space, (), actions)[0]
 
 
 def test_fills() -> None:
@@ -395,8 +390,7 @@ def test_fills() -> None:
         ({"a": 1}, "fill: expected one row's value of 'obs': expected a dict with keys"),
         ({"a": np.zeros(3), "b": 0}, r"a value of shape \(3,\) does not fit shape \(2,\)"),
     ):
-        with pytest.raises(ArgumentError, match=match):
-            bound_view(c.View("x", "obs", -1, fill=fill))
+        refused(ArgumentError, match, bound_view, c.View("x", "obs", -1, fill=fill))
 
 
 def test_a_loaded_history_waits_for_its_column_and_is_reset_meanwhile() -> None:
@@ -429,15 +423,12 @@ def test_refusals_of_views() -> None:
     ):
         c.View("x", "logp", 0)(rows)
     for fill in (None, "repeat"):
-        with pytest.raises(ContractError, match="if it is one of the policy's, give fill"):
-            c.View("x", "logp", -1, fill)(rows)
+        refused(ContractError, "if it is one of the policy's, give fill", c.View("x", "logp", -1, fill), rows)
     piece = c.View("x", "logp", -1, 0.0)
-    with pytest.raises(ContractError, match="which neither the rows have nor the policy's output"):
-        piece.on_policy_output(piece(rows))
+    refused(ContractError, "which neither the rows have nor the policy's output", piece.on_policy_output, piece(rows))
     with pytest.raises(ContractError, match=r"expected 'logp' as float64 of shape \(1,\), got int64 of shape \(1, 2\)"):
         piece.on_policy_output(rows.replace(logp=np.zeros((1, 2), int)))
-    with pytest.raises(ContractError, match="adds column 'x', but the rows have one"):
-        piece(rows.replace(x=np.zeros(1)))
+    refused(ContractError, "adds column 'x', but the rows have one", piece, rows.replace(x=np.zeros(1)))
     assert c.View("x", "obs", -1).state_dict() == c.View("x", "t", -1).state_dict() == {}
     with pytest.raises(ArgumentError, match="expected the history of column 'rewards'"):
         c.View("x", "rewards", -1).load_state_dict({"from_policy": True, "history": {}})
@@ -446,21 +437,17 @@ def test_refusals_of_views() -> None:
 def test_refusals_of_states() -> None:
     rows = rows_of([(0, 0)], np.zeros((1, 1)))
     piece = c.RnnState(HIDDEN_STATE)
-    with pytest.raises(ContractError, match="needs the column 'state_out'.*the policy returns it as"):
-        piece.on_policy_output(rows)
+    refused(ContractError, "needs the column 'state_out'.*the policy returns it as", piece.on_policy_output, rows)
     state = piece.state_dict()
     for wrong, match in (
         ({"h": np.zeros((1, 3))}, "expected a dict with keys"),
         ({"h": np.zeros((1, 3)), "c": (np.array([0.5]),)}, "expected 'state_out' as int64 of shape"),
         ({"h": np.zeros((1, 4)), "c": (np.array([1]),)}, "got float64 of shape"),
     ):
-        with pytest.raises(ContractError, match=match):
-            piece.on_policy_output(rows.replace(state_out=wrong))
+        refused(ContractError, match, piece.on_policy_output, rows.replace(state_out=wrong))
     same_tree(piece.state_dict(), state)
-    with pytest.raises(ContractError, match="adds column 'state_in', but the rows have one"):
-        piece(piece(rows))
-    with pytest.raises(ContractError, match="expected numbers"):
-        c.RnnState({"h": "x", "c": None})
+    refused(ContractError, "adds column 'state_in', but the rows have one", piece, piece(rows))
+    refused(ContractError, "expected numbers", c.RnnState, {"h": "x", "c": None})
     assert c.RnnState(np.zeros(2), "memory_in", "memory").params().keys() == {"initial", "column", "source"}
 
 
@@ -520,8 +507,7 @@ def test_a_table_refuses() -> None:
         ArgumentError, match=r"slots of agents: values: expected float32 of \(any, any, 2\), got float32 of \(1, 1, 3\)"
     ):
         table.load_state_dict({"values": np.zeros((1, 1, 3), np.float32)})
-    with pytest.raises(ArgumentError, match="negative"):
-        table.get(np.array([-1]), np.array([0]))
+    refused(ArgumentError, "negative", table.get, np.array([-1]), np.array([0]))
     assert repr(table) == "AgentTable((2,), float32; 0 envs, 0 agents)"
     one, two = (bound(c.FrameStack(2), space) for space in (vectors(2), Tuple([vectors(2), vectors(3)])))
     for pipeline, wrong, text in (
@@ -529,8 +515,7 @@ def test_a_table_refuses() -> None:
         (one, bound(c.FrameStack(2), vectors(3)), "FrameStack: frames: values: expected float32"),
         (one, bound(c.DelayObs(1), vectors(2)), r"missing \['started', 'frames'\], unknown \['count', 'rings'\]"),
     ):
-        with pytest.raises(ArgumentError, match=text):
-            pipeline[0].load_state_dict(wrong[0].state_dict())
+        refused(ArgumentError, text, pipeline[0].load_state_dict, wrong[0].state_dict())
 
 
 INTS = st.integers(-50, 50)
@@ -588,8 +573,7 @@ def test_what_rllib_gets_wrong_and_what_it_writes_in_its_examples(spec: str, wan
     ],
 )
 def test_everything_else_is_an_error(spec: Any) -> None:
-    with pytest.raises(ArgumentError, match="shift|a <= b and a step above 0"):
-        parse_shifts(spec)
+    refused(ArgumentError, "shift|a <= b and a step above 0", parse_shifts, spec)
 
 
 # --- Histories and statistics over whole runs: every row counted once, and nothing lost with the process that knew it

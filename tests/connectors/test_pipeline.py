@@ -21,6 +21,7 @@ from marlvec.spaces.tree import map_space
 from marlvec.trees import tree_leaves
 from tests.connectors.lives import AGENTS, action_pipelines, agent_pipelines, live, story
 from tests.connectors.samples import Space, all_inside, any_spaces, batch, pairs_of, rows_of, same_tree, vectors
+from tests.vector.support.reference import refused
 
 
 class Trace(c.AgentConnector):
@@ -68,9 +69,8 @@ def test_a_pipeline_is_edited_like_a_list(data: st.DataObject) -> None:
         target, at = (None, None) if way in ("append", "prepend") else _draw_target(data, model)
         if at is None and target is not None:
             error = ArgumentError if _many(target, model) else KeyError
-            with pytest.raises(error) as raised:
-                getattr(pipeline, way)(*((target,) if way == "remove" else (target, new)))
-            assert all(name in str(raised.value) for name, _ in model if error is KeyError)
+            raised = refused(error, "", getattr(pipeline, way), *((target,) if way == "remove" else (target, new)))
+            assert all(name in str(raised) for name, _ in model if error is KeyError)
         elif way == "remove":
             assert at is not None
             assert pipeline.remove(target) is model.pop(at)[1]  # type: ignore[arg-type]  # drawn from all kinds
@@ -160,8 +160,7 @@ def test_names_of_two_pieces_of_one_class_and_chosen_names() -> None:
     ],
 )
 def test_a_piece_of_the_wrong_kind(piece: Any, text: str) -> None:
-    with pytest.raises(ArgumentError, match=text):
-        c.AgentPipeline([piece])
+    refused(ArgumentError, text, c.AgentPipeline, [piece])
     with pytest.raises(ArgumentError, match="takes ActionConnectors"):
         c.ActionPipeline([c.FlattenObs()])  # type: ignore[list-item]  # the wrong side is the point
 
@@ -171,14 +170,10 @@ def test_no_piece_sees_a_row_twice() -> None:
     inner = c.AgentPipeline([piece])
     outer = c.AgentPipeline([inner])
     for again in (piece, inner, outer):
-        with pytest.raises(ArgumentError, match="already"):
-            outer.append(again)
-    with pytest.raises(ArgumentError, match="already"):
-        inner.append(outer)
-    with pytest.raises(ArgumentError, match="already"):
-        c.AgentPipeline([piece, piece])
-    with pytest.raises(ArgumentError, match="part of a pipeline"):
-        c.AgentPipeline([inner])
+        refused(ArgumentError, "already", outer.append, again)
+    refused(ArgumentError, "already", inner.append, outer)
+    refused(ArgumentError, "already", c.AgentPipeline, [piece, piece])
+    refused(ArgumentError, "part of a pipeline", c.AgentPipeline, [inner])
     other = c.AgentPipeline([c.FlattenObs()])
     with pytest.raises(ArgumentError, match="takes AgentConnectors"):
         c.AgentPipeline([other, None])  # type: ignore[list-item]  # fails after the first piece came in
@@ -194,8 +189,7 @@ def test_an_unbound_pipeline_says_so() -> None:
     pipeline = c.AgentPipeline([c.NormalizeObs()])
     assert not pipeline.bound
     for use in (lambda: pipeline(rows), lambda: pipeline.input_space, lambda: pipeline.output_space_):
-        with pytest.raises(StateError, match=r"AgentPipeline is not bound: call bind\(space\) first"):
-            use()
+        refused(StateError, r"AgentPipeline is not bound: call bind\(space\) first", use)
 
 
 class Breaks(c.AgentConnector):
@@ -224,9 +218,8 @@ def test_a_wrong_answer_is_an_error_at_its_piece(answer: Any, text: str) -> None
     pipeline = c.AgentPipeline([c.ClipReward(sign=True), inner, c.FrameStack(2)])
     pipeline.bind(vectors())
     rows = rows_of([(0, 0), (1, 0)], np.zeros((2, 3), np.float32), rewards=np.zeros(2))
-    with pytest.raises(ContractError, match=text) as raised:
-        pipeline(rows)
-    assert raised.value.__notes__ == ["in connector 'inner' of AgentPipeline"]
+    raised = refused(ContractError, text, pipeline, rows)
+    assert raised.__notes__ == ["in connector 'inner' of AgentPipeline"]
     assert pipeline.timings["FrameStack"].calls == 0
     with pytest.raises(ArgumentError, match="rows"):
         pipeline.replace(inner, Breaks(lambda rows: rows.replace(obs=rows.obs[:1])))
@@ -244,9 +237,8 @@ def test_an_exception_names_every_pipeline_on_its_way_and_reset_makes_the_pieces
     pipeline = c.AgentPipeline([inner, c.NormalizeObs()])
     pipeline.bind(vectors(1))
     rows = rows_of([(0, 0)], np.ones((1, 1), np.float32))
-    with pytest.raises(ValueError, match="boom") as raised:
-        pipeline(rows)
-    assert raised.value.__notes__ == ["in connector 'Breaks' of inner", "in connector 'inner' of AgentPipeline"]
+    raised = refused(ValueError, "boom", pipeline, rows)
+    assert raised.__notes__ == ["in connector 'Breaks' of inner", "in connector 'inner' of AgentPipeline"]
     assert pipeline[c.NormalizeObs].state_dict()["moments"][""]["count"].tolist() == [0]
     breaks.answer = lambda rows: rows
     pipeline.reset([0])
@@ -303,11 +295,9 @@ def test_an_edit_that_does_not_fit_is_taken_back_whole() -> None:
     pipeline(rows)
     state = pipeline.state_dict()
     outside = c.NormalizeObs()
-    with pytest.raises(UnsupportedSpaceError, match="FlattenObs") as raised:
-        inner.remove("FlattenObs")
-    assert raised.value.__notes__ == ["in connector 'AgentIndicator' of AgentPipeline"]
-    with pytest.raises(UnsupportedSpaceError):
-        inner.replace("FlattenObs", outside)
+    raised = refused(UnsupportedSpaceError, "FlattenObs", inner.remove, "FlattenObs")
+    assert raised.__notes__ == ["in connector 'AgentIndicator' of AgentPipeline"]
+    refused(UnsupportedSpaceError, "", inner.replace, "FlattenObs", outside)
     assert outside.training
     assert outside not in inner
     assert outside.agents == ()
@@ -315,10 +305,8 @@ def test_an_edit_that_does_not_fit_is_taken_back_whole() -> None:
     same_tree(pipeline.state_dict(), state)
     assert pipeline(rows).obs.tolist() == [[1] * 8 + [1, 0], [1] * 8 + [0, 1]]
     state = pipeline.state_dict()
-    with pytest.raises(ArgumentError, match="no key"):
-        pipeline.prepend(c.FlattenObs(keys=["x"]))
-    with pytest.raises(ArgumentError, match="agents are not known"):
-        pipeline.bind(Box(-1, 1, (2, 2)))
+    refused(ArgumentError, "no key", pipeline.prepend, c.FlattenObs(keys=["x"]))
+    refused(ArgumentError, "agents are not known", pipeline.bind, Box(-1, 1, (2, 2)))
     same_tree(pipeline.state_dict(), state)
     assert pipeline.agents == ("a", "b")
 
@@ -365,8 +353,7 @@ def test_state_is_kept_by_name() -> None:
     for wrong in (one.state_dict(), {}):
         with pytest.raises(ArgumentError, match=r"expected a state of the connectors \['NormalizeObs'\], got"):
             other.load_state_dict(wrong)
-        with pytest.raises(ArgumentError, match="expected a state of the connectors"):
-            other.merge_states([wrong])
+        refused(ArgumentError, "expected a state of the connectors", other.merge_states, [wrong])
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda p: cloudpickle.loads(cloudpickle.dumps(p))])
@@ -437,8 +424,7 @@ def test_an_inner_pipeline_is_bound_by_the_outer_one() -> None:
     assert inner.env_space == Box(-2, 3, (2,))
     inner.remove("UnsquashActions")
     assert outer.policy_space_ == Box(-2, 3, (2,))
-    with pytest.raises(ArgumentError, match="is part of ActionPipeline; bind ActionPipeline"):
-        inner.bind(Discrete(2))
+    refused(ArgumentError, "is part of ActionPipeline; bind ActionPipeline", inner.bind, Discrete(2))
     out = outer(c.Rows(actions=np.array([[9.0, 0.5]], np.float32)))
     assert out.actions_for_env.tolist() == [[3.0, 0.5]]
     assert isinstance(inner, c.Connector)
@@ -496,8 +482,7 @@ def test_a_bind_that_fails_leaves_all_that_was_known() -> None:
     inner = c.AgentPipeline([picky])
     pipeline = c.AgentPipeline([inner])
     pipeline.bind(vectors(), ["a"], Discrete(3))
-    with pytest.raises(ArgumentError, match="not these actions"):
-        pipeline.bind(vectors(2), ["b"], Discrete(4))
+    refused(ArgumentError, "not these actions", pipeline.bind, vectors(2), ["b"], Discrete(4))
     for piece in (pipeline, inner, picky):
         assert (piece.agents, piece.action_space) == (("a",), Discrete(3))
     assert pipeline.input_space == vectors()
@@ -508,8 +493,7 @@ def test_a_piece_that_is_refused_forgets_what_it_was_told() -> None:
     pipeline.bind(vectors(), ["a"], Discrete(3))
     picky = Notes(refuse=Discrete(3))
     for piece in (picky, c.AgentPipeline([picky])):
-        with pytest.raises(ArgumentError, match="not these actions"):
-            pipeline.append(piece)
+        refused(ArgumentError, "not these actions", pipeline.append, piece)
         assert (picky.agents, picky.action_space) == (piece.agents, piece.action_space) == ((), None)
     assert pipeline.names == ("FlattenObs",)
 
@@ -574,8 +558,7 @@ def test_a_learner_pipeline_runs_unbound_and_says_its_pieces_without_spaces() ->
     assert pipeline.describe().splitlines() == lines
     assert pipeline(c.Rows(obs=np.array([1.0]))).obs.tolist() == [3.0]
     assert pipeline.timings["Double"].calls == 2
-    with pytest.raises(ArgumentError, match="takes LearnerConnectors, got FlattenObs"):
-        pipeline.append(c.FlattenObs())  # type: ignore[arg-type]  # the wrong side is the point
+    refused(ArgumentError, "takes LearnerConnectors, got FlattenObs", pipeline.append, c.FlattenObs())
 
 
 def test_a_learner_function_may_change_the_number_of_rows_where_it_says_so() -> None:

@@ -20,6 +20,7 @@ from marlvec.connectors.rows import Rows
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.trees import map_tree
 from tests.connectors.samples import Critic, Fragment, batches, rows_of_fragments, same_tree, vectors
+from tests.vector.support.reference import refused
 
 
 @pytest.mark.slow("draws many batches")
@@ -56,8 +57,7 @@ def rows(unroll_id: Any = (0, 0, 1), **columns: Any) -> Rows:
     ],
 )
 def test_rows_out_of_order_are_refused(bad: Rows, message: str) -> None:
-    with pytest.raises(ContractError, match=message):
-        Fragments(bad)
+    refused(ContractError, message, Fragments, bad)
 
 
 @pytest.mark.parametrize("name", ["terminated", "truncated"])
@@ -216,17 +216,13 @@ def test_a_phantom_row_shows_the_last_observation() -> None:
 
 def test_refusals_of_views() -> None:
     rows = c.Rows(x=np.array([1, 2]), u=np.array([1, 2], np.uint8), unroll_id=np.array([0, 0]))
-    with pytest.raises(ContractError, match="expected a column 'z'"):
-        c.AddView("y", "z", 1)(rows)
-    with pytest.raises(ContractError, match="expected a new column name, got 'x'"):
-        c.AddView("x", "x", 1)(rows)
+    refused(ContractError, "expected a column 'z'", c.AddView("y", "z", 1), rows)
+    refused(ContractError, "expected a new column name, got 'x'", c.AddView("x", "x", 1), rows)
     with pytest.raises(ArgumentError, match=r"fill for 'x': a value of shape \(2,\) does not fit shape \(\)"):
         c.AddView("y", "x", 1, np.zeros(2))(rows)
     for fill in (300, 0.5, float("nan")):
-        with pytest.raises(ArgumentError, match="fill for 'u': .* does not fit dtype uint8"):
-            c.AddView("y", "u", 1, fill)(rows)
-    with pytest.raises(ArgumentError, match="expected an array, got a dict"):
-        c.AddView("y", "x", 1, {"a": 1})(rows)
+        refused(ArgumentError, "fill for 'u': .* does not fit dtype uint8", c.AddView("y", "u", 1, fill), rows)
+    refused(ArgumentError, "expected an array, got a dict", c.AddView("y", "x", 1, {"a": 1}), rows)
     same_tree(c.AddView("y", "x", 1)(rows)["x"], rows["x"])
 
 
@@ -317,8 +313,7 @@ def test_by_hand() -> None:
 
 def test_sequences_refuse() -> None:
     rows = c.Rows(x=np.arange(5), unroll_id=np.array([3, 3, 3, 4, 4]), loss_mask=np.ones(5, bool))
-    with pytest.raises(ContractError, match=r"got sequences \(B, T, …\)"):
-        c.PadSequences(2)(c.PadSequences(2)(rows))
+    refused(ContractError, r"got sequences \(B, T, …\)", c.PadSequences(2), c.PadSequences(2)(rows))
     with pytest.raises(ContractError, match=r"columns \['loss_mask_rows'\] have names that PadSequences needs"):
         c.PadSequences(2)(rows.replace(loss_mask_rows=np.zeros(5)))
     with pytest.raises(ContractError, match="expected the columns 'seq_lens' and 'loss_mask' that PadSequences adds"):
@@ -364,13 +359,10 @@ def test_by_policy() -> None:
 
 def test_regroup_refuses() -> None:
     batch = {"p": Rows(x=np.zeros((2, 3))), "q": Rows(x=np.zeros((2, 4)))}
-    with pytest.raises(KeyError, match=r"no module for policy 'q'; the mapping has \['p'\]"):
-        regroup(batch, {"p": "m"})
-    with pytest.raises(ArgumentError, match="column 'x' cannot be concatenated") as caught:
-        regroup(batch, {"p": "m", "q": "m"})
-    assert caught.value.__notes__ == ["module 'm' gets rows of the policies ['p', 'q']"]
-    with pytest.raises(ContractError, match="expected a column 'agent_index'"):
-        regroup(batch, lambda policy_id, agent_index: "m")
+    refused(KeyError, r"no module for policy 'q'; the mapping has \['p'\]", regroup, batch, {"p": "m"})
+    caught = refused(ArgumentError, "column 'x' cannot be concatenated", regroup, batch, {"p": "m", "q": "m"})
+    assert caught.__notes__ == ["module 'm' gets rows of the policies ['p', 'q']"]
+    refused(ContractError, "expected a column 'agent_index'", regroup, batch, lambda policy_id, agent_index: "m")
 
 
 BATCH = [
@@ -442,9 +434,8 @@ def test_all_pieces_see_the_batch() -> None:
     rows = rows_of_fragments(BATCH)
     pipeline.see_batch({"p": rows, "q": rows})
     assert pipeline(rows)["total"].tolist() == [18] * 9
-    with pytest.raises(ValueError, match="no such policy") as caught:
-        c.LearnerPipeline([Fails()]).see_batch({"p": rows})
-    assert caught.value.__notes__ == ["in connector 'Fails' of LearnerPipeline"]
+    caught = refused(ValueError, "no such policy", c.LearnerPipeline([Fails()]).see_batch, {"p": rows})
+    assert caught.__notes__ == ["in connector 'Fails' of LearnerPipeline"]
 
 
 # --- Learner connectors on what a collector gathers from real envs

@@ -21,12 +21,11 @@ from marlvec.spaces import SpaceTree
 from marlvec.trees import map_tree
 from tests.connectors import samples
 from tests.connectors.samples import Space, all_inside, any_spaces, batch, bound, rows_of, through, unbatch, vectors
+from tests.vector.support.reference import refused
 
 
 def bound_flat(space: Space, **kwargs: Any) -> AgentPipeline:
-    pipeline = AgentPipeline([FlattenObs(**kwargs)])
-    pipeline.bind(space)
-    return pipeline
+    return bound(FlattenObs(**kwargs), space)
 
 
 @pytest.mark.slow("draws many batches")
@@ -55,8 +54,7 @@ def test_keys_to_keep_or_to_drop(space: Space, data: st.DataObject) -> None:
     ]
     for key, keep in (("keys", kept), ("drop", [not k for k in kept])):
         if not any(keep):
-            with pytest.raises(ArgumentError, match="leaves nothing"):
-                bound_flat(space, **{key: chosen})
+            refused(ArgumentError, "leaves nothing", bound_flat, space, **{key: chosen})
             continue
         flat = bound_flat(space, **{key: chosen})(Rows(obs=batch(space, 3))).obs
         np.testing.assert_array_equal(flat, np.concatenate([p for p, k in zip(parts, keep, strict=True) if k], axis=1))
@@ -85,8 +83,7 @@ def test_a_vector_that_is_flat_already_is_not_copied() -> None:
     ],
 )
 def test_a_category_that_is_not_there_is_an_error(space: Space, obs: Any) -> None:
-    with pytest.raises(ContractError, match=r"the value is \d in row 1, outside of"):
-        bound_flat(space)(Rows(obs=obs))
+    refused(ContractError, r"the value is \d in row 1, outside of", bound_flat(space), Rows(obs=obs))
 
 
 # --- ResizeObs, GrayscaleObs and TransposeObs, and images through a whole chain
@@ -226,8 +223,7 @@ def test_channels_go_first_without_a_copy() -> None:
 def test_any_order_of_axes_of_boxes_of_that_rank(space: Space, axes: tuple[int, ...], n: int) -> None:
     leaves = SpaceTree(space).leaves
     if not any(isinstance(leaf.space, spaces.Box) and len(leaf.shape) == len(axes) for leaf in leaves):
-        with pytest.raises(UnsupportedSpaceError, match=f"works on Boxes of {len(axes)} axes"):
-            bound(c.TransposeObs(axes), space)
+        refused(UnsupportedSpaceError, f"works on Boxes of {len(axes)} axes", bound, c.TransposeObs(axes), space)
         return
     pipeline, obs = bound(c.TransposeObs(axes), space), batch(space, n)
     out = pipeline(c.Rows(obs=obs)).obs

@@ -37,6 +37,7 @@ from marlvec.external.messages import Message, Type
 from marlvec.policies import FunctionPolicy, Policy
 from tests.external.served import expected, obs_of, served
 from tests.external.test_thread import CASES, NUM_ENVS, SEED, assert_same, collector_of_kind, factory
+from tests.vector.support.reference import refused
 from tests.waiting import LONG, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,8 +129,7 @@ def test_several_clients_with_several_episodes_each() -> None:
         for client, episode in episodes:
             client.end_episode(episode, both(99), truncated=True)
         until(lambda: not there.envs.gateway.episodes)
-        with pytest.raises(EpisodeOver, match="has ended"):
-            one.get_action(episodes[0][1], both(1))
+        refused(EpisodeOver, "has ended", one.get_action, episodes[0][1], both(1))
 
 
 @pytest.mark.slow("many clients and connections")
@@ -242,8 +242,7 @@ def test_what_a_client_sees_wrong_itself_is_never_sent() -> None:
             (EpisodeOver, "no episode 'other' runs", lambda: client.get_action("other", both(1))),
             (StateError, "the server decides", client.update_weights),
         ):
-            with pytest.raises(error, match=what):
-                call()
+            refused(error, what, call)
         assert there.server.counters.messages == before
         assert client.get_action(episode, both(1)) == answer(1)
 
@@ -260,8 +259,7 @@ def test_what_the_server_refuses_is_told_and_changes_nothing() -> None:
             for _ in range(1000):
                 client.get_action(episode, both(3))
         client.end_agents(episode, {"a": obs_of(4)})
-        with pytest.raises(StateError, match="have ended already"):
-            client.get_action(episode, both(5))
+        refused(StateError, "have ended already", client.get_action, episode, both(5))
         client.get_action(episode, {"b": obs_of(5)})
         client.end_episode(episode)
 
@@ -269,12 +267,10 @@ def test_what_the_server_refuses_is_told_and_changes_nothing() -> None:
 def test_timeouts_are_the_clients_own_and_answers_are_kept() -> None:
     with served(1, collect=False) as there, Client(there.url, timeout=0.05) as client:
         episode = client.start_episode(timeout=LONG)
-        with pytest.raises(EpisodesFull, match=r"no slot was free within 0.05 s"):
-            client.start_episode()
+        refused(EpisodesFull, r"no slot was free within 0.05 s", client.start_episode)
         with pytest.raises(AnswerTimeout, match=r"no action within 0.05 s; is a collector collecting\?"):
             client.get_action(episode, both(1))
-        with pytest.raises(StateError, match="waits for an answer already"):
-            client.get_action(episode, both(1))
+        refused(StateError, "waits for an answer already", client.get_action, episode, both(1))
         thread = threading.Thread(target=there.collect)
         thread.start()
         try:
@@ -289,8 +285,7 @@ def test_timeouts_are_the_clients_own_and_answers_are_kept() -> None:
 def test_an_episode_may_end_while_it_waits() -> None:
     with served(1, collect=False) as there, Client(there.url, timeout=10) as client:
         episode = client.start_episode()
-        with pytest.raises(AnswerTimeout):
-            client.get_action(episode, both(1), timeout=0.01)
+        refused(AnswerTimeout, "", client.get_action, episode, both(1), timeout=0.01)
         client.log_returns(episode, {"a": 1})
         client.end_episode(episode, both(2), truncated=True)
         assert there.envs.gateway.episodes == ()
@@ -316,20 +311,16 @@ def test_masks_in_the_observation_and_beside_it() -> None:
             one = np.ones(1, np.float32)
             assert client.get_action(episode, {"observation": one, "action_mask": np.array([0, 1, 1], np.int8)}) == 1
             assert client.get_action(episode, one, masks=[False, False, True]) == 2
-            with pytest.raises(ContractError, match="expected an action mask"):
-                client.get_action(episode, one)
+            refused(ContractError, "expected an action mask", client.get_action, episode, one)
             client.end_episode(episode, one)
         assert collecting.result().env_steps == 2
 
 
 def test_who_is_not_there_and_who_closes() -> None:
-    with pytest.raises(ConnectionLost, match="no server answers"):
-        Client("ws://127.0.0.1:1/", reconnect_timeout=0.1)
+    refused(ConnectionLost, "no server answers", Client, "ws://127.0.0.1:1/", reconnect_timeout=0.1)
     for url in ("http://127.0.0.1:1/", "127.0.0.1:80", "wss://127.0.0.1:1/", ""):
-        with pytest.raises(ArgumentError, match="url|TLS"):
-            Client(url)
-    with pytest.raises(ArgumentError, match="reconnect_timeout"):
-        Client("ws://127.0.0.1:1/", reconnect_timeout=0)
+        refused(ArgumentError, "url|TLS", Client, url)
+    refused(ArgumentError, "reconnect_timeout", Client, "ws://127.0.0.1:1/", reconnect_timeout=0)
     with served(2) as there:
         client = Client(there.url, timeout=5)
         episode = client.start_episode()
@@ -338,8 +329,7 @@ def test_who_is_not_there_and_who_closes() -> None:
         client.close()
         assert client.closed
         for call in (client.start_episode, lambda: client.get_action(episode, both(1))):
-            with pytest.raises((ClosedError, EpisodeOver)):
-                call()
+            refused((ClosedError, EpisodeOver), "", call)
         until(lambda: not there.envs.gateway.episodes)
         assert there.server.clients == 0
         assert "closed" in repr(client)
@@ -352,8 +342,7 @@ def test_a_server_that_closes_says_so() -> None:
         there.server.close()
         assert there.server.closed
         assert "closed" in repr(there.server)
-        with pytest.raises(ConnectionLost):
-            client.get_action(episode, both(1))
+        refused(ConnectionLost, "", client.get_action, episode, both(1))
         assert there.envs.gateway.episodes == ()
         assert len(there.envs.faults) == 0 or there.envs.faults[-1].summary.startswith("ConnectionLost")
 
@@ -408,8 +397,7 @@ def test_weights_come_in_numbered_versions_and_the_client_decides() -> None:
         assert batch["off_policy"].all()
         assert batch["actions"][mine].tolist() == said
         assert batch["rewards"][mine].tolist() == [float(t) for t in range(20)]
-        with pytest.raises(ArgumentError, match="expected a number above 7"):
-            server.publish(there_policy, version=7)
+        refused(ArgumentError, "expected a number above 7", server.publish, there_policy, version=7)
         assert server.weights_version == 7
 
 
@@ -505,8 +493,7 @@ def test_local_arguments() -> None:
             (LocalInference(policies=two, policy_mapping={"a": "x"}), "for each of"),
             (LocalInference(policies=two, policy_mapping="z"), "one of"),
         ):
-            with pytest.raises(ArgumentError, match=what):
-                Client(server.url, local=local)
+            refused(ArgumentError, what, Client, server.url, local=local)
         with Client(
             server.url, timeout=5, local=LocalInference(policies=two, policy_mapping={"a": "x", "b": "y"})
         ) as client:
@@ -515,8 +502,7 @@ def test_local_arguments() -> None:
 
 def test_limits_are_numbers() -> None:
     for wrong in ({"clients": 0}, {"clients": 1.5}, {"window": True}, {"idle_seconds": -1}, {"message_bytes": 10}):
-        with pytest.raises(ArgumentError, match="expected"):
-            Limits(**wrong)  # type: ignore[arg-type]
+        refused(ArgumentError, "expected", Limits, **wrong)
 
 
 # --- a server whose welcome cannot be
@@ -564,5 +550,4 @@ def test_weights_in_more_parts_than_bytes_are_refused_before_the_first_is_fetche
 
     actor = object.__new__(LocalActor)
     actor._caller, actor.version = Offering(), 0  # type: ignore[assignment]  # it asks nothing else
-    with pytest.raises(ProtocolError, match=r"3 bytes of weights in 9007199254740991 parts"):
-        actor._fetch(None)
+    refused(ProtocolError, r"3 bytes of weights in 9007199254740991 parts", actor._fetch, None)

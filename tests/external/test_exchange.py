@@ -32,6 +32,7 @@ from marlvec.errors import (
     StateError,
 )
 from marlvec.external import EpisodeGateway, ExternalEpisode, ExternalVectorEnv
+from tests.vector.support.reference import refused
 
 OBS = Box(-1000, 1000, (2,), np.float32)
 SPACES = {"a": (OBS, Discrete(5)), "b": (OBS, Discrete(5))}
@@ -128,10 +129,8 @@ def test_agents_end_one_by_one(envs: ExternalVectorEnv) -> None:
     episode.end_agents({"b": see(1, 50)}, truncated=True, rewards={"b": 0.5})
     assert episode.agents == ("a",)
     assert ask(episode, {"a": see(1, 1)}) == {"a": 1}
-    with pytest.raises(StateError, match="'b'.* ended already"):
-        episode.ask({"a": see(1, 1), "b": see(1, 1)}, answer=print)
-    with pytest.raises(StateError, match="'b' has ended, and can get no reward"):
-        episode.log_returns({"b": 1})
+    refused(StateError, "'b'.* ended already", episode.ask, {"a": see(1, 1), "b": see(1, 1)}, answer=print)
+    refused(StateError, "'b' has ended, and can get no reward", episode.log_returns, {"b": 1})
     episode.end(rewards={"a": 4})
     rows = collecting.wait()["main"]
     assert rows.next_obs.tolist() == [[1, 1], [1, 1], [1, 50]]  # a has no last observation of its own
@@ -325,8 +324,7 @@ def test_what_is_wrong_raises_where_it_is_said_and_changes_nothing(
     collecting = Collecting(envs).collect(episodes=2)
     episode, other = envs.gateway.begin(), envs.gateway.begin()
     ask(episode, {"a": see(1, 0), "b": see(1, 0)}, rewards={"a": 1})
-    with pytest.raises(expected, match=f"(?s)episode {episode.id} in slot 0.*{says}"):
-        do(episode)
+    refused(expected, f"(?s)episode {episode.id} in slot 0.*{says}", do, episode)
     episode.log_returns({"a": 1})
     assert ask(episode, {"a": see(1, 1)}) == {"a": 1}
     episode.end(rewards={"a": 1})
@@ -342,16 +340,13 @@ def test_what_is_wrong_raises_where_it_is_said_and_changes_nothing(
 @pytest.mark.fault("G8")
 def test_calls_at_the_wrong_time(envs: ExternalVectorEnv) -> None:
     episode = envs.gateway.begin()
-    with pytest.raises(StateError, match="no agent has acted yet"):
-        episode.end_agents({"a": None})
+    refused(StateError, "no agent has acted yet", episode.end_agents, {"a": None})
     episode.ask({"a": see(0, 0)}, answer=print)
     for call in (lambda: episode.ask({"a": see(0, 0)}, answer=print), lambda: episode.end_agents({"a": None})):
-        with pytest.raises(BusyError, match="has not come"):
-            call()
+        refused(BusyError, "has not come", call)
     episode.end()
     for call in (lambda: episode.ask({"a": see(0, 0)}, answer=print), episode.end, lambda: episode.log_returns({})):
-        with pytest.raises(EpisodeOver, match=f"episode {episode.id} has ended"):
-            call()
+        refused(EpisodeOver, f"episode {episode.id} has ended", call)
     episode.abandon(RuntimeError())  # nothing is left to abandon
     assert envs.faults == ()
 
@@ -370,8 +365,7 @@ def test_masks_are_taken_from_observations_and_from_beside_them() -> None:
         episode = envs.gateway.begin()
         seen = {"a": {"observation": see(1, 1), "action_mask": mask}, "b": see(1, 1)}
         assert ask(episode, seen, masks={"b": [False, True, True, True, True]}) == {"a": 2, "b": 1}
-        with pytest.raises(ContractError, match="expected an action mask with it"):
-            episode.ask({"a": see(1, 1)}, answer=print)
+        refused(ContractError, "expected an action mask with it", episode.ask, {"a": see(1, 1)}, answer=print)
         assert ask(episode, {"a": see(1, 1)}, masks={"a": mask[::-1]}) == {"a": 2}
         episode.end({"a": {"observation": see(1, 1), "action_mask": mask * 0}})
         batch = collecting.wait()
@@ -385,12 +379,9 @@ def test_masks_are_taken_from_observations_and_from_beside_them() -> None:
 def test_no_more_episodes_than_slots(envs: ExternalVectorEnv) -> None:
     freed: list[int] = []
     one, _ = envs.gateway.begin(), envs.gateway.begin()
-    with pytest.raises(EpisodesFull, match="2 episodes run, as many as can"):
-        envs.gateway.begin(on_free=lambda: freed.append(1))
-    with pytest.raises(EpisodesFull, match="slot 1 is taken"):
-        envs.gateway.begin(env_id=1, timeout=0.01)
-    with pytest.raises(ArgumentError, match="slots are 0 to 1"):
-        envs.gateway.begin(env_id=2)
+    refused(EpisodesFull, "2 episodes run, as many as can", envs.gateway.begin, on_free=lambda: freed.append(1))
+    refused(EpisodesFull, "slot 1 is taken", envs.gateway.begin, env_id=1, timeout=0.01)
+    refused(ArgumentError, "slots are 0 to 1", envs.gateway.begin, env_id=2)
     threading.Timer(0.05, one.end).start()
     assert envs.gateway.begin(timeout=30).env_id == 0
     assert freed == [1]
@@ -405,8 +396,7 @@ def test_who_only_begins_and_logs_meets_a_bound(envs: ExternalVectorEnv) -> None
             for _ in range(100):
                 episode.log_action({"a": see(0, 0)}, {"a": 0})
         except BusyError:
-            with pytest.raises(AnswerTimeout, match="is a collector collecting"):
-                episode.wait_for_room(0.001)
+            refused(AnswerTimeout, "is a collector collecting", episode.wait_for_room, 0.001)
             episode.end()
     assert len(envs._exchange.places[0].rows) <= 2 * 64
 
@@ -453,8 +443,7 @@ def test_an_abandoned_episode_is_a_fault_of_its_own(
     assert [record.message for record in caplog.records] == [
         f"env {bad.env_id} is without its episode: ConnectionError: the line is dead"
     ]
-    with pytest.raises(EpisodeOver, match="abandoned.*the line is dead"):
-        bad.log_returns({})
+    refused(EpisodeOver, "abandoned.*the line is dead", bad.log_returns, {})
 
 
 def test_a_callback_that_raises_costs_its_own_episode(envs: ExternalVectorEnv) -> None:
@@ -478,8 +467,7 @@ def test_callbacks_that_fail_are_nobody_elses_affair(envs: ExternalVectorEnv, ca
     dropped = envs.gateway.begin(on_lost=broken)
     ask(dropped, {"a": see(3, 0)})
     other = envs.gateway.begin()
-    with pytest.raises(EpisodesFull):
-        envs.gateway.begin(on_free=broken)
+    refused(EpisodesFull, "", envs.gateway.begin, on_free=broken)
     play(other, stamp=1)
     collecting.wait()
     collecting.collector.reset()
@@ -504,8 +492,7 @@ def test_what_the_collector_drops_is_told(envs: ExternalVectorEnv) -> None:
     collecting.collector.reset()
     assert [type(error) for error in told] == [EpisodeCut]
     assert "the collector" in str(told[0])
-    with pytest.raises(EpisodeOver):
-        running.ask({"a": see(3, 1)}, answer=print)
+    refused(EpisodeOver, "", running.ask, {"a": see(3, 1)}, answer=print)
     collecting.collect(episodes=2)
     play(envs.gateway.begin(), stamp=1)
     play(envs.gateway.begin(timeout=5), stamp=2)
@@ -527,8 +514,7 @@ def test_close_tells_everybody(envs: ExternalVectorEnv) -> None:
     assert [type(error) for error in told] == [ClosedError] * 2
     assert isinstance(collecting.wait(), ClosedError)
     for call in (envs.gateway.begin, episode.end, lambda: episode.log_returns({})):
-        with pytest.raises(ClosedError):
-            call()
+        refused(ClosedError, "", call)
 
 
 def _error(call: Callable[[], object]) -> Exception:
@@ -544,14 +530,12 @@ def _error(call: Callable[[], object]) -> Exception:
 
 def test_it_is_a_vectorizer_like_others() -> None:
     with external.make(SPACES, num_envs=2, lockstep=True) as envs:
-        with pytest.raises(ArgumentError, match="episodes begin outside"):
-            envs.reset(options={"a": 1})
+        refused(ArgumentError, "episodes begin outside", envs.reset, options={"a": 1})
         answers: list[Any] = []
         envs.reset_send(seed=3)
         one, two = envs.gateway.begin(), envs.gateway.begin()
         one.ask({"a": see(1, 0), "b": see(1, 1)}, answer=answers.append)
-        with pytest.raises(FetchTimeout, match=r"\[0, 1\]|\[1\]"):
-            envs.reset_fetch(timeout=0.01)
+        refused(FetchTimeout, r"\[0, 1\]|\[1\]", envs.reset_fetch, timeout=0.01)
         two.ask({"b": see(2, 1)}, answer=answers.append)
         obs, infos = envs.reset_fetch(timeout=5)
         assert obs.tolist() == [[[1, 0], [1, 1]], [[0, 0], [2, 1]]]
@@ -572,8 +556,7 @@ def test_it_is_a_vectorizer_like_others() -> None:
         envs.send(np.array([[1, 2]]), [1])
         result = envs.drain()
         assert (result.env_ids.tolist(), result.done.tolist(), result.fault.tolist()) == ([1], [True], [True])
-        with pytest.raises(EpisodeOver):
-            two.end()
+        refused(EpisodeOver, "", two.end)
 
 
 @pytest.mark.parametrize(
@@ -588,14 +571,12 @@ def test_it_is_a_vectorizer_like_others() -> None:
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], says: str) -> None:
-    with pytest.raises(ArgumentError, match=says):
-        external.make(SPACES, **arguments)
+    refused(ArgumentError, says, external.make, SPACES, **arguments)
 
 
 @pytest.mark.parametrize("spaces", [{}, {"a": OBS}, {"a": (OBS,)}, {3: (OBS, OBS)}])
 def test_wrong_spaces_are_refused(spaces: Any) -> None:
-    with pytest.raises(ArgumentError, match="expected"):
-        external.make(spaces)
+    refused(ArgumentError, "expected", external.make, spaces)
 
 
 def test_rows_are_answered_together() -> None:
@@ -756,13 +737,13 @@ def carry_out(order: Any, gateway: EpisodeGateway) -> tuple[list[Told], int]:
             else:
                 every.append(told)
         if told is not None and kind != "begin":
-            refused = is_refused(told, kind, what[0] if what else None)
+            rejected = is_refused(told, kind, what[0] if what else None)
             try:
                 over = call(told, kind, *what)
             except MarlvecError:
-                assert refused, (kind, what)
+                assert rejected, (kind, what)
                 continue
-            assert not refused, (kind, what)
+            assert not rejected, (kind, what)
             if over:
                 del running[k]
                 ended += kind == "end" and told.t > 0

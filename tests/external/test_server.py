@@ -40,6 +40,7 @@ from tests.external.served import (
     wire_obs,
 )
 from tests.external.test_messages import SEEDS, SOUND, mutate
+from tests.vector.support.reference import refused
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,13 +78,11 @@ def test_a_server_that_is_killed_and_comes_back() -> None:
         client.get_action(episode, {"a": one, "b": one})
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        with pytest.raises((ConnectionLost, TimeoutError)):
-            client.get_action(episode, {"a": one, "b": one})
+        refused((ConnectionLost, TimeoutError), "", client.get_action, episode, {"a": one, "b": one})
         process.stdout.close()
         process, _ = run_server(port)
         client.timeout = 60
-        with pytest.raises((ConnectionLost, EpisodeOver)):
-            client.wait_for_action(episode)
+        refused((ConnectionLost, EpisodeOver), "", client.wait_for_action, episode)
         episode = client.start_episode()
         assert client.get_action(episode, {"a": one, "b": one}) == {"a": expected(one), "b": expected(one)}
     finally:
@@ -105,16 +104,13 @@ def test_where_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(ResourceError, match=f"port={server.port}.*cannot listen there .*take another port"):
                 Server(envs, port=server.port)
         for host in ("0.0.0.0", "::", "192.0.2.1"):
-            with pytest.raises(ArgumentError, match="which other machines can reach: say allow_remote=True"):
-                Server(envs, host)
-            with pytest.raises(ArgumentError, match="give a token"):
-                Server(envs, host, allow_remote=True)
+            refused(ArgumentError, "which other machines can reach: say allow_remote=True", Server, envs, host)
+            refused(ArgumentError, "give a token", Server, envs, host, allow_remote=True)
         with pytest.raises(ResourceError, match="cannot listen there"):
             Server(envs, "192.0.2.1", allow_remote=True, token=TOKEN)  # not an address of this machine
         with Server(envs, "0.0.0.0", allow_remote=True, token=TOKEN) as server:
             Client(f"ws://127.0.0.1:{server.port}/", token=TOKEN).close()
-        with pytest.raises(ArgumentError, match="say allow_remote=True"):
-            Server(envs, "0.0.0.0", allow_no_token=True)
+        refused(ArgumentError, "say allow_remote=True", Server, envs, "0.0.0.0", allow_no_token=True)
         with Server(envs, "0.0.0.0", allow_remote=True, allow_no_token=True) as server:
             Client(f"ws://127.0.0.1:{server.port}/").close()
         with (
@@ -123,20 +119,16 @@ def test_where_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
         ):
             Client(f"ws://127.0.0.1:{server.port}/")
         for host, port in (("", 0), (None, 0), ("127.0.0.1", -1), ("127.0.0.1", 70000), ("127.0.0.1", True)):
-            with pytest.raises(ArgumentError, match="expected"):
-                Server(envs, host, port)  # type: ignore[arg-type]
-        with pytest.raises(ResourceError, match="no such address"):
-            Server(envs, "no.such.host.invalid")
+            refused(ArgumentError, "expected", Server, envs, host, port)
+        refused(ResourceError, "no such address", Server, envs, "no.such.host.invalid")
         real = socket.getaddrinfo
         both = [(2, 1, 6, "", ("127.0.0.1", 0)), (2, 1, 6, "", ("192.0.2.1", 0))]
         monkeypatch.setattr(socket_loop.socket, "getaddrinfo", lambda *a, **k: both)
         with pytest.raises(ArgumentError, match=r"is 192.0.2.1"):  # one of the name's addresses is enough
             Server(envs, "two-faced.example")
         monkeypatch.setattr(socket_loop.socket, "getaddrinfo", real)
-        with pytest.raises(ArgumentError, match="ExternalVectorEnv"):
-            Server(object())  # type: ignore[arg-type]
-        with pytest.raises(ArgumentError, match="lists of texts"):
-            Server(envs, hosts="localhost")
+        refused(ArgumentError, "ExternalVectorEnv", Server, object())
+        refused(ArgumentError, "lists of texts", Server, envs, hosts="localhost")
 
 
 @pytest.mark.fault("G15")
@@ -152,8 +144,7 @@ def test_ipv6_alone() -> None:
             assert server.url.startswith("ws://[::1]:")
             with Client(server.url, timeout=5) as client:
                 client.start_episode()
-            with pytest.raises(ConnectionLost):
-                Client(f"ws://127.0.0.1:{server.port}/", reconnect_timeout=0.2)
+            refused(ConnectionLost, "", Client, f"ws://127.0.0.1:{server.port}/", reconnect_timeout=0.2)
 
 
 # --- pages of others (CVE-2026-27482 and its kind)

@@ -25,6 +25,7 @@ from marlvec.external.messages import EpisodeState, Message, MessageStream, Type
 from marlvec.external.session import SlotQueue
 from tests.external.served import Raw, Served, served
 from tests.external.test_socket_faults import masked
+from tests.vector.support.reference import refused
 from tests.waiting import until
 
 # --- Tokens, proofs and the handshake
@@ -73,9 +74,8 @@ def test_two_that_fit(token: str | None) -> None:
     ],
 )
 def test_tokens_that_do_not_fit(client_token: str | None, server_token: str | None, what: str) -> None:
-    with pytest.raises(RefusedError, match=what) as caught:
-        play(*pair(client_token, server_token))
-    assert caught.value.code == "token"
+    caught = refused(RefusedError, what, play, *pair(client_token, server_token))
+    assert caught.code == "token"
 
 
 @pytest.mark.fault("G13")
@@ -83,8 +83,7 @@ def test_an_auth_without_a_proof_or_with_one_nobody_asked_for() -> None:
     for token, sent in ((TOKEN, b""), (None, b"p" * 32)):
         client, server = pair(None, token)
         server.receive(client.hello())
-        with pytest.raises(RefusedError):
-            server.receive(Message(Type.AUTH, {"proof": sent, "session": b""}))
+        refused(RefusedError, "", server.receive, Message(Type.AUTH, {"proof": sent, "session": b""}))
         assert not server.is_done
 
 
@@ -97,11 +96,9 @@ def test_a_proof_is_good_for_one_handshake_of_one_server_by_one_name() -> None:
     assert isinstance(auth, Message)
     again = ServerHandshake(TOKEN, SERVER, HOST)  # other random bytes
     again.receive(client.hello())
-    with pytest.raises(RefusedError):
-        again.receive(auth)
+    refused(RefusedError, "", again.receive, auth)
     # Another server passes the client's messages on: the client had dialled that one.
-    with pytest.raises(RefusedError):
-        play(*pair(TOKEN, TOKEN, host="evil.example:8000"))
+    refused(RefusedError, "", play, *pair(TOKEN, TOKEN, host="evil.example:8000"))
     assert play(*pair(TOKEN, TOKEN, host=HOST.upper())) == WELCOME
 
 
@@ -138,9 +135,8 @@ def test_proofs_differ_by_role() -> None:
 def test_versions_and_features_that_do_not_fit(changed: dict[str, Any], what: str) -> None:
     client, server = pair(None, None)
     hello = client.hello()
-    with pytest.raises(RefusedError, match=what) as caught:
-        server.receive(Message(hello.type, {**hello.fields, **changed}))
-    assert caught.value.code == "version"
+    caught = refused(RefusedError, what, server.receive, Message(hello.type, {**hello.fields, **changed}))
+    assert caught.code == "version"
 
 
 @pytest.mark.fault("G12")
@@ -157,20 +153,15 @@ def test_whatever_comes_out_of_turn() -> None:
     client, server = pair(None, None)
     hello = client.hello()
     auth = Message(Type.AUTH, {"proof": b"", "session": b""})
-    with pytest.raises(ProtocolError, match="expected 'hello', got 'auth'"):
-        server.receive(auth)
+    refused(ProtocolError, "expected 'hello', got 'auth'", server.receive, auth)
     challenge = server.receive(hello)
     assert challenge is not None
-    with pytest.raises(ProtocolError, match="expected 'auth', got 'hello'"):
-        server.receive(hello)
-    with pytest.raises(ProtocolError, match="expected 'challenge', got 'welcome'"):
-        client.receive(server.welcome(WELCOME))
+    refused(ProtocolError, "expected 'auth', got 'hello'", server.receive, hello)
+    refused(ProtocolError, "expected 'challenge', got 'welcome'", client.receive, server.welcome(WELCOME))
     assert server.receive(auth) is None
-    with pytest.raises(ProtocolError, match="expected 'nothing more', got 'auth'"):
-        server.receive(auth)
+    refused(ProtocolError, "expected 'nothing more', got 'auth'", server.receive, auth)
     client.receive(challenge)
-    with pytest.raises(ProtocolError, match="expected 'welcome', got 'challenge'"):
-        client.receive(challenge)
+    refused(ProtocolError, "expected 'welcome', got 'challenge'", client.receive, challenge)
 
 
 def test_a_server_that_refuses() -> None:
@@ -190,9 +181,8 @@ def test_tokens_are_long_and_new() -> None:
 @pytest.mark.fault("G13")
 @pytest.mark.parametrize("token", ["", "short", "x" * 31, "ä" * 40, "x" * 40 + "\n", None, b"x" * 40])
 def test_what_is_no_token(token: Any) -> None:
-    with pytest.raises(ArgumentError, match="32 or more printable ASCII characters") as caught:
-        check_token(token)
-    assert not token or str(token) not in str(caught.value)
+    caught = refused(ArgumentError, "32 or more printable ASCII characters", check_token, token)
+    assert not token or str(token) not in str(caught)
 
 
 def test_tokens_of_files_and_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,16 +191,13 @@ def test_tokens_of_files_and_of_the_environment(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, TOKEN + "\n")
     assert find_token() == TOKEN
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "")
-    with pytest.raises(ArgumentError, match=ENVIRONMENT_VARIABLE):
-        find_token()
+    refused(ArgumentError, ENVIRONMENT_VARIABLE, find_token)
     file = tmp_path / "token"
-    with pytest.raises(ArgumentError, match="cannot be read"):
-        find_token(file)
+    refused(ArgumentError, "cannot be read", find_token, file)
     other = secrets.token_hex()
     file.write_text(other + "\n")
     file.chmod(0o644)
-    with pytest.raises(ArgumentError, match="chmod 600"):
-        find_token(file)
+    refused(ArgumentError, "chmod 600", find_token, file)
     file.chmod(0o600)
     assert find_token(file) == other
 
@@ -237,8 +224,7 @@ def test_what_comes_twice_is_counted_and_dropped() -> None:
     assert not stream.take(bye(1))
     assert not stream.take(bye(2))
     assert (stream.received, stream.duplicates) == (2, 2)
-    with pytest.raises(ProtocolError, match="message 4 came after 2; some are missing"):
-        stream.take(bye(4))
+    refused(ProtocolError, "message 4 came after 2; some are missing", stream.take, bye(4))
     assert stream.take(Message(Type.PING, {}))
     assert stream.received == 2
 
@@ -258,8 +244,7 @@ def test_what_was_told_is_not_kept() -> None:
     assert stream.missing(3) == []
     assert stream.kept_bytes == 0
     for say in (stream.acknowledge, stream.missing):
-        with pytest.raises(ProtocolError, match="message 4 cannot have been received: the last one sent was 3"):
-            say(4)
+        refused(ProtocolError, "message 4 cannot have been received: the last one sent was 3", say, 4)
 
 
 @pytest.mark.fault("G11")
@@ -323,9 +308,8 @@ def test_what_may_come_when(state: EpisodeState | None, allowed: set[Type], said
         if kind in allowed:
             check_order(message, state)
             continue
-        with pytest.raises(RefusedError, match=said) as caught:
-            check_order(message, state)
-        assert caught.value.code == ("episode" if state is None else "order")
+        caught = refused(RefusedError, said, check_order, message, state)
+        assert caught.code == ("episode" if state is None else "order")
     check_order(Message(Type.WEIGHTS, {"have": 0}, 1), state)
 
 
@@ -464,5 +448,4 @@ def test_who_waits_for_a_slot_of_its_own_keeps_nobody_from_the_others() -> None:
             assert modest.ask(Type.END, episode=episode, obs={}, truncated=False).type is Type.OK
         assert holder.ask(Type.END, episode=1, obs={}, truncated=False).type is Type.OK
         assert picky.get().type is Type.OK
-        with pytest.raises(EpisodesFull):
-            there.envs.gateway.begin(env_id=0)
+        refused(EpisodesFull, "", there.envs.gateway.begin, env_id=0)

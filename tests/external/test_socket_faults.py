@@ -41,6 +41,7 @@ from tests.external.served import (
     wire_obs,
 )
 from tests.external.test_messages import ATTACKS, SOUND
+from tests.vector.support.reference import refused
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,9 +108,8 @@ def test_a_session_is_resumed_by_its_secret_alone() -> None:
         until(lambda: there.envs.gateway.episodes[0].is_waiting)
         raw.sock.close()
         for secret in (b"x" * 32, raw.welcome.session[:-1] + bytes([raw.welcome.session[-1] ^ 1])):
-            with pytest.raises(RefusedError, match="no such session") as caught:
-                Raw(there.url, session=secret)
-            assert caught.value.code == "session"
+            caught = refused(RefusedError, "no such session", Raw, there.url, session=secret)
+            assert caught.code == "session"
         back = Raw(there.url, session=raw.welcome.session, received=raw.received)
         assert back.welcome.resumed
         assert back.welcome.received == 2
@@ -459,9 +459,8 @@ def test_who_waits_for_a_slot_is_told_in_the_end() -> None:
 def test_one_client_too_many_and_a_flood() -> None:
     with served(30, clients=20, handshake_seconds=10) as there, Honest(there) as honest:
         clients = [Raw(there.url) for _ in range(19)]
-        with pytest.raises(RefusedError, match="as many as may be; come back later") as caught:
-            Raw(there.url)
-        assert caught.value.code == "full"
+        caught = refused(RefusedError, "as many as may be; come back later", Raw, there.url)
+        assert caught.code == "full"
         flood = [socket.create_connection((there.server.host, there.server.port), 5) for _ in range(200)]
         steps = honest.steps
         for client in clients[:5]:
@@ -472,7 +471,7 @@ def test_one_client_too_many_and_a_flood() -> None:
             sock.close()
         for client in clients:
             client.close()
-        until(lambda: there.server.counters.unadmitted + there.server.counters.turned_away >= 200)
+        until(lambda: there.server.counters.unadmitted + there.server.counters.rejected >= 200)
         Raw(there.url).close()
 
 
@@ -639,16 +638,13 @@ def test_tokens(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with served(server_options={"token": TOKEN}) as there, Client(there.url, token=TOKEN, timeout=5) as client:
         for token in (None, make_token()):
-            with pytest.raises(RefusedError) as caught:
-                Client(there.url, token=token)
-            assert caught.value.code == "token"
+            caught = refused(RefusedError, "", Client, there.url, token=token)
+            assert caught.code == "token"
         assert client.start_episode()
         with served() as other, pytest.raises(RefusedError, match="requires none: it may be another one"):
             Client(other.url, token=TOKEN)
-        with pytest.raises(ArgumentError):
-            Client(there.url, token="")
-        with pytest.raises(ArgumentError):
-            Server(there.envs, token="")
+        refused(ArgumentError, "", Client, there.url, token="")
+        refused(ArgumentError, "", Server, there.envs, token="")
     assert TOKEN not in caplog.text
 
 
@@ -682,25 +678,23 @@ def test_wrong_tokens_are_compared_in_constant_time_and_soon_answered_slowly(mon
     with served(server_options={"token": TOKEN}, clock=clock, handshake_seconds=10) as there:
         penalties = there.server._loop.session_manager._penalties
         for _ in range(3):
-            with pytest.raises(RefusedError):
-                Raw(there.url, make_token())
+            refused(RefusedError, "", Raw, there.url, make_token())
         for tried in (4, 5):  # from here on it takes its time, which stands
-            refused: list[RefusedError] = []
+            rejected: list[RefusedError] = []
 
-            def knock(refused: list[RefusedError]) -> None:
-                with pytest.raises(RefusedError) as caught:
-                    Raw(there.url, make_token())
-                refused.append(caught.value)
+            def knock(rejected: list[RefusedError]) -> None:
+                caught = refused(RefusedError, "", Raw, there.url, make_token())
+                rejected.append(caught)
 
-            thread = threading.Thread(target=knock, args=(refused,))
+            thread = threading.Thread(target=knock, args=(rejected,))
             thread.start()
             until(lambda: penalties)
             Client(there.url, token=TOKEN, timeout=60).close()  # who knows it does not wait
             assert there.server.counters.wrong_tokens == tried
-            assert not refused
+            assert not rejected
             clock.advance(2)
             thread.join()
-            assert [error.code for error in refused] == ["token"]
+            assert [error.code for error in rejected] == ["token"]
         assert compared == [(32, 32)] * (5 + 2 * 2)  # of the wrong ones; and both sides of the right ones
         with Raw(there.url, greet=False) as raw:  # and tries nothing else meanwhile
             raw.link.send(message_of(Type.HELLO, 0)[:0] + hello())

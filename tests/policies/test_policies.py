@@ -37,6 +37,7 @@ from marlvec.selfplay import OpponentPool, evaluate_match
 from tests.collect.helpers.players import KINDS, MODES, sync
 from tests.external.served import play_parallel
 from tests.selfplay.nim import Nim
+from tests.vector.support.reference import refused
 
 # --- Policies on their own
 
@@ -190,16 +191,12 @@ def test_allowed_choices_are_equally_likely() -> None:
 def test_a_mask_that_allows_nothing_or_does_not_fit_is_an_error() -> None:
     mask = np.ones((4, 5), np.bool_)
     mask[3] = False
-    with pytest.raises(ContractError, match="env 1, agent 1 allows nothing"):
-        made(Discrete(5)).act(rows(4, action_mask=mask))
-    with pytest.raises(ContractError, match="5 entries.* 4 choices"):
-        made(Discrete(4)).act(rows(4, action_mask=mask))
-    with pytest.raises(ContractError, match="5 entries.* 6 choices"):
-        made(MultiDiscrete([4, 2])).act(rows(4, action_mask=mask))
+    refused(ContractError, "env 1, agent 1 allows nothing", made(Discrete(5)).act, rows(4, action_mask=mask))
+    refused(ContractError, "5 entries.* 4 choices", made(Discrete(4)).act, rows(4, action_mask=mask))
+    refused(ContractError, "5 entries.* 6 choices", made(MultiDiscrete([4, 2])).act, rows(4, action_mask=mask))
     mask = np.ones((4, 5), np.bool_)
     mask[2, :2] = False
-    with pytest.raises(ContractError, match="env 1, agent 0"):
-        made(MultiDiscrete([2, 3])).act(rows(4, action_mask=mask))
+    refused(ContractError, "env 1, agent 0", made(MultiDiscrete([2, 3])).act, rows(4, action_mask=mask))
 
 
 def test_a_seed_of_its_own_beats_the_collectors() -> None:
@@ -218,8 +215,7 @@ def test_a_seed_of_its_own_beats_the_collectors() -> None:
 def test_setup_comes_first_and_stores_the_spaces() -> None:
     policy = RandomPolicy()
     assert policy.action_space is None
-    with pytest.raises(StateError, match=r"setup\(\)"):
-        policy.act(rows(2))
+    refused(StateError, r"setup\(\)", policy.act, rows(2))
     policy.setup(OBS, Discrete(3), seed=0)
     assert (policy.observation_space, policy.action_space, policy.version) == (OBS, Discrete(3), 0)
 
@@ -235,8 +231,7 @@ def test_a_function_is_a_policy() -> None:
     assert list(columns) == ["logp"]
     assert isinstance(policy, Policy)
     assert repr(policy) == "FunctionPolicy(still)"
-    with pytest.raises(ArgumentError, match="expected a function"):
-        FunctionPolicy(3)  # type: ignore[arg-type]  # on purpose
+    refused(ArgumentError, "expected a function", FunctionPolicy, 3)
 
 
 # --- What may stand for a policy: a class with one method ``act(rows)``, or a function of rows, wherever one is wanted
@@ -478,11 +473,9 @@ def test_one_object_is_one_policy() -> None:
     """Under two ids it is refused, as a Policy is; a function may be many; nothing outlives who uses it."""
     one = OneMethod()
     with envs() as each:
-        with pytest.raises(ArgumentError, match="one policy object has two ids"):
-            Collector(each, {"a": one, "b": one}, "a")
+        refused(ArgumentError, "one policy object has two ids", Collector, each, {"a": one, "b": one}, "a")
         collector = Collector(each, {"a": one}, seed=0)
-        with pytest.raises(ArgumentError, match="has the id 'a' already"):
-            collector.add_policy("b", one)
+        refused(ArgumentError, "has the id 'a' already", collector.add_policy, "b", one)
         Collector(each, {"a": by_place, "b": by_place}, "a", seed=0)
     assert as_policy(one) is collector.policies["a"]
     policy = Derived()
@@ -539,8 +532,7 @@ def test_a_value_that_is_not_a_policy_raises_with_advice(given: Any, message: st
             lambda: evaluate_match({"a": Reference(), "b": given}, Nim, 2, backend="sync"),
         ]
         for call in calls:
-            with pytest.raises(ArgumentError, match=expected):
-                call()
+            refused(ArgumentError, expected, call)
         assert list(collector.policies) == ["a"]
     with pytest.raises(ArgumentError, match=r"act\(rows\)"):
         PolicyMap({"a": lambda: given}, capacity=1)["a"]
@@ -548,8 +540,7 @@ def test_a_value_that_is_not_a_policy_raises_with_advice(given: Any, message: st
 
 def test_a_torch_module_raises_and_names_torch_policy() -> None:
     torch = pytest.importorskip("torch")
-    with pytest.raises(ArgumentError, match=r"a torch module: give TorchPolicy\(module\)"):
-        as_policy(torch.nn.Linear(2, 3))
+    refused(ArgumentError, r"a torch module: give TorchPolicy\(module\)", as_policy, torch.nn.Linear(2, 3))
 
 
 def test_functions_are_function_policies_and_objects_object_policies() -> None:
@@ -691,8 +682,7 @@ def test_a_wrong_action_names_the_script_the_env_and_the_agent(bad: Any) -> None
     def clumsy(obs: Any, agent: int, t: int, memory: Memory) -> Any:
         return bad if obs[0] == 3 else 1
 
-    with pytest.raises(ContractError, match=r"ScriptedPolicy\(clumsy\).*env 1, agent 1.*Discrete"):
-        scripted(clumsy).act(rows_seen(4))
+    refused(ContractError, r"ScriptedPolicy\(clumsy\).*env 1, agent 1.*Discrete", scripted(clumsy).act, rows_seen(4))
     with pytest.raises(ContractError, match="env 1, agent 1"):
         scripted(lambda obs, agent, t, memory: 300 if obs[0] == 3 else 1, Box(-128, 127, (), np.int8)).act(rows_seen(4))
 
@@ -701,13 +691,10 @@ def test_a_scripts_exception_names_the_agent() -> None:
     def script(obs: Any, agent: int, t: int, memory: Memory) -> int:
         return 1 // int(obs[0] - 2)
 
-    with pytest.raises(ZeroDivisionError) as caught:
-        scripted(script).act(rows_seen(4, 7))
-    assert "env 1, agent 0, decision 7" in caught.value.__notes__[0]
-    with pytest.raises(ArgumentError, match="expected a function"):
-        ScriptedPolicy(3)  # type: ignore[arg-type]  # on purpose
-    with pytest.raises(StateError, match=r"setup\(\)"):
-        ScriptedPolicy(script).act(rows_seen(1))
+    caught = refused(ZeroDivisionError, "", scripted(script).act, rows_seen(4, 7))
+    assert "env 1, agent 0, decision 7" in caught.__notes__[0]
+    refused(ArgumentError, "expected a function", ScriptedPolicy, 3)
+    refused(StateError, r"setup\(\)", ScriptedPolicy(script).act, rows_seen(1))
 
 
 def test_a_copy_from_its_state_goes_on_alike() -> None:
@@ -724,5 +711,4 @@ def test_a_copy_from_its_state_goes_on_alike() -> None:
     assert other.act(rows_seen(4, 1)).tolist() == ahead.tolist()
     other.load_state_dict(state)  # neither of them has changed it
     assert other.act(rows_seen(4, 1)).tolist() == ahead.tolist()
-    with pytest.raises(ArgumentError, match="state of a ScriptedPolicy"):
-        other.load_state_dict(RandomPolicy(1).state_dict())
+    refused(ArgumentError, "state of a ScriptedPolicy", other.load_state_dict, RandomPolicy(1).state_dict())

@@ -24,6 +24,7 @@ from marlvec.selfplay import Elo, Game, OpponentPool, WinRate, evaluate_match, e
 from marlvec.selfplay.evaluate import MatchSchedule, line_ups
 from marlvec.testing.scripted import SampledEnv
 from tests.selfplay.nim import Net, Nim, play, player, players
+from tests.vector.support.reference import refused
 
 # --- Matches: who plays whom, what is counted, and that it is the same however it is run
 
@@ -87,12 +88,9 @@ def test_each_policy_has_each_side_equally_often(names: int, sides: int, rounds:
 def test_policies_play_only_their_sides() -> None:
     plays = {"hunter": ["a"], "prey": ["b"], "prey 2": ["b"]}
     assert line_ups(list(plays), ["a", "b"], plays) == [("hunter", "prey"), ("hunter", "prey 2")]
-    with pytest.raises(ArgumentError, match="no line-up is possible"):
-        line_ups(["x", "y"], ["a", "b"], {"x": ["a"], "y": ["a"]})
-    with pytest.raises(ArgumentError, match=r"plays: unknown \['c'\]"):
-        line_ups(["x", "y"], ["a", "b"], {"x": ["c"]})
-    with pytest.raises(ArgumentError, match="expected at least two, got"):
-        line_ups(["x"], ["a", "b"])
+    refused(ArgumentError, "no line-up is possible", line_ups, ["x", "y"], ["a", "b"], {"x": ["a"], "y": ["a"]})
+    refused(ArgumentError, r"plays: unknown \['c'\]", line_ups, ["x", "y"], ["a", "b"], {"x": ["c"]})
+    refused(ArgumentError, "expected at least two, got", line_ups, ["x"], ["a", "b"])
 
 
 @pytest.mark.checklist(130)
@@ -129,8 +127,7 @@ def test_the_better_one_wins_and_the_interval_says_how_surely() -> None:
     assert [rate.games for rate in by_side] == [100, 100]
     assert by_side[0].mean > by_side[1].mean  # who begins can always win, or nearly
     for name, against, side in (("x", None, None), ("skill 1.0", "x", None), ("skill 1.0", None, "x")):
-        with pytest.raises(KeyError, match="'x'"):
-            found.win_rate(name, against, side=side)
+        refused(KeyError, "'x'", found.win_rate, name, against, side=side)
 
 
 def test_an_interval_is_wilsons() -> None:
@@ -141,8 +138,7 @@ def test_an_interval_is_wilsons() -> None:
     assert WinRate.of([1.0, 1.0]).high == 1.0
     assert math.isnan(WinRate.of([]).mean)
     assert WinRate.of([0.5], 0.5).draws == 1
-    with pytest.raises(ArgumentError, match="confidence"):
-        WinRate.of([1.0], 1.0)
+    refused(ArgumentError, "confidence", WinRate.of, [1.0], 1.0)
 
 
 @settings(max_examples=30)
@@ -209,8 +205,7 @@ def test_a_game_that_was_lost_is_played_anew(tmp_path: Path) -> None:
     found = serial(players(0.0, 1.0), 24, num_envs=4, **{**options, "on_fault": "mask"})
     assert (found.lost, found.unplayed, len(found.games)) == (1, 6, 18)
     alone = {**options, "nim": {"raises_in": str(tmp_path / "third"), "smallest": 8}, "on_fault": "mask"}
-    with pytest.raises(marlvec.errors.EnvFault, match="No env is left"):
-        serial(players(0.0, 1.0), 5, num_envs=1, **alone)
+    refused(marlvec.errors.EnvFault, "No env is left", serial, players(0.0, 1.0), 5, num_envs=1, **alone)
 
 
 def test_an_open_vectorizer_is_used_and_left_open() -> None:
@@ -218,8 +213,7 @@ def test_an_open_vectorizer_is_used_and_left_open() -> None:
         found = evaluate_match(players(0.0, 1.0), envs, 12, seed=5)
         assert found == serial(players(0.0, 1.0), 12, num_envs=4, seed=5)
         assert not envs.closed
-        with pytest.raises(ArgumentError, match="backend"):
-            evaluate_match(players(0.0, 1.0), envs, 12, backend="sync")
+        refused(ArgumentError, "backend", evaluate_match, players(0.0, 1.0), envs, 12, backend="sync")
 
 
 def test_it_shows_progress_and_results(capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,8 +255,7 @@ def test_it_shows_progress_and_results(capsys: pytest.CaptureFixture[str]) -> No
 )
 def test_invalid_arguments_raise(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"policies": players(0.0, 1.0), "env": Nim, "games": 4, "backend": "sync"}
-    with pytest.raises(marlvec.errors.MarlvecError, match=message):
-        evaluate_match(**(arguments | change))
+    refused(marlvec.errors.MarlvecError, message, evaluate_match, **(arguments | change))
 
 
 def test_sides_of_several_agents() -> None:
@@ -430,8 +423,7 @@ def test_a_pool_is_asked_as_it_is_with_the_connectors_it_has(tmp_path: Path) -> 
 def test_an_opponent_that_says_none_is_refused() -> None:
     pool = OpponentPool(lambda: FunctionPolicy(uniform))
     pool.add("rule", FunctionPolicy(uniform))
-    with pytest.raises(ArgumentError, match=r"FrozenPolicy\('rule'\): expected probabilities"):
-        exploitability(pool["rule"])
+    refused(ArgumentError, r"FrozenPolicy\('rule'\): expected probabilities", exploitability, pool["rule"])
 
 
 @needs_openspiel
@@ -451,5 +443,4 @@ def test_invalid_arguments_of_exploitability_raise() -> None:
         ([], {}, ArgumentError, "expected one for each"),
     ]
     for policies, options, kind, message in cases:
-        with pytest.raises(kind, match=message):
-            exploitability(policies, **options)
+        refused(kind, message, exploitability, policies, **options)

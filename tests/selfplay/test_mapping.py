@@ -38,6 +38,7 @@ from marlvec.selfplay import (
 )
 from marlvec.selfplay.opponents import FrozenPolicy
 from tests.selfplay.nim import Net, Nim, player
+from tests.vector.support.reference import refused
 
 # --- Who plays whom: from the seed alone, balanced, to the end of the episode; and how opponents are asked
 
@@ -345,8 +346,7 @@ def test_invalid_arguments_raise() -> None:
         (lambda: SelfPlayMapping(pool, two, {"x": Mirror()}, plays={"x": ["a"]}), r"no learner can play the sides"),
         (lambda: SelfPlayMapping(pool, two, {"x": Mirror()}, sides={"all": two}), "sides: expected at least two"),
     ):
-        with pytest.raises(ArgumentError, match=message):
-            call()
+        refused(ArgumentError, message, call)
     with marlvec.make(Nim, 2, backend="sync") as envs:
         mapping = SelfPlayMapping(pool, envs.agents, {"main": Stranger()})
         collector = marlvec.Collector(envs, Net(), mapping, seed=0)
@@ -466,5 +466,4 @@ def test_invalid_arguments_of_matchmakers_raise() -> None:
         (lambda: Prioritised(table, lambda rate: float("nan")).choose("main", OLD, rng), "finite"),
     ]
     for call, message in calls:
-        with pytest.raises(ArgumentError, match=message):
-            call()
+        refused(ArgumentError, message, call)

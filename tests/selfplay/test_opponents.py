@@ -46,6 +46,7 @@ from tests.checkpoints.training import Linear, Momentum
 from tests.collect.state.saved import columns_of, counted, without_clock
 from tests.selfplay.nim import Net, Nim, player
 from tests.vector.api.test_saved_states import same
+from tests.vector.support.reference import refused
 
 # --- Pools: what was kept stays what it was, whatever becomes of its learner, and comes back from the disk to the bit
 
@@ -199,8 +200,7 @@ def test_a_rule_that_chooses_nobody_in_the_pool_leaves_the_pool_as_it_was() -> N
     pool = OpponentPool(RandomPolicy, capacity=1, leaves=lambda opponents: "oldest")  # type: ignore[arg-type,return-value]
     pool.add("first", RandomPolicy())
     files = sorted(pool.folder.iterdir())
-    with pytest.raises(ArgumentError, match=r"leaves\(\): expected one of"):
-        pool.add("second", RandomPolicy())
+    refused(ArgumentError, r"leaves\(\): expected one of", pool.add, "second", RandomPolicy())
     gc.collect()
     assert (list(pool), sorted(pool.folder.iterdir())) == (["first"], files)
     assert list(OpponentPool.load(pool.folder, RandomPolicy)) == ["first"]
@@ -237,8 +237,7 @@ def test_a_snapshot_is_due_every_so_many_steps_or_on_a_win_rate() -> None:
     assert won.is_due("main", 0)
     assert not won.is_due("other", 0)
     for wrong in (lambda: Every(0), lambda: OnWinRate(table, 0), lambda: OnWinRate(table, games=0)):
-        with pytest.raises(ArgumentError):
-            wrong()
+        refused(ArgumentError, "", wrong)
 
 
 def test_what_connectors_remember_of_running_episodes_is_not_kept() -> None:
@@ -320,8 +319,7 @@ def test_reading_a_pool_changes_no_files(tmp_path: Path) -> None:
     assert list(found) == ["a"]
     assert found["a"].digest == pool["a"].digest
     assert sorted(tmp_path.iterdir()) == before
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        read_opponents(tmp_path / "none", Net)
+    refused(CheckpointError, "cannot be read", read_opponents, tmp_path / "none", Net)
     assert not (tmp_path / "none").exists()
 
 
@@ -336,11 +334,9 @@ def test_what_cannot_be_written_changes_nothing(left: int, tmp_path: Path, monke
         full = Full(opponent_pool.write_archive, left)
         for module in (opponent_pool, pool_index):
             patch.setattr(module, "write_archive", full)
-        with pytest.raises(OSError, match="No space"):
-            pool.add("c", Net())
+        refused(OSError, "No space", pool.add, "c", Net())
         if not left:
-            with pytest.raises(OSError, match="No space"):
-                pool.remove("a")
+            refused(OSError, "No space", pool.remove, "a")
     assert {name: opponent.digest for name, opponent in pool.items()} == before
     again = OpponentPool.load(tmp_path, Net)
     assert {name: opponent.digest for name, opponent in again.items()} == before
@@ -372,14 +368,11 @@ def test_invalid_arguments_raise(tmp_path: Path) -> None:
         (lambda: pool["a"].policy().act(Rows({})), MarlvecError, "call setup"),
     ]
     for call, kind, message in cases:
-        with pytest.raises(kind, match=message):
-            call()
+        refused(kind, message, call)
     assert list(pool) == ["a"]
     pool["a"].files[0].write_bytes(b"?" + pool["a"].files[0].read_bytes()[1:])
-    with pytest.raises(CheckpointError, match="damaged"):
-        OpponentPool.load(tmp_path / "pool", {"main": Net})
-    with pytest.raises(CheckpointError, match="damaged"):
-        answers(pool["a"].policy())
+    refused(CheckpointError, "damaged", OpponentPool.load, tmp_path / "pool", {"main": Net})
+    refused(CheckpointError, "damaged", answers, pool["a"].policy())
 
 
 @pytest.mark.slow("plays and rates many matches")
@@ -504,15 +497,13 @@ def test_an_index_that_names_files_of_others_is_refused_and_they_stay(tmp_path: 
         bent(folder, name)
         before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
         for call in (OpponentPool.load, read_opponents):
-            with pytest.raises(CheckpointError, match="as a file of opponent") as raised:
-                call(folder, Net)
-            assert raised.value.file == str(folder / pool_index.INDEX)
-            assert repr(name) in str(raised.value)
+            raised = refused(CheckpointError, "as a file of opponent", call, folder, Net)
+            assert raised.file == str(folder / pool_index.INDEX)
+            assert repr(name) in str(raised)
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     bent(folder, sound)
     bent(folder, "../connectors.npz", place=1)
-    with pytest.raises(CheckpointError, match=r"'../connectors\.npz' as a file of opponent 'a'"):
-        OpponentPool.load(folder, Net)
+    refused(CheckpointError, r"'../connectors\.npz' as a file of opponent 'a'", OpponentPool.load, folder, Net)
 
 
 def test_a_link_out_of_a_pools_folder_is_refused_and_what_it_leads_to_stays(tmp_path: Path) -> None:
@@ -522,22 +513,18 @@ def test_a_link_out_of_a_pools_folder_is_refused_and_what_it_leads_to_stays(tmp_
     del pool
     outside = file.replace(tmp_path / "outside.npz")
     file.symlink_to(outside)
-    with pytest.raises(CheckpointError, match="is a link out of the pool's folder") as raised:
-        OpponentPool.load(folder, Net)
-    assert raised.value.file == str(file)
+    raised = refused(CheckpointError, "is a link out of the pool's folder", OpponentPool.load, folder, Net)
+    assert raised.file == str(file)
     file.unlink()
     outside.replace(file)
     index = (folder / pool_index.INDEX).replace(tmp_path / "index.npz")
     (folder / pool_index.INDEX).symlink_to(index)
     content = index.read_bytes()
-    with pytest.raises(CheckpointError, match="is a link out of the pool's folder"):
-        OpponentPool.load(folder, Net)
+    refused(CheckpointError, "is a link out of the pool's folder", OpponentPool.load, folder, Net)
     other.mkdir()
     (other / pool_index.INDEX).symlink_to(tmp_path / "nowhere.npz")
-    with pytest.raises(CheckpointError, match="is a link out of the pool's folder"):
-        OpponentPool(Net, folder=other)
-    with pytest.raises(CheckpointError, match="is a link out of the pool's folder"):
-        OpponentPool(Net).save(other)
+    refused(CheckpointError, "is a link out of the pool's folder", OpponentPool, Net, folder=other)
+    refused(CheckpointError, "is a link out of the pool's folder", OpponentPool(Net).save, other)
     assert index.read_bytes() == content
     assert not (tmp_path / "nowhere.npz").exists()
 
@@ -684,8 +671,7 @@ def test_a_state_that_is_refused_leaves_the_opponents_alone() -> None:
             ([mapping], "callbacks with a state: expected"),
             ([board], "policies: .*differ|policies: the state is of"),
         ):
-            with pytest.raises(ArgumentError, match=text):
-                second.collector.set_state({**state, "others": others})
+            refused(ArgumentError, text, second.collector.set_state, {**state, "others": others})
             assert list(second.collector.policies) == names
         second.collector.check_state(state)
         assert list(second.collector.policies) == names
@@ -706,8 +692,7 @@ def test_what_loads_after_the_mapping_and_fails_takes_it_back(monkeypatch: pytes
 
         with monkeypatch.context() as patch:
             patch.setattr(second.board, "load_state_dict", lambda saved: refuse() if saved["counts"][0] > 30 else None)
-            with pytest.raises(RuntimeError, match="no"):
-                second.collector.set_state(state)
+            refused(RuntimeError, "no", second.collector.set_state, state)
         same(without_clock(second.collector.get_state()), before)
         same(second.train(range(4, 10)), third.train(range(4, 10)))
 
@@ -735,8 +720,7 @@ def test_another_opponent_of_the_same_id_is_replaced_unless_it_plays() -> None:
         while not third.plays("rival"):
             third.train(range(1, 2))
         before = without_clock(third.collector.get_state())
-        with pytest.raises(StateError, match="'rival' cannot be removed: it plays"):
-            third.set_state(state)
+        refused(StateError, "'rival' cannot be removed: it plays", third.set_state, state)
         same(without_clock(third.collector.get_state()), before)
 
 

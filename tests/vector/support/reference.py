@@ -15,6 +15,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from marlvec import VectorEnv, VectorStep, env_seeds, infos_to_list
@@ -326,6 +327,13 @@ def assert_trees_equal(got: Any, expected: Any, where: str) -> None:
         assert struct.pack("<d", got) == struct.pack("<d", expected), f"{where}: {got!r}, expected {expected!r}"
     else:
         assert got == expected, f"{where}: {got!r}, expected {expected!r}"
+
+
+def refused(error: type[BaseException], words: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Check that a call raises this error with these words ("": any), and return it: a line of a table."""
+    with pytest.raises(error, match=words or None) as caught:
+        call(*args, **options)
+    return caught.value
 
 
 def leaves_of(venv: VectorEnv, tree: Any) -> list[list[Any]]:

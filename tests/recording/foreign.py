@@ -1,28 +1,109 @@
-"""A program that fills TorchRL's replay buffers, which leave processes behind.
+"""Other libraries' own objects of a recording, each in a process of its own.
 
-``python -m tests.recording.buffers FOLDER``
+``python -m tests.recording.foreign NAME FOLDER``: NAME is that of a function here.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from torchrl.data import LazyTensorStorage
-from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement, SliceSampler
 
 import marlvec
 from marlvec.errors import ArgumentError
 from marlvec.recording import replay_buffers as torchrl
-from marlvec.recording import to_replay_buffer
+from marlvec.recording import to_mdp_dataset, to_replay_buffer
 from tests.recording.runs import collector, make_batch, write
 
+STEPS, AGENTS, EPISODE = 53, 3, 7
 
-def main(folder: Path) -> None:
-    """Compare a buffer with the rows it is made of."""
+
+def experience() -> dict[str, Any]:
+    """OG-MARL's arrays (1, T, …): episodes of 7 time steps, terminated and truncated by turns, and the begin of one."""
+    rng = np.random.default_rng(0)
+    number = np.arange(STEPS)
+    ends = (number % EPISODE == EPISODE - 1)[:, None] & np.ones(AGENTS, np.bool_)
+    by_turns = (number // EPISODE % 2 == 0)[:, None]
+    arrays = {
+        "observations": rng.standard_normal((STEPS, AGENTS, 4)).astype(np.float32),
+        "actions": rng.integers(0, 5, (STEPS, AGENTS)).astype(np.int32),
+        "rewards": rng.standard_normal((STEPS, AGENTS)).astype(np.float32),
+        "terminals": ends & by_turns,
+        "truncations": ends & ~by_turns,
+    }
+    state = rng.standard_normal((STEPS, 12)).astype(np.float32)
+    legals = rng.random((STEPS, AGENTS, 5)) < 0.7
+    found: dict[str, Any] = {name: array[None] for name, array in arrays.items()}
+    return found | {"infos": {"state": state[None], "legals": legals[None].astype(np.float32)}}
+
+
+def exchange_vaults(folder: Path) -> None:
+    """Write ``FOLDER/vaults/mpe/theirs.vlt/Random`` with flashbax alone, and read ours, which must hold the same.
+
+    jax leaves threads behind.
+    """
+    import flashbax
+    import jax
+    from flashbax.vault import Vault
+
+    os.chdir(folder)
+    want = experience()
+    buffer = flashbax.make_trajectory_buffer(
+        add_batch_size=1,
+        sample_batch_size=1,
+        sample_sequence_length=2,
+        period=1,
+        min_length_time_axis=2,
+        max_length_time_axis=STEPS + 1,
+    )
+    state = buffer.init(jax.tree.map(lambda array: array[0, 0], want))
+    vault = Vault("mpe/theirs.vlt", state.experience, rel_dir="vaults", vault_uid="Random")
+    for start, stop in ((0, 20), (20, STEPS)):  # a Vault grows
+        state = buffer.add(state, jax.tree.map(lambda array, a=start, b=stop: array[:, a:b], want))
+        assert vault.write(state) == stop - start
+
+    got = Vault("mpe/ours.vlt", rel_dir="vaults", vault_uid="Random").read().experience
+    acting = got["infos"].pop("acting")
+    assert np.asarray(acting).all()
+    want["truncations"][0, -1] = True  # where the recording ends
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), other)
+
+
+def compare_mdp_datasets(folder: Path) -> None:
+    """Record two runs, and compare d3rlpy's episodes and transitions; d3rlpy warns when it is imported."""
+    for name, options in (("discrete", {}), ("continuous", {"continuous_actions": True})):
+        with (
+            marlvec.make("simple_spread", 2, max_cycles=5, backend="sync", **options) as envs,
+            marlvec.Recorder(folder / name) as recorder,
+        ):
+            collects = marlvec.Collector(envs, marlvec.RandomPolicy(), callbacks=[recorder], seed=0)
+            rows = marlvec.SampleBatch.concat([collects.collect(env_steps=13)["main"] for _ in range(2)])
+        with marlvec.load_dataset(folder / name) as data:
+            dataset = to_mdp_dataset(data)
+        keys = np.unique(np.stack([rows["eps_id"], rows["agent_index"]], axis=1), axis=0).tolist()
+        assert len(dataset.episodes) == len(keys)
+        for episode, (eps_id, agent) in zip(dataset.episodes, keys, strict=True):
+            want = rows.take(np.flatnonzero((rows["eps_id"] == eps_id) & (rows["agent_index"] == agent)))
+            np.testing.assert_array_equal(episode.observations, want.obs)
+            np.testing.assert_array_equal(episode.actions, want.actions.reshape(len(want), -1))
+            np.testing.assert_array_equal(episode.rewards[:, 0], want.rewards.astype(np.float32))
+            assert not episode.terminated
+            assert episode.transition_count == len(want) - 1
+        info = dataset.dataset_info
+        assert (info.action_space.name, info.action_size) == (name.upper(), 5)
+
+
+def fill_replay_buffers(folder: Path) -> None:
+    """Compare TorchRL's buffers with the rows that they are made of; they leave processes behind."""
+    from torchrl.data import LazyTensorStorage
+    from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
+
     with (
         marlvec.make("simple_tag", 2, backend="native", max_cycles=5) as envs,
         marlvec.Recorder(folder / "run") as recorder,
@@ -51,6 +132,9 @@ def main(folder: Path) -> None:
 
 def slices_stay_inside_trajectories(folder: Path) -> None:
     """A slice sampler mixes no agents, episodes or batches, also where rows come in several chunks."""
+    from torchrl.data import LazyTensorStorage
+    from torchrl.data.replay_buffers.samplers import SliceSampler
+
     with (
         marlvec.make("simple_tag", 2, backend="native", max_cycles=5) as envs,
         marlvec.Recorder(folder / "slices") as recorder,
@@ -78,6 +162,7 @@ def slices_stay_inside_trajectories(folder: Path) -> None:
 
 def dtypes_that_torch_cannot_index(folder: Path) -> None:
     """They are widened, or refused by the column's name."""
+    from torchrl.data import LazyTensorStorage
 
     def columns(obs: Any) -> dict[str, Any]:
         n = len(obs)
@@ -112,4 +197,4 @@ def dtypes_that_torch_cannot_index(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    globals()[sys.argv[1]](Path(sys.argv[2]))
