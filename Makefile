@@ -51,7 +51,7 @@ families: .venv-interop/families/.stamp .venv-interop/jax/.stamp ## Tests of env
 	.venv-interop/jax/bin/python -m pytest -n $(JOBS) -m "not soak" $(JAX_FAMILIES) $(ARGS)
 
 distributed: .venv-interop/distributed/.stamp ## Tests of marlvec.distributed on Ray, in a virtual environment of its own; 5 minutes
-	.venv-interop/distributed/bin/python -m pytest -n 0 -m "not soak" tests/distributed/test_ray.py tests/distributed/faults $(ARGS)
+	.venv-interop/distributed/bin/python -m pytest -n 0 -m "not soak" tests/distributed/test_ray.py $(ARGS)
 
 lint: $(VENV)/.stamp-lint ## ruff, mypy --strict and import-linter
 	$(BIN)/ruff check .
@@ -73,7 +73,7 @@ docs: $(VENV)/.stamp-docs ## Build docs/ into site/, and look at it in Chromium 
 
 soak: $(VENV)/.stamp-test .venv-interop/distributed/.stamp .venv-interop/overcooked/.stamp ## The long tests: hours of random kills, for a machine that is free
 	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=10800 $(ARGS)
-	.venv-interop/distributed/bin/python -m pytest -n 0 -m soak tests/distributed/test_ray.py tests/distributed/faults
+	.venv-interop/distributed/bin/python -m pytest -n 0 -m soak tests/distributed/test_ray.py
 	.venv-interop/overcooked/bin/python -m pytest -n 0 -m soak tests/interop/test_overcooked.py
 
 coverage: $(VENV)/.stamp-test ## All tests but the soak, and which lines they never reach

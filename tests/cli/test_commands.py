@@ -1,4 +1,4 @@
-"""``marlvec rollout``, ``envs`` and ``connectors``, as somebody at a terminal meets them."""
+"""``marlvec rollout``, ``envs``, ``connectors``, ``check`` and ``bench``, as somebody at a terminal meets them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ from typer.testing import CliRunner
 
 from marlvec import VectorEnv, __version__, make
 from marlvec.cli import app, arguments
+from marlvec.cli.running import Figures, recommended
 from marlvec.collect.loggers import ProgressBar
 from marlvec.connectors import RnnState
 from tests.terminal import at_a_terminal
+
+# --- ``marlvec rollout``, ``envs`` and ``connectors``, as somebody at a terminal meets them
+
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAYERS = '''
@@ -694,3 +698,189 @@ def test_version_and_help() -> None:
         assert "Usage: marlvec" in (shown := succeed(*args))
         assert "<bool>" not in shown
     assert "rollout" in marlvec().output
+
+
+# --- ``marlvec rollout --live``: how it goes while it goes, on a terminal and in a log
+
+
+LIVE = ("rollout", "simple_spread", "--num-envs", "4", "--env-steps", "400", "--backend", "sync", "--live")
+
+
+def test_in_a_log_lines_go_to_stderr_and_the_last_has_it_all() -> None:
+    result = CliRunner().invoke(app, LIVE, prog_name="marlvec")
+    assert result.exit_code == 0
+    assert "\x1b" not in result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert re.match(
+        r"simple_spread_v3: 400 of 400 env steps · [\d,]+/s · 16 episodes · random: return per agent -\d+(\.\d+)? \(-",
+        last,
+    )
+    assert re.search(r"^400 env steps, 1,200 agent steps, 16 episodes in ", result.stdout, re.M)
+    assert re.search(r"^time went to: envs .*callbacks \d+%$", result.stdout, re.M)
+
+
+def test_without_live_no_callback_is_called() -> None:
+    result = CliRunner().invoke(app, LIVE[:-1], prog_name="marlvec")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "callbacks" not in result.stdout
+
+
+def test_error_is_printed_after_the_table() -> None:
+    command = ("rollout", "marlvec.testing:RaisingEnv", "--set", "at=20", "--backend", "sync", "--live")
+    result = CliRunner().invoke(app, command, prog_name="marlvec")
+    assert result.exit_code == 1
+    *_, line, error = result.stderr.splitlines()  # one line every ten seconds, and the last
+    assert " of 20,000 env steps · " in line
+    assert error.startswith("error: env 0 raised in step(): ValueError")
+
+
+@pytest.mark.slow("runs commands as programs")
+@pytest.mark.parametrize("stop", [False, True])
+def test_on_a_terminal_the_table_takes_the_place_of_the_bar(stop: bool, tmp_path: Path) -> None:
+    (tmp_path / "players.py").write_text(
+        "import numpy as np\ncalls = 0\n\n\ndef left(rows):\n    global calls\n    calls += 1\n"
+        f"    if calls == 60 and {stop}:\n        raise KeyboardInterrupt\n    return np.ones(len(rows), int)\n"
+    )
+    command = [sys.executable, "-m", "marlvec.cli", *LIVE, "--policy", "players.py:left"]
+    code, printed, seen = at_a_terminal(command, tmp_path)
+    assert code == (130 if stop else 0)
+    shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", seen)
+    steps = "236" if stop else "400"
+    assert f"{steps} of 400 env steps" in shown
+    assert not re.search(r"\d+/400", shown), "no other bar"
+    assert re.search(r"━+.* 100%, 0:00:00 left" if not stop else r"━+.* 59%, \d:\d\d:\d\d left", shown)
+    assert re.search(r"left +-\d", shown)
+    assert "time: " in shown
+    assert seen.rstrip().endswith("\x1b[?25h"), "the cursor is back"
+    assert "\x1b" not in printed
+    assert f"{steps} env steps, " in printed or stop
+
+
+# --- ``marlvec check``: what is wrong with an env as a table, as JSON, and in the exit code
+
+
+BROKEN = "tests.testing.test_findings:ManyFaults"
+GOOD = "tests.testing.test_check_env:Good"
+
+
+def check(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["check", *arguments])
+
+
+def test_an_env_that_is_fine() -> None:
+    result = check(GOOD, "--episodes", "2")
+    assert (result.exit_code, result.stdout) == (0, f"{GOOD}: nothing found\n"), result.output
+
+
+@pytest.mark.slow("runs commands as programs")
+def test_at_a_terminal_a_bar_says_how_far_it_is() -> None:
+    """The episodes are played four times over; the bar is on stderr, and the findings are on stdout."""
+    code, printed, seen = at_a_terminal([sys.executable, "-m", "marlvec.cli", "check", GOOD, "--episodes", "2"])
+    assert (code, printed) == (0, f"{GOOD}: nothing found\n")
+    bar = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", seen)
+    assert re.search(r"8/8 episodes  [\d,]+ calls/s", bar)
+
+
+@pytest.mark.mostly_slow("runs commands as programs", quick=2)
+@pytest.mark.parametrize("width", [60, 80, 400])
+def test_the_table_is_never_cut(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from marlvec.testing import check_env
+    from tests.testing.test_findings import ManyFaults
+
+    monkeypatch.setattr("marlvec.cli.console._WIDTH_IN_A_PIPE", width)
+    result = check(BROKEN)
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    shown = "".join(result.stdout.split())
+    assert shown.startswith(f"{BROKEN}:6findings,5serious")
+    for one in check_env(ManyFaults, raise_first=False):
+        for part in (f"{one.check}: {one.severity}", one.where, one.subject, one.expected, one.got, one.change):
+            assert "".join(part.split()) in shown
+    assert "…" not in result.stdout.replace("reset(seed=…)", "")
+
+
+def test_json_has_every_finding() -> None:
+    result = check(BROKEN, "--json", "--skip", "observations", "--skip", "flags")
+    assert result.exit_code == 1
+    said = json.loads(result.stdout)
+    assert (said["env"], said["serious"]) == (BROKEN, 2)
+    assert [one["check"] for one in said["findings"]] == ["rewards", "infos"]
+    assert set(said["findings"][0]) == {"check", "severity", "where", "subject", "expected", "got", "change", "times"}
+    result = check(GOOD, "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (0, {"env": GOOD, "serious": 0, "findings": []})
+
+
+def test_arguments_reach_the_env_and_the_check() -> None:
+    assert check("simple_spread", "--set", "max_cycles=5", "--max-steps", "5", "--episodes", "1").exit_code == 0
+    result = check("simple_spread", "--set", "max_cycles=6", "--max-steps", "5", "--episodes", "1", "--json")
+    assert [one["check"] for one in json.loads(result.stdout)["findings"]] == ["ends"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["simple_sprad"], "simple_spread"),
+        (["simple_spread", "--skip", "flag"], "did you mean 'flags'?"),
+        (["simple_spread", "--set", "colour=red"], "--set colour: simple_spread does not accept it"),
+        (["simple_spread", "--episodes", "0"], "episodes"),
+    ],
+)
+def test_usage_errors_exit_with_code_2(arguments: list[str], message: str) -> None:
+    result = check(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+# --- ``marlvec bench``: every backend that runs the env, in turns, and a piece of advice
+
+
+QUICK = ("--num-envs", "2", "--seconds", "0.01")
+
+
+@pytest.mark.slow("runs commands as programs")
+def test_it_says_what_each_backend_does_and_which_to_take() -> None:
+    result = CliRunner().invoke(app, ["bench", "simple_spread", *QUICK, "--set", "max_cycles=5"])
+    assert result.exit_code == 0, result.output
+    for backend in ("sync", "thread", "async", "native"):
+        assert f" {backend}" in result.output
+    assert "without pool: " in result.output
+    assert "which is a single env" in " ".join(result.output.split())
+    assert "Take " in result.output
+
+
+def test_json_has_the_figures() -> None:
+    result = CliRunner().invoke(app, ["bench", "CartPole-v1", *QUICK, "--json"])
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    rows = {row["backend"]: row for row in said["backends"]}
+    assert set(rows) == {"sync", "thread", "async", "pool"} - set(said["refused"])
+    assert said["recommended"] in rows
+    for row in rows.values():
+        assert 0 < row["slowest"] <= row["env_steps_per_second"] <= row["fastest"]
+        assert row["agent_steps_per_second"] == row["env_steps_per_second"]
+    assert "native" in said["refused"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["simple_sprad"], "simple_spread"),
+        (["simple_spread", "--num-envs", "0"], "num-envs"),
+        (["simple_spread", "--set", "colour=red"], "colour"),
+    ],
+)
+def test_usage_errors_of_bench_exit_with_code_2(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["bench", *arguments])
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_simplest_of_equally_fast_backends_is_recommended() -> None:
+    def figures(**rates: float) -> list[Figures]:
+        rows = [Figures(name, rate, rate, rate, rate, 0) for name, rate in rates.items()]
+        return sorted(rows, key=lambda row: -row.env_steps_per_second)
+
+    assert recommended(figures(sync=100, thread=105, **{"async": 108})).backend == "sync"
+    assert recommended(figures(sync=100, **{"async": 150})).backend == "async"
+    assert recommended(figures(sync=100, native=1000, **{"async": 150})).backend == "native"

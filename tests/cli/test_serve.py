@@ -1,9 +1,10 @@
-"""``marlvec serve``: a trained policy, with what its connectors had learned, answers in another process."""
+"""``marlvec serve``: a trained policy answers in another process, a client in Python or in a page's JavaScript."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +35,11 @@ from marlvec.external import Client, make_token
 from marlvec.policies import FunctionPolicy, Policy, load_policy, save_policy
 from marlvec.selfplay import Opponent, OpponentPool
 from marlvec.serialization.archive import write_archive
+from tests.external.served import expected, obs_of, served
+from tests.vector.support.reference import refused
+
+# --- ``marlvec serve``: a trained policy, with what its connectors had learned, answers in another process
+
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAYERS = '''
@@ -165,8 +171,7 @@ def test_served_policy_uses_its_learned_connectors(tmp_path: Path) -> None:
     token = make_token()
     options = ("simple_spread", "--policy", "main=players.py:Learner@learned.npz", "--num-envs", "3")
     with serving(*options, "--connectors", "FlattenObs, NormalizeObs", MARLVEC_TOKEN=token) as url:
-        with pytest.raises(RefusedError, match="token"):
-            Client(url)
+        refused(RefusedError, "token", Client, url)
         with Client(url, token=token, timeout=60) as client:
             episode = client.start_episode()
             seen = dict(zip(client.agents, obs[0], strict=True))
@@ -188,8 +193,7 @@ def test_logged_actions_raise_if_action_connectors_change_the_space() -> None:
         actions = client.get_action(episode, seen)
         assert all(((action >= 0) & (action <= 1)).all() for action in actions.values())
         client.log_action(episode, seen, actions)
-        with pytest.raises(ContractError, match="accepts no logged actions"):
-            client.end_episode(episode)
+        refused(ContractError, "accepts no logged actions", client.end_episode, episode)
 
 
 @pytest.mark.slow("runs commands as programs")
@@ -281,8 +285,7 @@ def test_connectors_of_ones_own_are_served_from_the_file_too() -> None:
     def halve(rows: Rows) -> Rows:
         return rows
 
-    with pytest.raises(SerialisationError, match="@register_function"):
-        save_policy("mine.npz", learner(0), AgentPipeline([halve]))
+    refused(SerialisationError, "@register_function", save_policy, "mine.npz", learner(0), AgentPipeline([halve]))
     assert not Path("mine.npz").exists()
     script = """
 from pathlib import Path
@@ -310,11 +313,9 @@ def test_file_of_a_policy_has_its_connectors_whole() -> None:
     assert not opponent.agent_connectors().training
     chain.restore("mine.npz")
     save_policy("alone.npz", learner(2))
-    with pytest.raises(CheckpointError, match="alone.npz"):
-        AgentPipeline.load("alone.npz")
+    refused(CheckpointError, "alone.npz", AgentPipeline.load, "alone.npz")
     assert len(Opponent.from_file("alone.npz", lambda: learner(0)).agent_connectors()) == 0
-    with pytest.raises(ArgumentError, match="make must be a function"):
-        Opponent.from_file("alone.npz", learner(0))  # type: ignore[arg-type]
+    refused(ArgumentError, "make must be a function", Opponent.from_file, "alone.npz", learner(0))
 
 
 def test_states_without_connectors_as_they_were_saved_before_are_readable_and_refused_for_serving() -> None:
@@ -392,3 +393,60 @@ def test_wrong_command_lines_are_reported(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no policy"):
         write_archive("empty.npz", {})
         load_policy("empty.npz")
+
+
+# --- marlvec/cli/browser/marlvec.js in Node: it plays whole episodes, and says what to do without a WebSocket
+
+
+CLIENT = Path(__file__).resolve().parents[2] / "marlvec" / "cli" / "browser" / "marlvec.js"
+NODE = shutil.which("node")
+PLAY = """
+import { connect } from "%s";
+const client = await connect("%s", { token: "%s", %s });
+for (let k = 0; k < 5; k++) {
+  const episode = await client.begin();
+  const said = [];
+  for (let n = 0; n < 4; n++) {
+    const obs = [10 * k + n, 2 * (10 * k + n), 1];
+    const { a, b } = await episode.step({ a: obs, b: obs }, { rewards: n ? { a: 1, b: 0 } : undefined });
+    said.push(a, b);
+  }
+  await episode.end({ a: [0, 0, 1], b: [0, 0, 1] });
+  console.log(said.join(" "));
+}
+await client.close();
+"""
+TOKEN = "0123456789" * 5
+
+
+def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    assert NODE is not None
+    command = [NODE, *options, "--input-type=module", "-e", script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def options_of_node() -> list[str]:
+    assert NODE is not None
+    version = subprocess.run([NODE, "--version"], capture_output=True, text=True, check=True).stdout
+    return ["--experimental-websocket"] if int(version.lstrip("v").split(".")[0]) < 22 else []
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node: apt-get install nodejs")
+@pytest.mark.parametrize("given", [False, True])
+def test_it_plays_whole_episodes(given: bool) -> None:
+    """With Node's own WebSocket, and with a class that is given."""
+    which = "WebSocket: class extends globalThis.WebSocket {}" if given else ""
+    with served(server_options={"token": TOKEN}) as there:
+        ran = run(PLAY % (CLIENT.as_uri(), there.url, TOKEN, which), *options_of_node())
+    assert ran.returncode == 0, ran.stderr
+    want = [[expected(obs_of(10 * k + n)) for n in range(4) for _ in "ab"] for k in range(5)]
+    assert [[int(word) for word in line.split()] for line in ran.stdout.splitlines()] == want
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node: apt-get install nodejs")
+def test_without_a_websocket_it_says_how_to_get_one() -> None:
+    script = PLAY % (CLIENT.as_uri(), "ws://127.0.0.1:9/", TOKEN, "")
+    ran = run(f"delete globalThis.WebSocket; {script}")
+    assert ran.returncode != 0
+    assert "start Node 20 with --experimental-websocket" in ran.stderr
+    assert "connect(url, { WebSocket })" in ran.stderr

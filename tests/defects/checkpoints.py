@@ -7,10 +7,10 @@ from typing import Any
 from marlvec.policies import checkpoint
 from tests.defects.registry import Patch, found_by
 
-SAVE, PARTS = "tests/checkpoints/test_save_checkpoint.py", "tests/checkpoints/test_parts.py"
+SAVE = "tests/checkpoints/test_checkpoint.py"
 
 
-@found_by(SAVE, PARTS)
+@found_by(SAVE)
 def checkpoint_learner_not_restored(patch: Patch) -> None:
     """The learner's part of a checkpoint is saved as it was at first."""
     states: dict[int, Any] = {}
@@ -24,7 +24,7 @@ def checkpoint_learner_not_restored(patch: Patch) -> None:
     patch.setattr(checkpoint, "_without_tensors", at_first)
 
 
-@found_by(SAVE, PARTS)
+@found_by(SAVE)
 def checkpoint_best_is_the_last(patch: Patch) -> None:
     """The best checkpoint is replaced by every new one."""
     patch.setattr(checkpoint, "_score_of", lambda best: -float("inf"))

@@ -19,12 +19,13 @@ from marlvec.connectors.pipeline import Pipeline
 from marlvec.serialization.saved import check_fields
 from tests.defects.registry import Patch, after, found_by
 
-AGENT = "tests/connectors/agent"
-LEARNER = "tests/connectors/learner"
-PIPELINE = "tests/connectors/pipeline"
+CONNECTORS = "tests/connectors"
+MEMORY, CONTRACT = f"{CONNECTORS}/test_memory.py", f"{CONNECTORS}/test_contract.py"
+NORMALIZATION, RETURNS = f"{CONNECTORS}/test_normalization.py", f"{CONNECTORS}/test_returns.py"
+PIPELINE, SEQUENCES = f"{CONNECTORS}/test_pipeline.py", f"{CONNECTORS}/test_sequences.py"
 
 
-@found_by(f"{AGENT}/test_memory.py", f"{PIPELINE}/test_contract.py")
+@found_by(MEMORY, CONTRACT)
 def connector_frames_of_the_episode_before(patch: Patch) -> None:
     """Frames of an episode that has ended are stacked with those of the next one."""
     push = FrameStack.__call__
@@ -36,26 +37,26 @@ def connector_frames_of_the_episode_before(patch: Patch) -> None:
     patch.setattr(FrameStack, "reset", lambda stack, env_ids=None: None)
 
 
-@found_by("tests/connectors/test_table.py", f"{AGENT}/test_memory.py")
+@found_by(MEMORY)
 def connector_memory_of_all_envs_reset(patch: Patch) -> None:
     """Where the episode of one env begins, what connectors remember of all envs is forgotten."""
     reset = AgentTable.reset
     patch.setattr(AgentTable, "reset", lambda table, env_ids=None: reset(table))
 
 
-@found_by("tests/connectors/test_table.py")
+@found_by(MEMORY)
 def connector_memory_shared_by_state(patch: Patch) -> None:
     """A saved state is the connector's own array, and changes with it."""
     patch.setattr(AgentTable, "state_dict", lambda table: {"values": table.values})
 
 
-@found_by("tests/connectors/test_refusals.py")
+@found_by(CONTRACT)
 def connector_parameters_of_any_value(patch: Patch) -> None:
     """Parameters are taken as they are, whatever their types say is legal."""
     patch.setattr(Connector, "__post_init__", lambda _: None)
 
 
-@found_by("tests/connectors/test_table.py", f"{PIPELINE}/test_contract.py")
+@found_by(MEMORY, CONTRACT)
 def connector_state_half_loaded(patch: Patch) -> None:
     """Of a state whose last table does not fit, the tables before it stay loaded."""
 
@@ -69,13 +70,13 @@ def connector_state_half_loaded(patch: Patch) -> None:
     patch.setattr(agent_table, "load_tables", one_by_one)
 
 
-@found_by(f"{AGENT}/test_hand_over.py")
+@found_by(NORMALIZATION)
 def connector_hands_over_and_keeps(patch: Patch) -> None:
     """What a normalizer has handed over stays its own, and counts twice once it comes back merged."""
     patch.setattr(RunningMoments, "handed_over", lambda moments: moments)
 
 
-@found_by(f"{AGENT}/test_normalize_obs.py")
+@found_by(NORMALIZATION)
 def connector_learns_while_evaluating(patch: Patch) -> None:
     """Statistics go on being learnt after eval()."""
     learn = NormalizeObs.__call__
@@ -90,13 +91,13 @@ def connector_learns_while_evaluating(patch: Patch) -> None:
     patch.setattr(NormalizeObs, "__call__", always)
 
 
-@found_by(f"{LEARNER}/test_returns.py", f"{LEARNER}/test_real_batches.py", f"{LEARNER}/test_unknown_outcome.py")
+@found_by(RETURNS, SEQUENCES)
 def connector_truncated_has_no_value(patch: Patch) -> None:
     """An episode that was cut off counts as one that was over: nothing is expected after it."""
     patch.setattr(returns, "end_values", lambda rows, fragments, function: np.zeros(len(fragments)))
 
 
-@found_by(f"{LEARNER}/test_returns.py", f"{LEARNER}/test_fragments.py", f"{LEARNER}/test_real_batches.py")
+@found_by(RETURNS, SEQUENCES)
 def connector_advantages_cross_fragments(patch: Patch) -> None:
     """Advantages run on from one fragment into the one before it."""
     scan = returns.Fragments.scan
@@ -110,14 +111,14 @@ def connector_advantages_cross_fragments(patch: Patch) -> None:
     patch.setattr(returns.Fragments, "scan", across)
 
 
-@found_by(f"{PIPELINE}/test_pipeline.py", f"{PIPELINE}/test_pipeline_binding.py")
+@found_by(PIPELINE)
 def pipeline_inserted_one_too_late(patch: Patch) -> None:
     """A connector that is inserted comes after the one that it should come before."""
     insert = Pipeline._insert
     patch.setattr(Pipeline, "_insert", lambda chain, where, piece: insert(chain, min(where + 1, len(chain)), piece))
 
 
-@found_by(f"{PIPELINE}/test_pipeline.py", f"{PIPELINE}/test_pipeline_binding.py", f"{PIPELINE}/test_spaces.py")
+@found_by(PIPELINE)
 def pipeline_edit_kept_although_refused(patch: Patch) -> None:
     """A connector that does not fit stays in the pipeline that refused it."""
     put = Pipeline._put
@@ -129,7 +130,7 @@ def pipeline_edit_kept_although_refused(patch: Patch) -> None:
     patch.setattr(Pipeline, "_put", forward_only)
 
 
-@found_by(f"{PIPELINE}/test_pipeline.py", f"{PIPELINE}/test_connector.py", f"{PIPELINE}/test_restoring.py")
+@found_by(PIPELINE, CONTRACT, f"{CONNECTORS}/test_restoring.py")
 def pipeline_state_of_the_first_alone(patch: Patch) -> None:
     """Of a pipeline's state the first connector's part alone is loaded."""
     load = Pipeline.load_state_dict
@@ -141,7 +142,7 @@ def pipeline_state_of_the_first_alone(patch: Patch) -> None:
     patch.setattr(Pipeline, "load_state_dict", first)
 
 
-@found_by(f"{PIPELINE}/test_compiled.py", f"{PIPELINE}/test_pipeline.py", f"{PIPELINE}/test_survival.py")
+@found_by(PIPELINE, MEMORY)
 def pipeline_answers_not_passed_on(patch: Patch) -> None:
     """Connectors that look at the policy's answers are not shown them once the pipeline was edited."""
 
@@ -151,7 +152,7 @@ def pipeline_answers_not_passed_on(patch: Patch) -> None:
     after(patch, Pipeline, "_edit", forget)
 
 
-@found_by(f"{LEARNER}/test_unknown_outcome.py")
+@found_by(RETURNS)
 def connector_nan_crosses_fragments(patch: Patch) -> None:
     """A NaN goes into the fragments before it, by a weight of 0."""
 
@@ -169,7 +170,7 @@ def connector_nan_crosses_fragments(patch: Patch) -> None:
     patch.setattr(Fragments, "scan", scan)
 
 
-EXECUTED_TESTS = "tests/connectors/action/test_executed_actions.py"
+EXECUTED_TESTS = "tests/connectors/test_valid_actions.py"
 
 
 @found_by(EXECUTED_TESTS)

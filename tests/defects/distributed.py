@@ -10,12 +10,10 @@ from marlvec.distributed.accounting import Ledger
 from marlvec.distributed.collectors import Collectors
 from tests.defects.registry import Patch, found_by
 
-EXACTNESS = "tests/distributed/test_exactness.py"
-LEDGER = "tests/distributed/test_ledger.py"
-SYNC = "tests/distributed/test_sync_backend.py"
+FAULTS, COLLECTORS = "tests/distributed/test_faults.py", "tests/distributed/test_collectors.py"
 
 
-@found_by(LEDGER)
+@found_by(COLLECTORS)
 def ledger_late_answer_taken(patch: Patch) -> None:
     """An answer of a collector that was restarted since is used as if it were the new one's."""
     hold = Ledger.hold
@@ -27,7 +25,7 @@ def ledger_late_answer_taken(patch: Patch) -> None:
     patch.setattr(Ledger, "hold", any_epoch)
 
 
-@found_by(EXACTNESS)
+@found_by(FAULTS)
 def ledger_losses_not_counted(patch: Patch) -> None:
     """What is lost leaves the ledger, and is counted nowhere."""
     lose = Ledger.lose
@@ -41,7 +39,7 @@ def ledger_losses_not_counted(patch: Patch) -> None:
     patch.setattr(Ledger, "lose", forget)
 
 
-@found_by(SYNC, EXACTNESS)
+@found_by(COLLECTORS, FAULTS)
 def ledger_delivered_twice(patch: Patch) -> None:
     """A request that was delivered stays outstanding."""
     deliver = Ledger.after_delivery
@@ -59,14 +57,14 @@ def joining_skips_the_head_connectors(patch: Patch) -> None:
     patch.setattr(collectors, "joined", lambda parts, learner_connectors, known: joined(parts, {}, known))
 
 
-@found_by(SYNC, EXACTNESS)
+@found_by(COLLECTORS, FAULTS)
 def joining_last_part_dropped(patch: Patch) -> None:
     """Of several collectors' parts the last one is dropped."""
     concat = joining.MultiAgentBatch.concat
     patch.setattr(joining.MultiAgentBatch, "concat", lambda parts: concat(list(parts)[: max(1, len(parts) - 1)]))
 
 
-@found_by("tests/distributed/test_policies.py", SYNC, EXACTNESS)
+@found_by(COLLECTORS, FAULTS)
 def weights_kept_for_the_next_version(patch: Patch) -> None:
     """New weights reach the collectors one version late."""
     set_weights = Collectors.set_weights

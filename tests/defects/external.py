@@ -11,14 +11,11 @@ from marlvec.external.session import Session, WeightStore
 from marlvec.external.vector_env import SlotEnv
 from tests.defects.registry import Patch, found_by
 
-EXCHANGE = "tests/external/exchange"
-GATEWAY, THREAD = f"{EXCHANGE}/test_gateway.py", f"{EXCHANGE}/test_thread.py"
-SAME = f"{EXCHANGE}/test_same_batches.py"
-CLIENT = "tests/external/client/test_client.py"
-SESSION = "tests/external/protocol/test_session.py"
+EXCHANGE, THREAD = "tests/external/test_exchange.py", "tests/external/test_thread.py"
+CLIENT, SESSION = "tests/external/test_client.py", "tests/external/test_session.py"
 
 
-@found_by(GATEWAY, SAME)
+@found_by(EXCHANGE, THREAD)
 def external_rewards_between_turns_lost(patch: Patch) -> None:
     """Of the rewards that an agent is given between two turns the last alone counts."""
     note = ExternalEpisode._note
@@ -31,7 +28,7 @@ def external_rewards_between_turns_lost(patch: Patch) -> None:
     patch.setattr(ExternalEpisode, "_note", last_alone)
 
 
-@found_by(GATEWAY, THREAD, SAME)
+@found_by(EXCHANGE, THREAD)
 def external_final_obs_dropped(patch: Patch) -> None:
     """The final observation of an agent that ends is dropped."""
     endings = ExternalEpisode._endings
@@ -42,7 +39,7 @@ def external_final_obs_dropped(patch: Patch) -> None:
     patch.setattr(ExternalEpisode, "_endings", without)
 
 
-@found_by(GATEWAY, SAME)
+@found_by(EXCHANGE, THREAD)
 def external_truncated_is_terminated(patch: Patch) -> None:
     """An episode that was cut off counts as one that was over."""
     write = SlotEnv._write
@@ -56,13 +53,13 @@ def external_truncated_is_terminated(patch: Patch) -> None:
     patch.setattr(SlotEnv, "_write", over)
 
 
-@found_by(GATEWAY, f"{EXCHANGE}/test_orders.py")
+@found_by(EXCHANGE)
 def external_rows_of_lost_episodes_stay(patch: Patch) -> None:
     """Rows of an episode that was given up are handed out all the same."""
     patch.setattr(RowExchange, "_drop_rows", lambda exchange, place, episode: episode.forget())
 
 
-@found_by(GATEWAY, THREAD, f"{EXCHANGE}/test_orders.py")
+@found_by(EXCHANGE, THREAD)
 def external_place_stays_taken(patch: Patch) -> None:
     """Nobody who waits for a free env hears that an episode has ended."""
 

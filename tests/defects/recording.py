@@ -16,7 +16,7 @@ from marlvec.recording.rows import _Window
 from tests.defects.registry import Patch, found_by
 
 RECORDER, DATASET = "tests/recording/test_recorder.py", "tests/recording/test_dataset.py"
-VAULT, D3RLPY = "tests/recording/test_vault.py", "tests/recording/test_d3rlpy.py"
+VAULT, D3RLPY = "tests/recording/test_vault.py", "tests/recording/test_views.py"
 
 
 @found_by(RECORDER)
@@ -140,7 +140,7 @@ def mdp_datasets_without_gaps(patch: Patch) -> None:
     patch.setattr(d3rlpy, "_with_timeouts", careless)
 
 
-@found_by("tests/recording/test_minari.py::test_an_agent_that_came_back_has_an_episode_a_life")
+@found_by("tests/recording/test_views.py::test_an_agent_that_came_back_has_an_episode_a_life")
 def minari_joins_the_lives_of_an_agent(patch: Patch) -> None:
     """An agent that ended and came back has one episode of Minari's, and loses a final observation."""
     episodes = minari._agent_episodes

@@ -10,7 +10,7 @@ from marlvec.selfplay.mapping import SelfPlayMapping
 from tests.defects.registry import Patch, after, found_by
 
 MAPPING = "tests/selfplay/test_mapping.py"
-POOL = "tests/selfplay/test_opponent_pool.py"
+POOL = "tests/selfplay/test_opponents.py"
 RATINGS = "tests/selfplay/test_ratings.py"
 
 
@@ -79,7 +79,7 @@ def selfplay_winner_alone_is_rated(patch: Patch) -> None:
     after(patch, Elo, "_rate", give_back)
 
 
-@found_by(POOL, "tests/selfplay/test_resume.py")
+@found_by(POOL)
 def selfplay_opponents_saved_as_of_step_zero(patch: Patch) -> None:
     """A pool that was loaded says of all its opponents that they are of step 0."""
     unpack = OpponentPool.unpack

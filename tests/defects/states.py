@@ -20,7 +20,7 @@ from tests.defects.registry import Patch, after, found_by
 
 EXACT = "tests/collect/state/test_exact_resume.py"
 RESTARTED = "tests/collect/state/test_restarted_envs.py"
-LEAGUE = "tests/selfplay/test_resume.py"
+LEAGUE = "tests/selfplay/test_opponents.py"
 
 
 @found_by(f"{EXACT}::test_resume_is_exact_in_native_envs")

@@ -106,7 +106,8 @@ def check_rows(batches: Sequence[MultiAgentBatch]) -> dict[tuple[int, int], int]
 
 
 def check_metrics(collectors: Collectors, batches: Sequence[MultiAgentBatch], *, raw: bool = True) -> None:
-    """Episodes of the metrics are those whose last rows came, and their numbers a recount."""
+    """Rows are whole, episodes of the metrics are those whose last rows came, and their numbers a recount."""
+    check_rows(batches)
     returns: dict[tuple[int, int], float] = {}
     ended: set[int] = set()
     for batch in batches:

@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 
 
-def run(*arguments: str, seconds: float = 500, module: str = "tests.distributed.ray_scenarios") -> None:
+def run(*arguments: str, seconds: float = 500) -> None:
     """Run a scenario in a process of its own; what it leaves behind, every test looks for."""
-    command = [sys.executable, "-m", module, *arguments]
+    command = [sys.executable, "-m", "tests.distributed.ray_scenarios", *arguments]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "SCENARIO_SECONDS": str(seconds)}
     found = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout[-2000:] + found.stderr[-4000:]
@@ -66,3 +66,26 @@ def test_on_a_real_ray(scenario: str) -> None:
 @pytest.mark.time_limit(1300)
 def test_a_hundred_kills() -> None:
     run("kills", "100", seconds=1200)
+
+
+# --- Deaths at chosen moments, on a real Ray: where ray is installed, as by `make distributed`
+
+
+@needs_ray
+@pytest.mark.time_limit(520)
+@pytest.mark.parametrize("scenario", ["exiting_env", "merging", "weights", "large_answers", "leaves_nothing"])
+def test_accounting_balances_and_nothing_is_left(scenario: str) -> None:
+    run(scenario)
+
+
+@needs_ray
+@pytest.mark.soak  # others on the machine need memory, too
+def test_a_collector_that_takes_too_much_memory() -> None:
+    run("out_of_memory")
+
+
+@needs_ray
+@pytest.mark.soak
+@pytest.mark.time_limit(1000)
+def test_killed_while_large_answers_are_written() -> None:
+    run("large_answers", "40", seconds=900)

@@ -35,6 +35,7 @@ from marlvec.interop.cleanrl import CleanRLVectorEnv
 from marlvec.interop.gymnasium import GymnasiumVectorEnv
 from marlvec.interop.supersuit import SuperSuitVecEnv
 from tests.interop.envs import SPACES, CountEnv, SampleEnv
+from tests.vector.support.reference import refused
 from tests.waiting import Gate
 
 BACKENDS = [("sync", {}), ("async", {"num_workers": 2})]
@@ -262,8 +263,7 @@ def test_actions_are_counted(place: Place) -> None:
     obs, *others, _ = view.step(actions)
     assert [len(part) for part in (obs, *others)] == [4] * 4
     for wrong in (actions[:3], np.concatenate([actions, actions[:1]]), 0):  # here the last one is a ValueError, too
-        with pytest.raises(ValueError, match="one row per env and agent"):
-            view.step(wrong)
+        refused(ValueError, "one row per env and agent", view.step, wrong)
     view.close()
 
 
@@ -306,8 +306,7 @@ def test_observation_spaces_that_differ(place: Place) -> None:
     """``observation_mode="different"`` is ``spaces="compatible"`` here; without it both refuse."""
     spaces = [Box(0, high, (2,)) for high in (1, 2, 3)]
     factories: list[Callable[[], Any]] = [partial(OneSpaceEnv, space) for space in spaces]
-    with pytest.raises(RuntimeError, match="observation space of agent"):
-        view_of(factories, place)
+    refused(RuntimeError, "observation space of agent", view_of, factories, place)
     view = view_of(factories, place, spaces="compatible")
     assert view.single_observation_space.shape == spaces[0].shape
     assert batch_differing_spaces(spaces).shape == view.observation_space.shape
@@ -345,13 +344,10 @@ def test_call_calls_methods_and_reads_properties(place: Place) -> None:
     assert spaces == (view.single_action_space,) * 4
     view.call_async("get_wrapper_attr", name="gravity")
     assert view.call_wait(timeout=60) == (9.8,) * 4
-    with pytest.raises(AttributeError, match="no layer of the env has an attribute 'grvity'"):
-        view.call("grvity")
-    with pytest.raises(AttributeError, match="grvity"):
-        view.get_attr("grvity")
+    refused(AttributeError, "no layer of the env has an attribute 'grvity'", view.call, "grvity")
+    refused(AttributeError, "grvity", view.get_attr, "grvity")
     view.call_async("grvity")
-    with pytest.raises(AttributeError, match="grvity"):
-        view.call_wait()
+    refused(AttributeError, "grvity", view.call_wait)
     view.step(view.action_space.sample())
     view.close()
 
@@ -365,16 +361,14 @@ def test_set_attr(place: Place) -> None:
     assert view.get_attr("gravity") == (1.0, 2.0, 3.0, 4.0)
     view.set_attr("gravity", 5.0)
     assert view.get_attr("gravity") == (5.0,) * 4
-    with pytest.raises(ValueError, match="expected one per row, 4 in all, got 3"):
-        view.set_attr("gravity", [1, 2, 3])
+    refused(ValueError, "expected one per row, 4 in all, got 3", view.set_attr, "gravity", [1, 2, 3])
     view.close()
 
 
 @pytest.mark.parametrize("name", ["reset", "step", "close"])
 def test_call_refuses_what_has_a_call_of_its_own(name: str) -> None:
     view = view_of([CountEnv], BACKENDS[0])
-    with pytest.raises(ValueError, match=f"{name}.*use {name}"):
-        view.call(name)
+    refused(ValueError, f"{name}.*use {name}", view.call, name)
     view.close()
 
 
@@ -458,8 +452,7 @@ def test_partial_reset(place: Place) -> None:
 @pytest.mark.mostly_slow("steps or trains with another library", quick="each")
 @PLACES
 @pytest.mark.parametrize(
-    "mask",
-    [[True], [True, True, False, False], [[True] * 3], [False] * 3, [1, 1, 0], [1.0, 1.0, 0.0]],
+    "mask", [[True], [True, True, False, False], [[True] * 3], [False] * 3, [1, 1, 0], [1.0, 1.0, 0.0]]
 )
 def test_a_wrong_mask(place: Place, mask: Any) -> None:
     view = view_of([CountEnv] * 3, place, "disabled")
@@ -483,25 +476,21 @@ def test_calls_out_of_order(place: Place) -> None:
     }
     waits = {"reset": view.reset_wait, "step": view.step_wait, "call": view.call_wait}
     for name, wait in waits.items():
-        with pytest.raises(NoAsyncCallError) as nothing:
-            wait()
-        assert nothing.value.name == name
-    with pytest.raises(ResetNeeded):
-        view.step_async([0, 0])
+        nothing = refused(NoAsyncCallError, "", wait)
+        assert nothing.name == name
+    refused(ResetNeeded, "", view.step_async, [0, 0])
     view.reset()
     blocking: list[Callable[[], Any]] = [view.reset, partial(view.step, [0, 0]), view.render]
     blocking += [partial(view.get_attr, "length"), partial(view.set_attr, "length", 3)]
     for pending, begin in begins.items():
         begin()
         for other in (*begins.values(), *blocking):
-            with pytest.raises(AlreadyPendingCallError) as busy:
-                other()
-            assert busy.value.name == pending
-            assert isinstance(busy.value, BusyError)
+            busy = refused(AlreadyPendingCallError, "", other)
+            assert busy.name == pending
+            assert isinstance(busy, BusyError)
         for name, wait in waits.items():
             if name != pending:
-                with pytest.raises(NoAsyncCallError):
-                    wait()
+                refused(NoAsyncCallError, "", wait)
         waits[pending](timeout=60)
     view.close()
 
@@ -527,10 +516,8 @@ def test_a_timeout_here_leaves_the_call_pending(gate: Gate, call: str) -> None:
     wait = {"reset": view.reset_wait, "step": view.step_wait, "call": view.call_wait}[call]
     begin[call]()
     for kind in (TimeoutError, multiprocessing.TimeoutError):
-        with pytest.raises(kind):
-            wait(timeout=0.01)
-    with pytest.raises(AlreadyPendingCallError):
-        begin[call]()
+        refused(kind, "", wait, timeout=0.01)
+    refused(AlreadyPendingCallError, "", begin[call])
     gate.let_through(2)
     answer = wait(timeout=60)
     if call == "step":
@@ -544,15 +531,13 @@ def test_a_timeout_here_leaves_the_call_pending(gate: Gate, call: str) -> None:
 @PLACES
 def test_errors_of_envs(place: Place) -> None:
     view = view_of([FailingEnv] * 3, place)
-    with pytest.raises(RuntimeError, match=r"env 0.* reset\(\): ValueError: error in reset") as caught:
-        view.reset(options={"fail": True})
-    assert isinstance(caught.value, EnvRaised)  # theirs: the ValueError itself
-    assert isinstance(caught.value.__cause__, ValueError)
-    assert caught.value.env_ids == (0, 1, 2)
+    caught = refused(RuntimeError, r"env 0.* reset\(\): ValueError: error in reset", view.reset, options={"fail": True})
+    assert isinstance(caught, EnvRaised)  # theirs: the ValueError itself
+    assert isinstance(caught.__cause__, ValueError)
+    assert caught.env_ids == (0, 1, 2)
     view.reset()
-    with pytest.raises(EnvRaised, match="error in step") as caught:
-        view.step([0, 4, 0])
-    assert caught.value.env_ids == (1,)
+    caught = refused(EnvRaised, "error in step", view.step, [0, 4, 0])
+    assert caught.env_ids == (1,)
     view.reset()  # theirs has closed the worker
     view.step([0, 0, 0])
     view.close()
@@ -565,9 +550,8 @@ def test_what_breaks_the_contract_is_a_value_error() -> None:
 
     view = view_of([Wrong], BACKENDS[0])
     view.reset()
-    with pytest.raises(ValueError, match="env 0") as caught:
-        view.step([0])
-    assert isinstance(caught.value, EnvContractError)
+    caught = refused(ValueError, "env 0", view.step, [0])
+    assert isinstance(caught, EnvContractError)
     view.close()
 
 
@@ -584,8 +568,7 @@ def test_what_is_closed(place: Place) -> None:
     calls: list[Callable[[], Any]] = [view.reset, partial(view.step, [0, 0]), view.reset_async, view.reset_wait]
     calls += [partial(view.step_async, [0, 0]), view.step_wait, partial(view.call, "render"), view.call_wait]
     for call in calls:
-        with pytest.raises(ClosedEnvironmentError):
-            call()
+        refused(ClosedEnvironmentError, "", call)
 
 
 @pytest.mark.parametrize("how", [{"terminate": True}, {"timeout": 0.0}])

@@ -26,6 +26,7 @@ from marlvec.errors import ContractError
 from marlvec.interop.pettingzoo import AECView, ParallelView
 from marlvec.making import make
 from marlvec.testing import Script, ScriptedParallelEnv, TurnEnv
+from tests.vector.support.reference import refused
 
 # Agents that come late, leave early, and end in every way.
 SCRIPTS = [
@@ -165,8 +166,7 @@ def test_the_same_seed_gives_the_same_game_with_masks(kind: Any) -> None:
 
 def test_here_a_view_is_not_pickled() -> None:
     view = ParallelView.make("simple_spread")
-    with pytest.raises(TypeError, match="cannot be pickled or copied"):
-        pickle.dumps(view)
+    refused(TypeError, "cannot be pickled or copied", pickle.dumps, view)
     view.close()
 
 
@@ -181,5 +181,4 @@ class GeneratedAgents(ParallelEnv):  # type: ignore[misc]  # pettingzoo has no t
 
 
 def test_here_agents_are_known_before() -> None:
-    with pytest.raises(ContractError, match=r"possible_agents.*lenient=True"):
-        ParallelView.make(GeneratedAgents)
+    refused(ContractError, r"possible_agents.*lenient=True", ParallelView.make, GeneratedAgents)

@@ -22,6 +22,7 @@ from marlvec.connectors import Rows
 from marlvec.errors import ArgumentError, CheckpointError, ResourceError, SerialisationError
 from marlvec.policies import FunctionPolicy, Policy, PolicyMap, RandomPolicy, ScriptedPolicy
 from tests.collect.helpers.players import KINDS, MODES, sync
+from tests.vector.support.reference import refused
 
 OBS = Box(-1, 1, (2,), np.float32)
 ACTIONS = Discrete(1000)
@@ -218,8 +219,7 @@ def test_a_folder_that_is_gone_loses_nothing(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="No such file"):
         policies["p1"]
     assert (policies["p0"].weights["w"] == 2.0).all()  # type: ignore[attr-defined]  # a Net
-    with pytest.raises(FileNotFoundError):
-        nets(2, 1, tmp_path / "nowhere")
+    refused(FileNotFoundError, "", nets, 2, 1, tmp_path / "nowhere")
 
 
 def test_a_state_that_no_file_can_hold_stays_in_memory() -> None:
@@ -291,8 +291,7 @@ def test_its_folder_is_removed_with_it(tmp_path: Path) -> None:
 
 def test_a_value_that_is_not_a_policy_is_refused() -> None:
     for capacity in (0, -1, 1.5, True, None):
-        with pytest.raises(ArgumentError, match="capacity=.*expected an integer of at least 1"):
-            PolicyMap(capacity=capacity)  # type: ignore[arg-type]  # on purpose
+        refused(ArgumentError, "capacity=.*expected an integer of at least 1", PolicyMap, capacity=capacity)
     policies = PolicyMap({"odd": lambda: 3}, capacity=1)  # type: ignore[arg-type,return-value]  # on purpose
     with pytest.raises(
         ArgumentError, match="object that the function of policy 'odd' built must be a marlvec Policy.* got 3"

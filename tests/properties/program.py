@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from marlvec import PerEnv, VectorEnv, VectorStep, env_seeds
 from marlvec.errors import BusyError, FetchTimeout, NothingPendingError, NotResetError
-from tests.properties.matter import Matter
 from tests.properties.setups import Setup
+from tests.properties.worlds import Matter
 from tests.vector.support.reference import (
     Frame,
     Reference,

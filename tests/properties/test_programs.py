@@ -1,6 +1,6 @@
 """Any envs, any vectorizer, any program of calls: all that comes out is what a plain loop gives, bit for bit.
 
-What is drawn stands in `setups`, what the envs say in `worlds` and `matter`, which calls are made in `program`.
+What is drawn stands in `setups`, what the envs say in `worlds`, which calls are made in `program`.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.external import make as make_external
 from tests.collect.helpers.players import sync
 from tests.recording.runs import collector, make_batch, policy_of, same_rows, two_lives, write
+from tests.vector.support.reference import refused
 
 pytest.importorskip("pyarrow")
 
@@ -77,12 +78,9 @@ def test_parts_of_it_are_read_as_numpy_cuts_arrays(data: Any) -> None:
     assert "of policy 'main': int64 of (1000,)" in repr(x)
     assert rows.read(columns=["x"]).keys() == {"x"}
     for wrong in ([1000], [-1], [0.5], [[1]]):
-        with pytest.raises(IndexError):
-            rows.take(wrong)
-    with pytest.raises(KeyError, match=r"no columns \['y'\]"):
-        rows.read(columns=["y"])
-    with pytest.raises(ArgumentError, match=r"write columns=\['x'\]"):
-        rows.read(columns="x")
+        refused(IndexError, "", rows.take, wrong)
+    refused(KeyError, r"no columns \['y'\]", rows.read, columns=["y"])
+    refused(ArgumentError, r"write columns=\['x'\]", rows.read, columns="x")
     with pytest.raises(KeyError, match=r"no policy 'other'.*\['main'\]"):
         data["other"]
 
@@ -113,11 +111,9 @@ def test_minibatches_without_end_and_bad_numbers(data: Any) -> None:
     endless = data["main"].minibatches(600, seed=0, epochs=None)
     found = iter(endless)
     assert sum(len(next(found)) for _ in range(6)) == 3000
-    with pytest.raises(ArgumentError, match="they have no end"):
-        len(endless)
+    refused(ArgumentError, "they have no end", len, endless)
     for wrong in ({"size": 0}, {"size": 5, "window": 0}, {"size": 5, "epochs": -1}, {"size": 5, "seed": -1}):
-        with pytest.raises(ArgumentError):
-            data["main"].minibatches(**wrong)
+        refused(ArgumentError, "", data["main"].minibatches, **wrong)
 
 
 def test_a_window_of_all_rows_mixes_them_evenly(tmp_path: Path) -> None:
@@ -190,10 +186,7 @@ def test_what_polars_reads_and_what_it_refuses(tmp_path: Path) -> None:
     pytest.importorskip("polars")
     folders = [tmp_path / format for format in ("parquet", "arrow")]
     for folder in folders:
-        cameras = {
-            "runner": np.arange(18, dtype=np.float32).reshape(3, 2, 3),
-            "chasers": np.zeros((3, 5), np.float32),
-        }
+        cameras = {"runner": np.arange(18, dtype=np.float32).reshape(3, 2, 3), "chasers": np.zeros((3, 5), np.float32)}
         batches = {
             policy: SampleBatch({"obs": {"camera": camera, "nothing": np.zeros((3, 0))}, "x": np.arange(3)})
             for policy, camera in cameras.items()
@@ -207,10 +200,7 @@ def test_what_polars_reads_and_what_it_refuses(tmp_path: Path) -> None:
 
 def turns(folder: Path, kind: str = "turns", **options: Any) -> list[MultiAgentBatch]:
     """Record envs whose agents join late, end early or take turns."""
-    with (
-        sync(kind, 3, 3) as envs,
-        marlvec.Recorder(folder, part_bytes=3000, **options) as recorder,
-    ):
+    with sync(kind, 3, 3) as envs, marlvec.Recorder(folder, part_bytes=3000, **options) as recorder:
         collects = marlvec.Collector(envs, marlvec.RandomPolicy(), callbacks=[recorder], seed=1)
         return [collects.collect(env_steps=13) for _ in range(9)]
 
@@ -275,17 +265,14 @@ def test_joint_rows_that_do_not_fit_together_are_refused(tmp_path: Path) -> None
     ):
         collector(envs, [recorder]).collect(env_steps=10)
     with marlvec.load_dataset(tmp_path / "run") as data:
-        with pytest.raises(ArgumentError, match=r"column 'obs' of policy '.*' is .*choose columns= or agents="):
-            next(data.joint())
+        refused(ArgumentError, r"column 'obs' of policy '.*' is .*choose columns= or agents=", next, data.joint())
         episode = next(data.joint(columns=["rewards"]))
         assert episode["rewards"].shape == (5, 4)
         hunters = next(data.joint(agents=[agent for agent in envs.agents if agent.startswith("adv")]))
         assert hunters["obs"].shape == (5, 3, 16)
         for wrong in (["nobody"], [], "agent_0"):
-            with pytest.raises(ArgumentError, match="expected names among"):
-                data.joint(agents=wrong)
-        with pytest.raises(ArgumentError, match=r"has no columns \['logp'\]"):
-            data.joint(columns=["logp"])
+            refused(ArgumentError, "expected names among", data.joint, agents=wrong)
+        refused(ArgumentError, r"has no columns \['logp'\]", data.joint, columns=["logp"])
 
 
 @KINDS
@@ -357,8 +344,7 @@ def test_a_column_without_which_a_row_is_no_decision_is_not_filled(tmp_path: Pat
     write(tmp_path / "run", batches)
     with marlvec.load_dataset(tmp_path / "run") as data:
         assert data["main"].keys() == ["x", "rewards"]
-        with pytest.raises(CheckpointError, match="lacks 'rewards', which other files have: choose columns= without"):
-            data["main"].read()
+        refused(CheckpointError, "lacks 'rewards', which other files have: choose columns= without", data["main"].read)
         assert data["main"].read(columns=["x"])["x"].tolist() == list(range(8))
 
 
@@ -380,8 +366,7 @@ def test_rows_without_ids_are_no_episodes(tmp_path: Path) -> None:
     write(tmp_path / "run", [make_batch(0, 3, lambda n: {"x": n})])
     with marlvec.load_dataset(tmp_path / "run") as data:
         for call in (data.episode_table, lambda: next(data.episodes()), lambda: next(data.joint())):
-            with pytest.raises(ArgumentError, match=r"no columns|lack the columns"):
-                call()
+            refused(ArgumentError, r"no columns|lack the columns", call)
         assert data.agents is None
         assert "3 rows" in repr(data)
 
@@ -416,9 +401,8 @@ def test_a_file_that_is_missing_cut_or_changed_is_named(format: str, tmp_path: P
         (b"", "cut"),
     ]:
         path.write_bytes(wrong)
-        with pytest.raises(CheckpointError, match=text) as caught:
-            marlvec.load_dataset(tmp_path / "run")
-        assert caught.value.file == str(path)
+        caught = refused(CheckpointError, text, marlvec.load_dataset, tmp_path / "run")
+        assert caught.file == str(path)
     for place in range(0, len(content), 211):
         path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
         with marlvec.load_dataset(tmp_path / "run") as data, pytest.raises(CheckpointError, match="was changed"):
@@ -430,8 +414,7 @@ def test_a_file_that_is_missing_cut_or_changed_is_named(format: str, tmp_path: P
                 continue
             assert format == "arrow" or rows["x"].tolist() == list(range(500))
     path.unlink()
-    with pytest.raises(CheckpointError, match="there is no such file"):
-        marlvec.load_dataset(tmp_path / "run")
+    refused(CheckpointError, "there is no such file", marlvec.load_dataset, tmp_path / "run")
 
 
 @FORMATS
@@ -477,10 +460,8 @@ def test_a_file_of_another_recording_raises(format: str, tmp_path: Path) -> None
 def test_an_invalid_manifest_raises(change: Any, text: str, tmp_path: Path) -> None:
     write(tmp_path / "run", [make_batch(0, 50, lambda n: {"x": n})])
     spoilt(tmp_path / "run", change)
-    with pytest.raises(CheckpointError, match=text):
-        marlvec.load_dataset(tmp_path / "run")
-    with pytest.raises(CheckpointError, match=text):
-        marlvec.Recorder(tmp_path / "run", append=True)
+    refused(CheckpointError, text, marlvec.load_dataset, tmp_path / "run")
+    refused(CheckpointError, text, marlvec.Recorder, tmp_path / "run", append=True)
 
 
 def test_nothing_outside_of_the_folder_is_opened(tmp_path: Path) -> None:
@@ -488,12 +469,10 @@ def test_nothing_outside_of_the_folder_is_opened(tmp_path: Path) -> None:
     path = tmp_path / "run" / "policy=main" / "part-000000.parquet"
     path.replace(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match="leads out of"):
-        marlvec.load_dataset(tmp_path / "run")
+    refused(CheckpointError, "leads out of", marlvec.load_dataset, tmp_path / "run")
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(CheckpointError, match="there is no such file"):
-        marlvec.load_dataset(tmp_path / "run")
+    refused(CheckpointError, "there is no such file", marlvec.load_dataset, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -512,22 +491,17 @@ def test_an_invalid_schema_raises(change: Any, text: str, tmp_path: Path) -> Non
     about = json.loads(path.read_text())
     change(about)
     path.write_text(json.dumps(about))
-    with pytest.raises(CheckpointError, match=text):
-        marlvec.load_dataset(tmp_path / "run")
+    refused(CheckpointError, text, marlvec.load_dataset, tmp_path / "run")
 
 
 def test_a_folder_without_recording_raises(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is not a folder"):
-        marlvec.load_dataset(tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match=r"is not a recording: its manifest\.jsonl cannot be read"):
-        marlvec.load_dataset(tmp_path)
+    refused(CheckpointError, "is not a folder", marlvec.load_dataset, tmp_path / "nowhere")
+    refused(CheckpointError, r"is not a recording: its manifest\.jsonl cannot be read", marlvec.load_dataset, tmp_path)
     (tmp_path / "manifest.jsonl").touch()
-    with pytest.raises(CheckpointError, match="it lists no session"):
-        marlvec.load_dataset(tmp_path)
+    refused(CheckpointError, "it lists no session", marlvec.load_dataset, tmp_path)
     write(tmp_path / "run", [make_batch(0, 50, lambda n: {"x": n})])
     (tmp_path / "run" / "schema.json").unlink()
-    with pytest.raises(CheckpointError, match=r"schema\.json cannot be read"):
-        marlvec.load_dataset(tmp_path / "run")
+    refused(CheckpointError, r"schema\.json cannot be read", marlvec.load_dataset, tmp_path / "run")
 
 
 def test_an_episode_is_whole_although_an_agent_ended_and_came_back(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`Recorder`: what is collected is on disk, once and in order, whatever fails meanwhile."""
+"""`Recorder`: what is collected is on disk, once and in order, whatever fails meanwhile, a kill included."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ import marlvec
 from marlvec.collect import MultiAgentBatch, SampleBatch
 from marlvec.errors import (
     ArgumentError,
+    CheckpointError,
     ClosedError,
     MissingExtraError,
     ResourceError,
@@ -33,10 +34,15 @@ from marlvec.errors import (
     StateError,
 )
 from marlvec.testing.scripted import CounterEnv, SampledEnv
+from tests.recording.killed import BATCHES, ENV_STEPS
 from tests.recording.runs import collector, concat, make_batch, same_rows, write
+from tests.vector.support.reference import refused
 from tests.waiting import until, within
 
 pytest.importorskip("pyarrow")
+
+
+# --- `Recorder`: what is collected is on disk, once and in order, whatever fails meanwhile
 
 
 @pytest.fixture
@@ -169,8 +175,7 @@ def test_rows_of_a_batch_that_comes_again_are_recorded_once(
 def test_after_a_reset_rows_that_were_lost_stay_and_new_ones_follow(envs: marlvec.VectorEnv, tmp_path: Path) -> None:
     with marlvec.Recorder(tmp_path / "run") as recorder:
         collects = collector(envs, [recorder, FailsOnce((1,), ValueError("no"))])
-        with pytest.raises(ValueError, match="no"):
-            collects.collect(env_steps=10)
+        refused(ValueError, "no", collects.collect, env_steps=10)
         collects.reset()
         batches = [collects.collect(env_steps=10) for _ in range(3)]
     rows = recorded(tmp_path / "run")["runner"]
@@ -185,8 +190,7 @@ def test_two_collectors_need_streams_of_their_own(envs: marlvec.VectorEnv, tmp_p
         batches.append(other.collect(env_steps=8))
         third = collector(envs, [recorder])
         third.reset()
-        with pytest.raises(ArgumentError, match="two collectors have stream=0.*give each its own stream"):
-            third.collect(env_steps=8)
+        refused(ArgumentError, "two collectors have stream=0.*give each its own stream", third.collect, env_steps=8)
     same(tmp_path / "run", batches)
 
 
@@ -218,8 +222,7 @@ def test_a_state_of_another_recording_changes_nothing(tmp_path: Path) -> None:
     with marlvec.Recorder(tmp_path / "run") as recorder:
         recorder.write(batches[0])
         recorder.load_state_dict(state)
-        with pytest.raises(ArgumentError, match="expected the state of a Recorder"):
-            recorder.load_state_dict({"bytes": 3})
+        refused(ArgumentError, "expected the state of a Recorder", recorder.load_state_dict, {"bytes": 3})
     same(tmp_path / "run", batches)
 
 
@@ -267,15 +270,14 @@ def test_a_full_disk_raises_and_nothing_is_lost(
     batches = [collects.collect(env_steps=20)]
     recorder.flush()
     disk.error = OSError(errno.ENOSPC, "no room")
-    refused = 0
+    rejected = 0
     for _ in range(6):
         try:
             batches.append(collects.collect(env_steps=20))
         except ResourceError:
-            refused += 1
-    assert refused >= 3
-    with pytest.raises(ResourceError, match=r"cannot write .*no room.*rows wait in memory: make room"):
-        recorder.close()
+            rejected += 1
+    assert rejected >= 3
+    refused(ResourceError, r"cannot write .*no room.*rows wait in memory: make room", recorder.close)
     assert not recorder.closed
     disk.error = None
     recorder.flush()
@@ -312,8 +314,7 @@ def test_another_error_of_the_disk_raises_in_any_case(disk: Disk, tmp_path: Path
     recorder = marlvec.Recorder(tmp_path / "run")
     disk.error = OSError(errno.EIO, "broken")
     recorder.write(make_batch(0, 10, plain))
-    with pytest.raises(ResourceError, match="broken"):
-        recorder.flush()
+    refused(ResourceError, "broken", recorder.flush)
     disk.error = None
     recorder.close()
     same(tmp_path / "run", [make_batch(0, 10, plain)])
@@ -448,8 +449,7 @@ def test_a_folder_that_is_deleted_before_the_session_is_closed_is_an_error(tmp_p
     recorder.flush()
     (tmp_path / "run").rename(tmp_path / "moved")
     for call in (recorder.close, recorder.state_dict):
-        with pytest.raises(ResourceError, match="cannot write .*No such file.*: put that right, and call again"):
-            call()
+        refused(ResourceError, "cannot write .*No such file.*: put that right, and call again", call)
     (tmp_path / "moved").rename(tmp_path / "run")
     recorder.close()
     same(tmp_path / "run", [make_batch(0, 10, plain)])
@@ -476,10 +476,8 @@ def test_a_thread_that_fails_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     recorder.flush()
     monkeypatch.setattr(part_file, "arrow_array", lambda array: 1 / 0)
     recorder.write(make_batch(10, 10, plain))
-    with pytest.raises(StateError, match="its thread has failed.*ZeroDivisionError"):
-        recorder.flush()
-    with pytest.raises(StateError, match="its thread has failed"):
-        recorder.close()
+    refused(StateError, "its thread has failed.*ZeroDivisionError", recorder.flush)
+    refused(StateError, "its thread has failed", recorder.close)
     assert recorder.closed
     same(tmp_path / "run", [make_batch(0, 10, plain)])
     with marlvec.load_dataset(tmp_path / "run") as data:
@@ -530,12 +528,10 @@ def test_a_folder_that_is_in_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"expected a new or empty folder, it holds \['thesis.tex'\]"):
         marlvec.Recorder(tmp_path / "full")
     write(tmp_path / "run", [make_batch(0, 3, plain)])
-    with pytest.raises(ArgumentError, match=r"it holds a recording; give another, or append=True"):
-        marlvec.Recorder(tmp_path / "run")
+    refused(ArgumentError, r"it holds a recording; give another, or append=True", marlvec.Recorder, tmp_path / "run")
     with marlvec.Recorder(tmp_path / "run", append=True) as recorder:
         if sys.platform != "win32":
-            with pytest.raises(StateError, match="another recorder is writing there"):
-                marlvec.Recorder(tmp_path / "run", append=True)
+            refused(StateError, "another recorder is writing there", marlvec.Recorder, tmp_path / "run", append=True)
         recorder.write(make_batch(3, 2, plain))
     same(tmp_path / "run", [make_batch(0, 5, plain)])
 
@@ -588,8 +584,7 @@ def test_remains_of_a_killed_recorder_are_removed(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments(options: dict[str, Any], text: str, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=text):
-        marlvec.Recorder(tmp_path / "run", **options)
+    refused(ArgumentError, text, marlvec.Recorder, tmp_path / "run", **options)
     assert not list(tmp_path.iterdir())
 
 
@@ -603,21 +598,18 @@ def test_what_cannot_be_recorded_is_named(tmp_path: Path) -> None:
             (make_batch(3, 2, lambda n: {"x": {"y": n}}), ArgumentError, "column 'x': expected the structure x, as"),
             (make_batch(3, 2, plain)["main"], ArgumentError, "expected a MultiAgentBatch, got SampleBatch"),
         ]:
-            with pytest.raises(error, match=text):
-                recorder.write(bad)  # type: ignore[arg-type]  # one is none
+            refused(error, text, recorder.write, bad)
         recorder.write(make_batch(3, 2, plain))
     same(tmp_path / "run", [make_batch(0, 5, plain)])
     for call in (lambda: recorder.write(make_batch(5, 2, plain)), recorder.flush):
-        with pytest.raises(ClosedError, match="is closed"):
-            call()
+        refused(ClosedError, "is closed", call)
     recorder.close()
 
 
 def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for call in (marlvec.Recorder, marlvec.load_dataset):
-        with pytest.raises(MissingExtraError, match=r'pip install "marlvec\[parquet\]"'):
-            call(tmp_path / "run")
+        refused(MissingExtraError, r'pip install "marlvec\[parquet\]"', call, tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 
@@ -651,10 +643,79 @@ def test_ctrl_c_in_close_leaves_a_recorder_that_goes_on(monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "join", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        recorder.close()
+    refused(KeyboardInterrupt, "", recorder.close)
     recorder.write(make_batch(3, 2, plain))
     recorder.close()
     same(tmp_path / "run", [make_batch(0, 5, plain)])
     with marlvec.load_dataset(tmp_path / "run") as data:
         assert data.is_closed
+
+
+# --- A recorder whose process is killed: what the manifest lists is on disk, and is a beginning of what was collected
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, SampleBatch]:
+    pytest.importorskip("numba")
+    with marlvec.make("simple_tag", 2, backend="native", max_cycles=5) as envs:
+        collects = collector(envs)
+        return concat([collects.collect(env_steps=ENV_STEPS) for _ in range(BATCHES)])
+
+
+def record_and_kill(folder: Path, format: str, kills: int, seed: int) -> None:
+    command = [sys.executable, "-m", "tests.recording.killed", str(folder), format, str(kills), str(seed)]
+    subprocess.run(command, check=True, timeout=170)
+
+
+def check_what_is_there(folder: Path, reference: dict[str, SampleBatch]) -> int | None:
+    """Return the rows that are there; None where nothing had begun."""
+    try:
+        data = marlvec.load_dataset(folder)
+    except CheckpointError as error:
+        # It was killed before it had said that it begins: nothing was collected yet.
+        assert "manifest.jsonl" in str(error) or "is not a folder" in str(error)  # noqa: PT017  # either is right
+        assert not list(folder.glob("*/*.parquet"))
+        return None
+    rows = 0
+    with data:
+        for name, series in data.items():
+            got = series.read()
+            same_rows(got, reference[name].slice(0, len(got)))
+            rows += len(got)
+        assert len(data.get("chasers", ())) == 3 * len(data.get("runner", ()))  # all policies to the same batch
+        listed = {path for series in data.values() for path in series.files}
+        others = {path for path in folder.glob("policy=*/part-*") if path not in listed}
+        assert len({path.stem for path in others}) <= 1, "but for the part in the making"
+        assert data.is_closed == (rows == sum(map(len, reference.values())))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("kills", "step"), [(6, 10), pytest.param(60, 1, marks=pytest.mark.slow("a process for each act"))]
+)
+def test_killed_at_any_act_on_its_files(kills: int, step: int, whole: dict[str, SampleBatch], tmp_path: Path) -> None:
+    record_and_kill(tmp_path, "parquet", kills, -step)
+    found = [check_what_is_there(tmp_path / str(k), whole) for k in range(kills)]
+    assert found[0] is None
+    assert len(set(found)) > 3
+    assert sorted(found, key=lambda rows: -1 if rows is None else rows) == found
+
+
+@pytest.mark.parametrize(
+    ("format", "kills"),
+    [
+        pytest.param("parquet", 6, marks=pytest.mark.slow("seconds of recording")),
+        pytest.param("arrow", 6, marks=pytest.mark.slow("seconds of recording")),
+        pytest.param("parquet", 100, marks=pytest.mark.soak),
+        pytest.param("arrow", 100, marks=pytest.mark.soak),
+    ],
+)
+def test_killed_at_random_moments(format: Any, kills: int, whole: dict[str, SampleBatch], tmp_path: Path) -> None:
+    record_and_kill(tmp_path, format, kills, seed=kills)
+    found = [check_what_is_there(tmp_path / str(k), whole) for k in range(kills)]
+    assert any(found)
+    for k in range(kills):  # and a recorder goes on there
+        if found[k] is not None:
+            write(tmp_path / str(k), [], append=True)
+            assert check_what_is_there(tmp_path / str(k), whole) == found[k]
+            assert not list((tmp_path / str(k)).glob("policy=*/.*"))

@@ -22,8 +22,9 @@ from marlvec.collect import MultiAgentBatch, SampleBatch
 from marlvec.errors import ArgumentError, CheckpointError, MissingExtraError
 from marlvec.recording import from_vault, to_vault, vault
 from marlvec.recording.vault import Leaf, VaultStore, leaves_of
-from tests.recording import vaults
+from tests.recording import foreign
 from tests.recording.runs import collector, same_rows, two_lives, write
+from tests.vector.support.reference import refused
 
 pytest.importorskip("pyarrow")
 
@@ -85,10 +86,7 @@ def test_rows_go_to_a_vault_and_back(recorded: MultiAgentBatch, tmp_path: Path) 
 @needs_tensorstore
 def test_turns_and_masks_go_to_a_vault_and_back(tmp_path: Path) -> None:
     pytest.importorskip("numba")
-    with (
-        marlvec.make("connect_four", 2, backend="native") as envs,
-        marlvec.Recorder(tmp_path / "run") as recorder,
-    ):
+    with marlvec.make("connect_four", 2, backend="native") as envs, marlvec.Recorder(tmp_path / "run") as recorder:
         collects = marlvec.Collector(envs, marlvec.RandomPolicy(), callbacks=[recorder], batch_mode="complete", seed=0)
         rows = collects.collect(episodes=9)["main"]
     with marlvec.load_dataset(tmp_path / "run") as data:
@@ -241,7 +239,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _arrays() -> dict[tuple[str, ...], Any]:
-    return {leaf: array[0] for leaf, array in leaves_of(vaults.experience())}
+    return {leaf: array[0] for leaf, array in leaves_of(foreign.experience())}
 
 
 @needs_tensorstore
@@ -285,7 +283,7 @@ def test_several_sequences_are_envs_of_their_own(tmp_path: Path) -> None:
         )
         both[:, : len(array)].write(np.stack([array, array[::-1]])).result()
     index = store._array("vault_index", {}, create=True, shape=(1,), dtype="int32")
-    index.write(np.array([vaults.STEPS], np.int32)).result()
+    index.write(np.array([foreign.STEPS], np.int32)).result()
     about["structure_shape"] = json.loads(json.dumps(about["structure_shape"]).replace('"(1, ', '"(2, '))
     (tmp_path / "vault/metadata.json").write_text(json.dumps(about))
     from_vault(tmp_path / "vault", tmp_path / "run")
@@ -309,7 +307,7 @@ def test_flashbax_s_own_vaults_are_read_and_ours_by_flashbax(tmp_path: Path) -> 
     with marlvec.load_dataset(tmp_path / "run") as data:
         to_vault(data, tmp_path / "vaults/mpe/ours.vlt/Random")
         want = data["main"].read()
-    subprocess.run([sys.executable, "-m", "tests.recording.vaults", str(tmp_path)], check=True)
+    subprocess.run([sys.executable, "-m", "tests.recording.foreign", "exchange_vaults", str(tmp_path)], check=True)
     from_vault(tmp_path / "vaults/mpe/theirs.vlt/Random", tmp_path / "theirs")
     with marlvec.load_dataset(tmp_path / "theirs") as data:
         same_rows(data["main"].read(), want)
@@ -374,8 +372,7 @@ def test_foreign_metadata_is_refused(change: Any, message: str, sample: Path, tm
     shutil.copytree(sample, tmp_path / "vault")
     path = tmp_path / "vault/metadata.json"
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
-    with pytest.raises(CheckpointError, match=message):
-        from_vault(tmp_path / "vault", tmp_path / "run")
+    refused(CheckpointError, message, from_vault, tmp_path / "vault", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -407,8 +404,7 @@ def test_experience_of_another_form_is_refused(leaf: Any, array: Any, message: s
     folder.mkdir()
     store = VaultStore.create(folder, {name: (one.dtype, one.shape[1:]) for name, one in arrays.items()}, "a test")
     store.finish(53, {})
-    with pytest.raises(CheckpointError, match=message):
-        from_vault(folder, tmp_path / "run")
+    refused(CheckpointError, message, from_vault, folder, tmp_path / "run")
 
 
 @needs_tensorstore
@@ -416,10 +412,8 @@ def test_nothing_outside_of_the_folder_is_read(sample: Path, tmp_path: Path) -> 
     shutil.copytree(sample, tmp_path / "vault")
     (tmp_path / "vault/d").rename(tmp_path / "elsewhere")
     (tmp_path / "vault/d").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match="leads out of"):
-        from_vault(tmp_path / "vault", tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"metadata\.json is missing"):
-        from_vault(tmp_path / "nothing", tmp_path / "run")
+    refused(CheckpointError, "leads out of", from_vault, tmp_path / "vault", tmp_path / "run")
+    refused(CheckpointError, r"metadata\.json is missing", from_vault, tmp_path / "nothing", tmp_path / "run")
     with pytest.raises(ArgumentError, match="expected 3 agents, got 1"):
         from_vault(sample, tmp_path / "run", spaces={"a": (Box(0, 1, (4,)), Discrete(5))})
 
@@ -446,10 +440,8 @@ def test_what_a_vault_cannot_hold_is_refused_and_leaves_no_folder(tmp_path: Path
             to_vault(data, tmp_path / "vault")
         assert not (tmp_path / "vault").exists()
     with marlvec.load_dataset(tmp_path / "run") as data:
-        with pytest.raises(ArgumentError, match="joint.*column 'obs' of policy 'runner'"):
-            to_vault(data, tmp_path / "vault")
-        with pytest.raises(ArgumentError, match="expected a new or empty folder"):
-            to_vault(data, tmp_path / "run")
+        refused(ArgumentError, "joint.*column 'obs' of policy 'runner'", to_vault, data, tmp_path / "vault")
+        refused(ArgumentError, "expected a new or empty folder", to_vault, data, tmp_path / "run")
     marlvec.Recorder(tmp_path / "empty").close()
     with marlvec.load_dataset(tmp_path / "empty") as data, pytest.raises(ArgumentError, match="at least one episode"):
         to_vault(data, tmp_path / "vault")

@@ -1,8 +1,10 @@
-"""Matches: who plays whom, what is counted, and that it is the same however it is run."""
+"""Matches, what is counted in them, and exact exploitability."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,17 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import marlvec
-from marlvec.connectors import AgentPipeline, FrameStack, NormalizeObs, StickyActions
-from marlvec.errors import ArgumentError
+from marlvec.connectors import AgentIndicator, AgentPipeline, FrameStack, NormalizeObs, Rows, StickyActions
+from marlvec.errors import ArgumentError, ContractError
 from marlvec.policies import FunctionPolicy, RandomPolicy
-from marlvec.selfplay import Elo, Game, OpponentPool, WinRate, evaluate_match
+from marlvec.selfplay import Elo, Game, OpponentPool, WinRate, evaluate_match, exploitability
 from marlvec.selfplay.evaluate import MatchSchedule, line_ups
 from marlvec.testing.scripted import SampledEnv
 from tests.selfplay.nim import Net, Nim, play, player, players
+from tests.vector.support.reference import refused
+
+# --- Matches: who plays whom, what is counted, and that it is the same however it is run
+
 
 RUNS: list[dict[str, Any]] = [
     {"backend": "sync"},
@@ -82,12 +88,9 @@ def test_each_policy_has_each_side_equally_often(names: int, sides: int, rounds:
 def test_policies_play_only_their_sides() -> None:
     plays = {"hunter": ["a"], "prey": ["b"], "prey 2": ["b"]}
     assert line_ups(list(plays), ["a", "b"], plays) == [("hunter", "prey"), ("hunter", "prey 2")]
-    with pytest.raises(ArgumentError, match="no line-up is possible"):
-        line_ups(["x", "y"], ["a", "b"], {"x": ["a"], "y": ["a"]})
-    with pytest.raises(ArgumentError, match=r"plays: unknown \['c'\]"):
-        line_ups(["x", "y"], ["a", "b"], {"x": ["c"]})
-    with pytest.raises(ArgumentError, match="expected at least two, got"):
-        line_ups(["x"], ["a", "b"])
+    refused(ArgumentError, "no line-up is possible", line_ups, ["x", "y"], ["a", "b"], {"x": ["a"], "y": ["a"]})
+    refused(ArgumentError, r"plays: unknown \['c'\]", line_ups, ["x", "y"], ["a", "b"], {"x": ["c"]})
+    refused(ArgumentError, "expected at least two, got", line_ups, ["x"], ["a", "b"])
 
 
 @pytest.mark.checklist(130)
@@ -124,8 +127,7 @@ def test_the_better_one_wins_and_the_interval_says_how_surely() -> None:
     assert [rate.games for rate in by_side] == [100, 100]
     assert by_side[0].mean > by_side[1].mean  # who begins can always win, or nearly
     for name, against, side in (("x", None, None), ("skill 1.0", "x", None), ("skill 1.0", None, "x")):
-        with pytest.raises(KeyError, match="'x'"):
-            found.win_rate(name, against, side=side)
+        refused(KeyError, "'x'", found.win_rate, name, against, side=side)
 
 
 def test_an_interval_is_wilsons() -> None:
@@ -136,8 +138,7 @@ def test_an_interval_is_wilsons() -> None:
     assert WinRate.of([1.0, 1.0]).high == 1.0
     assert math.isnan(WinRate.of([]).mean)
     assert WinRate.of([0.5], 0.5).draws == 1
-    with pytest.raises(ArgumentError, match="confidence"):
-        WinRate.of([1.0], 1.0)
+    refused(ArgumentError, "confidence", WinRate.of, [1.0], 1.0)
 
 
 @settings(max_examples=30)
@@ -204,8 +205,7 @@ def test_a_game_that_was_lost_is_played_anew(tmp_path: Path) -> None:
     found = serial(players(0.0, 1.0), 24, num_envs=4, **{**options, "on_fault": "mask"})
     assert (found.lost, found.unplayed, len(found.games)) == (1, 6, 18)
     alone = {**options, "nim": {"raises_in": str(tmp_path / "third"), "smallest": 8}, "on_fault": "mask"}
-    with pytest.raises(marlvec.errors.EnvFault, match="No env is left"):
-        serial(players(0.0, 1.0), 5, num_envs=1, **alone)
+    refused(marlvec.errors.EnvFault, "No env is left", serial, players(0.0, 1.0), 5, num_envs=1, **alone)
 
 
 def test_an_open_vectorizer_is_used_and_left_open() -> None:
@@ -213,8 +213,7 @@ def test_an_open_vectorizer_is_used_and_left_open() -> None:
         found = evaluate_match(players(0.0, 1.0), envs, 12, seed=5)
         assert found == serial(players(0.0, 1.0), 12, num_envs=4, seed=5)
         assert not envs.closed
-        with pytest.raises(ArgumentError, match="backend"):
-            evaluate_match(players(0.0, 1.0), envs, 12, backend="sync")
+        refused(ArgumentError, "backend", evaluate_match, players(0.0, 1.0), envs, 12, backend="sync")
 
 
 def test_it_shows_progress_and_results(capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,8 +255,7 @@ def test_it_shows_progress_and_results(capsys: pytest.CaptureFixture[str]) -> No
 )
 def test_invalid_arguments_raise(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"policies": players(0.0, 1.0), "env": Nim, "games": 4, "backend": "sync"}
-    with pytest.raises(marlvec.errors.MarlvecError, match=message):
-        evaluate_match(**(arguments | change))
+    refused(marlvec.errors.MarlvecError, message, evaluate_match, **(arguments | change))
 
 
 def test_sides_of_several_agents() -> None:
@@ -296,3 +294,153 @@ def test_sticky_actions_of_a_match_follow_from_its_seed(seeds: tuple[int, int, b
         return seen
 
     assert (sent(one) == sent(two)) == is_same
+
+
+# --- Exact exploitability, against numbers that are known
+
+
+needs_openspiel = pytest.mark.skipif(
+    importlib.util.find_spec("pyspiel") is None,
+    reason="OpenSpiel is not installed: nothing says how exploitable a policy is",
+)
+
+
+def uniform(rows: Rows) -> Any:
+    mask = rows["action_mask"]
+    return mask / mask.sum(axis=1, keepdims=True)
+
+
+def kuhn(alpha: float) -> Callable[[Rows], Any]:
+    """The equilibria of Kuhn poker, one for each alpha from 0 to 1/3.
+
+    Of an information-state tensor (11,): player (2), card (3), and pass or bet of each of three moves (6).
+    """
+
+    def probabilities(rows: Rows) -> Any:
+        found = []
+        for obs in rows["obs"]:
+            player, card = int(obs[:2].argmax()), int(obs[2:5].argmax())
+            moves = [int(pair.argmax()) for pair in obs[5:].reshape(3, 2) if pair.any()]
+            if player == 0:
+                bet = (alpha, 0.0, 3 * alpha)[card] if not moves else (0.0, alpha + 1 / 3, 1.0)[card]
+            else:
+                bet = (1 / 3, 0.0, 1.0)[card] if moves == [0] else (0.0, 1 / 3, 1.0)[card]
+            found.append([1 - bet, bet])
+        return np.array(found)
+
+    return probabilities
+
+
+@needs_openspiel
+@pytest.mark.mostly_slow("plays and rates many matches", quick=3)
+@pytest.mark.parametrize(("game", "value"), [("kuhn_poker", 0.458333), ("leduc_poker", 2.373611)])
+def test_random_play_has_the_known_exploitability(game: str, value: float) -> None:
+    assert exploitability(uniform, game) == pytest.approx(value, abs=1e-6)
+    if game == "kuhn_poker":
+        assert exploitability(RandomPolicy(), game) == pytest.approx(value, abs=1e-6)
+
+
+@needs_openspiel
+@pytest.mark.parametrize("alpha", [0.0, 0.2, 1 / 3])
+def test_an_equilibrium_cannot_be_exploited(alpha: float) -> None:
+    assert exploitability(kuhn(alpha)) == pytest.approx(0, abs=1e-9)
+    assert exploitability(lambda rows: 0.8 * kuhn(alpha)(rows) + 0.2 * uniform(rows)) > 0.01
+
+
+@needs_openspiel
+def test_equilibria_drawn_before_the_game_are_one() -> None:
+    several = [kuhn(0.0), kuhn(1 / 3)]
+    assert exploitability(several) == pytest.approx(0, abs=1e-9)
+    assert exploitability(several, weights=[3, 1]) == pytest.approx(0, abs=1e-9)
+    assert exploitability([uniform, kuhn(0.1)], weights=[1, 0]) == pytest.approx(0.458333, abs=1e-6)
+
+
+def _fixed(probabilities: Any, rows: Any) -> Any:
+    return probabilities
+
+
+@needs_openspiel
+def test_an_average_is_openspiels() -> None:
+    """Averaged by how they get there; the mean of their probabilities at each information state is another thing."""
+    import pyspiel
+    from open_spiel.python import policy as tables
+    from open_spiel.python.algorithms.exploitability import nash_conv
+    from open_spiel.python.algorithms.policy_aggregator import PolicyAggregator
+
+    rng = np.random.default_rng(0)
+    game = pyspiel.load_game("kuhn_poker")
+    own, theirs = [], []
+    for _ in range(3):
+        table = tables.TabularPolicy(game)
+        table.action_probability_array[:] = rng.dirichlet([0.5, 0.5], size=12)
+        own.append(partial(_fixed, table.action_probability_array.copy()))
+        theirs.append(table)
+    weights = [0.5, 0.3, 0.2]
+    whole = PolicyAggregator(game).aggregate([0, 1], [theirs, theirs], [weights, weights])
+    assert exploitability(own, weights=weights) == pytest.approx(nash_conv(game, whole) / 2, abs=1e-9)
+    mean = np.average([one(None) for one in own], axis=0, weights=weights)
+    assert abs(exploitability(lambda rows: mean) - exploitability(own, weights=weights)) > 0.001
+
+
+@needs_openspiel
+def test_a_network_is_asked_as_it_plays() -> None:
+    torch = pytest.importorskip("torch")
+    from marlvec.interop.torch import TorchPolicy
+
+    torch.manual_seed(0)
+    net = torch.nn.Linear(11, 2)
+    torch.nn.init.zeros_(net.weight)
+    torch.nn.init.zeros_(net.bias)
+    assert exploitability(TorchPolicy(net)) == pytest.approx(0.458333, abs=1e-6)
+    wide = torch.nn.Linear(13, 2)
+    value = exploitability(TorchPolicy(wide), agent_connectors=AgentPipeline([AgentIndicator()]))
+    assert 0 < value < 2
+    deep = TorchPolicy(torch.nn.Linear(30, 3))
+    assert 0 < exploitability(deep, "leduc_poker") < 10
+
+
+@needs_openspiel
+def test_a_pool_is_asked_as_it_is_with_the_connectors_it_has(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from marlvec.interop.torch import TorchPolicy
+
+    torch.manual_seed(0)
+    indicator = AgentPipeline([AgentIndicator()])
+    indicator.bind(Box(0, 1, (11,), np.float32), ["player_0", "player_1"], Discrete(2))
+    policies = [TorchPolicy(torch.nn.Linear(13, 2)) for _ in range(2)]
+    pool = OpponentPool(lambda: TorchPolicy(torch.nn.Linear(13, 2)), folder=tmp_path)
+    for i, policy in enumerate(policies):
+        pool.add(f"old_{i}", policy, agent_connectors=indicator)
+    expected = exploitability(policies, agent_connectors=indicator)
+    assert exploitability(list(pool.values())) == pytest.approx(expected, abs=1e-9)
+    assert exploitability(pool["old_1"]) == pytest.approx(exploitability(policies[1:], agent_connectors=indicator))
+    pool = OpponentPool(RandomPolicy)
+    pool.add("random", RandomPolicy())
+    assert exploitability(pool["random"]) == pytest.approx(0.458333, abs=1e-6)
+
+
+@needs_openspiel
+def test_an_opponent_that_says_none_is_refused() -> None:
+    pool = OpponentPool(lambda: FunctionPolicy(uniform))
+    pool.add("rule", FunctionPolicy(uniform))
+    refused(ArgumentError, r"FrozenPolicy\('rule'\): expected probabilities", exploitability, pool["rule"])
+
+
+@needs_openspiel
+def test_invalid_arguments_of_exploitability_raise() -> None:
+    cases: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+        (FunctionPolicy(uniform), {}, ArgumentError, ": expected probabilities"),
+        (lambda rows: np.ones((12, 3)), {}, ContractError, "shape"),
+        (lambda rows: np.ones((12, 2)), {}, ContractError, "expected a sum of 1"),
+        (
+            lambda rows: np.full((len(rows), 3), 1 / 3),
+            {"game": "leduc_poker"},
+            ContractError,
+            "over the allowed actions",
+        ),
+        ([uniform], {"weights": [0]}, ArgumentError, "expected one for each"),
+        ([uniform], {"weights": [1, 1]}, ArgumentError, "expected one for each"),
+        ([], {}, ArgumentError, "expected one for each"),
+    ]
+    for policies, options, kind, message in cases:
+        refused(kind, message, exploitability, policies, **options)

@@ -22,7 +22,7 @@ from marlvec.errors import CheckpointError, MarlvecError, SerialisationError
 from marlvec.serialization.archive import NamedArray, UniqueNames, read_archive, write_archive
 from marlvec.serialization.values import read_value, write_value
 from tests.bombs import MB, deflated, peak_of, sealed
-from tests.connectors.helpers.samples import same_tree
+from tests.connectors.samples import same_tree
 from tests.dying import DYING
 
 DATA = {

@@ -30,116 +30,114 @@ from marlvec.connectors import (
 from marlvec.errors import ArgumentError, ContractError, UnsupportedSpaceError
 from marlvec.testing.check_connector import check_connector
 from marlvec.trees import map_tree
-from tests.connectors.helpers import broken_calls as calls
-from tests.connectors.helpers import broken_memory as memory
-from tests.connectors.helpers import sound
-from tests.connectors.helpers.sound import UNIT, VECTOR
+from tests.connectors import broken, sound
+from tests.connectors.sound import UNIT, VECTOR
 
 BROKEN: dict[str, list[tuple[type[Connector], str]]] = {
     "rows": [
-        (calls.ReturnsNothing, "expected Rows, got NoneType"),
-        (calls.LosesARow, "the number of rows that come out of 12: expected 12, got 11"),
-        (calls.Sorts, "'env_id': expected the rows in their order"),
-        (calls.Renumbers, "'eps_id': expected the rows in their order"),
-        (calls.DropsIds, "expected 't' among them"),
-        (calls.SaysItIsIdentity, "is_identity is for one that returns all rows as they are"),
-        (calls.RemovesLastRows, "the last row of an episode: expected never removed"),
-        (calls.SaysNoNoop, "noop"),
-        (calls.RepeatsRows, "their order kept, each once"),
-        (calls.Raises, "the call: expected no error, got ValueError: matmul"),
-        (calls.NeedsAColumn, "no column 'belief'.*columns="),
+        (broken.ReturnsNothing, "expected Rows, got NoneType"),
+        (broken.LosesARow, "the number of rows that come out of 12: expected 12, got 11"),
+        (broken.Sorts, "'env_id': expected the rows in their order"),
+        (broken.Renumbers, "'eps_id': expected the rows in their order"),
+        (broken.DropsIds, "expected 't' among them"),
+        (broken.SaysItIsIdentity, "is_identity is for one that returns all rows as they are"),
+        (broken.RemovesLastRows, "the last row of an episode: expected never removed"),
+        (broken.SaysNoNoop, "noop"),
+        (broken.RepeatsRows, "their order kept, each once"),
+        (broken.Raises, "the call: expected no error, got ValueError: matmul"),
+        (broken.NeedsAColumn, "no column 'belief'.*columns="),
     ],
     "inputs": [
-        (calls.WritesIntoObs, "column 'obs' of env 0, agent 0"),
-        (calls.AddsAColumnInPlace, "the columns that were given"),
-        (calls.WritesIntoAnswers, "column 'logp' of env 0, agent 0"),
-        (calls.KeepsObs, "whatever became of earlier calls' arrays, got 101"),
+        (broken.WritesIntoObs, "column 'obs' of env 0, agent 0"),
+        (broken.AddsAColumnInPlace, "the columns that were given"),
+        (broken.WritesIntoAnswers, "column 'logp' of env 0, agent 0"),
+        (broken.KeepsObs, "whatever became of earlier calls' arrays, got 101"),
     ],
-    "outputs": [(calls.ReturnsItsBuffer, "moment 0, column 'obs' of env 0, agent 0.*as when it was returned")],
+    "outputs": [(broken.ReturnsItsBuffer, "moment 0, column 'obs' of env 0, agent 0.*as when it was returned")],
     "inside": [
-        (calls.Doubles, "expected values in .-1.0, 1.0., got"),
-        (calls.Widens, "column 'obs': expected dtype float32, got float64"),
-        (calls.Grows, r"expected shape \(12, 3\), got \(12, 6\)"),
-        (calls.PushesTooFar, "column 'actions_for_env' of env .*: expected values in .-1.0, 1.0., got"),
-        (calls.MakesNaN, "expected values in .-1.0, 1.0., got .*nan"),
+        (broken.Doubles, "expected values in .-1.0, 1.0., got"),
+        (broken.Widens, "column 'obs': expected dtype float32, got float64"),
+        (broken.Grows, r"expected shape \(12, 3\), got \(12, 6\)"),
+        (broken.PushesTooFar, "column 'actions_for_env' of env .*: expected values in .-1.0, 1.0., got"),
+        (broken.MakesNaN, "expected values in .-1.0, 1.0., got .*nan"),
     ],
-    "repeat": [(calls.DrawsFromTheClock, "RowRandom"), (calls.SharesWithAll, "share nothing between instances")],
+    "repeat": [(broken.DrawsFromTheClock, "RowRandom"), (broken.SharesWithAll, "share nothing between instances")],
     "empty": [
-        (calls.WantsRows, "the call: expected no error, got IndexError"),
-        (calls.ForgetsColumnsOfNoRows, "expected 'extra' among them"),
+        (broken.WantsRows, "the call: expected no error, got IndexError"),
+        (broken.ForgetsColumnsOfNoRows, "expected 'extra' among them"),
     ],
     "mode": [
-        (memory.LearnsInEval, "freeze it in eval"),
-        (memory.ReturnsNoSelf, "the connector itself, got NoneType"),
-        (memory.NeverSwitches, "training of NeverSwitches after eval"),
+        (broken.LearnsInEval, "freeze it in eval"),
+        (broken.ReturnsNoSelf, "the connector itself, got NoneType"),
+        (broken.NeverSwitches, "training of NeverSwitches after eval"),
     ],
     "batched": [
-        (calls.CentresTheBatch, "moment 0, column 'obs' of env 0, agent 0"),
-        (calls.CountsRows, "as in a call of its own"),
-        (calls.MixesEnvs, "moment 1"),
-        (calls.LooksAcross, "sets across_agents"),
-        (calls.LearnsInSecret, "says what in merge_states"),
-        (calls.LooksAtOtherEnvs, "column 'obs'"),
-        (calls.RollsTheDice, "column 'actions_for_env'"),
+        (broken.CentresTheBatch, "moment 0, column 'obs' of env 0, agent 0"),
+        (broken.CountsRows, "as in a call of its own"),
+        (broken.MixesEnvs, "moment 1"),
+        (broken.LooksAcross, "sets across_agents"),
+        (broken.LearnsInSecret, "says what in merge_states"),
+        (broken.LooksAtOtherEnvs, "column 'obs'"),
+        (broken.RollsTheDice, "column 'actions_for_env'"),
     ],
     "order": [
-        (calls.DrawsInOrder, "moment 0, column 'obs' of env"),
-        (calls.FollowsTheFirst, "as in another order.*go by env_id and agent_index"),
+        (broken.DrawsInOrder, "moment 0, column 'obs' of env"),
+        (broken.FollowsTheFirst, "as in another order.*go by env_id and agent_index"),
     ],
-    "subsets": [(calls.SharesAClock, "as where there is only env")],
-    "learning": [(memory.CountsCalls, "what is learnt from rows in calls of their own, 'sum'")],
+    "subsets": [(broken.SharesAClock, "as where there is only env")],
+    "learning": [(broken.CountsCalls, "what is learnt from rows in calls of their own, 'sum'")],
     "merge": [
-        (memory.CountsTwice, "what two have learnt, merged, 'sum'"),
-        (memory.TakesTheFirstState, "the merged state in another order"),
-        (memory.MergesHistories, "'values'"),
+        (broken.CountsTwice, "what two have learnt, merged, 'sum'"),
+        (broken.TakesTheFirstState, "the merged state in another order"),
+        (broken.MergesHistories, "'values'"),
     ],
     "hand_over": [
-        (memory.LosesWhatComesBetween, "what two have learnt, merged round after round, 'sum'"),
-        (memory.HandsOverAllAgain, "what two have learnt, merged round after round, 'sum'"),
-        (memory.KeepsItsOwn, "what another one has learnt that takes over the merged state, 'sum'"),
-        (memory.HandsOverHistories, "expected {}, as merge_states\\(\\) gives nothing"),
+        (broken.LosesWhatComesBetween, "what two have learnt, merged round after round, 'sum'"),
+        (broken.HandsOverAllAgain, "what two have learnt, merged round after round, 'sum'"),
+        (broken.KeepsItsOwn, "what another one has learnt that takes over the merged state, 'sum'"),
+        (broken.HandsOverHistories, "expected {}, as merge_states\\(\\) gives nothing"),
     ],
-    "first": [(memory.IgnoresFirst, "moment 6, column 'obs' of env 0.*as at an episode's beginning")],
+    "first": [(broken.IgnoresFirst, "moment 6, column 'obs' of env 0.*as at an episode's beginning")],
     "reset": [
-        (memory.IgnoresReset, r"column 'obs' of env [02], agent \d.*after reset\(\[0, 2\]\)"),
-        (memory.ForgetsEverybody, r"column 'obs' of env [13], agent \d.*after reset\(\[0, 2\]\)"),
-        (memory.ForgetsNeighbours, r"column 'obs' of env [13], agent \d.*after reset\(\[0, 2\]\)"),
-        (memory.CannotForgetAll, r"reset\(None\): expected no error, got TypeError"),
-        (memory.KnowsNoNewEnvs, r"reset\(\[9\]\): expected no error, got IndexError"),
-        (memory.CountsResets, r"column 'obs' of env"),
-        (memory.ForgetsWhatItLearnt, r"what was learnt, after reset\(\), 'sum'"),
+        (broken.IgnoresReset, r"column 'obs' of env [02], agent \d.*after reset\(\[0, 2\]\)"),
+        (broken.ForgetsEverybody, r"column 'obs' of env [13], agent \d.*after reset\(\[0, 2\]\)"),
+        (broken.ForgetsNeighbours, r"column 'obs' of env [13], agent \d.*after reset\(\[0, 2\]\)"),
+        (broken.CannotForgetAll, r"reset\(None\): expected no error, got TypeError"),
+        (broken.KnowsNoNewEnvs, r"reset\(\[9\]\): expected no error, got IndexError"),
+        (broken.CountsResets, r"column 'obs' of env"),
+        (broken.ForgetsWhatItLearnt, r"what was learnt, after reset\(\), 'sum'"),
     ],
-    "copy": [(memory.SharesInCopies, "share nothing")],
+    "copy": [(broken.SharesInCopies, "share nothing")],
     "setup": [
-        (memory.ForgetsAtSetup, "the state after setup"),
-        (memory.ForgetsWhenAsked, "the state after it was asked for a space"),
+        (broken.ForgetsAtSetup, "the state after setup"),
+        (broken.ForgetsWhenAsked, "the state after it was asked for a space"),
     ],
     "state": [
-        (memory.KeepsItsHistoryToItself, "moment 6, column 'obs'.*must hold all that it remembers"),
-        (memory.GivesItsTable, "a state that was taken, later"),
-        (memory.TakesTheTable, "a state that was taken, later"),
-        (memory.RoundsItsState, "must hold all that it remembers"),
-        (memory.GivesObjects, "strings and None, got the key 0 at /values"),
-        (memory.TakesAnything, "expected ArgumentError, got no error"),
-        (memory.StumblesOverAnything, "expected ArgumentError, got KeyError"),
+        (broken.KeepsItsHistoryToItself, "moment 6, column 'obs'.*must hold all that it remembers"),
+        (broken.GivesItsTable, "a state that was taken, later"),
+        (broken.TakesTheTable, "a state that was taken, later"),
+        (broken.RoundsItsState, "must hold all that it remembers"),
+        (broken.GivesObjects, "strings and None, got the key 0 at /values"),
+        (broken.TakesAnything, "expected ArgumentError, got no error"),
+        (broken.StumblesOverAnything, "expected ArgumentError, got KeyError"),
     ],
     "config": [
-        (memory.ShrinksItsArgument, r"expected ShrinksItsArgument\(factor=2.0\), got ShrinksItsArgument\(factor=1.0\)")
+        (broken.ShrinksItsArgument, r"expected ShrinksItsArgument\(factor=2.0\), got ShrinksItsArgument\(factor=1.0\)")
     ],
 }
 LEARNER: dict[str, list[tuple[type[Connector], str]]] = {
     "rows": [
-        (memory.LosesTransitions, "one that may do so sets changes_length"),
-        (memory.TurnsTransitions, "column 'env_id': expected the rows in their order"),
+        (broken.LosesTransitions, "one that may do so sets changes_length"),
+        (broken.TurnsTransitions, "column 'env_id': expected the rows in their order"),
     ],
-    "inputs": [(memory.WritesIntoRewards, "column 'rewards', row")],
-    "empty": [(memory.WantsTransitions, "the call: expected no error, got IndexError")],
+    "inputs": [(broken.WritesIntoRewards, "column 'rewards', row")],
+    "empty": [(broken.WantsTransitions, "the call: expected no error, got IndexError")],
     "batched": [
-        (memory.MixesFragments, "each fragment as in a call of its own, column 'later', row"),
-        (memory.CentresRewards, "sets across_agents"),
+        (broken.MixesFragments, "each fragment as in a call of its own, column 'later', row"),
+        (broken.CentresRewards, "sets across_agents"),
     ],
-    "order": [(memory.CountsFromTheFirst, "with its fragments in another order, column 'later', row")],
-    "state": [(memory.CountsBatches, "must hold all that it remembers")],
+    "order": [(broken.CountsFromTheFirst, "with its fragments in another order, column 'later', row")],
+    "state": [(broken.CountsBatches, "must hold all that it remembers")],
 }
 CASES = [(check, make, said) for check, cases in BROKEN.items() for make, said in cases]
 LEARNERS = [(check, make, said) for check, cases in LEARNER.items() for make, said in cases]
@@ -162,9 +160,7 @@ def test_and_so_is_one_of_the_learner_side(check: str, make: type[Connector], sa
 
 def test_every_broken_one_was_tried() -> None:
     tried = {make for _, make, _ in [*CASES, *LEARNERS]}
-    defined = {
-        c for m in (calls, memory) for c in vars(m).values() if isinstance(c, type) and c.__module__ == m.__name__
-    }
+    defined = {c for c in vars(broken).values() if isinstance(c, type) and c.__module__ == broken.__name__}
     assert tried == defined
     assert len(tried) >= 20
 

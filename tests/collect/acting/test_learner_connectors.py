@@ -27,7 +27,7 @@ from marlvec.policies import FunctionPolicy, RandomPolicy
 from marlvec.testing.scripted import CounterEnv
 from marlvec.vector.in_process import SyncVectorEnv
 from tests.collect.helpers.players import MODES, EchoPolicy, sync
-from tests.connectors.helpers.samples import same_tree
+from tests.connectors.samples import same_tree
 
 
 def play(mode: str = "same_step", **options: Any) -> Collector:

@@ -15,7 +15,7 @@ from marlvec.policies import FunctionPolicy
 from marlvec.vector import VectorEnv
 from tests.collect.helpers.players import MODES, EchoPolicy, envs_on, factories
 from tests.collect.helpers.reference import check_rows
-from tests.external.exchange.test_thread import ONE, Game
+from tests.external.test_thread import ONE, Game
 
 N = 4
 

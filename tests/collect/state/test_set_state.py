@@ -29,7 +29,7 @@ from marlvec.errors import ArgumentError, CheckpointError, EnvsDriven, StateErro
 from marlvec.policies import RandomPolicy
 from marlvec.serialization.archive import write_archive
 from marlvec.serialization.values import read_value, write_value
-from tests.checkpoints import killed
+from tests.checkpoints import training as killed
 from tests.collect.state.saved import batches_of, without_clock
 from tests.collect.state.test_exact_resume import Drawing, Plan
 from tests.tracer import Tracer
