@@ -33,7 +33,7 @@ from marlvec.selfplay import (
     SelfPlayMapping,
 )
 from tests.checkpoints.learner import Linear, Momentum
-from tests.collect.state.saved import columns_of, counted, without_clock
+from tests.collect.saved import columns_of, counted, without_clock
 
 __all__ = ["CASES", "Training"]
 

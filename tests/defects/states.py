@@ -18,8 +18,8 @@ from marlvec.vector.native_shard import NativeShard
 from marlvec.vector.recovery import Recovery
 from tests.defects.registry import Patch, after, found_by
 
-EXACT = "tests/collect/state/test_exact_resume.py"
-RESTARTED = "tests/collect/state/test_restarted_envs.py"
+EXACT = "tests/collect/test_state.py"
+RESTARTED = "tests/collect/test_state.py"
 LEAGUE = "tests/selfplay/test_resume.py"
 
 
@@ -38,7 +38,7 @@ def saved_native_rng_stays(patch: Patch) -> None:
     patch.setattr(NativeShard, "get_state", with_other_streams)
 
 
-@found_by("tests/collect/state/test_background.py::test_the_next_batches_come_next")
+@found_by("tests/collect/test_background.py::test_the_next_batches_come_next")
 def saved_batches_of_the_background_dropped(patch: Patch) -> None:
     """Batches that were made in the background and not taken are not in the state."""
     get_state = StatefulCollector._get_state
@@ -58,7 +58,7 @@ def saved_rows_of_restarted_envs_uncounted(patch: Patch) -> None:
     patch.setattr(RolloutLoop, "_drop", uncounted)
 
 
-@found_by("tests/collect/state/test_set_state.py::test_an_array_of_another_dtype_or_shape_is_named_and_changes_nothing")
+@found_by("tests/collect/test_state.py::test_an_array_of_another_dtype_or_shape_is_named_and_changes_nothing")
 def saved_columns_of_any_dtype(patch: Patch) -> None:
     """Columns of saved rows are taken over without a look at their dtypes and shapes."""
     patch.setattr(ColumnSpecs, "check", lambda *_: None)

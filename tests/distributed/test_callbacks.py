@@ -17,7 +17,7 @@ from marlvec.collect import Collector, Metrics, MultiAgentBatch
 from marlvec.connectors import Standardize
 from marlvec.distributed import Collectors, CollectorStats, Place, collectors
 from marlvec.errors import ArgumentError, ClosedError, SerialisationError, StateError
-from tests.collect.callbacks.test_ready_callbacks import read_events
+from tests.collect.test_loggers import read_events
 from tests.distributed.helpers import MANY, FaultyEngine, check_metrics, check_rows, plain
 
 

@@ -19,7 +19,7 @@ from marlvec.errors import ArgumentError, ContractError, MissingExtraError, Stat
 from marlvec.policies import PolicyMap, RandomPolicy
 from marlvec.testing.scripted import SampledEnv
 from marlvec.vector.in_process import SyncVectorEnv
-from tests.collect.helpers.players import sync
+from tests.collect.players import sync
 from tests.selfplay.nim import Nim
 
 OBS = Box(-1, 1, (3,), np.float32)

@@ -14,7 +14,7 @@ from marlvec.connectors import AddLastObs, GeneralAdvantageEstimation, LearnerPi
 from marlvec.errors import ContractError
 from marlvec.testing.scripted import SampledEnv
 from marlvec.vector.in_process import SyncVectorEnv
-from tests.collect.helpers.players import sync
+from tests.collect.players import sync
 from tests.selfplay.nim import Nim
 
 torch = pytest.importorskip("torch", reason="torch is not installed: TorchPolicy cannot be tried here")

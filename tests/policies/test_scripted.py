@@ -12,7 +12,7 @@ from marlvec.collect import Collector
 from marlvec.connectors import FilterRows, Rows
 from marlvec.errors import ArgumentError, ContractError, StateError
 from marlvec.policies import Memory, RandomPolicy, ScriptedPolicy
-from tests.collect.helpers.players import KINDS, MODES, sync
+from tests.collect.players import KINDS, MODES, sync
 
 OBS = Box(-1, 1, (2,), np.float32)
 FIVE = Discrete(5)

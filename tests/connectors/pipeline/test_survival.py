@@ -10,7 +10,7 @@ import pytest
 from marlvec import connectors as c
 from marlvec.collect import Collector
 from marlvec.policies import FunctionPolicy
-from tests.collect.helpers.players import MODES, sync
+from tests.collect.players import MODES, sync
 
 
 def count_up(rows: c.Rows) -> Any:
