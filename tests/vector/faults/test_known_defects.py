@@ -22,7 +22,7 @@ from marlvec import infos_to_list
 from marlvec.errors import ArgumentError, ContractError
 from marlvec.testing import check_env
 from marlvec.testing.scripted import CounterEnv, ScriptedParallelEnv, draw
-from tests.interop.checkers import parallel_seed_test
+from tests.interop.envs import parallel_seed_test
 from tests.vector.support.kinds import BACKENDS, vectorize
 
 DEFECTS = {
