@@ -16,7 +16,7 @@ from pettingzoo.utils import parallel_to_aec
 
 import marlvec
 from marlvec.envs import ClearDeadStepRewards, SeedStream
-from tests.families.legal import legal_actions
+from tests.families.trace import legal_actions
 
 
 class Forgetful:
