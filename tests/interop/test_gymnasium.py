@@ -623,7 +623,7 @@ def test_rows_of_workers_and_of_a_named_group_are_the_same(mode: str) -> None:
     n=st.integers(1, 4),
     agent_num=st.integers(2, 4),
     longest=st.integers(1, 9),
-    mode=st.sampled_from(MODES),
+    mode=st.sampled_from(list(MODES)),
     kind=st.sampled_from(["parallel", "turns, masked", "keyed"]),
     seed=st.integers(0, 2**32),
 )

@@ -601,7 +601,7 @@ with warnings.catch_warnings():  # it warns of classes of its own when they are 
 ENV_NUM = 4
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def seeded() -> None:
     torch.manual_seed(0)
 
@@ -630,6 +630,7 @@ class Cast(torch.nn.Module):
         return x.float()
 
 
+@pytest.mark.usefixtures("seeded")
 def test_a_collectors_batches_are_whole_episodes_in_a_row() -> None:
     """What is next is where the following step begins, but for a new episode; sums and counts begin with it."""
     env = TransformedEnv(
@@ -656,6 +657,7 @@ def test_a_collectors_batches_are_whole_episodes_in_a_row() -> None:
     torch.testing.assert_close(data["next", "agent", "sum"][:, 13], rewards[:, 7:14].sum(dim=1))
 
 
+@pytest.mark.usefixtures("seeded")
 def test_after_an_agents_death_the_roots_done_ends_episodes_and_traj_ids_do_not() -> None:
     """As docs/libraries/torchrl.md says of TorchRL's `Collector`; the first agent ends in step 2 of 6."""
     script = Script([0, 0], [2, 6], ["terminated"] * 2)
@@ -670,6 +672,7 @@ def test_after_an_agents_death_the_roots_done_ends_episodes_and_traj_ids_do_not(
     assert (done.cumsum(-1) - done).tolist() == [[0] * 6 + [1] * 6] * 2
 
 
+@pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize(("loss_class", "centralized"), [(MAPPOLoss, True), (IPPOLoss, False)])
 def test_the_losses_of_mappo_and_ippo_learn_from_each_group(loss_class: Any, centralized: bool) -> None:
     """Two groups of unequal agents; an update changes the actor and the critic of its own group."""
@@ -711,6 +714,7 @@ def test_the_losses_of_mappo_and_ippo_learn_from_each_group(loss_class: Any, cen
     env.close()
 
 
+@pytest.mark.usefixtures("seeded")
 def test_masks_go_into_distributions() -> None:
     """Whole games of connect four; nobody ever does what its mask forbids, or the env would raise."""
     pytest.importorskip("pygame")
@@ -727,6 +731,7 @@ def test_masks_go_into_distributions() -> None:
     env.close()
 
 
+@pytest.mark.usefixtures("seeded")
 def test_to_moves_tensors_to_the_device() -> None:
     env = TorchRLEnv.make("simple_spread", 2, backend="sync", device="cpu")
     td = env.rand_step(env.reset())
@@ -734,6 +739,7 @@ def test_to_moves_tensors_to_the_device() -> None:
     env.close()
 
 
+@pytest.mark.usefixtures("seeded")
 def test_without_torchrl_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "marlvec.interop.torchrl")
     monkeypatch.setitem(sys.modules, "torchrl.data", None)
