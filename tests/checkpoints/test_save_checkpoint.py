@@ -22,8 +22,8 @@ from marlvec.errors import ArgumentError, CheckpointError, SerialisationError
 from marlvec.policies import checkpoint
 from marlvec.serialization.archive import read_archive, write_archive
 from marlvec.serialization.values import encode, outline
-from tests.dying import DYING
 from tests.faults.test_resources import limited
+from tests.programs import DYING
 from tests.tracer import Tracer
 
 

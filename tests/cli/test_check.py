@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from marlvec.cli import app
-from tests.terminal import at_a_terminal
+from tests.programs import at_a_terminal
 
 BROKEN = "tests.testing.test_findings:ManyFaults"
 GOOD = "tests.testing.test_check_env:Good"

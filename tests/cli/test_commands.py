@@ -23,7 +23,7 @@ from marlvec import VectorEnv, __version__, make
 from marlvec.cli import app, arguments
 from marlvec.collect.loggers import ProgressBar
 from marlvec.connectors import RnnState
-from tests.terminal import at_a_terminal
+from tests.programs import at_a_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAYERS = '''

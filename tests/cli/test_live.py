@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from marlvec.cli import app
-from tests.terminal import at_a_terminal
+from tests.programs import at_a_terminal
 
 LIVE = ("rollout", "simple_spread", "--num-envs", "4", "--env-steps", "400", "--backend", "sync", "--live")
 

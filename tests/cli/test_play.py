@@ -20,7 +20,7 @@ from marlvec.cli import app
 from marlvec.connectors import AgentPipeline, RnnState
 from marlvec.policies import as_policy, save_policy
 from marlvec.selfplay import OpponentPool
-from tests.terminal import converse
+from tests.programs import converse
 
 PLAYERS = '''
 import numpy as np

@@ -22,7 +22,7 @@ from marlvec.errors import CheckpointError, MarlvecError, SerialisationError
 from marlvec.serialization.archive import NamedArray, UniqueNames, read_archive, write_archive
 from tests.bombs import MB, deflated, peak_of, sealed
 from tests.connectors.helpers.samples import same_tree
-from tests.dying import DYING
+from tests.programs import DYING
 
 DATA = {
     "numbers": [1, 2.5, None, True, "text"],
