@@ -16,7 +16,7 @@ INTEROP ?= envpool overcooked rllib supersuit tianshou
 # Suites of JAX get a virtual environment of their own beside the other families'.
 JAX_FAMILIES = $(patsubst %,tests/families/test_%.py,jax jaxmarl jumanji pgx)
 # Tests of envs that no extra brings, or one that `make test` does without; the others of that folder run there.
-FAMILIES = $(patsubst %,tests/families/test_%.py,joint_families openspiel other_families vmas)
+FAMILIES = $(patsubst %,tests/families/test_%.py,openspiel other_families vmas)
 
 # Some images for containers set this. Hundreds of programs and workers that tests start would then compile marlvec again.
 export PYTHONDONTWRITEBYTECODE :=

@@ -45,8 +45,8 @@ from marlvec.selfplay import (
 from marlvec.serialization.archive import read_archive, write_archive
 from marlvec.serialization.values import decode, encode, outline
 from tests.checkpoints.training import CASES
-from tests.dying import DYING
 from tests.faults.test_resources import limited
+from tests.programs import DYING
 from tests.selfplay.nim import Net, Nim, play, player
 from tests.tracer import Tracer
 from tests.vector.support.reference import refused

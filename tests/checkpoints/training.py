@@ -35,7 +35,7 @@ from marlvec.selfplay import (
     RatingTracker,
     SelfPlayMapping,
 )
-from tests.collect.state.saved import columns_of, counted, without_clock
+from tests.collect.saved import columns_of, counted, without_clock
 
 # --- What learns, cheaply, in tests of checkpoints: a softmax over linear logits, by policy gradient, in numpy
 

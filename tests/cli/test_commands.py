@@ -24,7 +24,7 @@ from marlvec.cli import app, arguments
 from marlvec.cli.running import Figures, recommended
 from marlvec.collect.loggers import ProgressBar
 from marlvec.connectors import RnnState
-from tests.terminal import at_a_terminal
+from tests.programs import at_a_terminal
 
 # --- ``marlvec rollout``, ``envs`` and ``connectors``, as somebody at a terminal meets them
 

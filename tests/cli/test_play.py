@@ -26,7 +26,7 @@ from marlvec.cli.game import PageServer
 from marlvec.connectors import AgentPipeline, RnnState
 from marlvec.policies import as_policy, save_policy
 from marlvec.selfplay import Opponent, OpponentPool, evaluate_match
-from tests.terminal import converse
+from tests.programs import converse
 from tests.vector.support.reference import refused
 
 # --- ``marlvec play``, as somebody who plays meets it

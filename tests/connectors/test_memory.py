@@ -21,7 +21,7 @@ from marlvec.errors import ArgumentError, ContractError, StateError, Unsupported
 from marlvec.policies import FunctionPolicy
 from marlvec.spaces import SpaceTree
 from marlvec.trees import map_tree, zip_trees
-from tests.collect.helpers.players import MODES, sync
+from tests.collect.players import MODES, sync
 from tests.connectors.samples import (
     Episodes,
     Space,

@@ -26,9 +26,9 @@ from marlvec.collect.scheduling import EnvStep
 from marlvec.connectors import Rows
 from tests.defects.registry import Patch, after, during, found_by
 
-REFERENCE = "tests/collect/rollout/test_reference.py"
-AT_FAULT = "tests/collect/acting/test_policies_at_fault.py"
-LOST = "tests/collect/rollout/test_lost_episodes.py"
+REFERENCE = "tests/collect/test_rollout.py"
+AT_FAULT = "tests/collect/test_policy_runner.py"
+LOST = "tests/collect/test_lost_rows.py"
 
 
 # --- what a row holds
@@ -56,7 +56,7 @@ def collected_t_from_one(patch: Patch) -> None:
     give(patch, "t", lambda row_builder, _, chosen, __: row_builder._episodes.turn_L[chosen.places] + 1, of_last=False)
 
 
-@found_by("tests/collect/rollout/test_kept_rows.py")
+@found_by("tests/collect/test_collector.py")
 def collected_rows_are_views(patch: Patch) -> None:
     """Rows are views of the accounts, and change with them."""
     give(patch, "t", lambda row_builder, _, chosen, __: row_builder._episodes.turn_L[chosen.places], of_last=False)
@@ -152,7 +152,7 @@ def collected_actions_of_wrong_rows(patch: Patch) -> None:
     patch.setattr(PolicyRouter, "actions", confuse)
 
 
-@found_by("tests/collect/acting/test_connectors.py")
+@found_by("tests/collect/test_connectors.py")
 def collected_connectors_remember(patch: Patch) -> None:
     """Agent connectors are not told that episodes begin."""
     begin = PolicyRunner.begin
@@ -164,7 +164,7 @@ def collected_connectors_remember(patch: Patch) -> None:
     patch.setattr(PolicyRunner, "begin", keep)
 
 
-@found_by("tests/collect/acting/test_mapping.py")
+@found_by("tests/collect/test_policies.py")
 def collected_mapping_asked_mid_episode(patch: Patch) -> None:
     """When an episode begins, who plays in the running ones is settled anew, too."""
 
@@ -212,14 +212,14 @@ def collected_leftovers_doubled(patch: Patch) -> None:
     patch.setattr(RowLog, "forget", lambda log, numbers: forget(log, log._numbers(numbers)[1:]))
 
 
-@found_by("tests/collect/storage/test_row_log.py")
+@found_by("tests/collect/test_row_log.py")
 def collected_block_without_ends(patch: Patch) -> None:
     """Where a block is read in place, what follows an end is the next episode's first row."""
     follow = block_reader._following
     patch.setattr(block_reader, "_following", lambda *what: follow(*what[:3], [], *what[4:]))
 
 
-@found_by("tests/collect/storage/test_row_log.py")
+@found_by("tests/collect/test_row_log.py")
 def collected_block_of_others(patch: Patch) -> None:
     """A block goes on although the rows of some of its lanes do not come."""
 
@@ -232,7 +232,7 @@ def collected_block_of_others(patch: Patch) -> None:
     patch.setattr(RowLog, "_block_for", go_on)
 
 
-@found_by("tests/collect/storage/test_row_log.py")
+@found_by("tests/collect/test_row_log.py")
 def collected_answers_as_they_came(patch: Patch) -> None:
     """The k-th answer belongs to the k-th row, whichever lanes were answered."""
 
@@ -245,20 +245,20 @@ def collected_answers_as_they_came(patch: Patch) -> None:
     patch.setattr(row_log._Index, "answer_of", in_order)
 
 
-@found_by("tests/collect/storage/test_block_is_sorted.py")
+@found_by("tests/collect/test_row_log.py")
 def collected_policies_write_into_the_log(patch: Patch) -> None:
     """A policy is given the stored observations themselves."""
     given = Moment.given
     patch.setattr(Moment, "given", lambda ready: given(ready).replace(obs=ready.rows["obs"]))
 
 
-@found_by("tests/collect/rollout/test_successors.py")
+@found_by("tests/collect/test_rollout.py")
 def collected_stale_successors(patch: Patch) -> None:
     """At a cut, a value function sees the masks and previous actions of the moment before."""
     patch.setattr(ColumnForms, "followed", property(lambda forms: [n for n in ("obs", "state") if n in forms.rows]))
 
 
-@found_by("tests/collect/rollout/test_moments.py")
+@found_by("tests/collect/test_rollout.py")
 def collected_ends_before_their_moment(patch: Patch) -> None:
     """The last row of an agent whose team goes on passes the connectors before the team's rows of that moment."""
     patch.setattr(RolloutLoop, "_closed_later", lambda *what: None)
@@ -344,19 +344,19 @@ def collected_rows_of_lost_episodes(patch: Patch) -> None:
 # --- seeds and connectors of several collectors
 
 
-@found_by("tests/collect/acting/test_connectors.py::test_evaluations_never_repeat_the_draws_of_training")
+@found_by("tests/collect/test_connectors.py::test_evaluations_never_repeat_the_draws_of_training")
 def evaluated_with_the_draws_of_training(patch: Patch) -> None:
     """Connectors draw in an evaluation what they drew in training with the same seed."""
     patch.setattr(EvaluationCollector, "_run_mark", 0)
 
 
-@found_by("tests/collect/acting/test_connectors.py::test_draws_follow_from_the_seeds_of_collector_and_connector")
+@found_by("tests/collect/test_connectors.py::test_draws_follow_from_the_seeds_of_collector_and_connector")
 def collected_draws_without_the_collectors_seed(patch: Patch) -> None:
     """Exploration is the same whatever the collector's seed is."""
     patch.setattr(PolicyRunner, "seed_connectors", lambda *_: None)
 
 
-@found_by("tests/collect/acting/test_connectors.py::test_a_connector_given_to_two_collectors_is_shared_by_neither")
+@found_by("tests/collect/test_connectors.py::test_a_connector_given_to_two_collectors_is_shared_by_neither")
 def collected_connectors_shared(patch: Patch) -> None:
     """A connector that is given to a second collector remembers the first one's episodes."""
     patch.setattr(policy_set._Own, "_take", lambda _, given: given)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.defects.registry import FINDERS, VARIABLE, WRONG
-from tests.line_server import LineServer
+from tests.programs import LineServer
 
 __all__ = ["FOUND", "NOT_FOUND", "Hunter", "Outcome"]
 

@@ -27,7 +27,7 @@ from marlvec.distributed.accounting import Ledger, Pacing, Shares, in_pieces, jo
 from marlvec.distributed.server import Answer, Raised, seed_at
 from marlvec.errors import ArgumentError, ClosedError, ProtocolError, SerialisationError, StateError
 from marlvec.trees import tree_leaves
-from tests.collect.callbacks.test_ready_callbacks import read_events
+from tests.collect.test_loggers import read_events
 from tests.distributed.helpers import (
     MANY,
     FaultyEngine,

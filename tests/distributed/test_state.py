@@ -20,7 +20,7 @@ from marlvec.connectors import LearnerConnector, NormalizeObs
 from marlvec.distributed import Collectors, Place, collectors
 from marlvec.errors import ArgumentError, CheckpointError, ClosedError, CollectorDied, StateError
 from marlvec.policies import RandomPolicy
-from tests.collect.state.saved import columns_of, without_clock
+from tests.collect.saved import columns_of, without_clock
 from tests.distributed.helpers import (
     MANY,
     FaultyEngine,

@@ -1,8 +1,8 @@
-"""What a reader may copy runs as it stands: the README's quick start, the pages' marked blocks, the examples.
+"""What a reader may copy runs as it stands: the README's quick start, marked blocks, examples and tutorials.
 
 A block in docs/ that stands under `<!-- run -->` is a whole script; the one under `<!-- output -->` after it is exactly
 what it prints. The ```pycon blocks of a page are one session, from its first line to its last; after
-`<!-- session: catalogue.md -->` they go on where that page's first block ends.
+`<!-- session: catalogue.md -->` they go on where that page's first block ends. All blocks of a tutorial are one script.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ import pytest
 
 from marlvec.connectors import catalogue
 from tests.docs.warm import WarmInterpreter, environ_of_scripts
+
+# --- The README, marked blocks, sessions, examples
+
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -185,7 +188,7 @@ def test_a_diagram_on_a_page_fits_a_small_window() -> None:
 
 def test_there_is_no_marker_that_marks_nothing() -> None:
     for page in PAGES:
-        if page.parent.name == "tutorials":  # tests/docs/test_tutorials.py runs them
+        if page.parent.name == "tutorials":  # tests/docs/test_pages.py runs them
             continue
         text = page.read_text(encoding="utf-8")
         found = list(_BLOCK.finditer(text))
@@ -244,3 +247,51 @@ def test_a_command_of_the_readme_is_a_target(command: str) -> None:
     assert command in readme()
     target = command.split()[1]
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+
+
+# --- The tutorials: each page's blocks are one script, from the first to the last, and print what the page says
+
+
+TUTORIALS = sorted(path for path in (ROOT / "docs" / "tutorials").glob("*.md") if path.stem != "index")
+NEEDS = {
+    "league": ("torch", "pygame"),
+    "many_machines": ("torch",),
+    "native_env": ("numba",),
+    "offline": ("torch", "pyarrow", "numba"),
+    "ppo": ("torch", "matplotlib"),
+    "simulator": ("websockets", "msgpack"),
+}
+_TUTORIAL_BLOCK = re.compile(
+    r"^(?:<!-- file: (?P<file>\S+) -->\n)?```python\n(?P<code>.*?)^```\n"
+    r"(?:\n<!-- output -->\n```text\n(?P<output>.*?)^```\n)?",
+    re.S | re.M,
+)
+
+
+@pytest.mark.slow("runs a program of its own")
+@pytest.mark.time_limit(600)  # trainings
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_runs_as_it_stands(page: Path, tmp_path: Path, warm: WarmInterpreter) -> None:
+    for library in NEEDS.get(page.stem, ()):
+        pytest.importorskip(library)
+    text, script, said = page.read_text(encoding="utf-8"), "", ""
+    for block in _TUTORIAL_BLOCK.finditer(text):
+        if block["file"]:  # stands beside the script, under that name
+            (tmp_path / block["file"]).write_text(block["code"], encoding="utf-8")
+        else:
+            script += block["code"] + "\n"
+            said += block["output"] or ""
+    assert text.count("```python\n") == len(_TUTORIAL_BLOCK.findall(text)) >= 3
+    assert text.count("<!-- output -->") == sum(bool(block["output"]) for block in _TUTORIAL_BLOCK.finditer(text))
+    (tmp_path / "tutorial.py").write_text(script, encoding="utf-8")
+    ran = warm.run(tmp_path / "tutorial.py")
+    assert ran == (0, said, "")
+    for name in re.findall(r'savefig\("(.*?)"', script):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_there_are_eight_and_the_first_page_leads_to_each() -> None:
+    index = (ROOT / "docs" / "tutorials" / "index.md").read_text(encoding="utf-8")
+    assert len(TUTORIALS) == 8
+    for page in TUTORIALS:
+        assert f"]({page.name})" in index

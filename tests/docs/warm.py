@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.line_server import LineServer
+from tests.programs import LineServer
 
 __all__ = ["Ran", "WarmInterpreter", "environ_of_scripts"]
 

@@ -46,8 +46,7 @@ from marlvec.testing import (
 )
 from tests.envs.support.play import play
 from tests.envs.support.rig import Rig
-from tests.families.legal import legal_actions
-from tests.families.trace import difference
+from tests.families.trace import difference, legal_actions
 from tests.vector.support.drivers import LivesEnv
 from tests.vector.support.reference import refused
 

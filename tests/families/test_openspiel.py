@@ -12,7 +12,7 @@ import marlvec
 from marlvec.envs import OpenSpielEnv
 from marlvec.errors import ArgumentError, EnvArgumentError, EnvRaised, MissingExtraError, UnknownEnvError
 from marlvec.testing import check_env
-from tests.families.legal import legal_actions
+from tests.families.trace import legal_actions
 
 pyspiel = pytest.importorskip("pyspiel", reason="the extra `openspiel` is not installed")
 

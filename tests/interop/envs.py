@@ -1,7 +1,8 @@
-"""Gymnasium envs to look at through a view."""
+"""Gymnasium envs to look at through a view, and PettingZoo's own test functions."""
 
 from __future__ import annotations
 
+import warnings
 from copy import deepcopy
 from typing import Any
 
@@ -11,7 +12,18 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 
 from marlvec.registry import resolve
 
-__all__ = ["IMAGE", "SPACES", "CountEnv", "SampleEnv", "archers"]
+# PettingZoo's checkers import envs through its old names on their way, which warns.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from pettingzoo.test import (  # noqa: F401  # for the tests of views
+        api_test,
+        max_cycles_test,
+        parallel_api_test,
+        parallel_seed_test,
+        render_test,
+        seed_test,
+        state_test,
+    )
 
 IMAGE = Box(0, 255, (4, 6, 3), np.uint8)
 

@@ -34,7 +34,7 @@ from marlvec.policies import (
     save_policy,
 )
 from marlvec.selfplay import OpponentPool, evaluate_match
-from tests.collect.helpers.players import KINDS, MODES, sync
+from tests.collect.players import KINDS, MODES, sync
 from tests.external.served import play_parallel
 from tests.selfplay.nim import Nim
 from tests.vector.support.reference import refused

@@ -21,7 +21,7 @@ from marlvec.collect import Collector
 from marlvec.connectors import Rows
 from marlvec.errors import ArgumentError, CheckpointError, ResourceError, SerialisationError
 from marlvec.policies import FunctionPolicy, Policy, PolicyMap, RandomPolicy, ScriptedPolicy
-from tests.collect.helpers.players import KINDS, MODES, sync
+from tests.collect.players import KINDS, MODES, sync
 from tests.vector.support.reference import refused
 
 OBS = Box(-1, 1, (2,), np.float32)

@@ -19,7 +19,7 @@ import marlvec
 from marlvec.collect import MultiAgentBatch, SampleBatch
 from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.external import make as make_external
-from tests.collect.helpers.players import sync
+from tests.collect.players import sync
 from tests.recording.runs import collector, make_batch, policy_of, same_rows, two_lives, write
 from tests.vector.support.reference import refused
 

@@ -23,7 +23,7 @@ from marlvec.serialization.archive import NamedArray, UniqueNames, read_archive,
 from marlvec.serialization.values import read_value, write_value
 from tests.bombs import MB, deflated, peak_of, sealed
 from tests.connectors.samples import same_tree
-from tests.dying import DYING
+from tests.programs import DYING
 
 DATA = {
     "numbers": [1, 2.5, None, True, "text"],

@@ -28,7 +28,7 @@ from marlvec.errors import (
     RemoteCause,
 )
 from marlvec.testing import CounterEnv, RaisingEnv, ScriptedParallelEnv, TurnEnv, check_env, decode, draw, reward_of
-from tests.interop.checkers import parallel_seed_test
+from tests.interop.envs import parallel_seed_test
 from tests.testing.test_check_env import Good
 from tests.vector.support.drivers import LivesEnv
 from tests.vector.support.kinds import BACKENDS, acts, vectorize
