@@ -15,6 +15,7 @@ from marlvec.collect.batch_files import (
     as_sample_batch,
     as_tensordict,
     as_tensors,
+    count_characters,
     named_leaves,
     read_npz,
     read_parquet,
@@ -96,8 +97,8 @@ class SampleBatch(Rows):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes in the columns' arrays; of Python objects, only the references."""
-        return sum(leaf.nbytes for _, leaf in named_leaves(self._columns))
+        """Bytes in the columns' arrays; of texts, the characters, too; of other Python objects, only the references."""
+        return sum(leaf.nbytes + count_characters(leaf) for _, leaf in named_leaves(self._columns))
 
     def replace(self, **columns: Tree) -> SampleBatch:
         """Return a batch in which these columns replace existing ones, or are added; it shares the other arrays.

@@ -171,11 +171,11 @@ def _outline(tree: Tree, name: str, put: Callable[[str, Any], Any]) -> Any:
 
 
 def _tree(outline: Any, get: Callable[[Any], Any]) -> Tree:
-    if not isinstance(outline, dict):
-        return get(outline)
-    if "tuple" in outline:
+    if isinstance(outline, dict) and "tuple" in outline:
         return tuple(_tree(item, get) for item in outline["tuple"])
-    return {key: _tree(item, get) for key, item in outline["dict"]}
+    if isinstance(outline, dict) and "dict" in outline:
+        return {key: _tree(item, get) for key, item in outline["dict"]}
+    return get(outline)
 
 
 Batches = Mapping[str, Mapping[str, Tree]]
@@ -187,10 +187,13 @@ def write_npz(path: FilePath, kind: str, batches: Batches, facts: Mapping[str, A
     ``kind`` is the batch's class, ``batches`` are columns by policy id (``""``: without a policy), ``facts`` JSON-able.
     """
     if bad := [f"{policy}/{name}".strip("/") for policy, columns in batches.items() for name in _objects(columns)]:
-        raise SerialisationError(f"columns {bad} hold Python objects, which no data file does; drop() them first")
+        raise SerialisationError(
+            f"columns {bad} hold Python objects other than texts and None, which no data file does; drop() them first"
+        )
 
-    def put(name: str, leaf: Any) -> NamedArray:
-        return NamedArray(name, to_array(leaf))
+    def put(name: str, leaf: Any) -> NamedArray | dict[str, Any]:
+        array = as_column(leaf)
+        return NamedArray(name, array) if array.dtype != object else {"text": _packed_texts(name, array)}
 
     outlines = [[p, outline_columns(columns, f"{p}/" if p else "", put)] for p, columns in batches.items()]
     write_archive(path, {"kind": kind, **facts, "batches": outlines})
@@ -211,13 +214,61 @@ def read_npz(path: FilePath, kind: str) -> tuple[dict[str, dict[str, Tree]], dic
 
 
 def _array(leaf: Any) -> Any:
+    if isinstance(leaf, dict) and leaf.keys() == {"text"}:
+        return _unpacked_texts(*map(_array, leaf["text"]))
     if not isinstance(leaf, np.ndarray):
         raise TypeError(f"expected an array, got {leaf!r:.100}")
     return leaf
 
 
 def _objects(columns: Mapping[str, Tree]) -> list[str]:
-    return [name for name, leaf in named_leaves(columns) if isinstance(leaf, np.ndarray) and leaf.dtype.hasobject]
+    return [name for name, leaf in named_leaves(columns) if (a := as_column(leaf)).dtype.hasobject and not is_text(a)]
+
+
+def as_column(leaf: Any) -> NDArray[Any]:
+    """Return an array; numpy's ``StringDType`` becomes Python's texts, with None for missing ones."""
+    array = to_array(leaf)
+    if array.dtype.kind != "T":
+        return array
+    texts = array.astype(object)
+    flat = [text if isinstance(text, str) else None for text in texts.ravel().tolist()]  # else the dtype's own missing
+    texts.ravel()[:] = flat
+    return texts
+
+
+def is_text(array: NDArray[Any]) -> bool:
+    """Return whether an array of objects holds nothing but texts and None."""
+    return array.dtype == object and set(map(type, array.ravel().tolist())) <= {str, np.str_, type(None)}
+
+
+def count_characters(leaf: Any) -> int:
+    """Count the characters of texts in an array of objects."""
+    if not isinstance(leaf, np.ndarray) or leaf.dtype != object:
+        return 0
+    return sum(len(text) for text in leaf.ravel().tolist() if isinstance(text, str))
+
+
+def _packed_texts(name: str, array: NDArray[Any]) -> list[NamedArray]:
+    """Return a column of texts as UTF-8 bytes and the length of each text in bytes, -1 for None."""
+    encoded = [None if text is None else text.encode("utf-8", "surrogatepass") for text in array.ravel().tolist()]
+    lengths = np.array([-1 if data is None else len(data) for data in encoded], np.int64).reshape(array.shape)
+    if not lengths.size or lengths.max() < 2**31:
+        lengths = lengths.astype(np.int32)
+    data = np.frombuffer(b"".join(filter(None, encoded)), np.uint8)
+    return [NamedArray(name, data), NamedArray(f"{name}.lengths", lengths)]
+
+
+def _unpacked_texts(data: Any, lengths: Any) -> NDArray[Any]:
+    """Return the column that `_packed_texts` was called with; an invalid one raises `ValueError` or `TypeError`."""
+    sizes = lengths.ravel()
+    if data.dtype != np.uint8 or sizes.dtype.kind != "i" or (sizes < -1).any() or sizes[sizes > 0].sum() != data.size:
+        raise ValueError("the lengths of texts are not those of their bytes")
+    flat, text, at = np.full(sizes.size, None, object), data.tobytes(), 0
+    for i, size in enumerate(sizes.tolist()):
+        if size >= 0:
+            flat[i] = text[at : at + size].decode("utf-8", "surrogatepass")
+            at += size
+    return flat.reshape(lengths.shape)
 
 
 FORMAT = 1
@@ -337,7 +388,7 @@ def _columns(table: Any, start: int, about: Any) -> dict[str, Tree]:
 
 Arrays = dict[str, NDArray[Any]]
 
-_DTYPE = re.compile(r"[<>|]([biuf][1248]|U[0-9]{1,9})", re.ASCII)
+_DTYPE = re.compile(r"[<>|]([biuf][1248]|U[0-9]{1,9}|O)", re.ASCII)  # O: Python's texts and None
 
 
 class TableForm(NamedTuple):
@@ -369,13 +420,13 @@ class TableForm(NamedTuple):
 
 def table_form(columns: Mapping[str, Tree], where: str) -> tuple[TableForm, Arrays]:
     """Return the form of the columns' table, and its arrays by name; ``where`` holds them, e.g. ``"Parquet"``."""
-    if bad := [f"{name} ({leaf.dtype})" for name, leaf in named_leaves(columns) if not _fits_arrow(to_array(leaf))]:
+    if bad := [f"{name} ({leaf.dtype})" for name, leaf in named_leaves(columns) if not _fits_arrow(as_column(leaf))]:
         raise SerialisationError(f"{where} holds bools, ints, floats and texts, not the columns {bad}; drop() them")
     names, arrays = UniqueNames(), Arrays()
 
     def put(wanted: str, leaf: Any) -> str:
         name = names(wanted)
-        arrays[name] = to_array(leaf)
+        arrays[name] = as_column(leaf)
         return name
 
     outline = outline_columns(columns, "", put)
@@ -389,7 +440,8 @@ def arrow_array(array: NDArray[Any]) -> Any:
         return None
     flat = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1)
     # Arrow would cut each string of a numpy array at its first NUL.
-    values = arrow.array(flat.tolist(), arrow.string()) if flat.dtype.kind == "U" else arrow.array(flat)
+    kinds = {"U": arrow.string, "O": arrow.large_string}
+    values = arrow.array(flat.tolist(), kinds[flat.dtype.kind]()) if flat.dtype.kind in kinds else arrow.array(flat)
     if array.ndim == 1:
         return values
     # For nullable values Parquet would write a flag each.
@@ -405,6 +457,10 @@ def numpy_array(column: Any, rows: int, dtype: str, shape: list[int]) -> NDArray
     if not math.prod(shape):
         return np.zeros((rows, *shape), dtype)
     values = column.flatten() if shape else column
+    if dtype == "|O":
+        texts = np.empty(rows, object)
+        texts[:] = values.to_pylist()
+        return texts
     if column.null_count or values.null_count:
         raise ValueError("values are missing")
     return np.asarray(values.to_numpy(zero_copy_only=False), dtype).reshape(rows, *shape)
@@ -417,4 +473,15 @@ def arrow_libraries() -> tuple[Any, Any]:
 
 
 def _fits_arrow(array: NDArray[Any]) -> bool:
+    if array.dtype == object:
+        return array.ndim == 1 and is_text(array) and all(map(_is_unicode, array.tolist()))
     return array.dtype.kind in "biufU" and (array.dtype.kind == "U" or array.dtype.itemsize <= 8)
+
+
+def _is_unicode(text: str | None) -> bool:
+    """Return whether a text is None or has no half of a surrogate pair, which UTF-8 does not know."""
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -75,7 +75,7 @@ class Recorder(ProcessBound, ClosingCallback):
     Do not write into arrays of batches: they are written to disk while the next batch is collected, not copied.
 
     Batches are recorded after all connectors, learner connectors too: leave out learner connectors that pad
-    sequences. Columns of Python objects raise; ``drop`` leaves them out.
+    sequences. Columns of Python objects other than texts raise; ``drop`` leaves them out.
 
     Args:
         folder: Folder of the recording: new or empty, or one in which nothing was recorded yet; with ``append``, an

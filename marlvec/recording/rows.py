@@ -163,7 +163,7 @@ class BlockStore:
                     done = stop
                 at += rows
         for name in names:
-            if found[name].dtype == object:
+            if self.form.forms[name][0][1] == "U":
                 found[name] = found[name].astype(str)
         return found
 
@@ -195,7 +195,8 @@ class BlockStore:
             raise CheckpointError(
                 self._path(shelf), f"lacks {name!r}, which other files have: choose columns= without it"
             )
-        return np.full((rows, *shape), _BLANKS.get(column, np.nan if kind == "f" else "" if kind == "U" else 0), dtype)
+        blank = {"f": np.nan, "U": "", "O": None}.get(kind, 0)
+        return np.full((rows, *shape), _BLANKS.get(column, blank), dtype)
 
     def _reader(self, k: int) -> BlockReader:
         if (reader := self._readers.get(k)) is not None:
@@ -380,7 +381,7 @@ class _Window:
 
         def array(name: str) -> NDArray[Any]:
             rows = self._arrays[name][start:stop]
-            return rows.astype(str) if rows.dtype == object else rows.copy()
+            return rows.astype(str) if self._form.forms[name][0][1] == "U" else rows.copy()
 
         return SampleBatch(self._form.build(array))
 

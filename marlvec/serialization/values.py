@@ -28,7 +28,7 @@ from marlvec.errors import (
 )
 from marlvec.serialization.archive import read_archive, write_archive
 from marlvec.serialization.atomic_file import FilePath
-from marlvec.spaces import describe_difference
+from marlvec.spaces import AnyText, describe_difference
 from marlvec.trees import to_array
 
 Config = dict[str, Any]
@@ -236,6 +236,7 @@ _KINDS: dict[type[spaces.Space[Any]], _Kind] = {
         lambda s: [s.max_length, s.min_length, "".join(s.character_list)],
         lambda most, least, charset: spaces.Text(most, min_length=least, charset=charset),
     ),
+    AnyText: _Kind(lambda s: [s.max_length, list(s.examples)], lambda most, texts: AnyText(most, examples=texts)),
     # An OrderedDict keeps the order of keys; keys of a plain dict would be sorted.
     spaces.Dict: _Kind(
         lambda s: [[[key, sub] for key, sub in s.spaces.items()]], lambda items: spaces.Dict(OrderedDict(items))
@@ -254,7 +255,10 @@ def _space_arguments(space: spaces.Space[Any], where: str) -> list[Any]:
     """Return a space's arguments for `_make_space`; subspaces stay spaces."""
     kind = _KINDS.get(type(space))
     if kind is None:
-        raise SerialisationError(f"{where} is a {type(space).__name__}; only Gymnasium's own spaces can be saved")
+        raise SerialisationError(
+            f"{where} is a {type(space).__name__}; only Gymnasium's own spaces and marlvec.spaces.AnyText can be "
+            f"saved: use one of them, and a connector or wrapper that converts its values"
+        )
     arguments = list(kind.apart(space))
     if (difference := describe_difference(space, kind.together(*arguments))) is not None:
         raise SerialisationError(f"{where} would be another space when read back: {difference}")

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from marlvec.spaces.equality import describe_difference
 from marlvec.spaces.members import Contained, Finite, Membership, check_member, membership
-from marlvec.spaces.object_array import ObjectArray, batch_space
-from marlvec.spaces.object_values import MAX_BYTES, check_size, own_objects, pack, snapshot, unpack
+from marlvec.spaces.objects import (
+    MAX_BYTES,
+    AnyText,
+    ObjectArray,
+    batch_space,
+    check_size,
+    own_objects,
+    pack,
+    snapshot,
+    unpack,
+)
 from marlvec.spaces.tree import Leaf, SpaceTree
 
 __all__ = [
+    "AnyText",
     "MAX_BYTES",
     "Contained",
     "Finite",
