@@ -251,7 +251,7 @@ def test_an_invalid_pool_state_changes_nothing(tmp_path: Path) -> None:
     pool = OpponentPool(MAKE, folder=tmp_path, when=[Every(10)])
     pool.add("main_0", Net(), of="main")
     state = pool.state_dict()
-    with pytest.raises(ArgumentError, match="expected the state of an OpponentPool"):
+    with pytest.raises(ArgumentError, match="the state of an OpponentPool: expected other fields"):
         pool.load_state_dict({"opponents": []})
     with pytest.raises(ArgumentError, match="expected 1 snapshot rules, got 0"):
         pool.load_state_dict({**state, "rules": []})
