@@ -66,7 +66,7 @@ def from_plain(kind: Any, data: Any, where: str) -> Any:
     raise _error(where, wanted.format(args) if origin is Literal else wanted.format(*args), data)
 
 
-def read_fields(state: Any, where: str, **kinds: Any) -> dict[str, Any]:
+def read_fields(state: Any, where: str, /, **kinds: Any) -> dict[str, Any]:
     """Return the fields of a state by name, after a check that it has exactly these, each of its type."""
     check_fields(state, kinds, where)
     return {name: from_plain(kind, state[name], f"{where}: {name}") for name, kind in kinds.items()}
@@ -84,16 +84,15 @@ _SCALARS: dict[Any, tuple[str, Callable[[Any], Any], Callable[[Any, Any], bool]]
 
 
 def _record(kind: Any, data: Any, where: str) -> Any:
-    hints = _hints(kind)
-    if isinstance(data, Mapping):
-        return kind(**read_fields(data, where, **hints))
-    pairs = zip(hints.items(), _items(data, where, hints), strict=True)
-    return kind(*(from_plain(hint, value, f"{where}: {name}") for (name, hint), value in pairs))
+    kinds = field_types(kind)
+    if not isinstance(data, Mapping):
+        data = dict(zip(kinds, _items(data, where, kinds), strict=True))
+    return kind(**read_fields(data, where, **kinds))
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
-    """Return the type of each field of a record, in order."""
+def field_types(kind: Any) -> Mapping[str, Any]:
+    """Return the type of each field of a record, in order, for `read_fields`."""
     hints = get_type_hints(kind, include_extras=True)
     names = kind._fields if issubclass(kind, tuple) else [field.name for field in fields(kind)]
     return {name: hints[name] for name in names}
