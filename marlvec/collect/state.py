@@ -25,6 +25,7 @@ from marlvec.collect.rollout import BatchBuilder, RolloutLoop
 from marlvec.connectors import Pipeline
 from marlvec.errors import ArgumentError, MarlvecError, SerialisationError, StateError
 from marlvec.serialization.atomic_file import FilePath
+from marlvec.serialization.records import Count, read_fields
 from marlvec.serialization.saved import State, check_fields, number_field
 from marlvec.serialization.values import encode, outline, read_value, write_value
 from marlvec.vector.vector_env import VectorEnv
@@ -184,16 +185,12 @@ def batch_from(state: Any, specs: Mapping[str, ColumnSpecs]) -> MultiAgentBatch:
     ``specs``: allowed columns by policy id; for other policies only the collector's columns are checked.
     """
     where = "a batch that waits"
-    check_fields(state, ("policies", "known", "env_steps", "agent_steps"), where)
-    policies = {name: rows_from(rows, f"{where}: {name}") for name, rows in state["policies"].items()}
+    kinds = {"policies": dict[str, Any], "known": tuple[str, ...], "env_steps": Count, "agent_steps": Count}
+    found = read_fields(state, where, **kinds)
+    policies = {name: rows_from(rows, f"{where}: {name}") for name, rows in found.pop("policies").items()}
     for name, rows in policies.items():
         specs.get(name, ColumnSpecs({}, any_shape=True)).check(dict(rows.items()), f"{where}: {name}")
-    return MultiAgentBatch(
-        {name: SampleBatch(rows) for name, rows in policies.items()},
-        env_steps=number_field(state, "env_steps", where),
-        known=tuple(map(str, state["known"])),
-        agent_steps=number_field(state, "agent_steps", where),
-    )
+    return MultiAgentBatch({name: SampleBatch(rows) for name, rows in policies.items()}, **found)
 
 
 FORMAT = 2

@@ -218,7 +218,7 @@ class StatefulCollectors(ABC):
         put_rounds = self._rounds.prepare(state["rounds"])
         put_policies = self._policies.prepare(state["policies"], loader)
         put_metrics = self.metrics.prepare(state["metrics"], state["metrics"]["numbers"])
-        counters = Counters.from_state(state["counters"])
+        counters = from_plain(Counters, state["counters"], "set_state(): counters")
         stats = from_plain(tuple[CollectorStats, ...], state["stats"], "set_state(): stats")
         others = list(self._others())
         if [who for who, _ in others] != [who for who, _ in state["callbacks"]]:

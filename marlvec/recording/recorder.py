@@ -49,6 +49,7 @@ from marlvec.recording.files import (
     write_schema,
 )
 from marlvec.serialization.atomic_file import FilePath
+from marlvec.serialization.records import Count, read_fields
 from marlvec.serialization.saved import ProcessBound
 from marlvec.vector.vector_env import VectorEnv
 
@@ -726,11 +727,10 @@ class Recorder(ProcessBound, ClosingCallback):
             ArgumentError: ``state`` is not from `state_dict`.
             OSError: The manifest cannot be written.
         """
-        if state.keys() != {"bytes", "end", "session"}:
-            raise ArgumentError(f"expected the state of a Recorder, got {list(state)}")
+        where, manifest = "the state of a Recorder", self._manifest
+        size, end, session = read_fields(state, where, bytes=Count, end=str, session=int | None).values()
         self.flush()
-        size, session, manifest = int(state["bytes"]), state["session"], self._manifest
-        if size > manifest.size or (size and digest_before(self.folder / MANIFEST, size) != state["end"]):
+        if size > manifest.size or (size and digest_before(self.folder / MANIFEST, size) != end):
             return
         self._writer.cut(size)
         kept = read_manifest(self.folder) if size else Manifest()

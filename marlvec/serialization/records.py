@@ -67,7 +67,7 @@ def from_plain(kind: Any, data: Any, where: str) -> Any:
 
 
 def read_fields(state: Any, where: str, /, **kinds: Any) -> dict[str, Any]:
-    """Return the fields of a state by name, after a check that it has exactly these, each of its type."""
+    """Return the fields of a state in this order, after a check that it has exactly these, each of its type."""
     check_fields(state, kinds, where)
     return {name: from_plain(kind, state[name], f"{where}: {name}") for name, kind in kinds.items()}
 

@@ -287,7 +287,7 @@ def test_lines_after_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
     with JSONLinesLogger(path) as again:
         again.load_state_dict(state)
         again._file.add(b"three, again\n")
-        with pytest.raises(ArgumentError, match="expected the state of a JSONLinesLogger"):
+        with pytest.raises(ArgumentError, match="the state of a JSONLinesLogger: expected other fields"):
             again.load_state_dict({})
     assert path.read_text() == "one\ntwo\nthree, again\n"
     other.write_text("something else that is longer\n")
@@ -317,7 +317,7 @@ def test_curves_go_on_at_their_step_and_what_came_after_it_is_forgotten(tmp_path
         collect(logger, 4)  # further than the checkpoint, and then it is killed
     with TensorBoardLogger(tmp_path) as again:
         again.load_state_dict(state)
-        with pytest.raises(ArgumentError, match="expected the state of a TensorBoardLogger"):
+        with pytest.raises(ArgumentError, match="the state of a TensorBoardLogger: expected other fields"):
             again.load_state_dict({})
     found = EventAccumulator(str(tmp_path)).Reload().Scalars("totals/agent_steps")
     assert sorted({event.step for event in found}) == [1020, 1040]

@@ -218,7 +218,7 @@ def test_a_state_of_another_recording_changes_nothing(tmp_path: Path) -> None:
     with marlvec.Recorder(tmp_path / "run") as recorder:
         recorder.write(batches[0])
         recorder.load_state_dict(state)
-        with pytest.raises(ArgumentError, match="expected the state of a Recorder"):
+        with pytest.raises(ArgumentError, match="the state of a Recorder: expected other fields"):
             recorder.load_state_dict({"bytes": 3})
     same(tmp_path / "run", batches)
 
