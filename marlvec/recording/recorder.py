@@ -643,7 +643,7 @@ class Recorder(ProcessBound, ClosingCallback):
         found: dict[str, int] = {}
         for part in list(self._manifest.parts):
             for file in part.files:
-                found[file.policy_id] = found.get(file.policy_id, 0) + file.rows
+                found[file.policy] = found.get(file.policy, 0) + file.rows
         return found
 
     # --- as a callback
