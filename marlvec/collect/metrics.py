@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from marlvec.arguments import whole_number
 from marlvec.errors import ArgumentError
 from marlvec.serialization.records import Count, read_fields, to_plain
-from marlvec.serialization.saved import State, array_field, check_fields, number_field
+from marlvec.serialization.saved import State, array_field
 
 IntArray = NDArray[np.int64]
 STREAM_BITS = 43
@@ -232,6 +232,13 @@ _DTYPES: Mapping[str, type[Any]] = {
     "made": np.object_,
 }
 _SAVED = tuple(name for name in _COLUMNS if name not in ("policy", "made"))
+_TABLE_FIELDS = {
+    **dict.fromkeys((*_SAVED, "policy"), Any),  # arrays
+    "policies": list[str],
+    "custom": list[tuple[Count, dict[str, float]]],  # an episode's row, and its numbers
+    "size": Count,
+    "kept": Count | None,
+}
 _PER_AGENT = {"returns", "lengths", "present", "truncated", "policy"}
 
 
@@ -310,24 +317,22 @@ class EpisodeTable:
         ``numbers`` are those of the present policies by id; others get numbers below 0.
         """
         where = "finished episodes"
-        check_fields(state, (*_SAVED, "policy", "policies", "custom", "size", "kept"), where)
-        size = number_field(state, "size", where)
-        kept = None if state["kept"] is None else number_field(state, "kept", where)
+        saved = read_fields(state, where, **_TABLE_FIELDS)
+        size, ids, customs = saved["size"], saved["policies"], dict(saved["custom"])
         rows = len(array_field(state, "eps_id", np.int64, (None,), where))
         if not min(size, self.window) <= rows <= size:
             raise ArgumentError(f"{where}: eps_id: {rows} of {size} were saved, metrics are over {self.window}")
         shapes = {name: (rows, self._num_agents) if name in _PER_AGENT else (rows,) for name in _COLUMNS}
         arrays: dict[str, Any] = {name: array_field(state, name, _DTYPES[name], shapes[name], where) for name in _SAVED}
         places = array_field(state, "policy", np.int64, shapes["policy"], where)
-        ids = state["policies"]
-        if not isinstance(ids, list) or (places < 0).any() or (places >= len(ids)).any():
-            raise ArgumentError(f"{where}: policies: expected all that played, got {ids!r:.200}")
+        if (places < 0).any() or (places >= len(ids)).any() or max(customs, default=-1) >= rows:
+            raise ArgumentError(f"{where}: expected policies of all that played, and numbers of {rows} episodes")
         own = np.array([numbers.get(name, -1 - k) for k, name in enumerate(ids)], np.int64)
         arrays["policy"], arrays["made"] = own[places], np.full(rows, None, np.object_)
         found = FinishedEpisodes(**arrays, policy_ids=dict(zip(own.tolist(), ids, strict=True)))
-        for i, custom in state["custom"]:
-            found.record(i, dict(custom))
-        return partial(vars(self).update, size=size, kept=kept, _arrays=found, _first=size - rows, _known={})
+        for i, custom in customs.items():
+            found.record(i, custom)
+        return partial(vars(self).update, size=size, kept=saved["kept"], _arrays=found, _first=size - rows, _known={})
 
     def last(self, k: int | None = None, *, total: int | None = None) -> FinishedEpisodes:
         """Return the last k episodes, by default and at most the window's, oldest first, as read-only views.

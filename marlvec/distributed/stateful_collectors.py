@@ -220,14 +220,7 @@ class StatefulCollectors(ABC):
         put_metrics = self.metrics.prepare(state["metrics"], state["metrics"]["numbers"])
         counters = from_plain(Counters, state["counters"], "set_state(): counters")
         stats = from_plain(tuple[CollectorStats, ...], state["stats"], "set_state(): stats")
-        others = list(self._others())
-        if [who for who, _ in others] != [who for who, _ in state["callbacks"]]:
-            raise ArgumentError(
-                f"set_state(): callbacks with a state: expected {[who for who, _ in others]}, got "
-                f"{[who for who, _ in state['callbacks']]}; pass the same callbacks"
-            )
-        for (who, thing), (_, own) in zip(others, state["callbacks"], strict=True):
-            loader.add(who, thing, own)
+        loader.add_all(self._others(), state["callbacks"])
 
         def put_all() -> None:
             self._ledger.state = ledger_state

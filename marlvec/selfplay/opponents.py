@@ -26,14 +26,14 @@ from numpy.typing import NDArray
 from marlvec.arguments import count_from
 from marlvec.collect import Collector
 from marlvec.connectors import ActionPipeline, AgentPipeline, Rows
-from marlvec.errors import ArgumentError, CheckpointError, StateError
+from marlvec.errors import ArgumentError, CheckpointError, MarlvecError, StateError
 from marlvec.policies import ObjectPolicy, Policy, PolicyLike, RandomPolicy, as_policy, load_policy
 from marlvec.policies.policy import PolicyOutput, PolicyState
 from marlvec.selfplay.ratings import Ratings
 from marlvec.selfplay.results import MatchTable, WinCount
 from marlvec.serialization.archive import read_archive, write_archive
 from marlvec.serialization.atomic_file import FilePath
-from marlvec.serialization.records import Count, read_fields, to_plain
+from marlvec.serialization.records import Count, from_plain, read_fields, to_plain
 from marlvec.serialization.saved import check_value
 from marlvec.serialization.values import decode, encode
 
@@ -384,6 +384,14 @@ def make_of(make: MakePolicy | Mapping[str, MakePolicy]) -> MakeOf:
     return find
 
 
+_INDEX_FIELDS = {
+    "opponents": list[tuple[str, str, int, bool, tuple[Any, Any, Any]]],  # id, of, step, anchor, names of files
+    "counts": Any,
+    "rules": list[Any],
+    "random": list[str],
+}
+
+
 @dataclass(frozen=True)
 class PoolIndex:
     """The index file of a pool. It also lists every `RandomPolicy`, which needs no builder."""
@@ -408,28 +416,24 @@ class PoolIndex:
     def read(cls, folder: Path, make: MakeOf) -> PoolIndex:
         """Read the index; refuse one that names a file outside of the pool, or a policy without a builder."""
         path = inside(folder, INDEX)
-        found = read_archive(path)
+        found = {"random": [], **read_archive(path)}  # older indexes do not list them
         opponents: dict[str, Opponent] = {}
         known: set[str] = set()
         try:
-            counts = decode(found["counts"])
-            rules = tuple(decode(state) for state in found["rules"])
-            at_random = found.get("random", [])  # not in older indexes
-            for opponent_id, of, step, anchor, names in found["opponents"]:
-                if not isinstance(opponent_id, str) or opponent_id in opponents:
-                    raise ValueError(f"expected a unique id, got {opponent_id!r}")
-                policy, agent, action = (
-                    None if name is None else _own_file(path, opponent_id, kind, name, known)
-                    for kind, name in zip(KINDS, names, strict=True)
-                )
-                if policy is None:
-                    raise ValueError(f"opponent {opponent_id!r} has no policy")
-                built_by = RandomPolicy if opponent_id in at_random else make(of)
-                opponents[opponent_id] = Opponent(opponent_id, of, step, anchor, built_by, (policy, agent, action))
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, ArgumentError):
-                raise
-            raise CheckpointError(path, f"holds no pool of opponents: {error!r}") from error
+            rows, counts, rules, at_random = read_fields(found, "the index", **_INDEX_FIELDS).values()
+            counts = from_plain(dict[str, Count], decode(counts), "the index: counts")
+            rules = tuple(decode(state) for state in rules)
+        except MarlvecError as error:
+            raise CheckpointError(path, f"holds no pool of opponents: {error}") from error
+        for opponent_id, of, step, anchor, names in rows:
+            policy, agent, action = (
+                None if name is None else _own_file(path, opponent_id, kind, name, known)
+                for kind, name in zip(KINDS, names, strict=True)
+            )
+            if policy is None or opponent_id in opponents:
+                raise CheckpointError(path, f"holds two opponents {opponent_id!r}, or one without a policy")
+            built_by = RandomPolicy if opponent_id in at_random else make(of)
+            opponents[opponent_id] = Opponent(opponent_id, of, step, anchor, built_by, (policy, agent, action))
         for opponent in opponents.values():
             for file in opponent.files:
                 if file is not None:

@@ -7,7 +7,7 @@ files of the old one. (The files of whole collectors and recordings have tests b
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from marlvec.distributed.accounting import Fragments, Ledger, LedgerState, Share
 from marlvec.distributed.collector_group import CollectorGroup, HeadPolicies, MergeRounds
 from marlvec.distributed.server import Answer, HandedOver, Started
 from marlvec.distributed.stateful_collectors import answer_from, get_answer_state
+from marlvec.errors import ArgumentError, CheckpointError
 from marlvec.policies import RandomPolicy
 from marlvec.selfplay import (
     BradleyTerry,
@@ -246,6 +247,43 @@ def test_a_golden_state_is_read_and_written_as_it_was(name: str, states: dict[st
         pytest.importorskip("openskill")
     golden, state = GOLDEN[name], states[name]
     same(golden.get(golden.load(golden.new(), copy.deepcopy(state))), state)
+
+
+WRONG: tuple[Any, ...] = (None, True, -1, 0.5, "x", [], {}, [[None]], {"a": 1}, np.zeros(2))
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_changed_state_is_read_or_refused(name: str, states: dict[str, Any]) -> None:
+    """Each part in turn is something else: no other error comes than those of a wrong state."""
+    if name == "openskill":
+        pytest.importorskip("openskill")
+    golden, new = GOLDEN[name], GOLDEN[name].new()
+    refused = 0
+    for path in paths(states[name]):
+        for value in WRONG:
+            try:
+                golden.load(new, changed(states[name], path, value))
+            except (ArgumentError, CheckpointError):
+                refused += 1
+    assert refused > 10
+    same(golden.get(golden.load(golden.new(), copy.deepcopy(states[name]))), states[name])
+
+
+def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The place of each part of nested dicts, lists and tuples, and of the whole."""
+    yield at
+    if isinstance(value, (dict, list, tuple)):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from paths(part, (*at, key))
+
+
+def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """A copy of nested data in which one part is another."""
+    if not path:
+        return copy.deepcopy(new)
+    if isinstance(value, dict):
+        return {key: changed(part, path[1:], new) if key == path[0] else part for key, part in value.items()}
+    return type(value)(changed(part, path[1:], new) if k == path[0] else part for k, part in enumerate(value))
 
 
 def main() -> None:
