@@ -203,16 +203,8 @@ class MergeRounds:
     def prepare(self, state: State) -> Callable[[], None]:
         """Validate a state from `get_state`; return a function that installs it."""
         states_of = dict[str, tuple[Any, ...]]  # by policy id
-        found = read_fields(
-            state,
-            "the merging of states",
-            batches=Count,
-            asked=set[int],
-            unasked=set[int],
-            came=dict[str, states_of],
-            merged=states_of | None,
-            number=Count,
-        )
+        kinds = {"batches": Count, "asked": set[int], "unasked": set[int], "number": Count}
+        found = read_fields(state, "the merging of states", **kinds, came=dict[str, states_of], merged=states_of | None)
         came = {int(index): HandedOver(states, None) for index, states in found.pop("came").items()}
         private = {f"_{name}": found.pop(name) for name in ("batches", "asked", "unasked")}
         return partial(vars(self).update, **found, **private, _came=came, _chains={}, _lacks_chains=True)
@@ -326,9 +318,8 @@ class HeadPolicies:
     def prepare(self, state: State, loader: StateLoader) -> Callable[[], None]:
         """Validate a state; return a function that installs it. `loader` gets the learner connectors' states."""
         where = "the policies of the head"
-        found = read_fields(
-            state, where, version=Count, weights=dict[str, Any], removed=set[str], learner_connectors=Any
-        )
+        kinds = {"version": Count, "weights": dict[str, Any], "removed": set[str]}
+        found = read_fields(state, where, **kinds, learner_connectors=Any)
         weights = found["weights"]
         if unknown := [name for name in weights if name not in self.ids]:
             raise ArgumentError(f"{where}: weights of unknown policies {unknown}; the policies are {self.ids}")

@@ -722,14 +722,9 @@ class BradleyTerry(Ratings):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        sides = tuple[Side, ...]
-        found = read_fields(
-            state,
-            "the state of a BradleyTerry",
-            players=list[str],
-            results=list[tuple[sides, sides, PositiveCount]],
-            copies=list[tuple[str, str]],
-        )
+        results = list[tuple[tuple[Side, ...], tuple[Side, ...], PositiveCount]]
+        kinds = {"players": list[str], "results": results, "copies": list[tuple[str, str]]}
+        found = read_fields(state, "the state of a BradleyTerry", **kinds)
         self._players, self._copies = dict.fromkeys(found["players"]), dict(found["copies"])
         self._results = {(drawn, worse): times for drawn, worse, times in found["results"]}
         self._likelihood = self._fit = None

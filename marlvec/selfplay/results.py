@@ -229,12 +229,8 @@ class MatchTable:
         Raises:
             ArgumentError: Not such a state; nothing has changed.
         """
-        found = read_fields(
-            state,
-            "the state of a MatchTable",
-            pairs=list[tuple[str, str, float, float, float]],
-            totals=list[tuple[str, float, float, float]],
-        )
+        kinds = {"pairs": list[tuple[str, str, float, float, float]], "totals": list[tuple[str, float, float, float]]}
+        found = read_fields(state, "the state of a MatchTable", **kinds)
         self._pairs = {(a, b): WinCount(*numbers) for a, b, *numbers in found["pairs"]}
         self._totals = {a: WinCount(*numbers) for a, *numbers in found["totals"]}
 
@@ -500,15 +496,8 @@ class RatingTracker(Callback):
         Raises:
             ArgumentError: Not such a state.
         """
-        found = read_fields(
-            state,
-            "the state of a RatingTracker",
-            table=Any,
-            ratings=Any,
-            counts=tuple[Count, Count, Count],
-            unmoved=dict[str, Count],
-            games=list[Game],
-        )
+        kinds = {"counts": tuple[Count, Count, Count], "unmoved": dict[str, Count], "games": list[Game]}
+        found = read_fields(state, "the state of a RatingTracker", table=Any, ratings=Any, **kinds)
         self.ratings.load_state_dict(found["ratings"])
         self.table.load_state_dict(found["table"])
         self.games_total, self.draws, self.truncations = found["counts"]

@@ -43,7 +43,9 @@ def from_plain(kind: Any, data: Any, where: str) -> Any:
     Types: int, float, str, bool, Any, `Count`, Literal, tuple, list, set, dict, Mapping, records, and a union of one of
     them with None. Collections are new. Where the type is a list, a set or a tuple, the data may be a list or a tuple.
     """
-    origin, args = get_origin(kind) or kind, get_args(kind)
+    if type(data) is kind and kind in _SCALARS:  # as almost always
+        return data
+    origin, args = _parts(kind)
     if origin is Any:
         return data
     if origin in (Union, types.UnionType):
@@ -88,6 +90,11 @@ def _record(kind: Any, data: Any, where: str) -> Any:
     if not isinstance(data, Mapping):
         data = dict(zip(kinds, _items(data, where, kinds), strict=True))
     return kind(**read_fields(data, where, **kinds))
+
+
+@cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind) or kind, get_args(kind)
 
 
 @cache
