@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, overload
 
+from marlvec.connectors import action, agent, learner
 from marlvec.connectors.connector import ActionConnector, AgentConnector, Connector, LearnerConnector
 from marlvec.connectors.function import FunctionConnector
 from marlvec.connectors.pipeline import Pipeline
@@ -125,8 +125,7 @@ def catalogue(name: str = "", side: str | None = None) -> list[CatalogueRow]:
     """
     if side is not None and side not in SIDES:
         raise ArgumentError(f"expected a side of {list(SIDES)}, got {side!r}")
-    package = importlib.import_module("marlvec.connectors")  # by name: that module imports this one
-    found = {exported: getattr(package, exported) for exported in package.__all__}
+    found = {exported: getattr(module, exported) for module in (agent, action, learner) for exported in module.__all__}
     return [
         CatalogueRow(at, exported, _first_line(cls))
         for at, base in SIDES.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -202,8 +202,8 @@ _LIMIT = 2**31
 class _WrapperForms:
     """Base of a class whose constructor returns an object of the subclass registered for the wrapped env's class.
 
-    A subclass registers itself by ``class Form(Base, LibraryWrapper, of=LibraryEnv)``. Subclasses for PettingZoo are in
-    a module that imports PettingZoo, and is loaded when the first env needs it.
+    A subclass registers itself by ``class Form(Base, LibraryWrapper, of=LibraryEnv)``. Subclasses for PettingZoo are
+    made when the first env needs them, since they import PettingZoo.
     """
 
     _forms: ClassVar[dict[type, type]]
@@ -219,11 +219,11 @@ class _WrapperForms:
 
     @classmethod
     def _form_of(cls, env: Any) -> type:
-        for load in (lambda: None, lambda: importlib.import_module("marlvec.envs.pettingzoo_wrappers")):
-            load()
-            for kind, form in cls._forms.items():
-                if isinstance(env, kind):
-                    return form
+        if not any(isinstance(env, kind) for kind in cls._forms):
+            _pettingzoo_forms()
+        for kind, form in cls._forms.items():
+            if isinstance(env, kind):
+                return form
         raise TypeError(f"{cls.__name__}: expected {cls._wraps}, got {type(env).__name__}")
 
 
@@ -315,6 +315,34 @@ class ClearDeadStepRewards(_WrapperForms):
         if action is None:
             inner.rewards = dict.fromkeys(inner.rewards, 0.0)
         super().step(action)  # type: ignore[misc]  # of PettingZoo's wrapper
+
+
+_FORMS = ("AECSeedStream", "ParallelSeedStream", "AECClearDeadStepRewards")
+
+
+def _pettingzoo_forms() -> None:
+    """Make the wrappers that derive from PettingZoo's, once, under names of this module, by which pickle finds them."""
+    if _FORMS[0] in globals():
+        return
+    from pettingzoo import AECEnv, ParallelEnv
+    from pettingzoo.utils import BaseParallelWrapper, BaseWrapper
+
+    bases: tuple[tuple[type, ...], ...] = (
+        (SeedStream, BaseWrapper),
+        (SeedStream, BaseParallelWrapper),
+        (ClearDeadStepRewards, BaseWrapper),
+    )
+    for name, form_bases, kind in zip(_FORMS, bases, (AECEnv, ParallelEnv, AECEnv), strict=True):
+        form = types.new_class(name, form_bases, {"of": kind})
+        form.__module__, form.__doc__ = __name__, f"`{form_bases[0].__name__}` for PettingZoo's `{kind.__name__}`."
+        globals()[name] = form
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FORMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _pettingzoo_forms()
+    return globals()[name]
 
 
 def check_limit(max_episode_steps: Any) -> int:

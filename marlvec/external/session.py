@@ -47,211 +47,6 @@ from marlvec.external.messages import (
     write_space,
 )
 
-Client = TypeVar("Client", bound=Hashable)
-
-
-class _Turn:
-    __slots__ = ("episodes", "order")
-
-    def __init__(self, order: int) -> None:
-        self.order = order  # clients with smaller numbers come first
-        self.episodes: OrderedDict[int, None] = OrderedDict()  # numbers, the oldest first
-
-
-class SlotQueue(Generic[Client]):
-    """Episodes that wait for a slot. Used by the server's thread alone.
-
-    There is a line for each slot that clients request by number, and one for any slot. In each line clients take turns,
-    in order of arrival; after a turn a client goes to the end. A client's own episodes come in order of request. Every
-    operation takes constant time, however many episodes wait.
-    """
-
-    def __init__(self) -> None:
-        self._lines: dict[int | None, OrderedDict[Client, _Turn]] = {}
-        self._next_turn = count()
-
-    def __bool__(self) -> bool:
-        return bool(self._lines)
-
-    def __len__(self) -> int:
-        return sum(len(turn.episodes) for line in self._lines.values() for turn in line.values())
-
-    def add(self, client: Client, number: int, slot: int | None) -> None:
-        """Queue a client's episode for a slot; None: any."""
-        line = self._lines.setdefault(slot, OrderedDict())
-        if client not in line:
-            line[client] = _Turn(next(self._next_turn))
-        line[client].episodes[number] = None
-
-    def remove(self, client: Client, number: int, slot: int | None, *, served: bool = False) -> None:
-        """Remove an episode. `served`: it got a slot, so that the client's turn is over."""
-        line = self._lines[slot]
-        turn = line[client]
-        del turn.episodes[number]
-        if served:
-            turn.order = next(self._next_turn)
-            line.move_to_end(client)
-        if not turn.episodes:
-            del line[client]
-        if not line:
-            del self._lines[slot]
-
-    def first(self, free: Iterable[int]) -> tuple[Client, int] | None:
-        """Return the next client and episode for one of the free slots; None if no client waits for one."""
-        for slot in free:
-            heads = [next(iter(self._lines[key].items())) for key in (None, slot) if key in self._lines]
-            if heads:
-                client, turn = min(heads, key=lambda head: head[1].order)
-                return client, next(iter(turn.episodes))
-        return None
-
-
-class ValueReaders:
-    """Values of all agents, by their declared spaces; immutable. `groups`: spaces as plain data, for the welcome.
-
-    Reading raises `RefusedError`: an agent is unknown; `ContractError`: not its space's; `ProtocolError`: malformed.
-    """
-
-    def __init__(self, spec: EnvSpec, *, logs: bool = True) -> None:
-        self._logs = logs
-        self.agents = spec.agents
-        self.groups: list[dict[str, Any]] = []
-        self._obs: dict[str, ValueReader] = {}
-        self._actions: dict[str, ValueReader] = {}
-        for group in spec.groups:
-            obs, action = ValueReader(group.observation_space), ValueReader(group.action_space)
-            names = [spec.agents[a] for a in group.agents]
-            self._obs |= dict.fromkeys(names, obs)
-            self._actions |= dict.fromkeys(names, action)
-            self.groups.append(
-                {
-                    "agents": names,
-                    "observation": write_space(group.observation_space),
-                    "action": write_space(group.action_space),
-                    "mask": group.mask_size,
-                }
-            )
-
-    def obs(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Unpack observations of some agents."""
-        return self._read(self._obs, data, "observation")
-
-    def actions(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Unpack actions of some agents; `RefusedError` if clients may not send their own actions."""
-        if not self._logs:
-            raise RefusedError("this server accepts no logged actions (logs=False)", "value")
-        return self._read(self._actions, data, "action")
-
-    def masks(self, data: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """Unpack action masks of some agents."""
-        if data is None:
-            return None
-        return {name: read_mask(mask, f"action mask of agent {name!r}") for name, mask in data.items()}
-
-    def outcome(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Unpack a message's rewards and infos into arguments of an `ExternalEpisode`."""
-        infos = fields.get("infos")
-        if infos is not None:
-            infos = {
-                name: {key: read_array(value, key) if isinstance(value, list) else value for key, value in info.items()}
-                for name, info in infos.items()
-            }
-        return {"rewards": fields.get("rewards"), "infos": infos}
-
-    def write_actions(self, actions: Mapping[str, Any]) -> dict[str, Any]:
-        """Pack actions of some agents."""
-        return {name: self._actions[name].write(action) for name, action in actions.items()}
-
-    def _read(self, readers: Mapping[str, ValueReader], data: Mapping[str, Any], what: str) -> dict[str, Any]:
-        found = {}
-        for name, value in data.items():
-            reader = readers.get(name)
-            if reader is None:
-                raise RefusedError(f"no agent {name!r} exists; the agents are {list(self.agents)}"[:500], "value")
-            found[name] = reader.read(value, f"{what} of agent {name!r}")
-        return found
-
-
-PART_BYTES = 2**20
-_KEPT = 2  # versions: a client may finish fetching the previous one
-
-
-class Package(NamedTuple):
-    """One version of the weights, from 1, and its checksum."""
-
-    version: int
-    data: bytes
-    sha256: bytes
-
-    @property
-    def parts(self) -> int:
-        """Number of parts in which it is sent."""
-        return -(-len(self.data) // PART_BYTES)
-
-    def part(self, number: int) -> bytes:
-        return self.data[number * PART_BYTES : (number + 1) * PART_BYTES]
-
-
-class WeightStore:
-    """The last versions of the weights. May be used from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._packages: list[Package] = []
-
-    @property
-    def version(self) -> int:
-        """Number of the newest version; 0: none."""
-        newest = self.newest()
-        return 0 if newest is None else newest.version
-
-    def newest(self) -> Package | None:
-        """Return the newest version, or None."""
-        with self._lock:
-            return self._packages[-1] if self._packages else None
-
-    def find(self, version: int) -> Package | None:
-        """Return a version by its number; None if it is not kept."""
-        with self._lock:
-            return next((package for package in self._packages if package.version == version), None)
-
-    def answer(self, message: Message, room: int) -> tuple[Type, dict[str, Any]]:
-        """Answer a ``weights`` or ``part`` request, in `room` bytes at most.
-
-        `RefusedError`: the part is not kept, or it is larger.
-        """
-        fields = message.fields
-        if message.type is Type.WEIGHTS:
-            package = self.newest()
-            if package is None or package.version <= fields["have"]:
-                return Type.OFFER, {"version": fields["have"], "size": 0, "parts": 0, "sha256": b""}
-            size, parts = len(package.data), package.parts
-            return Type.OFFER, {"version": package.version, "size": size, "parts": parts, "sha256": package.sha256}
-        package = self.find(fields["version"])
-        if package is None or fields["part"] >= package.parts:
-            what = f"part {fields['part']} of weights {fields['version']}"
-            raise RefusedError(f"{what} does not exist, or is no longer kept", "weights")
-        data = package.part(fields["part"])
-        if len(data) > room:
-            raise RefusedError("too many bytes are unconfirmed; ask again", "limit")
-        return Type.CHUNK, {"data": data}
-
-    def add(self, content: Mapping[str, Any], version: int | None = None) -> int:
-        """Add a version, by default the last plus one; return its number.
-
-        `content`: texts to trees, see `marlvec.external.messages`; `SerialisationError` if one has no form
-        there.
-        """
-        last = self.version
-        number = last + 1 if version is None else version
-        if number <= last:
-            raise ArgumentError(f"version={version!r}: expected a number above {last}, the last one")
-        data = pack_plain({"version": number, **content}, "weights")
-        package = Package(number, data, hashlib.sha256(data).digest())
-        with self._lock:
-            self._packages = [*self._packages, package][-_KEPT:]
-        return number
-
 
 @dataclass(slots=True)
 class SessionEpisode:
@@ -634,3 +429,209 @@ _DO: dict[Type, Callable[[Session, Message], None]] = {
     Type.PART: Session._fetch,
     Type.BYE: Session._bye,
 }
+
+
+Client = TypeVar("Client", bound=Hashable)
+
+
+class _Turn:
+    __slots__ = ("episodes", "order")
+
+    def __init__(self, order: int) -> None:
+        self.order = order  # clients with smaller numbers come first
+        self.episodes: OrderedDict[int, None] = OrderedDict()  # numbers, the oldest first
+
+
+class SlotQueue(Generic[Client]):
+    """Episodes that wait for a slot. Used by the server's thread alone.
+
+    There is a line for each slot that clients request by number, and one for any slot. In each line clients take turns,
+    in order of arrival; after a turn a client goes to the end. A client's own episodes come in order of request. Every
+    operation takes constant time, however many episodes wait.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[int | None, OrderedDict[Client, _Turn]] = {}
+        self._next_turn = count()
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def __len__(self) -> int:
+        return sum(len(turn.episodes) for line in self._lines.values() for turn in line.values())
+
+    def add(self, client: Client, number: int, slot: int | None) -> None:
+        """Queue a client's episode for a slot; None: any."""
+        line = self._lines.setdefault(slot, OrderedDict())
+        if client not in line:
+            line[client] = _Turn(next(self._next_turn))
+        line[client].episodes[number] = None
+
+    def remove(self, client: Client, number: int, slot: int | None, *, served: bool = False) -> None:
+        """Remove an episode. `served`: it got a slot, so that the client's turn is over."""
+        line = self._lines[slot]
+        turn = line[client]
+        del turn.episodes[number]
+        if served:
+            turn.order = next(self._next_turn)
+            line.move_to_end(client)
+        if not turn.episodes:
+            del line[client]
+        if not line:
+            del self._lines[slot]
+
+    def first(self, free: Iterable[int]) -> tuple[Client, int] | None:
+        """Return the next client and episode for one of the free slots; None if no client waits for one."""
+        for slot in free:
+            heads = [next(iter(self._lines[key].items())) for key in (None, slot) if key in self._lines]
+            if heads:
+                client, turn = min(heads, key=lambda head: head[1].order)
+                return client, next(iter(turn.episodes))
+        return None
+
+
+class ValueReaders:
+    """Values of all agents, by their declared spaces; immutable. `groups`: spaces as plain data, for the welcome.
+
+    Reading raises `RefusedError`: an agent is unknown; `ContractError`: not its space's; `ProtocolError`: malformed.
+    """
+
+    def __init__(self, spec: EnvSpec, *, logs: bool = True) -> None:
+        self._logs = logs
+        self.agents = spec.agents
+        self.groups: list[dict[str, Any]] = []
+        self._obs: dict[str, ValueReader] = {}
+        self._actions: dict[str, ValueReader] = {}
+        for group in spec.groups:
+            obs, action = ValueReader(group.observation_space), ValueReader(group.action_space)
+            names = [spec.agents[a] for a in group.agents]
+            self._obs |= dict.fromkeys(names, obs)
+            self._actions |= dict.fromkeys(names, action)
+            self.groups.append(
+                {
+                    "agents": names,
+                    "observation": write_space(group.observation_space),
+                    "action": write_space(group.action_space),
+                    "mask": group.mask_size,
+                }
+            )
+
+    def obs(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Unpack observations of some agents."""
+        return self._read(self._obs, data, "observation")
+
+    def actions(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Unpack actions of some agents; `RefusedError` if clients may not send their own actions."""
+        if not self._logs:
+            raise RefusedError("this server accepts no logged actions (logs=False)", "value")
+        return self._read(self._actions, data, "action")
+
+    def masks(self, data: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """Unpack action masks of some agents."""
+        if data is None:
+            return None
+        return {name: read_mask(mask, f"action mask of agent {name!r}") for name, mask in data.items()}
+
+    def outcome(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Unpack a message's rewards and infos into arguments of an `ExternalEpisode`."""
+        infos = fields.get("infos")
+        if infos is not None:
+            infos = {
+                name: {key: read_array(value, key) if isinstance(value, list) else value for key, value in info.items()}
+                for name, info in infos.items()
+            }
+        return {"rewards": fields.get("rewards"), "infos": infos}
+
+    def write_actions(self, actions: Mapping[str, Any]) -> dict[str, Any]:
+        """Pack actions of some agents."""
+        return {name: self._actions[name].write(action) for name, action in actions.items()}
+
+    def _read(self, readers: Mapping[str, ValueReader], data: Mapping[str, Any], what: str) -> dict[str, Any]:
+        found = {}
+        for name, value in data.items():
+            reader = readers.get(name)
+            if reader is None:
+                raise RefusedError(f"no agent {name!r} exists; the agents are {list(self.agents)}"[:500], "value")
+            found[name] = reader.read(value, f"{what} of agent {name!r}")
+        return found
+
+
+PART_BYTES = 2**20
+_KEPT = 2  # versions: a client may finish fetching the previous one
+
+
+class Package(NamedTuple):
+    """One version of the weights, from 1, and its checksum."""
+
+    version: int
+    data: bytes
+    sha256: bytes
+
+    @property
+    def parts(self) -> int:
+        """Number of parts in which it is sent."""
+        return -(-len(self.data) // PART_BYTES)
+
+    def part(self, number: int) -> bytes:
+        return self.data[number * PART_BYTES : (number + 1) * PART_BYTES]
+
+
+class WeightStore:
+    """The last versions of the weights. May be used from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._packages: list[Package] = []
+
+    @property
+    def version(self) -> int:
+        """Number of the newest version; 0: none."""
+        newest = self.newest()
+        return 0 if newest is None else newest.version
+
+    def newest(self) -> Package | None:
+        """Return the newest version, or None."""
+        with self._lock:
+            return self._packages[-1] if self._packages else None
+
+    def find(self, version: int) -> Package | None:
+        """Return a version by its number; None if it is not kept."""
+        with self._lock:
+            return next((package for package in self._packages if package.version == version), None)
+
+    def answer(self, message: Message, room: int) -> tuple[Type, dict[str, Any]]:
+        """Answer a ``weights`` or ``part`` request, in `room` bytes at most.
+
+        `RefusedError`: the part is not kept, or it is larger.
+        """
+        fields = message.fields
+        if message.type is Type.WEIGHTS:
+            package = self.newest()
+            if package is None or package.version <= fields["have"]:
+                return Type.OFFER, {"version": fields["have"], "size": 0, "parts": 0, "sha256": b""}
+            size, parts = len(package.data), package.parts
+            return Type.OFFER, {"version": package.version, "size": size, "parts": parts, "sha256": package.sha256}
+        package = self.find(fields["version"])
+        if package is None or fields["part"] >= package.parts:
+            what = f"part {fields['part']} of weights {fields['version']}"
+            raise RefusedError(f"{what} does not exist, or is no longer kept", "weights")
+        data = package.part(fields["part"])
+        if len(data) > room:
+            raise RefusedError("too many bytes are unconfirmed; ask again", "limit")
+        return Type.CHUNK, {"data": data}
+
+    def add(self, content: Mapping[str, Any], version: int | None = None) -> int:
+        """Add a version, by default the last plus one; return its number.
+
+        `content`: texts to trees, see `marlvec.external.messages`; `SerialisationError` if one has no form
+        there.
+        """
+        last = self.version
+        number = last + 1 if version is None else version
+        if number <= last:
+            raise ArgumentError(f"version={version!r}: expected a number above {last}, the last one")
+        data = pack_plain({"version": number, **content}, "weights")
+        package = Package(number, data, hashlib.sha256(data).digest())
+        with self._lock:
+            self._packages = [*self._packages, package][-_KEPT:]
+        return number

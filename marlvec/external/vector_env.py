@@ -385,172 +385,158 @@ class SlotEnv(MultiAgentEnv):
         return infos or None
 
 
-_numbers = count()
+Dataset = Any
+"""A `MultiAgentBatch` or `SampleBatch`, a saved file of either, a list of these, a recording, or a Minari dataset."""
+_NEEDED = ("obs", "actions", "rewards", "next_obs", "terminated", "truncated")
+_IN_TIME = ("t", "env_t", "next_env_t", "eps_id", "agent_index")
 
 
-class _Run:
-    """An episode, its answers (`box`), and whether a request's answer was not fetched yet (`asked`)."""
+@dataclass(slots=True)
+class LoggedStep:
+    """Everything that happened between two env steps, by agent name."""
 
-    __slots__ = ("asked", "box", "episode")
-
-    def __init__(self, episode: ExternalEpisode, box: queue.SimpleQueue[Any]) -> None:
-        self.episode, self.box, self.asked = episode, box, False
-
-    def check_idle(self, call: str) -> None:
-        """Raise if the next answer would belong to an earlier request."""
-        if self.asked:
-            raise BusyError(f"{call}(): the earlier request's actions are still to be taken; wait_for_action() first")
+    rewards: dict[str, float] = field(default_factory=dict)  # since the previous step
+    ended: dict[str, Ending] = field(default_factory=dict)
+    obs: dict[str, Any] = field(default_factory=dict)  # of the agents that act
+    actions: dict[str, Any] = field(default_factory=dict)
+    masks: dict[str, Any] = field(default_factory=dict)  # where known
 
 
-class LocalEpisodes:
-    """Running episodes of one driver; see `RunningEpisodes`. Any thread may use it, an episode one thread at a time."""
+@dataclass(frozen=True, slots=True)
+class EpisodeLog:
+    """One episode."""
 
-    def __init__(self, gateway: EpisodeGateway, max_episodes: int | None) -> None:
-        self._gateway, self._max_episodes = gateway, max_episodes
-        self._runs: dict[Hashable, _Run] = {}
-        self._changed = threading.Condition()
-        self.stopped = False
+    moments: Sequence[LoggedStep]  # in order; no agent acts in the last one
+    as_policy: bool  # its actions are a policy's outputs, and not the actions that the env received
 
-    def __len__(self) -> int:
-        return len(self._runs)
 
-    def stop(self) -> None:
-        """Make waiting calls raise `ClosedError`, and lose running episodes."""
-        with self._changed:
-            self.stopped = True
-            runs = self._take_all()
-        for run in runs:
-            run.box.put(ClosedError("stop() was called"))
-            run.episode.abandon(ClosedError("stop() was called"))
+def read_logs(dataset: Dataset, agents: Sequence[str]) -> Callable[[], Iterator[EpisodeLog]]:
+    """Return a function that iterates over a dataset's episodes, from the first one at each call.
 
-    def abandon(self, error: BaseException) -> None:
-        """Lose running episodes."""
-        for run in self._take_all():
-            run.episode.abandon(error)
+    An episode without an end is truncated at its last row. An episode that lacks rows in the middle raises
+    `ArgumentError` when it is reached.
+    """
+    if hasattr(dataset, "iterate_episodes"):
+        if len(agents) != 1:
+            raise ArgumentError(f"dataset: Minari data has one agent, got agents {list(agents)}")
+        return lambda: (_of_arrays(episode, agents[0]) for episode in dataset.iterate_episodes())
+    if hasattr(dataset, "episode_batches"):
 
-    def _take_all(self) -> list[_Run]:
-        with self._changed:
-            runs = list(self._runs.values())
-            self._runs.clear()
-            self._changed.notify_all()
-        return runs
+        def read_groups() -> Iterator[EpisodeLog]:
+            for group in dataset.episode_batches():
+                _check(group, agents)
+                yield from _of_batch(group, agents)
 
-    # --- calls of the driver
+        return read_groups
+    batches = [_batch(part) for part in (dataset if isinstance(dataset, (list, tuple)) else [dataset])]
+    if not batches:
+        raise ArgumentError("dataset: expected episodes, got an empty list")
+    batch = batches[0] if len(batches) == 1 else MultiAgentBatch.concat(batches)
+    _check(batch, agents)
+    return lambda: _of_batch(batch, agents)
 
-    def begin(
-        self, key: Hashable | None, *, training_enabled: bool, env_id: int | None, timeout: float | None
-    ) -> Hashable:
-        key = f"episode-{next(_numbers)}" if key is None else key
-        box: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            while True:
-                if self.stopped:
-                    raise ClosedError("start_episode(): stop() was called")
-                if key in self._runs:
-                    raise StateError(f"start_episode({key!r}): an episode with this id runs; end_episode() it first")
-                if self._max_episodes is not None and len(self._runs) >= self._max_episodes:
-                    raise EpisodesFull(
-                        f"start_episode(): {len(self._runs)} episodes run, as many as max_episodes allows"
-                    )
-                try:
-                    episode = self._gateway.begin(
-                        training_enabled=training_enabled, env_id=env_id, on_lost=box.put, on_free=self._wake
-                    )
-                except EpisodesFull:
-                    left = None if deadline is None else deadline - time.monotonic()
-                    if left is not None and left <= 0:
-                        raise
-                    self._changed.wait(LONGEST_WAIT if left is None else min(left, LONGEST_WAIT))
-                    continue
-                self._runs[key] = _Run(episode, box)
-                return key
 
-    def ask(self, key: Hashable, obs: Any, masks: Any, timeout: float | None) -> Mapping[str, Any]:
-        run = self._running(key)
-        run.check_idle("get_action")
-        with self._forgetting(key):
-            run.episode.ask(obs, masks=masks, answer=run.box.put)
-        run.asked = True
-        return self.wait(key, timeout)
+def _batch(part: Any) -> MultiAgentBatch:
+    if isinstance(part, (str, PathLike)):
+        part = _load(Path(part))
+    if isinstance(part, SampleBatch):
+        return MultiAgentBatch({"main": part}, env_steps=0)
+    if isinstance(part, MultiAgentBatch):
+        return part
+    raise ArgumentError(
+        f"dataset: expected a MultiAgentBatch or SampleBatch, a file that one of them saved, a list of these, or a "
+        f"Minari dataset; got {type(part).__name__}"
+    )
 
-    def wait(self, key: Hashable, timeout: float | None) -> Mapping[str, Any]:
-        run = self._running(key)
-        if not run.asked:
-            raise StateError(f"wait_for_action({key!r}): nothing was asked for; call get_action() first")
-        deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            with suppress(queue.Empty):
-                answer: Mapping[str, Any] | Exception = run.box.get(timeout=min(left, LONGEST_WAIT))
-                break
-            if left <= LONGEST_WAIT:
-                raise AnswerTimeout(
-                    f"episode {key!r}: no action within {timeout} s; is a collector collecting? The request stays "
-                    f"pending: call wait_for_action() again, or end_episode()"
-                )
-        run.asked = False
-        if isinstance(answer, Exception):
-            self._forget(key)
-            raise answer
-        return answer
 
-    def log(
-        self, key: Hashable, obs: Any, actions: Any, masks: Any, timeout: float | None, *, as_policy: bool = False
-    ) -> None:
-        run = self._running(key)
-        run.check_idle("log_action")
-        with self._forgetting(key):
-            run.episode.wait_for_room(timeout)
-            run.episode.log_action(obs, actions, masks=masks, as_policy=as_policy)
-
-    def log_returns(self, key: Hashable, rewards: Any, infos: Any) -> None:
-        self._running(key).episode.log_returns(rewards, infos)
-
-    def leave(
-        self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
-    ) -> None:
-        """End some agents, without waiting; see `EpisodeDriver.end_agents`."""
-        self._running(key).episode.end_agents(final_obs, terminated=terminated, truncated=truncated)
-
-    def end(
-        self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
-    ) -> None:
-        """End an episode, without waiting; see `EpisodeDriver.end_episode`."""
-        self._running(key).episode.end(final_obs, terminated=terminated, truncated=truncated)
-        self._forget(key)
-
-    # --- inside
-
-    def _running(self, key: Hashable) -> _Run:
-        with self._changed:
-            run = self._runs.get(key)
-            if run is None and self.stopped:
-                raise ClosedError(f"episode {key!r}: stop() was called")
-        if run is None:
-            raise EpisodeOver(f"no episode {key!r} runs: it has ended, was lost, or never began")
-        if run.episode.over is not None:  # lost by the collector's side
-            self._forget(key)
-            raise type(run.episode.over)(str(run.episode.over))
-        return run
-
-    def _forget(self, key: Hashable) -> None:
-        with self._changed:
-            self._runs.pop(key, None)
-            self._changed.notify_all()
-
-    @contextmanager
-    def _forgetting(self, key: Hashable) -> Iterator[None]:
-        """Forget the episode if the call finds it over."""
-        try:
-            yield
-        except EpisodeOver:
-            self._forget(key)
+def _load(path: Path) -> MultiAgentBatch | SampleBatch:
+    try:
+        return MultiAgentBatch.load(path)
+    except CheckpointError:
+        if not path.is_file():
             raise
+        return SampleBatch.load(path)  # raises if the file holds neither
 
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+
+def _check(batch: MultiAgentBatch, agents: Sequence[str]) -> None:
+    for policy_id, rows in batch.items():
+        if missing := [name for name in (*_NEEDED, *_IN_TIME) if name not in rows]:
+            raise ArgumentError(
+                f"rows of policy {policy_id!r} lack the columns {missing}; save batches with all of their columns"
+            )
+        if np.any(rows.get(EXECUTED_MISSING, False)):
+            raise ArgumentError(
+                f"rows of policy {policy_id!r} are marked in {EXECUTED_MISSING!r}: their executed actions are "
+                f"unknown; put noise and masks before the connectors that convert actions"
+            )
+        if (most := int(rows["agent_index"].max(initial=0))) >= len(agents):
+            raise ArgumentError(
+                f"rows of policy {policy_id!r} have agent number {most}, but the agents are {list(agents)}"
+            )
+
+
+def _of_batch(batch: MultiAgentBatch, agents: Sequence[str]) -> Iterator[EpisodeLog]:
+    ids = [rows["eps_id"] for rows in batch.values()]
+    for eps_id in np.unique(np.concatenate(ids)).tolist() if ids else ():
+        yield EpisodeLog(_moments(eps_id, batch, agents), as_policy=True)
+
+
+def _moments(eps_id: int, batch: Mapping[str, SampleBatch], agents: Sequence[str]) -> list[LoggedStep]:
+    moments: dict[int, LoggedStep] = {}
+    cut: dict[str, Ending] = {}
+    for rows in batch.values():
+        mine = np.flatnonzero(rows["eps_id"] == eps_id)
+        for a in np.unique(rows["agent_index"][mine]).tolist():
+            indices = mine[rows["agent_index"][mine] == a]
+            indices = indices[np.argsort(rows["t"][indices], kind="stable")]
+            _check_whole(rows, indices, f"episode {eps_id}, agent {agents[a]!r}")
+            for i in indices.tolist():
+                _note(rows, i, agents[a], moments)
+            last = int(indices[-1])
+            if not (rows["terminated"][last] or rows["truncated"][last]):
+                cut[agents[a]] = (_at(rows["next_obs"], last), False, True)
+    moments[max(moments)].ended.update(cut)
+    return [moments[t] for t in sorted(moments)]
+
+
+def _check_whole(rows: SampleBatch, indices: NDArray[np.int64], whose: str) -> None:
+    if (gaps := np.flatnonzero(np.diff(rows["t"][indices]) != 1)).size:
+        t = int(rows["t"][indices[gaps[0]]])
+        raise ArgumentError(f"{whose}: rows are missing between its decision number {t} and the next one")
+
+
+def _note(rows: SampleBatch, i: int, agent: str, moments: dict[int, LoggedStep]) -> None:
+    begins = moments.setdefault(int(rows["env_t"][i]), LoggedStep())
+    actions = rows[EXECUTED] if EXECUTED in rows else rows["actions"]
+    begins.obs[agent], begins.actions[agent] = _at(rows["obs"], i), _at(actions, i)
+    if "action_mask" in rows:
+        begins.masks[agent] = rows["action_mask"][i]
+    ends = moments.setdefault(int(rows["next_env_t"][i]), LoggedStep())
+    ends.rewards[agent] = float(rows["rewards"][i])
+    terminated, truncated = bool(rows["terminated"][i]), bool(rows["truncated"][i])
+    if terminated or truncated:
+        is_missing = "next_obs_missing" in rows and rows["next_obs_missing"][i]
+        ends.ended[agent] = (None if is_missing else _at(rows["next_obs"], i), terminated, truncated)
+
+
+def _of_arrays(episode: Any, agent: str) -> EpisodeLog:
+    """Convert a Minari episode: arrays over time T, observations T + 1."""
+    length = len(episode.rewards)
+    moments = [
+        LoggedStep(
+            rewards={agent: float(episode.rewards[t - 1])} if t else {},
+            obs={agent: _at(episode.observations, t)},
+            actions={agent: _at(episode.actions, t)},
+        )
+        for t in range(length)
+    ]
+    terminated, truncated = bool(episode.terminations[-1]), bool(episode.truncations[-1])
+    ending = (_at(episode.observations, length), terminated, truncated or not terminated)
+    return EpisodeLog([*moments, LoggedStep({agent: float(episode.rewards[-1])}, {agent: ending})], as_policy=False)
+
+
+def _at(tree: Any, i: int) -> Any:
+    return map_tree(lambda leaf: leaf[i], tree)
 
 
 class ExternalEnv(EpisodeDriver):
@@ -729,160 +715,6 @@ class ExternalEnv(EpisodeDriver):
         self._local_episodes.log(episode_id, *tables, self._seconds(timeout), as_policy=as_policy)
 
 
-Dataset = Any
-"""A `MultiAgentBatch` or `SampleBatch`, a saved file of either, a list of these, a recording, or a Minari dataset."""
-_NEEDED = ("obs", "actions", "rewards", "next_obs", "terminated", "truncated")
-_IN_TIME = ("t", "env_t", "next_env_t", "eps_id", "agent_index")
-
-
-@dataclass(slots=True)
-class LoggedStep:
-    """Everything that happened between two env steps, by agent name."""
-
-    rewards: dict[str, float] = field(default_factory=dict)  # since the previous step
-    ended: dict[str, Ending] = field(default_factory=dict)
-    obs: dict[str, Any] = field(default_factory=dict)  # of the agents that act
-    actions: dict[str, Any] = field(default_factory=dict)
-    masks: dict[str, Any] = field(default_factory=dict)  # where known
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeLog:
-    """One episode."""
-
-    moments: Sequence[LoggedStep]  # in order; no agent acts in the last one
-    as_policy: bool  # its actions are a policy's outputs, and not the actions that the env received
-
-
-def read_logs(dataset: Dataset, agents: Sequence[str]) -> Callable[[], Iterator[EpisodeLog]]:
-    """Return a function that iterates over a dataset's episodes, from the first one at each call.
-
-    An episode without an end is truncated at its last row. An episode that lacks rows in the middle raises
-    `ArgumentError` when it is reached.
-    """
-    if hasattr(dataset, "iterate_episodes"):
-        if len(agents) != 1:
-            raise ArgumentError(f"dataset: Minari data has one agent, got agents {list(agents)}")
-        return lambda: (_of_arrays(episode, agents[0]) for episode in dataset.iterate_episodes())
-    if hasattr(dataset, "episode_batches"):
-
-        def read_groups() -> Iterator[EpisodeLog]:
-            for group in dataset.episode_batches():
-                _check(group, agents)
-                yield from _of_batch(group, agents)
-
-        return read_groups
-    batches = [_batch(part) for part in (dataset if isinstance(dataset, (list, tuple)) else [dataset])]
-    if not batches:
-        raise ArgumentError("dataset: expected episodes, got an empty list")
-    batch = batches[0] if len(batches) == 1 else MultiAgentBatch.concat(batches)
-    _check(batch, agents)
-    return lambda: _of_batch(batch, agents)
-
-
-def _batch(part: Any) -> MultiAgentBatch:
-    if isinstance(part, (str, PathLike)):
-        part = _load(Path(part))
-    if isinstance(part, SampleBatch):
-        return MultiAgentBatch({"main": part}, env_steps=0)
-    if isinstance(part, MultiAgentBatch):
-        return part
-    raise ArgumentError(
-        f"dataset: expected a MultiAgentBatch or SampleBatch, a file that one of them saved, a list of these, or a "
-        f"Minari dataset; got {type(part).__name__}"
-    )
-
-
-def _load(path: Path) -> MultiAgentBatch | SampleBatch:
-    try:
-        return MultiAgentBatch.load(path)
-    except CheckpointError:
-        if not path.is_file():
-            raise
-        return SampleBatch.load(path)  # raises if the file holds neither
-
-
-def _check(batch: MultiAgentBatch, agents: Sequence[str]) -> None:
-    for policy_id, rows in batch.items():
-        if missing := [name for name in (*_NEEDED, *_IN_TIME) if name not in rows]:
-            raise ArgumentError(
-                f"rows of policy {policy_id!r} lack the columns {missing}; save batches with all of their columns"
-            )
-        if np.any(rows.get(EXECUTED_MISSING, False)):
-            raise ArgumentError(
-                f"rows of policy {policy_id!r} are marked in {EXECUTED_MISSING!r}: their executed actions are "
-                f"unknown; put noise and masks before the connectors that convert actions"
-            )
-        if (most := int(rows["agent_index"].max(initial=0))) >= len(agents):
-            raise ArgumentError(
-                f"rows of policy {policy_id!r} have agent number {most}, but the agents are {list(agents)}"
-            )
-
-
-def _of_batch(batch: MultiAgentBatch, agents: Sequence[str]) -> Iterator[EpisodeLog]:
-    ids = [rows["eps_id"] for rows in batch.values()]
-    for eps_id in np.unique(np.concatenate(ids)).tolist() if ids else ():
-        yield EpisodeLog(_moments(eps_id, batch, agents), as_policy=True)
-
-
-def _moments(eps_id: int, batch: Mapping[str, SampleBatch], agents: Sequence[str]) -> list[LoggedStep]:
-    moments: dict[int, LoggedStep] = {}
-    cut: dict[str, Ending] = {}
-    for rows in batch.values():
-        mine = np.flatnonzero(rows["eps_id"] == eps_id)
-        for a in np.unique(rows["agent_index"][mine]).tolist():
-            indices = mine[rows["agent_index"][mine] == a]
-            indices = indices[np.argsort(rows["t"][indices], kind="stable")]
-            _check_whole(rows, indices, f"episode {eps_id}, agent {agents[a]!r}")
-            for i in indices.tolist():
-                _note(rows, i, agents[a], moments)
-            last = int(indices[-1])
-            if not (rows["terminated"][last] or rows["truncated"][last]):
-                cut[agents[a]] = (_at(rows["next_obs"], last), False, True)
-    moments[max(moments)].ended.update(cut)
-    return [moments[t] for t in sorted(moments)]
-
-
-def _check_whole(rows: SampleBatch, indices: NDArray[np.int64], whose: str) -> None:
-    if (gaps := np.flatnonzero(np.diff(rows["t"][indices]) != 1)).size:
-        t = int(rows["t"][indices[gaps[0]]])
-        raise ArgumentError(f"{whose}: rows are missing between its decision number {t} and the next one")
-
-
-def _note(rows: SampleBatch, i: int, agent: str, moments: dict[int, LoggedStep]) -> None:
-    begins = moments.setdefault(int(rows["env_t"][i]), LoggedStep())
-    actions = rows[EXECUTED] if EXECUTED in rows else rows["actions"]
-    begins.obs[agent], begins.actions[agent] = _at(rows["obs"], i), _at(actions, i)
-    if "action_mask" in rows:
-        begins.masks[agent] = rows["action_mask"][i]
-    ends = moments.setdefault(int(rows["next_env_t"][i]), LoggedStep())
-    ends.rewards[agent] = float(rows["rewards"][i])
-    terminated, truncated = bool(rows["terminated"][i]), bool(rows["truncated"][i])
-    if terminated or truncated:
-        is_missing = "next_obs_missing" in rows and rows["next_obs_missing"][i]
-        ends.ended[agent] = (None if is_missing else _at(rows["next_obs"], i), terminated, truncated)
-
-
-def _of_arrays(episode: Any, agent: str) -> EpisodeLog:
-    """Convert a Minari episode: arrays over time T, observations T + 1."""
-    length = len(episode.rewards)
-    moments = [
-        LoggedStep(
-            rewards={agent: float(episode.rewards[t - 1])} if t else {},
-            obs={agent: _at(episode.observations, t)},
-            actions={agent: _at(episode.actions, t)},
-        )
-        for t in range(length)
-    ]
-    terminated, truncated = bool(episode.terminations[-1]), bool(episode.truncations[-1])
-    ending = (_at(episode.observations, length), terminated, truncated or not terminated)
-    return EpisodeLog([*moments, LoggedStep({agent: float(episode.rewards[-1])}, {agent: ending})], as_policy=False)
-
-
-def _at(tree: Any, i: int) -> Any:
-    return map_tree(lambda leaf: leaf[i], tree)
-
-
 class Replay(ExternalEnv):
     """Replays logged episodes, as many at a time as there are free slots. Made by `replay`.
 
@@ -989,3 +821,171 @@ def replay(
         CheckpointError: A file cannot be read.
     """
     return Replay(envs, dataset, repeat=repeat, training_enabled=training_enabled)
+
+
+_numbers = count()
+
+
+class _Run:
+    """An episode, its answers (`box`), and whether a request's answer was not fetched yet (`asked`)."""
+
+    __slots__ = ("asked", "box", "episode")
+
+    def __init__(self, episode: ExternalEpisode, box: queue.SimpleQueue[Any]) -> None:
+        self.episode, self.box, self.asked = episode, box, False
+
+    def check_idle(self, call: str) -> None:
+        """Raise if the next answer would belong to an earlier request."""
+        if self.asked:
+            raise BusyError(f"{call}(): the earlier request's actions are still to be taken; wait_for_action() first")
+
+
+class LocalEpisodes:
+    """Running episodes of one driver; see `RunningEpisodes`. Any thread may use it, an episode one thread at a time."""
+
+    def __init__(self, gateway: EpisodeGateway, max_episodes: int | None) -> None:
+        self._gateway, self._max_episodes = gateway, max_episodes
+        self._runs: dict[Hashable, _Run] = {}
+        self._changed = threading.Condition()
+        self.stopped = False
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def stop(self) -> None:
+        """Make waiting calls raise `ClosedError`, and lose running episodes."""
+        with self._changed:
+            self.stopped = True
+            runs = self._take_all()
+        for run in runs:
+            run.box.put(ClosedError("stop() was called"))
+            run.episode.abandon(ClosedError("stop() was called"))
+
+    def abandon(self, error: BaseException) -> None:
+        """Lose running episodes."""
+        for run in self._take_all():
+            run.episode.abandon(error)
+
+    def _take_all(self) -> list[_Run]:
+        with self._changed:
+            runs = list(self._runs.values())
+            self._runs.clear()
+            self._changed.notify_all()
+        return runs
+
+    # --- calls of the driver
+
+    def begin(
+        self, key: Hashable | None, *, training_enabled: bool, env_id: int | None, timeout: float | None
+    ) -> Hashable:
+        key = f"episode-{next(_numbers)}" if key is None else key
+        box: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while True:
+                if self.stopped:
+                    raise ClosedError("start_episode(): stop() was called")
+                if key in self._runs:
+                    raise StateError(f"start_episode({key!r}): an episode with this id runs; end_episode() it first")
+                if self._max_episodes is not None and len(self._runs) >= self._max_episodes:
+                    raise EpisodesFull(
+                        f"start_episode(): {len(self._runs)} episodes run, as many as max_episodes allows"
+                    )
+                try:
+                    episode = self._gateway.begin(
+                        training_enabled=training_enabled, env_id=env_id, on_lost=box.put, on_free=self._wake
+                    )
+                except EpisodesFull:
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise
+                    self._changed.wait(LONGEST_WAIT if left is None else min(left, LONGEST_WAIT))
+                    continue
+                self._runs[key] = _Run(episode, box)
+                return key
+
+    def ask(self, key: Hashable, obs: Any, masks: Any, timeout: float | None) -> Mapping[str, Any]:
+        run = self._running(key)
+        run.check_idle("get_action")
+        with self._forgetting(key):
+            run.episode.ask(obs, masks=masks, answer=run.box.put)
+        run.asked = True
+        return self.wait(key, timeout)
+
+    def wait(self, key: Hashable, timeout: float | None) -> Mapping[str, Any]:
+        run = self._running(key)
+        if not run.asked:
+            raise StateError(f"wait_for_action({key!r}): nothing was asked for; call get_action() first")
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            with suppress(queue.Empty):
+                answer: Mapping[str, Any] | Exception = run.box.get(timeout=min(left, LONGEST_WAIT))
+                break
+            if left <= LONGEST_WAIT:
+                raise AnswerTimeout(
+                    f"episode {key!r}: no action within {timeout} s; is a collector collecting? The request stays "
+                    f"pending: call wait_for_action() again, or end_episode()"
+                )
+        run.asked = False
+        if isinstance(answer, Exception):
+            self._forget(key)
+            raise answer
+        return answer
+
+    def log(
+        self, key: Hashable, obs: Any, actions: Any, masks: Any, timeout: float | None, *, as_policy: bool = False
+    ) -> None:
+        run = self._running(key)
+        run.check_idle("log_action")
+        with self._forgetting(key):
+            run.episode.wait_for_room(timeout)
+            run.episode.log_action(obs, actions, masks=masks, as_policy=as_policy)
+
+    def log_returns(self, key: Hashable, rewards: Any, infos: Any) -> None:
+        self._running(key).episode.log_returns(rewards, infos)
+
+    def leave(
+        self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
+    ) -> None:
+        """End some agents, without waiting; see `EpisodeDriver.end_agents`."""
+        self._running(key).episode.end_agents(final_obs, terminated=terminated, truncated=truncated)
+
+    def end(
+        self, key: Hashable, final_obs: Any, terminated: Flags | None, truncated: Flags, timeout: float | None
+    ) -> None:
+        """End an episode, without waiting; see `EpisodeDriver.end_episode`."""
+        self._running(key).episode.end(final_obs, terminated=terminated, truncated=truncated)
+        self._forget(key)
+
+    # --- inside
+
+    def _running(self, key: Hashable) -> _Run:
+        with self._changed:
+            run = self._runs.get(key)
+            if run is None and self.stopped:
+                raise ClosedError(f"episode {key!r}: stop() was called")
+        if run is None:
+            raise EpisodeOver(f"no episode {key!r} runs: it has ended, was lost, or never began")
+        if run.episode.over is not None:  # lost by the collector's side
+            self._forget(key)
+            raise type(run.episode.over)(str(run.episode.over))
+        return run
+
+    def _forget(self, key: Hashable) -> None:
+        with self._changed:
+            self._runs.pop(key, None)
+            self._changed.notify_all()
+
+    @contextmanager
+    def _forgetting(self, key: Hashable) -> Iterator[None]:
+        """Forget the episode if the call finds it over."""
+        try:
+            yield
+        except EpisodeOver:
+            self._forget(key)
+            raise
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

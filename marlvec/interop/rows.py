@@ -22,167 +22,6 @@ from marlvec.vector.infos import AGENTS, RESERVED, infos_from_list, infos_to_lis
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
 
-View = TypeVar("View")
-
-
-class Needs(NamedTuple):
-    """The settings that a view supports."""
-
-    why: str  # one clause of the message
-    modes: tuple[AutoresetMode, ...]
-    num_envs: int | None = None  # None: any
-    copies: bool = False  # the view keeps the arrays it receives, so that copy=True is required
-    on_fault: tuple[str, ...] = ()  # values; empty: all
-    has_make: bool = False  # the view has a `make()` that sets all this
-
-
-_OF_ROWS = Needs("a new episode's first observation must come with the old one's end", (AutoresetMode.SAME_STEP,))
-_OF_ONE_ENV = Needs("it drives one env by itself", (AutoresetMode.DISABLED,), num_envs=1, has_make=True)
-_OF_TIANSHOU = Needs(
-    "Tianshou resets envs itself and keeps the arrays it receives",
-    (AutoresetMode.DISABLED,),
-    copies=True,
-    has_make=True,
-)
-NEEDS = {
-    "CleanRLVectorEnv": _OF_ROWS,
-    "PufferView": _OF_ROWS,
-    "SB3VecEnv": _OF_ROWS,
-    "SuperSuitVecEnv": _OF_ROWS,
-    "ParallelView": _OF_ONE_ENV,
-    "RLlibMultiAgentEnv": _OF_ONE_ENV._replace(copies=True),
-    "RLlibVectorEnv": Needs(
-        "RLlib expects an episode's end and the next one's beginning in two steps, keeps the arrays it receives, "
-        "and does not support masked envs",
-        (AutoresetMode.NEXT_STEP,),
-        copies=True,
-        on_fault=("raise", "restart"),
-    ),
-    "TianshouVectorEnv": _OF_TIANSHOU,
-    "TianshouTurnVectorEnv": _OF_TIANSHOU,
-    "TorchRLEnv": Needs(
-        "TorchRL resets envs itself and keeps the arrays it receives",
-        (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED),
-        copies=True,
-    ),
-}
-"""Needs of each view, by its class's name; `GymnasiumVectorEnv` supports all settings."""
-
-
-def check_view(envs: VectorEnv, view: str) -> None:
-    """Raise ArgumentError if a view, a key of `NEEDS`, does not support a setting of these envs."""
-    why, modes, num_envs, copies, on_fault, has_make = NEEDS[view]
-    needs: list[tuple[str, Any, Sequence[Any]]] = []  # setting, its value, supported values
-    if num_envs is not None:
-        needs.append(("num_envs", envs.num_envs, (num_envs,)))
-    needs.append(("autoreset_mode", envs.autoreset_mode, [mode.value for mode in modes]))
-    if copies:
-        needs.append(("copy", envs.copy, (True,)))
-    if on_fault:
-        needs.append(("on_fault", envs.on_fault, on_fault))
-    if all(got in allowed for _, got, allowed in needs):
-        return
-    expected = _join([f"{name}={' or '.join(map(repr, allowed))}" for name, _, allowed in needs])
-    given = _join([f"{name}={got!r}" for name, got, _ in needs])
-    remedy = f"; {view}.make() sets that" if has_make else ""
-    raise ArgumentError(f"{view}: {why}: expected {expected}, got {given}{remedy}")
-
-
-def viewed(view: Callable[..., View], envs: VectorEnv, *args: Any, **kwargs: Any) -> View:
-    """Build a view of new envs, ``view(envs, …)``; close the envs if that raises."""
-    try:
-        return view(envs, *args, **kwargs)
-    except BaseException:
-        envs.close()
-        raise
-
-
-def one_group(envs: VectorEnv, view: str) -> AgentGroup:
-    """Return the single group of all agents, or raise ArgumentError."""
-    if len(envs.groups) > 1:
-        raise ArgumentError(
-            f"{view}: expected envs whose agents have equal spaces, one group; {envs.spec.name} has "
-            f"{len(envs.groups)}: {', '.join(envs.groups)}. make(..., pad=True) makes them equal"
-        )
-    return envs.spec.groups[0]
-
-
-def value_at(tree: SpaceTree, leaves: list[NDArray[Any]], where: tuple[int, ...]) -> Any:
-    """Return one value of a space as a single env would: a copy; a scalar only if the space is Discrete."""
-    index: tuple[Any, ...] = (*where, ...)  # with the ellipsis, numpy returns 0-d arrays instead of scalars
-    parts = [array[index].copy() for array in leaves]
-    return tree.unflatten(
-        [
-            part[()] if leaf.is_object or isinstance(leaf.space, Discrete) else part
-            for leaf, part in zip(tree.leaves, parts, strict=True)
-        ]
-    )
-
-
-def ask_envs(envs_of_rows: Sequence[int], ask: Callable[[list[int]], Iterable[Any]]) -> list[Any]:
-    """Return one answer per row: each env is asked once, in ascending order, and answers for all of its rows."""
-    env_ids = sorted(set(envs_of_rows))
-    answers = dict(zip(env_ids, ask(env_ids), strict=True))
-    return [answers[i] for i in envs_of_rows]
-
-
-def metadata_of(envs: VectorEnv) -> dict[str, Any]:
-    """Return the envs' metadata, without the autoreset mode."""
-    return {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
-
-
-def render_mode_of(envs: VectorEnv) -> str | None:
-    """Return the render mode of all envs; None if they have none, or different ones."""
-    try:
-        with missing_is_attribute_error():
-            modes = set(envs.get_attr("render_mode"))
-    except AttributeError:
-        return None
-    return modes.pop() if len(modes) == 1 else None
-
-
-@contextmanager
-def missing_is_attribute_error() -> Iterator[None]:
-    """Convert the error of a call for a missing attribute to AttributeError, as other libraries expect."""
-    try:
-        yield
-    except EnvRaised as error:
-        if isinstance(error.__cause__, ArgumentError):
-            raise AttributeError(str(error.__cause__)) from error
-        raise
-
-
-def _join(parts: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
-
-
-def places_of(spec: EnvSpec) -> dict[str, tuple[int, int]]:
-    """Return each agent's group, and its index in that group."""
-    return {spec.agents[a]: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)}
-
-
-def join_actions(envs: VectorEnv, actions: Sequence[Mapping[str, Any]], acting_NA: NDArray[np.bool_]) -> Any:
-    """Convert one dict of actions per env to the form of `VectorEnv.step`; the agents ``acting_NA`` must have one.
-
-    ActionError names agent and, if there are several, env. Actions of other agents are ignored.
-    """
-    names, known = envs.agents, set(envs.agents)
-    for i, (own, acting) in enumerate(zip(actions, acting_NA.tolist(), strict=True)):
-        where = "actions" if envs.num_envs == 1 else f"actions of env {i}"
-        if unknown := [name for name in own if name not in known]:
-            raise ActionError(f"{where}: no agent {unknown[0]!r}; the agents are {list(names)}")
-        if missing := [name for name in compress(names, acting) if name not in own]:
-            raise ActionError(
-                f"{where}: expected one for each agent that must act, {[*compress(names, acting)]}; "
-                f"missing are {missing}"
-            )
-
-    def place(i: int, a: int) -> str:
-        return f"action of agent {names[a]!r}" if envs.num_envs == 1 else f"action of env {i}, agent {names[a]!r}"
-
-    return lay_out(envs.spec, envs.grouped, actions, acting_NA, place)
-
-
 _SHOWN = 5  # names shown in messages
 
 
@@ -269,113 +108,6 @@ def cleared(leaves: list[NDArray[Any]], rows: NDArray[np.bool_]) -> list[NDArray
     for leaf in leaves:
         leaf[rows] = None if leaf.dtype == np.object_ else 0
     return leaves
-
-
-_OURS = {key for name in RESERVED - {AGENTS, COMMON} for key in (name, "_" + name)}  # keys that marlvec adds
-_ROW = "row"  # placeholder for the agent of a row
-
-
-@dataclass(frozen=True, slots=True)
-class InfoEntry:
-    """One key of the infos."""
-
-    level: str  # `AGENTS`, or `COMMON` if the value is the env's, repeated per agent
-    key: str
-    values: Any  # (R, …), or a dict of arrays with masks for nested dicts
-    present: NDArray[np.bool_]  # (R,), the rows that have a value
-
-    def at(self, row: int) -> Any:
-        """Return the value in one row, with its type."""
-        return _at(self.values, row)
-
-
-def read_entries(infos: Mapping[str, Any], agent_num: int) -> list[InfoEntry]:
-    """Return the entries of a `VectorEnv`'s infos, without keys that marlvec adds."""
-    if infos.keys() <= _OURS:
-        return []
-    found = [(key, infos[key], infos["_" + key]) for key in infos if not key.startswith("_") and key not in RESERVED]
-    for level in (AGENTS, COMMON):
-        found += [(key, values, mask) for key, (values, mask) in infos.get(level, {}).items()]
-    return [_entry(key, values, mask, agent_num) for key, values, mask in found]
-
-
-def lay_out_infos(entries: Iterable[InfoEntry], taken: Collection[str]) -> dict[str, Any]:
-    """Return entries in Gymnasium's form: ``{key: values, _key: present}``.
-
-    Entries whose key is ``taken`` by the view, or by an earlier entry, are in ``"__agents__"`` or ``"__common__"``.
-    """
-    out: dict[str, Any] = {}
-    aside: dict[str, dict[str, Any]] = {}
-    for entry in entries:
-        names = (entry.key, "_" + entry.key)
-        if any(name in out or name.removeprefix("_") in taken or name in (AGENTS, COMMON) for name in names):
-            aside.setdefault(entry.level, {})[entry.key] = (entry.values, entry.present)
-        else:
-            out |= zip(names, (entry.values, entry.present), strict=True)
-    return out | aside
-
-
-def pick_rows(sources: Mapping[int, Sequence[InfoEntry]], row_num: int) -> list[InfoEntry]:
-    """Return entries of these rows only, each from its own source."""
-    picked: list[dict[str, dict[str, Any]]] = [{} for _ in range(row_num)]
-    for row, entries in sources.items():
-        for entry in entries:
-            if entry.present[row]:
-                who = _ROW if entry.level == AGENTS else COMMON
-                picked[row].setdefault(who, {})[entry.key] = entry.at(row)
-    return read_entries(infos_from_list(picked, (_ROW,)), 1)
-
-
-def _entry(key: str, values: Any, mask: NDArray[np.bool_], agent_num: int) -> InfoEntry:
-    def repeat(array: NDArray[Any]) -> NDArray[Any]:
-        return array.repeat(agent_num, axis=0)
-
-    def join(array: NDArray[Any]) -> NDArray[Any]:
-        return array.reshape(len(array) * agent_num, *array.shape[2:])
-
-    level, spread = (COMMON, repeat) if mask.ndim == 1 else (AGENTS, join)
-    return InfoEntry(level, key, _map(values, spread), spread(mask))
-
-
-def _map(values: Any, function: Callable[[NDArray[Any]], NDArray[Any]]) -> Any:
-    if isinstance(values, dict):
-        return {key: _map(part, function) for key, part in values.items()}
-    return function(values)
-
-
-def _at(values: Any, row: int) -> Any:
-    if isinstance(values, dict):
-        return {
-            key: _at(part, row) for key, part in values.items() if not key.startswith("_") and values["_" + key][row]
-        }
-    return values[row]
-
-
-def merged(own: Mapping[str, Any], common: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge one agent's info with the env's and a view's: the view's wins, then the agent's.
-
-    Values that lose are in ``"__common__"`` and ``"__agents__"``.
-    """
-    if not own and not common:
-        return dict(ours)
-    out = {**common, **own, **ours}
-    if clash := {key: value for key, value in common.items() if key in own or key in ours}:
-        out[COMMON] = clash
-    if aside := {key: value for key, value in own.items() if key in ours}:
-        out[AGENTS] = aside
-    return out
-
-
-def split_infos(result: VectorStep, agents: Sequence[str]) -> tuple[list[Info], list[Info]]:
-    """Return infos of a step, and of the reset after it (empty without one), by env and agent or ``"__common__"``."""
-    infos = result.infos
-    now = infos_to_list(infos, agents, len(result))
-    first: list[Info] = [{} for _ in now]
-    if result.done.any():
-        last = infos_to_list(infos.get("final_info", {}), agents, len(result))
-        for i in np.flatnonzero(result.done).tolist():
-            now[i], first[i] = last[i], now[i]
-    return now, first
 
 
 @dataclass(frozen=True, slots=True)
@@ -537,3 +269,271 @@ class RowDriver:
             else:
                 info["episode"] = self._sums.at(row)
         self._sums.clear(ended)
+
+
+_OURS = {key for name in RESERVED - {AGENTS, COMMON} for key in (name, "_" + name)}  # keys that marlvec adds
+_ROW = "row"  # placeholder for the agent of a row
+
+
+@dataclass(frozen=True, slots=True)
+class InfoEntry:
+    """One key of the infos."""
+
+    level: str  # `AGENTS`, or `COMMON` if the value is the env's, repeated per agent
+    key: str
+    values: Any  # (R, …), or a dict of arrays with masks for nested dicts
+    present: NDArray[np.bool_]  # (R,), the rows that have a value
+
+    def at(self, row: int) -> Any:
+        """Return the value in one row, with its type."""
+        return _at(self.values, row)
+
+
+def read_entries(infos: Mapping[str, Any], agent_num: int) -> list[InfoEntry]:
+    """Return the entries of a `VectorEnv`'s infos, without keys that marlvec adds."""
+    if infos.keys() <= _OURS:
+        return []
+    found = [(key, infos[key], infos["_" + key]) for key in infos if not key.startswith("_") and key not in RESERVED]
+    for level in (AGENTS, COMMON):
+        found += [(key, values, mask) for key, (values, mask) in infos.get(level, {}).items()]
+    return [_entry(key, values, mask, agent_num) for key, values, mask in found]
+
+
+def lay_out_infos(entries: Iterable[InfoEntry], taken: Collection[str]) -> dict[str, Any]:
+    """Return entries in Gymnasium's form: ``{key: values, _key: present}``.
+
+    Entries whose key is ``taken`` by the view, or by an earlier entry, are in ``"__agents__"`` or ``"__common__"``.
+    """
+    out: dict[str, Any] = {}
+    aside: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        names = (entry.key, "_" + entry.key)
+        if any(name in out or name.removeprefix("_") in taken or name in (AGENTS, COMMON) for name in names):
+            aside.setdefault(entry.level, {})[entry.key] = (entry.values, entry.present)
+        else:
+            out |= zip(names, (entry.values, entry.present), strict=True)
+    return out | aside
+
+
+def pick_rows(sources: Mapping[int, Sequence[InfoEntry]], row_num: int) -> list[InfoEntry]:
+    """Return entries of these rows only, each from its own source."""
+    picked: list[dict[str, dict[str, Any]]] = [{} for _ in range(row_num)]
+    for row, entries in sources.items():
+        for entry in entries:
+            if entry.present[row]:
+                who = _ROW if entry.level == AGENTS else COMMON
+                picked[row].setdefault(who, {})[entry.key] = entry.at(row)
+    return read_entries(infos_from_list(picked, (_ROW,)), 1)
+
+
+def _entry(key: str, values: Any, mask: NDArray[np.bool_], agent_num: int) -> InfoEntry:
+    def repeat(array: NDArray[Any]) -> NDArray[Any]:
+        return array.repeat(agent_num, axis=0)
+
+    def join(array: NDArray[Any]) -> NDArray[Any]:
+        return array.reshape(len(array) * agent_num, *array.shape[2:])
+
+    level, spread = (COMMON, repeat) if mask.ndim == 1 else (AGENTS, join)
+    return InfoEntry(level, key, _map(values, spread), spread(mask))
+
+
+def _map(values: Any, function: Callable[[NDArray[Any]], NDArray[Any]]) -> Any:
+    if isinstance(values, dict):
+        return {key: _map(part, function) for key, part in values.items()}
+    return function(values)
+
+
+def _at(values: Any, row: int) -> Any:
+    if isinstance(values, dict):
+        return {
+            key: _at(part, row) for key, part in values.items() if not key.startswith("_") and values["_" + key][row]
+        }
+    return values[row]
+
+
+def merged(own: Mapping[str, Any], common: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge one agent's info with the env's and a view's: the view's wins, then the agent's.
+
+    Values that lose are in ``"__common__"`` and ``"__agents__"``.
+    """
+    if not own and not common:
+        return dict(ours)
+    out = {**common, **own, **ours}
+    if clash := {key: value for key, value in common.items() if key in own or key in ours}:
+        out[COMMON] = clash
+    if aside := {key: value for key, value in own.items() if key in ours}:
+        out[AGENTS] = aside
+    return out
+
+
+def split_infos(result: VectorStep, agents: Sequence[str]) -> tuple[list[Info], list[Info]]:
+    """Return infos of a step, and of the reset after it (empty without one), by env and agent or ``"__common__"``."""
+    infos = result.infos
+    now = infos_to_list(infos, agents, len(result))
+    first: list[Info] = [{} for _ in now]
+    if result.done.any():
+        last = infos_to_list(infos.get("final_info", {}), agents, len(result))
+        for i in np.flatnonzero(result.done).tolist():
+            now[i], first[i] = last[i], now[i]
+    return now, first
+
+
+View = TypeVar("View")
+
+
+class Needs(NamedTuple):
+    """The settings that a view supports."""
+
+    why: str  # one clause of the message
+    modes: tuple[AutoresetMode, ...]
+    num_envs: int | None = None  # None: any
+    copies: bool = False  # the view keeps the arrays it receives, so that copy=True is required
+    on_fault: tuple[str, ...] = ()  # values; empty: all
+    has_make: bool = False  # the view has a `make()` that sets all this
+
+
+_OF_ROWS = Needs("a new episode's first observation must come with the old one's end", (AutoresetMode.SAME_STEP,))
+_OF_ONE_ENV = Needs("it drives one env by itself", (AutoresetMode.DISABLED,), num_envs=1, has_make=True)
+_OF_TIANSHOU = Needs(
+    "Tianshou resets envs itself and keeps the arrays it receives",
+    (AutoresetMode.DISABLED,),
+    copies=True,
+    has_make=True,
+)
+NEEDS = {
+    "CleanRLVectorEnv": _OF_ROWS,
+    "PufferView": _OF_ROWS,
+    "SB3VecEnv": _OF_ROWS,
+    "SuperSuitVecEnv": _OF_ROWS,
+    "ParallelView": _OF_ONE_ENV,
+    "RLlibMultiAgentEnv": _OF_ONE_ENV._replace(copies=True),
+    "RLlibVectorEnv": Needs(
+        "RLlib expects an episode's end and the next one's beginning in two steps, keeps the arrays it receives, "
+        "and does not support masked envs",
+        (AutoresetMode.NEXT_STEP,),
+        copies=True,
+        on_fault=("raise", "restart"),
+    ),
+    "TianshouVectorEnv": _OF_TIANSHOU,
+    "TianshouTurnVectorEnv": _OF_TIANSHOU,
+    "TorchRLEnv": Needs(
+        "TorchRL resets envs itself and keeps the arrays it receives",
+        (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED),
+        copies=True,
+    ),
+}
+"""Needs of each view, by its class's name; `GymnasiumVectorEnv` supports all settings."""
+
+
+def check_view(envs: VectorEnv, view: str) -> None:
+    """Raise ArgumentError if a view, a key of `NEEDS`, does not support a setting of these envs."""
+    why, modes, num_envs, copies, on_fault, has_make = NEEDS[view]
+    needs: list[tuple[str, Any, Sequence[Any]]] = []  # setting, its value, supported values
+    if num_envs is not None:
+        needs.append(("num_envs", envs.num_envs, (num_envs,)))
+    needs.append(("autoreset_mode", envs.autoreset_mode, [mode.value for mode in modes]))
+    if copies:
+        needs.append(("copy", envs.copy, (True,)))
+    if on_fault:
+        needs.append(("on_fault", envs.on_fault, on_fault))
+    if all(got in allowed for _, got, allowed in needs):
+        return
+    expected = _join([f"{name}={' or '.join(map(repr, allowed))}" for name, _, allowed in needs])
+    given = _join([f"{name}={got!r}" for name, got, _ in needs])
+    remedy = f"; {view}.make() sets that" if has_make else ""
+    raise ArgumentError(f"{view}: {why}: expected {expected}, got {given}{remedy}")
+
+
+def viewed(view: Callable[..., View], envs: VectorEnv, *args: Any, **kwargs: Any) -> View:
+    """Build a view of new envs, ``view(envs, …)``; close the envs if that raises."""
+    try:
+        return view(envs, *args, **kwargs)
+    except BaseException:
+        envs.close()
+        raise
+
+
+def one_group(envs: VectorEnv, view: str) -> AgentGroup:
+    """Return the single group of all agents, or raise ArgumentError."""
+    if len(envs.groups) > 1:
+        raise ArgumentError(
+            f"{view}: expected envs whose agents have equal spaces, one group; {envs.spec.name} has "
+            f"{len(envs.groups)}: {', '.join(envs.groups)}. make(..., pad=True) makes them equal"
+        )
+    return envs.spec.groups[0]
+
+
+def value_at(tree: SpaceTree, leaves: list[NDArray[Any]], where: tuple[int, ...]) -> Any:
+    """Return one value of a space as a single env would: a copy; a scalar only if the space is Discrete."""
+    index: tuple[Any, ...] = (*where, ...)  # with the ellipsis, numpy returns 0-d arrays instead of scalars
+    parts = [array[index].copy() for array in leaves]
+    return tree.unflatten(
+        [
+            part[()] if leaf.is_object or isinstance(leaf.space, Discrete) else part
+            for leaf, part in zip(tree.leaves, parts, strict=True)
+        ]
+    )
+
+
+def ask_envs(envs_of_rows: Sequence[int], ask: Callable[[list[int]], Iterable[Any]]) -> list[Any]:
+    """Return one answer per row: each env is asked once, in ascending order, and answers for all of its rows."""
+    env_ids = sorted(set(envs_of_rows))
+    answers = dict(zip(env_ids, ask(env_ids), strict=True))
+    return [answers[i] for i in envs_of_rows]
+
+
+def metadata_of(envs: VectorEnv) -> dict[str, Any]:
+    """Return the envs' metadata, without the autoreset mode."""
+    return {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
+
+
+def render_mode_of(envs: VectorEnv) -> str | None:
+    """Return the render mode of all envs; None if they have none, or different ones."""
+    try:
+        with missing_is_attribute_error():
+            modes = set(envs.get_attr("render_mode"))
+    except AttributeError:
+        return None
+    return modes.pop() if len(modes) == 1 else None
+
+
+@contextmanager
+def missing_is_attribute_error() -> Iterator[None]:
+    """Convert the error of a call for a missing attribute to AttributeError, as other libraries expect."""
+    try:
+        yield
+    except EnvRaised as error:
+        if isinstance(error.__cause__, ArgumentError):
+            raise AttributeError(str(error.__cause__)) from error
+        raise
+
+
+def _join(parts: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+
+
+def places_of(spec: EnvSpec) -> dict[str, tuple[int, int]]:
+    """Return each agent's group, and its index in that group."""
+    return {spec.agents[a]: (g, j) for g, group in enumerate(spec.groups) for j, a in enumerate(group.agents)}
+
+
+def join_actions(envs: VectorEnv, actions: Sequence[Mapping[str, Any]], acting_NA: NDArray[np.bool_]) -> Any:
+    """Convert one dict of actions per env to the form of `VectorEnv.step`; the agents ``acting_NA`` must have one.
+
+    ActionError names agent and, if there are several, env. Actions of other agents are ignored.
+    """
+    names, known = envs.agents, set(envs.agents)
+    for i, (own, acting) in enumerate(zip(actions, acting_NA.tolist(), strict=True)):
+        where = "actions" if envs.num_envs == 1 else f"actions of env {i}"
+        if unknown := [name for name in own if name not in known]:
+            raise ActionError(f"{where}: no agent {unknown[0]!r}; the agents are {list(names)}")
+        if missing := [name for name in compress(names, acting) if name not in own]:
+            raise ActionError(
+                f"{where}: expected one for each agent that must act, {[*compress(names, acting)]}; "
+                f"missing are {missing}"
+            )
+
+    def place(i: int, a: int) -> str:
+        return f"action of agent {names[a]!r}" if envs.num_envs == 1 else f"action of env {i}, agent {names[a]!r}"
+
+    return lay_out(envs.spec, envs.grouped, actions, acting_NA, place)

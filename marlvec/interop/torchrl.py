@@ -165,194 +165,6 @@ def _numpy(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-GroupMap = str | Mapping[str, Sequence[str]] | None
-"""``"spaces"`` or None, ``"all"``, ``"each"``, ``"prefix"``; or group name → names of its agents, in order."""
-
-
-def group_agents(spec: EnvSpec, group_map: GroupMap = None) -> dict[str, list[str]]:
-    """Return the names of each group's agents, or raise ArgumentError with all problems.
-
-    ``"spaces"`` or None: marlvec's own groups; ``"all"``: one group, ``"agents"``; ``"each"``: one group per agent,
-    with its name; ``"prefix"``: ``agent_0, agent_1`` form the group ``agent``, a name without a number its own.
-    """
-    agents = list(spec.agents)
-    if group_map is None or group_map == "spaces":
-        return {group.name: [agents[a] for a in group.agents] for group in spec.groups}
-    if group_map == "all":
-        return {"agents": agents}
-    if group_map == "each":
-        return {agent: [agent] for agent in agents}
-    if group_map == "prefix":
-        found: dict[str, list[str]] = {}
-        for agent in agents:
-            found.setdefault(re.sub(r"_\d+$", "", agent), []).append(agent)
-        return found
-    if isinstance(group_map, Mapping):
-        return _checked(group_map, agents)
-    raise ArgumentError(
-        f"group_map: expected 'spaces', 'all', 'each', 'prefix', or a dict of group name to agent names, "
-        f"got {group_map!r}"
-    )
-
-
-@dataclass(frozen=True)
-class GroupPlaces:
-    """Positions of one group's agents: slices where possible, which avoids copies."""
-
-    name: str
-    group: int  # index in `spec.groups`
-    own: slice | list[int]  # positions in that group
-    on_axis: slice | list[int]  # positions on the agent axis
-    count: int
-    whole: bool  # all agents of that group, in its order
-
-
-def find_places(spec: EnvSpec, name: str, members: Sequence[str]) -> GroupPlaces:
-    """Find the positions of a group's agents, or raise ArgumentError if their spaces differ."""
-    places = places_of(spec)
-    g = places[members[0]][0]
-    home = spec.groups[g]
-    if other := next((agent for agent in members if places[agent][0] != g), None):
-        raise ArgumentError(
-            f"group_map: expected equal spaces for the agents of group {name!r}, which share one tensor, but "
-            f"{members[0]!r} and {other!r} differ: {_difference(home, spec.groups[places[other][0]])}. Put them in two "
-            f"groups, or make them equal with make(..., pad=True)"
-        )
-    own = [places[agent][1] for agent in members]
-    on_axis = [home.agents[j] for j in own]
-    return GroupPlaces(name, g, _cut(own), _cut(on_axis), len(own), own == list(range(len(home.agents))))
-
-
-def _cut(places: list[int]) -> slice | list[int]:
-    run = range(places[0], places[0] + len(places))
-    return slice(run.start, run.stop) if places == list(run) else places
-
-
-def _checked(group_map: Mapping[Any, Any], agents: list[str]) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
-    for name, members in group_map.items():
-        if not isinstance(name, str) or not name:
-            raise ArgumentError(f"group_map: expected names of groups that are strings, got {name!r}")
-        if isinstance(members, str) or not isinstance(members, Sequence):
-            raise ArgumentError(f"group_map[{name!r}]: expected a list of agent names, got {members!r}")
-        groups[name] = list(members)
-    placed = [agent for members in groups.values() for agent in members]
-    wrong = {
-        "these groups are empty": [name for name, members in groups.items() if not members],
-        "these agents are unknown": [agent for agent in placed if agent not in agents],
-        "these agents are in it more than once": [agent for agent in agents if placed.count(agent) > 1],
-        "these agents are missing": [agent for agent in agents if agent not in placed],
-    }
-    if found := [f"{what}: {', '.join(map(str, who))}" for what, who in wrong.items() if who]:
-        raise ArgumentError(
-            f"group_map: every agent must be in exactly one group; {'; '.join(found)}. Agents: {agents}"
-        )
-    return groups
-
-
-def _difference(mine: AgentGroup, theirs: AgentGroup) -> str:
-    for what, a, b in (
-        ("observation space", mine.observation_space, theirs.observation_space),
-        ("action space", mine.action_space, theirs.action_space),
-    ):
-        if differs := describe_difference(a, b):
-            return f"{what} {differs}"
-    return f"action masks of length {mine.mask_size} and {theirs.mask_size}"
-
-
-@dataclass(frozen=True)
-class EnvSnapshot:
-    """Arrays with one row per env; never written to, so that callers may keep them."""
-
-    obs: list[list[NDArray[Any]]]  # for each group and leaf: (n, A_g, …)
-    acting: NDArray[np.bool_]  # (n, A)
-    masks: list[NDArray[np.bool_] | None]  # for each group: (n, A_g, k), or None
-    state: NDArray[Any] | None  # (n, …)
-
-    @classmethod
-    def of(cls, result: VectorStep) -> EnvSnapshot:
-        return cls(result.obs_leaves, result.acting, result.action_masks, result.state)
-
-    def picked(self, ids: NDArray[np.int64]) -> EnvSnapshot:
-        return EnvSnapshot(
-            [[leaf[ids] for leaf in leaves] for leaves in self.obs],
-            self.acting[ids],
-            [None if mask is None else mask[ids] for mask in self.masks],
-            None if self.state is None else self.state[ids],
-        )
-
-    def updated(self, ids: NDArray[np.int64], other: EnvSnapshot) -> EnvSnapshot:
-        """Return a copy with ``other`` in these rows; a missing mask counts as all True."""
-        if len(ids) == len(self.acting) and np.array_equal(ids, np.arange(len(ids))):
-            return other
-
-        def put(whole: NDArray[Any], part: NDArray[Any]) -> NDArray[Any]:
-            whole = whole.copy()
-            whole[ids] = part
-            return whole
-
-        def put_mask(whole: NDArray[np.bool_] | None, part: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
-            if whole is not None:
-                return put(whole, np.ones((len(ids), *whole.shape[1:]), np.bool_) if part is None else part)
-            return None if part is None else put(np.ones((len(self.acting), *part.shape[1:]), np.bool_), part)
-
-        return EnvSnapshot(
-            _paired(put, self.obs, other.obs),
-            put(self.acting, other.acting),
-            [put_mask(*pair) for pair in zip(self.masks, other.masks, strict=True)],
-            None if self.state is None or other.state is None else put(self.state, other.state),
-        )
-
-    def at_ends(
-        self, result: VectorStep, before: EnvSnapshot, groups: Sequence[AgentGroup], *, same_step: bool
-    ) -> EnvSnapshot:
-        """Return this snapshot, with final observations (and no acting agents) in rows whose episode ended.
-
-        ``before`` has the final observations of lost episodes. In same-step mode ended rows are already the next
-        episode's.
-        """
-        if not result.done.any():
-            return self
-        obs, state = self.obs, self.state
-        sources = []
-        if same_step:
-            # As in the other modes, agents that ended earlier have zeros.
-            here = [result.ended[:, group.agents] for group in groups]
-            final = [
-                [np.where(who.reshape(*who.shape, *[1] * (leaf.ndim - 2)), leaf, leaf.dtype.type()) for leaf in leaves]
-                for who, leaves in zip(here, result.final_leaves, strict=True)
-            ]
-            sources.append((result.done, final, result.final_state))
-        if result.fault.any():
-            sources.append((result.fault, before.obs, before.state))
-        for rows, last, last_state in sources:
-            obs = _paired(_taking(rows), obs, last)
-            state = state if state is None or last_state is None else _taking(rows)(state, last_state)
-        ends = result.done[:, None]
-        masks = [None if mask is None else mask | ends[:, :, None] for mask in self.masks]
-        return replace(self, obs=obs, state=state, acting=self.acting & ~ends, masks=masks)
-
-
-def scatter(ids: NDArray[np.int64], part: NDArray[Any], row_num: int) -> NDArray[Any]:
-    """Return ``row_num`` rows of zeros, with ``part`` in the rows ``ids``."""
-    whole = np.zeros((row_num, *part.shape[1:]), part.dtype)
-    whole[ids] = part
-    return whole
-
-
-def _paired(
-    function: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]],
-    some: list[list[NDArray[Any]]],
-    others: list[list[NDArray[Any]]],
-) -> list[list[NDArray[Any]]]:
-    return [[function(*pair) for pair in zip(*leaves, strict=True)] for leaves in zip(some, others, strict=True)]
-
-
-def _taking(rows: NDArray[np.bool_]) -> Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]:
-    """Return a function that takes these rows from its second argument."""
-    return lambda one, other: np.where(rows.reshape(-1, *[1] * (one.ndim - 1)), other, one)
-
-
 _FLAGS = ("done", "terminated", "truncated")
 _ROOT = {*_FLAGS, "state", "fault", "next", "reward", "action", "observation", "_reset", "_step"}
 _TORCHRL_NAMES = {MarlGroupMapType.ALL_IN_ONE_GROUP: "all", MarlGroupMapType.ONE_GROUP_PER_AGENT: "each"}
@@ -717,3 +529,191 @@ def _blank_others(tensordict: TensorDictBase, rows_n: torch.Tensor, *, keep: Ten
 
 def _along(rows_n: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return rows_n.reshape(-1, *[1] * (tensor.ndim - 1))
+
+
+GroupMap = str | Mapping[str, Sequence[str]] | None
+"""``"spaces"`` or None, ``"all"``, ``"each"``, ``"prefix"``; or group name → names of its agents, in order."""
+
+
+def group_agents(spec: EnvSpec, group_map: GroupMap = None) -> dict[str, list[str]]:
+    """Return the names of each group's agents, or raise ArgumentError with all problems.
+
+    ``"spaces"`` or None: marlvec's own groups; ``"all"``: one group, ``"agents"``; ``"each"``: one group per agent,
+    with its name; ``"prefix"``: ``agent_0, agent_1`` form the group ``agent``, a name without a number its own.
+    """
+    agents = list(spec.agents)
+    if group_map is None or group_map == "spaces":
+        return {group.name: [agents[a] for a in group.agents] for group in spec.groups}
+    if group_map == "all":
+        return {"agents": agents}
+    if group_map == "each":
+        return {agent: [agent] for agent in agents}
+    if group_map == "prefix":
+        found: dict[str, list[str]] = {}
+        for agent in agents:
+            found.setdefault(re.sub(r"_\d+$", "", agent), []).append(agent)
+        return found
+    if isinstance(group_map, Mapping):
+        return _checked(group_map, agents)
+    raise ArgumentError(
+        f"group_map: expected 'spaces', 'all', 'each', 'prefix', or a dict of group name to agent names, "
+        f"got {group_map!r}"
+    )
+
+
+@dataclass(frozen=True)
+class GroupPlaces:
+    """Positions of one group's agents: slices where possible, which avoids copies."""
+
+    name: str
+    group: int  # index in `spec.groups`
+    own: slice | list[int]  # positions in that group
+    on_axis: slice | list[int]  # positions on the agent axis
+    count: int
+    whole: bool  # all agents of that group, in its order
+
+
+def find_places(spec: EnvSpec, name: str, members: Sequence[str]) -> GroupPlaces:
+    """Find the positions of a group's agents, or raise ArgumentError if their spaces differ."""
+    places = places_of(spec)
+    g = places[members[0]][0]
+    home = spec.groups[g]
+    if other := next((agent for agent in members if places[agent][0] != g), None):
+        raise ArgumentError(
+            f"group_map: expected equal spaces for the agents of group {name!r}, which share one tensor, but "
+            f"{members[0]!r} and {other!r} differ: {_difference(home, spec.groups[places[other][0]])}. Put them in two "
+            f"groups, or make them equal with make(..., pad=True)"
+        )
+    own = [places[agent][1] for agent in members]
+    on_axis = [home.agents[j] for j in own]
+    return GroupPlaces(name, g, _cut(own), _cut(on_axis), len(own), own == list(range(len(home.agents))))
+
+
+def _cut(places: list[int]) -> slice | list[int]:
+    run = range(places[0], places[0] + len(places))
+    return slice(run.start, run.stop) if places == list(run) else places
+
+
+def _checked(group_map: Mapping[Any, Any], agents: list[str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name, members in group_map.items():
+        if not isinstance(name, str) or not name:
+            raise ArgumentError(f"group_map: expected names of groups that are strings, got {name!r}")
+        if isinstance(members, str) or not isinstance(members, Sequence):
+            raise ArgumentError(f"group_map[{name!r}]: expected a list of agent names, got {members!r}")
+        groups[name] = list(members)
+    placed = [agent for members in groups.values() for agent in members]
+    wrong = {
+        "these groups are empty": [name for name, members in groups.items() if not members],
+        "these agents are unknown": [agent for agent in placed if agent not in agents],
+        "these agents are in it more than once": [agent for agent in agents if placed.count(agent) > 1],
+        "these agents are missing": [agent for agent in agents if agent not in placed],
+    }
+    if found := [f"{what}: {', '.join(map(str, who))}" for what, who in wrong.items() if who]:
+        raise ArgumentError(
+            f"group_map: every agent must be in exactly one group; {'; '.join(found)}. Agents: {agents}"
+        )
+    return groups
+
+
+def _difference(mine: AgentGroup, theirs: AgentGroup) -> str:
+    for what, a, b in (
+        ("observation space", mine.observation_space, theirs.observation_space),
+        ("action space", mine.action_space, theirs.action_space),
+    ):
+        if differs := describe_difference(a, b):
+            return f"{what} {differs}"
+    return f"action masks of length {mine.mask_size} and {theirs.mask_size}"
+
+
+@dataclass(frozen=True)
+class EnvSnapshot:
+    """Arrays with one row per env; never written to, so that callers may keep them."""
+
+    obs: list[list[NDArray[Any]]]  # for each group and leaf: (n, A_g, …)
+    acting: NDArray[np.bool_]  # (n, A)
+    masks: list[NDArray[np.bool_] | None]  # for each group: (n, A_g, k), or None
+    state: NDArray[Any] | None  # (n, …)
+
+    @classmethod
+    def of(cls, result: VectorStep) -> EnvSnapshot:
+        return cls(result.obs_leaves, result.acting, result.action_masks, result.state)
+
+    def picked(self, ids: NDArray[np.int64]) -> EnvSnapshot:
+        return EnvSnapshot(
+            [[leaf[ids] for leaf in leaves] for leaves in self.obs],
+            self.acting[ids],
+            [None if mask is None else mask[ids] for mask in self.masks],
+            None if self.state is None else self.state[ids],
+        )
+
+    def updated(self, ids: NDArray[np.int64], other: EnvSnapshot) -> EnvSnapshot:
+        """Return a copy with ``other`` in these rows; a missing mask counts as all True."""
+        if len(ids) == len(self.acting) and np.array_equal(ids, np.arange(len(ids))):
+            return other
+
+        def put(whole: NDArray[Any], part: NDArray[Any]) -> NDArray[Any]:
+            whole = whole.copy()
+            whole[ids] = part
+            return whole
+
+        def put_mask(whole: NDArray[np.bool_] | None, part: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
+            if whole is not None:
+                return put(whole, np.ones((len(ids), *whole.shape[1:]), np.bool_) if part is None else part)
+            return None if part is None else put(np.ones((len(self.acting), *part.shape[1:]), np.bool_), part)
+
+        return EnvSnapshot(
+            _paired(put, self.obs, other.obs),
+            put(self.acting, other.acting),
+            [put_mask(*pair) for pair in zip(self.masks, other.masks, strict=True)],
+            None if self.state is None or other.state is None else put(self.state, other.state),
+        )
+
+    def at_ends(
+        self, result: VectorStep, before: EnvSnapshot, groups: Sequence[AgentGroup], *, same_step: bool
+    ) -> EnvSnapshot:
+        """Return this snapshot, with final observations (and no acting agents) in rows whose episode ended.
+
+        ``before`` has the final observations of lost episodes. In same-step mode ended rows are already the next
+        episode's.
+        """
+        if not result.done.any():
+            return self
+        obs, state = self.obs, self.state
+        sources = []
+        if same_step:
+            # As in the other modes, agents that ended earlier have zeros.
+            here = [result.ended[:, group.agents] for group in groups]
+            final = [
+                [np.where(who.reshape(*who.shape, *[1] * (leaf.ndim - 2)), leaf, leaf.dtype.type()) for leaf in leaves]
+                for who, leaves in zip(here, result.final_leaves, strict=True)
+            ]
+            sources.append((result.done, final, result.final_state))
+        if result.fault.any():
+            sources.append((result.fault, before.obs, before.state))
+        for rows, last, last_state in sources:
+            obs = _paired(_taking(rows), obs, last)
+            state = state if state is None or last_state is None else _taking(rows)(state, last_state)
+        ends = result.done[:, None]
+        masks = [None if mask is None else mask | ends[:, :, None] for mask in self.masks]
+        return replace(self, obs=obs, state=state, acting=self.acting & ~ends, masks=masks)
+
+
+def scatter(ids: NDArray[np.int64], part: NDArray[Any], row_num: int) -> NDArray[Any]:
+    """Return ``row_num`` rows of zeros, with ``part`` in the rows ``ids``."""
+    whole = np.zeros((row_num, *part.shape[1:]), part.dtype)
+    whole[ids] = part
+    return whole
+
+
+def _paired(
+    function: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]],
+    some: list[list[NDArray[Any]]],
+    others: list[list[NDArray[Any]]],
+) -> list[list[NDArray[Any]]]:
+    return [[function(*pair) for pair in zip(*leaves, strict=True)] for leaves in zip(some, others, strict=True)]
+
+
+def _taking(rows: NDArray[np.bool_]) -> Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]:
+    """Return a function that takes these rows from its second argument."""
+    return lambda one, other: np.where(rows.reshape(-1, *[1] * (one.ndim - 1)), other, one)

@@ -31,66 +31,6 @@ from marlvec.serialization.atomic_file import FilePath
 from marlvec.spaces import describe_difference
 from marlvec.trees import to_array
 
-T = TypeVar("T", bound=Callable[..., Any])
-
-
-class NameTable(Generic[T]):
-    """A table from names to classes or functions, and back; `kind` and `decorator` are for messages."""
-
-    def __init__(self, kind: str, decorator: str) -> None:
-        self.kind = kind
-        self.decorator = decorator
-        self._things: dict[str, T] = {}
-
-    def add(self, thing: T, name: str | None = None) -> None:
-        """Register ``thing`` under ``name``; None: under its own name. Registering it again has no effect."""
-        # A thing defined again at the same place, as when a notebook's cell runs twice, replaces the old one.
-        name = getattr(thing, "__name__", None) if name is None else name
-        if not isinstance(name, str) or not name or name == "<lambda>":
-            raise ArgumentError(
-                f"{thing!r} needs a name to be registered under, got {name!r}: give {self.kind} name=..."
-            )
-        if (known := self.name_of(thing)) not in (None, name):
-            raise AlreadyRegisteredError(f"{thing!r} is registered as the {self.kind} {known!r} already")
-        taken = self._things.get(name)
-        if taken is not None and taken is not thing and not _same_place(taken, thing):
-            raise AlreadyRegisteredError(
-                f"the {self.kind} {name!r} is {_place(taken)} already; register {_place(thing)} with another name=..."
-            )
-        self._things[name] = thing
-
-    def name_of(self, thing: T) -> str | None:
-        """Return a thing's name; None if it is not registered."""
-        return next((name for name, known in self._things.items() if known is thing), None)
-
-    def find(self, name: str) -> T:
-        """Return the thing with a name; `RegistryError` lists similar names."""
-        if name in self._things:
-            return self._things[name]
-        close = difflib.get_close_matches(name, self._things) if isinstance(name, str) and len(name) < 200 else []
-        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-        raise RegistryError(
-            f"no {self.kind} is registered as {name!r:.200}: first import the module that has {self.decorator} over it"
-            f"{hint}"
-        )
-
-
-CLASSES: NameTable[type[Any]] = NameTable("connector", "@register_connector")
-"""Connector classes: marlvec's own, and others by `register_connector`."""
-
-FUNCTIONS: NameTable[Callable[..., Any]] = NameTable("function", "@register_function")
-"""Functions that connectors take as arguments, by `register_function`."""
-
-
-def _same_place(a: Any, b: Any) -> bool:
-    """Return whether two things come from one definition in the source, run twice."""
-    return _place(a) == _place(b) and "<" not in _place(a)  # "<locals>" and "<lambda>" are not unique
-
-
-def _place(thing: Any) -> str:
-    return f"{getattr(thing, '__module__', '?')}.{getattr(thing, '__qualname__', '<no name>')}"
-
-
 Config = dict[str, Any]
 """JSON-able data, except for arrays."""
 
@@ -173,6 +113,67 @@ def _scalar(kind: Any, data: Mapping[str, Any]) -> Any:
 
 _DTYPE = re.compile(r"[<>|=]?[a-zA-Z?][0-9]{0,10}(\[[0-9]{0,10}[a-zA-Z]{1,2}\])?", re.ASCII)
 _FLOATS = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
+
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+class NameTable(Generic[T]):
+    """A table from names to classes or functions, and back; `kind` and `decorator` are for messages."""
+
+    def __init__(self, kind: str, decorator: str) -> None:
+        self.kind = kind
+        self.decorator = decorator
+        self._things: dict[str, T] = {}
+
+    def add(self, thing: T, name: str | None = None) -> None:
+        """Register ``thing`` under ``name``; None: under its own name. Registering it again has no effect."""
+        # A thing defined again at the same place, as when a notebook's cell runs twice, replaces the old one.
+        name = getattr(thing, "__name__", None) if name is None else name
+        if not isinstance(name, str) or not name or name == "<lambda>":
+            raise ArgumentError(
+                f"{thing!r} needs a name to be registered under, got {name!r}: give {self.kind} name=..."
+            )
+        if (known := self.name_of(thing)) not in (None, name):
+            raise AlreadyRegisteredError(f"{thing!r} is registered as the {self.kind} {known!r} already")
+        taken = self._things.get(name)
+        if taken is not None and taken is not thing and not _same_place(taken, thing):
+            raise AlreadyRegisteredError(
+                f"the {self.kind} {name!r} is {_place(taken)} already; register {_place(thing)} with another name=..."
+            )
+        self._things[name] = thing
+
+    def name_of(self, thing: T) -> str | None:
+        """Return a thing's name; None if it is not registered."""
+        return next((name for name, known in self._things.items() if known is thing), None)
+
+    def find(self, name: str) -> T:
+        """Return the thing with a name; `RegistryError` lists similar names."""
+        if name in self._things:
+            return self._things[name]
+        close = difflib.get_close_matches(name, self._things) if isinstance(name, str) and len(name) < 200 else []
+        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise RegistryError(
+            f"no {self.kind} is registered as {name!r:.200}: first import the module that has {self.decorator} over it"
+            f"{hint}"
+        )
+
+
+CLASSES: NameTable[type[Any]] = NameTable("connector", "@register_connector")
+"""Connector classes: marlvec's own, and others by `register_connector`."""
+
+FUNCTIONS: NameTable[Callable[..., Any]] = NameTable("function", "@register_function")
+"""Functions that connectors take as arguments, by `register_function`."""
+
+
+def _make_space(kind: str, arguments: Sequence[Any]) -> spaces.Space[Any]:
+    """Make a space from the name of its class and its arguments; `ArgumentError` if these are invalid."""
+    try:
+        return _KINDS[_NAMES[kind]].together(*arguments)
+    except (LookupError, TypeError, ValueError, AssertionError, AttributeError, ArithmeticError, Error) as error:
+        raise ArgumentError(f"cannot make a {short(kind)} from {short(arguments)}: {error!r:.300}") from error
+
+
 _MARKS: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
     "$tuple": lambda items, _: tuple(_decode(item) for item in items),
     "$float": lambda text, _: _FLOATS[text],
@@ -260,14 +261,6 @@ def _space_arguments(space: spaces.Space[Any], where: str) -> list[Any]:
     return arguments
 
 
-def _make_space(kind: str, arguments: Sequence[Any]) -> spaces.Space[Any]:
-    """Make a space from the name of its class and its arguments; `ArgumentError` if these are invalid."""
-    try:
-        return _KINDS[_NAMES[kind]].together(*arguments)
-    except (LookupError, TypeError, ValueError, AssertionError, AttributeError, ArithmeticError, Error) as error:
-        raise ArgumentError(f"cannot make a {short(kind)} from {short(arguments)}: {error!r:.300}") from error
-
-
 # --- files
 
 
@@ -330,3 +323,12 @@ def array_from(value: Any) -> NDArray[Any]:
     for i, item in enumerate(value):
         array[i] = object_from(item)
     return array
+
+
+def _same_place(a: Any, b: Any) -> bool:
+    """Return whether two things come from one definition in the source, run twice."""
+    return _place(a) == _place(b) and "<" not in _place(a)  # "<locals>" and "<lambda>" are not unique
+
+
+def _place(thing: Any) -> str:
+    return f"{getattr(thing, '__module__', '?')}.{getattr(thing, '__qualname__', '<no name>')}"

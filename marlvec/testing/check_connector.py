@@ -39,75 +39,36 @@ from marlvec.testing.connector_trial import (
 )
 from marlvec.trees import map_tree, tree_leaves
 
-
-def check_rows(trial: Trial) -> None:
-    """The output has the input's rows."""
-    for training in trial.both:
-        trial.player(training=training).watch(trial.moments())
+_T = TypeVar("_T", bound=Trial)
 
 
-def check_inside(trial: EpisodeTrial) -> None:
-    """The output lies in the declared space: observations in output_space(), actions in the env's space."""
-    column, space = ("actions_for_env", trial.space) if trial.acts else ("obs", trial.outer)
-    for training in trial.both:
-        player = trial.player(training=training)
-        for k, moment in enumerate(trial.moments()):
-            out = player.see(moment)
-            if column not in out:
-                trial.report.broken("the columns that come out", f"{column!r} among them", str(list(out.keys())))
-            found = outsider(space, out[column], len(out), exact=not trial.acts)
-            if found:
-                found = found._replace(path=f"{column}/{found.path}" if found.path else column)
-                hint = "" if trial.acts else "output_space() must say what comes out"
-                trial.report.broken(f"moment {k}, {place(found, out)}", found.expected, found.got, hint)
+def check_batched(trial: EpisodeTrial) -> None:
+    """All rows in one call give what each row (each env, with across_agents) gives in a call of its own."""
+    for training in trial.modes:
+        _in_parts(trial, training, lambda moment: trial.alone(moment.rows), "in a call of its own", _ACROSS)
 
 
-def check_inputs(trial: Trial) -> None:
-    """Input arrays are neither written to nor kept: the caller may overwrite them after the call."""
-    hint = "copy an array before you write to it"
-    player, quiet = trial.player(), trial.player()
-    for k, moment in enumerate(trial.fresh_moments()):
-        expected = quiet.see(Moment(_copy_rows(moment.rows), _copy_rows(moment.answer), moment.over))
-        rows = _copy_rows(moment.rows)
-        out = player.call(rows)
-        _untouched(trial, moment.rows, rows, k, hint)
-        held = _copy_rows(out)
-        _overwrite(rows)
-        trial.report.compare(expected, held, k, "whatever became of earlier calls' arrays", "keep copies of arrays")
-        answered = player.answered(held, moment)
-        rows = _copy_rows(answered)
-        player.show_answer(rows)
-        _untouched(trial, answered, rows, k, hint)
-        _overwrite(rows)
-        if moment.over:
-            player.reset(list(moment.over))
+def check_config(trial: Trial) -> None:
+    """The connector built from the config is equal, and continues from the state."""
+    player = trial.player(training=True)
+    if (built := _read_back(trial.report, player.piece)) is None:
+        return
+    other = trial.driver(trial.piece(built))
+    trial.load(other.piece, player.watch(trial.before).piece.state_dict())
+    trial.go_on(player, [other], "from one built from the config")
 
 
-def _untouched(trial: Trial, before: Rows, after: Rows, k: int, hint: str) -> None:
-    names, others = list(before.keys()), list(after.keys())
-    if names != others:
-        trial.report.broken(f"moment {k}, the columns that were given", str(names), str(others), "call rows.replace()")
-    trial.report.compare(before, after, k, "as it was given", hint)
-
-
-def check_outputs(trial: Trial) -> None:
-    """Later calls do not write to returned arrays."""
-    player = trial.player()
-    before: list[tuple[Rows, Rows]] = []
-    for moment in trial.moments():
-        for k, (out, held) in enumerate(before):
-            trial.report.compare(held, out, k, "as when it was returned", "return copies of what is remembered")
-        out = player.see(moment)
-        before.append((out, _copy_rows(out)))
-
-
-def check_repeat(trial: Trial) -> None:
-    """Two equal connectors with the same input return the same, bit for bit."""
-    for training in trial.both:
-        one, two = (trial.player(training=training) for _ in range(2))
-        for k, moment in enumerate(trial.moments()):
-            hint = "draw random numbers with RowRandom, and share nothing between instances"
-            trial.report.compare(one.see(moment), two.see(moment), k, "from one made alike", hint)
+def check_copy(trial: Trial) -> None:
+    """A deep copy continues like the original, and neither affects the other."""
+    player = trial.player(training=True).watch(trial.before)
+    with trial.report.asking("copy.deepcopy()"):
+        twin = trial.driver(copy.deepcopy(player.piece))
+    held = copy.deepcopy(player.piece.state_dict())
+    outs = [twin.see(moment) for moment in trial.after]
+    hint = "a copy must share nothing that changes with the original"
+    trial.report.same(held, player.piece.state_dict(), "the state after a deep copy was used", hint)
+    for k, (moment, out) in enumerate(zip(trial.after, outs, strict=True), trial.cut):
+        trial.report.compare(player.see(moment), out, k, "from a deep copy", hint)
 
 
 def check_empty(trial: EpisodeTrial) -> None:
@@ -124,305 +85,12 @@ def check_empty(trial: EpisodeTrial) -> None:
         trial.report.same(state, player.piece.state_dict(), "the state after a call without rows")
 
 
-def form_of(array: Any) -> tuple[str, tuple[int, ...]]:
-    """Return dtype and shape of one row of a column."""
-    return str(array.dtype), tuple(array.shape[1:])
-
-
-def _copy_rows(rows: Rows) -> Rows:
-    return Rows({name: map_tree(np.array, column) for name, column in rows.items()})
-
-
-def _overwrite(rows: Rows) -> None:
-    for _, column in rows.items():
-        for _, leaf in tree_leaves(column):
-            _overwrite_array(leaf)
-
-
-def _overwrite_array(array: NDArray[Any]) -> None:
-    if array.dtype == object:
-        array[...] = None
-    else:
-        array[...] = np.asarray(101).astype(array.dtype)
-
-
-Parts = Callable[[Moment], list[Any]]
-
-_ACROSS = "one that looks at other agents of its env sets across_agents; one that learns says what in merge_states()"
-_ORDER = "where a row stands means nothing: go by env_id and agent_index"
-
-
-def check_batched(trial: EpisodeTrial) -> None:
-    """All rows in one call give what each row (each env, with across_agents) gives in a call of its own."""
-    for training in trial.modes:
-        _in_parts(trial, training, lambda moment: trial.alone(moment.rows), "in a call of its own", _ACROSS)
-
-
-def check_order(trial: EpisodeTrial) -> None:
-    """The order of rows makes no difference."""
-    rng = np.random.default_rng(0)
-    for training in trial.modes:
-        for parts in (lambda m: [np.arange(len(m.rows))[::-1]], lambda m: [rng.permutation(len(m.rows))]):
-            _in_parts(trial, training, parts, "in another order", _ORDER)
-
-
-def check_subsets(trial: EpisodeTrial) -> None:
-    """Other rows in the call, and other envs and agents, make no difference; resets are checked elsewhere."""
-    rng = np.random.default_rng(0)
-    moments = [Moment(moment.rows, moment.answer) for moment in trial.moments()]
-    for training in trial.modes:
-        _in_parts(trial, training, lambda m: _halves(trial, m, rng), "in a call without the others", _ACROSS)
-        player = trial.player(training=training)
-        whole = [player.see(moment) for moment in moments]
-        ways = {
-            f"where there is only env {env}": [moment.of_envs((env,)) for moment in moments]
-            for env in range(trial.num_envs)
-        }
-        if not trial.across:
-            ways |= {
-                f"where there is only agent {agent}": [m.take(m.rows.agent_index == agent) for m in moments]
-                for agent in range(len(trial.agents))
-            }
-        for condition, some in ways.items():
-            player = trial.player(training=training)
-            for k, moment in enumerate(some):
-                mine = set(keys_of(moment.rows))
-                chosen = np.array([key in mine for key in keys_of(whole[k])], np.bool_)
-                _compare(trial, whole[k].take(chosen), [player.see(moment)], k, condition, _ACROSS)
-
-
-def check_learning(trial: EpisodeTrial) -> None:
-    """What is learnt does not depend on how rows are grouped into calls."""
-    trial.learn()
-    if not trial.learns:
-        return
-    rng = np.random.default_rng(0)
-    ways: dict[str, Parts] = {
-        "from rows in calls of their own": lambda m: trial.alone(m.rows),
-        "from rows in another order": lambda m: [rng.permutation(len(m.rows))],
-        "from rows in two calls": lambda m: _halves(trial, m, rng),
-    }
-    whole = trial.player(training=True).watch(trial.moments())
-    expected = trial.first_learnt(whole.piece, trial.merged(whole.piece))
-    for way, parts in ways.items():
-        player = trial.player(training=True)
-        for moment in trial.moments():
-            player.see_parts(moment, parts(moment))
-        got = trial.first_learnt(player.piece, trial.merged(player.piece))
-        trial.report.same_learnt(expected, got, f"what is learnt {way}", "each row counts once")
-
-
-def _in_parts(trial: EpisodeTrial, training: bool, parts: Parts, condition: str, hint: str) -> None:
-    whole, single = (trial.player(training=training) for _ in range(2))
-    for k, moment in enumerate(trial.moments()):
-        expected = whole.see(moment)
-        outs = single.see_parts(moment, parts(moment))
-        _compare(trial, expected, outs, k, condition, hint)
-
-
-def _compare(trial: EpisodeTrial, whole: Rows, outs: list[Rows], k: int, condition: str, hint: str) -> None:
-    """Raise if rows of one call differ from the same rows in smaller calls."""
-    there = set(keys_of(whole))
-    apart = {key for out in outs for key in keys_of(out)}
-    if differ := sorted(there ^ apart):
-        got, expected = ("a row", "none") if differ[0] in there else ("none", "a row")
-        trial.report.broken(f"moment {k}, (env, agent) {differ[0]}", f"{expected} as {condition}", got, hint)
-    for out in outs:
-        wanted = set(keys_of(out))
-        mine = whole.take(np.array([key in wanted for key in keys_of(whole)], np.bool_))
-        trial.report.compare(out, mine, k, f"as {condition}", hint, near=True)
-
-
-def _halves(trial: EpisodeTrial, moment: Moment, rng: np.random.Generator) -> list[Any]:
-    side = rng.random((trial.num_envs, len(trial.agents))) < 0.5
-    if trial.across:
-        side[:] = side[:, :1]
-    chosen = side[moment.rows.env_id, moment.rows.agent_index]
-    return [np.flatnonzero(chosen), np.flatnonzero(~chosen)]
-
-
-_FRAGMENTS = "one whose rows depend on other fragments sets across_agents"
-
-
-def check_empty_batch(trial: BatchTrial) -> None:
-    """A call without rows returns none, in the same columns."""
-    player, rows = trial.player(), trial.moments()[0].rows
-    out, none = player.call(rows), player.call(rows.take(slice(0, 0)))
-    if len(none):
-        trial.report.broken("the rows that come out of none", "none", str(len(none)))
-    expected, got = ({name: map_tree(form_of, c) for name, c in rows.items()} for rows in (out, none))
-    trial.report.same(expected, got, "the columns of no rows")
-
-
-def check_fragments(trial: BatchTrial) -> None:
-    """All fragments in one call give what each gives in a call of its own."""
-    whole, single = trial.player(), trial.player()
-    if whole.piece.across_agents:
-        return
-    condition = "each fragment as in a call of its own"
-    for k, moment in enumerate(trial.moments()):
-        expected = whole.see(moment)
-        parts = single.see_parts(moment, [np.flatnonzero(moment.rows.unroll_id == u) for u in _unrolls(moment.rows)])
-        try:
-            apart = Rows.concat(parts)
-        except ValueError as error:
-            subject = f"batch {k}, fragments in calls of their own"
-            trial.report.broken(subject, "columns of one form", str(error), _FRAGMENTS)
-        trial.report.compare(apart, expected, k, condition, _FRAGMENTS, near=True)
-
-
-def check_fragment_order(trial: BatchTrial) -> None:
-    """The order of fragments makes no difference."""
-    whole, turned = trial.player(), trial.player()
-    for k, moment in enumerate(trial.moments()):
-        unrolls = _unrolls(moment.rows)
-        turn = [np.flatnonzero(moment.rows.unroll_id == unroll) for unroll in unrolls[::-1]]
-        expected, got = whole.see(moment), turned.see(moment.take(np.concatenate(turn)))
-        if "unroll_id" not in expected or expected["unroll_id"].shape[:1] != (len(expected),):
-            return  # rows cannot be identified
-        number = [out["unroll_id"].reshape(len(out), -1)[:, 0] for out in (expected, got)]
-        back = [np.concatenate([np.flatnonzero(ids == unroll) for unroll in unrolls]) for ids in number]
-        hint = "the order of fragments means nothing"
-        condition = "with its fragments in another order"
-        trial.report.compare(expected.take(back[0]), got.take(back[1]), k, condition, hint, near=True)
-
-
-def _unrolls(rows: Rows) -> list[int]:
-    return list(dict.fromkeys(rows.unroll_id.tolist()))
-
-
-_OTHER = 3_000  # seed of a different story
-_ALL = "state_dict() must hold all that it remembers"
-
-
-def check_state(trial: Trial) -> None:
-    """state_dict() is plain data and a copy; a connector that loads it continues bit for bit."""
-    for training in trial.both:
-        player = trial.player(training=training).watch(trial.before)
-        used = trial.player(training=training).watch(trial.moments(seed=_OTHER)[: trial.cut])
-        used.reset(None)
-        state = _plain_state(trial.report, player.piece)
-        held = copy.deepcopy(state)
-        fresh = trial.driver(trial.piece(), training=training)
-        # Each connector loads its own copy, so that an array kept by one shows at the end.
-        for other, given in ((fresh, state), (used, copy.deepcopy(state))):
-            trial.load(other.piece, given)
-            loaded = _plain_state(trial.report, other.piece)
-            trial.report.same(held, loaded, "the state of one that has loaded it", _ALL)
-        _go_on(trial, player, [fresh, used], "from one that has loaded the state", _ALL)
-        trial.report.same(held, state, "a state that was taken, later", "it must be a copy, and loading must copy it")
-    _refuses_foreign(trial.report, trial.player(training=True).watch(trial.before).piece)
-
-
-def check_copy(trial: Trial) -> None:
-    """A deep copy continues like the original, and neither affects the other."""
-    player = trial.player(training=True).watch(trial.before)
-    with trial.report.asking("copy.deepcopy()"):
-        twin = trial.driver(copy.deepcopy(player.piece))
-    held = copy.deepcopy(player.piece.state_dict())
-    outs = [twin.see(moment) for moment in trial.after]
-    hint = "a copy must share nothing that changes with the original"
-    trial.report.same(held, player.piece.state_dict(), "the state after a deep copy was used", hint)
-    for k, (moment, out) in enumerate(zip(trial.after, outs, strict=True), trial.cut):
-        trial.report.compare(player.see(moment), out, k, "from a deep copy", hint)
-
-
-def check_setup(trial: EpisodeTrial) -> None:
-    """Declaring spaces changes nothing, and setup() with the same space clears nothing."""
-    player, other = (trial.player().watch(trial.before) for _ in range(2))
-    state = copy.deepcopy(other.piece.state_dict())
-    again = trial.declared(other.piece, trial.space)
-    if again != trial.outer:
-        trial.report.broken("the space it declares, asked again", str(trial.outer), str(again))
-    trial.report.same(state, other.piece.state_dict(), "the state after it was asked for a space", "that must be pure")
-    with trial.report.asking("setup() once more"):
-        other.piece.setup(trial.space)
-    hint = "an edit of a pipeline sets every piece up anew"
-    trial.report.same(state, other.piece.state_dict(), "the state after setup() with the same space", hint)
-    _go_on(trial, player, [other], "after setup() with the same space", hint)
-
-
-def _go_on(trial: Trial, player: ConnectorDriver, others: list[ConnectorDriver], condition: str, hint: str) -> None:
-    trial.go_on(player, others, condition, hint)
-    for other in others:
-        trial.report.same(player.piece.state_dict(), other.piece.state_dict(), f"the state in the end {condition}")
-
-
-def _plain_state(report: Report, piece: Connector) -> Any:
-    with report.asking("state_dict()"):
-        state = piece.state_dict()
-    if not isinstance(state, dict):
-        report.broken("what state_dict() returns", "a dict", type(state).__name__)
-    if odd := _odd(state, ""):
-        report.broken("the state", "dicts, lists, arrays, numbers, strings and None", odd)
-    return state
-
-
-def _refuses_foreign(report: Report, piece: Connector) -> None:
-    """Raise if a connector accepts another connector's state."""
-    state = copy.deepcopy(piece.state_dict())
-    try:
-        piece.load_state_dict({"what no connector remembers": 1})
-    except ArgumentError:
-        report.same(state, piece.state_dict(), "the state after it refused another one")
-    except Exception as error:
-        report.broken("load_state_dict() of another's", "ArgumentError", f"{type(error).__name__}: {error}")
-    else:
-        report.broken("load_state_dict() of another's", "ArgumentError", "no error")
-
-
-def _odd(state: Any, path: str) -> str | None:
-    """Return a description of the first thing in a state that is not plain data."""
-    if isinstance(state, dict):
-        if keys := [key for key in state if not isinstance(key, str)]:
-            return f"the key {keys[0]!r} at {path or '/'}"
-        return next((odd for key, item in state.items() if (odd := _odd(item, f"{path}/{key}"))), None)
-    if isinstance(state, (list, tuple)):
-        return next((odd for i, item in enumerate(state) if (odd := _odd(item, f"{path}/{i}"))), None)
-    if isinstance(state, np.ndarray):
-        return f"an array of objects at {path}" if state.dtype == object else None
-    if state is None or isinstance(state, (bool, int, float, str, np.generic)):
-        return None
-    return f"{type(state).__name__} at {path}"
-
-
-def check_mode(trial: EpisodeTrial) -> None:
-    """train() and eval() switch, and return the connector; in eval nothing is learnt."""
-    player = trial.player(training=True)
-    for name, training in (("eval", False), ("train", True), ("eval", False)):
-        with trial.report.asking(f"{name}()"):
-            returned = getattr(player.piece, name)()
-        if returned is not player.piece:
-            trial.report.broken(f"what {name}() returns", "the connector itself", type(returned).__name__)
-        if wrong := [piece for piece in with_inner(player.piece) if piece.training is not training]:
-            trial.report.broken(f"training of {wrong[0].name} after {name}()", str(training), str(wrong[0].training))
-    learnt = copy.deepcopy(trial.merged(player.piece))
-    now = trial.merged(player.watch(trial.moments()).piece)
-    trial.report.same(learnt, now, "what was learnt, after a story in eval", "freeze it in eval()")
-
-
-def check_merge(trial: EpisodeTrial) -> None:
-    """Merged states of two that saw different envs equal what one learns from all; running episodes continue."""
-    both, *pair = (trial.driver(trial.piece()) for _ in range(3))
-    both.watch(trial.before)
-    for i, player in enumerate(pair):
-        player.watch(_share(trial, trial.before, i))
-    pieces = [player.piece for player in pair]
-    merged, turned = trial.merged(*pieces), trial.merged(*reversed(pieces))
-    trial.report.same_learnt(merged, turned, "the merged state in another order")
-    pooled = trial.first_learnt(both.piece, trial.merged(both.piece))
-    hint = "merge_states() joins what was learnt as if one had seen it all, and nothing else"
-    trial.report.same_learnt(pooled, trial.first_learnt(both.piece, merged), "what two have learnt, merged", hint)
-    if not trial.learns:
-        return
-    one = pair[0]
-    one.piece.eval()
-    plain = trial.driver(copy.deepcopy(one.piece), training=False)
-    trial.load(plain.piece, trial.merged(one.piece))
-    hint = "loading a merged state leaves running episodes alone"
-    for k, moment in enumerate(_share(trial, trial.after, 0), trial.cut):
-        condition = "after loading its own merged state"
-        trial.report.compare(one.see(moment), plain.see(moment), k, condition, hint, near=True)
+def check_first(trial: EpisodeTrial) -> None:
+    """A row with ``first`` set begins an episode, even without a reset()."""
+    envs, others = (tuple(range(first, trial.num_envs, 2)) for first in (0, 1))
+    pairs = zip(trial.moments(seed=_AFTER_CUT), trial.after, strict=False)
+    turned = [new.of_envs(envs).beside(old.of_envs(others)) for new, old in pairs]
+    _compare_reset(trial, turned, envs, lambda player: None, "as at an episode's beginning", _FIRST)
 
 
 def check_hand_over(trial: EpisodeTrial) -> None:
@@ -455,74 +123,129 @@ def check_hand_over(trial: EpisodeTrial) -> None:
     trial.report.same_learnt(pooled, trial.first_learnt(other, trial.merged(other)), taken, hint)
 
 
-def _share(trial: EpisodeTrial, moments: list[Moment], i: int) -> list[Moment]:
-    """Return the moments of the envs that the first or second of two connectors sees."""
-    return [moment.of_envs(tuple(range(i, trial.num_envs, 2))) for moment in moments]
+def check_inputs(trial: Trial) -> None:
+    """Input arrays are neither written to nor kept: the caller may overwrite them after the call."""
+    hint = "copy an array before you write to it"
+    player, quiet = trial.player(), trial.player()
+    for k, moment in enumerate(trial.fresh_moments()):
+        expected = quiet.see(Moment(_copy_rows(moment.rows), _copy_rows(moment.answer), moment.over))
+        rows = _copy_rows(moment.rows)
+        out = player.call(rows)
+        _untouched(trial, moment.rows, rows, k, hint)
+        held = _copy_rows(out)
+        _overwrite(rows)
+        trial.report.compare(expected, held, k, "whatever became of earlier calls' arrays", "keep copies of arrays")
+        answered = player.answered(held, moment)
+        rows = _copy_rows(answered)
+        player.show_answer(rows)
+        _untouched(trial, answered, rows, k, hint)
+        _overwrite(rows)
+        if moment.over:
+            player.reset(list(moment.over))
 
 
-def _handed(trial: Trial, pieces: list[Connector]) -> list[Any]:
-    with trial.report.asking("hand_over()"):
-        return [copy.deepcopy(piece.hand_over()) for piece in pieces]
+def check_inside(trial: EpisodeTrial) -> None:
+    """The output lies in the declared space: observations in output_space(), actions in the env's space."""
+    column, space = ("actions_for_env", trial.space) if trial.acts else ("obs", trial.outer)
+    for training in trial.both:
+        player = trial.player(training=training)
+        for k, moment in enumerate(trial.moments()):
+            out = player.see(moment)
+            if column not in out:
+                trial.report.broken("the columns that come out", f"{column!r} among them", str(list(out.keys())))
+            found = outsider(space, out[column], len(out), exact=not trial.acts)
+            if found:
+                found = found._replace(path=f"{column}/{found.path}" if found.path else column)
+                hint = "" if trial.acts else "output_space() must say what comes out"
+                trial.report.broken(f"moment {k}, {place(found, out)}", found.expected, found.got, hint)
 
 
-def _merged(trial: Trial, pieces: list[Connector], handed: list[Any]) -> Any:
-    with trial.report.asking("merge_states()"):
-        return pieces[0].merge_states(handed)
-
-
-def _take_merged(trial: Trial, pieces: list[Connector], merged: Any) -> None:
-    for piece in pieces:
-        with trial.report.asking("take_merged()"):
-            piece.take_merged(copy.deepcopy(merged))
-
-
-def check_config(trial: Trial) -> None:
-    """The connector built from the config is equal, and continues from the state."""
-    player = trial.player(training=True)
-    if (built := _read_back(trial.report, player.piece)) is None:
+def check_learning(trial: EpisodeTrial) -> None:
+    """What is learnt does not depend on how rows are grouped into calls."""
+    trial.learn()
+    if not trial.learns:
         return
-    other = trial.driver(trial.piece(built))
-    trial.load(other.piece, player.watch(trial.before).piece.state_dict())
-    trial.go_on(player, [other], "from one built from the config")
+    rng = np.random.default_rng(0)
+    ways: dict[str, Parts] = {
+        "from rows in calls of their own": lambda m: trial.alone(m.rows),
+        "from rows in another order": lambda m: [rng.permutation(len(m.rows))],
+        "from rows in two calls": lambda m: _halves(trial, m, rng),
+    }
+    whole = trial.player(training=True).watch(trial.moments())
+    expected = trial.first_learnt(whole.piece, trial.merged(whole.piece))
+    for way, parts in ways.items():
+        player = trial.player(training=True)
+        for moment in trial.moments():
+            player.see_parts(moment, parts(moment))
+        got = trial.first_learnt(player.piece, trial.merged(player.piece))
+        trial.report.same_learnt(expected, got, f"what is learnt {way}", "each row counts once")
 
 
-def _read_back(report: Report, piece: Connector) -> Connector | None:
-    """Build a connector from another one's config; None if the config names an unregistered class or function."""
-    with report.asking("to_config()"):
-        try:
-            config = piece.to_config()
-        except SerialisationError:
-            return None
-    try:
-        json.dumps(config, default=_array)
-    except TypeError as error:
-        report.broken("the config", "JSON-able data and arrays", str(error))
-    with report.asking("building from the config"):
-        built = connector_from_config(copy.deepcopy(config))
-        again = built.to_config()
-    if type(built) is not type(piece) or repr(built) != repr(piece):
-        report.broken("what is built from the config", repr(piece), repr(built), "keep arguments under their own names")
-    report.same(config, again, "the config of what was built from it")
-    return built
+def check_merge(trial: EpisodeTrial) -> None:
+    """Merged states of two that saw different envs equal what one learns from all; running episodes continue."""
+    both, *pair = (trial.driver(trial.piece()) for _ in range(3))
+    both.watch(trial.before)
+    for i, player in enumerate(pair):
+        player.watch(_share(trial, trial.before, i))
+    pieces = [player.piece for player in pair]
+    merged, turned = trial.merged(*pieces), trial.merged(*reversed(pieces))
+    trial.report.same_learnt(merged, turned, "the merged state in another order")
+    pooled = trial.first_learnt(both.piece, trial.merged(both.piece))
+    hint = "merge_states() joins what was learnt as if one had seen it all, and nothing else"
+    trial.report.same_learnt(pooled, trial.first_learnt(both.piece, merged), "what two have learnt, merged", hint)
+    if not trial.learns:
+        return
+    one = pair[0]
+    one.piece.eval()
+    plain = trial.driver(copy.deepcopy(one.piece), training=False)
+    trial.load(plain.piece, trial.merged(one.piece))
+    hint = "loading a merged state leaves running episodes alone"
+    for k, moment in enumerate(_share(trial, trial.after, 0), trial.cut):
+        condition = "after loading its own merged state"
+        trial.report.compare(one.see(moment), plain.see(moment), k, condition, hint, near=True)
 
 
-def _array(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} {value!r} is not JSON-able")
+def check_mode(trial: EpisodeTrial) -> None:
+    """train() and eval() switch, and return the connector; in eval nothing is learnt."""
+    player = trial.player(training=True)
+    for name, training in (("eval", False), ("train", True), ("eval", False)):
+        with trial.report.asking(f"{name}()"):
+            returned = getattr(player.piece, name)()
+        if returned is not player.piece:
+            trial.report.broken(f"what {name}() returns", "the connector itself", type(returned).__name__)
+        if wrong := [piece for piece in with_inner(player.piece) if piece.training is not training]:
+            trial.report.broken(f"training of {wrong[0].name} after {name}()", str(training), str(wrong[0].training))
+    learnt = copy.deepcopy(trial.merged(player.piece))
+    now = trial.merged(player.watch(trial.moments()).piece)
+    trial.report.same(learnt, now, "what was learnt, after a story in eval", "freeze it in eval()")
 
 
-_AFTER_CUT = 2_000  # seed of the story after the cut
-_RESET = "reset() forgets all that is remembered of an env's running episodes, and of the envs it names only"
-_FIRST = "a row that has `first` begins an episode: nothing is remembered of the one before"
+def check_order(trial: EpisodeTrial) -> None:
+    """The order of rows makes no difference."""
+    rng = np.random.default_rng(0)
+    for training in trial.modes:
+        for parts in (lambda m: [np.arange(len(m.rows))[::-1]], lambda m: [rng.permutation(len(m.rows))]):
+            _in_parts(trial, training, parts, "in another order", _ORDER)
 
 
-def check_first(trial: EpisodeTrial) -> None:
-    """A row with ``first`` set begins an episode, even without a reset()."""
-    envs, others = (tuple(range(first, trial.num_envs, 2)) for first in (0, 1))
-    pairs = zip(trial.moments(seed=_AFTER_CUT), trial.after, strict=False)
-    turned = [new.of_envs(envs).beside(old.of_envs(others)) for new, old in pairs]
-    _compare_reset(trial, turned, envs, lambda player: None, "as at an episode's beginning", _FIRST)
+def check_outputs(trial: Trial) -> None:
+    """Later calls do not write to returned arrays."""
+    player = trial.player()
+    before: list[tuple[Rows, Rows]] = []
+    for moment in trial.moments():
+        for k, (out, held) in enumerate(before):
+            trial.report.compare(held, out, k, "as when it was returned", "return copies of what is remembered")
+        out = player.see(moment)
+        before.append((out, _copy_rows(out)))
+
+
+def check_repeat(trial: Trial) -> None:
+    """Two equal connectors with the same input return the same, bit for bit."""
+    for training in trial.both:
+        one, two = (trial.player(training=training) for _ in range(2))
+        for k, moment in enumerate(trial.moments()):
+            hint = "draw random numbers with RowRandom, and share nothing between instances"
+            trial.report.compare(one.see(moment), two.see(moment), k, "from one made alike", hint)
 
 
 def check_reset(trial: EpisodeTrial) -> None:
@@ -545,29 +268,70 @@ def check_reset(trial: EpisodeTrial) -> None:
         _compare_reset(trial, trial.after, envs, reset, f"after reset({env_ids!r})", _RESET)
 
 
-def _compare_reset(
-    trial: EpisodeTrial,
-    after: list[Moment],
-    envs: tuple[int, ...],
-    between: Callable[[ConnectorDriver], None],
-    condition: str,
-    hint: str,
-) -> None:
-    """Play on after a cut: these envs must behave as new, the others as if there were no cut."""
-    new, cut, uncut = trial.player(), *(trial.player().watch(trial.before) for _ in range(2))
-    between(cut)
-    rest = tuple(env for env in range(trial.num_envs) if env not in envs)
-    for k, moment in enumerate(after, trial.cut):
-        out = cut.see(moment)
-        for player, whose in ((new, envs), (uncut, rest)):
-            seen = player.see(moment)
-            expected, got = (rows.take(np.isin(rows.env_id, whose)) for rows in (seen, out))
-            if gone := [key for key in keys_of(expected) if key not in keys_of(got)]:
-                trial.report.broken(f"moment {k}, (env, agent) {gone[0]}", f"a row {condition}", "none", hint)
-            trial.report.compare(expected, got, k, condition, hint, near=True)
+def check_rows(trial: Trial) -> None:
+    """The output has the input's rows."""
+    for training in trial.both:
+        trial.player(training=training).watch(trial.moments())
 
 
-_T = TypeVar("_T", bound=Trial)
+def check_setup(trial: EpisodeTrial) -> None:
+    """Declaring spaces changes nothing, and setup() with the same space clears nothing."""
+    player, other = (trial.player().watch(trial.before) for _ in range(2))
+    state = copy.deepcopy(other.piece.state_dict())
+    again = trial.declared(other.piece, trial.space)
+    if again != trial.outer:
+        trial.report.broken("the space it declares, asked again", str(trial.outer), str(again))
+    trial.report.same(state, other.piece.state_dict(), "the state after it was asked for a space", "that must be pure")
+    with trial.report.asking("setup() once more"):
+        other.piece.setup(trial.space)
+    hint = "an edit of a pipeline sets every piece up anew"
+    trial.report.same(state, other.piece.state_dict(), "the state after setup() with the same space", hint)
+    _go_on(trial, player, [other], "after setup() with the same space", hint)
+
+
+def check_state(trial: Trial) -> None:
+    """state_dict() is plain data and a copy; a connector that loads it continues bit for bit."""
+    for training in trial.both:
+        player = trial.player(training=training).watch(trial.before)
+        used = trial.player(training=training).watch(trial.moments(seed=_OTHER)[: trial.cut])
+        used.reset(None)
+        state = _plain_state(trial.report, player.piece)
+        held = copy.deepcopy(state)
+        fresh = trial.driver(trial.piece(), training=training)
+        # Each connector loads its own copy, so that an array kept by one shows at the end.
+        for other, given in ((fresh, state), (used, copy.deepcopy(state))):
+            trial.load(other.piece, given)
+            loaded = _plain_state(trial.report, other.piece)
+            trial.report.same(held, loaded, "the state of one that has loaded it", _ALL)
+        _go_on(trial, player, [fresh, used], "from one that has loaded the state", _ALL)
+        trial.report.same(held, state, "a state that was taken, later", "it must be a copy, and loading must copy it")
+    _refuses_foreign(trial.report, trial.player(training=True).watch(trial.before).piece)
+
+
+def check_subsets(trial: EpisodeTrial) -> None:
+    """Other rows in the call, and other envs and agents, make no difference; resets are checked elsewhere."""
+    rng = np.random.default_rng(0)
+    moments = [Moment(moment.rows, moment.answer) for moment in trial.moments()]
+    for training in trial.modes:
+        _in_parts(trial, training, lambda m: _halves(trial, m, rng), "in a call without the others", _ACROSS)
+        player = trial.player(training=training)
+        whole = [player.see(moment) for moment in moments]
+        ways = {
+            f"where there is only env {env}": [moment.of_envs((env,)) for moment in moments]
+            for env in range(trial.num_envs)
+        }
+        if not trial.across:
+            ways |= {
+                f"where there is only agent {agent}": [m.take(m.rows.agent_index == agent) for m in moments]
+                for agent in range(len(trial.agents))
+            }
+        for condition, some in ways.items():
+            player = trial.player(training=training)
+            for k, moment in enumerate(some):
+                mine = set(keys_of(moment.rows))
+                chosen = np.array([key in mine for key in keys_of(whole[k])], np.bool_)
+                _compare(trial, whole[k].take(chosen), [player.see(moment)], k, condition, _ACROSS)
+
 
 _CHECKS: dict[str, Callable[[EpisodeTrial], None]] = {
     "rows": check_rows,
@@ -590,6 +354,51 @@ _CHECKS: dict[str, Callable[[EpisodeTrial], None]] = {
     "setup": check_setup,
     "config": check_config,
 }
+
+
+def check_empty_batch(trial: BatchTrial) -> None:
+    """A call without rows returns none, in the same columns."""
+    player, rows = trial.player(), trial.moments()[0].rows
+    out, none = player.call(rows), player.call(rows.take(slice(0, 0)))
+    if len(none):
+        trial.report.broken("the rows that come out of none", "none", str(len(none)))
+    expected, got = ({name: map_tree(form_of, c) for name, c in rows.items()} for rows in (out, none))
+    trial.report.same(expected, got, "the columns of no rows")
+
+
+def check_fragment_order(trial: BatchTrial) -> None:
+    """The order of fragments makes no difference."""
+    whole, turned = trial.player(), trial.player()
+    for k, moment in enumerate(trial.moments()):
+        unrolls = _unrolls(moment.rows)
+        turn = [np.flatnonzero(moment.rows.unroll_id == unroll) for unroll in unrolls[::-1]]
+        expected, got = whole.see(moment), turned.see(moment.take(np.concatenate(turn)))
+        if "unroll_id" not in expected or expected["unroll_id"].shape[:1] != (len(expected),):
+            return  # rows cannot be identified
+        number = [out["unroll_id"].reshape(len(out), -1)[:, 0] for out in (expected, got)]
+        back = [np.concatenate([np.flatnonzero(ids == unroll) for unroll in unrolls]) for ids in number]
+        hint = "the order of fragments means nothing"
+        condition = "with its fragments in another order"
+        trial.report.compare(expected.take(back[0]), got.take(back[1]), k, condition, hint, near=True)
+
+
+def check_fragments(trial: BatchTrial) -> None:
+    """All fragments in one call give what each gives in a call of its own."""
+    whole, single = trial.player(), trial.player()
+    if whole.piece.across_agents:
+        return
+    condition = "each fragment as in a call of its own"
+    for k, moment in enumerate(trial.moments()):
+        expected = whole.see(moment)
+        parts = single.see_parts(moment, [np.flatnonzero(moment.rows.unroll_id == u) for u in _unrolls(moment.rows)])
+        try:
+            apart = Rows.concat(parts)
+        except ValueError as error:
+            subject = f"batch {k}, fragments in calls of their own"
+            trial.report.broken(subject, "columns of one form", str(error), _FRAGMENTS)
+        trial.report.compare(apart, expected, k, condition, _FRAGMENTS, near=True)
+
+
 _BATCH_CHECKS: dict[str, Callable[[BatchTrial], None]] = {
     "rows": check_rows,
     "repeat": check_repeat,
@@ -749,3 +558,196 @@ def _check(trial: _T, checks: Mapping[str, Callable[[_T], None]]) -> None:
     for name, check in checks.items():
         trial.report.check = name
         check(trial)
+
+
+Parts = Callable[[Moment], list[Any]]
+
+_ACROSS = "one that looks at other agents of its env sets across_agents; one that learns says what in merge_states()"
+_ORDER = "where a row stands means nothing: go by env_id and agent_index"
+
+
+def _in_parts(trial: EpisodeTrial, training: bool, parts: Parts, condition: str, hint: str) -> None:
+    whole, single = (trial.player(training=training) for _ in range(2))
+    for k, moment in enumerate(trial.moments()):
+        expected = whole.see(moment)
+        outs = single.see_parts(moment, parts(moment))
+        _compare(trial, expected, outs, k, condition, hint)
+
+
+def _compare(trial: EpisodeTrial, whole: Rows, outs: list[Rows], k: int, condition: str, hint: str) -> None:
+    """Raise if rows of one call differ from the same rows in smaller calls."""
+    there = set(keys_of(whole))
+    apart = {key for out in outs for key in keys_of(out)}
+    if differ := sorted(there ^ apart):
+        got, expected = ("a row", "none") if differ[0] in there else ("none", "a row")
+        trial.report.broken(f"moment {k}, (env, agent) {differ[0]}", f"{expected} as {condition}", got, hint)
+    for out in outs:
+        wanted = set(keys_of(out))
+        mine = whole.take(np.array([key in wanted for key in keys_of(whole)], np.bool_))
+        trial.report.compare(out, mine, k, f"as {condition}", hint, near=True)
+
+
+def _halves(trial: EpisodeTrial, moment: Moment, rng: np.random.Generator) -> list[Any]:
+    side = rng.random((trial.num_envs, len(trial.agents))) < 0.5
+    if trial.across:
+        side[:] = side[:, :1]
+    chosen = side[moment.rows.env_id, moment.rows.agent_index]
+    return [np.flatnonzero(chosen), np.flatnonzero(~chosen)]
+
+
+_FRAGMENTS = "one whose rows depend on other fragments sets across_agents"
+
+
+def _unrolls(rows: Rows) -> list[int]:
+    return list(dict.fromkeys(rows.unroll_id.tolist()))
+
+
+def _untouched(trial: Trial, before: Rows, after: Rows, k: int, hint: str) -> None:
+    names, others = list(before.keys()), list(after.keys())
+    if names != others:
+        trial.report.broken(f"moment {k}, the columns that were given", str(names), str(others), "call rows.replace()")
+    trial.report.compare(before, after, k, "as it was given", hint)
+
+
+def form_of(array: Any) -> tuple[str, tuple[int, ...]]:
+    """Return dtype and shape of one row of a column."""
+    return str(array.dtype), tuple(array.shape[1:])
+
+
+def _copy_rows(rows: Rows) -> Rows:
+    return Rows({name: map_tree(np.array, column) for name, column in rows.items()})
+
+
+def _overwrite(rows: Rows) -> None:
+    for _, column in rows.items():
+        for _, leaf in tree_leaves(column):
+            _overwrite_array(leaf)
+
+
+def _overwrite_array(array: NDArray[Any]) -> None:
+    if array.dtype == object:
+        array[...] = None
+    else:
+        array[...] = np.asarray(101).astype(array.dtype)
+
+
+_OTHER = 3_000  # seed of a different story
+_ALL = "state_dict() must hold all that it remembers"
+
+
+def _go_on(trial: Trial, player: ConnectorDriver, others: list[ConnectorDriver], condition: str, hint: str) -> None:
+    trial.go_on(player, others, condition, hint)
+    for other in others:
+        trial.report.same(player.piece.state_dict(), other.piece.state_dict(), f"the state in the end {condition}")
+
+
+def _plain_state(report: Report, piece: Connector) -> Any:
+    with report.asking("state_dict()"):
+        state = piece.state_dict()
+    if not isinstance(state, dict):
+        report.broken("what state_dict() returns", "a dict", type(state).__name__)
+    if odd := _odd(state, ""):
+        report.broken("the state", "dicts, lists, arrays, numbers, strings and None", odd)
+    return state
+
+
+def _refuses_foreign(report: Report, piece: Connector) -> None:
+    """Raise if a connector accepts another connector's state."""
+    state = copy.deepcopy(piece.state_dict())
+    try:
+        piece.load_state_dict({"what no connector remembers": 1})
+    except ArgumentError:
+        report.same(state, piece.state_dict(), "the state after it refused another one")
+    except Exception as error:
+        report.broken("load_state_dict() of another's", "ArgumentError", f"{type(error).__name__}: {error}")
+    else:
+        report.broken("load_state_dict() of another's", "ArgumentError", "no error")
+
+
+def _odd(state: Any, path: str) -> str | None:
+    """Return a description of the first thing in a state that is not plain data."""
+    if isinstance(state, dict):
+        if keys := [key for key in state if not isinstance(key, str)]:
+            return f"the key {keys[0]!r} at {path or '/'}"
+        return next((odd for key, item in state.items() if (odd := _odd(item, f"{path}/{key}"))), None)
+    if isinstance(state, (list, tuple)):
+        return next((odd for i, item in enumerate(state) if (odd := _odd(item, f"{path}/{i}"))), None)
+    if isinstance(state, np.ndarray):
+        return f"an array of objects at {path}" if state.dtype == object else None
+    if state is None or isinstance(state, (bool, int, float, str, np.generic)):
+        return None
+    return f"{type(state).__name__} at {path}"
+
+
+def _share(trial: EpisodeTrial, moments: list[Moment], i: int) -> list[Moment]:
+    """Return the moments of the envs that the first or second of two connectors sees."""
+    return [moment.of_envs(tuple(range(i, trial.num_envs, 2))) for moment in moments]
+
+
+def _handed(trial: Trial, pieces: list[Connector]) -> list[Any]:
+    with trial.report.asking("hand_over()"):
+        return [copy.deepcopy(piece.hand_over()) for piece in pieces]
+
+
+def _merged(trial: Trial, pieces: list[Connector], handed: list[Any]) -> Any:
+    with trial.report.asking("merge_states()"):
+        return pieces[0].merge_states(handed)
+
+
+def _take_merged(trial: Trial, pieces: list[Connector], merged: Any) -> None:
+    for piece in pieces:
+        with trial.report.asking("take_merged()"):
+            piece.take_merged(copy.deepcopy(merged))
+
+
+def _read_back(report: Report, piece: Connector) -> Connector | None:
+    """Build a connector from another one's config; None if the config names an unregistered class or function."""
+    with report.asking("to_config()"):
+        try:
+            config = piece.to_config()
+        except SerialisationError:
+            return None
+    try:
+        json.dumps(config, default=_array)
+    except TypeError as error:
+        report.broken("the config", "JSON-able data and arrays", str(error))
+    with report.asking("building from the config"):
+        built = connector_from_config(copy.deepcopy(config))
+        again = built.to_config()
+    if type(built) is not type(piece) or repr(built) != repr(piece):
+        report.broken("what is built from the config", repr(piece), repr(built), "keep arguments under their own names")
+    report.same(config, again, "the config of what was built from it")
+    return built
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} {value!r} is not JSON-able")
+
+
+_AFTER_CUT = 2_000  # seed of the story after the cut
+_RESET = "reset() forgets all that is remembered of an env's running episodes, and of the envs it names only"
+_FIRST = "a row that has `first` begins an episode: nothing is remembered of the one before"
+
+
+def _compare_reset(
+    trial: EpisodeTrial,
+    after: list[Moment],
+    envs: tuple[int, ...],
+    between: Callable[[ConnectorDriver], None],
+    condition: str,
+    hint: str,
+) -> None:
+    """Play on after a cut: these envs must behave as new, the others as if there were no cut."""
+    new, cut, uncut = trial.player(), *(trial.player().watch(trial.before) for _ in range(2))
+    between(cut)
+    rest = tuple(env for env in range(trial.num_envs) if env not in envs)
+    for k, moment in enumerate(after, trial.cut):
+        out = cut.see(moment)
+        for player, whose in ((new, envs), (uncut, rest)):
+            seen = player.see(moment)
+            expected, got = (rows.take(np.isin(rows.env_id, whose)) for rows in (seen, out))
+            if gone := [key for key in keys_of(expected) if key not in keys_of(got)]:
+                trial.report.broken(f"moment {k}, (env, agent) {gone[0]}", f"a row {condition}", "none", hint)
+            trial.report.compare(expected, got, k, condition, hint, near=True)

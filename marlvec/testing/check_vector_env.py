@@ -20,6 +20,278 @@ from marlvec.vector.settings import env_seeds
 from marlvec.vector.vector_env import VectorEnv
 from marlvec.vector.vector_step import VectorStep
 
+
+def check_autoreset(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
+    """In all modes every env plays the same episodes; only the step where the next one begins differs."""
+    stories: dict[str, list[Story]] = {}
+    for mode in ("disabled", "next_step", "same_step"):
+        with make(autoreset_mode=mode) as envs:
+            if envs.autoreset_mode != mode or envs.metadata.get("autoreset_mode") != mode:
+                place.broken("autoreset_mode", repr(mode), f"{envs.autoreset_mode!r}, metadata {envs.metadata}")
+            stories[mode] = _Player(envs, place, seed).play()
+    for mode in ("next_step", "same_step"):
+        for i, (first, other) in enumerate(zip(stories["disabled"], stories[mode], strict=True)):
+            # Modes reach the last end of the slowest env at different times: compare up to the shorter story.
+            for k, ((kind, expected), (other_kind, others)) in enumerate(zip(first, other, strict=False)):
+                where = f"{mode} beside disabled, env {i}, event {k}"
+                compare(place, where, kind, other_kind)
+                compare(place, f"{where} ({kind})", expected, others)
+
+
+def check_busy(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
+    """While a step is pending every other call is refused; the step can still be fetched."""
+    with make() as envs, make() as others:
+        envs.reset(seed=seed)
+        others.reset(seed=seed)
+        actions = actions_for(envs, seed, [0] * envs.num_envs)
+        calls: dict[str, Callable[[], Any]] = {
+            "step": lambda: envs.step(actions),
+            "step_send": lambda: envs.step_send(actions),
+            "send": lambda: envs.send(actions),
+            "reset": envs.reset,
+            "reset(env_ids=[0])": lambda: envs.reset(env_ids=[0]),
+            "async_reset": envs.async_reset,
+            "call": lambda: envs.call("render"),
+            "get_attr": lambda: envs.get_attr("metadata"),
+            "set_attr": lambda: envs.set_attr("metadata", {}),
+            "exec_func": lambda: envs.exec_func(_mark, None, 0),
+            "env_is_wrapped": lambda: envs.env_is_wrapped(VectorEnv),
+            "render": envs.render,
+            "agents_at": lambda: envs.agents_at(0),
+            "random_action": envs.random_action,
+        }
+        if envs.state_space is not None:
+            calls["state"] = envs.state
+        envs.step_send(actions)
+        for name, call in calls.items():
+            _refuses(place, f"{name} while step_send() is pending", BusyError, call)
+        compare(place, "step_fetch() after refused calls", record(others.step(actions)), record(envs.step_fetch()))
+
+
+def check_close(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
+    """``close`` may be called again, and with a step pending; after it every other call is refused."""
+    with make() as envs:
+        envs.reset(seed=seed)
+        actions = envs.random_action()
+        envs.step_send(actions)
+        envs.close()
+        if not envs.closed:
+            place.broken("closed after close()", "True", "False")
+        try:
+            envs.close()
+        except Exception as error:
+            place.broken("a second close()", "no error", f"{type(error).__name__}: {error}")
+        calls: dict[str, Callable[[], Any]] = {
+            "reset": envs.reset,
+            "step": lambda: envs.step(actions),
+            "step_fetch": envs.step_fetch,
+            "send": lambda: envs.send(actions),
+            "recv": envs.recv,
+            "get_attr": lambda: envs.get_attr("metadata"),
+        }
+        for name, call in calls.items():
+            _refuses(place, f"{name}() after close()", ClosedError, call)
+
+
+def check_copies(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
+    """With ``copy=True`` a result never changes; with ``copy=False`` it is equal and read-only."""
+    with make(copy=True) as envs, make(copy=False) as views:
+        kept: list[tuple[Any, dict[str, Any]]] = []
+        for t in range(STEPS):
+            result: tuple[Any, ...]
+            viewed: tuple[Any, ...]
+            if t == 0:
+                result, viewed = envs.reset(seed=seed), views.reset(seed=seed)
+            else:
+                actions = actions_for(envs, seed, [t] * envs.num_envs)
+                result, viewed = envs.step(actions), views.step(actions)
+            compare(place, f"copy=False beside copy=True, step {t}", record(result), record(viewed))
+            for path, array in tree_leaves(viewed[0]):
+                if array.flags.writeable:
+                    what = f"{leaf('obs', path)} with copy=False"
+                    place.broken(what, "a view that cannot be written to", "one that can")
+            kept = [*kept[-2:], (result, record(result))]
+            for old, copied in kept[:-1]:
+                compare(place, f"an earlier result with copy=True after step {t}", copied, record(old))
+
+
+def check_determinism(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
+    """Two new vectorizers with the same seed give the same results, over whole episodes."""
+    with make() as envs, make() as others:
+        pairs = zip(play(envs, seed, STEPS), play(others, seed, STEPS), strict=True)
+        for t, (first, again) in enumerate(pairs):
+            compare(place, f"step {t} of a second one with seed {seed}", first, again)
+
+
+def check_guards(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
+    """Nothing can be stepped before a reset, and nothing fetched that was not sent."""
+    with make() as envs:
+        actions = envs.action_space.sample()
+        _refuses(place, "step() before a reset", NotResetError, lambda: envs.step(actions))
+        _refuses(place, "send() before a reset", NotResetError, lambda: envs.send(actions))
+        for name in ("reset_fetch", "step_fetch", "call_fetch", "exec_func_fetch", "recv"):
+            _refuses(place, f"{name}() with nothing sent", NothingPendingError, getattr(envs, name))
+        envs.reset(seed=seed)
+        envs.step_send(envs.random_action())
+        _refuses(place, "reset_fetch() after step_send()", NothingPendingError, envs.reset_fetch)
+        envs.step_fetch()
+        _refuses(place, "step_fetch() for the second time", NothingPendingError, envs.step_fetch)
+
+
+def check_halves(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
+    """``step`` equals ``step_send`` and ``step_fetch``; ``reset`` equals ``reset_send`` and ``reset_fetch``."""
+    with make() as envs, make() as others:
+        envs.reset_send(seed=seed)
+        compare(place, "reset_send() and reset_fetch()", record(others.reset(seed=seed)), record(envs.reset_fetch()))
+        for t in range(STEPS):
+            actions = actions_for(envs, seed, [t] * envs.num_envs)
+            envs.step_send(actions)
+            whole = record(others.step(actions))
+            compare(place, f"step_send() and step_fetch() of step {t + 1}", whole, record(envs.step_fetch()))
+
+
+def check_own_answers(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
+    """``exec_func`` and ``get_attr`` call the chosen envs, and return results in their order."""
+    with make() as envs:
+        n = envs.num_envs
+        envs.reset(seed=seed)
+        for i in range(n):
+            envs.exec_func(_mark, [i], 10 + i)
+        for ids in (list(range(n)), list(range(n))[::-1], [n - 1]):
+            expected = tuple(10 + i for i in ids)
+            compare(place, f"exec_func(indices={ids})", expected, envs.exec_func(_read, ids))
+            compare(place, f"get_attr(indices={ids})", expected, envs.get_attr(_MARK, ids))
+        compare(place, "get_attr() of all", tuple(10 + i for i in range(n)), envs.get_attr(_MARK))
+        envs.set_attr(_MARK, 7, [n - 1])
+        compare(place, f"get_attr() after set_attr(indices=[{n - 1}])", (*range(10, 9 + n), 7), envs.get_attr(_MARK))
+        envs.step(envs.random_action())
+
+
+def check_partial_reset(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
+    """A reset of some envs leaves the rows of the others equal bit for bit, and their episodes running."""
+    with make() as envs, make() as untouched:
+        n = envs.num_envs
+        last = play(envs, seed, 1)[-1]
+        play(untouched, seed, 1)
+        for i in range(n):
+            obs, infos = envs.reset(seed=[seed + i], env_ids=[i])
+            for other in range(i + 1, n):
+                for name, array in (("obs", obs), ("alive", infos["alive"]), ("acting", infos["acting"])):
+                    before, after = row_of(last[name], other), row_of(array, other)
+                    compare(place, f"{name} of env {other} after reset(env_ids=[{i}])", before, after)
+            if not infos["alive"][i].any():
+                place.broken(f"env {i} after reset(env_ids=[{i}])", "an agent alive", "none")
+            if i == n - 1:
+                break
+            actions = actions_for(untouched, seed, [i + 1] * n)
+            stepped = record(untouched.step(actions))
+            mixed = actions_for(envs, seed, [i + 1] * n)
+            last = record(envs.step(mixed))
+            for other in range(i + 1, n):
+                where = f"env {other} in the step after reset(env_ids=[{i}])"
+                for name in ("obs", "rewards", "terminated", "truncated", "alive", "acting"):
+                    compare(place, f"{name} of {where}", row_of(stepped[name], other), row_of(last[name], other))
+
+
+def check_seeding(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
+    """A seed is spread over the envs like `marlvec.env_seeds`."""
+    with make() as envs, make() as others:
+        spread = record(envs.reset(seed=seed))
+        given = record(others.reset(seed=env_seeds(seed, others.num_envs)))
+        compare(place, f"reset(seed={seed}) beside reset(seed=env_seeds({seed}, N))", given, spread)
+
+
+def check_spaces(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
+    """Shapes and dtypes; observations and random actions are in the agents', the envs' and the batched spaces."""
+    names = ("observation_space", "action_space", "single_observation_space", "single_action_space")
+    with make() as envs:
+        spaces = {name: getattr(envs, name) for name in names}
+        obs, infos = envs.reset(seed=seed)
+        for t in range(STEPS):
+            _check_rows(envs, place, spaces, obs, infos, "observation")
+            actions = envs.random_action()
+            _check_rows(envs, place, spaces, actions, infos, "action")
+            _check_masks(envs, place, actions, infos)
+            obs, rewards, terminated, truncated, infos = envs.step(actions)
+            arrays = {"rewards": rewards, "terminated": terminated, "truncated": truncated}
+            for name, array in {**arrays, "alive": infos["alive"], "acting": infos["acting"]}.items():
+                dtype = np.float64 if name == "rewards" else np.bool_
+                _check_array(place, f"{name} of step {t + 1}", array, (envs.num_envs, envs.agent_num), dtype)
+            _check_array(place, f"reset_mask of step {t + 1}", infos["reset_mask"], (envs.num_envs,), np.bool_)
+            for name, space in spaces.items():
+                if getattr(envs, name) is not space:
+                    place.broken(name, "the same object on each read", "another one")
+
+
+def check_stream(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
+    """Each env is received once per request, with its own rows, in any order."""
+    with make() as envs, make() as lockstep:
+        n = envs.num_envs
+        expected = [record(lockstep.reset(seed=seed))]
+        for t in range(STREAM_STEPS):
+            expected.append(record(lockstep.step(actions_for(lockstep, seed, [t] * n))))
+        envs.async_reset(seed=seed)
+        counts, waiting = [-1] * n, set(range(n))
+        while min(counts) < STREAM_STEPS:
+            result = envs.recv(min_envs=1)
+            got = _taken(place, result, waiting)
+            for k, i in enumerate(got):
+                counts[i] += 1
+                _check_row(place, result, k, i, counts[i], expected[counts[i]])
+            waiting -= set(got)
+            again = [i for i in got if counts[i] < STREAM_STEPS]
+            if again:
+                envs.send(actions_for(envs, seed, [counts[i] for i in again], again), again)
+                waiting |= set(again)
+        if len(nothing := envs.drain()):
+            place.broken("drain() with nothing under way", "no rows", f"those of envs {nothing.env_ids.tolist()}")
+        half = set(range(0, n, 2))
+        envs.send(envs.random_action(env_ids=sorted(half)), sorted(half))
+        if (drained := set(_taken(place, envs.drain(), half))) != half:
+            place.broken("drain()", f"all envs under way {sorted(half)}", str(sorted(drained)))
+        envs.step(envs.random_action())
+
+
+CHECKS: dict[str, Callable[[VectorPlace, MakeEnvs, int], None]] = {
+    "spaces": check_spaces,
+    "seeding": check_seeding,
+    "determinism": check_determinism,
+    "halves": check_halves,
+    "stream": check_stream,
+    "guards": check_guards,
+    "busy": check_busy,
+    "partial reset": check_partial_reset,
+    "autoreset": check_autoreset,
+    "copies": check_copies,
+    "own answers": check_own_answers,
+    "close": check_close,
+}
+
+
+def check_vector_env(make_envs: MakeEnvs, *, seed: int = 0) -> tuple[str, ...]:
+    """Run every check on new vectorizers, over whole episodes.
+
+    Args:
+        make_envs: Builds a vectorizer of at least two equal envs; takes ``autoreset_mode`` and ``copy`` and passes them
+            on, e.g. ``lambda **settings: marlvec.make("simple_spread", 3, **settings)``. The envs must behave equally
+            for equal seeds, and end their episodes within a few hundred steps. Each vectorizer is closed.
+        seed: Seed of the envs and actions.
+
+    Returns:
+        Names of all checks.
+
+    Raises:
+        ContractError: A check failed: ``"check_vector_env: <check>: <what>: expected ..., got ..."``.
+        ArgumentError: ``make_envs`` makes a single env, which cannot show mix-ups.
+    """
+    with make_envs() as envs:
+        if envs.num_envs < 2:
+            raise ArgumentError(f"make_envs: expected at least 2 envs (to find mixed-up rows), got {envs.num_envs}")
+    for name, check in CHECKS.items():
+        check(VectorPlace("check_vector_env", name), make_envs, seed)
+    return tuple(CHECKS)
+
+
 _ARRAYS = ("alive", "acting", "action_mask", "reset_mask", "state", "final_observation", "_final_observation")
 
 
@@ -76,28 +348,6 @@ def compare(place: VectorPlace, where: str, expected: Any, got: Any) -> None:
 STEPS = 40
 
 
-def check_spaces(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """Shapes and dtypes; observations and random actions are in the agents', the envs' and the batched spaces."""
-    names = ("observation_space", "action_space", "single_observation_space", "single_action_space")
-    with make() as envs:
-        spaces = {name: getattr(envs, name) for name in names}
-        obs, infos = envs.reset(seed=seed)
-        for t in range(STEPS):
-            _check_rows(envs, place, spaces, obs, infos, "observation")
-            actions = envs.random_action()
-            _check_rows(envs, place, spaces, actions, infos, "action")
-            _check_masks(envs, place, actions, infos)
-            obs, rewards, terminated, truncated, infos = envs.step(actions)
-            arrays = {"rewards": rewards, "terminated": terminated, "truncated": truncated}
-            for name, array in {**arrays, "alive": infos["alive"], "acting": infos["acting"]}.items():
-                dtype = np.float64 if name == "rewards" else np.bool_
-                _check_array(place, f"{name} of step {t + 1}", array, (envs.num_envs, envs.agent_num), dtype)
-            _check_array(place, f"reset_mask of step {t + 1}", infos["reset_mask"], (envs.num_envs,), np.bool_)
-            for name, space in spaces.items():
-                if getattr(envs, name) is not space:
-                    place.broken(name, "the same object on each read", "another one")
-
-
 def _check_array(place: VectorPlace, what: str, got: Any, shape: tuple[int, ...], dtype: Any) -> None:
     if not isinstance(got, np.ndarray) or got.shape != shape or got.dtype != dtype:
         found = f"{got.dtype} {got.shape}" if isinstance(got, np.ndarray) else type(got).__name__
@@ -143,113 +393,8 @@ def _check_masks(envs: VectorEnv, place: VectorPlace, actions: Any, infos: dict[
                 place.broken(subject, f"an action that its mask allows {mask[i, j].astype(int).tolist()}", str(action))
 
 
-def check_seeding(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """A seed is spread over the envs like `marlvec.env_seeds`."""
-    with make() as envs, make() as others:
-        spread = record(envs.reset(seed=seed))
-        given = record(others.reset(seed=env_seeds(seed, others.num_envs)))
-        compare(place, f"reset(seed={seed}) beside reset(seed=env_seeds({seed}, N))", given, spread)
-
-
-def check_determinism(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """Two new vectorizers with the same seed give the same results, over whole episodes."""
-    with make() as envs, make() as others:
-        pairs = zip(play(envs, seed, STEPS), play(others, seed, STEPS), strict=True)
-        for t, (first, again) in enumerate(pairs):
-            compare(place, f"step {t} of a second one with seed {seed}", first, again)
-
-
-def check_halves(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """``step`` equals ``step_send`` and ``step_fetch``; ``reset`` equals ``reset_send`` and ``reset_fetch``."""
-    with make() as envs, make() as others:
-        envs.reset_send(seed=seed)
-        compare(place, "reset_send() and reset_fetch()", record(others.reset(seed=seed)), record(envs.reset_fetch()))
-        for t in range(STEPS):
-            actions = actions_for(envs, seed, [t] * envs.num_envs)
-            envs.step_send(actions)
-            whole = record(others.step(actions))
-            compare(place, f"step_send() and step_fetch() of step {t + 1}", whole, record(envs.step_fetch()))
-
-
-def check_partial_reset(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """A reset of some envs leaves the rows of the others equal bit for bit, and their episodes running."""
-    with make() as envs, make() as untouched:
-        n = envs.num_envs
-        last = play(envs, seed, 1)[-1]
-        play(untouched, seed, 1)
-        for i in range(n):
-            obs, infos = envs.reset(seed=[seed + i], env_ids=[i])
-            for other in range(i + 1, n):
-                for name, array in (("obs", obs), ("alive", infos["alive"]), ("acting", infos["acting"])):
-                    before, after = row_of(last[name], other), row_of(array, other)
-                    compare(place, f"{name} of env {other} after reset(env_ids=[{i}])", before, after)
-            if not infos["alive"][i].any():
-                place.broken(f"env {i} after reset(env_ids=[{i}])", "an agent alive", "none")
-            if i == n - 1:
-                break
-            actions = actions_for(untouched, seed, [i + 1] * n)
-            stepped = record(untouched.step(actions))
-            mixed = actions_for(envs, seed, [i + 1] * n)
-            last = record(envs.step(mixed))
-            for other in range(i + 1, n):
-                where = f"env {other} in the step after reset(env_ids=[{i}])"
-                for name in ("obs", "rewards", "terminated", "truncated", "alive", "acting"):
-                    compare(place, f"{name} of {where}", row_of(stepped[name], other), row_of(last[name], other))
-
-
-def check_copies(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """With ``copy=True`` a result never changes; with ``copy=False`` it is equal and read-only."""
-    with make(copy=True) as envs, make(copy=False) as views:
-        kept: list[tuple[Any, dict[str, Any]]] = []
-        for t in range(STEPS):
-            result: tuple[Any, ...]
-            viewed: tuple[Any, ...]
-            if t == 0:
-                result, viewed = envs.reset(seed=seed), views.reset(seed=seed)
-            else:
-                actions = actions_for(envs, seed, [t] * envs.num_envs)
-                result, viewed = envs.step(actions), views.step(actions)
-            compare(place, f"copy=False beside copy=True, step {t}", record(result), record(viewed))
-            for path, array in tree_leaves(viewed[0]):
-                if array.flags.writeable:
-                    what = f"{leaf('obs', path)} with copy=False"
-                    place.broken(what, "a view that cannot be written to", "one that can")
-            kept = [*kept[-2:], (result, record(result))]
-            for old, copied in kept[:-1]:
-                compare(place, f"an earlier result with copy=True after step {t}", copied, record(old))
-
-
 STREAM_STEPS = 20
 _STREAMED = ("rewards", "terminated", "truncated", "alive", "acting")
-
-
-def check_stream(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """Each env is received once per request, with its own rows, in any order."""
-    with make() as envs, make() as lockstep:
-        n = envs.num_envs
-        expected = [record(lockstep.reset(seed=seed))]
-        for t in range(STREAM_STEPS):
-            expected.append(record(lockstep.step(actions_for(lockstep, seed, [t] * n))))
-        envs.async_reset(seed=seed)
-        counts, waiting = [-1] * n, set(range(n))
-        while min(counts) < STREAM_STEPS:
-            result = envs.recv(min_envs=1)
-            got = _taken(place, result, waiting)
-            for k, i in enumerate(got):
-                counts[i] += 1
-                _check_row(place, result, k, i, counts[i], expected[counts[i]])
-            waiting -= set(got)
-            again = [i for i in got if counts[i] < STREAM_STEPS]
-            if again:
-                envs.send(actions_for(envs, seed, [counts[i] for i in again], again), again)
-                waiting |= set(again)
-        if len(nothing := envs.drain()):
-            place.broken("drain() with nothing under way", "no rows", f"those of envs {nothing.env_ids.tolist()}")
-        half = set(range(0, n, 2))
-        envs.send(envs.random_action(env_ids=sorted(half)), sorted(half))
-        if (drained := set(_taken(place, envs.drain(), half))) != half:
-            place.broken("drain()", f"all envs under way {sorted(half)}", str(sorted(drained)))
-        envs.step(envs.random_action())
 
 
 def _taken(place: VectorPlace, result: VectorStep, waiting: set[int]) -> list[int]:
@@ -273,23 +418,6 @@ MAX_STEPS = 2_000
 
 Story = list[tuple[str, dict[str, Any]]]
 """Events of one env: ``"reset"``, ``"step"`` or ``"end"``, each with its results, whatever the mode."""
-
-
-def check_autoreset(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """In all modes every env plays the same episodes; only the step where the next one begins differs."""
-    stories: dict[str, list[Story]] = {}
-    for mode in ("disabled", "next_step", "same_step"):
-        with make(autoreset_mode=mode) as envs:
-            if envs.autoreset_mode != mode or envs.metadata.get("autoreset_mode") != mode:
-                place.broken("autoreset_mode", repr(mode), f"{envs.autoreset_mode!r}, metadata {envs.metadata}")
-            stories[mode] = _Player(envs, place, seed).play()
-    for mode in ("next_step", "same_step"):
-        for i, (first, other) in enumerate(zip(stories["disabled"], stories[mode], strict=True)):
-            # Modes reach the last end of the slowest env at different times: compare up to the shorter story.
-            for k, ((kind, expected), (other_kind, others)) in enumerate(zip(first, other, strict=False)):
-                where = f"{mode} beside disabled, env {i}, event {k}"
-                compare(place, where, kind, other_kind)
-                compare(place, f"{where} ({kind})", expected, others)
 
 
 class _Player:
@@ -399,130 +527,3 @@ def _mark(env: Any, value: int) -> None:
 
 def _read(env: Any) -> Any:
     return getattr(env, _MARK)
-
-
-def check_guards(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """Nothing can be stepped before a reset, and nothing fetched that was not sent."""
-    with make() as envs:
-        actions = envs.action_space.sample()
-        _refuses(place, "step() before a reset", NotResetError, lambda: envs.step(actions))
-        _refuses(place, "send() before a reset", NotResetError, lambda: envs.send(actions))
-        for name in ("reset_fetch", "step_fetch", "call_fetch", "exec_func_fetch", "recv"):
-            _refuses(place, f"{name}() with nothing sent", NothingPendingError, getattr(envs, name))
-        envs.reset(seed=seed)
-        envs.step_send(envs.random_action())
-        _refuses(place, "reset_fetch() after step_send()", NothingPendingError, envs.reset_fetch)
-        envs.step_fetch()
-        _refuses(place, "step_fetch() for the second time", NothingPendingError, envs.step_fetch)
-
-
-def check_busy(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """While a step is pending every other call is refused; the step can still be fetched."""
-    with make() as envs, make() as others:
-        envs.reset(seed=seed)
-        others.reset(seed=seed)
-        actions = actions_for(envs, seed, [0] * envs.num_envs)
-        calls: dict[str, Callable[[], Any]] = {
-            "step": lambda: envs.step(actions),
-            "step_send": lambda: envs.step_send(actions),
-            "send": lambda: envs.send(actions),
-            "reset": envs.reset,
-            "reset(env_ids=[0])": lambda: envs.reset(env_ids=[0]),
-            "async_reset": envs.async_reset,
-            "call": lambda: envs.call("render"),
-            "get_attr": lambda: envs.get_attr("metadata"),
-            "set_attr": lambda: envs.set_attr("metadata", {}),
-            "exec_func": lambda: envs.exec_func(_mark, None, 0),
-            "env_is_wrapped": lambda: envs.env_is_wrapped(VectorEnv),
-            "render": envs.render,
-            "agents_at": lambda: envs.agents_at(0),
-            "random_action": envs.random_action,
-        }
-        if envs.state_space is not None:
-            calls["state"] = envs.state
-        envs.step_send(actions)
-        for name, call in calls.items():
-            _refuses(place, f"{name} while step_send() is pending", BusyError, call)
-        compare(place, "step_fetch() after refused calls", record(others.step(actions)), record(envs.step_fetch()))
-
-
-def check_own_answers(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """``exec_func`` and ``get_attr`` call the chosen envs, and return results in their order."""
-    with make() as envs:
-        n = envs.num_envs
-        envs.reset(seed=seed)
-        for i in range(n):
-            envs.exec_func(_mark, [i], 10 + i)
-        for ids in (list(range(n)), list(range(n))[::-1], [n - 1]):
-            expected = tuple(10 + i for i in ids)
-            compare(place, f"exec_func(indices={ids})", expected, envs.exec_func(_read, ids))
-            compare(place, f"get_attr(indices={ids})", expected, envs.get_attr(_MARK, ids))
-        compare(place, "get_attr() of all", tuple(10 + i for i in range(n)), envs.get_attr(_MARK))
-        envs.set_attr(_MARK, 7, [n - 1])
-        compare(place, f"get_attr() after set_attr(indices=[{n - 1}])", (*range(10, 9 + n), 7), envs.get_attr(_MARK))
-        envs.step(envs.random_action())
-
-
-def check_close(place: VectorPlace, make: MakeEnvs, seed: int) -> None:
-    """``close`` may be called again, and with a step pending; after it every other call is refused."""
-    with make() as envs:
-        envs.reset(seed=seed)
-        actions = envs.random_action()
-        envs.step_send(actions)
-        envs.close()
-        if not envs.closed:
-            place.broken("closed after close()", "True", "False")
-        try:
-            envs.close()
-        except Exception as error:
-            place.broken("a second close()", "no error", f"{type(error).__name__}: {error}")
-        calls: dict[str, Callable[[], Any]] = {
-            "reset": envs.reset,
-            "step": lambda: envs.step(actions),
-            "step_fetch": envs.step_fetch,
-            "send": lambda: envs.send(actions),
-            "recv": envs.recv,
-            "get_attr": lambda: envs.get_attr("metadata"),
-        }
-        for name, call in calls.items():
-            _refuses(place, f"{name}() after close()", ClosedError, call)
-
-
-CHECKS: dict[str, Callable[[VectorPlace, MakeEnvs, int], None]] = {
-    "spaces": check_spaces,
-    "seeding": check_seeding,
-    "determinism": check_determinism,
-    "halves": check_halves,
-    "stream": check_stream,
-    "guards": check_guards,
-    "busy": check_busy,
-    "partial reset": check_partial_reset,
-    "autoreset": check_autoreset,
-    "copies": check_copies,
-    "own answers": check_own_answers,
-    "close": check_close,
-}
-
-
-def check_vector_env(make_envs: MakeEnvs, *, seed: int = 0) -> tuple[str, ...]:
-    """Run every check on new vectorizers, over whole episodes.
-
-    Args:
-        make_envs: Builds a vectorizer of at least two equal envs; takes ``autoreset_mode`` and ``copy`` and passes them
-            on, e.g. ``lambda **settings: marlvec.make("simple_spread", 3, **settings)``. The envs must behave equally
-            for equal seeds, and end their episodes within a few hundred steps. Each vectorizer is closed.
-        seed: Seed of the envs and actions.
-
-    Returns:
-        Names of all checks.
-
-    Raises:
-        ContractError: A check failed: ``"check_vector_env: <check>: <what>: expected ..., got ..."``.
-        ArgumentError: ``make_envs`` makes a single env, which cannot show mix-ups.
-    """
-    with make_envs() as envs:
-        if envs.num_envs < 2:
-            raise ArgumentError(f"make_envs: expected at least 2 envs (to find mixed-up rows), got {envs.num_envs}")
-    for name, check in CHECKS.items():
-        check(VectorPlace("check_vector_env", name), make_envs, seed)
-    return tuple(CHECKS)

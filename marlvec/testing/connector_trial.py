@@ -24,6 +24,350 @@ from marlvec.spaces.action_masks import choice_sizes
 from marlvec.spaces.equality import Difference, difference, short
 from marlvec.trees import Tree, map_tree
 
+_OBS = Box(-np.inf, np.inf, (3,), np.float32)  # the policy's observation, on the action side
+_WARM = 1_000  # seed of the story that connectors learn from
+
+
+class ConnectorDriver:
+    """Calls a connector, which is set up, as a collector would."""
+
+    def __init__(self, report: Report, piece: Connector) -> None:
+        self.report, self.piece = report, piece
+
+    def see(self, moment: Moment) -> Rows:
+        """Play one moment in one call; return the rows that came out."""
+        return self.see_parts(moment, [np.arange(len(moment.rows))])[0]
+
+    def watch(self, moments: Iterable[Moment]) -> Self:
+        """Play moments, each in one call; return this driver."""
+        for moment in moments:
+            self.see(moment)
+        return self
+
+    def see_parts(self, moment: Moment, parts: Sequence[Any]) -> list[Rows]:
+        """Play one moment in several calls, each with some of its rows."""
+        shares = [moment.take(np.asarray(part, np.int64)) for part in parts]
+        outs = [self.call(share.rows) for share in shares]
+        for out, share in zip(outs, shares, strict=True):
+            self.show_answer(self.answered(out, share))
+        if moment.over:
+            self.reset(list(moment.over))
+        return outs
+
+    def call(self, rows: Rows) -> Rows:
+        """Call the connector, which must return these rows."""
+        out = self._call(rows)
+        for name in _IDENTITY:
+            if name not in out:
+                self.report.broken("the columns that come out", f"{name!r} among them", str(list(out.keys())))
+        kept = self._kept(rows, out)
+        for name in _IDENTITY:
+            if not np.array_equal(out[name], rows[name][kept]):
+                self.report.broken(f"column {name!r}", "the rows in their order", "other values")
+        if is_left_out(self.piece) and (differs := difference(rows, out)):
+            hint = "is_identity is for one that returns all rows as they are: a pipeline does not call it"
+            self.report.broken(str(differs), differs.expected, differs.got, hint)
+        return out
+
+    def answered(self, out: Rows, moment: Moment) -> Rows:
+        """Return the rows that came out, with the policy's answer; without last rows, on which no agent acts."""
+        places = {key: i for i, key in enumerate(keys_of(moment.rows))}
+        came = np.array([places[key] for key in keys_of(out)], np.int64)
+        acting = ~moment.rows.last[came]
+        return out.take(acting).replace(**moment.answer.take(came[acting]))
+
+    def show_answer(self, answered: Rows) -> None:
+        """Pass the policy's answer to the connector; the action side does not receive it."""
+        if len(answered) and not isinstance(self.piece, ActionConnector):
+            with self.report.asking("on_policy_output()"):
+                self.piece.on_policy_output(answered)
+
+    def reset(self, env_ids: Any) -> None:
+        """Reset the connector's memory of envs."""
+        with self.report.asking(f"reset({env_ids})"):
+            self.piece.reset(env_ids)
+
+    def _call(self, rows: Rows) -> Rows:
+        with self.report.asking("the call"):
+            out = self.piece(rows)
+        if not isinstance(out, Rows):
+            self.report.broken("what the call returns", "Rows", type(out).__name__)
+        return out
+
+    def _kept(self, rows: Rows, out: Rows) -> Any:
+        """Return the positions of the rows that came out."""
+        if len(out) == len(rows):
+            return np.arange(len(rows))
+        subject = f"the number of rows that come out of {len(rows)}"
+        if not self.piece.changes_length:
+            self.report.broken(subject, str(len(rows)), str(len(out)), "one that removes rows sets changes_length")
+        places = {key: i for i, key in enumerate(keys_of(rows))}
+        if unknown := [key for key in keys_of(out) if key not in places]:
+            self.report.broken("the rows that come out", "some of those that went in", f"(env, agent) {unknown[0]}")
+        kept = np.array([places[key] for key in keys_of(out)], np.int64)
+        if (np.diff(kept) <= 0).any():
+            self.report.broken("the rows that come out", "their order kept, each once", f"those at {kept.tolist()}")
+        if gone := np.setdiff1d(np.flatnonzero(rows.last), kept).tolist():
+            key = keys_of(rows)[gone[0]]
+            self.report.broken("the last row of an episode", "never removed", f"no row of (env, agent) {key}")
+        if not isinstance(self.piece, Pipeline) and not hasattr(self.piece, "noop"):
+            hint = 'set it to an action of the policy, to "repeat", or to None'
+            self.report.broken("attribute noop of one that removes rows", "what those agents do", "none", hint)
+        return kept
+
+
+class Trial(ABC):
+    """A connector, which `build` makes, and moments to play to it."""
+
+    both: ClassVar[tuple[bool, ...]]  # modes to check in: True is training, False eval
+    length: ClassVar[int]  # of a story, in moments
+    cut: ClassVar[int]  # moments before a connector is saved, copied or reset
+    _driver: ClassVar[type[ConnectorDriver]] = ConnectorDriver
+
+    def __init__(self, build: Callable[[], Connector], report: Report) -> None:
+        self._build, self.report = build, report
+        self._stories: dict[int, list[Moment]] = {}
+
+    @abstractmethod
+    def piece(self, made: Connector | None = None) -> Connector:
+        """Return a new connector, or `made`, set up."""
+
+    @abstractmethod
+    def fresh_moments(self, *, seed: int = 0) -> list[Moment]:
+        """Draw a story in arrays that no connector has been given."""
+
+    def moments(self, *, seed: int = 0) -> list[Moment]:
+        """Return a story; the same seed returns the same arrays."""
+        if seed not in self._stories:
+            self._stories[seed] = self.fresh_moments(seed=seed)
+        return self._stories[seed]
+
+    @property
+    def before(self) -> list[Moment]:
+        """The story's moments before the cut."""
+        return self.moments()[: self.cut]
+
+    @property
+    def after(self) -> list[Moment]:
+        """The story's moments after the cut."""
+        return self.moments()[self.cut :]
+
+    def driver(self, piece: Connector, *, training: bool = True) -> ConnectorDriver:
+        """Put a connector into training or eval mode, and return its driver."""
+        _ = piece.train() if training else piece.eval()
+        return self._driver(self.report, piece)
+
+    def player(self, *, training: bool | None = None) -> ConnectorDriver:
+        """Return the driver of a new connector, in training mode by default."""
+        return self.driver(self.piece(), training=training is not False)
+
+    def load(self, piece: Connector, state: Any) -> None:
+        """Load a state, unless it is empty: then the connector remembers nothing."""
+        if state:
+            with self.report.asking("load_state_dict()"):
+                piece.load_state_dict(state)
+
+    def go_on(self, player: ConnectorDriver, others: Sequence[ConnectorDriver], condition: str, hint: str = "") -> None:
+        """Play the moments after the cut; raise if the results of another differ from the player's."""
+        for k, moment in enumerate(self.after, self.cut):
+            expected = player.see(moment)
+            for other in others:
+                self.report.compare(expected, other.see(moment), k, condition, hint)
+
+
+class BatchDriver(ConnectorDriver):
+    """Calls a learner connector with whole batches, which have no policy answer."""
+
+    def call(self, rows: Rows) -> Rows:
+        """Pass a batch to the connector, and call it; it must return these rows."""
+        assert isinstance(self.piece, LearnerConnector)  # checked by the caller
+        with self.report.asking("see_batch()"):
+            self.piece.see_batch({"main": rows})
+        out = self._call(rows)
+        if self.piece.changes_length:
+            return out
+        if len(out) != len(rows):
+            subject, hint = f"the number of rows that come out of {len(rows)}", "one that may do so sets changes_length"
+            self.report.broken(subject, str(len(rows)), str(len(out)), hint)
+        for name in (*_IDENTITY, "unroll_id"):
+            if name not in out or not np.array_equal(out[name], rows[name]):
+                self.report.broken(f"column {name!r}", "the rows in their order", "other values")
+        return out
+
+    def answered(self, out: Rows, moment: Moment) -> Rows:
+        return out.take(slice(0, 0))
+
+    def show_answer(self, answered: Rows) -> None:
+        pass
+
+
+class BatchTrial(Trial):
+    """A learner connector, and finished batches for it."""
+
+    both, length, cut = (True,), 3, 1
+    _driver = BatchDriver
+
+    def __init__(
+        self,
+        build: Callable[[], Connector],
+        obs: Space[Any],
+        action: Space[Any],
+        columns: Mapping[str, ColumnLike],
+        num_envs: int,
+        num_agents: int,
+        seed: int,
+    ) -> None:
+        super().__init__(build, BatchReport(build().name, f"batches with obs {space_summary(obs)}"))
+        self._drawn, self._seed = (obs, action, columns, num_envs, num_agents), seed
+
+    def piece(self, made: Connector | None = None) -> Connector:
+        with self.report.asking("making one"):
+            return self._build() if made is None else made
+
+    def fresh_moments(self, *, seed: int = 0) -> list[Moment]:
+        batches = [transitions(*self._drawn, self._seed + seed + k) for k in range(self.length)]
+        return [Moment(rows, rows) for rows in batches]
+
+
+class EpisodeTrial(Trial):
+    """A connector of the agent or the action side on one space.
+
+    `space` is of one observation at its input on the agent side, of one action at its output on the action side, where
+    `action_space` is derived. `Refused`: the connector rejects this space.
+    """
+
+    both, length, cut = (True, False), 12, 6
+
+    def __init__(
+        self,
+        build: Callable[[], Connector],
+        space: Space[Any],
+        action_space: Space[Any],
+        agents: tuple[str, ...],
+        num_envs: int,
+        columns: Mapping[str, ColumnLike],
+        seed: int,
+    ) -> None:
+        super().__init__(build, Report(build().name, space_summary(space)))
+        self.space, self._action_space = space, action_space
+        self.agents, self.num_envs = agents, num_envs
+        self._columns, self._seed = columns, seed
+        piece = self.piece()
+        self.acts, self.across = isinstance(piece, ActionConnector), piece.across_agents
+        self.outer = self.declared(piece, space)  # the space on the policy's side
+        self.learnt: Any = {}  # from a separate story; empty if it learns nothing
+
+    # --- new connectors
+
+    def piece(self, made: Connector | None = None) -> Connector:
+        with self.report.asking("making one"):
+            piece = self._build() if made is None else made
+        if isinstance(piece, Pipeline):
+            with self.report.asking("bind()", may_refuse=True):
+                if isinstance(piece, ActionConnector):
+                    piece.bind(self.space, self.agents)
+                else:
+                    piece.bind(self.space, self.agents, self._action_space)
+            return piece
+        piece.agents = self.agents
+        if not isinstance(piece, ActionConnector):
+            piece.action_space = self._action_space
+        outer = self.declared(piece, self.space)
+        if isinstance(piece, ActionConnector):
+            piece.action_space = outer
+        with self.report.asking("setup()", may_refuse=True):
+            piece.setup(self.space)
+        return piece
+
+    def declared(self, piece: Connector, space: Space[Any]) -> Space[Any]:
+        """Return the space that a connector declares on the policy's side, for ``space`` on the other."""
+        name = "policy_space()" if isinstance(piece, ActionConnector) else "output_space()"
+        with self.report.asking(name, may_refuse=True):
+            if isinstance(piece, ActionConnector):
+                declared: Any = piece.policy_space(space)
+            else:
+                assert isinstance(piece, AgentConnector)  # no other side has spaces
+                declared = piece.output_space(space)
+        if not isinstance(declared, Space):
+            self.report.broken(f"what {name} returns", "a space", type(declared).__name__)
+        return declared
+
+    def player(self, *, training: bool | None = None) -> ConnectorDriver:
+        """Return the driver of a new connector, which has what was learnt, but no history.
+
+        By default it is training if it learns nothing, else in eval, so that results depend on the rows alone.
+        """
+        piece = self.piece()
+        if self.learns:
+            self.load(piece, copy.deepcopy(self.learnt))
+        return self.driver(piece, training=training if training is not None else not self.learns)
+
+    # --- what is learnt
+
+    def learn(self) -> None:
+        """Learn from a story, to find out whether the connector learns."""
+        player = self.player(training=True).watch(self.moments(seed=_WARM))
+        self.learnt = copy.deepcopy(self.merged(player.piece))
+
+    @property
+    def learns(self) -> bool:
+        """Whether the connector learns from data, according to its `merge_states`."""
+        return has_leaves(self.learnt)
+
+    @property
+    def modes(self) -> tuple[bool, ...]:
+        """Modes, training or not, in which results depend on the rows alone."""
+        return (False,) if self.learns else (True, False)
+
+    def merged(self, *pieces: Connector) -> Any:
+        """Return what these connectors learnt together."""
+        with self.report.asking("merge_states()"):
+            merged = pieces[0].merge_states([piece.state_dict() for piece in pieces])
+        if not isinstance(merged, Mapping):
+            self.report.broken("what merge_states() returns", "a dict", type(merged).__name__)
+        return merged
+
+    def first_learnt(self, piece: Connector, merged: Any) -> Any:
+        """Return the part of a merged state that does not depend on what earlier pieces learnt meanwhile."""
+        if not isinstance(piece, Pipeline):
+            return merged
+        for name in piece.names:
+            if has_leaves(merged[name]):
+                return {name: self.first_learnt(piece[name], merged[name])}
+        return {}
+
+    # --- input
+
+    def fresh_moments(self, *, seed: int = 0) -> list[Moment]:
+        """Draw a story in arrays that no connector has been given; on the action side only rows with an action."""
+        obs, action = (_OBS, self.outer) if self.acts else (self.space, self._action_space)
+        mask = self.space if self.acts else self._action_space
+        story = SampledRows(obs, action, mask, self._columns, self.num_envs, len(self.agents), self._seed + seed)
+        moments = story.moments(self.length)
+        return [_acted(moment) for moment in moments] if self.acts else moments
+
+    def alone(self, rows: Rows) -> list[Any]:
+        """Return the smallest parts of rows to call it with: one row, or one env with across_agents."""
+        if not self.across:
+            return [[i] for i in range(len(rows))]
+        return [np.flatnonzero(rows.env_id == env) for env in dict.fromkeys(rows.env_id.tolist())]
+
+
+def has_leaves(state: Any) -> bool:
+    """Return whether nested dicts and lists contain anything."""
+    if isinstance(state, Mapping):
+        return any(has_leaves(item) for item in state.values())
+    if isinstance(state, (list, tuple)):
+        return any(has_leaves(item) for item in state)
+    return state is not None
+
+
+def _acted(moment: Moment) -> Moment:
+    acting = moment.take(~moment.rows.last)
+    answer = acting.answer
+    return Moment(acting.rows.replace(**answer, actions_for_env=answer["actions"]), answer, moment.over)
+
+
 ColumnLike = Space[Any] | Callable[[Rows], Tree]
 """A column: the space of one row's value, or a function from the rows to the whole column."""
 _STATE = Box(-np.inf, np.inf, (5,), np.float32)
@@ -221,6 +565,10 @@ def _steps(rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np
     return np.array(before, np.int64), np.array(after, np.int64), np.array(fragment, np.int64)
 
 
+_IDENTITY = ("env_id", "agent_index", "eps_id", "t")
+"""Columns that identify a row."""
+
+
 _ULPS = 64.0  # rounding of a sum taken in another order
 _LEARNT = 1e-6  # rounding of learnt statistics
 
@@ -370,351 +718,3 @@ def place(differs: Difference, rows: Rows) -> str:
     env, agent = keys_of(rows)[differs.at[0]]
     inner = differs.at[1:]
     return f"column {differs.path!r} of env {env}, agent {agent}" + (f", index {inner}" if inner else "")
-
-
-_IDENTITY = ("env_id", "agent_index", "eps_id", "t")
-"""Columns that identify a row."""
-
-
-class ConnectorDriver:
-    """Calls a connector, which is set up, as a collector would."""
-
-    def __init__(self, report: Report, piece: Connector) -> None:
-        self.report, self.piece = report, piece
-
-    def see(self, moment: Moment) -> Rows:
-        """Play one moment in one call; return the rows that came out."""
-        return self.see_parts(moment, [np.arange(len(moment.rows))])[0]
-
-    def watch(self, moments: Iterable[Moment]) -> Self:
-        """Play moments, each in one call; return this driver."""
-        for moment in moments:
-            self.see(moment)
-        return self
-
-    def see_parts(self, moment: Moment, parts: Sequence[Any]) -> list[Rows]:
-        """Play one moment in several calls, each with some of its rows."""
-        shares = [moment.take(np.asarray(part, np.int64)) for part in parts]
-        outs = [self.call(share.rows) for share in shares]
-        for out, share in zip(outs, shares, strict=True):
-            self.show_answer(self.answered(out, share))
-        if moment.over:
-            self.reset(list(moment.over))
-        return outs
-
-    def call(self, rows: Rows) -> Rows:
-        """Call the connector, which must return these rows."""
-        out = self._call(rows)
-        for name in _IDENTITY:
-            if name not in out:
-                self.report.broken("the columns that come out", f"{name!r} among them", str(list(out.keys())))
-        kept = self._kept(rows, out)
-        for name in _IDENTITY:
-            if not np.array_equal(out[name], rows[name][kept]):
-                self.report.broken(f"column {name!r}", "the rows in their order", "other values")
-        if is_left_out(self.piece) and (differs := difference(rows, out)):
-            hint = "is_identity is for one that returns all rows as they are: a pipeline does not call it"
-            self.report.broken(str(differs), differs.expected, differs.got, hint)
-        return out
-
-    def answered(self, out: Rows, moment: Moment) -> Rows:
-        """Return the rows that came out, with the policy's answer; without last rows, on which no agent acts."""
-        places = {key: i for i, key in enumerate(keys_of(moment.rows))}
-        came = np.array([places[key] for key in keys_of(out)], np.int64)
-        acting = ~moment.rows.last[came]
-        return out.take(acting).replace(**moment.answer.take(came[acting]))
-
-    def show_answer(self, answered: Rows) -> None:
-        """Pass the policy's answer to the connector; the action side does not receive it."""
-        if len(answered) and not isinstance(self.piece, ActionConnector):
-            with self.report.asking("on_policy_output()"):
-                self.piece.on_policy_output(answered)
-
-    def reset(self, env_ids: Any) -> None:
-        """Reset the connector's memory of envs."""
-        with self.report.asking(f"reset({env_ids})"):
-            self.piece.reset(env_ids)
-
-    def _call(self, rows: Rows) -> Rows:
-        with self.report.asking("the call"):
-            out = self.piece(rows)
-        if not isinstance(out, Rows):
-            self.report.broken("what the call returns", "Rows", type(out).__name__)
-        return out
-
-    def _kept(self, rows: Rows, out: Rows) -> Any:
-        """Return the positions of the rows that came out."""
-        if len(out) == len(rows):
-            return np.arange(len(rows))
-        subject = f"the number of rows that come out of {len(rows)}"
-        if not self.piece.changes_length:
-            self.report.broken(subject, str(len(rows)), str(len(out)), "one that removes rows sets changes_length")
-        places = {key: i for i, key in enumerate(keys_of(rows))}
-        if unknown := [key for key in keys_of(out) if key not in places]:
-            self.report.broken("the rows that come out", "some of those that went in", f"(env, agent) {unknown[0]}")
-        kept = np.array([places[key] for key in keys_of(out)], np.int64)
-        if (np.diff(kept) <= 0).any():
-            self.report.broken("the rows that come out", "their order kept, each once", f"those at {kept.tolist()}")
-        if gone := np.setdiff1d(np.flatnonzero(rows.last), kept).tolist():
-            key = keys_of(rows)[gone[0]]
-            self.report.broken("the last row of an episode", "never removed", f"no row of (env, agent) {key}")
-        if not isinstance(self.piece, Pipeline) and not hasattr(self.piece, "noop"):
-            hint = 'set it to an action of the policy, to "repeat", or to None'
-            self.report.broken("attribute noop of one that removes rows", "what those agents do", "none", hint)
-        return kept
-
-
-class BatchDriver(ConnectorDriver):
-    """Calls a learner connector with whole batches, which have no policy answer."""
-
-    def call(self, rows: Rows) -> Rows:
-        """Pass a batch to the connector, and call it; it must return these rows."""
-        assert isinstance(self.piece, LearnerConnector)  # checked by the caller
-        with self.report.asking("see_batch()"):
-            self.piece.see_batch({"main": rows})
-        out = self._call(rows)
-        if self.piece.changes_length:
-            return out
-        if len(out) != len(rows):
-            subject, hint = f"the number of rows that come out of {len(rows)}", "one that may do so sets changes_length"
-            self.report.broken(subject, str(len(rows)), str(len(out)), hint)
-        for name in (*_IDENTITY, "unroll_id"):
-            if name not in out or not np.array_equal(out[name], rows[name]):
-                self.report.broken(f"column {name!r}", "the rows in their order", "other values")
-        return out
-
-    def answered(self, out: Rows, moment: Moment) -> Rows:
-        return out.take(slice(0, 0))
-
-    def show_answer(self, answered: Rows) -> None:
-        pass
-
-
-_OBS = Box(-np.inf, np.inf, (3,), np.float32)  # the policy's observation, on the action side
-_WARM = 1_000  # seed of the story that connectors learn from
-
-
-class Trial(ABC):
-    """A connector, which `build` makes, and moments to play to it."""
-
-    both: ClassVar[tuple[bool, ...]]  # modes to check in: True is training, False eval
-    length: ClassVar[int]  # of a story, in moments
-    cut: ClassVar[int]  # moments before a connector is saved, copied or reset
-    _driver: ClassVar[type[ConnectorDriver]] = ConnectorDriver
-
-    def __init__(self, build: Callable[[], Connector], report: Report) -> None:
-        self._build, self.report = build, report
-        self._stories: dict[int, list[Moment]] = {}
-
-    @abstractmethod
-    def piece(self, made: Connector | None = None) -> Connector:
-        """Return a new connector, or `made`, set up."""
-
-    @abstractmethod
-    def fresh_moments(self, *, seed: int = 0) -> list[Moment]:
-        """Draw a story in arrays that no connector has been given."""
-
-    def moments(self, *, seed: int = 0) -> list[Moment]:
-        """Return a story; the same seed returns the same arrays."""
-        if seed not in self._stories:
-            self._stories[seed] = self.fresh_moments(seed=seed)
-        return self._stories[seed]
-
-    @property
-    def before(self) -> list[Moment]:
-        """The story's moments before the cut."""
-        return self.moments()[: self.cut]
-
-    @property
-    def after(self) -> list[Moment]:
-        """The story's moments after the cut."""
-        return self.moments()[self.cut :]
-
-    def driver(self, piece: Connector, *, training: bool = True) -> ConnectorDriver:
-        """Put a connector into training or eval mode, and return its driver."""
-        _ = piece.train() if training else piece.eval()
-        return self._driver(self.report, piece)
-
-    def player(self, *, training: bool | None = None) -> ConnectorDriver:
-        """Return the driver of a new connector, in training mode by default."""
-        return self.driver(self.piece(), training=training is not False)
-
-    def load(self, piece: Connector, state: Any) -> None:
-        """Load a state, unless it is empty: then the connector remembers nothing."""
-        if state:
-            with self.report.asking("load_state_dict()"):
-                piece.load_state_dict(state)
-
-    def go_on(self, player: ConnectorDriver, others: Sequence[ConnectorDriver], condition: str, hint: str = "") -> None:
-        """Play the moments after the cut; raise if the results of another differ from the player's."""
-        for k, moment in enumerate(self.after, self.cut):
-            expected = player.see(moment)
-            for other in others:
-                self.report.compare(expected, other.see(moment), k, condition, hint)
-
-
-class BatchTrial(Trial):
-    """A learner connector, and finished batches for it."""
-
-    both, length, cut = (True,), 3, 1
-    _driver = BatchDriver
-
-    def __init__(
-        self,
-        build: Callable[[], Connector],
-        obs: Space[Any],
-        action: Space[Any],
-        columns: Mapping[str, ColumnLike],
-        num_envs: int,
-        num_agents: int,
-        seed: int,
-    ) -> None:
-        super().__init__(build, BatchReport(build().name, f"batches with obs {space_summary(obs)}"))
-        self._drawn, self._seed = (obs, action, columns, num_envs, num_agents), seed
-
-    def piece(self, made: Connector | None = None) -> Connector:
-        with self.report.asking("making one"):
-            return self._build() if made is None else made
-
-    def fresh_moments(self, *, seed: int = 0) -> list[Moment]:
-        batches = [transitions(*self._drawn, self._seed + seed + k) for k in range(self.length)]
-        return [Moment(rows, rows) for rows in batches]
-
-
-class EpisodeTrial(Trial):
-    """A connector of the agent or the action side on one space.
-
-    `space` is of one observation at its input on the agent side, of one action at its output on the action side, where
-    `action_space` is derived. `Refused`: the connector rejects this space.
-    """
-
-    both, length, cut = (True, False), 12, 6
-
-    def __init__(
-        self,
-        build: Callable[[], Connector],
-        space: Space[Any],
-        action_space: Space[Any],
-        agents: tuple[str, ...],
-        num_envs: int,
-        columns: Mapping[str, ColumnLike],
-        seed: int,
-    ) -> None:
-        super().__init__(build, Report(build().name, space_summary(space)))
-        self.space, self._action_space = space, action_space
-        self.agents, self.num_envs = agents, num_envs
-        self._columns, self._seed = columns, seed
-        piece = self.piece()
-        self.acts, self.across = isinstance(piece, ActionConnector), piece.across_agents
-        self.outer = self.declared(piece, space)  # the space on the policy's side
-        self.learnt: Any = {}  # from a separate story; empty if it learns nothing
-
-    # --- new connectors
-
-    def piece(self, made: Connector | None = None) -> Connector:
-        with self.report.asking("making one"):
-            piece = self._build() if made is None else made
-        if isinstance(piece, Pipeline):
-            with self.report.asking("bind()", may_refuse=True):
-                if isinstance(piece, ActionConnector):
-                    piece.bind(self.space, self.agents)
-                else:
-                    piece.bind(self.space, self.agents, self._action_space)
-            return piece
-        piece.agents = self.agents
-        if not isinstance(piece, ActionConnector):
-            piece.action_space = self._action_space
-        outer = self.declared(piece, self.space)
-        if isinstance(piece, ActionConnector):
-            piece.action_space = outer
-        with self.report.asking("setup()", may_refuse=True):
-            piece.setup(self.space)
-        return piece
-
-    def declared(self, piece: Connector, space: Space[Any]) -> Space[Any]:
-        """Return the space that a connector declares on the policy's side, for ``space`` on the other."""
-        name = "policy_space()" if isinstance(piece, ActionConnector) else "output_space()"
-        with self.report.asking(name, may_refuse=True):
-            if isinstance(piece, ActionConnector):
-                declared: Any = piece.policy_space(space)
-            else:
-                assert isinstance(piece, AgentConnector)  # no other side has spaces
-                declared = piece.output_space(space)
-        if not isinstance(declared, Space):
-            self.report.broken(f"what {name} returns", "a space", type(declared).__name__)
-        return declared
-
-    def player(self, *, training: bool | None = None) -> ConnectorDriver:
-        """Return the driver of a new connector, which has what was learnt, but no history.
-
-        By default it is training if it learns nothing, else in eval, so that results depend on the rows alone.
-        """
-        piece = self.piece()
-        if self.learns:
-            self.load(piece, copy.deepcopy(self.learnt))
-        return self.driver(piece, training=training if training is not None else not self.learns)
-
-    # --- what is learnt
-
-    def learn(self) -> None:
-        """Learn from a story, to find out whether the connector learns."""
-        player = self.player(training=True).watch(self.moments(seed=_WARM))
-        self.learnt = copy.deepcopy(self.merged(player.piece))
-
-    @property
-    def learns(self) -> bool:
-        """Whether the connector learns from data, according to its `merge_states`."""
-        return has_leaves(self.learnt)
-
-    @property
-    def modes(self) -> tuple[bool, ...]:
-        """Modes, training or not, in which results depend on the rows alone."""
-        return (False,) if self.learns else (True, False)
-
-    def merged(self, *pieces: Connector) -> Any:
-        """Return what these connectors learnt together."""
-        with self.report.asking("merge_states()"):
-            merged = pieces[0].merge_states([piece.state_dict() for piece in pieces])
-        if not isinstance(merged, Mapping):
-            self.report.broken("what merge_states() returns", "a dict", type(merged).__name__)
-        return merged
-
-    def first_learnt(self, piece: Connector, merged: Any) -> Any:
-        """Return the part of a merged state that does not depend on what earlier pieces learnt meanwhile."""
-        if not isinstance(piece, Pipeline):
-            return merged
-        for name in piece.names:
-            if has_leaves(merged[name]):
-                return {name: self.first_learnt(piece[name], merged[name])}
-        return {}
-
-    # --- input
-
-    def fresh_moments(self, *, seed: int = 0) -> list[Moment]:
-        """Draw a story in arrays that no connector has been given; on the action side only rows with an action."""
-        obs, action = (_OBS, self.outer) if self.acts else (self.space, self._action_space)
-        mask = self.space if self.acts else self._action_space
-        story = SampledRows(obs, action, mask, self._columns, self.num_envs, len(self.agents), self._seed + seed)
-        moments = story.moments(self.length)
-        return [_acted(moment) for moment in moments] if self.acts else moments
-
-    def alone(self, rows: Rows) -> list[Any]:
-        """Return the smallest parts of rows to call it with: one row, or one env with across_agents."""
-        if not self.across:
-            return [[i] for i in range(len(rows))]
-        return [np.flatnonzero(rows.env_id == env) for env in dict.fromkeys(rows.env_id.tolist())]
-
-
-def has_leaves(state: Any) -> bool:
-    """Return whether nested dicts and lists contain anything."""
-    if isinstance(state, Mapping):
-        return any(has_leaves(item) for item in state.values())
-    if isinstance(state, (list, tuple)):
-        return any(has_leaves(item) for item in state)
-    return state is not None
-
-
-def _acted(moment: Moment) -> Moment:
-    acting = moment.take(~moment.rows.last)
-    answer = acting.answer
-    return Moment(acting.rows.replace(**answer, actions_for_env=answer["actions"]), answer, moment.over)

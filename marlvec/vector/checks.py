@@ -24,335 +24,8 @@ from marlvec.spaces.action_masks import find_forbidden
 from marlvec.vector.buffers import Buffers, Selection
 from marlvec.vector.vector_step import VectorStep
 
-
-def is_by_agent(spec: EnvSpec, grouped: bool, actions: Any, n: int) -> bool:
-    """Return whether actions of ``n`` envs have one of the two forms."""
-    # The structure of the action space, or of the groups, does not count, even if its keys are agents.
-    first = spec.groups[0]
-    if not isinstance(actions, Mapping):
-        return (
-            isinstance(actions, (list, tuple))
-            and len(actions) == n > 0
-            and all(isinstance(own, Mapping) and all(key in spec.agents for key in own) for own in actions)
-            and (grouped or not _is_tuple_action(first, actions))
-        )
-    if not actions or not all(key in spec.agents for key in actions):
-        return False
-    if grouped:
-        # A group of one agent has the agent's name: only the agent axis distinguishes the two forms.
-        return actions.keys() != {group.name for group in spec.groups} or _lacks_axis(first, actions[first.name])
-    space = first.action_space
-    return not isinstance(space, spaces.Dict) or actions.keys() != space.spaces.keys()
-
-
-def join_agents(
-    spec: EnvSpec, grouped: bool, actions: Any, acting: NDArray[np.bool_], env_ids: NDArray[np.int64]
-) -> Any:
-    """Convert actions in one of the two forms to the array form of `VectorEnv.step`; dtypes and values stay."""
-    # ActionError: an agent that acts, (n, A) bool, has no action, or one of another structure or shape.
-    per_env = not isinstance(actions, Mapping)
-    dicts = actions if per_env else [actions] * len(env_ids)
-    given = np.array([[own.get(name) is not None for name in spec.agents] for own in dicts], np.bool_)
-    for i, a in np.argwhere(acting & ~given)[:1].tolist():
-        raise ActionError(
-            f"actions: env {env_ids[i]}, agent {spec.agents[a]!r}: expected an action, since it acts, got None; "
-            f"actions are given for {sorted(name for name, action in dicts[i].items() if action is not None)}"
-        )
-    if per_env:
-        return lay_out(
-            spec, grouped, actions, acting, lambda i, a: f"actions: env {env_ids[i]}, agent {spec.agents[a]!r}"
-        )
-    joined = {g.name: g.action_tree.unflatten(_read_agents(spec, g, actions, len(env_ids))) for g in spec.groups}
-    return joined if grouped else joined[spec.groups[0].name]
-
-
-def lay_out(
-    spec: EnvSpec,
-    grouped: bool,
-    actions: Sequence[Mapping[str, Any]],
-    acting: NDArray[np.bool_],
-    where: Callable[[int, int], str],
-) -> Any:
-    """Convert one dict of agents per env, with all that act, to the array form of `VectorEnv.step`; zeros for others.
-
-    `acting` is (n, A) bool; other agents in the dicts are ignored. `where(i, a)` names agent number a of dict number i.
-    """
-    laid_out = {group.name: _lay_out_group(spec, group, actions, acting, where) for group in spec.groups}
-    return laid_out if grouped else laid_out[spec.groups[0].name]
-
-
-def _lay_out_group(
-    spec: EnvSpec,
-    group: AgentGroup,
-    actions: Sequence[Mapping[str, Any]],
-    acting: NDArray[np.bool_],
-    where: Callable[[int, int], str],
-) -> Any:
-    at = np.nonzero(acting[:, group.agents])
-    cells = [(i, group.agents[j]) for i, j in zip(at[0].tolist(), at[1].tolist(), strict=True)]
-    own = [actions[i][spec.agents[a]] for i, a in cells]
-    tree = group.action_tree
-    if tree.is_leaf:
-        columns: list[Sequence[Any]] = [own]
-    else:
-        trees = [_flatten(tree, action, partial(where, *cell)) for action, cell in zip(own, cells, strict=True)]
-        columns = list(zip(*trees, strict=True)) or [()] * len(tree.leaves)
-    leaves = []
-    for leaf, column in zip(tree.leaves, columns, strict=True):
-        rows = _stack(leaf, column, cells, where)
-        whole = leaf.blank(len(actions), len(group.agents)).astype(rows.dtype, copy=False)
-        whole[at] = rows
-        leaves.append(whole)
-    return tree.unflatten(leaves)
-
-
-def _stack(
-    leaf: Leaf, parts: Sequence[Any], cells: Sequence[tuple[int, int]], where: Callable[[int, int], str]
-) -> NDArray[Any]:
-    """Return one leaf of m actions as (m, …)."""
-    if not parts:
-        return leaf.blank(0)
-    if not leaf.is_object:
-        try:
-            rows = np.array(parts)
-        except Exception:  # an action is not an array, or has another shape: found below
-            rows = np.zeros(())
-        if rows.shape == (len(parts), *leaf.shape):
-            return rows
-    return np.stack([_array(part, leaf, (), partial(where, *cell)) for part, cell in zip(parts, cells, strict=True)])
-
-
-def _is_tuple_action(group: AgentGroup, actions: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether these dicts are the parts of a Tuple action, such as ``({},)`` for ``Tuple(Dict())``."""
-    space = group.action_space
-    if not isinstance(space, spaces.Tuple) or not all(isinstance(part, spaces.Dict) for part in space.spaces):
-        return False
-    try:
-        group.action_tree.flatten(actions)
-    except ContractError:
-        return False
-    return True
-
-
-def _lacks_axis(group: AgentGroup, value: Any) -> bool:
-    """Return whether the actions lack an agent axis: shape (n, …), one agent in all envs."""
-    if value is None:
-        return True
-    try:
-        part, leaf = group.action_tree.flatten(value)[0], group.action_tree.leaves[0]
-        if leaf.is_object and not isinstance(part, np.ndarray):
-            return not isinstance(part[0], (list, tuple, np.ndarray))
-        return np.ndim(part) == 1 + len(leaf.shape)
-    except (ContractError, ValueError, TypeError, LookupError):  # neither form; an error is raised later
-        return False
-
-
-def _read_agents(spec: EnvSpec, group: AgentGroup, actions: Mapping[str, Any], n: int) -> list[NDArray[Any]]:
-    """Return leaves (n, A_g, …) from a dict with each agent's actions in all envs."""
-    columns: list[list[NDArray[Any]]] = []
-    for name in (spec.agents[a] for a in group.agents):
-        if actions.get(name) is None:
-            columns.append(group.action_tree.zeros(n))
-            continue
-        where = partial("actions[{!r}]".format, name)
-        parts = zip(_flatten(group.action_tree, actions[name], where), group.action_tree.leaves, strict=True)
-        columns.append([_array(part, leaf, (n,), where) for part, leaf in parts])
-    return [np.stack(leaves, axis=1) for leaves in zip(*columns, strict=True)]
-
-
-def _flatten(tree: SpaceTree, value: Any, where: Callable[[], str]) -> list[Any]:
-    try:
-        return tree.flatten(value)
-    except ContractError as error:
-        raise ActionError(f"{where()}: {error}") from None
-
-
-def _array(part: Any, leaf: Leaf, lead: tuple[int, ...], where: Callable[[], str]) -> NDArray[Any]:
-    """Convert one leaf of one action, or with ``lead`` of one action per env."""
-
-    def refuse(problem: str) -> ActionError:
-        return ActionError(f"{where()}, {leaf}: {problem}" if leaf.path else f"{where()}: {problem}")
-
-    if leaf.is_object:
-        cells = np.full(lead, None, np.object_)
-        if not lead:
-            cells[()] = part
-        elif not isinstance(part, (list, tuple, np.ndarray)) or len(part) != lead[0]:
-            raise refuse(f"expected a list of {lead[0]} objects, one per env, got {type(part).__name__}")
-        else:
-            for i, value in enumerate(part):
-                cells[i] = value
-        return cells
-    expected = (*lead, *leaf.shape)
-    try:
-        array = np.asarray(part)
-    except Exception as error:  # ragged lists, tensors on a device or with a gradient: __array__ may raise anything
-        raise refuse(f"expected shape {expected}, got {type(part).__name__}, not an array: {error}") from error
-    if array.shape == (*expected, 1) and isinstance(leaf.space, spaces.Discrete):
-        array = array[..., 0]
-    if array.shape != expected:
-        raise refuse(f"expected shape {expected}, got {array.shape}")
-    return array
-
-
-_REWARDS = Finite()
-_FIRST, _EVERY = 16, 16
-_NEVER = -1  # counting down from here never reaches 0
-
 AnyArray = NDArray[Any]
 BoolArray = NDArray[np.bool_]
-
-
-class CheckSchedule:
-    """Counts calls. The caller decrements ``countdown`` itself, which saves a function call if no check is due.
-
-        schedule.countdown -= 1
-        if not schedule.countdown:
-            schedule.restart()
-            ...
-
-    ``"strict"`` and ``"warn"``: every call is due; ``"sample"``: the first 16 and every 16th after that; ``"off"``:
-    none.
-    """
-
-    __slots__ = ("_left", "_mode", "countdown")
-
-    def __init__(self, validate: str) -> None:
-        self._mode = validate
-        self._left = _FIRST  # remaining calls of the first 16
-        self.countdown = _NEVER if validate == "off" else 1
-
-    def restart(self) -> None:
-        """Count down to the next call that is due."""
-        if self._mode == "sample" and self._left > 0:
-            self._left -= 1
-        self.countdown = _EVERY if self._mode == "sample" and not self._left else 1
-
-
-class ObservationValidator:
-    """Checks the values of observations and rewards.
-
-    An observation must lie in its space in the sense of ``space.contains``: within the bounds, infinity only within an
-    infinite bound, never NaN. A reward must be finite. Only observations of living agents and final observations of
-    agents that have just ended are checked; the zeros of other agents, and of agents that wait for their first turn,
-    may lie outside. Padded observations are checked against the padded space.
-
-    Leaves whose dtype has no invalid values (uint8 from 0 to 255) cost nothing; nor do object leaves, which are checked
-    whenever they are written. Problems are returned with ``"strict"``; else one `ContractWarning` per env is given if
-    an agent's leaf is wrong in a new way. With ``"sample"`` a bound exceeded by rounding does not end a long run.
-    """
-
-    def __init__(self, spec: EnvSpec, mode: str) -> None:
-        self._mode = mode
-        self._agents = spec.agents
-        self.schedule = CheckSchedule(mode)
-        self._warned: set[tuple[int, str, str, str, str]] = set()
-        self._checks = [
-            _Check(g, k, group, leaf, members)
-            for g, group in enumerate(spec.groups)
-            for k, leaf in enumerate(group.observation_tree.leaves)
-            if (members := membership(leaf)) is not None
-        ]
-
-    def check(
-        self, step: VectorStep, env_ids: Sequence[int] | NDArray[np.int64] | None = None
-    ) -> list[tuple[int, str]]:
-        """Check a call's rows (``env_ids``: the new ones); with ``"strict"``, return invalid envs and problems."""
-        # The caller consults `schedule` first. A repeated problem gives no second warning.
-        if not len(step):
-            return []
-        problems: list[_Problem] = []
-        if not _REWARDS.are_all(step.rewards):
-            problems += self._bad_rewards(step)
-        problems += self._bad_leaves("observation", step.obs_leaves, step.alive, step)
-        if step.final_leaves is not step.obs_leaves:
-            shown = step.has_final & ~step.final_missing
-            problems += self._bad_leaves("final observation", step.final_leaves, shown, step)
-        if env_ids is not None:
-            problems = [problem for problem in problems if problem.env_id in env_ids]
-        if not problems:
-            return []
-        by_env: dict[int, list[_Problem]] = {i: [] for i in step.env_ids.tolist()}
-        for problem in problems:
-            by_env[problem.env_id].append(problem)
-        bad = {i: found for i, found in by_env.items() if found}
-        if self._mode == "strict":
-            advice = "Correct the env or its spaces, or see make(validate=…)"
-            return [(i, f"{found[0]}{_and_more(found)}. {advice}") for i, found in bad.items()]
-        self._warn(bad)
-        return []
-
-    def _bad_rewards(self, step: VectorStep) -> Iterator[_Problem]:
-        for i, a in np.argwhere(~np.isfinite(step.rewards)).tolist():
-            yield _Problem(int(step.env_ids[i]), self._agents[a], "reward", "", step.rewards[i, a, ...], _REWARDS)
-
-    def _bad_leaves(
-        self, subject: str, leaves: list[list[AnyArray]], present: BoolArray, step: VectorStep
-    ) -> Iterator[_Problem]:
-        for check in self._checks:
-            array = leaves[check.g][check.k]
-            if check.members.are_all(array):
-                continue
-            agents = check.group.agents
-            here = present[:, list(agents)]
-            if leaves is step.obs_leaves:
-                here &= _observed(step.acting[:, list(agents)], leaves[check.g])
-            for i, j in np.argwhere(here & ~check.members.rows(array, here)).tolist():
-                agent, path = self._agents[agents[j]], check.leaf.path
-                yield _Problem(int(step.env_ids[i]), agent, subject, path, array[i, j, ...], check.members)
-
-    def _warn(self, bad: dict[int, list[_Problem]]) -> None:
-        for i, found in bad.items():
-            new = [problem for problem in found if problem.key not in self._warned]
-            if new:
-                self._warned.update(problem.key for problem in new)
-                warn_of_contract(f"env {i}: {new[0]}{_and_more(found)}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Check:
-    """Leaf ``k`` of group ``g``, and the set of its valid values."""
-
-    g: int
-    k: int
-    group: AgentGroup
-    leaf: Leaf
-    members: Membership
-
-
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    env_id: int
-    agent: str
-    subject: str
-    path: str
-    value: AnyArray
-    members: Membership
-
-    @property
-    def key(self) -> tuple[int, str, str, str, str]:
-        """Problems of equal keys give one warning; observations and final observations count as the same."""
-        is_nan = self.value.dtype.kind == "f" and np.isnan(self.value).any()
-        return self.env_id, self.agent, self.subject.split()[-1], self.path, "nan" if is_nan else "value"
-
-    def __str__(self) -> str:
-        where = f"{self.subject} of agent {self.agent!r}" + (f", leaf {self.path!r}" if self.path else "")
-        return f"{where}: {self.members.describe(self.value)}"
-
-
-def _observed(acting: BoolArray, leaves: list[AnyArray]) -> BoolArray:
-    """Return (n, A_g) bool: agents that act or have a non-zero row; a living agent with neither was never observed."""
-    out = acting.copy()
-    for leaf in leaves:
-        if leaf.dtype == np.object_:
-            out |= np.array([[cell is not None for cell in row] for row in leaf.tolist()], np.bool_)
-        else:
-            out |= (leaf != 0).any(axis=tuple(range(2, leaf.ndim)))
-    return out
-
-
-def _and_more(problems: list[_Problem]) -> str:
-    return f" ({len(problems) - 1} more like it in this env)" if len(problems) > 1 else ""
 
 
 _SHOWN = 5  # keys of a dict in messages
@@ -650,3 +323,330 @@ def take_copies(leaf: Leaf, array: AnyArray, wanted: BoolArray, sizes: NDArray[n
             raise ActionError(f"{where(i, j)}: {error}") from None
         sizes[i] += size
     return copies
+
+
+def is_by_agent(spec: EnvSpec, grouped: bool, actions: Any, n: int) -> bool:
+    """Return whether actions of ``n`` envs have one of the two forms."""
+    # The structure of the action space, or of the groups, does not count, even if its keys are agents.
+    first = spec.groups[0]
+    if not isinstance(actions, Mapping):
+        return (
+            isinstance(actions, (list, tuple))
+            and len(actions) == n > 0
+            and all(isinstance(own, Mapping) and all(key in spec.agents for key in own) for own in actions)
+            and (grouped or not _is_tuple_action(first, actions))
+        )
+    if not actions or not all(key in spec.agents for key in actions):
+        return False
+    if grouped:
+        # A group of one agent has the agent's name: only the agent axis distinguishes the two forms.
+        return actions.keys() != {group.name for group in spec.groups} or _lacks_axis(first, actions[first.name])
+    space = first.action_space
+    return not isinstance(space, spaces.Dict) or actions.keys() != space.spaces.keys()
+
+
+def join_agents(
+    spec: EnvSpec, grouped: bool, actions: Any, acting: NDArray[np.bool_], env_ids: NDArray[np.int64]
+) -> Any:
+    """Convert actions in one of the two forms to the array form of `VectorEnv.step`; dtypes and values stay."""
+    # ActionError: an agent that acts, (n, A) bool, has no action, or one of another structure or shape.
+    per_env = not isinstance(actions, Mapping)
+    dicts = actions if per_env else [actions] * len(env_ids)
+    given = np.array([[own.get(name) is not None for name in spec.agents] for own in dicts], np.bool_)
+    for i, a in np.argwhere(acting & ~given)[:1].tolist():
+        raise ActionError(
+            f"actions: env {env_ids[i]}, agent {spec.agents[a]!r}: expected an action, since it acts, got None; "
+            f"actions are given for {sorted(name for name, action in dicts[i].items() if action is not None)}"
+        )
+    if per_env:
+        return lay_out(
+            spec, grouped, actions, acting, lambda i, a: f"actions: env {env_ids[i]}, agent {spec.agents[a]!r}"
+        )
+    joined = {g.name: g.action_tree.unflatten(_read_agents(spec, g, actions, len(env_ids))) for g in spec.groups}
+    return joined if grouped else joined[spec.groups[0].name]
+
+
+def lay_out(
+    spec: EnvSpec,
+    grouped: bool,
+    actions: Sequence[Mapping[str, Any]],
+    acting: NDArray[np.bool_],
+    where: Callable[[int, int], str],
+) -> Any:
+    """Convert one dict of agents per env, with all that act, to the array form of `VectorEnv.step`; zeros for others.
+
+    `acting` is (n, A) bool; other agents in the dicts are ignored. `where(i, a)` names agent number a of dict number i.
+    """
+    laid_out = {group.name: _lay_out_group(spec, group, actions, acting, where) for group in spec.groups}
+    return laid_out if grouped else laid_out[spec.groups[0].name]
+
+
+def _lay_out_group(
+    spec: EnvSpec,
+    group: AgentGroup,
+    actions: Sequence[Mapping[str, Any]],
+    acting: NDArray[np.bool_],
+    where: Callable[[int, int], str],
+) -> Any:
+    at = np.nonzero(acting[:, group.agents])
+    cells = [(i, group.agents[j]) for i, j in zip(at[0].tolist(), at[1].tolist(), strict=True)]
+    own = [actions[i][spec.agents[a]] for i, a in cells]
+    tree = group.action_tree
+    if tree.is_leaf:
+        columns: list[Sequence[Any]] = [own]
+    else:
+        trees = [_flatten(tree, action, partial(where, *cell)) for action, cell in zip(own, cells, strict=True)]
+        columns = list(zip(*trees, strict=True)) or [()] * len(tree.leaves)
+    leaves = []
+    for leaf, column in zip(tree.leaves, columns, strict=True):
+        rows = _stack(leaf, column, cells, where)
+        whole = leaf.blank(len(actions), len(group.agents)).astype(rows.dtype, copy=False)
+        whole[at] = rows
+        leaves.append(whole)
+    return tree.unflatten(leaves)
+
+
+def _stack(
+    leaf: Leaf, parts: Sequence[Any], cells: Sequence[tuple[int, int]], where: Callable[[int, int], str]
+) -> NDArray[Any]:
+    """Return one leaf of m actions as (m, …)."""
+    if not parts:
+        return leaf.blank(0)
+    if not leaf.is_object:
+        try:
+            rows = np.array(parts)
+        except Exception:  # an action is not an array, or has another shape: found below
+            rows = np.zeros(())
+        if rows.shape == (len(parts), *leaf.shape):
+            return rows
+    return np.stack([_array(part, leaf, (), partial(where, *cell)) for part, cell in zip(parts, cells, strict=True)])
+
+
+def _is_tuple_action(group: AgentGroup, actions: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether these dicts are the parts of a Tuple action, such as ``({},)`` for ``Tuple(Dict())``."""
+    space = group.action_space
+    if not isinstance(space, spaces.Tuple) or not all(isinstance(part, spaces.Dict) for part in space.spaces):
+        return False
+    try:
+        group.action_tree.flatten(actions)
+    except ContractError:
+        return False
+    return True
+
+
+def _lacks_axis(group: AgentGroup, value: Any) -> bool:
+    """Return whether the actions lack an agent axis: shape (n, …), one agent in all envs."""
+    if value is None:
+        return True
+    try:
+        part, leaf = group.action_tree.flatten(value)[0], group.action_tree.leaves[0]
+        if leaf.is_object and not isinstance(part, np.ndarray):
+            return not isinstance(part[0], (list, tuple, np.ndarray))
+        return np.ndim(part) == 1 + len(leaf.shape)
+    except (ContractError, ValueError, TypeError, LookupError):  # neither form; an error is raised later
+        return False
+
+
+def _read_agents(spec: EnvSpec, group: AgentGroup, actions: Mapping[str, Any], n: int) -> list[NDArray[Any]]:
+    """Return leaves (n, A_g, …) from a dict with each agent's actions in all envs."""
+    columns: list[list[NDArray[Any]]] = []
+    for name in (spec.agents[a] for a in group.agents):
+        if actions.get(name) is None:
+            columns.append(group.action_tree.zeros(n))
+            continue
+        where = partial("actions[{!r}]".format, name)
+        parts = zip(_flatten(group.action_tree, actions[name], where), group.action_tree.leaves, strict=True)
+        columns.append([_array(part, leaf, (n,), where) for part, leaf in parts])
+    return [np.stack(leaves, axis=1) for leaves in zip(*columns, strict=True)]
+
+
+def _flatten(tree: SpaceTree, value: Any, where: Callable[[], str]) -> list[Any]:
+    try:
+        return tree.flatten(value)
+    except ContractError as error:
+        raise ActionError(f"{where()}: {error}") from None
+
+
+def _array(part: Any, leaf: Leaf, lead: tuple[int, ...], where: Callable[[], str]) -> NDArray[Any]:
+    """Convert one leaf of one action, or with ``lead`` of one action per env."""
+
+    def refuse(problem: str) -> ActionError:
+        return ActionError(f"{where()}, {leaf}: {problem}" if leaf.path else f"{where()}: {problem}")
+
+    if leaf.is_object:
+        cells = np.full(lead, None, np.object_)
+        if not lead:
+            cells[()] = part
+        elif not isinstance(part, (list, tuple, np.ndarray)) or len(part) != lead[0]:
+            raise refuse(f"expected a list of {lead[0]} objects, one per env, got {type(part).__name__}")
+        else:
+            for i, value in enumerate(part):
+                cells[i] = value
+        return cells
+    expected = (*lead, *leaf.shape)
+    try:
+        array = np.asarray(part)
+    except Exception as error:  # ragged lists, tensors on a device or with a gradient: __array__ may raise anything
+        raise refuse(f"expected shape {expected}, got {type(part).__name__}, not an array: {error}") from error
+    if array.shape == (*expected, 1) and isinstance(leaf.space, spaces.Discrete):
+        array = array[..., 0]
+    if array.shape != expected:
+        raise refuse(f"expected shape {expected}, got {array.shape}")
+    return array
+
+
+_REWARDS = Finite()
+_FIRST, _EVERY = 16, 16
+_NEVER = -1  # counting down from here never reaches 0
+
+
+class CheckSchedule:
+    """Counts calls. The caller decrements ``countdown`` itself, which saves a function call if no check is due.
+
+        schedule.countdown -= 1
+        if not schedule.countdown:
+            schedule.restart()
+            ...
+
+    ``"strict"`` and ``"warn"``: every call is due; ``"sample"``: the first 16 and every 16th after that; ``"off"``:
+    none.
+    """
+
+    __slots__ = ("_left", "_mode", "countdown")
+
+    def __init__(self, validate: str) -> None:
+        self._mode = validate
+        self._left = _FIRST  # remaining calls of the first 16
+        self.countdown = _NEVER if validate == "off" else 1
+
+    def restart(self) -> None:
+        """Count down to the next call that is due."""
+        if self._mode == "sample" and self._left > 0:
+            self._left -= 1
+        self.countdown = _EVERY if self._mode == "sample" and not self._left else 1
+
+
+class ObservationValidator:
+    """Checks the values of observations and rewards.
+
+    An observation must lie in its space in the sense of ``space.contains``: within the bounds, infinity only within an
+    infinite bound, never NaN. A reward must be finite. Only observations of living agents and final observations of
+    agents that have just ended are checked; the zeros of other agents, and of agents that wait for their first turn,
+    may lie outside. Padded observations are checked against the padded space.
+
+    Leaves whose dtype has no invalid values (uint8 from 0 to 255) cost nothing; nor do object leaves, which are checked
+    whenever they are written. Problems are returned with ``"strict"``; else one `ContractWarning` per env is given if
+    an agent's leaf is wrong in a new way. With ``"sample"`` a bound exceeded by rounding does not end a long run.
+    """
+
+    def __init__(self, spec: EnvSpec, mode: str) -> None:
+        self._mode = mode
+        self._agents = spec.agents
+        self.schedule = CheckSchedule(mode)
+        self._warned: set[tuple[int, str, str, str, str]] = set()
+        self._checks = [
+            _Check(g, k, group, leaf, members)
+            for g, group in enumerate(spec.groups)
+            for k, leaf in enumerate(group.observation_tree.leaves)
+            if (members := membership(leaf)) is not None
+        ]
+
+    def check(
+        self, step: VectorStep, env_ids: Sequence[int] | NDArray[np.int64] | None = None
+    ) -> list[tuple[int, str]]:
+        """Check a call's rows (``env_ids``: the new ones); with ``"strict"``, return invalid envs and problems."""
+        # The caller consults `schedule` first. A repeated problem gives no second warning.
+        if not len(step):
+            return []
+        problems: list[_Problem] = []
+        if not _REWARDS.are_all(step.rewards):
+            problems += self._bad_rewards(step)
+        problems += self._bad_leaves("observation", step.obs_leaves, step.alive, step)
+        if step.final_leaves is not step.obs_leaves:
+            shown = step.has_final & ~step.final_missing
+            problems += self._bad_leaves("final observation", step.final_leaves, shown, step)
+        if env_ids is not None:
+            problems = [problem for problem in problems if problem.env_id in env_ids]
+        if not problems:
+            return []
+        by_env: dict[int, list[_Problem]] = {i: [] for i in step.env_ids.tolist()}
+        for problem in problems:
+            by_env[problem.env_id].append(problem)
+        bad = {i: found for i, found in by_env.items() if found}
+        if self._mode == "strict":
+            advice = "Correct the env or its spaces, or see make(validate=…)"
+            return [(i, f"{found[0]}{_and_more(found)}. {advice}") for i, found in bad.items()]
+        self._warn(bad)
+        return []
+
+    def _bad_rewards(self, step: VectorStep) -> Iterator[_Problem]:
+        for i, a in np.argwhere(~np.isfinite(step.rewards)).tolist():
+            yield _Problem(int(step.env_ids[i]), self._agents[a], "reward", "", step.rewards[i, a, ...], _REWARDS)
+
+    def _bad_leaves(
+        self, subject: str, leaves: list[list[AnyArray]], present: BoolArray, step: VectorStep
+    ) -> Iterator[_Problem]:
+        for check in self._checks:
+            array = leaves[check.g][check.k]
+            if check.members.are_all(array):
+                continue
+            agents = check.group.agents
+            here = present[:, list(agents)]
+            if leaves is step.obs_leaves:
+                here &= _observed(step.acting[:, list(agents)], leaves[check.g])
+            for i, j in np.argwhere(here & ~check.members.rows(array, here)).tolist():
+                agent, path = self._agents[agents[j]], check.leaf.path
+                yield _Problem(int(step.env_ids[i]), agent, subject, path, array[i, j, ...], check.members)
+
+    def _warn(self, bad: dict[int, list[_Problem]]) -> None:
+        for i, found in bad.items():
+            new = [problem for problem in found if problem.key not in self._warned]
+            if new:
+                self._warned.update(problem.key for problem in new)
+                warn_of_contract(f"env {i}: {new[0]}{_and_more(found)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """Leaf ``k`` of group ``g``, and the set of its valid values."""
+
+    g: int
+    k: int
+    group: AgentGroup
+    leaf: Leaf
+    members: Membership
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    env_id: int
+    agent: str
+    subject: str
+    path: str
+    value: AnyArray
+    members: Membership
+
+    @property
+    def key(self) -> tuple[int, str, str, str, str]:
+        """Problems of equal keys give one warning; observations and final observations count as the same."""
+        is_nan = self.value.dtype.kind == "f" and np.isnan(self.value).any()
+        return self.env_id, self.agent, self.subject.split()[-1], self.path, "nan" if is_nan else "value"
+
+    def __str__(self) -> str:
+        where = f"{self.subject} of agent {self.agent!r}" + (f", leaf {self.path!r}" if self.path else "")
+        return f"{where}: {self.members.describe(self.value)}"
+
+
+def _observed(acting: BoolArray, leaves: list[AnyArray]) -> BoolArray:
+    """Return (n, A_g) bool: agents that act or have a non-zero row; a living agent with neither was never observed."""
+    out = acting.copy()
+    for leaf in leaves:
+        if leaf.dtype == np.object_:
+            out |= np.array([[cell is not None for cell in row] for row in leaf.tolist()], np.bool_)
+        else:
+            out |= (leaf != 0).any(axis=tuple(range(2, leaf.ndim)))
+    return out
+
+
+def _and_more(problems: list[_Problem]) -> str:
+    return f" ({len(problems) - 1} more like it in this env)" if len(problems) > 1 else ""

@@ -25,7 +25,8 @@ from marlvec.vector.infos import Report
 from marlvec.vector.shard import BatchedPhases, EnvEvent, EnvPhase
 from marlvec.vector.thread_team import ThreadTeam
 
-BoolArray = NDArray[np.bool_]
+_LARGE = 1 << 20  # bytes; less is copied before another thread has begun
+_FEWEST = 64  # envs per thread; fewer are stepped before another thread has begun
 
 
 class BatchedShard(ABC):
@@ -104,10 +105,6 @@ class BatchedShard(ABC):
         for leaves in self._buffers.final_obs:
             for leaf in leaves:
                 leaf[ids] = 0
-
-
-_LARGE = 1 << 20  # bytes; less is copied before another thread has begun
-_FEWEST = 64  # envs per thread; fewer are stepped before another thread has begun
 
 
 class NativeShard(BatchedShard):
@@ -312,3 +309,6 @@ def _command_target(env: NativeEnv, render_modes: Sequence[str | None], i: int) 
 def _ascending(ids: Ids) -> Ids:
     """Return ids in ascending order; they mostly are, and checking costs less than sorting."""
     return ids if bool((ids[1:] > ids[:-1]).all()) else np.sort(ids)
+
+
+BoolArray = NDArray[np.bool_]

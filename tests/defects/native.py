@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from marlvec.native.grids import overcooked, pursuit, warehouse
 from marlvec.native.grids.foraging import Foraging
-from marlvec.testing import native_checks
 from marlvec.vector.native_shard import NativeShard
 from marlvec.vector.thread_team import Share, ThreadTeam
 from tests.defects.registry import Patch, found_by
@@ -14,6 +14,7 @@ from tests.defects.registry import Patch, found_by
 MPE, BOARDS = "tests/native/test_mpe.py", "tests/native/test_boards_vector.py"
 STATES = "tests/native/test_states.py"
 THREADS = "tests/native/test_thread_team.py"
+CHECKS = importlib.import_module("marlvec.testing.check_native_env")  # by name: the package has the function
 CHECK = "tests/testing/test_check_native_env.py"
 
 
@@ -113,11 +114,11 @@ def overcooked_soups_are_done_at_once(patch: Patch) -> None:
 @found_by(CHECK)
 def native_check_looks_at_no_rewards(patch: Patch) -> None:
     """Rewards are not compared by check_native_env()."""
-    pairs = native_checks._pairs
-    patch.setattr(native_checks, "_pairs", lambda a, b, path: iter(()) if path == "rewards" else pairs(a, b, path))
+    pairs = CHECKS._pairs
+    patch.setattr(CHECKS, "_pairs", lambda a, b, path: iter(()) if path == "rewards" else pairs(a, b, path))
 
 
 @found_by(CHECK)
 def native_check_never_resumes(patch: Patch) -> None:
     """No env of check_native_env() goes on from a saved state."""
-    patch.setattr(native_checks.Pair, "resume", lambda both: None)
+    patch.setattr(CHECKS.Pair, "resume", lambda both: None)

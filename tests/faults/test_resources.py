@@ -90,7 +90,7 @@ def test_too_few_descriptors_are_known_before_anything_starts(context: str, monk
 
 
 HARD_LIMIT = """
-from marlvec.vector.processes import limits
+from marlvec.vector import cores as limits
 limit = len(os.listdir("/proc/self/fd")) + 16 + SPARE
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit + LESS, limit))
 for n in (12, 2):
@@ -192,7 +192,7 @@ def test_whatever_the_kernel_refuses(call: str, number: int, monkeypatch: pytest
 NO_MORE_PROCESSES = """
 from tests.faults.test_resources import bind_to_limits
 bind_to_limits()
-from marlvec.vector.processes.fork_server import client as server
+from marlvec.vector.workers import fork_server as server
 def bounded(n):
     resource.setrlimit(resource.RLIMIT_NPROC, (n, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
 def fds():
@@ -339,7 +339,7 @@ def test_more_than_there_is_of_this_machine() -> None:
 
 TOO_MANY = """
 from marlvec import external
-from marlvec.vector.processes import limits
+from marlvec.vector import cores as limits
 from gymnasium.spaces import Box, Discrete
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, resource.RLIM_INFINITY))
 def attempt(env, **options):

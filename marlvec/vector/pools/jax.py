@@ -26,468 +26,6 @@ from marlvec.spaces.action_masks import count_choices
 from marlvec.vector.infos import OF_AGENTS, Path
 from marlvec.vector.pools.pool import FinalRows, Leaves, Pool, PoolReply, harmless_action
 
-
-class JaxRows(NamedTuple):
-    """The rows of all agents of one world, after a reset or a step.
-
-    "By group" means: one array (or tree, for Dict and Tuple spaces) whose first axis is the agents, where all agents
-    have equal spaces; else a dict of group names to such arrays, as in `VectorEnv.step`.
-
-    Attributes:
-        obs: Observations, by group: (A_g, *shape), of the dtype of the space.
-        rewards: (A,) floats. None after a reset, and only then.
-        terminated, truncated: (A,) bool, who ends in this step; those of agents that ended before mean nothing. None
-            after a reset, and only then.
-        acting: (A,) bool, who must act next; None: all that are in the episode.
-        action_masks: (A_g, choices) bool by group, for the groups whose ``mask_sizes`` are not None; else None.
-        infos: Name → array, of the whole env; none after a reset.
-        agent_infos: Name → array (A, …), of each agent; none after a reset.
-    """
-
-    obs: Any
-    rewards: Any = None
-    terminated: Any = None
-    truncated: Any = None
-    acting: Any = None
-    action_masks: Any = None
-    infos: Mapping[str, Any] = {}
-    agent_infos: Mapping[str, Any] = {}
-
-
-class JaxWorld(ABC):
-    """A multi-agent env as pure functions of JAX; ``marlvec.make(MyWorld, num_envs=1024)`` runs many at once.
-
-    Subclasses set the attributes in ``__init__``. `reset` and `step` are traced by ``jax.jit`` and ``jax.vmap``: they
-    must have no side effects, and return arrays of the same shapes and dtypes in every call. They do not reset by
-    themselves: a step that ends the episode returns the true last observations.
-
-    Attributes:
-        name: Name of the world in messages.
-        agents: Agent names; their order is the agent axis.
-        observation_spaces: One per agent, in that order, without the action mask.
-        action_spaces: One per agent. A Discrete action is an int32, from ``space.start``.
-        mask_sizes: Length of each agent's action mask, or None; empty means that no agent has one.
-        state_space: Space of the global state, or None; with one, `global_state` returns it.
-        metadata: Any entries.
-    """
-
-    name: str = "jax world"
-    agents: tuple[str, ...]
-    observation_spaces: tuple[Space[Any], ...]
-    action_spaces: tuple[Space[Any], ...]
-    mask_sizes: tuple[int | None, ...] = ()
-    state_space: Space[Any] | None = None
-    metadata: Mapping[str, Any] = {}
-
-    @abstractmethod
-    def reset(self, key: Any) -> tuple[Any, JaxRows]:
-        """Begin an episode.
-
-        Args:
-            key: A key of ``jax.random``, another one in each call.
-
-        Returns:
-            The world's state, any pytree of arrays, and the first rows.
-        """
-
-    @abstractmethod
-    def step(self, key: Any, state: Any, actions: Any) -> tuple[Any, JaxRows]:
-        """Take one step.
-
-        Args:
-            key: A key of ``jax.random``, another one in each call.
-            state: What `reset` or `step` returned last.
-            actions: Actions, by group: (A_g, *shape). Those of agents that do not act lie in the space, and mean
-                nothing.
-
-        Returns:
-            The next state, of the same structure, shapes and dtypes, and the rows.
-        """
-
-    def global_state(self, state: Any) -> Any:
-        """Return the global state, an array of ``state_space``; called only if there is one."""
-        raise ContractError(f"{self.name} declares a state_space and has no global_state(state)")
-
-    def spec(self) -> EnvSpec:
-        """Describe this world.
-
-        Returns:
-            Its agents, spaces and masks.
-
-        Raises:
-            ContractError: It has no agents, names one twice, a space is missing, or a mask does not fit its space.
-        """
-        agents = tuple(self.agents)
-        if not agents:
-            raise ContractError(f"{self.name}.agents: expected at least one agent, got none")
-        if len(set(agents)) != len(agents):
-            raise ContractError(f"{self.name}.agents: expected each agent once, got {agents}")
-        sizes = tuple(self.mask_sizes) or (None,) * len(agents)
-        spaces = (tuple(self.observation_spaces), tuple(self.action_spaces))
-        for what, got in zip(("observation_spaces", "action_spaces", "mask_sizes"), (*spaces, sizes), strict=True):
-            if len(got) != len(agents):
-                raise ContractError(
-                    f"{self.name}.{what}: expected one for each of {len(agents)} agents, got {len(got)}"
-                )
-        for agent, space, size in zip(agents, spaces[1], sizes, strict=True):
-            if size is not None and size != (choices := count_choices(space)):
-                wanted = f"{choices}, one entry per choice" if choices is not None else "None, since it has no choices"
-                raise ContractError(
-                    f"{self.name}.mask_sizes: agent {agent!r}: expected {wanted} of {space}, got {size}"
-                )
-        return EnvSpec(self.name, agents, *spaces, sizes, state_space=self.state_space, metadata=dict(self.metadata))
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name}: {len(self.agents)} agents>"
-
-
-def import_jax(what: str) -> Any:
-    """Import jax, or raise `MissingExtraError`; ``what`` needs it."""
-    return import_extra("jax", what, "pip install 'marlvec[jax]'")
-
-
-class WorldForm:
-    """Structure of one world's trees: `reset` and `step` are traced once, without running them.
-
-    Raises `ContractError` with the world's name if it breaks the protocol: another structure, shape or dtype than
-    declared, spaces that change. `masked` is per group, whether it has action masks.
-    """
-
-    def __init__(self, world: JaxWorld) -> None:
-        self._jax = jax = import_jax(world.name)
-        self._world, self._name = world, world.name
-        is_wide = jax.config.jax_enable_x64
-        self._hint = ", or leave JAX_ENABLE_X64 out, which not every suite's envs support" if is_wide else ""
-        self.spec = self._read_spec()
-        self._groups = self.spec.groups
-        self._lone = len(self._groups) == 1
-        self.masked = [group.mask_size is not None for group in self._groups]
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        state, first = self._trace("reset", world.reset, key)
-        actions = self.join(
-            [
-                [
-                    jax.ShapeDtypeStruct((len(group.agents), *leaf.shape), self.canonical(leaf.dtype))
-                    for leaf in group.action_tree.leaves
-                ]
-                for group in self._groups
-            ]
-        )
-        after, rows = self._trace("step", world.step, key, state, actions)
-        self.has_acting = first.acting is not None
-        self.infos, self.agent_infos = sorted(rows.infos), sorted(rows.agent_infos)
-        self._check_rows("reset", first, stepped=False)
-        self._check_rows("step", rows, stepped=True)
-        self._check_state(state, after)
-        if self.spec.state_space is not None:
-            space = self.spec.state_space
-            found = self._run("global_state", lambda: jax.eval_shape(world.global_state, state))
-            self._check("global_state", "the global state", found, tuple(space.shape or ()), space.dtype)
-
-    def canonical(self, dtype: Any) -> np.dtype[Any]:
-        """Return JAX's dtype in place of this one: 32 bits, unless it is configured for 64."""
-        found: np.dtype[Any] = np.dtype(self._jax.dtypes.canonicalize_dtype(dtype))
-        return found
-
-    def join(self, leaves: list[list[Any]]) -> Any:
-        """Convert leaves of actions by group to the argument of `JaxWorld.step`."""
-        trees = [group.action_tree.unflatten(own) for group, own in zip(self._groups, leaves, strict=True)]
-        if self._lone:
-            return trees[0]
-        return {group.name: tree for group, tree in zip(self._groups, trees, strict=True)}
-
-    def obs_leaves(self, rows: JaxRows) -> list[list[Any]]:
-        return [list(group.observation_tree.flatten(self._of(group, rows.obs, "obs"))) for group in self._groups]
-
-    def masks(self, rows: JaxRows) -> list[Any]:
-        """Return the action masks of the groups that have them."""
-        chosen = [group for group, has in zip(self._groups, self.masked, strict=True) if has]
-        return [self._of(group, rows.action_masks, "action_masks") for group in chosen]
-
-    def _of(self, group: AgentGroup, tree: Any, what: str) -> Any:
-        if self._lone:
-            return tree
-        if not isinstance(tree, Mapping) or group.name not in tree:
-            got = sorted(map(str, tree)) if isinstance(tree, Mapping) else type(tree).__name__
-            names = [one.name for one in self._groups]
-            raise ContractError(f"{self._name}: {what}: expected a dict of the groups {names}, got {got}")
-        return tree[group.name]
-
-    def _read_spec(self) -> EnvSpec:
-        spec = self._world.spec()
-        if (differs := spec.difference(self._world.spec())) is not None:
-            self._refuse("spec", "spaces", "the same at every look", f"others at the second one: {differs}")
-        for group in spec.groups:
-            for what, tree in (("observation", group.observation_tree), ("action", group.action_tree)):
-                for leaf in tree.leaves:
-                    if leaf.is_object:
-                        self._refuse("spec", f"{what} space of {group.name!r}", "arrays of a fixed size", leaf.space)
-        return spec
-
-    def _refuse(self, call: str, what: str, expected: str, got: Any) -> NoReturn:
-        raise ContractError(
-            f"{self._name}.{call}(): {what}: expected {expected}, got {got}; correct the world{self._hint}"
-        )
-
-    def _run(self, call: str, function: Callable[[], Any]) -> Any:
-        try:
-            return function()
-        except MarlvecError:
-            raise
-        except Exception as error:
-            raise ContractError(f"{self._name}.{call}(): raised {type(error).__name__}: {error}{self._hint}") from error
-
-    def _trace(self, call: str, function: Callable[..., Any], *arguments: Any) -> tuple[Any, JaxRows]:
-        found = self._run(call, lambda: self._jax.eval_shape(function, *arguments))
-        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], JaxRows):
-            got = type(found).__name__ if not isinstance(found, tuple) else [type(part).__name__ for part in found]
-            self._refuse(call, "the result", "(state, JaxRows)", got)
-        return found
-
-    def _check_rows(self, call: str, rows: JaxRows, *, stepped: bool) -> None:
-        agent_num = len(self.spec.agents)
-        for group in self._groups:
-            leaves = self._run(call, partial(group.observation_tree.flatten, self._of(group, rows.obs, "obs")))
-            for leaf, got in zip(group.observation_tree.leaves, leaves, strict=True):
-                where = f"observations of {group.name!r}" + (f", leaf {leaf.path!r}" if leaf.path else "")
-                self._check(call, where, got, (len(group.agents), *leaf.shape), leaf.dtype)
-            if group.mask_size is not None:
-                mask = None if rows.action_masks is None else self._of(group, rows.action_masks, "action_masks")
-                where = f"action masks of {group.name!r}"
-                self._check(call, where, mask, (len(group.agents), group.mask_size), np.bool_)
-            elif rows.action_masks is not None and (self._lone or _entry(rows.action_masks, group.name) is not None):
-                self._refuse(call, f"action masks of {group.name!r}", "None, since mask_sizes declares none", "masks")
-        for what in ("rewards", "terminated", "truncated"):
-            got = getattr(rows, what)
-            if not stepped:
-                if got is not None:
-                    self._refuse(call, what, "None after a reset", got)
-                continue
-            self._check(call, what, got, (agent_num,), None if what == "rewards" else np.bool_)
-            if what == "rewards" and np.dtype(got.dtype).kind != "f":
-                self._refuse(call, what, "floats", got.dtype)
-        if (rows.acting is not None) is not self.has_acting:
-            self._refuse(call, "acting", "it in both of reset() and step(), or in none", rows.acting)
-        if rows.acting is not None:
-            self._check(call, "acting", rows.acting, (agent_num,), np.bool_)
-        for what, infos in (("infos", rows.infos), ("agent_infos", rows.agent_infos)):
-            if infos and not stepped:
-                self._refuse(call, what, "none after a reset", sorted(infos))
-            for name, got in infos.items():
-                if what == "agent_infos" and tuple(got.shape[:1]) != (agent_num,):
-                    self._refuse(call, f"{what}[{name!r}]", f"a first axis of {agent_num} agents", got.shape)
-
-    def _check(self, call: str, what: str, got: Any, shape: tuple[int, ...], dtype: Any) -> None:
-        wanted = f"shape {shape}" if dtype is None else f"{self.canonical(dtype)} of shape {shape}"
-        if got is None or not hasattr(got, "shape"):
-            self._refuse(call, what, wanted, got)
-        if tuple(got.shape) != shape or (dtype is not None and np.dtype(got.dtype) != self.canonical(dtype)):
-            self._refuse(call, what, f"{wanted}, as declared", f"{got.dtype} of shape {tuple(got.shape)}")
-
-    def _check_state(self, before: Any, after: Any) -> None:
-        """Check that a step returns a state of the form that a reset makes."""
-        tree = self._jax.tree_util
-        (first, form), (second, other) = (tree.tree_flatten_with_path(state) for state in (before, after))
-        if form != other:
-            self._refuse("step", "state", f"the structure that reset() makes, {form}", other)
-        for (path, a), (_, b) in zip(first, second, strict=True):
-            if (a.shape, a.dtype) != (b.shape, b.dtype):
-                where = f"state{tree.keystr(path)}"
-                wanted = f"{a.dtype} of shape {a.shape}, as reset() makes it"
-                self._refuse("step", where, wanted, f"{b.dtype} of shape {b.shape}")
-
-
-def _entry(tree: Any, name: str) -> Any:
-    """Return a group's entry of a dict by group, or all of another object."""
-    return tree.get(name) if isinstance(tree, Mapping) else tree
-
-
-class Carry(NamedTuple):
-    """State between two calls, on the device; first axis N."""
-
-    keys: Any  # (N, 2) uint32
-    counts: Any  # (N,) uint32, calls that used the keys so far
-    elapsed: Any  # (N,) int32, steps of the running episodes
-    alive: Any  # (N, A) bool
-    acting: Any  # (N, A) bool
-    world: Any  # the worlds' states
-
-
-class WorldRows(NamedTuple):
-    """Rows on the device."""
-
-    obs: list[list[Any]]  # per group, per leaf (N, A_g, …)
-    flags: Any  # one flat bool array, so that one download brings all; see `WorldFlags`
-    rewards: Any  # (N, A), or None after a reset
-    state: Any  # (N, …), or None
-    infos: list[Any]  # those of envs, then those of agents
-
-
-class WorldFlags(NamedTuple):
-    """The flags of n worlds, as `WorldProgram` packs them: one array after the other, all bool.
-
-    Agents that do not act have masks that allow everything. After a reset, ``alive`` and those below it are None.
-    """
-
-    masks: list[Any]  # per group that has masks (n, A_g, choices)
-    acting: Any  # (n, A); None if the world does not report who acts: all that are alive
-    alive: Any = None  # (n, A), agents in the episode after this step
-    terminated: Any = None  # (n, A), in this step
-    truncated: Any = None  # (n, A), in this step
-    over: Any = None  # (n,), this step ends the episode
-
-
-class WorldProgram:
-    """The functions of one world, for any N; all but ``begin`` and ``look`` consume the carry that they are given.
-
-    ``limit``: truncate the agents that are alive after so many steps. ``brings_state``: rows have the global state.
-
-    Attributes:
-        begin: ``(keys, counts) → (carry, rows)``: episodes of all worlds.
-        step: ``(carry, actions) → (carry, rows)``.
-        step_some: ``(carry, actions, chosen) → (carry, rows)``: of the worlds that are ``chosen``, (N,) bool; the rows
-            of the others are undefined.
-        renew: ``(carry, ids) → (carry, rows)``: new episodes of the worlds ``ids`` (k,), without ids of N or more; its
-            rows are (k, …).
-        replace: ``(carry, obs, state, ids) → (carry, obs, state, final rows, new rows)``: as ``renew``, within the step
-            that ended them. Consumes the observations (and global states), and returns them with the new ones in their
-            places. Of the rows of (k, …) the final ones have observations and state.
-        look: ``carry → (N, …)``: the global states.
-    """
-
-    def __init__(self, world: JaxWorld, form: WorldForm, *, limit: int | None, brings_state: bool) -> None:
-        jax = import_jax(world.name)
-        jnp, lax = jax.numpy, jax.lax
-        groups, agent_num = form.spec.groups, len(form.spec.agents)
-        harmless = [[harmless_action(leaf.space) for leaf in group.action_tree.leaves] for group in groups]
-        members = [list(group.agents) for group in groups]
-
-        def strong(x: Any) -> Any:
-            """Without JAX's weak types, which would have the next call compiled again."""
-            x = jnp.asarray(x)
-            return x if jnp.issubdtype(x.dtype, jax.dtypes.extended) else lax.convert_element_type(x, x.dtype)
-
-        def of(flags: Any, who: list[int]) -> Any:
-            """Those of a group; nothing is gathered where all are in it."""
-            return flags if len(who) == agent_num else flags[np.array(who)]
-
-        def over(flags: Any, leaf: Any) -> Any:
-            return flags.reshape(flags.shape + (1,) * (leaf.ndim - flags.ndim))
-
-        def key_of(key: Any, count: Any) -> Any:
-            return jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), count)
-
-        def may(rows: JaxRows, alive: Any) -> tuple[Any, WorldFlags]:
-            """Who acts, (A,), and flags with masks that allow everything to all others."""
-            acting = alive if rows.acting is None else rows.acting & alive
-            places = [who for who, has in zip(members, form.masked, strict=True) if has]
-            found = zip(places, form.masks(rows), strict=True) if places else ()
-            masks = [mask | ~of(acting, who)[:, None] for who, mask in found]
-            return acting, WorldFlags(masks, acting if form.has_acting else None)
-
-        def packed(rows: WorldRows) -> WorldRows:
-            """Rows with flat flags."""
-            parts = [part.reshape(-1) for part in jax.tree.leaves(rows.flags)]
-            return rows._replace(flags=jnp.concatenate([*parts, jnp.zeros(0, bool)]))
-
-        def begin_one(key: Any, count: Any) -> tuple[Carry, WorldRows]:
-            state, rows = world.reset(key_of(key, count))
-            state = jax.tree.map(strong, state)
-            alive = jnp.ones(agent_num, bool)
-            acting, flags = may(rows, alive)
-            carry = Carry(key, count + np.uint32(1), jnp.zeros((), jnp.int32), alive, acting, state)
-            shown = world.global_state(state) if brings_state else None
-            return carry, WorldRows(form.obs_leaves(rows), flags, None, shown, [])
-
-        def step_one(carry: Carry, actions: list[list[Any]]) -> tuple[Carry, WorldRows]:
-            alive, running = carry.alive, carry.alive.any()
-            chosen = [
-                [
-                    jnp.where(over(of(carry.acting, who), leaf), leaf, filler)
-                    for leaf, filler in zip(leaves, fillers, strict=True)
-                ]
-                for who, leaves, fillers in zip(members, actions, harmless, strict=True)
-            ]
-            state, rows = world.step(key_of(carry.keys, carry.counts), carry.world, form.join(chosen))
-            state = jax.tree.map(strong, state)
-            elapsed = carry.elapsed + running
-            terminated, truncated = rows.terminated & alive, rows.truncated & alive
-            if limit is not None:
-                truncated |= alive & ~terminated & (elapsed >= limit)
-            left = alive & ~terminated & ~truncated
-            acting, flags = may(rows, left)
-            over_now = running & ~left.any()
-            flags = flags._replace(alive=left, terminated=terminated, truncated=truncated, over=over_now)
-            obs = [
-                [jnp.where(over(of(alive, who), leaf), leaf, jnp.zeros((), leaf.dtype)) for leaf in leaves]
-                for who, leaves in zip(members, form.obs_leaves(rows), strict=True)
-            ]
-            infos = [rows.infos[name] for name in form.infos] + [rows.agent_infos[name] for name in form.agent_infos]
-            shown = world.global_state(state) if brings_state else None
-            count = carry.counts + running.astype(jnp.uint32)
-            after = Carry(carry.keys, count, elapsed, left, acting, state)
-            return after, WorldRows(obs, flags, jnp.where(alive, rows.rewards, 0), shown, infos)
-
-        def begin(keys: Any, counts: Any) -> tuple[Carry, WorldRows]:
-            carry, rows = jax.vmap(begin_one)(keys, counts)
-            return carry, packed(rows)
-
-        def step(carry: Carry, actions: list[list[Any]]) -> tuple[Carry, WorldRows]:
-            carry, rows = jax.vmap(step_one)(carry, actions)
-            return carry, packed(rows)
-
-        def step_some(carry: Carry, actions: list[list[Any]], chosen: Any) -> tuple[Carry, WorldRows]:
-            after, rows = step(carry, actions)
-            return jax.tree.map(lambda old, new: jnp.where(over(chosen, new), new, old), carry, after), rows
-
-        def put(old: Any, new: Any, ids: Any) -> Any:
-            return jax.tree.map(lambda a, b: a.at[ids].set(b, mode="drop"), old, new)
-
-        def renew(carry: Carry, ids: Any) -> tuple[Carry, WorldRows]:
-            keys, counts = carry.keys[ids], carry.counts[ids]  # those that are left out: of the last world
-            fresh, rows = begin(keys, counts)
-            return put(carry, fresh, ids), rows
-
-        def replace(carry: Carry, obs: Any, state: Any, ids: Any) -> tuple[Carry, Any, Any, WorldRows, WorldRows]:
-            last = jax.tree.map(lambda leaf: leaf[ids], (obs, state))
-            carry, rows = renew(carry, ids)
-            finals = WorldRows(last[0], None, None, last[1], [])
-            return carry, put(obs, rows.obs, ids), put(state, rows.state, ids), finals, rows
-
-        self.begin = jax.jit(begin)
-        self.step = jax.jit(step, donate_argnums=0)
-        self.step_some = jax.jit(step_some, donate_argnums=0)
-        self.renew = jax.jit(renew, donate_argnums=0)
-        self.replace = jax.jit(replace, donate_argnums=(0, 1, 2))
-        self.look = jax.jit(lambda carry: jax.vmap(world.global_state)(carry.world))
-        self._mask_shapes = [(len(group.agents), group.mask_size) for group in groups if group.mask_size is not None]
-        self._agent_num, self._has_acting = agent_num, form.has_acting
-
-    def flags_of(self, rows: WorldRows, n: int) -> WorldFlags:
-        """Read the flags of rows of ``n`` worlds to the host, once computed: views of one array that is read-only."""
-        flat, at = np.asarray(rows.flags), 0
-
-        def take(*shape: int) -> NDArray[np.bool_]:
-            nonlocal at
-            begin, at = at, at + n * math.prod(shape)
-            return flat[begin:at].reshape(n, *shape)
-
-        masks = [take(*shape) for shape in self._mask_shapes]
-        acting = take(self._agent_num) if self._has_acting else None
-        if rows.rewards is None:
-            return WorldFlags(masks, acting)
-        alive, terminated, truncated = (take(self._agent_num) for _ in range(3))
-        return WorldFlags(masks, acting, alive, terminated, truncated, take())
-
-
-def padded(ids: Sequence[int] | np.ndarray[Any, Any], num_envs: int, sizes: Sequence[int]) -> np.ndarray[Any, Any]:
-    """Return ids in an array of the next of these sizes; the rest is ``num_envs``, the id of no world."""
-    size = next(size for size in sizes if size >= len(ids))
-    out = np.full(size, num_envs, np.int32)
-    out[: len(ids)] = ids
-    return out
-
-
 Ids = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
@@ -872,3 +410,464 @@ def _keys_of(seeds: Sequence[int]) -> NDArray[np.uint32]:
     """Return raw threefry keys of these seeds, (n, 2): those of ``jax.random.key(seed)`` for seeds below 2**32."""
     words = np.array(seeds, np.uint64)
     return np.stack([words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)], axis=1).astype(np.uint32)
+
+
+class Carry(NamedTuple):
+    """State between two calls, on the device; first axis N."""
+
+    keys: Any  # (N, 2) uint32
+    counts: Any  # (N,) uint32, calls that used the keys so far
+    elapsed: Any  # (N,) int32, steps of the running episodes
+    alive: Any  # (N, A) bool
+    acting: Any  # (N, A) bool
+    world: Any  # the worlds' states
+
+
+class WorldRows(NamedTuple):
+    """Rows on the device."""
+
+    obs: list[list[Any]]  # per group, per leaf (N, A_g, …)
+    flags: Any  # one flat bool array, so that one download brings all; see `WorldFlags`
+    rewards: Any  # (N, A), or None after a reset
+    state: Any  # (N, …), or None
+    infos: list[Any]  # those of envs, then those of agents
+
+
+class WorldFlags(NamedTuple):
+    """The flags of n worlds, as `WorldProgram` packs them: one array after the other, all bool.
+
+    Agents that do not act have masks that allow everything. After a reset, ``alive`` and those below it are None.
+    """
+
+    masks: list[Any]  # per group that has masks (n, A_g, choices)
+    acting: Any  # (n, A); None if the world does not report who acts: all that are alive
+    alive: Any = None  # (n, A), agents in the episode after this step
+    terminated: Any = None  # (n, A), in this step
+    truncated: Any = None  # (n, A), in this step
+    over: Any = None  # (n,), this step ends the episode
+
+
+class WorldProgram:
+    """The functions of one world, for any N; all but ``begin`` and ``look`` consume the carry that they are given.
+
+    ``limit``: truncate the agents that are alive after so many steps. ``brings_state``: rows have the global state.
+
+    Attributes:
+        begin: ``(keys, counts) → (carry, rows)``: episodes of all worlds.
+        step: ``(carry, actions) → (carry, rows)``.
+        step_some: ``(carry, actions, chosen) → (carry, rows)``: of the worlds that are ``chosen``, (N,) bool; the rows
+            of the others are undefined.
+        renew: ``(carry, ids) → (carry, rows)``: new episodes of the worlds ``ids`` (k,), without ids of N or more; its
+            rows are (k, …).
+        replace: ``(carry, obs, state, ids) → (carry, obs, state, final rows, new rows)``: as ``renew``, within the step
+            that ended them. Consumes the observations (and global states), and returns them with the new ones in their
+            places. Of the rows of (k, …) the final ones have observations and state.
+        look: ``carry → (N, …)``: the global states.
+    """
+
+    def __init__(self, world: JaxWorld, form: WorldForm, *, limit: int | None, brings_state: bool) -> None:
+        jax = import_jax(world.name)
+        jnp, lax = jax.numpy, jax.lax
+        groups, agent_num = form.spec.groups, len(form.spec.agents)
+        harmless = [[harmless_action(leaf.space) for leaf in group.action_tree.leaves] for group in groups]
+        members = [list(group.agents) for group in groups]
+
+        def strong(x: Any) -> Any:
+            """Without JAX's weak types, which would have the next call compiled again."""
+            x = jnp.asarray(x)
+            return x if jnp.issubdtype(x.dtype, jax.dtypes.extended) else lax.convert_element_type(x, x.dtype)
+
+        def of(flags: Any, who: list[int]) -> Any:
+            """Those of a group; nothing is gathered where all are in it."""
+            return flags if len(who) == agent_num else flags[np.array(who)]
+
+        def over(flags: Any, leaf: Any) -> Any:
+            return flags.reshape(flags.shape + (1,) * (leaf.ndim - flags.ndim))
+
+        def key_of(key: Any, count: Any) -> Any:
+            return jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), count)
+
+        def may(rows: JaxRows, alive: Any) -> tuple[Any, WorldFlags]:
+            """Who acts, (A,), and flags with masks that allow everything to all others."""
+            acting = alive if rows.acting is None else rows.acting & alive
+            places = [who for who, has in zip(members, form.masked, strict=True) if has]
+            found = zip(places, form.masks(rows), strict=True) if places else ()
+            masks = [mask | ~of(acting, who)[:, None] for who, mask in found]
+            return acting, WorldFlags(masks, acting if form.has_acting else None)
+
+        def packed(rows: WorldRows) -> WorldRows:
+            """Rows with flat flags."""
+            parts = [part.reshape(-1) for part in jax.tree.leaves(rows.flags)]
+            return rows._replace(flags=jnp.concatenate([*parts, jnp.zeros(0, bool)]))
+
+        def begin_one(key: Any, count: Any) -> tuple[Carry, WorldRows]:
+            state, rows = world.reset(key_of(key, count))
+            state = jax.tree.map(strong, state)
+            alive = jnp.ones(agent_num, bool)
+            acting, flags = may(rows, alive)
+            carry = Carry(key, count + np.uint32(1), jnp.zeros((), jnp.int32), alive, acting, state)
+            shown = world.global_state(state) if brings_state else None
+            return carry, WorldRows(form.obs_leaves(rows), flags, None, shown, [])
+
+        def step_one(carry: Carry, actions: list[list[Any]]) -> tuple[Carry, WorldRows]:
+            alive, running = carry.alive, carry.alive.any()
+            chosen = [
+                [
+                    jnp.where(over(of(carry.acting, who), leaf), leaf, filler)
+                    for leaf, filler in zip(leaves, fillers, strict=True)
+                ]
+                for who, leaves, fillers in zip(members, actions, harmless, strict=True)
+            ]
+            state, rows = world.step(key_of(carry.keys, carry.counts), carry.world, form.join(chosen))
+            state = jax.tree.map(strong, state)
+            elapsed = carry.elapsed + running
+            terminated, truncated = rows.terminated & alive, rows.truncated & alive
+            if limit is not None:
+                truncated |= alive & ~terminated & (elapsed >= limit)
+            left = alive & ~terminated & ~truncated
+            acting, flags = may(rows, left)
+            over_now = running & ~left.any()
+            flags = flags._replace(alive=left, terminated=terminated, truncated=truncated, over=over_now)
+            obs = [
+                [jnp.where(over(of(alive, who), leaf), leaf, jnp.zeros((), leaf.dtype)) for leaf in leaves]
+                for who, leaves in zip(members, form.obs_leaves(rows), strict=True)
+            ]
+            infos = [rows.infos[name] for name in form.infos] + [rows.agent_infos[name] for name in form.agent_infos]
+            shown = world.global_state(state) if brings_state else None
+            count = carry.counts + running.astype(jnp.uint32)
+            after = Carry(carry.keys, count, elapsed, left, acting, state)
+            return after, WorldRows(obs, flags, jnp.where(alive, rows.rewards, 0), shown, infos)
+
+        def begin(keys: Any, counts: Any) -> tuple[Carry, WorldRows]:
+            carry, rows = jax.vmap(begin_one)(keys, counts)
+            return carry, packed(rows)
+
+        def step(carry: Carry, actions: list[list[Any]]) -> tuple[Carry, WorldRows]:
+            carry, rows = jax.vmap(step_one)(carry, actions)
+            return carry, packed(rows)
+
+        def step_some(carry: Carry, actions: list[list[Any]], chosen: Any) -> tuple[Carry, WorldRows]:
+            after, rows = step(carry, actions)
+            return jax.tree.map(lambda old, new: jnp.where(over(chosen, new), new, old), carry, after), rows
+
+        def put(old: Any, new: Any, ids: Any) -> Any:
+            return jax.tree.map(lambda a, b: a.at[ids].set(b, mode="drop"), old, new)
+
+        def renew(carry: Carry, ids: Any) -> tuple[Carry, WorldRows]:
+            keys, counts = carry.keys[ids], carry.counts[ids]  # those that are left out: of the last world
+            fresh, rows = begin(keys, counts)
+            return put(carry, fresh, ids), rows
+
+        def replace(carry: Carry, obs: Any, state: Any, ids: Any) -> tuple[Carry, Any, Any, WorldRows, WorldRows]:
+            last = jax.tree.map(lambda leaf: leaf[ids], (obs, state))
+            carry, rows = renew(carry, ids)
+            finals = WorldRows(last[0], None, None, last[1], [])
+            return carry, put(obs, rows.obs, ids), put(state, rows.state, ids), finals, rows
+
+        self.begin = jax.jit(begin)
+        self.step = jax.jit(step, donate_argnums=0)
+        self.step_some = jax.jit(step_some, donate_argnums=0)
+        self.renew = jax.jit(renew, donate_argnums=0)
+        self.replace = jax.jit(replace, donate_argnums=(0, 1, 2))
+        self.look = jax.jit(lambda carry: jax.vmap(world.global_state)(carry.world))
+        self._mask_shapes = [(len(group.agents), group.mask_size) for group in groups if group.mask_size is not None]
+        self._agent_num, self._has_acting = agent_num, form.has_acting
+
+    def flags_of(self, rows: WorldRows, n: int) -> WorldFlags:
+        """Read the flags of rows of ``n`` worlds to the host, once computed: views of one array that is read-only."""
+        flat, at = np.asarray(rows.flags), 0
+
+        def take(*shape: int) -> NDArray[np.bool_]:
+            nonlocal at
+            begin, at = at, at + n * math.prod(shape)
+            return flat[begin:at].reshape(n, *shape)
+
+        masks = [take(*shape) for shape in self._mask_shapes]
+        acting = take(self._agent_num) if self._has_acting else None
+        if rows.rewards is None:
+            return WorldFlags(masks, acting)
+        alive, terminated, truncated = (take(self._agent_num) for _ in range(3))
+        return WorldFlags(masks, acting, alive, terminated, truncated, take())
+
+
+def padded(ids: Sequence[int] | np.ndarray[Any, Any], num_envs: int, sizes: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Return ids in an array of the next of these sizes; the rest is ``num_envs``, the id of no world."""
+    size = next(size for size in sizes if size >= len(ids))
+    out = np.full(size, num_envs, np.int32)
+    out[: len(ids)] = ids
+    return out
+
+
+def import_jax(what: str) -> Any:
+    """Import jax, or raise `MissingExtraError`; ``what`` needs it."""
+    return import_extra("jax", what, "pip install 'marlvec[jax]'")
+
+
+class WorldForm:
+    """Structure of one world's trees: `reset` and `step` are traced once, without running them.
+
+    Raises `ContractError` with the world's name if it breaks the protocol: another structure, shape or dtype than
+    declared, spaces that change. `masked` is per group, whether it has action masks.
+    """
+
+    def __init__(self, world: JaxWorld) -> None:
+        self._jax = jax = import_jax(world.name)
+        self._world, self._name = world, world.name
+        is_wide = jax.config.jax_enable_x64
+        self._hint = ", or leave JAX_ENABLE_X64 out, which not every suite's envs support" if is_wide else ""
+        self.spec = self._read_spec()
+        self._groups = self.spec.groups
+        self._lone = len(self._groups) == 1
+        self.masked = [group.mask_size is not None for group in self._groups]
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        state, first = self._trace("reset", world.reset, key)
+        actions = self.join(
+            [
+                [
+                    jax.ShapeDtypeStruct((len(group.agents), *leaf.shape), self.canonical(leaf.dtype))
+                    for leaf in group.action_tree.leaves
+                ]
+                for group in self._groups
+            ]
+        )
+        after, rows = self._trace("step", world.step, key, state, actions)
+        self.has_acting = first.acting is not None
+        self.infos, self.agent_infos = sorted(rows.infos), sorted(rows.agent_infos)
+        self._check_rows("reset", first, stepped=False)
+        self._check_rows("step", rows, stepped=True)
+        self._check_state(state, after)
+        if self.spec.state_space is not None:
+            space = self.spec.state_space
+            found = self._run("global_state", lambda: jax.eval_shape(world.global_state, state))
+            self._check("global_state", "the global state", found, tuple(space.shape or ()), space.dtype)
+
+    def canonical(self, dtype: Any) -> np.dtype[Any]:
+        """Return JAX's dtype in place of this one: 32 bits, unless it is configured for 64."""
+        found: np.dtype[Any] = np.dtype(self._jax.dtypes.canonicalize_dtype(dtype))
+        return found
+
+    def join(self, leaves: list[list[Any]]) -> Any:
+        """Convert leaves of actions by group to the argument of `JaxWorld.step`."""
+        trees = [group.action_tree.unflatten(own) for group, own in zip(self._groups, leaves, strict=True)]
+        if self._lone:
+            return trees[0]
+        return {group.name: tree for group, tree in zip(self._groups, trees, strict=True)}
+
+    def obs_leaves(self, rows: JaxRows) -> list[list[Any]]:
+        return [list(group.observation_tree.flatten(self._of(group, rows.obs, "obs"))) for group in self._groups]
+
+    def masks(self, rows: JaxRows) -> list[Any]:
+        """Return the action masks of the groups that have them."""
+        chosen = [group for group, has in zip(self._groups, self.masked, strict=True) if has]
+        return [self._of(group, rows.action_masks, "action_masks") for group in chosen]
+
+    def _of(self, group: AgentGroup, tree: Any, what: str) -> Any:
+        if self._lone:
+            return tree
+        if not isinstance(tree, Mapping) or group.name not in tree:
+            got = sorted(map(str, tree)) if isinstance(tree, Mapping) else type(tree).__name__
+            names = [one.name for one in self._groups]
+            raise ContractError(f"{self._name}: {what}: expected a dict of the groups {names}, got {got}")
+        return tree[group.name]
+
+    def _read_spec(self) -> EnvSpec:
+        spec = self._world.spec()
+        if (differs := spec.difference(self._world.spec())) is not None:
+            self._refuse("spec", "spaces", "the same at every look", f"others at the second one: {differs}")
+        for group in spec.groups:
+            for what, tree in (("observation", group.observation_tree), ("action", group.action_tree)):
+                for leaf in tree.leaves:
+                    if leaf.is_object:
+                        self._refuse("spec", f"{what} space of {group.name!r}", "arrays of a fixed size", leaf.space)
+        return spec
+
+    def _refuse(self, call: str, what: str, expected: str, got: Any) -> NoReturn:
+        raise ContractError(
+            f"{self._name}.{call}(): {what}: expected {expected}, got {got}; correct the world{self._hint}"
+        )
+
+    def _run(self, call: str, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except MarlvecError:
+            raise
+        except Exception as error:
+            raise ContractError(f"{self._name}.{call}(): raised {type(error).__name__}: {error}{self._hint}") from error
+
+    def _trace(self, call: str, function: Callable[..., Any], *arguments: Any) -> tuple[Any, JaxRows]:
+        found = self._run(call, lambda: self._jax.eval_shape(function, *arguments))
+        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], JaxRows):
+            got = type(found).__name__ if not isinstance(found, tuple) else [type(part).__name__ for part in found]
+            self._refuse(call, "the result", "(state, JaxRows)", got)
+        return found
+
+    def _check_rows(self, call: str, rows: JaxRows, *, stepped: bool) -> None:
+        agent_num = len(self.spec.agents)
+        for group in self._groups:
+            leaves = self._run(call, partial(group.observation_tree.flatten, self._of(group, rows.obs, "obs")))
+            for leaf, got in zip(group.observation_tree.leaves, leaves, strict=True):
+                where = f"observations of {group.name!r}" + (f", leaf {leaf.path!r}" if leaf.path else "")
+                self._check(call, where, got, (len(group.agents), *leaf.shape), leaf.dtype)
+            if group.mask_size is not None:
+                mask = None if rows.action_masks is None else self._of(group, rows.action_masks, "action_masks")
+                where = f"action masks of {group.name!r}"
+                self._check(call, where, mask, (len(group.agents), group.mask_size), np.bool_)
+            elif rows.action_masks is not None and (self._lone or _entry(rows.action_masks, group.name) is not None):
+                self._refuse(call, f"action masks of {group.name!r}", "None, since mask_sizes declares none", "masks")
+        for what in ("rewards", "terminated", "truncated"):
+            got = getattr(rows, what)
+            if not stepped:
+                if got is not None:
+                    self._refuse(call, what, "None after a reset", got)
+                continue
+            self._check(call, what, got, (agent_num,), None if what == "rewards" else np.bool_)
+            if what == "rewards" and np.dtype(got.dtype).kind != "f":
+                self._refuse(call, what, "floats", got.dtype)
+        if (rows.acting is not None) is not self.has_acting:
+            self._refuse(call, "acting", "it in both of reset() and step(), or in none", rows.acting)
+        if rows.acting is not None:
+            self._check(call, "acting", rows.acting, (agent_num,), np.bool_)
+        for what, infos in (("infos", rows.infos), ("agent_infos", rows.agent_infos)):
+            if infos and not stepped:
+                self._refuse(call, what, "none after a reset", sorted(infos))
+            for name, got in infos.items():
+                if what == "agent_infos" and tuple(got.shape[:1]) != (agent_num,):
+                    self._refuse(call, f"{what}[{name!r}]", f"a first axis of {agent_num} agents", got.shape)
+
+    def _check(self, call: str, what: str, got: Any, shape: tuple[int, ...], dtype: Any) -> None:
+        wanted = f"shape {shape}" if dtype is None else f"{self.canonical(dtype)} of shape {shape}"
+        if got is None or not hasattr(got, "shape"):
+            self._refuse(call, what, wanted, got)
+        if tuple(got.shape) != shape or (dtype is not None and np.dtype(got.dtype) != self.canonical(dtype)):
+            self._refuse(call, what, f"{wanted}, as declared", f"{got.dtype} of shape {tuple(got.shape)}")
+
+    def _check_state(self, before: Any, after: Any) -> None:
+        """Check that a step returns a state of the form that a reset makes."""
+        tree = self._jax.tree_util
+        (first, form), (second, other) = (tree.tree_flatten_with_path(state) for state in (before, after))
+        if form != other:
+            self._refuse("step", "state", f"the structure that reset() makes, {form}", other)
+        for (path, a), (_, b) in zip(first, second, strict=True):
+            if (a.shape, a.dtype) != (b.shape, b.dtype):
+                where = f"state{tree.keystr(path)}"
+                wanted = f"{a.dtype} of shape {a.shape}, as reset() makes it"
+                self._refuse("step", where, wanted, f"{b.dtype} of shape {b.shape}")
+
+
+def _entry(tree: Any, name: str) -> Any:
+    """Return a group's entry of a dict by group, or all of another object."""
+    return tree.get(name) if isinstance(tree, Mapping) else tree
+
+
+class JaxRows(NamedTuple):
+    """The rows of all agents of one world, after a reset or a step.
+
+    "By group" means: one array (or tree, for Dict and Tuple spaces) whose first axis is the agents, where all agents
+    have equal spaces; else a dict of group names to such arrays, as in `VectorEnv.step`.
+
+    Attributes:
+        obs: Observations, by group: (A_g, *shape), of the dtype of the space.
+        rewards: (A,) floats. None after a reset, and only then.
+        terminated, truncated: (A,) bool, who ends in this step; those of agents that ended before mean nothing. None
+            after a reset, and only then.
+        acting: (A,) bool, who must act next; None: all that are in the episode.
+        action_masks: (A_g, choices) bool by group, for the groups whose ``mask_sizes`` are not None; else None.
+        infos: Name → array, of the whole env; none after a reset.
+        agent_infos: Name → array (A, …), of each agent; none after a reset.
+    """
+
+    obs: Any
+    rewards: Any = None
+    terminated: Any = None
+    truncated: Any = None
+    acting: Any = None
+    action_masks: Any = None
+    infos: Mapping[str, Any] = {}
+    agent_infos: Mapping[str, Any] = {}
+
+
+class JaxWorld(ABC):
+    """A multi-agent env as pure functions of JAX; ``marlvec.make(MyWorld, num_envs=1024)`` runs many at once.
+
+    Subclasses set the attributes in ``__init__``. `reset` and `step` are traced by ``jax.jit`` and ``jax.vmap``: they
+    must have no side effects, and return arrays of the same shapes and dtypes in every call. They do not reset by
+    themselves: a step that ends the episode returns the true last observations.
+
+    Attributes:
+        name: Name of the world in messages.
+        agents: Agent names; their order is the agent axis.
+        observation_spaces: One per agent, in that order, without the action mask.
+        action_spaces: One per agent. A Discrete action is an int32, from ``space.start``.
+        mask_sizes: Length of each agent's action mask, or None; empty means that no agent has one.
+        state_space: Space of the global state, or None; with one, `global_state` returns it.
+        metadata: Any entries.
+    """
+
+    name: str = "jax world"
+    agents: tuple[str, ...]
+    observation_spaces: tuple[Space[Any], ...]
+    action_spaces: tuple[Space[Any], ...]
+    mask_sizes: tuple[int | None, ...] = ()
+    state_space: Space[Any] | None = None
+    metadata: Mapping[str, Any] = {}
+
+    @abstractmethod
+    def reset(self, key: Any) -> tuple[Any, JaxRows]:
+        """Begin an episode.
+
+        Args:
+            key: A key of ``jax.random``, another one in each call.
+
+        Returns:
+            The world's state, any pytree of arrays, and the first rows.
+        """
+
+    @abstractmethod
+    def step(self, key: Any, state: Any, actions: Any) -> tuple[Any, JaxRows]:
+        """Take one step.
+
+        Args:
+            key: A key of ``jax.random``, another one in each call.
+            state: What `reset` or `step` returned last.
+            actions: Actions, by group: (A_g, *shape). Those of agents that do not act lie in the space, and mean
+                nothing.
+
+        Returns:
+            The next state, of the same structure, shapes and dtypes, and the rows.
+        """
+
+    def global_state(self, state: Any) -> Any:
+        """Return the global state, an array of ``state_space``; called only if there is one."""
+        raise ContractError(f"{self.name} declares a state_space and has no global_state(state)")
+
+    def spec(self) -> EnvSpec:
+        """Describe this world.
+
+        Returns:
+            Its agents, spaces and masks.
+
+        Raises:
+            ContractError: It has no agents, names one twice, a space is missing, or a mask does not fit its space.
+        """
+        agents = tuple(self.agents)
+        if not agents:
+            raise ContractError(f"{self.name}.agents: expected at least one agent, got none")
+        if len(set(agents)) != len(agents):
+            raise ContractError(f"{self.name}.agents: expected each agent once, got {agents}")
+        sizes = tuple(self.mask_sizes) or (None,) * len(agents)
+        spaces = (tuple(self.observation_spaces), tuple(self.action_spaces))
+        for what, got in zip(("observation_spaces", "action_spaces", "mask_sizes"), (*spaces, sizes), strict=True):
+            if len(got) != len(agents):
+                raise ContractError(
+                    f"{self.name}.{what}: expected one for each of {len(agents)} agents, got {len(got)}"
+                )
+        for agent, space, size in zip(agents, spaces[1], sizes, strict=True):
+            if size is not None and size != (choices := count_choices(space)):
+                wanted = f"{choices}, one entry per choice" if choices is not None else "None, since it has no choices"
+                raise ContractError(
+                    f"{self.name}.mask_sizes: agent {agent!r}: expected {wanted} of {space}, got {size}"
+                )
+        return EnvSpec(self.name, agents, *spaces, sizes, state_space=self.state_space, metadata=dict(self.metadata))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}: {len(self.agents)} agents>"

@@ -35,153 +35,6 @@ from marlvec.vector.shard import Shard
 from marlvec.vector.workers import channel as ch
 from marlvec.vector.workers.channel import AdaptivePoller, Channel, ChannelClosed, Message, map_memory, write_stacks_to
 
-MAX_BYTES = 64 * 2**20
-"""Maximum size of one env's pickled infos in one call, in bytes. Checked only for infos sent to the parent."""
-_INFO, _ANSWER = "the info", "the answer"
-_OPERATIONS = {_INFO: "infos", _ANSWER: "call"}
-
-
-def pack_report(report: Report, first: int) -> bytes:
-    """Pickle a report. Infos and answers that cannot be pickled, or are too large, become failures of their env.
-
-    Plain data is pickled in one piece. Objects whose unpickling runs code other than Python's or numpy's may raise in
-    the parent, so they are pickled one by one. ``first`` is the global index of the worker's first env.
-    """
-    tables = (report.infos, report.final_infos, report.answers)
-    failures = report.failures
-    file = io.BytesIO()
-    try:
-        _PlainPickler(file, protocol=5).dump((*tables, pack_failures(failures), report.warnings))
-        data = file.getvalue()
-    except Exception:  # some data are not plain, or cannot be pickled: find these, keep the rest
-        for table, what in zip(tables, (_INFO, _INFO, _ANSWER), strict=True):
-            failures = failures + _seal_each(table, what, first)
-        data = pickle.dumps((*tables, pack_failures(failures), report.warnings), protocol=5)
-    if len(data) > MAX_BYTES and (large := _drop_large(report, first)):
-        data = pickle.dumps((*tables, pack_failures(failures + large), report.warnings), protocol=5)
-    return data
-
-
-class _PlainPickler(pickle.Pickler):
-    """Pickles data that any process can unpickle, and raises at other objects."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        """Refuse objects that are not Python's or numpy's; called for all but builtin numbers, texts, containers."""
-        kind = obj if isinstance(obj, (type, FunctionType, BuiltinFunctionType)) else type(obj)
-        if str(kind.__module__).partition(".")[0] in ("builtins", "numpy"):
-            return NotImplemented
-        raise TypeError(f"{kind.__qualname__} is not plain")
-
-
-def _drop_large(report: Report, first: int) -> list[Failure]:
-    """Remove infos of envs that exceed `MAX_BYTES`, and return failures for them. Answers may have any size."""
-    failures = []
-    tables = (report.infos, report.final_infos)
-    for i in sorted(report.infos.keys() | report.final_infos.keys()):
-        size = sum(len(pickle.dumps(table[i], protocol=5)) for table in tables if i in table)
-        if size > MAX_BYTES:
-            for table in tables:
-                table.pop(i, None)
-            problem = f"its infos take {size:,} bytes, pickled; expected at most {MAX_BYTES:,} in one call"
-            failures.append(capture(first + i, "infos", ContractError(problem)))
-    return failures
-
-
-class _Sealed(NamedTuple):
-    """The info of an env with the agents of its parts, or an answer (``agents`` is None), pickled by `dump_each`."""
-
-    agents: tuple[Any, ...] | None
-    data: bytes
-
-
-def _seal(value: Any, what: str, env_id: int) -> _Sealed:
-    is_info = what == _INFO
-    try:
-        return _Sealed(tuple(value) if is_info else None, dump_each(list(value.values()) if is_info else [value]))
-    except Exception:
-        pickle_or_explain(value, f"{what} of env {env_id}", coming_back=True)  # raises with the reason
-        raise
-
-
-def _seal_each(table: dict[int, Any], what: str, first: int) -> list[Failure]:
-    failures = []
-    for i, value in list(table.items()):
-        try:
-            table[i] = _seal(value, what, first + i)
-        except Exception as error:
-            del table[i]
-            failures.append(capture(first + i, _OPERATIONS[what], error))
-    return failures
-
-
-def unpack_report(payload: bytes, first: int) -> Report:
-    """Rebuild a report in the parent, with global env indices. A part that cannot be unpickled becomes a failure."""
-    infos, final_infos, answers, failures, warnings = pickle.loads(payload)
-    report = Report(failures=unpack_failures(failures), warnings=warnings)
-    failed = {failure.env_id for failure in report.failures}
-    parts = ((infos, report.infos, _INFO), (final_infos, report.final_infos, _INFO), (answers, report.answers, _ANSWER))
-    for source, target, what in parts:
-        for i, value in source.items():
-            try:
-                target[first + i] = _open(value, what) if isinstance(value, _Sealed) else value
-            except SerialisationError as error:
-                if first + i not in failed:
-                    failed.add(first + i)
-                    report.failures.append(capture(first + i, _OPERATIONS[what], error))
-    return report
-
-
-def _open(sealed: _Sealed, what: str) -> Any:
-    if sealed.agents is None:
-        (answer,) = load_each(sealed.data, [what])
-        return answer
-    names = [what if agent == COMMON else f"{what} of agent {agent!r}" for agent in sealed.agents]
-    return dict(zip(sealed.agents, load_each(sealed.data, names), strict=True))
-
-
-PROGRESS_BYTES = 64
-"""One cache line per worker, at the head of the shared memory."""
-
-_LOOK = 0.2  # maximum seconds between two checks
-
-
-def progress_of(memory: Any, num_workers: int) -> NDArray[np.int64]:
-    """Return a (W,) view of each worker's progress number at the head of the shared memory."""
-    head = np.frombuffer(memory, np.int64, num_workers * PROGRESS_BYTES // 8)
-    return head.reshape(num_workers, PROGRESS_BYTES // 8)[:, 0]
-
-
-class Watchdog:
-    """Finds workers that make no progress for ``timeout`` seconds; ``pause`` is the time until the next check."""
-
-    def __init__(self, timeout: float) -> None:
-        self.timeout = timeout
-        self.pause = min(_LOOK, timeout / 4)
-        self._next_look = 0.0
-        self._seen: dict[int, tuple[int, int]] = {}
-        self._since: dict[int, float] = {}
-
-    def is_due(self) -> bool:
-        return time.monotonic() >= self._next_look
-
-    def look(self, busy: Iterable[tuple[int, int, int]]) -> list[int]:
-        """Return workers without progress for ``timeout`` seconds; they may have replied in the meantime."""
-        # `busy`: per busy worker its index, the number of the request that it must answer next, and its progress.
-        now = time.monotonic()
-        hung = []
-        due = now + self.pause
-        seen = {}
-        for w, number, progress in busy:
-            seen[w] = (number, progress)
-            if self._seen.get(w) != seen[w]:
-                self._since[w] = now
-            elif now - self._since[w] >= self.timeout:
-                hung.append(w)
-            due = min(due, max(now + 0.001, self._since[w] + self.timeout))
-        self._seen = seen
-        self._next_look = due
-        return hung
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
@@ -420,3 +273,151 @@ def _window(place: int, num_workers: int, num_cores: int) -> float:
     if num_workers > num_cores:
         return 0.0
     return 1e-3 if place + 1 < num_cores else 0.2e-3
+
+
+MAX_BYTES = 64 * 2**20
+"""Maximum size of one env's pickled infos in one call, in bytes. Checked only for infos sent to the parent."""
+_INFO, _ANSWER = "the info", "the answer"
+_OPERATIONS = {_INFO: "infos", _ANSWER: "call"}
+
+
+def pack_report(report: Report, first: int) -> bytes:
+    """Pickle a report. Infos and answers that cannot be pickled, or are too large, become failures of their env.
+
+    Plain data is pickled in one piece. Objects whose unpickling runs code other than Python's or numpy's may raise in
+    the parent, so they are pickled one by one. ``first`` is the global index of the worker's first env.
+    """
+    tables = (report.infos, report.final_infos, report.answers)
+    failures = report.failures
+    file = io.BytesIO()
+    try:
+        _PlainPickler(file, protocol=5).dump((*tables, pack_failures(failures), report.warnings))
+        data = file.getvalue()
+    except Exception:  # some data are not plain, or cannot be pickled: find these, keep the rest
+        for table, what in zip(tables, (_INFO, _INFO, _ANSWER), strict=True):
+            failures = failures + _seal_each(table, what, first)
+        data = pickle.dumps((*tables, pack_failures(failures), report.warnings), protocol=5)
+    if len(data) > MAX_BYTES and (large := _drop_large(report, first)):
+        data = pickle.dumps((*tables, pack_failures(failures + large), report.warnings), protocol=5)
+    return data
+
+
+class _PlainPickler(pickle.Pickler):
+    """Pickles data that any process can unpickle, and raises at other objects."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Refuse objects that are not Python's or numpy's; called for all but builtin numbers, texts, containers."""
+        kind = obj if isinstance(obj, (type, FunctionType, BuiltinFunctionType)) else type(obj)
+        if str(kind.__module__).partition(".")[0] in ("builtins", "numpy"):
+            return NotImplemented
+        raise TypeError(f"{kind.__qualname__} is not plain")
+
+
+def _drop_large(report: Report, first: int) -> list[Failure]:
+    """Remove infos of envs that exceed `MAX_BYTES`, and return failures for them. Answers may have any size."""
+    failures = []
+    tables = (report.infos, report.final_infos)
+    for i in sorted(report.infos.keys() | report.final_infos.keys()):
+        size = sum(len(pickle.dumps(table[i], protocol=5)) for table in tables if i in table)
+        if size > MAX_BYTES:
+            for table in tables:
+                table.pop(i, None)
+            problem = f"its infos take {size:,} bytes, pickled; expected at most {MAX_BYTES:,} in one call"
+            failures.append(capture(first + i, "infos", ContractError(problem)))
+    return failures
+
+
+class _Sealed(NamedTuple):
+    """The info of an env with the agents of its parts, or an answer (``agents`` is None), pickled by `dump_each`."""
+
+    agents: tuple[Any, ...] | None
+    data: bytes
+
+
+def _seal(value: Any, what: str, env_id: int) -> _Sealed:
+    is_info = what == _INFO
+    try:
+        return _Sealed(tuple(value) if is_info else None, dump_each(list(value.values()) if is_info else [value]))
+    except Exception:
+        pickle_or_explain(value, f"{what} of env {env_id}", coming_back=True)  # raises with the reason
+        raise
+
+
+def _seal_each(table: dict[int, Any], what: str, first: int) -> list[Failure]:
+    failures = []
+    for i, value in list(table.items()):
+        try:
+            table[i] = _seal(value, what, first + i)
+        except Exception as error:
+            del table[i]
+            failures.append(capture(first + i, _OPERATIONS[what], error))
+    return failures
+
+
+def unpack_report(payload: bytes, first: int) -> Report:
+    """Rebuild a report in the parent, with global env indices. A part that cannot be unpickled becomes a failure."""
+    infos, final_infos, answers, failures, warnings = pickle.loads(payload)
+    report = Report(failures=unpack_failures(failures), warnings=warnings)
+    failed = {failure.env_id for failure in report.failures}
+    parts = ((infos, report.infos, _INFO), (final_infos, report.final_infos, _INFO), (answers, report.answers, _ANSWER))
+    for source, target, what in parts:
+        for i, value in source.items():
+            try:
+                target[first + i] = _open(value, what) if isinstance(value, _Sealed) else value
+            except SerialisationError as error:
+                if first + i not in failed:
+                    failed.add(first + i)
+                    report.failures.append(capture(first + i, _OPERATIONS[what], error))
+    return report
+
+
+def _open(sealed: _Sealed, what: str) -> Any:
+    if sealed.agents is None:
+        (answer,) = load_each(sealed.data, [what])
+        return answer
+    names = [what if agent == COMMON else f"{what} of agent {agent!r}" for agent in sealed.agents]
+    return dict(zip(sealed.agents, load_each(sealed.data, names), strict=True))
+
+
+PROGRESS_BYTES = 64
+"""One cache line per worker, at the head of the shared memory."""
+
+_LOOK = 0.2  # maximum seconds between two checks
+
+
+def progress_of(memory: Any, num_workers: int) -> NDArray[np.int64]:
+    """Return a (W,) view of each worker's progress number at the head of the shared memory."""
+    head = np.frombuffer(memory, np.int64, num_workers * PROGRESS_BYTES // 8)
+    return head.reshape(num_workers, PROGRESS_BYTES // 8)[:, 0]
+
+
+class Watchdog:
+    """Finds workers that make no progress for ``timeout`` seconds; ``pause`` is the time until the next check."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.pause = min(_LOOK, timeout / 4)
+        self._next_look = 0.0
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._since: dict[int, float] = {}
+
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._next_look
+
+    def look(self, busy: Iterable[tuple[int, int, int]]) -> list[int]:
+        """Return workers without progress for ``timeout`` seconds; they may have replied in the meantime."""
+        # `busy`: per busy worker its index, the number of the request that it must answer next, and its progress.
+        now = time.monotonic()
+        hung = []
+        due = now + self.pause
+        seen = {}
+        for w, number, progress in busy:
+            seen[w] = (number, progress)
+            if self._seen.get(w) != seen[w]:
+                self._since[w] = now
+            elif now - self._since[w] >= self.timeout:
+                hung.append(w)
+            due = min(due, max(now + 0.001, self._since[w] + self.timeout))
+        self._seen = seen
+        self._next_look = due
+        return hung

@@ -65,6 +65,6 @@ def test_a_new_piece_appears_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         def __call__(self, rows: Rows) -> Rows:
             return rows
 
-    monkeypatch.setattr(connectors, "Newcomer", Newcomer, raising=False)
-    monkeypatch.setattr(connectors, "__all__", [*connectors.__all__, "Newcomer"])
+    monkeypatch.setattr(connectors.agent, "Newcomer", Newcomer, raising=False)
+    monkeypatch.setattr(connectors.agent, "__all__", [*connectors.agent.__all__, "Newcomer"])
     assert CatalogueRow("agent", "Newcomer", "Does this and that") in catalogue()
